@@ -72,10 +72,9 @@ types: $(VENV)/.stamp ## mypy --strict on the package
 	@$(PY) -m mypy
 
 # These cover all of protocol/; the others would only run slower under coverage.
-PROTOCOL := $(wildcard tests/unit/test_protocol_*.py) \
-    $(patsubst %,tests/unit/test_%.py,completion coordinator coordinator_endings micro_batches records_and_store) \
-    $(patsubst %,tests/unit/test_%.py,control_offset latency_tracking late_records time_in_checkpoints time_keeper) \
-    $(patsubst %,tests/unit/test_%.py,time_plans tracking watermark_alignment)
+PROTOCOL := tests/unit/protocol tests/unit/checkpoint \
+    $(patsubst %,tests/unit/core/test_%.py,records_and_store) $(patsubst %,tests/unit/planning/test_%.py,latency_tracking time_plans) \
+    $(patsubst %,tests/unit/connectors/test_%.py,watermark_alignment)
 # As many processes as the smallest machine of ours has cores. Who has done his part takes of another's.
 IN_PARALLEL := -n 2 --dist worksteal
 unit: $(VENV)/.stamp ## no JVM; statements and branches of protocol/ are covered
@@ -84,15 +83,15 @@ unit: $(VENV)/.stamp ## no JVM; statements and branches of protocol/ are covered
 	    --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
 	@$(PY) -m pytest $(IN_PARALLEL) tests/unit $(PROTOCOL:%=--ignore=%)
 
-# Processes that share one broker and one database server of each kind (tests/services.py): as many as the
-# smallest machine of ours has cores. Each has a Spark session and takes whole files (tests/run_order.py).
+# Processes that share one broker and one database server of each kind (tests/support/services.py): as many as the
+# smallest machine of ours has cores. Each has a Spark session and takes whole files (tests/support/run_order.py).
 WORKERS ?= 2
 POOL = $(PY) -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 integration: setup $(BUILD)/classes.jsa ## Spark sessions, a real Kafka broker, databases
-	@$(POOL) tests/spark tests/broker $(ARGS)
+	@$(POOL) tests/integration/spark tests/integration/broker $(ARGS)
 
 spark broker: setup $(BUILD)/classes.jsa # of integration, the tests of one folder
-	@$(POOL) tests/$@ $(ARGS)
+	@$(POOL) tests/integration/$@ $(ARGS)
 
 crash: setup $(BUILD)/classes.jsa ## kill -9 with exact counts; some kills are drawn  [SEED=7]
 	@$(POOL) tests/crash $(ARGS)
@@ -104,7 +103,7 @@ crash-sweep: setup $(BUILD)/classes.jsa ## a fault at every call of a checkpoint
 	@$(PY) -m tests.crash.sweep $(if $(SINK),--sinks $(SINK)) $(ARGS)
 
 simulate: $(VENV)/.stamp ## the protocol against a seeded world of faults      [SEEDS=2000]
-	@$(PY) -m flinkish_spark.testing.simulation --seeds $(or $(SEEDS),2000)
+	@$(PY) -m tests.simulation --seeds $(or $(SEEDS),2000)
 
 bench: setup ## throughput beside Spark's own ways            [ARGS="--groups sum session"]
 	@$(PY) -m tests.bench.run $(ARGS)
@@ -146,9 +145,9 @@ $(BUILD)/%/.stamp: flinkish_spark/jars/pinned.txt tools/resolve_jars.py | $(VENV
 	@$(PY) tools/resolve_jars.py $(if $(filter broker-jars,$*),broker,spark) $(BUILD)/$*
 	@touch $@
 
-$(BUILD)/classes.jsa: tests/archive_classes.py $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp $(BUILD)/shim.stamp
+$(BUILD)/classes.jsa: tests/support/archive_classes.py $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp $(BUILD)/shim.stamp
 	@echo "archiving the classes of a job and of a broker"
-	@$(PY) -m tests.archive_classes $@ $(BUILD)/broker.jsa
+	@$(PY) -m tests.support.archive_classes $@ $(BUILD)/broker.jsa
 	@touch $@
 
 $(BUILD)/shim.stamp: $(SHIM_SOURCES) $(if $(wildcard flinkish_spark/jars/flinkish-spark-shim-*.jar),,FORCE)

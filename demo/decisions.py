@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flinkish_spark.job_dir import JOB_KEY, JobDir
+from flinkish_spark.core.job_dir import JOB_KEY, JobDir
+from flinkish_spark.core.store import LocalStore, ObjectMissing
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.envelope import unseal
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid
-from flinkish_spark.store import LocalStore, ObjectMissing
 
 
 @dataclass(slots=True)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from flinkish_spark.audit.delta_log import DeltaLog, Table, TableVersion
+from flinkish_spark.audit.outputs import DeltaLog, Table, TableVersion
 
 __all__ = ["DeltaLog", "Table", "TableVersion"]

@@ -17,7 +17,7 @@ from kafka import KafkaConsumer
 from demo.decisions import DecisionBook
 from demo.delta_log import DeltaLog
 from demo.topics import consumer_of
-from flinkish_spark.sinks.kafka import BATCH_HEADER
+from flinkish_spark.connectors.kafka.writer import BATCH_HEADER
 
 _POLL_S = 0.25
 #: Name under which a row without our header or mark is counted.

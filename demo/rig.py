@@ -16,7 +16,8 @@ from demo.process import JobProcess
 from demo.producer import OrderProducer
 from demo.readers import SinkReader
 from demo.verify import Checked, Verdict, group_lag, verify
-from flinkish_spark.kafka import KafkaAdmin, KafkaConnection
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.testing.broker import LocalBroker
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -22,7 +22,7 @@ from demo.display import Display
 from demo.process import JobFailed, Victim
 from demo.rig import ROOT, Rig, UnusableDirectory
 from demo.verify import Verdict
-from flinkish_spark.errors import FlinkishError
+from flinkish_spark.core.errors import FlinkishError
 
 #: What a kill costs here: restart, recovery, first checkpoint. Only to spread the kills over the input.
 _SECONDS_PER_KILL = 34

@@ -16,8 +16,11 @@ from demo.delta_log import Table
 from demo.orders import Total, expected_totals
 from demo.readers import SinkReader, batch_of, checkpoint_of
 from demo.topics import read_topic
-from flinkish_spark.kafka import Isolation, KafkaAdmin, KafkaConnection, TransactionClient
-from flinkish_spark.testing import still_open
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
+from flinkish_spark.connectors.kafka.client.client import Isolation
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
+from tests.support.open_transactions import still_open
 
 
 @dataclass(frozen=True, slots=True)

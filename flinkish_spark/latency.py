@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from flinkish_spark.protocol.latencies import Latencies, LatencyGranularity, MeasuredAt
-from flinkish_spark.protocol.latency_histogram import LatencyHistogram
+from flinkish_spark.protocol.latency import Latencies, LatencyGranularity, LatencyHistogram, MeasuredAt
 
 __all__ = ["Latencies", "LatencyGranularity", "LatencyHistogram", "MeasuredAt"]

@@ -3,11 +3,10 @@
 Public, and all that is public of it; `read_state` is in :mod:`flinkish_spark`, too.
 """
 
-from flinkish_spark.savepoints.bootstrap import KeyedRows, keyed_by
-from flinkish_spark.savepoints.bootstrap_function import KeyedStateBootstrapFunction
-from flinkish_spark.savepoints.errors import BootstrapRefused, CheckpointNotRetained
-from flinkish_spark.savepoints.reading import read_broadcast_state, read_list_state, read_state, read_timers
-from flinkish_spark.savepoints.writing import SavepointWriter
+from flinkish_spark.savepoints.bootstrap import KeyedRows, KeyedStateBootstrapFunction, keyed_by
+from flinkish_spark.savepoints.files import BootstrapRefused, CheckpointNotRetained
+from flinkish_spark.savepoints.reader import read_broadcast_state, read_list_state, read_state, read_timers
+from flinkish_spark.savepoints.writer import SavepointWriter
 
 __all__ = [
     "BootstrapRefused",

@@ -1,4 +1,4 @@
-"""What all tests share. A test's directory is its marker: tests/spark/* is marked `spark`, and so on."""
+"""What all tests share. A test's directory is its marker: tests/integration/spark/* is marked `spark`, and so on."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import effort, run_order
-from tests.jvm_flags import JVM_FLAGS
-from tests.services import BUILD, ROOT, Services, ask, end_with_the_run, scratch
+from tests.support import effort, run_order
+from tests.support.jvm_flags import JVM_FLAGS
+from tests.support.services import BUILD, ROOT, Services, ask, end_with_the_run, scratch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -103,7 +103,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = chosen
     for item in items:
-        kind = item.path.relative_to(ROOT / "tests").parts[0]
+        kind = next(part for part in item.path.relative_to(ROOT / "tests").parts if part != "integration")
         item.add_marker(kind)
         heavy = {"spark", "broker"} & set(getattr(item, "fixturenames", ()))
         if kind == "unit" and heavy:
@@ -123,7 +123,7 @@ def spark() -> Iterator[SparkSession]:
     """One session for all tests; `local[2,4]`, because `local[2]` does not retry tasks."""
     from pyspark.sql import SparkSession
 
-    from flinkish_spark.session import configure_spark_with_jars
+    from flinkish_spark.bridge.session import configure_spark_with_jars
 
     with scratch("test-spark-") as folder:
         builder = SparkSession.builder.master("local[2,4]").appName("tests")

@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from flinkish_spark.testing.debian import PackagesMissing
-from flinkish_spark.testing.mariadb import unpack_mariadb
-from flinkish_spark.testing.postgres import unpack_postgres
+from tests.support.debian import PackagesMissing
+from tests.support.mariadb import unpack_mariadb
+from tests.support.postgres import unpack_postgres
 
 if __name__ == "__main__":
     build = Path(sys.argv[1])

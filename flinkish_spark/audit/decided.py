@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from flinkish_spark.errors import CorruptObjectError, UserError
-from flinkish_spark.job_dir import JobDir
+from flinkish_spark.core.errors import CorruptObjectError, UserError
+from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
 from flinkish_spark.protocol.lineage import LineageHistory, RewindKind

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
 from flinkish_spark.bridge.session import CONTROL_SOURCE, JSON_ROWS, has_class, jvm
-from flinkish_spark.errors import InternalError
+from flinkish_spark.core.errors import InternalError
 from flinkish_spark.protocol.records import TaskAck
 
 
@@ -85,7 +85,7 @@ def _looked_at(text: Column, schema: StructType) -> Column:
     def looked_at(values: Any) -> Any:
         import pyarrow as pa
 
-        from flinkish_spark.sources.exact_json import exact_text
+        from flinkish_spark.types.exact_json import exact_text
 
         return pa.array(map(exact_text(schema), values.to_pylist()), pa.string())
 

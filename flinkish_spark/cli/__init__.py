@@ -4,11 +4,9 @@ It reads and writes the job directory and nothing else: no Spark, no JVM, no bro
 file. What it says to programs is in `docs/command-line.md` and stays as it is.
 """
 
-from __future__ import annotations
-
 
 def main() -> None:
-    """Run `flinkish`; the process ends with one of :class:`~flinkish_spark.cli.exits.ExitStatus`."""
+    """Run `flinkish`; the process ends with one of :class:`~flinkish_spark.cli.client.ExitStatus`."""
     import io
     import sys
 

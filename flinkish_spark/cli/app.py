@@ -9,15 +9,12 @@ import click
 
 from flinkish_spark.cli.audit import audit
 from flinkish_spark.cli.checkpoints import checkpoints
-from flinkish_spark.cli.damage import unforeseen
-from flinkish_spark.cli.exits import ExitStatus, complain, one_line
-from flinkish_spark.cli.jobs import cancel
-from flinkish_spark.cli.rewind import rewind
-from flinkish_spark.cli.savepoints import savepoint
-from flinkish_spark.cli.timeline import timeline
+from flinkish_spark.cli.client import ExitStatus, complain, one_line, unforeseen
+from flinkish_spark.cli.rewind import rewind, timeline
+from flinkish_spark.cli.savepoints import cancel, savepoint
 from flinkish_spark.cli.transactions import transactions
-from flinkish_spark.errors import FlinkishError
-from flinkish_spark.version import __version__
+from flinkish_spark.core.errors import FlinkishError
+from flinkish_spark.core.version import __version__
 
 
 class _OneLineErrors(click.Group):

@@ -9,15 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from flinkish_spark.cli.brokers import brokers_options, connection_of
-from flinkish_spark.cli.exits import ExitStatus, complain, end_with
-from flinkish_spark.cli.params import Job, job_argument, json_option
-from flinkish_spark.cli.tables import print_line, print_table
+from flinkish_spark.cli.client import (
+    ExitStatus,
+    Job,
+    brokers_options,
+    complain,
+    connection_of,
+    end_with,
+    job_argument,
+    json_option,
+    print_line,
+    print_table,
+)
 
 if TYPE_CHECKING:
-    from flinkish_spark.audit.origins import OriginNames
-    from flinkish_spark.audit.outputs import OutputSpec
-    from flinkish_spark.audit.running import AuditResult
+    from flinkish_spark.audit.audit import AuditResult
+    from flinkish_spark.audit.outputs import OriginNames, OutputSpec
+
 
 _OUTPUT = re.compile(r"([^=]+)=(kafka|delta|parquet):(.+)", re.DOTALL)
 _LIST = ("output", "rows", "lost", "duplicated", "reordered", "partial", "superseded", "unnamed", "outside")
@@ -76,7 +84,7 @@ def audit(
     names = _names(origin)
     offsets = {"first": _offsets("--from", first), "end": _offsets("--to", end)}
     connection = connection_of(servers, config)
-    from flinkish_spark.audit import running
+    from flinkish_spark.audit import audit as running
 
     topics = tuple(dict.fromkeys(inputs))
     settings = running.AuditSettings(
@@ -114,7 +122,7 @@ def _outputs(texts: tuple[str, ...]) -> tuple[OutputSpec, ...]:
 
 
 def _names(text: str) -> OriginNames:
-    from flinkish_spark.audit.origins import OriginNames
+    from flinkish_spark.audit.outputs import OriginNames
 
     try:
         return OriginNames.of(text)

@@ -1,9 +1,4 @@
-"""`flinkish rewind`: order a job to go back to a retained checkpoint.
-
-The order is an object in the job directory, and the next start of the query carries it out. A job
-that runs is told, so that it starts its query again. What became of the order is seen in the job
-directory and not in the answer: the process that takes it may end before it has carried it out.
-"""
+"""`flinkish rewind` and `flinkish timeline`: go back to a checkpoint, or accept what outsides hold."""
 
 from __future__ import annotations
 
@@ -13,25 +8,41 @@ from typing import Any
 
 import click
 
-from flinkish_spark.cli.asking import Patience, ReplyKind, ask_until_interrupted
-from flinkish_spark.cli.checkpoint_views import CheckpointView, checkpoint_views
-from flinkish_spark.cli.exits import ExitStatus, complain, end_with, say
-from flinkish_spark.cli.params import (
+from flinkish_spark.cli.checkpoints import CheckpointView, checkpoint_views
+from flinkish_spark.cli.client import (
+    UNKNOWN,
+    ExitStatus,
     Job,
+    Patience,
+    ReplyKind,
+    ask_until_interrupted,
     checkpoint_argument,
+    complain,
     confirm,
+    describe,
+    end_with,
     job_argument,
     json_option,
+    local_time,
+    print_json,
+    say,
     timeout_option,
     yes_option,
 )
-from flinkish_spark.cli.replies import describe, print_json
-from flinkish_spark.cli.tables import UNKNOWN, local_time
+from flinkish_spark.core.store import CreateResult
+from flinkish_spark.job.requests import RequestKind
+from flinkish_spark.job.rewind import RewindStatus, what_became_of
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.lineage import RewindOrder, Tables
 from flinkish_spark.protocol.statistics import CheckpointStatus
-from flinkish_spark.runtime.outside_requests import RequestKind
-from flinkish_spark.runtime.rewind_orders import RewindStatus, what_became_of
+
+# ----------------------------------------------------------------------------------------------------------
+# `flinkish rewind`: order a job to go back to a retained checkpoint.
+#
+# The order is an object in the job directory, and the next start of the query carries it out. A job that
+# runs is told, so that it starts its query again. What became of the order is seen in the job directory and
+# not in the answer: the process that takes it may end before it has carried it out.
+
 
 #: A query that runs takes the request within half a second; one that starts finds the order itself.
 _TAKEN_WITHIN_MS = 5_000
@@ -125,7 +136,7 @@ def _same_order(job: Job, target: CheckpointId, tables: Tables) -> RewindOrder |
 def _check(job: Job, target: CheckpointId) -> None:
     """Refuse before anybody is asked to confirm."""
     # Here and not above: with it comes Arrow, which other commands can do without.
-    from flinkish_spark.runtime.rewinding import RewindRefused, why_refused
+    from flinkish_spark.job.rewind import RewindRefused, why_refused
 
     why = why_refused(job.job_dir, job.pins(), target)
     order = job.job_dir.rewind_order()
@@ -144,7 +155,7 @@ def _check(job: Job, target: CheckpointId) -> None:
 
 
 def _order(job: Job, target: CheckpointId, tables: Tables) -> RewindOrder:
-    from flinkish_spark.runtime.rewinding import order_rewind
+    from flinkish_spark.job.rewind import order_rewind
 
     return order_rewind(job.job_dir, job.pins(), job.clock, target, tables, "ordered by `flinkish rewind`")
 
@@ -233,3 +244,42 @@ def _to_json(
         "lineage": None if report.lineage is None else int(report.lineage),
         "first_removed": None if report.first_removed is None else int(report.first_removed),
     }
+
+
+# ----------------------------------------------------------------------------------------------------------
+# `flinkish timeline`: go on from a job directory that is behind what sinks and sources hold.
+
+
+@click.group()
+def timeline() -> None:
+    """See to a job directory that is an older copy of itself."""
+
+
+@timeline.command()
+@job_argument
+@yes_option
+@json_option
+def accept(job: Job, yes: bool, as_json: bool) -> None:
+    """Let the next start go on, whatever the sinks hold.
+
+    For a job that refuses to start because a sink, a source or the manifest holds a checkpoint that
+    the directory does not know. Put the newest directory back instead, if there is one: then nothing
+    is lost and nothing is there twice.
+    """
+    newest = max(job.job_dir.decided_ids(), default=None)
+    behind = "its beginning" if newest is None else f"checkpoint {newest}"
+    confirm(
+        f"The next start of the job '{job.name}' goes on from {behind} of this directory:\n"
+        "- sinks keep what they have; nothing is taken back\n"
+        "- what was read behind that checkpoint is read and written again, so rows may be there twice\n"
+        "- new checkpoints have ids above all that sinks, sources and manifest hold",
+        "Accept what is there?",
+        yes,
+        as_json,
+    )
+    created = job.job_dir.order_timeline(job.clock.wall_ms())
+    if as_json:
+        print_json({**job.to_json(), "outcome": "WAITS_FOR_START"})
+        return
+    again = " (it was ordered before)" if created is CreateResult.EXISTS else ""
+    say(f"ordered{again}: the next start accepts what sinks, sources and manifest hold")

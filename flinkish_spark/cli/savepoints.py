@@ -1,4 +1,4 @@
-"""`flinkish savepoint`: take one, stop with one, find those that are there."""
+"""`flinkish savepoint` and `flinkish cancel`: take one, stop with one, find those there are, end a job."""
 
 from __future__ import annotations
 
@@ -10,23 +10,35 @@ from typing import Any
 
 import click
 
-from flinkish_spark.cli.asking import Patience, ask
-from flinkish_spark.cli.damage import as_damage
-from flinkish_spark.cli.exits import ExitStatus, complain, end_with
-from flinkish_spark.cli.params import (
+from flinkish_spark.cli.client import (
     SAVEPOINT_FILE,
+    ExitStatus,
     Job,
+    Patience,
+    as_damage,
+    ask,
+    complain,
+    confirm,
     directories_argument,
+    end_with,
     job_argument,
     json_option,
+    local_time,
+    print_json,
+    print_line,
+    print_table,
+    report,
     target_argument,
     timeout_option,
+    yes_option,
 )
-from flinkish_spark.cli.replies import print_json, report
-from flinkish_spark.cli.tables import local_time, print_line, print_table
-from flinkish_spark.errors import CorruptObjectError, FlinkishError
+from flinkish_spark.core.errors import CorruptObjectError, FlinkishError
+from flinkish_spark.job.requests import RequestKind, StopMode
 from flinkish_spark.protocol.savepoints import SavepointMetadata
-from flinkish_spark.runtime.outside_requests import RequestKind, StopMode
+
+# ----------------------------------------------------------------------------------------------------------
+# `flinkish savepoint`: take one, stop with one, find those that are there.
+
 
 _LIST = ("path", "job", "checkpoint", "taken", "key groups", "bytes", "operators", "claimed by")
 
@@ -220,3 +232,24 @@ def _metadata_json(metadata: SavepointMetadata) -> dict[str, Any]:
         "bytes": metadata.size_bytes,
         "files": len(metadata.files),
     }
+
+
+# ----------------------------------------------------------------------------------------------------------
+# `flinkish cancel`: end a running job.
+
+
+@click.command()
+@job_argument
+@yes_option
+@timeout_option
+@json_option
+def cancel(job: Job, yes: bool, timeout_s: float, as_json: bool) -> None:
+    """End a running job at once, without a last checkpoint.
+
+    What it staged since its last checkpoint is finished or given up by the next start. If the job
+    was configured with DELETE_ON_CANCELLATION its checkpoints are deleted, and the next start
+    begins anew; savepoints stay in any case.
+    """
+    confirm(f"The job '{job.name}' ends without a last checkpoint.", "Cancel it?", yes, as_json)
+    reply = ask(job, RequestKind.CANCEL, Patience.of_seconds(timeout_s))
+    report(reply, job.to_json(), lambda _: "the job is being cancelled", as_json)

@@ -1,27 +1,52 @@
-"""`flinkish transactions`: what a job has left open on Kafka's brokers, and ending it.
-
-The only command beside `flinkish audit` that talks to brokers.
-"""
+"""`flinkish transactions`: what a job has left open on Kafka's brokers, and ending it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import enum
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from flinkish_spark.cli.brokers import brokers_options, connection_of
-from flinkish_spark.cli.exits import ExitStatus, complain, end_with, one_line
-from flinkish_spark.cli.params import Job, confirm, job_argument, json_option, yes_option
-from flinkish_spark.cli.replies import print_json
-from flinkish_spark.cli.tables import print_line, print_table
+from flinkish_spark.cli.client import (
+    ExitStatus,
+    Job,
+    as_damage,
+    brokers_options,
+    complain,
+    confirm,
+    connection_of,
+    end_with,
+    job_argument,
+    json_option,
+    one_line,
+    print_json,
+    print_line,
+    print_table,
+    yes_option,
+)
+from flinkish_spark.core.errors import OwnedElsewhereError
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.protocol.decisions import Decision, Verdict
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch, TransactionalId
+from flinkish_spark.protocol.records import CommitAnswer, Committable
+from flinkish_spark.protocol.recovery import DecidedFact, without_leftovers
 
 if TYPE_CHECKING:
-    from flinkish_spark.cli.transactions_ending import Ending
-    from flinkish_spark.cli.transactions_found import Found
-    from flinkish_spark.kafka import KafkaConnection, TransactionClient
-    from flinkish_spark.kafka._wire import KafkaWire
+    from flinkish_spark.connectors.kafka.client.client import KafkaWire, TransactionView
+    from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+    from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
+    from flinkish_spark.connectors.kafka.writer import KafkaCommitter
+
+
+# ----------------------------------------------------------------------------------------------------------
+# `flinkish transactions`: what a job has left open on Kafka's brokers, and ending it.
+#
+# The only command beside `flinkish audit` that talks to brokers.
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 _LIST = ("transactional id", "state", "age s", "timeout s", "producer", "epoch", "standing", "what it is")
@@ -54,8 +79,6 @@ def list_transactions(job: Job, servers: str, config: Any, ended: bool, as_json:
     Works whether the job runs or not. An id belongs to the job if it parses exactly as one of its
     own. Ids that this principal may not describe are left out by Kafka.
     """
-    from flinkish_spark.cli.transactions_found import all_ids_of, transactions_of
-
     with _wire(connection_of(servers, config)) as wire:
         found = transactions_of(job, wire, all_ids_of(job, wire) if ended else frozenset())
     if as_json:
@@ -81,8 +104,6 @@ def commit_transactions(
     It is what the next start of the job would do first, and may be repeated. Nothing else is
     committed. The job must not run.
     """
-    from flinkish_spark.cli.transactions_ending import commit, plan_commits
-
     _end(job, ids, connection_of(servers, config), (plan_commits, commit, "commit"), dry_run, yes, as_json)
 
 
@@ -101,8 +122,6 @@ def abort_transactions(
     They hide later records of their partitions from read_committed readers until they time out or
     the job starts again. The job must not run.
     """
-    from flinkish_spark.cli.transactions_ending import abort, plan_aborts
-
     _end(job, ids, connection_of(servers, config), (plan_aborts, abort, "abort"), dry_run, yes, as_json)
 
 
@@ -120,9 +139,7 @@ def _end(
     as_json: bool,
 ) -> None:
     """Plan, ask, plan again, carry out, and end with the status."""
-    from flinkish_spark.cli.transactions_ending import holding, unknown
-    from flinkish_spark.cli.transactions_found import transactions_of
-    from flinkish_spark.kafka import TransactionClient
+    from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
 
     plan, carry_out, verb = how
     wanted = frozenset(ids)
@@ -198,10 +215,539 @@ def _seconds(duration_ms: int | None) -> float | None:
 
 @contextmanager
 def _wire(connection: KafkaConnection) -> Iterator[KafkaWire]:
-    from flinkish_spark.kafka._wire import KafkaWire
+    from flinkish_spark.connectors.kafka.client.client import KafkaWire
 
     wire = KafkaWire(connection)
     try:
         yield wire
     finally:
         wire.close()
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Which Kafka transactions a job directory names, and what that means for who finds one open.
+#
+# Reads the directory only. A transaction is named by transactional id, producer id and producer epoch:
+# behind a receipt the id alone is given to other transactions of the same job.
+
+
+Handle = tuple[str, int, int]
+
+
+class Standing(enum.Enum):
+    """What the job directory says about a transaction."""
+
+    #: A COMMIT decision without receipt names it: it has to be committed.
+    DECIDED = "DECIDED"
+    #: A COMMIT decision with a receipt names it: it is committed.
+    CONFIRMED = "CONFIRMED"
+    #: A COMMIT decision names it that nobody will finish: a rewind left it behind, or a zombie wrote it.
+    LEFT_BEHIND = "LEFT_BEHIND"
+    #: A staged file names it, and no decision: the next start keeps it or aborts it.
+    STAGED = "STAGED"
+    #: Nobody names it, and it belongs to the newest owner: in use if that one runs, else a leftover.
+    OF_NEWEST_OWNER = "OF_NEWEST_OWNER"
+    #: Nobody names it and nobody will: it can be aborted.
+    LEFTOVER = "LEFTOVER"
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A transaction that the job directory names.
+
+    Parameters
+    ----------
+    standing
+        DECIDED, CONFIRMED, LEFT_BEHIND or STAGED.
+    handle
+        Transactional id, producer id, producer epoch.
+    sink, lineage, batch
+        Who staged it, in which micro-batch.
+    checkpoint
+        Of the decision; None for what is undecided.
+    place
+        Among the committables of its sink in the decision, which are committed in this order.
+    payload
+        The committable's.
+    """
+
+    standing: Standing
+    handle: Handle
+    sink: str
+    lineage: Lineage
+    batch: BatchId
+    checkpoint: CheckpointId | None
+    place: int
+    payload: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        where = f"micro-batch {self.lineage}/{self.batch} of sink '{self.sink}'"
+        match self.standing:
+            case Standing.DECIDED:
+                return f"checkpoint {self.checkpoint} is decided and not confirmed: {where}"
+            case Standing.CONFIRMED:
+                return f"checkpoint {self.checkpoint} is confirmed: {where}"
+            case Standing.LEFT_BEHIND:
+                return f"checkpoint {self.checkpoint} was decided and left behind: {where}"
+            case _:
+                return f"staged and not decided: {where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Everything that the job directory names; `newest_owner` took the job last."""
+
+    newest_owner: OwnerEpoch
+    named: tuple[Named, ...]
+
+    @classmethod
+    def of(cls, job_dir: JobDir) -> Names:
+        """Read a job directory.
+
+        Raises
+        ------
+        CorruptObjectError
+            An object cannot be read; nothing may be concluded then.
+        """
+        # This order matters: what is decided meanwhile is found as staged, or decided, or both.
+        staged = list(_staged(job_dir))
+        decided = list(_decided(job_dir))
+        known = {one.handle for one in decided}
+        return cls(job_dir.newest_owner(), (*decided, *(one for one in staged if one.handle not in known)))
+
+    def about(self, handle: Handle) -> Named | None:
+        """Return what names a transaction.
+
+        What is to be decided or finished stands for its whole id: nobody may end anything under it.
+        """
+        exact = next((one for one in self.named if one.handle == handle), None)
+        return exact or self.about_id(handle[0])
+
+    def about_id(self, name: str) -> Named | None:
+        """Return what is to be decided or finished under a transactional id."""
+        waiting = (Standing.DECIDED, Standing.STAGED)
+        return next((one for one in self.named if one.handle[0] == name and one.standing in waiting), None)
+
+    def standing_by(self, name: TransactionalId, named: Named | None) -> Standing:
+        """Return the standing of a transactional id, given what names it."""
+        if named is not None:
+            return named.standing
+        newest = name.owner_epoch >= self.newest_owner
+        return Standing.OF_NEWEST_OWNER if newest else Standing.LEFTOVER
+
+    @property
+    def waiting(self) -> tuple[Named, ...]:
+        """Return what has to be committed, in the order in which its sinks commit."""
+        return tuple(one for one in self.named if one.standing is Standing.DECIDED)
+
+
+def _staged(job_dir: JobDir) -> Iterator[Named]:
+    """Yield what staged files of any lineage name."""
+    for key in job_dir.store.list("staged"):
+        name = key.rsplit("/", 1)[1]
+        if not name.isdecimal():
+            continue
+        for staged in job_dir.staged_batches(Lineage(int(name))).values():
+            for one in staged.committables:
+                handle = _handle(one.payload)
+                if handle is not None:
+                    yield Named(
+                        Standing.STAGED, handle, one.sink, staged.lineage, staged.batch, None, 0, one.payload
+                    )
+
+
+def _decided(job_dir: JobDir) -> Iterator[Named]:
+    commits = [
+        decision
+        for checkpoint in job_dir.decided_ids()
+        if (decision := job_dir.decision(checkpoint)) is not None and decision.verdict is Verdict.COMMIT
+    ]
+    history = job_dir.history()
+    live = [
+        DecidedFact(d.checkpoint, d.batch, job_dir.receipt(d.checkpoint) is not None, d.lineage)
+        for d in commits
+        if history.superseded_by(d.checkpoint, d.lineage) is None
+    ]
+    standings = {
+        fact.checkpoint: Standing.CONFIRMED if fact.has_receipt else Standing.DECIDED
+        for fact in without_leftovers(live)
+    }
+    for decision in commits:
+        yield from _named_in(decision, standings.get(decision.checkpoint, Standing.LEFT_BEHIND))
+
+
+def _named_in(decision: Decision, standing: Standing) -> Iterator[Named]:
+    for of_sink in decision.by_sink().values():
+        for place, (staged, one) in enumerate(of_sink):
+            handle = _handle(one.payload)
+            if handle is not None:
+                yield Named(
+                    standing,
+                    handle,
+                    one.sink,
+                    staged.lineage,
+                    staged.batch,
+                    decision.checkpoint,
+                    place,
+                    one.payload,
+                )
+
+
+def _handle(payload: Mapping[str, Any]) -> Handle | None:
+    """Return the handle in a Kafka sink's payload; None in another sink's."""
+    if "transactional_id" not in payload:
+        return None
+    with as_damage("a committable of a Kafka sink"):
+        handle = (payload["transactional_id"], payload["producer_id"], payload["producer_epoch"])
+        if not isinstance(handle[0], str) or not all(isinstance(number, int) for number in handle[1:]):
+            raise ValueError(f"{handle!r} is no transaction")
+    return handle
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The transactions of a job that brokers know or its directory names, as rows.
+
+
+#: Stands for the state of an id that the brokers do not know.
+UNKNOWN_STATE = "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One transactional id of the job.
+
+    Parameters
+    ----------
+    name
+        Parsed exactly; ids of others that begin alike are not among them.
+    state
+        Kafka's word, or UNKNOWN_STATE.
+    producer_id, producer_epoch
+        As the brokers have it; None if they do not know the id.
+    age_ms
+        Since the transaction began, by the broker's clock; None if none is open.
+    timeout_ms
+        After which the broker aborts it.
+    standing, named
+        What the job directory says.
+    """
+
+    name: TransactionalId
+    state: str
+    producer_id: int | None
+    producer_epoch: int | None
+    age_ms: int | None
+    timeout_ms: int | None
+    standing: Standing
+    named: Named | None
+
+    @property
+    def text(self) -> str:
+        """The standing in words."""
+        if self.named is not None:
+            handle = (str(self.name), self.producer_id, self.producer_epoch)
+            if self.state == UNKNOWN_STATE:
+                return f"{self.named}; these brokers do not know it: it expired, or is on another cluster"
+            return (
+                str(self.named) if self.named.handle == handle else f"{self.named}, by another producer epoch"
+            )
+        if self.standing is Standing.OF_NEWEST_OWNER:
+            return f"nobody names it: owner {self.name.owner_epoch} may be writing it, if it runs"
+        return "a leftover: nobody names it"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `--json` says; see `docs/command-line.md`."""
+        named = self.named
+        return {
+            "transactional_id": str(self.name),
+            "owner_epoch": int(self.name.owner_epoch),
+            "block": self.name.block,
+            "task": self.name.task,
+            "attempt": self.name.attempt,
+            "state": self.state,
+            "producer_id": self.producer_id,
+            "producer_epoch": self.producer_epoch,
+            "age_ms": self.age_ms,
+            "timeout_ms": self.timeout_ms,
+            "standing": self.standing.value,
+            "checkpoint": None if named is None or named.checkpoint is None else int(named.checkpoint),
+            "sink": None if named is None else named.sink,
+            "lineage": None if named is None else int(named.lineage),
+            "batch": None if named is None else int(named.batch),
+            "text": self.text,
+        }
+
+
+def all_ids_of(job: Job, wire: KafkaWire) -> frozenset[str]:
+    """Return every id of the job that the brokers remember; they forget one after a week or so."""
+    return frozenset(map(str, _parsed(job, (row.transactional_id for row in wire.list_transactions()))))
+
+
+def transactions_of(job: Job, wire: KafkaWire, also: frozenset[str] = frozenset()) -> tuple[Found, ...]:
+    """Return the job's transactions that are open, to be decided or to be finished, by id.
+
+    Parameters
+    ----------
+    also
+        Ids that are looked at in any case, if they are the job's.
+
+    Raises
+    ------
+    BrokerUnavailableError, AuthorizationError
+        The brokers cannot be asked, or refuse.
+    CorruptObjectError
+        The job directory is damaged.
+    """
+    from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
+
+    # This order matters: a transaction that is named by now was on the brokers before.
+    listed = {one.transactional_id for one in TransactionClient.over(wire).list_of_job(job.uuid)}
+    listed.update(_parsed(job, also))
+    names = Names.of(job.job_dir)
+    waiting = (Standing.DECIDED, Standing.STAGED)
+    listed.update(_parsed(job, (one.handle[0] for one in names.named if one.standing in waiting)))
+    views = _views(wire, sorted(map(str, listed)))
+    now_ms = job.clock.wall_ms()
+    return tuple(_found(one, views.get(str(one)), names, now_ms) for one in sorted(listed))
+
+
+def _parsed(job: Job, texts: Iterable[str]) -> Iterable[TransactionalId]:
+    for text in texts:
+        parsed = TransactionalId.parse(text)
+        # Leading zeros parse to the same numbers; only the spelling we write is ours.
+        if parsed is not None and parsed.job == job.uuid and str(parsed) == text:
+            yield parsed
+
+
+def _views(wire: KafkaWire, names: list[str]) -> dict[str, TransactionView]:
+    from flinkish_spark.connectors.kafka.client.client import UNAUTHORIZED, UNSETTLED, name_of, pauses_ms
+    from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError
+
+    views: dict[str, TransactionView] = {}
+    for _left_ms in pauses_ms(wire.timeout_ms, wire.clock):
+        views.update(wire.describe_transactions([n for n in names if n not in views]))
+        views = {name: view for name, view in views.items() if view.code not in UNSETTLED}
+        refused = [name for name, view in views.items() if view.code in UNAUTHORIZED]
+        if refused:
+            raise AuthorizationError(
+                f"Kafka refuses this principal DESCRIBE on transactional id {refused[0]!r} "
+                f"({name_of(views[refused[0]].code)})"
+            )
+        if len(views) == len(names):
+            return views
+    raise BrokerUnavailableError(
+        f"{len(names) - len(views)} Kafka transactions could not be described in time",
+        what_to_do="wait for the cluster to settle",
+    )
+
+
+def _found(name: TransactionalId, view: TransactionView | None, names: Names, now_ms: int) -> Found:
+    from flinkish_spark.connectors.kafka.client.client import Code
+
+    if view is None or view.code != Code.NONE:
+        named = names.about_id(str(name))
+        standing = names.standing_by(name, named)
+        return Found(name, UNKNOWN_STATE, None, None, None, None, standing, named)
+    named = names.about((str(name), view.producer_id, view.producer_epoch))
+    age_ms = None if view.began_at_ms is None else max(0, now_ms - view.began_at_ms)
+    return Found(
+        name,
+        view.state,
+        view.producer_id,
+        view.producer_epoch,
+        age_ms,
+        view.timeout_ms,
+        names.standing_by(name, named),
+        named,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Which of a job's transactions a command may end, why not the others, and ending them.
+#
+# Everything here runs with the job's lock held, so that no owner stages, decides or ends anything
+# meanwhile. A commit is what the next start would do; an abort touches nothing that anybody names.
+
+
+_OPEN = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What is to become of one transaction.
+
+    Parameters
+    ----------
+    found
+        The transaction.
+    refusal
+        Why it is not touched; empty if it is to be ended.
+    answer
+        What came of it; None until it was tried, and where it is not.
+    """
+
+    found: Found
+    refusal: str = ""
+    answer: CommitAnswer | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is ended."""
+        return self.answer is not None and self.answer.outcome.is_done
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `--json` says; see `docs/command-line.md`."""
+        return {
+            **self.found.to_json(),
+            "refusal": self.refusal,
+            "outcome": None if self.answer is None else self.answer.outcome.value,
+            "detail": "" if self.answer is None else self.answer.detail,
+        }
+
+
+@contextmanager
+def holding(job: Job) -> Iterator[None]:
+    """Hold the job's lock: nobody owns it meanwhile, and a start in between is refused.
+
+    Raises
+    ------
+    OwnedElsewhereError
+        The job runs.
+    """
+    # Here and not above: other commands hold no lock.
+    from flinkish_spark.checkpoint.ownership import JobLock
+
+    lock = JobLock(job.root / "owner.lock")
+    try:
+        lock.acquire()
+    except OwnedElsewhereError as owned:
+        raise OwnedElsewhereError(
+            f"the job '{job.name}' runs: {owned.facts.get('holder', 'another process')} owns it",
+            why="it ends its transactions itself, and may be writing those that nobody names yet",
+            what_to_do="stop the job first; `flinkish transactions list` works while it runs",
+        ) from owned
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def plan_commits(found: Sequence[Found], wanted: frozenset[str]) -> list[Ending]:
+    """Return what committing means: all that is decided, or what of that is `wanted`.
+
+    What a sink has in a checkpoint is committed as a whole: what of it is lost must be its end.
+    """
+    decided = [one for one in found if one.standing is Standing.DECIDED]
+    ends = []
+    for one in found:
+        if wanted and str(one.name) not in wanted:
+            continue
+        if one.standing is Standing.DECIDED:
+            ends.append(Ending(one, _why_not_committed(one, decided, wanted)))
+        elif wanted:
+            ends.append(Ending(one, f"no decision waits for it: {one.text}"))
+    return ends
+
+
+def _why_not_committed(one: Found, decided: Sequence[Found], wanted: frozenset[str]) -> str:
+    together = [other for other in decided if _whole_of(other) == _whole_of(one)]
+    unknown = [str(other.name) for other in together if other.state == UNKNOWN_STATE]
+    if unknown:
+        return (
+            f"these brokers do not know {unknown[0]}: it expired, or is on another cluster; "
+            "the next start of the job looks closer"
+        )
+    left_out = [str(other.name) for other in together if wanted and str(other.name) not in wanted]
+    if left_out:
+        return f"it is committed together with {len(left_out)} others, such as {left_out[0]}: name them, too"
+    return ""
+
+
+def plan_aborts(found: Sequence[Found], wanted: frozenset[str]) -> list[Ending]:
+    """Return what aborting means: all open leftovers, or what of them is `wanted`.
+
+    With the lock held nobody writes what nobody names, so also what the newest owner began is a
+    leftover.
+    """
+    ends = []
+    for one in found:
+        if wanted and str(one.name) not in wanted:
+            continue
+        refusal = _why_not_aborted(one)
+        if wanted or not refusal:
+            ends.append(Ending(one, refusal))
+    return ends
+
+
+def _why_not_aborted(one: Found) -> str:
+    if one.standing is Standing.STAGED:
+        return f"the next start keeps it or aborts it: {one.text}"
+    if one.standing not in (Standing.LEFTOVER, Standing.OF_NEWEST_OWNER):
+        return f"a decision names it: {one.text}"
+    return "" if one.state in _OPEN else f"nothing is open under it (state {one.state})"
+
+
+def commit(job: Job, client: TransactionClient, ends: Sequence[Ending]) -> list[Ending]:
+    """Commit what each sink has in the decision, by the rules and in the order of the job's own committer."""
+    done: list[Ending] = []
+    for _, group in groupby(
+        sorted(ends, key=lambda end: _order(end.found)), lambda end: _whole_of(end.found)
+    ):
+        done += _committed(job, client, list(group))
+    return done
+
+
+def _committed(job: Job, client: TransactionClient, ends: list[Ending]) -> list[Ending]:
+    named = [end.found.named for end in ends]
+    checkpoint = None if named[0] is None else named[0].checkpoint
+    if checkpoint is None or any(end.refusal for end in ends):
+        return ends
+    committables = [Committable(one.sink, one.payload) for one in named if one is not None]
+    answers = list(_committer(job, client, committables[0].sink).commit(checkpoint, committables))
+    last = ends[len(answers) - 1].found.name
+    behind = [replace(end, refusal=f"{last} comes before it and is not done") for end in ends[len(answers) :]]
+    # Shorter where it stopped.
+    tried = zip(ends, answers, strict=False)
+    return [*(replace(end, answer=answer) for end, answer in tried), *behind]
+
+
+def _committer(job: Job, client: TransactionClient, uid: str) -> KafkaCommitter:
+    from pyspark.sql.types import StructType
+
+    from flinkish_spark.connectors.kafka.writer import KafkaCommitter
+    from flinkish_spark.contracts.sink import SinkContext
+    from flinkish_spark.core.config import CheckpointConfig
+
+    context = SinkContext(
+        job=job.uuid,
+        owner_epoch=job.job_dir.newest_owner(),
+        uid=uid,
+        schema=StructType(),
+        checkpoint=CheckpointConfig(),
+        job_name=job.name,
+        folder=job.root / "sinks" / uid,
+        clock=job.clock,
+    )
+    return KafkaCommitter(client, context)
+
+
+def abort(_job: Job, client: TransactionClient, ends: Sequence[Ending]) -> list[Ending]:
+    """Abort what is open under each id and fence whoever wrote it."""
+    return [one if one.refusal else replace(one, answer=client.abort_open(one.found.name)) for one in ends]
+
+
+def unknown(wanted: frozenset[str], found: Sequence[Found]) -> list[str]:
+    """Return the ids that were named and are not among the job's transactions."""
+    return sorted(wanted - {str(one.name) for one in found})
+
+
+def _order(found: Found) -> tuple[int, str, int]:
+    named = found.named
+    if named is None or named.checkpoint is None:
+        return (0, "", 0)
+    return (int(named.checkpoint), named.sink, named.place)
+
+
+def _whole_of(found: Found) -> tuple[int, str]:
+    """Return what a transaction is committed together with."""
+    return _order(found)[:2]

@@ -1,11 +1,9 @@
 """The JARs of this package: the shim it carries, and the pinned list of those that Maven serves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 
-from flinkish_spark.errors import EnvironmentFault
+from flinkish_spark.core.errors import EnvironmentFault
 
 Role = Literal["spark", "broker"]
 

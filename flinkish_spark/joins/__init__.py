@@ -3,13 +3,20 @@
 `flinkish_spark/operators/` runs them; docs/joins.md explains them.
 """
 
-from flinkish_spark.joins.functions import CoGroupFunction, Concatenate, JoinContext, ProcessJoinFunction
-from flinkish_spark.joins.interval import IntervalJoin
-from flinkish_spark.joins.kinds import Bound, JoinType, Side
-from flinkish_spark.joins.lookup import LookupCache, LookupJoin, LookupTable
-from flinkish_spark.joins.sqlite_table import SqliteTable
-from flinkish_spark.joins.temporal import TemporalJoin
-from flinkish_spark.joins.window import WindowCoGroup, WindowJoin
+from flinkish_spark.joins.lookup import LookupCache, LookupJoin, LookupTable, SqliteTable
+from flinkish_spark.joins.spec import (
+    Bound,
+    CoGroupFunction,
+    Concatenate,
+    IntervalJoin,
+    JoinContext,
+    JoinType,
+    ProcessJoinFunction,
+    Side,
+    TemporalJoin,
+    WindowCoGroup,
+    WindowJoin,
+)
 
 __all__ = [
     "Bound",

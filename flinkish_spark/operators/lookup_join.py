@@ -1,4 +1,4 @@
-"""The lookup join: whole batches of elements, whose keys are asked for together. It has no state."""
+"""The lookup join: whole batches of elements, whose keys are asked for together."""
 
 from __future__ import annotations
 
@@ -6,16 +6,53 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from flinkish_spark.core.elements import OutputTag, tag_name
+from flinkish_spark.core.iterators import USER_ERRORS, called, elements_of
 from flinkish_spark.joins.lookup import LookupJoin
-from flinkish_spark.operators.elements import OutputTag, tag_name
-from flinkish_spark.operators.group_run import ElementFailed, Emitted
-from flinkish_spark.operators.lookup_answers import KeptAnswers
-from flinkish_spark.operators.stored_elements import ElementType
-from flinkish_spark.operators.without_keys import NoKeyedState
-from flinkish_spark.runtime.closing import close_operator
-from flinkish_spark.runtime.named_rows import NoRowError, RowError, RowForm
-from flinkish_spark.runtime.taken_values import taken
-from flinkish_spark.user_iterators import USER_ERRORS, called, elements_of
+from flinkish_spark.operators.context import NoKeyedState, close_operator
+from flinkish_spark.operators.process import ElementFailed, Emitted
+from flinkish_spark.types.row_form import NoRowError, RowError, RowForm
+from flinkish_spark.types.rows import ElementType
+from flinkish_spark.types.to_python import taken
+
+# ----------------------------------------------------------------------------------------------------------
+# What lookup joins keep of their answers in the memory of a process.
+#
+# PySpark unpickles a function anew for each task, so what an object holds ends with its micro-batch. A
+# Python worker goes on, and so does what its modules hold.
+
+
+#: The rows of a key, and when they were read; keys that were used last are last.
+KeptAnswers = OrderedDict[Any, tuple[Sequence[Any], int]]
+
+#: By the join. A worker may live longer than jobs, so those of which nobody has asked for longest go.
+_OF_JOINS: OrderedDict[str, KeptAnswers] = OrderedDict()
+_MOST_JOINS = 64
+
+
+def kept_answers(join: str) -> KeptAnswers:
+    """Return what this process keeps for a join.
+
+    Parameters
+    ----------
+    join
+        A name that no other join has, in no job.
+    """
+    kept = _OF_JOINS.setdefault(join, OrderedDict())
+    _OF_JOINS.move_to_end(join)
+    while len(_OF_JOINS) > _MOST_JOINS:
+        _OF_JOINS.popitem(last=False)
+    return kept
+
+
+def forget_answers() -> None:
+    """Forget what is kept for all joins, as a worker that ends does."""
+    _OF_JOINS.clear()
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The lookup join: whole batches of elements, whose keys are asked for together. It has no state.
+
 
 Rows = Sequence[Any]
 

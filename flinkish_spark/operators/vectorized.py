@@ -11,13 +11,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from flinkish_spark.functions import RichFunction
-from flinkish_spark.operators.batch_timers import BatchTimers
-from flinkish_spark.operators.columnar_state import ColumnarState
-from flinkish_spark.operators.elements import OutputTag, TimeDomain
-from flinkish_spark.operators.group_run import Progress
-from flinkish_spark.operators.group_state import GroupState
-from flinkish_spark.operators.key_index import Array, KeyIndex
+from flinkish_spark.core.elements import OutputTag, Progress, TimeDomain
+from flinkish_spark.functions.keyed import RichFunction
+from flinkish_spark.state.columnar import ColumnarState
+from flinkish_spark.state.key_group import GroupState
+from flinkish_spark.state.layered import Array, KeyIndex
+from flinkish_spark.state.timers import BatchTimers
 
 #: What is emitted.
 Batch: TypeAlias = pa.RecordBatch | pd.DataFrame

@@ -1,20 +1,114 @@
-"""The life of one checkpoint: a table, and the record of who has acknowledged.
-
-Rules of this file: a checkpoint moves only along :data:`TRANSITIONS`; an event that the table
-does not list for a state raises and changes nothing; the two final states have no way out. What
-the table cannot say: DECISION_WON may be sent only by whoever won the create-if-absent of
-decision.json, and RECEIPT_WRITTEN only after every sink and the group offsets answered.
-"""
+"""The life of one checkpoint: who asks for it, whether it may start, who has acknowledged."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flinkish_spark.protocol.ids import BatchId, CheckpointId
-from flinkish_spark.protocol.requests import CheckpointRequest
+from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose
+
+# ----------------------------------------------------------------------------------------------------------
+# Requests for a checkpoint, and the queue in which they wait.
+#
+# Who asks is told by the purpose, and the purpose gives the rank: savepoints and last checkpoints before
+# what a user or the job asks for, and all of them before the timer. Within a rank the older request goes
+# first. A full queue turns away the newest of the least important ones, which may be the one that just
+# came.
+
+
+class Urgency(enum.Enum):
+    """Whether the limits hold for a request."""
+
+    NORMAL = "NORMAL"
+    #: Ignores the number of checkpoints in flight and the size of the queue.
+    FORCED = "FORCED"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRequest:
+    """One request.
+
+    Parameters
+    ----------
+    number
+        Rises with every request of a process; tells requests apart and orders them within a rank.
+    purpose
+        See :class:`~flinkish_spark.protocol.ids.CheckpointPurpose`.
+    asked_at_ms
+        Monotonic time.
+    urgency
+        See :class:`Urgency`.
+    target
+        Where a savepoint is to be written; empty for checkpoints.
+    """
+
+    number: int
+    purpose: CheckpointPurpose
+    asked_at_ms: int
+    urgency: Urgency = Urgency.NORMAL
+    target: str = ""
+
+    @property
+    def order(self) -> tuple[int, bool, int]:
+        """Return what requests are sorted by: rank, then forced ones, then age."""
+        return self.purpose.rank, self.urgency is not Urgency.FORCED, self.number
+
+
+@dataclass(frozen=True, slots=True)
+class RequestQueue:
+    """Requests that wait, most important first.
+
+    Examples
+    --------
+    >>> queue, rejected = RequestQueue(limit=1).offer(CheckpointRequest(1, CheckpointPurpose.PERIODIC, 0))
+    >>> queue, rejected = queue.offer(CheckpointRequest(2, CheckpointPurpose.SAVEPOINT, 5))
+    >>> rejected.purpose, queue.head.purpose
+    (<CheckpointPurpose.PERIODIC: 'PERIODIC'>, <CheckpointPurpose.SAVEPOINT: 'SAVEPOINT'>)
+    """
+
+    limit: int = 1_000
+    waiting: tuple[CheckpointRequest, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.limit < 1:
+            raise ValueError(f"a queue of requests holds at least 1, not {self.limit}")
+
+    @property
+    def head(self) -> CheckpointRequest | None:
+        """Return the request that goes next."""
+        return self.waiting[0] if self.waiting else None
+
+    def holds(self, purpose: CheckpointPurpose) -> bool:
+        """Whether a request of that purpose waits."""
+        return any(request.purpose is purpose for request in self.waiting)
+
+    def offer(self, request: CheckpointRequest) -> tuple[RequestQueue, CheckpointRequest | None]:
+        """Return the queue with `request` in its place, and the request that has no room any more."""
+        ordered = tuple(sorted((*self.waiting, request), key=lambda one: one.order))
+        if len(ordered) <= self.limit or request.urgency is Urgency.FORCED:
+            return RequestQueue(self.limit, ordered), None
+        droppable = [one for one in ordered if one.urgency is Urgency.NORMAL]
+        rejected = droppable[-1]
+        return RequestQueue(self.limit, tuple(one for one in ordered if one is not rejected)), rejected
+
+    def without(
+        self, unwanted: Callable[[CheckpointRequest], bool]
+    ) -> tuple[RequestQueue, tuple[CheckpointRequest, ...]]:
+        """Return the queue without some requests, and these."""
+        gone = tuple(one for one in self.waiting if unwanted(one))
+        return RequestQueue(self.limit, tuple(one for one in self.waiting if one not in gone)), gone
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The life of one checkpoint: a table, and the record of who has acknowledged.
+#
+# Rules of this file: a checkpoint moves only along :data:`TRANSITIONS`; an event that the table does not
+# list for a state raises and changes nothing; the two final states have no way out. What the table cannot
+# say: DECISION_WON may be sent only by whoever won the create-if-absent of decision.json, and
+# RECEIPT_WRITTEN only after every sink and the group offsets answered.
 
 
 class CheckpointState(enum.Enum):
@@ -205,3 +299,120 @@ def transition_table() -> str:
         cells = [TRANSITIONS[state][e].value if e in TRANSITIONS[state] else "-" for e in events]
         rows.append(f"| {state.value} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# May a checkpoint be asked for, and may the next one start? Pure functions with named answers.
+
+
+class JobPhase(enum.Enum):
+    """What the job does, as far as triggering is concerned."""
+
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    STOPPED = "STOPPED"
+
+
+class Schedule(enum.Enum):
+    """Whether the timer triggers."""
+
+    ON = "ON"
+    OFF = "OFF"
+
+
+class ParticipantStatus(enum.Enum):
+    """What an operator, a source or a sink does."""
+
+    NOT_RUNNING = "NOT_RUNNING"
+    RUNNING = "RUNNING"
+    FINISHED = "FINISHED"
+
+
+class FinishedParticipants(enum.Enum):
+    """What becomes of checkpoints once some participants have finished."""
+
+    #: Only those that run are asked; the others are recorded as finished.
+    ALLOWED = "ALLOWED"
+    REFUSED = "REFUSED"
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerFacts:
+    """All that the answers depend on. Times are monotonic milliseconds.
+
+    Parameters
+    ----------
+    in_flight
+        Checkpoints triggered and neither confirmed nor aborted.
+    barrier_on_its_way
+        Whether one of them is being prepared or has not come through the job yet: barriers are
+        offered one after the other, each to a micro-batch of its own.
+    participants
+        By uid.
+    """
+
+    now_ms: int
+    phase: JobPhase
+    schedule: Schedule
+    in_flight: int
+    barrier_on_its_way: bool
+    last_trigger_ms: int
+    last_end_ms: int
+    interval_ms: int
+    min_pause_ms: int
+    max_concurrent: int
+    participants: Mapping[str, ParticipantStatus]
+    finished: FinishedParticipants = FinishedParticipants.ALLOWED
+
+
+def why_refused(purpose: CheckpointPurpose, facts: TriggerFacts, queue: RequestQueue) -> Reason | None:
+    """Return why a request is refused at once; None if it may wait for its turn.
+
+    Asked for every request before it is queued. Limits are no reason to refuse: above them a
+    request waits (RequestQueue says what happens when too many do).
+    """
+    if facts.phase is JobPhase.STOPPED:
+        return Reason.SHUT_DOWN
+    if purpose is CheckpointPurpose.PERIODIC and facts.schedule is Schedule.OFF:
+        return Reason.PERIODIC_SCHEDULING_OFF
+    if purpose in (CheckpointPurpose.PERIODIC, CheckpointPurpose.FOLLOW_UP) and queue.holds(purpose):
+        # Nobody waits for these: one answers for all.
+        return Reason.ALREADY_QUEUED
+    if facts.phase is JobPhase.STARTING or ParticipantStatus.NOT_RUNNING in facts.participants.values():
+        return Reason.PARTICIPANT_NOT_RUNNING
+    if facts.finished is FinishedParticipants.REFUSED and (
+        ParticipantStatus.FINISHED in facts.participants.values()
+    ):
+        return Reason.PARTICIPANT_FINISHED
+    return None
+
+
+def is_periodic_due(facts: TriggerFacts) -> bool:
+    """Whether the timer asks for a checkpoint now.
+
+    The interval counts from the last trigger, whatever it was for; the minimum pause from the end
+    of the last checkpoint, so it can hold the timer back beyond the interval. Only the timer
+    waits for the pause.
+    """
+    if facts.phase is not JobPhase.RUNNING or facts.schedule is Schedule.OFF:
+        return False
+    return (
+        facts.now_ms - facts.last_trigger_ms >= facts.interval_ms
+        and facts.now_ms - facts.last_end_ms >= facts.min_pause_ms
+    )
+
+
+def why_waiting(head: CheckpointRequest, facts: TriggerFacts) -> Reason | None:
+    """Return why the first request of the queue has to wait; None if it starts now.
+
+    A forced one ignores the number of checkpoints in flight, but no request goes before the
+    barrier of the one before it has come through or has been given up.
+    """
+    if facts.barrier_on_its_way:
+        return Reason.TOO_MANY_PENDING
+    if head.urgency is Urgency.NORMAL and facts.in_flight >= facts.max_concurrent:
+        return Reason.TOO_MANY_PENDING
+    if head.purpose is CheckpointPurpose.PERIODIC and facts.now_ms - facts.last_end_ms < facts.min_pause_ms:
+        # It was due when it was queued; since then another checkpoint has ended.
+        return Reason.MINIMUM_PAUSE
+    return None

@@ -1,21 +1,4 @@
-"""How records become the JSON that is stored of them, and how that is read: by the hints of their fields.
-
-A class names its base, and its fields say the rest:
-
-- :class:`Stored` is an object with a member per field, :class:`StoredRow` a list of its fields' values, and
-  :class:`StoredAlone` the value of its only field.
-- A hint is the type that is stored: `int`, `str`, `bool`, `float`, `Any`, an enum by its value, a class of
-  these three or one with `to_json` and `from_json` of its own, a union of classes with a `TAG`; `X | None`,
-  `tuple`, `Sequence`, `frozenset` (in order), `Mapping`. `Annotated` adds a :class:`Check`, or a
-  :class:`Form` in place of all that.
-- :func:`stored` is the metadata of a field whose member has another name or place, or may be missing.
-
-Reading is strict and converts nothing: a value of another type, a missing member, or one that a class
-refuses when it is made raises :class:`StoredFormError` with the place where it stands. Members that nobody
-knows are left alone, since a later version may have added them; a class that `IS_CLOSED` refuses them.
-
-Nothing that is read names a class or runs code. Hints are looked at once per class.
-"""
+"""How dataclasses become JSON and are read again: by the hints of their fields, with the place of what is wrong."""
 
 from __future__ import annotations
 
@@ -31,6 +14,27 @@ from operator import attrgetter, itemgetter, methodcaller
 from typing import Annotated, Any, ClassVar, Self
 
 from flinkish_spark.protocol.limits import UNLIMITED, Limit, UnusableValueError, checked_whole
+
+# ----------------------------------------------------------------------------------------------------------
+# How records become the JSON that is stored of them, and how that is read: by the hints of their fields.
+#
+# A class names its base, and its fields say the rest:
+#
+# - :class:`Stored` is an object with a member per field, :class:`StoredRow` a list of its fields' values, and
+#   :class:`StoredAlone` the value of its only field.
+# - A hint is the type that is stored: `int`, `str`, `bool`, `float`, `Any`, an enum by its value, a class of
+#   these three or one with `to_json` and `from_json` of its own, a union of classes with a `TAG`; `X | None`,
+#   `tuple`, `Sequence`, `frozenset` (in order), `Mapping`. `Annotated` adds a :class:`Check`, or a
+#   :class:`Form` in place of all that.
+# - :func:`stored` is the metadata of a field whose member has another name or place, or may be missing.
+#
+# Reading is strict and converts nothing: a value of another type, a missing member, or one that a class
+# refuses when it is made raises :class:`StoredFormError` with the place where it stands. Members that
+# nobody knows are left alone, since a later version may have added them; a class that `IS_CLOSED` refuses
+# them.
+#
+# Nothing that is read names a class or runs code. Hints are looked at once per class.
+
 
 _Convert = Callable[[Any], Any]
 _SCALARS = {
@@ -585,3 +589,49 @@ def _mapping(key_hint: Any, hint: Any) -> Form:
         return found
 
     return Form(write_mapping, read_mapping)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Taking stored JSON apart: a value of the wrong shape raises ValueError and nothing else.
+#
+# For what anybody may open with the command line. A checksum says that an object is as it was written;
+# these say that it is what the reader expects.
+
+
+def object_of(value: Any, what: str) -> Mapping[str, Any]:
+    """Return `value` if it is a JSON object, else raise ValueError."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} must be an object, got {value!r}")
+    return value
+
+
+def list_of(value: Any, what: str) -> list[Any]:
+    """Return `value` if it is a JSON list, else raise ValueError."""
+    if not isinstance(value, list):
+        raise ValueError(f"{what} must be a list, got {value!r}")
+    return value
+
+
+def text_of(value: Any, what: str) -> str:
+    """Return `value` if it is a text, else raise ValueError."""
+    if not isinstance(value, str):
+        raise ValueError(f"{what} must be a text, got {value!r}")
+    return value
+
+
+def measured(name: str, value: Any) -> int | None:
+    """Return `value` if it is None or a whole number of at least 0, else raise ValueError."""
+    return None if value is None else checked_whole(name, value, least=0)
+
+
+def member(stored: Mapping[str, Any], name: str) -> Any:
+    """Return a member of an object; raise ValueError if it is missing.
+
+    Examples
+    --------
+    >>> member(object_of({"rows": 3}, "statistics"), "rows")
+    3
+    """
+    if name not in stored:
+        raise ValueError(f"{name!r} is missing")
+    return stored[name]

@@ -26,8 +26,7 @@ from flinkish_spark.protocol.codec import (
     whole,
     write,
 )
-from flinkish_spark.protocol.operator_watermarks import Watermarks
-from flinkish_spark.protocol.watermark_valve import MIN_WATERMARK_MS, WatermarkMs
+from flinkish_spark.protocol.event_time import MIN_WATERMARK_MS, WatermarkMs, Watermarks
 
 #: The checkpoint; the watermark in milliseconds, and those of operators that are further, by uid.
 CHECKPOINT_KEY, WATERMARK_KEY, ABOVE_KEY = "flinkish:checkpoint", "flinkish:watermark", "flinkish:watermarks"

@@ -25,24 +25,23 @@ from typing import Any
 from flinkish_spark.protocol.checkpoint import (
     AckResult,
     CheckpointEvent,
+    CheckpointRequest,
     CheckpointState,
-    Participant,
-    PendingCheckpoint,
-)
-from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
-from flinkish_spark.protocol.ids import BatchId, CheckpointId
-from flinkish_spark.protocol.purpose import CheckpointPurpose
-from flinkish_spark.protocol.requests import CheckpointRequest, RequestQueue, Urgency
-from flinkish_spark.protocol.trigger import (
     FinishedParticipants,
     JobPhase,
+    Participant,
     ParticipantStatus,
+    PendingCheckpoint,
+    RequestQueue,
     Schedule,
     TriggerFacts,
+    Urgency,
     is_periodic_due,
     why_refused,
     why_waiting,
 )
+from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose
 
 
 @dataclass(frozen=True, slots=True)

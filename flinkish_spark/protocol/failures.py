@@ -21,9 +21,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
 from flinkish_spark.protocol.limits import Limit, checked_limit, exceeds
-from flinkish_spark.protocol.purpose import CheckpointPurpose
 
 #: Ids that were counted and are remembered; far more than can be in flight at a time.
 REMEMBERED_IDS = 64

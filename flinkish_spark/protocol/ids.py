@@ -1,16 +1,24 @@
-"""Ids are types, validated on construction, and checked before they become paths.
-
-All of them order and hash like the number or string they hold.
-"""
+"""Ids are types, validated on construction, and checked before they become paths."""
 
 from __future__ import annotations
 
+import enum
 import re
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
 from flinkish_spark.protocol.codec import Check, StoredAlone
+
+#: (topic, partition)
+Place = tuple[str, int]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Ids are types, validated on construction, and checked before they become paths.
+#
+# All of them order and hash like the number or string they hold.
+
 
 #: What a job name, a uid or a file name part made from one may look like.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -145,3 +153,53 @@ class TransactionalId:
             return None
         job, owner, block, task, attempt = match.groups()
         return cls(JobUuid(job), OwnerEpoch(int(owner)), int(block), int(task), int(attempt))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a checkpoint is taken for.
+
+
+class CheckpointPurpose(enum.Enum):
+    """Who asked for a checkpoint, and what it will be used for.
+
+    The purpose gives a request its rank: savepoints and last checkpoints go before what a user or
+    the job asks for, and all of them before the timer.
+    """
+
+    #: The interval was over.
+    PERIODIC = "PERIODIC"
+    #: The job asked: something staged has to be decided soon (kept micro-batches after a recovery,
+    #: a long backlog, what an aborted checkpoint left).
+    FOLLOW_UP = "FOLLOW_UP"
+    #: A user or a program asked for a checkpoint that the job owns like any other.
+    USER = "USER"
+    #: A user asked for a checkpoint to keep: it will be exported to a place of the user's.
+    SAVEPOINT = "SAVEPOINT"
+    #: The last one: the job stops behind it.
+    FINAL = "FINAL"
+    #: The last one, and exported.
+    FINAL_SAVEPOINT = "FINAL_SAVEPOINT"
+    #: The same, and event time comes to its end behind the last records: all windows are in what it commits.
+    DRAINED_SAVEPOINT = "DRAINED_SAVEPOINT"
+
+    @property
+    def is_savepoint(self) -> bool:
+        """Whether it is exported; such a checkpoint is never subsumed."""
+        return self is CheckpointPurpose.SAVEPOINT or self.stops_with_savepoint
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the job ends behind its barrier."""
+        return self is CheckpointPurpose.FINAL or self.stops_with_savepoint
+
+    @property
+    def stops_with_savepoint(self) -> bool:
+        """Whether it is both; the job goes on if it fails."""
+        return self in (CheckpointPurpose.FINAL_SAVEPOINT, CheckpointPurpose.DRAINED_SAVEPOINT)
+
+    @property
+    def rank(self) -> int:
+        """Its place among purposes; the lowest goes first."""
+        if self.is_savepoint or self.is_final:
+            return 0
+        return 2 if self is CheckpointPurpose.PERIODIC else 1

@@ -24,6 +24,8 @@ from flinkish_spark.protocol.decisions import Verdict
 from flinkish_spark.protocol.ids import BatchId
 from flinkish_spark.protocol.records import Digest, Json
 
+OFFSETS, COMMITS = "offsets", "commits"
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class AttemptNumber(StoredAlone):

@@ -13,7 +13,7 @@ Beside them stands :class:`RepeatedFailures`: whatever the strategy, what fails 
 same micro-batch is nothing that a restart mends.
 
 All strategies check their values when they are made and raise ValueError; what a user makes are
-their subclasses in `flinkish_spark.restart_strategies`, which raise ConfigError.
+their subclasses in `flinkish_spark.core.config`, which raise ConfigError.
 """
 
 from __future__ import annotations

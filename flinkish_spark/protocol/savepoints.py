@@ -1,13 +1,10 @@
-"""What a savepoint says about itself.
-
-Written once and never changed; `to_json` and `from_json` are exact inverses and use JSON values
-only. Nothing in it names a machine or a folder: a savepoint may be moved and copied.
-"""
+"""What a savepoint says about itself, whether it fits a job, and what a job remembers of it."""
 
 from __future__ import annotations
 
+import enum
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any
@@ -15,8 +12,15 @@ from typing import Annotated, Any
 from flinkish_spark.protocol.codec import ADDED, INLINE, LEFT_OUT, Check, Stored, stored
 from flinkish_spark.protocol.envelope import NewerFormatError
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, Uid, checked_name
-from flinkish_spark.protocol.scans import Chain, Position, chain_of_older
+from flinkish_spark.protocol.plan_layout import Chain, Position, chain_of_older, lowest, offsets_in, source_of
 from flinkish_spark.protocol.watermarks import EventTime
+
+# ----------------------------------------------------------------------------------------------------------
+# What a savepoint says about itself.
+#
+# Written once and never changed; `to_json` and `from_json` are exact inverses and use JSON values only.
+# Nothing in it names a machine or a folder: a savepoint may be moved and copied.
+
 
 #: Version of what follows. A savepoint outlives the version that wrote it, so it has one of its own.
 SAVEPOINT_VERSION = 2
@@ -236,3 +240,458 @@ def check_groups(operator: str, groups: int, found: Sequence[int]) -> None:
         if group in seen:
             raise ValueError(f"key group {group} of operator '{operator}' occurs twice")
         seen.add(group)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a job remembers of the state that it began with.
+#
+# Written once and never changed; `to_json` and `from_json` are exact inverses and use JSON values only.
+
+
+class ClaimMode(enum.Enum):
+    """Who owns a savepoint's files after a job was restored from it."""
+
+    #: The user. The job copies what it needs and never touches them again.
+    NO_CLAIM = "NO_CLAIM"
+    #: The job: it deletes them as soon as a checkpoint of its own makes them unneeded.
+    CLAIM = "CLAIM"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim(Stored):
+    """Who owns the files of a savepoint: ``claimed.json`` beside them.
+
+    It binds one savepoint at one place. A copy of the directory has a copy of this file and is
+    nobody's: its original is what the owner deletes.
+
+    Parameters
+    ----------
+    savepoint
+        Name of the savepoint.
+    path
+        Where it lay when it was claimed, with links resolved.
+    job
+        Uuid of the owner; its job directory may be moved.
+    owner
+        The owner's job directory at that time, for people.
+    """
+
+    savepoint: str
+    path: str
+    job: JobUuid
+    owner: str
+
+
+class SeedOrigin(enum.Enum):
+    """Where the state of a seed comes from."""
+
+    SAVEPOINT = "SAVEPOINT"
+    #: A checkpoint of the same job, for another number of shuffle partitions.
+    RESCALE = "RESCALE"
+
+
+def _without_none(positions: Mapping[str, Position]) -> Mapping[str, Position]:
+    return {name: at for name, at in positions.items() if at is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class SeededChain(Stored):
+    """How a chain begins.
+
+    Parameters
+    ----------
+    positions
+        By input, where its source begins; none where the source itself says so.
+    states
+        By operator, the chain in whose files its state is; an operator without begins with nothing.
+    """
+
+    chain: Chain = field(metadata=INLINE)
+    positions: Annotated[Mapping[str, Position], Check(_without_none)]
+    states: Mapping[str, str]
+
+    @classmethod
+    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return chain_of_older(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Seed(Stored):
+    """What a lineage begins with: ``seeds/<lineage>/seed.json``.
+
+    Written once, after the state files were copied beside it and before Spark starts. A job whose
+    live lineage has one is self-contained: it needs the savepoint no more.
+
+    Parameters
+    ----------
+    lineage
+        The lineage that begins with it; 0 for a job that was restored from a savepoint.
+    origin, savepoint, checkpoint
+        Where it comes from; `savepoint` is empty for a rescale.
+    shuffle_partitions
+        With which number the lineage runs.
+    chains
+        All chains of the job. An operator with state has a scan in the plan for the life of the lineage.
+    hooks
+        What to restore the master hooks with, by name.
+    finished
+        Uids that are not run again.
+    files
+        Below ``seeds/<lineage>/``.
+    claim, path
+        Who owns the savepoint, and where it was found.
+    times
+        Where event time stood; None if the savepoint says nothing of it, and for a rescale, in which the
+        checkpoint itself does.
+    """
+
+    lineage: Lineage
+    origin: SeedOrigin
+    savepoint: str
+    checkpoint: CheckpointId
+    shuffle_partitions: int
+    chains: tuple[SeededChain, ...]
+    hooks: Mapping[str, Any] = field(default_factory=dict)
+    finished: tuple[str, ...] = ()
+    files: tuple[StateFile, ...] = ()
+    claim: ClaimMode = ClaimMode.NO_CLAIM
+    path: str = ""
+    times: EventTime | None = field(default=None, metadata=LEFT_OUT)
+
+    def chain(self, name: str) -> SeededChain | None:
+        """Return how the chain of that name begins; None if the job had none such."""
+        return next((chain for chain in self.chains if chain.chain.name == name), None)
+
+    def files_of(self, operator: str, chain: str) -> tuple[StateFile, ...]:
+        """Return the state files of an operator in a chain of the job, in a fixed order."""
+        begins = self.chain(chain)
+        origin = None if begins is None else begins.states.get(operator)
+        found = [f for f in self.files if f.operator == operator and f.chain == origin]
+        return tuple(sorted(found, key=lambda f: f.name))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Whether a savepoint fits a job: pure checks, all of them before anything is created.
+#
+# State, positions and hooks are found again by uid or name, never by position, so operators may be added,
+# moved and, with the user's word, removed. What cannot be put right is refused: another number of key
+# groups or another type of key would send a key to the wrong state.
+
+
+class NonRestoredState(enum.Enum):
+    """What becomes of state, positions and hook states that nothing in the job takes."""
+
+    REFUSE = "REFUSE"
+    #: They are left out, as Flink's `--allowNonRestoredState` does.
+    ALLOW = "ALLOW"
+
+
+class UnpositionedSources(enum.Enum):
+    """What becomes of sources that cannot be told where to begin, such as a DataFrame."""
+
+    REFUSE = "REFUSE"
+    #: The user has made the DataFrame so that it begins where the savepoint ends.
+    BEGIN_WHERE_THEY_ARE = "BEGIN_WHERE_THEY_ARE"
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorShape:
+    """What a job says about a keyed operator."""
+
+    max_parallelism: int
+    key_types: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceShape:
+    """What a job says about a source.
+
+    Parameters
+    ----------
+    kind
+        As in a savepoint.
+    inputs
+        Names of its inputs: topics, or what says which names are. Empty where there are none.
+    """
+
+    kind: str
+    is_positionable: bool
+    inputs: Container[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class JobShape:
+    """What a savepoint has to fit.
+
+    Parameters
+    ----------
+    operators, sources
+        By uid.
+    chains
+        Each with the uids of the sinks that read its end.
+    hooks
+        Names of the master hooks.
+    """
+
+    operators: Mapping[str, OperatorShape]
+    sources: Mapping[str, SourceShape]
+    chains: Mapping[Chain, Collection[str]] = field(default_factory=dict)
+    hooks: Collection[str] = ()
+
+    @property
+    def positionable(self) -> frozenset[str]:
+        """Return the sources that can be told where to begin."""
+        return frozenset(uid for uid, source in self.sources.items() if source.is_positionable)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreRules:
+    """What the user allows."""
+
+    non_restored: NonRestoredState = NonRestoredState.REFUSE
+    unpositioned: UnpositionedSources = UnpositionedSources.REFUSE
+
+
+class Misfit(enum.Enum):
+    """Why a savepoint does not fit."""
+
+    OPERATOR_MISSING = "its operator is not in the job"
+    MAX_PARALLELISM = "the number of key groups differs"
+    KEY_TYPE = "the type of the key differs"
+    SOURCE_MISSING = "its source is not in the job"
+    SOURCE_KIND = "the source is of another kind"
+    INPUT_MISSING = "the source no longer reads one of its inputs"
+    NOT_POSITIONABLE = "the source cannot be told where to begin"
+    CHAINS_JOINED = "parts that stood at different places belong together now"
+    FINISHED_CHANGED = "the source had come to its end and is read by others now"
+    HOOK_MISSING = "its master hook is not in the job"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One reason not to restore, and what it is about."""
+
+    misfit: Misfit
+    subject: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What a restore would do.
+
+    Parameters
+    ----------
+    restored
+        Uids of operators and sources that go on.
+    added
+        Operators and sources that begin with nothing.
+    left_out
+        What the user allowed to leave out: uids and names of hooks.
+    hooks
+        Names of hooks whose state is restored.
+    problems
+        Why it must not be done; empty if it may.
+    """
+
+    restored: tuple[str, ...]
+    added: tuple[str, ...]
+    left_out: tuple[str, ...]
+    hooks: tuple[str, ...]
+    problems: tuple[Problem, ...] = field(default=())
+
+
+#: Misfits that the user can allow.
+_LEFT_OUT = (Misfit.OPERATOR_MISSING, Misfit.SOURCE_MISSING, Misfit.INPUT_MISSING, Misfit.HOOK_MISSING)
+
+
+def check_restore(savepoint: SavepointMetadata, job: JobShape, rules: RestoreRules) -> RestoreReport:
+    """Compare a savepoint with a job by uid.
+
+    Examples
+    --------
+    >>> from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
+    >>> from flinkish_spark.protocol.savepoints import OperatorState
+    >>> empty = SavepointMetadata("a", "orders", JobUuid("0" * 32), CheckpointId(1), Lineage(0), BatchId(0),
+    ...     0, 2, {"totals": OperatorState(128, ("string",))}, {}, ())
+    >>> check_restore(empty, JobShape({}, {}), RestoreRules()).problems[0].misfit.name
+    'OPERATOR_MISSING'
+    """
+    found = [*_operators(savepoint, job), *_sources(savepoint, job), *_chains(savepoint, job)]
+    found += _hooks(savepoint, job)
+    allowed = _LEFT_OUT if rules.non_restored is NonRestoredState.ALLOW else ()
+    trusted = rules.unpositioned is UnpositionedSources.BEGIN_WHERE_THEY_ARE
+    problems = tuple(
+        problem
+        for problem in found
+        if problem.misfit not in allowed and not (trusted and problem.misfit is Misfit.NOT_POSITIONABLE)
+    )
+    known = {**savepoint.operators, **savepoint.sources}
+    mine = [*job.operators, *job.sources]
+    return RestoreReport(
+        restored=tuple(uid for uid in mine if uid in known),
+        added=tuple(uid for uid in mine if uid not in known),
+        left_out=tuple(p.subject for p in found if p.misfit in allowed),
+        hooks=tuple(name for name in savepoint.hooks if name in job.hooks),
+        problems=problems,
+    )
+
+
+def _operators(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
+    problems = []
+    for uid, stored in savepoint.operators.items():
+        shape = job.operators.get(uid)
+        if shape is None:
+            detail = f"the job's operators are {', '.join(job.operators) or 'none'}"
+            problems.append(Problem(Misfit.OPERATOR_MISSING, uid, detail))
+            continue
+        if shape.max_parallelism != stored.max_parallelism:
+            detail = f"stored are {stored.max_parallelism}, the job has {shape.max_parallelism}"
+            problems.append(Problem(Misfit.MAX_PARALLELISM, uid, detail))
+        if shape.key_types != stored.key_types:
+            detail = f"stored is {', '.join(stored.key_types)}, the job has {', '.join(shape.key_types)}"
+            problems.append(Problem(Misfit.KEY_TYPE, uid, detail))
+    return problems
+
+
+def _sources(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
+    problems = []
+    for uid, stored in savepoint.sources.items():
+        shape = job.sources.get(uid)
+        if shape is None:
+            detail = f"the job's sources are {', '.join(job.sources) or 'none'}"
+            problems.append(Problem(Misfit.SOURCE_MISSING, uid, detail))
+        elif shape.kind != stored.kind:
+            detail = f"stored is {stored.kind}, the job has {shape.kind}"
+            problems.append(Problem(Misfit.SOURCE_KIND, uid, detail))
+        elif not shape.is_positionable:
+            detail = f"it stood at {_positions(savepoint, uid)}"
+            problems.append(Problem(Misfit.NOT_POSITIONABLE, uid, detail))
+        else:
+            read = {name for position in _positions(savepoint, uid) for name in offsets_in(position)}
+            problems += [
+                Problem(Misfit.INPUT_MISSING, uid, f"it stood in '{name}'")
+                for name in sorted(read)
+                if name not in shape.inputs
+            ]
+    return problems
+
+
+def _positions(savepoint: SavepointMetadata, source: str) -> list[Position]:
+    """Return where the scans of a source stood, without those that Spark had not asked yet."""
+    return [position for saved in savepoint.chains for position in _of_source(saved, source)]
+
+
+def _chains(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
+    problems = []
+    for chain, sinks in job.chains.items():
+        try:
+            begin_chain(chain, sinks, savepoint.chains, job.positionable)
+        except PositionsDiffer as error:
+            problems.append(Problem(Misfit.CHAINS_JOINED, chain.name, str(error)))
+        if chain not in [saved.chain for saved in savepoint.chains]:
+            # Its readers would wait for ever: the source does not run again.
+            detail = f"the source is read by '{chain.name}'"
+            problems += [
+                Problem(Misfit.FINISHED_CHANGED, uid, detail)
+                for uid in sorted(chain.sources & set(savepoint.finished))
+            ]
+    return problems
+
+
+def _hooks(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
+    detail = f"the job's hooks are {', '.join(sorted(job.hooks)) or 'none'}"
+    return [Problem(Misfit.HOOK_MISSING, name, detail) for name in savepoint.hooks if name not in job.hooks]
+
+
+class PositionsDiffer(ValueError):
+    """Between parts of a chain lie records that one has read and the other has not."""
+
+
+def begin_chain(
+    chain: Chain, sinks: Collection[str], saved: Sequence[SavedChain], positionable: Collection[str]
+) -> SeededChain:
+    """Return how a chain of a job begins, given the chains of a savepoint.
+
+    Each of its inputs goes on where it stood in the saved chain that has the last known operator, with that
+    chain's states. Operators of other saved chains can join it only if those stood at the same places. An
+    input without any known operator goes on where the sinks' stream stood, whatever was in front of them;
+    one of new operators and new sinks begins at the lowest position of its source, so that it sees
+    all that any other has not. A source that is not among `positionable` gets no position.
+
+    Parameters
+    ----------
+    sinks
+        Uids of the sinks that read the chain's end in the job. What they have committed of the same
+        source must end where the chain begins: else they would get records twice, or miss some.
+
+    Raises
+    ------
+    PositionsDiffer
+        What belongs together now stood at different places.
+    """
+    readers = readers_of(chain, sinks)
+    places = {name: _place(name, chain, readers, saved) for name in chain.inputs}
+    begins = {name: at for name, at in places.items() if source_of(name) in positionable}
+    for name, position in begins.items():
+        own = [one for one in saved if one.readers & readers]
+        if any(found != position for one in own for found in _compared(one, name)):
+            raise PositionsDiffer(f"what the sinks of '{chain.name}' have read ends at another place")
+    anchor = _anchor(chain, readers, saved)
+    states = {}
+    for operator in chain.operators:
+        having = [one for one in saved if operator in one.chain.operators]
+        if anchor is not None and having:
+            fitting = [one for one in having if one == anchor or _stood_at(one, places, anchor)]
+            if not fitting:
+                raise PositionsDiffer(f"'{operator}' and '{anchor.chain.name}' stood at different places")
+            states[operator] = (anchor if anchor in fitting else fitting[0]).chain.name
+    return SeededChain(chain, {name: at for name, at in begins.items() if at is not None}, states)
+
+
+def _anchor(chain: Chain, readers: Collection[str], saved: Sequence[SavedChain]) -> SavedChain | None:
+    """Return the saved chain that has the last known operator.
+
+    Of several runs of that operator, the one that the chain's sinks have read; else the one of the
+    same name.
+    """
+    for operator in reversed(chain.operators):
+        having = [one for one in saved if operator in one.chain.operators]
+        if having:
+            wanted = set(readers)
+            return max(having, key=lambda one: (bool(one.readers & wanted), one.chain.name == chain.name))
+    return None
+
+
+def _place(name: str, chain: Chain, readers: Collection[str], saved: Sequence[SavedChain]) -> Position | None:
+    """Return where an input of a chain goes on; None if nothing is known of it."""
+    source = source_of(name)
+    having = [one for one in saved if source in one.chain.sources]
+    anchor = _anchor(chain, readers, having)
+    own = [one for one in having if one.readers & set(readers)]
+    if anchor is not None or own:
+        found = _compared(anchor or own[0], name)
+        return found[0] if found else None
+    known = [position for one in having for position in _of_source(one, source)]
+    return lowest(known) if known else None
+
+
+def _compared(saved: SavedChain, name: str) -> list[Position | None]:
+    """Return where a saved chain's input of that name stood; without one, all of the same source."""
+    if name in saved.chain.inputs:
+        return [saved.positions.get(name)]
+    return [saved.positions.get(one) for one in saved.chain.inputs if source_of(one) == source_of(name)]
+
+
+def _of_source(saved: SavedChain, source: str) -> list[Position]:
+    """Return where a saved chain's inputs of a source stood, as far as it is known."""
+    found = [saved.positions.get(name) for name in saved.chain.inputs if source_of(name) == source]
+    return [position for position in found if position is not None]
+
+
+def _stood_at(saved: SavedChain, places: Mapping[str, Position | None], anchor: SavedChain) -> bool:
+    """Whether a saved chain stood where a chain begins, as far as they have inputs in common."""
+    shared = [name for name in saved.chain.inputs if name in places]
+    if not shared:
+        return saved.positions == anchor.positions
+    return all(saved.positions.get(name) == places[name] for name in shared)

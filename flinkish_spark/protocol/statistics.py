@@ -1,27 +1,170 @@
-"""What one checkpoint cost: durations, rows, bytes, and why it failed if it did.
-
-Written by the coordinator while a checkpoint runs, read by programs and by `flinkish checkpoints`.
-Nothing here decides anything. All types are immutable and check themselves when they are made;
-`to_json` and `from_json` are exact inverses, use JSON values only, and a value that does not fit
-raises ValueError: a process that reads statistics runs no code from them.
-
-`None` means that something was not measured or not reached; 0 means that it took no time. What an
-older form did not have is not measured.
-"""
+"""What checkpoints cost: one, its participants, the newest, and a summary over many."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
+from typing import Annotated, Any, ClassVar
 
-from flinkish_spark.protocol.codec import Presence, Stored
+from flinkish_spark.protocol.checkpoint import ParticipantKind
+from flinkish_spark.protocol.codec import Form, Presence, Stored, list_of, measured, member, read, text_of
 from flinkish_spark.protocol.failures import CheckpointFailureReason
-from flinkish_spark.protocol.ids import CheckpointId
-from flinkish_spark.protocol.json_values import measured, text_of
+from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, checked_name
 from flinkish_spark.protocol.limits import checked_whole
-from flinkish_spark.protocol.purpose import CheckpointPurpose
-from flinkish_spark.protocol.statistics_participants import ParticipantStatistics, listed
+
+# ----------------------------------------------------------------------------------------------------------
+# What each participant did for one checkpoint, and through which channels.
+#
+# The stored form leaves out what was not measured, and what is left out is None when it is read: an older
+# form has fewer members. `to_json` and `from_json` are exact inverses.
+
+
+_OF_A_CHANNEL = ("rows", "bytes", "alignment_ms")
+_OF_A_PARTICIPANT = ("ack_ms", "rows", "bytes", "sync_ms", "commit_ms", "barriers", "late_dropped")
+_numbers_of = attrgetter(*_OF_A_PARTICIPANT)
+
+
+@functools.lru_cache(maxsize=10_000)
+def _checked_uid(uid: str) -> None:
+    """Raise ValueError if `uid` is not usable; asked for the same thousand of them per checkpoint."""
+    checked_name(uid, "uid")
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelStatistics(Stored):
+    """What one channel brought to a sink in one checkpoint.
+
+    Parameters
+    ----------
+    channel
+        Its number, as text.
+    barriers
+        Barriers of this checkpoint that came through it; 1 if all is well.
+    rows
+        Records that came through it in the micro-batch of the barrier; None where the records of
+        several channels cannot be told apart.
+    bytes
+        None: tasks do not count them by channel.
+    alignment_ms
+        From its barrier to the last one of the checkpoint; None where all came with one micro-batch.
+    """
+
+    DEFAULTS: ClassVar = Presence.LEFT_OUT
+
+    channel: str
+    barriers: int
+    rows: int | None = None
+    bytes: int | None = None
+    alignment_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        text_of(self.channel, "channel")
+        checked_whole("barriers", self.barriers, least=0)
+        for name in _OF_A_CHANNEL:
+            measured(name, getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipantStatistics(Stored):
+    """What one operator, sink or master hook did for one checkpoint.
+
+    Parameters
+    ----------
+    uid, kind
+        Who it is.
+    is_acknowledged
+        Whether it has acknowledged. Who has not is what a failed checkpoint waited for.
+    ack_ms
+        From the request to its acknowledgement.
+    rows, bytes
+        What it staged for the checkpoint, over all its micro-batches. None for operators and hooks,
+        and where the checkpoint failed; bytes are None where the system does not tell.
+    sync_ms
+        How long it took to stage the checkpoint's last micro-batch.
+    commit_ms
+        How long its commit took; None where it had nothing to commit.
+    barriers
+        How many barriers of the checkpoint it saw, over all channels; None for operators and hooks.
+    channels
+        One entry per channel that showed a barrier.
+    late_dropped
+        How many late records an operator has dropped for the checkpoint, over all its micro-batches; None
+        where there were none.
+    """
+
+    DEFAULTS: ClassVar = Presence.LEFT_OUT
+
+    uid: str
+    kind: ParticipantKind
+    is_acknowledged: bool = True
+    ack_ms: int | None = None
+    rows: int | None = None
+    bytes: int | None = None
+    sync_ms: int | None = None
+    commit_ms: int | None = None
+    barriers: int | None = None
+    channels: tuple[ChannelStatistics, ...] = ()
+    late_dropped: int | None = None
+
+    def __post_init__(self) -> None:
+        _checked_uid(self.uid)
+        if not isinstance(self.is_acknowledged, bool):
+            raise ValueError(f"is_acknowledged must be true or false, got {self.is_acknowledged!r}")
+        for number in _numbers_of(self):
+            # Looked at here and not by a function: a thousand participants are made per checkpoint.
+            if number is not None and (type(number) is not int or number < 0):
+                raise ValueError(f"the numbers of '{self.uid}' must be whole and >= 0, got {number!r}")
+
+    @property
+    def detail_count(self) -> int:
+        """How many entries of a list it takes: its own and one per channel."""
+        return 1 + len(self.channels)
+
+    @classmethod
+    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Return an object as it is written today; an older form knew sinks only."""
+        if "kind" in value:
+            return value
+        channels = read(tuple[ChannelStatistics, ...], value.get("channels", []))
+        barriers = sum(channel.barriers for channel in channels)
+        return {**value, "kind": ParticipantKind.SINK.value, "barriers": barriers}
+
+
+def listed(participants: Iterable[ParticipantStatistics], at_most: int) -> tuple[ParticipantStatistics, ...]:
+    """Return the participants that may be listed, with the channels for which there is room.
+
+    Participants come before channels, and those that have not acknowledged before the others. The
+    channels of one participant are listed all or not at all.
+
+    Parameters
+    ----------
+    at_most
+        How many participants and channels.
+    """
+    kept = sorted(participants, key=lambda one: one.is_acknowledged)[:at_most]
+    room = at_most - len(kept)
+    result = []
+    for one in kept:
+        fits = len(one.channels) <= room
+        room -= len(one.channels) if fits else 0
+        result.append(one if fits else replace(one, channels=()))
+    return tuple(result)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What one checkpoint cost: durations, rows, bytes, and why it failed if it did.
+#
+# Written by the coordinator while a checkpoint runs, read by programs and by `flinkish checkpoints`.
+# Nothing here decides anything. All types are immutable and check themselves when they are made; `to_json`
+# and `from_json` are exact inverses, use JSON values only, and a value that does not fit raises ValueError:
+# a process that reads statistics runs no code from them.
+#
+# `None` means that something was not measured or not reached; 0 means that it took no time. What an older
+# form did not have is not measured.
+
 
 #: Characters of a failure's text that are kept; an exception may quote a whole record.
 MOST_TEXT = 2_000
@@ -238,3 +381,376 @@ def _of(participants: tuple[ParticipantStatistics, ...]) -> dict[str, Any]:
     acknowledged = sum(participant.is_acknowledged for participant in participants)
     counts = {"asked": len(participants), "acknowledged": acknowledged} if participants else {}
     return {"participants": participants, **counts}
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What is summed up over many checkpoints: minimum, average, p50, p99 and maximum of nine quantities.
+
+
+class Quantity(enum.Enum):
+    """What is summed up; the values are the names in JSON."""
+
+    TRIGGER_MS = "trigger_ms"
+    START_DELAY_MS = "start_delay_ms"
+    ALIGNMENT_MS = "alignment_ms"
+    SYNC_MS = "sync_ms"
+    ASYNC_MS = "async_ms"
+    COMMIT_MS = "commit_ms"
+    END_TO_END_MS = "end_to_end_ms"
+    ROWS = "rows"
+    BYTES_STAGED = "bytes_staged"
+
+
+#: The quantities of one checkpoint, in the order of :class:`Quantity`; None was not measured.
+Sample = tuple[int | None, ...]
+
+
+def sample_of(statistics: CheckpointStatistics) -> Sample:
+    """Return what a summary needs of one checkpoint."""
+    known = statistics.durations.to_json() | {
+        "rows": statistics.rows,
+        "bytes_staged": statistics.bytes_staged,
+    }
+    return tuple(known[quantity.value] for quantity in Quantity)
+
+
+def samples_from_json(names: Any, samples: Any) -> tuple[Sample, ...]:
+    """Read stored samples, whatever quantities they are of; raise ValueError if they are none.
+
+    Parameters
+    ----------
+    names
+        The quantities of the samples, in their order. One that is not among them was not measured;
+        one that nobody knows is left out.
+    """
+    known = [text_of(name, "a quantity") for name in list_of(names, "quantities")]
+    if len(set(known)) != len(known):
+        raise ValueError(f"a quantity occurs twice in {known}")
+    return tuple(_sample(known, sample) for sample in list_of(samples, "samples"))
+
+
+def _sample(names: list[str], value: Any) -> Sample:
+    stored = list_of(value, "a sample")
+    if len(stored) != len(names):
+        raise ValueError(f"a sample has {len(names)} numbers, got {len(stored)}")
+    numbers = dict(zip(names, stored, strict=True))
+    if Quantity.START_DELAY_MS.value not in numbers:
+        # The older form had 0 for bytes, and never measured them.
+        numbers[Quantity.BYTES_STAGED.value] = numbers.get(Quantity.BYTES_STAGED.value) or None
+    return tuple(measured(quantity.value, numbers.get(quantity.value)) for quantity in Quantity)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One quantity over several checkpoints, without those where it was not measured.
+
+    p50 and p99 are the smallest value that at least 50 % or 99 % of all values do not exceed, so
+    each is a value that really occurred.
+    """
+
+    count: int
+    minimum: int
+    average: float
+    p50: int
+    p99: int
+    maximum: int
+
+    @classmethod
+    def of(cls, values: Sequence[int]) -> Summary:
+        """Return the summary of at least one value.
+
+        Examples
+        --------
+        >>> Summary.of([40, 10, 30, 20])
+        Summary(count=4, minimum=10, average=25.0, p50=20, p99=40, maximum=40)
+        """
+        ordered = sorted(values)
+        count = len(ordered)
+        return cls(
+            count,
+            ordered[0],
+            sum(ordered) / count,
+            ordered[_place(count, 50)],
+            ordered[_place(count, 99)],
+            ordered[-1],
+        )
+
+
+def _place(count: int, percent: int) -> int:
+    """Return the index of the percentile; whole numbers, since 0.99 is not a float."""
+    return (count * percent + 99) // 100 - 1
+
+
+def summarize(samples: Iterable[Sample]) -> dict[Quantity, Summary]:
+    """Return a summary per quantity; one that was never measured is left out."""
+    columns = zip(*samples, strict=True)
+    known = {q: [n for n in column if n is not None] for q, column in zip(Quantity, columns, strict=False)}
+    return {quantity: Summary.of(numbers) for quantity, numbers in known.items() if numbers}
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The statistics of the newest checkpoints, counts of all, and a summary over a window.
+#
+# A :class:`StatisticsHistory` is a value of bounded size: the coordinator replaces it with every change and
+# stores it as JSON, the command line reads it. Rules:
+#
+# - All checkpoints in progress are kept, and the newest `limit` that have ended.
+# - At most `details` participants and channels are listed, over all entries. The newest ended one
+#   has the first right to them; one before it is listed whole, or not at all. What is not listed is
+#   counted. A job with a thousand participants has a short memory, not a history of megabytes that
+#   is written with every checkpoint.
+# - The newest completed one, the newest failed one, the newest savepoint and the newest restored
+#   one are remembered, as a whole, when they fall out of that. A savepoint is a completed
+#   checkpoint, too.
+# - The summary is exact over the newest `window` completed checkpoints; of each only nine numbers
+#   are kept. Flink's window is 10,000. 1,000 are three hours at a checkpoint every ten seconds, and
+#   leave the stored history small enough to be written with every checkpoint.
+# - Counts are over the life of the job, as far as this history was carried on.
+#
+# With the limits below and the longest names and numbers the stored form stays below a megabyte.
+
+
+#: Stored beside the samples: a reader may know others.
+_QUANTITIES = [quantity.value for quantity in Quantity]
+#: They are read together with the names of their quantities.
+_SAMPLES = Form(lambda samples: [list(one) for one in samples], lambda samples: samples)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredCheckpoint(Stored):
+    """The checkpoint that a start went on from.
+
+    Parameters
+    ----------
+    checkpoint
+        Its id.
+    restored_at_ms
+        Wall clock time.
+    path
+        The savepoint's directory; empty for a checkpoint of the job's own.
+    """
+
+    checkpoint: CheckpointId
+    restored_at_ms: int
+    path: str = ""
+
+    def __post_init__(self) -> None:
+        checked_whole("restored_at_ms", self.restored_at_ms, least=0)
+        text_of(self.path, "path")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCounts(Stored):
+    """How many checkpoints there were: every triggered one is in progress, completed or failed.
+
+    `refused` are requests that never got an id; `restored` are starts from a checkpoint.
+    """
+
+    triggered: int = 0
+    completed: int = 0
+    failed: int = 0
+    refused: int = 0
+    restored: int = 0
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            checked_whole(one.name, getattr(self, one.name), least=0)
+        if self.in_progress < 0:
+            raise ValueError(f"more checkpoints ended than were triggered: {self}")
+
+    @property
+    def in_progress(self) -> int:
+        """How many were triggered and have not ended."""
+        return self.triggered - self.completed - self.failed
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticsHistory(Stored):
+    """See the module's head.
+
+    Parameters
+    ----------
+    limit
+        How many ended checkpoints are kept; 0 for none.
+    details
+        How many participants and channels are listed at most, over all entries.
+    window
+        How many completed ones the summary is over; at least 1.
+    entries
+        Checkpoints in progress and the newest ended ones, by rising id.
+    counts
+        Over all checkpoints.
+    samples
+        The window, oldest first.
+    newest_completed, newest_failed, newest_savepoint, newest_restored
+        By id, without participants; the restored one by time.
+    dropped_up_to
+        The highest id of an ended checkpoint that was dropped from `entries`.
+
+    Examples
+    --------
+    >>> from flinkish_spark.protocol.ids import CheckpointPurpose
+    >>> from flinkish_spark.protocol.statistics import CheckpointDurations
+    >>> begun = CheckpointStatistics.triggered(CheckpointId(1), CheckpointPurpose.PERIODIC, trigger_at_ms=0)
+    >>> history = StatisticsHistory().triggered(begun)
+    >>> history.counts.in_progress
+    1
+    >>> done = begun.completed(CheckpointDurations(end_to_end_ms=80), rows=5, bytes_staged=100)
+    >>> history.ended(done).summary()[Quantity.END_TO_END_MS].p99
+    80
+    """
+
+    limit: int = 20
+    details: int = 1_000
+    window: int = 1_000
+    entries: tuple[CheckpointStatistics, ...] = ()
+    counts: CheckpointCounts = CheckpointCounts()
+    samples: Annotated[tuple[Sample, ...], _SAMPLES] = ()
+    newest_completed: CheckpointStatistics | None = None
+    newest_failed: CheckpointStatistics | None = None
+    newest_savepoint: CheckpointStatistics | None = None
+    newest_restored: RestoredCheckpoint | None = None
+    dropped_up_to: CheckpointId = field(default_factory=lambda: CheckpointId(0))
+
+    def __post_init__(self) -> None:
+        checked_whole("limit", self.limit, least=0)
+        checked_whole("details", self.details, least=0)
+        checked_whole("window", self.window, least=1)
+        ids = [entry.checkpoint for entry in self.entries]
+        if ids != sorted(set(ids)):
+            raise ValueError(f"the entries must have rising ids, got {[int(i) for i in ids]}")
+        if len(self.in_progress) != self.counts.in_progress or len(self.samples) > self.window:
+            raise ValueError("the entries, the counts and the window of a history contradict each other")
+
+    # -- looking --------------------------------------------------------------------------------
+    @property
+    def in_progress(self) -> tuple[CheckpointStatistics, ...]:
+        """The checkpoints that have not ended, oldest first."""
+        return tuple(e for e in self.entries if e.status is CheckpointStatus.IN_PROGRESS)
+
+    def find(self, checkpoint: CheckpointId) -> CheckpointStatistics | None:
+        """Return what is known about a checkpoint; None if it is unknown or was dropped."""
+        newest = (self.newest_completed, self.newest_failed, self.newest_savepoint)
+        for known in (*self.entries, *newest):
+            if known is not None and known.checkpoint == checkpoint:
+                return known
+        return None
+
+    def summary(self) -> dict[Quantity, Summary]:
+        """Return the summary over the window; a quantity that was never measured is left out."""
+        return summarize(self.samples)
+
+    # -- noting ---------------------------------------------------------------------------------
+    def triggered(self, statistics: CheckpointStatistics) -> StatisticsHistory:
+        """Note a checkpoint that has got its id.
+
+        Raises
+        ------
+        ValueError
+            It is not in progress, or its id was here before: ids are never used again.
+        """
+        if statistics.status is not CheckpointStatus.IN_PROGRESS:
+            raise ValueError(
+                f"checkpoint {statistics.checkpoint} is {statistics.status.value}, not triggered"
+            )
+        if self._was_here(statistics.checkpoint):
+            raise ValueError(f"checkpoint {statistics.checkpoint} was triggered before")
+        counts = replace(self.counts, triggered=self.counts.triggered + 1)
+        return replace(self, entries=self._with(statistics), counts=counts)
+
+    def ended(self, statistics: CheckpointStatistics) -> StatisticsHistory:
+        """Note that a checkpoint has completed or failed.
+
+        One that has ended before stays as it was: a recovery may finish a checkpoint twice. One
+        that was never noted counts as triggered, too: another process began it.
+
+        Raises
+        ------
+        ValueError
+            It is in progress.
+        """
+        if statistics.status is CheckpointStatus.IN_PROGRESS:
+            raise ValueError(f"checkpoint {statistics.checkpoint} has not ended")
+        is_open = any(e.checkpoint == statistics.checkpoint for e in self.in_progress)
+        if not is_open and self._was_here(statistics.checkpoint):
+            return self
+        counts = self.counts if is_open else replace(self.counts, triggered=self.counts.triggered + 1)
+        entries = self._with(statistics)
+        if statistics.status is CheckpointStatus.FAILED:
+            return replace(
+                self,
+                entries=entries,
+                counts=replace(counts, failed=counts.failed + 1),
+                newest_failed=_newer(self.newest_failed, statistics),
+            )._bounded()
+        savepoint = self.newest_savepoint
+        return replace(
+            self,
+            entries=entries,
+            counts=replace(counts, completed=counts.completed + 1),
+            samples=(*self.samples, sample_of(statistics))[-self.window :],
+            newest_completed=_newer(self.newest_completed, statistics),
+            newest_savepoint=_newer(savepoint, statistics) if statistics.purpose.is_savepoint else savepoint,
+        )._bounded()
+
+    def refused(self) -> StatisticsHistory:
+        """Note that a request was turned away before it got an id. Not for ticks of the timer."""
+        return replace(self, counts=replace(self.counts, refused=self.counts.refused + 1))
+
+    def restored(self, restored: RestoredCheckpoint) -> StatisticsHistory:
+        """Note that a start went on from a checkpoint."""
+        counts = replace(self.counts, restored=self.counts.restored + 1)
+        return replace(self, counts=counts, newest_restored=restored)
+
+    # -- inside ---------------------------------------------------------------------------------
+    def _was_here(self, checkpoint: CheckpointId) -> bool:
+        return checkpoint <= self.dropped_up_to or any(e.checkpoint == checkpoint for e in self.entries)
+
+    def _with(self, statistics: CheckpointStatistics) -> tuple[CheckpointStatistics, ...]:
+        others = (e for e in self.entries if e.checkpoint != statistics.checkpoint)
+        return _in_order((*others, statistics))
+
+    def _bounded(self) -> StatisticsHistory:
+        """Drop the oldest ended checkpoints beyond the limit, and details beyond theirs."""
+        ended = [e for e in self.entries if e.status is not CheckpointStatus.IN_PROGRESS]
+        kept = ended[max(0, len(ended) - self.limit) :]
+        dropped = ended[: len(ended) - len(kept)]
+        return replace(
+            self,
+            entries=_in_order((*self.in_progress, *_detailed(kept, self.details))),
+            dropped_up_to=max([self.dropped_up_to, *(e.checkpoint for e in dropped)]),
+        )
+
+    # -- storing --------------------------------------------------------------------------------
+    def to_json(self) -> dict[str, Any]:
+        """Return the stored form."""
+        return {**Stored.to_json(self), "quantities": _QUANTITIES}
+
+    @classmethod
+    def _of_older(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Return an object as it is written today: its samples may be of other quantities."""
+        names, samples = member(value, "quantities"), member(value, "samples")
+        return {**value, "samples": samples_from_json(names, samples)}
+
+
+def _in_order(entries: Iterable[CheckpointStatistics]) -> tuple[CheckpointStatistics, ...]:
+    return tuple(sorted(entries, key=lambda e: e.checkpoint))
+
+
+def _detailed(ended: Sequence[CheckpointStatistics], details: int) -> Iterator[CheckpointStatistics]:
+    """Yield the newest with as many details as may be, and older ones whole as long as there is room."""
+    room = details
+    for place, statistics in enumerate(reversed(ended)):
+        kept = statistics.with_details(room) if place == 0 else statistics
+        count = kept.detail_count
+        if count > room:
+            yield kept.without_details()
+        else:
+            room -= count
+            yield kept
+
+
+def _newer(known: CheckpointStatistics | None, found: CheckpointStatistics) -> CheckpointStatistics:
+    if known is not None and known.checkpoint > found.checkpoint:
+        return known
+    return found.without_details()

@@ -1,10 +1,4 @@
-"""Who reports about time in a plan, and what the driver makes of reports.
-
-Workers know their *reporter* by a number. Keyed operators come first, in the order of the program, then
-its sources. Numbers are of one plan and never stored: what is stored goes by uid.
-
-    report rows -> TaskAck.reports -> facts_of -> BatchTimes
-"""
+"""Who reports about time in a plan, and what the driver makes of reports."""
 
 from __future__ import annotations
 
@@ -12,19 +6,27 @@ import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from flinkish_spark.protocol.agenda import Agenda, NextTimers
-from flinkish_spark.protocol.latencies import SINK_REPORTER
-from flinkish_spark.protocol.operator_time import OperatorTime
-from flinkish_spark.protocol.records import SinkAck, TimeReport
-from flinkish_spark.protocol.time_facts import (
+from flinkish_spark.protocol.event_time import (
+    MAX_WATERMARK_MS,
+    MIN_WATERMARK_MS,
     AssignerRules,
     ChannelReport,
     Place,
     TimerReport,
     Untimed,
 )
-from flinkish_spark.protocol.watermark_valve import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from flinkish_spark.protocol.watermarks import EventTime
+from flinkish_spark.protocol.latency import FIRST_LATE_REPORTER, SINK_REPORTER
+from flinkish_spark.protocol.records import SinkAck, StagedBatch, TimeReport
+from flinkish_spark.protocol.timer_index import Agenda, NextTimers
+from flinkish_spark.protocol.watermarks import EventTime, OperatorTime
+
+# ----------------------------------------------------------------------------------------------------------
+# Who reports about time in a plan, and what the driver makes of reports.
+#
+# Workers know their *reporter* by a number. Keyed operators come first, in the order of the program, then
+# its sources. Numbers are of one plan and never stored: what is stored goes by uid.
+#
+# report rows -> TaskAck.reports -> facts_of -> BatchTimes
 
 
 class ReporterRole(enum.Enum):
@@ -301,3 +303,55 @@ def _timers(found: Mapping[Place, tuple[int, int]]) -> tuple[TimerReport, ...]:
 
 def _or_none(time_ms: int) -> int | None:
     return None if time_ms == MAX_WATERMARK_MS else time_ms
+
+
+# ----------------------------------------------------------------------------------------------------------
+# How many late records operators have dropped, as tasks report it and staged micro-batches keep it.
+#
+# count in a key group -> report in TaskAck.reports -> late_in -> StagedBatch.late_dropped
+#
+# So it is part of what is decided: a micro-batch that runs again counts once, and one that never counts
+# counts nothing. Numbers of operators are those of `protocol/time_plan.py`.
+
+
+def is_late_count(report: TimeReport) -> bool:
+    """Whether a report says how many late records a key group has dropped."""
+    return report.reporter >= FIRST_LATE_REPORTER
+
+
+def late_in(plan: TimePlan, acks: Iterable[SinkAck]) -> dict[str, int]:
+    """Return by operator how many late records a micro-batch dropped; those that dropped none are left out.
+
+    Every sink behind an operator shows its reports. One that is in several chains runs in each, over the
+    same records: it counts in the first of them.
+
+    Examples
+    --------
+    >>> from flinkish_spark.protocol.records import TaskAck
+    >>> from flinkish_spark.protocol.time_plan import reporters_of
+    >>> plan = TimePlan(reporters_of(["hours"], ["orders"]), {"out": ("hours",)}, {"hours": ("hours",)})
+    >>> task = TaskAck(0, 5, 0, reports=(TimeReport(FIRST_LATE_REPORTER, 7, 3, 0),))
+    >>> late_in(plan, [SinkAck("out", (task,)), SinkAck("out", (task,))])
+    {'hours': 3}
+    """
+    groups: dict[tuple[str, str, int], int] = {}
+    for ack in acks:
+        chains = plan.chains.get(ack.sink, ("",))
+        for report in (one for task in ack.tasks for one in task.reports if is_late_count(one)):
+            part, number = divmod(report.reporter - FIRST_LATE_REPORTER, len(plan.reporters))
+            groups[plan.reporters[number].uid, chains[part], report.place] = report.first
+    found: dict[str, int] = {}
+    for (uid, chain, _), count in sorted(groups.items()):
+        own = [name for name, operators in plan.operators.items() if uid in operators]
+        if chain == min(own, default=chain):
+            found[uid] = found.get(uid, 0) + count
+    return found
+
+
+def late_of(batches: Iterable[StagedBatch]) -> dict[str, int]:
+    """Return by operator how many late records micro-batches dropped."""
+    found: dict[str, int] = {}
+    for batch in batches:
+        for uid, count in batch.late_dropped.items():
+            found[uid] = found.get(uid, 0) + count
+    return found

@@ -1,40 +1,284 @@
-"""Event time of a job: from what micro-batches report to the watermark of the next one.
-
-One step per micro-batch, a function of the state before it and its :class:`BatchTimes`. So whoever has
-a stored state and the facts of the micro-batches behind it continues exactly, in any process, and a
-micro-batch that runs again leads to the same watermark.
-
-    reports -> watermark of each channel -> valve over an assigner's channels
-            -> for each operator, a valve over the assigners in front of it
-
-Idleness is measured in processing times of micro-batches, and every micro-batch reads what there is: one
-that carries nothing of a channel shows that nothing came since the one before.
-"""
+"""Event time of a job: from what micro-batches report to the watermark of the next one."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Any
 
-from flinkish_spark.protocol.agenda import Agenda
-from flinkish_spark.protocol.assigner_time import AssignerTime
-from flinkish_spark.protocol.codec import INLINE, LEFT_OUT, Presence, Stored, stored, whole
-from flinkish_spark.protocol.ids import Instance, Uid
-from flinkish_spark.protocol.operator_time import OperatorTime, StoredValve, joined
-from flinkish_spark.protocol.operator_watermarks import Watermarks
-from flinkish_spark.protocol.time_facts import (
-    AssignerRules,
-    BatchTimes,
-    Place,
+from flinkish_spark.protocol.codec import (
+    ADDED,
+    INLINE,
+    LEFT_OUT,
+    Form,
+    Presence,
+    Stored,
+    member,
+    read,
+    stored,
+    whole,
+    write,
 )
-from flinkish_spark.protocol.watermark_valve import (
+from flinkish_spark.protocol.event_time import (
     MAX_WATERMARK_MS,
     MIN_WATERMARK_MS,
+    AssignerInput,
+    AssignerRules,
+    BatchTimes,
     ChannelStatus,
+    Place,
+    Untimed,
     Valve,
+    ValveChannel,
     WatermarkMs,
+    Watermarks,
+    once_each,
 )
+from flinkish_spark.protocol.ids import Instance, Uid
+from flinkish_spark.protocol.timer_index import Agenda
+
+# ----------------------------------------------------------------------------------------------------------
+# Where one assigner stands between two micro-batches: its channels, who is silent, whether it has ended.
+
+
+@dataclass(frozen=True, slots=True)
+class AssignerTime:
+    """Where one assigner stands.
+
+    Parameters
+    ----------
+    valve
+        Over its channels.
+    known_since_ms
+        Processing time of the first micro-batch that knew it; where all of its channels are gone, of the last
+        one in which they had records.
+    silent_since_ms
+        By channel, the processing time of the last micro-batch in which it had records, was held back,
+        or was new.
+    has_ended
+        Whether its input is over.
+    """
+
+    known_since_ms: int
+    valve: Valve[int] = field(default_factory=Valve)
+    silent_since_ms: Mapping[int, int] = field(default_factory=dict)
+    has_ended: bool = False
+
+    def status(self, rules: AssignerRules, now_ms: int) -> ChannelStatus:
+        """Return whether it takes part; without channels, it is idle when it has been so for long enough."""
+        if isinstance(rules.generation, Untimed):
+            return ChannelStatus.IDLE
+        if self.valve.channels:
+            return self.valve.status
+        return ChannelStatus.IDLE if _is_silent(rules, self.known_since_ms, now_ms) else ChannelStatus.ACTIVE
+
+    def after(
+        self,
+        rules: AssignerRules,
+        now_ms: int,
+        times_ms: Mapping[int, int | None],
+        known: AssignerInput | None,
+        held_back: Collection[int],
+    ) -> AssignerTime:
+        """Return where it stands behind a micro-batch."""
+        present = None if known is None else known.channels
+        has_ended = self.has_ended if known is None else known.has_ended
+        new = (times_ms.keys() | (present or frozenset())) - self.valve.channels.keys()
+        generation = rules.generation
+        watermarks = {
+            channel: generation.watermark_ms(time_ms)
+            for channel, time_ms in times_ms.items()
+            if time_ms is not None
+        }
+        valve = self.valve.with_channels(sorted(new)).resumed(times_ms).advanced(watermarks)
+        stirred = times_ms.keys() | new | set(held_back)
+        silent_since_ms = {
+            channel: now_ms if channel in stirred else self.silent_since_ms[channel]
+            for channel in valve.channels
+        }
+        known_since_ms = self.known_since_ms
+        if present is not None:
+            # The records of a channel that ends in this micro-batch were part of it.
+            valve = valve.without(valve.channels.keys() - present)
+            if not valve.channels:
+                # The next split may come at once: it is not idle before it has been silent for long enough.
+                known_since_ms = max(silent_since_ms.values(), default=known_since_ms)
+            silent_since_ms = {channel: silent_since_ms[channel] for channel in valve.channels}
+        quiet = [c for c, since_ms in silent_since_ms.items() if _is_silent(rules, since_ms, now_ms)]
+        return replace(
+            self,
+            known_since_ms=known_since_ms,
+            valve=valve.silenced(quiet),
+            silent_since_ms=silent_since_ms,
+            has_ended=has_ended,
+        )
+
+    def to_json(self) -> Any:
+        """Return the stored form."""
+        channels = tuple(
+            (number, one.watermark_ms, one.status, one.counts, self.silent_since_ms[number])
+            for number, one in sorted(self.valve.channels.items())
+        )
+        return _Members(self.known_since_ms, self.valve.watermark_ms, self.has_ended, channels).to_json()
+
+    @classmethod
+    def from_json(cls, value: Any) -> AssignerTime:
+        """Read the stored form; raise ValueError if it is none."""
+        found = _Members.from_json(value)
+        once_each("channel", (number for number, *_ in found.channels))
+        valve = Valve({one[0]: ValveChannel(*one[1:4]) for one in found.channels}, found.watermark_ms)
+        silent_since_ms = {number: since_ms for number, *_, since_ms in found.channels}
+        return cls(found.known_since_ms, valve, silent_since_ms, found.has_ended)
+
+
+_TimeMs = Annotated[int, whole(0, MAX_WATERMARK_MS)]
+_Channel = tuple[Annotated[int, whole(0)], WatermarkMs, ChannelStatus, bool, _TimeMs]
+
+
+@dataclass(frozen=True, slots=True)
+class _Members(Stored):
+    """An :class:`AssignerTime` as it is stored: what is known of a channel stands together."""
+
+    known_since_ms: _TimeMs
+    watermark_ms: WatermarkMs
+    has_ended: bool
+    channels: tuple[_Channel, ...] = field(default=(), metadata=ADDED)
+
+
+def _is_silent(rules: AssignerRules, since_ms: int, now_ms: int) -> bool:
+    return rules.idleness_ms is not None and now_ms - since_ms >= rules.idleness_ms
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Where one operator stands: a valve over the assigners in front of it, and over no others.
+#
+# Two parts of a job that share nothing do not wait for each other. An operator behind another one has all
+# of the other's inputs among its own, so its watermark is not the greater one: what fires in front of it is
+# never late. (But for inputs that come back from being idle: they hold nobody back who is ahead of them,
+# and as in Flink that may be the second operator alone.)
+
+
+_ROWS = tuple[tuple[Instance, WatermarkMs, ChannelStatus, bool], ...]
+
+
+def _valve_members(valve: Valve[str]) -> dict[str, Any]:
+    channels = sorted(valve.channels.items())
+    rows = [(uid, one.watermark_ms, one.status, one.counts) for uid, one in channels]
+    return {"watermark_ms": valve.watermark_ms, "valve": write(_ROWS, rows)}
+
+
+def _valve_from(stored: Mapping[str, Any]) -> Valve[str]:
+    rows = read(_ROWS, member(stored, "valve"))
+    once_each("assigner", (uid for uid, *_ in rows))
+    watermark_ms = read(WatermarkMs, member(stored, "watermark_ms"))
+    return Valve({uid: ValveChannel(*channel) for uid, *channel in rows}, watermark_ms)
+
+
+#: A valve over assigners: two members of the object that it is a part of.
+StoredValve = Annotated[Valve[str], Form(_valve_members, _valve_from)]
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTime(Stored):
+    """Where an operator stands between two micro-batches.
+
+    Parameters
+    ----------
+    inputs
+        The assigners in front of it.
+    instances
+        Under which names its timers are known: Spark runs one that is in two chains twice.
+    valve
+        Over its inputs that have not ended; at the end of all of them it has let out the last watermark.
+    carried_ms
+        The watermark that the last micro-batch carried for it.
+
+    Examples
+    --------
+    >>> OperatorTime(frozenset({"orders.sums"}), frozenset({"sums"})).watermark_ms == MIN_WATERMARK_MS
+    True
+    """
+
+    inputs: frozenset[Instance]
+    instances: frozenset[Instance]
+    valve: StoredValve = field(default_factory=Valve, metadata=INLINE)
+    carried_ms: WatermarkMs = MIN_WATERMARK_MS
+
+    @property
+    def watermark_ms(self) -> int:
+        """What the next micro-batch carries for it."""
+        return self.valve.watermark_ms
+
+    def after(
+        self,
+        assigners: Mapping[str, AssignerTime],
+        there: Mapping[str, AssignerTime],
+        active: Collection[str],
+        carried_ms: int,
+    ) -> OperatorTime:
+        """Return where it stands behind a micro-batch.
+
+        Parameters
+        ----------
+        assigners
+            All of the job, behind the micro-batch.
+        there, active
+            Those that had not ended before it, and which of them take part.
+        carried_ms
+            What the micro-batch carried for it.
+        """
+        own = {uid: one for uid, one in there.items() if uid in self.inputs}
+        valve = joined(self.valve, carried_ms, own, active)
+        if self.inputs and all(uid in assigners and assigners[uid].has_ended for uid in self.inputs):
+            valve = replace(valve, watermark_ms=MAX_WATERMARK_MS)
+        return replace(self, valve=valve, carried_ms=carried_ms)
+
+    def going_on(self, valve: Valve[str], carried_ms: int) -> OperatorTime:
+        """Return it as it goes on from a valve of before, which may be over other inputs.
+
+        The watermark stays, since its state has seen it; inputs that are gone hold it back no more, and new
+        ones join with the next micro-batch.
+        """
+        return replace(self, valve=valve.without(valve.channels.keys() - self.inputs), carried_ms=carried_ms)
+
+
+def joined(
+    valve: Valve[str], seen_ms: int, there: Mapping[str, AssignerTime], active: Collection[str]
+) -> Valve[str]:
+    """Return a valve over assigners behind a micro-batch.
+
+    Parameters
+    ----------
+    valve
+        Before it.
+    seen_ms
+        What operators have seen, from which it goes on whatever the valve says.
+    there, active
+        Assigners that had not ended before it, and the uids of those that take part; others may be among
+        these. One that ends in this micro-batch still says how far it came.
+    """
+    taking_part = there.keys() & active
+    valve = replace(valve, watermark_ms=max(valve.watermark_ms, seen_ms))
+    valve = valve.with_channels(sorted(there))
+    # This order matters: an assigner lets its greatest watermark out as it becomes idle.
+    valve = valve.resumed(taking_part).advanced({uid: one.valve.watermark_ms for uid, one in there.items()})
+    valve = valve.silenced(there.keys() - taking_part)
+    return valve.without(uid for uid in valve.channels if uid not in there or there[uid].has_ended)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Event time of a job: from what micro-batches report to the watermark of the next one.
+#
+# One step per micro-batch, a function of the state before it and its :class:`BatchTimes`. So whoever has a
+# stored state and the facts of the micro-batches behind it continues exactly, in any process, and a micro-
+# batch that runs again leads to the same watermark.
+#
+#     reports -> watermark of each channel -> valve over an assigner's channels
+#             -> for each operator, a valve over the assigners in front of it
+#
+# Idleness is measured in processing times of micro-batches, and every micro-batch reads what there is: one
+# that carries nothing of a channel shows that nothing came since the one before.
+
 
 #: Of all assigners of a job, by uid.
 Rules = Mapping[str, AssignerRules]
@@ -185,7 +429,7 @@ def step(rules: Rules, state: EventTime, batch: BatchTimes) -> EventTime:
 
     Examples
     --------
-    >>> from flinkish_spark.protocol.time_facts import BoundedOutOfOrderness, ChannelReport
+    >>> from flinkish_spark.protocol.event_time import BoundedOutOfOrderness, ChannelReport
     >>> rules = {"orders": AssignerRules(BoundedOutOfOrderness(1_000))}
     >>> batch = BatchTimes(0, (ChannelReport("orders", 0, 61_001), ChannelReport("orders", 1, 90_000)))
     >>> step(rules, EventTime(), batch).watermark_ms

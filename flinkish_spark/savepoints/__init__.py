@@ -2,5 +2,5 @@
 
 `export` writes one, `files` reads one, `restore` prepares a job directory with one, `rescale` does
 the same with the job's own newest checkpoint, and `seed_source` brings the state into the first
-micro-batch. What fits what is decided in `protocol/restoring.py`.
+micro-batch. What fits what is decided in `protocol/savepoints.py`.
 """

@@ -1,26 +1,272 @@
-"""What a user says about state that is made of a batch DataFrame: which rows, by which key, what into.
-
-Keys are hashed by Spark exactly as a job's `key_by` does, so every key finds its state in the key group where
-the job will look for it.
-"""
+"""What a user says about state that is made of a batch DataFrame."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column
 from pyspark.sql import types as T
 
-from flinkish_spark.arguments import refuse_if_never_run, unusable
-from flinkish_spark.errors import ConfigError
-from flinkish_spark.graph.declared import check_can_be_sent, check_field_names
-from flinkish_spark.savepoints.bootstrap_function import KeyedStateBootstrapFunction
-from flinkish_spark.savepoints.columns_function import ColumnsFunction, StateColumns
+from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.core.validation import refuse_if_never_run, unusable
+from flinkish_spark.functions.keyed import RichFunction
+from flinkish_spark.planning.declare import check_can_be_sent
+from flinkish_spark.state.descriptors import (
+    ListStateDescriptor,
+    MapStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
+from flinkish_spark.types.ddl import is_field_list, parse_ddl
+from flinkish_spark.types.schemas import check_field_names
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from flinkish_spark.functions.keyed import Context, RuntimeContext
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a user writes to fill states and timers of a savepoint from rows.
+
+
+class KeyedStateBootstrapFunction(RichFunction, ABC):
+    """Fills the states and timers of keys from the rows of a DataFrame, one at a time.
+
+    Called once per row, in tasks, while a savepoint is written; a task that is run again calls it again for
+    the same rows. States and timers are declared and used as in a
+    :class:`~flinkish_spark.KeyedProcessFunction`, by the same names and types as in the job. Nothing is
+    emitted, and no timer fires: those that are due fire in the job.
+
+    Examples
+    --------
+    >>> from flinkish_spark import ValueStateDescriptor
+    >>> class Totals(KeyedStateBootstrapFunction):
+    ...     def open(self, context):
+    ...         self.total = context.get_state(ValueStateDescriptor("total", "LONG", default=0))
+    ...     def process_element(self, value, ctx):
+    ...         self.total.update(self.total.value() + value.amount)
+    ...         ctx.timer_service().register_processing_time_timer(1_900_000_000_000)
+    """
+
+    @abstractmethod
+    def process_element(self, value: Any, ctx: Context) -> None:
+        """Take one row.
+
+        Parameters
+        ----------
+        value
+            The row as a named tuple, as a job's functions get records.
+        ctx
+            The current key; the row's time, if the rows have one; the timer service. Its watermark is
+            `MIN_WATERMARK_MS`, its processing time the wall clock when the savepoint was begun.
+        """
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Columns of a DataFrame straight into states, by the states' descriptors.
+#
+# A value state takes one row per key. A list state takes one element per row, or a whole list per key; a
+# map state one entry per row, or a whole map per key. Which of them it is, the columns' types say.
+
+
+#: A state, and the column or columns that it is made of.
+StateColumns = tuple[StateDescriptor, "str | Sequence[str]"]
+_Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Form:
+    """One way to make a state of columns.
+
+    Parameters
+    ----------
+    kinds
+        Types of the columns.
+    make
+        From a row's columns to what is put.
+    put
+        Puts it into the state.
+    """
+
+    kinds: tuple[T.DataType, ...]
+    make: Callable[[_Row], Any]
+    put: Callable[[Any, Any, Context], None]
+
+    @property
+    def text(self) -> str:
+        """The types, without what does not matter: whether there may be nulls."""
+        return ", ".join(kind.simpleString() for kind in self.kinds)
+
+
+@dataclass(frozen=True)
+class _Fill:
+    """A state, where its columns stand in a row, and what becomes of them."""
+
+    descriptor: StateDescriptor
+    places: tuple[int, ...]
+    form: _Form
+
+
+class ColumnsFunction(KeyedStateBootstrapFunction):
+    """Puts columns into states; a null leaves its state as it is."""
+
+    def __init__(self, fills: tuple[_Fill, ...]) -> None:
+        self._fills = fills
+
+    @classmethod
+    def of(cls, states: Sequence[StateColumns], schema: T.StructType, uid: str) -> ColumnsFunction:
+        """Return the function for pairs of descriptor and columns.
+
+        Raises
+        ------
+        ConfigError, SchemaError
+            A column is missing or of another type, or a state cannot be made of columns.
+        """
+        return cls(tuple(_fill(one, schema, uid) for one in states))
+
+    def open(self, context: RuntimeContext) -> None:
+        """Declare the states."""
+        self._states = [_declared(context, fill.descriptor) for fill in self._fills]
+
+    def process_element(self, value: Any, ctx: Context) -> None:
+        """Put one row into each state."""
+        for fill, state in zip(self._fills, self._states, strict=True):
+            row = tuple(value[place] for place in fill.places)
+            if any(column is not None for column in row):
+                fill.form.put(state, fill.form.make(row), ctx)
+
+
+def _declared(context: RuntimeContext, descriptor: StateDescriptor) -> Any:
+    if isinstance(descriptor, ListStateDescriptor):
+        return context.get_list_state(descriptor)
+    if isinstance(descriptor, MapStateDescriptor):
+        return context.get_map_state(descriptor)
+    assert isinstance(descriptor, ValueStateDescriptor)
+    # What a function sees where there is no value is not to be taken for one that was put.
+    return context.get_state(replace(descriptor, default=None))
+
+
+def _fill(given: StateColumns, schema: T.StructType, uid: str) -> _Fill:
+    descriptor, columns = given
+    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    missing = [name for name in names if name not in schema.names]
+    if missing or not names:
+        raise SchemaError(
+            f"state '{descriptor.name}' of '{uid}' is to be made of '{', '.join(missing)}'",
+            why="the DataFrame has no such column",
+            what_to_do=f"choose from: {', '.join(schema.names)}",
+        )
+    forms = _forms(descriptor, uid)
+    given_text = ", ".join(schema[name].dataType.simpleString() for name in names)
+    for form in forms:
+        if form.text == given_text:
+            return _Fill(descriptor, tuple(schema.names.index(name) for name in names), form)
+    raise SchemaError(
+        f"state '{descriptor.name}' of '{uid}' cannot be made of {', '.join(names)}",
+        why=f"they are {given_text}, and it takes {' or '.join(form.text for form in forms)}",
+        what_to_do="cast the columns",
+    )
+
+
+def _forms(descriptor: StateDescriptor, uid: str) -> tuple[_Form, ...]:
+    if isinstance(descriptor, ValueStateDescriptor):
+        kinds, make = _fields(descriptor.value_type)
+        return (_Form(kinds, make, _put_value),)
+    if isinstance(descriptor, ListStateDescriptor):
+        kinds, make = _fields(descriptor.element_type)
+        whole = T.ArrayType(parse_ddl(descriptor.element_type))
+        as_list = _tuples if is_field_list(descriptor.element_type) else _first
+        return _Form((whole,), as_list, _put_list), _Form(kinds, make, _add_element)
+    if isinstance(descriptor, MapStateDescriptor):
+        key, (kinds, make) = parse_ddl(descriptor.key_type), _fields(descriptor.value_type)
+        whole_map = T.MapType(key, parse_ddl(descriptor.value_type))
+        as_map = _map_of_tuples if is_field_list(descriptor.value_type) else _first
+        entry = _Entry(make)
+        return _Form((whole_map,), as_map, _put_map), _Form((key, *kinds), entry, _put_entry)
+    raise ConfigError(
+        f"state '{descriptor.name}' of '{uid}' cannot be made of columns",
+        why=f"a {type(descriptor).__name__} has a function of its own",
+        what_to_do="use a KeyedStateBootstrapFunction that adds to it",
+    )
+
+
+def _fields(ddl: str) -> tuple[tuple[T.DataType, ...], Callable[[_Row], Any]]:
+    """Return the columns that make one value of a type, and how."""
+    kind = parse_ddl(ddl)
+    if isinstance(kind, T.StructType) and is_field_list(ddl):
+        return tuple(field.dataType for field in kind), tuple
+    return (kind,), _first
+
+
+# -- from columns to what is put --------------------------------------------------------------------
+def _first(row: _Row) -> Any:
+    return row[0]
+
+
+def _tuples(row: _Row) -> list[_Row | None]:
+    # A null goes on as None: a list refuses it, with a reason.
+    return [one if one is None else tuple(one.values()) for one in row[0]]
+
+
+def _map_of_tuples(row: _Row) -> dict[Any, _Row | None]:
+    return {key: value if value is None else tuple(value.values()) for key, value in row[0].items()}
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Makes an entry of a map of a key and the columns of its value."""
+
+    make: Callable[[_Row], Any]
+
+    def __call__(self, row: _Row) -> tuple[Any, Any]:
+        return row[0], self.make(row[1:])
+
+
+# -- into states ------------------------------------------------------------------------------------
+def _put_value(state: Any, value: Any, ctx: Context) -> None:
+    _refuse_second(state.value() is not None, ctx)
+    state.update(value)
+
+
+def _add_element(state: Any, value: Any, ctx: Context) -> None:
+    state.add(value)
+
+
+def _put_list(state: Any, values: Any, ctx: Context) -> None:
+    _refuse_second(bool(state), ctx)
+    state.update(values)
+
+
+def _put_map(state: Any, entries: Any, ctx: Context) -> None:
+    _refuse_second(not state.is_empty(), ctx)
+    state.update(entries)
+
+
+def _put_entry(state: Any, entry: tuple[Any, Any], ctx: Context) -> None:
+    key, value = entry
+    if key is None:
+        raise ValueError(f"a map has no null as its key; one came for the key {ctx.get_current_key()!r}")
+    _refuse_second(key in state, ctx)
+    state[key] = value
+
+
+def _refuse_second(is_there: bool, ctx: Context) -> None:
+    if is_there:
+        raise ValueError(
+            f"several rows for the key {ctx.get_current_key()!r}: a DataFrame has no order, so none of them "
+            "is the right one; aggregate them first"
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a user says about state that is made of a batch DataFrame: which rows, by which key, what into.
+#
+# Keys are hashed by Spark exactly as a job's `key_by` does, so every key finds its state in the key group
+# where the job will look for it.
 
 
 @dataclass(frozen=True)

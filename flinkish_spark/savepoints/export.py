@@ -24,14 +24,16 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import functions as F
 
-from flinkish_spark.bridge import said
-from flinkish_spark.graph.chains import read_by
-from flinkish_spark.operators.state_evolution import StateMismatch
-from flinkish_spark.operators.stored_groups import describe_group, whole_group
+from flinkish_spark.bridge.session import said
+from flinkish_spark.bridge.settings import session_of_its_own
+from flinkish_spark.core.offset_log import LoggedOffsets
+from flinkish_spark.core.store import sync_directory
+from flinkish_spark.planning.times import read_by
 from flinkish_spark.protocol.ids import JobUuid
-from flinkish_spark.protocol.restoring import OperatorShape
+from flinkish_spark.protocol.plan_layout import PlanLayout
 from flinkish_spark.protocol.savepoints import (
     STATE_FOLDER,
+    OperatorShape,
     OperatorState,
     SavedChain,
     SavepointMetadata,
@@ -40,26 +42,22 @@ from flinkish_spark.protocol.savepoints import (
     check_groups,
     state_path,
 )
-from flinkish_spark.protocol.scans import PlanLayout
-from flinkish_spark.runtime.base_files import BaseFiles, MappedBases
-from flinkish_spark.runtime.columns import FIRST_PARTITION_GROUP, ROUTE
-from flinkish_spark.runtime.key_groups import Routing
-from flinkish_spark.runtime.query import session_of_its_own
-from flinkish_spark.runtime.spark_log import LoggedOffsets
-from flinkish_spark.runtime.state_files import BASES, STATE
-from flinkish_spark.savepoints.errors import SavepointFailed
-from flinkish_spark.savepoints.files import SavepointDir
-from flinkish_spark.savepoints.state_files import ROWS_AT_ONCE, StateFileWriter
-from flinkish_spark.savepoints.targets import check_outside
-from flinkish_spark.store import sync_directory
+from flinkish_spark.savepoints.files import SavepointDir, SavepointFailed, check_outside
+from flinkish_spark.state.base_files import BASES, STATE, BaseFiles, MappedBases
+from flinkish_spark.state.evolution import StateMismatch
+from flinkish_spark.state.key_group import describe_group, whole_group
+from flinkish_spark.state.savepoint_files import ROWS_AT_ONCE, StateFileWriter
+from flinkish_spark.transport.columns import FIRST_PARTITION_GROUP, ROUTE
+from flinkish_spark.transport.routing import Routing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from flinkish_spark.graph.planned import PlannedJob
-    from flinkish_spark.graph.stream_graph import SourceNode
-    from flinkish_spark.job_dir import JobDir
+    from flinkish_spark.contracts.source import SourceNode
+    from flinkish_spark.core.job_dir import JobDir
+    from flinkish_spark.planning.sink_rows import PlannedJob
     from flinkish_spark.protocol.decisions import Decision
+
 
 _REPORT = "name STRING, rows INT, bytes LONG, sha256 STRING, states STRING, groups ARRAY<INT>"
 

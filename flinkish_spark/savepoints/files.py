@@ -1,11 +1,4 @@
-"""A savepoint's directory: finished or not, whole or damaged, whose it is.
-
-    savepoint.json                    created last; without it there is no savepoint
-    state/<operator uid>/<n>.parquet  rows of key group and state value
-    claimed.json                      a job owns the files; deleted last
-
-All names in it are relative, so it can be moved and copied with any tool.
-"""
+"""A savepoint's directory: where it can be, whole or damaged, whose it is."""
 
 from __future__ import annotations
 
@@ -13,23 +6,84 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator
+import unicodedata
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from flinkish_spark.errors import JobDirError, StoreError
+from flinkish_spark.core.errors import (
+    ConfigError,
+    CorruptObjectError,
+    EnvironmentFault,
+    FlinkishError,
+    JobDirError,
+    StoreError,
+    UserError,
+)
+from flinkish_spark.core.store import CreateResult, LocalStore, ObjectMissing, SealedObjects, make_directories
+from flinkish_spark.core.validation import instance_of, refused_as_config_errors
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid
-from flinkish_spark.protocol.savepoints import STATE_ENDING, STATE_FOLDER, SavepointMetadata, StateFile
-from flinkish_spark.protocol.seeding import Claim
-from flinkish_spark.savepoints.errors import (
-    SavepointClaimed,
-    SavepointDamaged,
-    SavepointFailed,
-    SavepointNotFound,
+from flinkish_spark.protocol.limits import checked_choice
+from flinkish_spark.protocol.savepoints import (
+    STATE_ENDING,
+    STATE_FOLDER,
+    Claim,
+    ClaimMode,
+    NonRestoredState,
+    RestoreRules,
+    SavepointMetadata,
+    StateFile,
+    UnpositionedSources,
 )
-from flinkish_spark.savepoints.state_files import sha256_of
-from flinkish_spark.sealed_objects import SealedObjects
-from flinkish_spark.store import CreateResult, LocalStore, ObjectMissing, make_directories
+from flinkish_spark.state.savepoint_files import sha256_of
+
+# ----------------------------------------------------------------------------------------------------------
+# What can be wrong with a savepoint; all of it is said before anything is created.
+
+
+class SavepointNotFound(UserError):
+    """There is no savepoint at that path, or it was never finished."""
+
+
+class SavepointMisfit(UserError):
+    """The savepoint does not fit the job; `problems` holds every reason."""
+
+
+class SavepointClaimed(UserError):
+    """A job owns the savepoint's files and may delete them at any time."""
+
+
+class SavepointDamaged(CorruptObjectError):
+    """A file of the savepoint is missing, torn or altered."""
+
+
+class SavepointFailed(EnvironmentFault):
+    """The state could not be exported; the job and its checkpoints are not affected."""
+
+
+class RescaleRefused(UserError):
+    """The number of shuffle partitions was changed and the job cannot follow."""
+
+
+class CheckpointNotRetained(UserError):
+    """The job directory does not have that checkpoint, or not its state any more."""
+
+
+class BootstrapRefused(UserError):
+    """What is to be written into a savepoint does not fit together; nothing was written."""
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A savepoint's directory: finished or not, whole or damaged, whose it is.
+#
+#     savepoint.json                    created last; without it there is no savepoint
+#     state/<operator uid>/<n>.parquet  rows of key group and state value
+#     claimed.json                      a job owns the files; deleted last
+#
+# All names in it are relative, so it can be moved and copied with any tool.
+
 
 METADATA_KEY = "savepoint.json"
 CLAIM_KEY = "claimed.json"
@@ -335,3 +389,221 @@ def sync_file(path: Path) -> None:
     """Make the content of a file durable; its name is not yet."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Where a savepoint can be written: looked at before the request for it gets a checkpoint id.
+
+
+#: Of a path and of one name in it, in bytes, with room for ``/state/<uid>/<name>.parquet`` behind it.
+_LONGEST_PATH = 3_500
+_LONGEST_NAME = 255
+_ELSEWHERE = "give another directory"
+
+
+def why_no_savepoint_at(target: str, job_root: Path) -> str:
+    """Return why no savepoint can be written to a directory, and what to do; empty if it can.
+
+    Makes the directory if it can be one: that is the only way to know. Whatever `target` is, the
+    answer is text. It holds for the moment; the export looks again.
+
+    Parameters
+    ----------
+    target
+        What somebody asked for.
+    job_root
+        The job directory, absolute.
+    """
+    try:
+        check_target(target, lambda path: check_outside(path, job_root))
+    except FlinkishError as error:
+        return str(error)
+    return ""
+
+
+def check_target(target: str, check_place: Callable[[Path], None] = lambda path: None) -> None:
+    """Refuse a directory to which no savepoint can be written; makes it if it can be one.
+
+    Parameters
+    ----------
+    check_place
+        What else is to be refused, before anything is made.
+
+    Raises
+    ------
+    SavepointFailed
+        With the reason.
+    """
+    try:
+        _check_text(target)
+        path = Path(target)
+        check_place(path)
+        _check_free(path)
+        SavepointDir(path).prepare()
+        _try_to_write(path)
+    except FlinkishError:
+        raise
+    except (OSError, ValueError) as error:
+        raise _refused(target, str(error), "check that this user may write it, or " + _ELSEWHERE) from error
+
+
+def check_apart(target: Path, origin: Path) -> None:
+    """Refuse a target that is, or is in or around, the savepoint that a new one is made of.
+
+    Raises
+    ------
+    SavepointFailed
+        The old one would be changed.
+    """
+    place, root = Path(os.path.realpath(target)), Path(os.path.realpath(origin))
+    if _is_within(place, root) or _is_within(root, place):
+        raise _refused(
+            str(target), f"it and the savepoint {origin}, of which it is made, are in each other", _ELSEWHERE
+        )
+
+
+def check_outside(target: Path, job_root: Path) -> None:
+    """Refuse a target in the job directory or around it, by whatever links it is reached.
+
+    Raises
+    ------
+    SavepointFailed
+        One of them would be deleted with the other.
+    """
+    # Not Path.resolve, which raises where links lead in a circle.
+    place, root = Path(os.path.realpath(target)), Path(os.path.realpath(job_root))
+    if _is_within(place, root):
+        raise _refused(
+            str(target),
+            f"it is in the job directory {root}, and a savepoint outlives that",
+            "give a directory outside of it",
+        )
+    if _is_within(root, place):
+        raise _refused(str(target), f"the job directory {root} is in it", "give a directory of its own")
+
+
+def _is_within(path: Path, folder: Path) -> bool:
+    """Whether a resolved path is a resolved folder or below it; one directory can have two names."""
+    if path.is_relative_to(folder):
+        return True
+    try:
+        known = folder.stat()
+    except OSError:
+        return False
+    return any(_is_same(part, known) for part in (path, *path.parents))
+
+
+def _is_same(path: Path, known: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.stat(), known)
+    except OSError:
+        return False
+
+
+def _check_text(target: str) -> None:
+    if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in target):
+        raise _refused(target, "there are control characters in it", "give a path of printable characters")
+    if not target.startswith("/"):
+        raise _refused(
+            target,
+            "half of the code runs in other processes, with other working directories",
+            "give an absolute path",
+        )
+    longest = max(len(name.encode()) for name in target.split("/"))
+    if len(target.encode()) > _LONGEST_PATH or longest > _LONGEST_NAME:
+        raise _refused(
+            target,
+            f"it is too long: a path has room for {_LONGEST_PATH:,} bytes, a name in it for {_LONGEST_NAME}",
+            "give a shorter path",
+        )
+
+
+def _check_free(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise _refused(str(path), "it is a file", "give a directory of its own, which may be new")
+    if not os.path.lexists(path / METADATA_KEY):
+        return
+    try:
+        known = SavepointDir(path).metadata()
+        what = f"checkpoint {known.checkpoint} of job '{known.job}'"
+    except FlinkishError:
+        what = "one that cannot be read"
+    raise _refused(str(path), f"another savepoint is there: {what}", _ELSEWHERE)
+
+
+def _try_to_write(path: Path) -> None:
+    # Named as a file of the store's that a crash left: a later export puts up with it.
+    probe = path / f".{METADATA_KEY}.{uuid.uuid4().hex}.tmp"
+    try:
+        with open(probe, "xb") as file:
+            file.write(b"?")
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _refused(target: str, why: str, what_to_do: str) -> SavepointFailed:
+    # It may be anything: shown in quotes, and not longer than a line or two.
+    shown = repr(target if len(target) <= 200 else f"{target[:200]}...")
+    return SavepointFailed(f"no savepoint can be written to {shown}", why=why, what_to_do=what_to_do)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a user says about restoring.
+
+
+@dataclass(frozen=True)
+class RestoreSettings:
+    """Start a new job from a savepoint.
+
+    Counts at the first start of a job directory. A later start with the same savepoint goes on from
+    the job's own checkpoints; with another one it is refused.
+
+    Parameters
+    ----------
+    path
+        The savepoint's directory, an absolute path as a str.
+    claim
+        Who owns the savepoint's files afterwards.
+    non_restored
+        What becomes of state that nothing in the job takes.
+    unpositioned
+        What becomes of sources that cannot be told where to begin.
+
+    Raises
+    ------
+    ConfigError
+        The path is not absolute, or a value is of another type.
+
+    Examples
+    --------
+    >>> RestoreSettings("/savepoints/orders-17").claim.name
+    'NO_CLAIM'
+    """
+
+    path: str
+    claim: ClaimMode = ClaimMode.NO_CLAIM
+    non_restored: NonRestoredState = NonRestoredState.REFUSE
+    unpositioned: UnpositionedSources = UnpositionedSources.REFUSE
+
+    def __post_init__(self) -> None:
+        instance_of("path", self.path, str, what_to_do='give RestoreSettings("/absolute/path")')
+        with refused_as_config_errors("give RestoreSettings one of these, without quotes"):
+            checked_choice("claim", self.claim, ClaimMode)
+            checked_choice("non_restored", self.non_restored, NonRestoredState)
+            checked_choice("unpositioned", self.unpositioned, UnpositionedSources)
+        if not self.folder.is_absolute():
+            raise ConfigError(
+                f"the savepoint {self.path!r} cannot be used",
+                why="half of the code runs in other processes, with other working directories",
+                what_to_do="give an absolute path",
+            )
+
+    @property
+    def folder(self) -> Path:
+        """Return the path without the scheme of a local file."""
+        return Path(self.path.removeprefix("file://"))
+
+    @property
+    def rules(self) -> RestoreRules:
+        """Return what the user allows."""
+        return RestoreRules(self.non_restored, self.unpositioned)

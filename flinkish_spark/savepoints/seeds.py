@@ -8,19 +8,19 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flinkish_spark.errors import CorruptObjectError, FlinkishError, JobDirError
-from flinkish_spark.graph.beginning import Beginning
-from flinkish_spark.job_dir import JobDir, seed_folder
+from flinkish_spark.core.errors import CorruptObjectError, FlinkishError, JobDirError
+from flinkish_spark.core.job_dir import JobDir, seed_folder
+from flinkish_spark.planning.planner import Beginning
 from flinkish_spark.protocol.ids import JobUuid, Lineage
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
-from flinkish_spark.protocol.savepoints import STATE_FOLDER
-from flinkish_spark.protocol.scans import PlanLayout
-from flinkish_spark.protocol.seeding import ClaimMode, Seed
+from flinkish_spark.protocol.plan_layout import PlanLayout
+from flinkish_spark.protocol.savepoints import STATE_FOLDER, ClaimMode, Seed
 from flinkish_spark.savepoints.files import SavepointDir
 
 if TYPE_CHECKING:
-    from flinkish_spark.graph.planned import PlannedJob
+    from flinkish_spark.planning.sink_rows import PlannedJob
     from flinkish_spark.protocol.decisions import Decision
+
 
 LOG = logging.getLogger(__name__)
 #: In job.json: the savepoint that the job began with.

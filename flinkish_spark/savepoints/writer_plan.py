@@ -3,18 +3,643 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from flinkish_spark.arguments import refused_as_config_errors
-from flinkish_spark.clock import wall_ms
+import pyarrow as pa
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_type
+
+from flinkish_spark.core.clock import wall_ms
+from flinkish_spark.core.elements import TimeDomain
+from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.core.validation import refused_as_config_errors
+from flinkish_spark.protocol.event_time import TimerReport, Valve
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, checked_name
-from flinkish_spark.protocol.savepoints import SavepointMetadata
-from flinkish_spark.protocol.watermarks import EventTime
-from flinkish_spark.savepoints.errors import BootstrapRefused
-from flinkish_spark.savepoints.files import SavepointDir
-from flinkish_spark.savepoints.planned_state import PlannedOperator
-from flinkish_spark.savepoints.saved_parts import Chains
+from flinkish_spark.protocol.plan_layout import Chain, Position
+from flinkish_spark.protocol.savepoints import OperatorState, SavedChain, SavepointMetadata, StateFile
+from flinkish_spark.protocol.timer_index import Agenda
+from flinkish_spark.protocol.watermarks import EventTime, OperatorTime
+from flinkish_spark.savepoints.bootstrap import KeyedRows, KeyedStateBootstrapFunction
+from flinkish_spark.savepoints.entries import (
+    CLOCK,
+    EACH_TOUCHED_AT,
+    TIME_MS,
+    TIMES,
+    file_values,
+    value_columns,
+)
+from flinkish_spark.savepoints.files import BootstrapRefused, SavepointDir
+from flinkish_spark.savepoints.group_edits import (
+    Edit,
+    EditedBroadcast,
+    EditedItems,
+    EditedState,
+    EditedTimers,
+    PartitionEdit,
+)
+from flinkish_spark.state.codec import HASH, TOUCHED, Expiry, SlotForm, TableLayout, timer_layout
+from flinkish_spark.state.evolution import spread_types, stored_values
+from flinkish_spark.state.key_group import STATE_SECTION, stored_tables
+from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.rows import arrow_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What of a savepoint's metadata hangs on its operators: chains with positions, and timers that wait.
+#
+# The one place in which writers of savepoints touch chains. A savepoint is restored by uid, but the state
+# of an operator belongs to a chain, and operators in one chain of a job must have stood at the same place.
+
+
+Chains = tuple[SavedChain, ...]
+#: A key group, and when its next timers are due by event time and by processing time.
+DueTimers = tuple[int, int | None, int | None]
+
+
+def with_operator(chains: Chains, uid: str, beside: str | None) -> tuple[Chains, str]:
+    """Return the chains with one more operator, and the name of the chain in which it is.
+
+    It stands where that chain stood, so it goes with every operator of it, and of chains at the same place.
+    In a savepoint without chains it stands nowhere: whatever source a job puts in front of it begins where
+    it says itself.
+
+    Parameters
+    ----------
+    beside
+        Name of the chain; None where there is none, or all of them stood at the same places.
+
+    Raises
+    ------
+    BootstrapRefused
+        The chain is not there, or it has to be said which one is meant.
+
+    Examples
+    --------
+    >>> chains, name = with_operator((), "totals", None)
+    >>> with_operator(chains, "counts", None)[0][0].chain.operators
+    ('totals', 'counts')
+    """
+    if not chains:
+        return (SavedChain(Chain((), (uid,), (uid,)), {}),), uid
+    names = [one.chain.name for one in chains]
+    if beside is None:
+        if any(_places(one) != _places(chains[0]) for one in chains):
+            raise BootstrapRefused(
+                f"it is not clear where the new operator '{uid}' stands",
+                why="the chains of the savepoint stood at different places",
+                what_to_do=f"say in front of which it will run: beside={' or '.join(map(repr, names))}",
+            )
+        beside = names[0]
+    if beside not in names:
+        raise BootstrapRefused(
+            f"the savepoint has no chain '{beside}'", what_to_do=f"choose from: {', '.join(names)}"
+        )
+    changed = [
+        _with_operators(one, (*one.chain.operators, uid)) if one.chain.name == beside else one
+        for one in chains
+    ]
+    return tuple(changed), beside
+
+
+def without_operator(chains: Chains, uid: str) -> Chains:
+    """Return the chains without an operator; a chain with sources stays, since it says where they stood."""
+    changed = [
+        _with_operators(one, tuple(other for other in one.chain.operators if other != uid)) for one in chains
+    ]
+    return tuple(one for one in changed if one.chain.operators or one.chain.inputs)
+
+
+def with_uid(chains: Chains, old: str, new: str) -> tuple[Chains, Mapping[str, str]]:
+    """Return the chains with an operator under another uid, and the chains' new names by the old ones."""
+    changed = []
+    for one in chains:
+        operators, consumers = (
+            tuple(new if uid == old else uid for uid in uids)
+            for uids in (one.chain.operators, one.chain.consumers)
+        )
+        changed.append(replace(one, chain=replace(one.chain, operators=operators, consumers=consumers)))
+    names = {a.chain.name: b.chain.name for a, b in zip(chains, changed, strict=True)}
+    return tuple(changed), names
+
+
+def _places(one: SavedChain) -> dict[str, Position]:
+    """Return where all inputs of a chain stood; None for one that Spark had not asked yet."""
+    return {name: one.positions.get(name) for name in one.chain.inputs}
+
+
+def _with_operators(one: SavedChain, operators: tuple[str, ...]) -> SavedChain:
+    """Return a chain with other operators; sinks that were known to read it still are."""
+    sinks = tuple(sorted(one.readers))
+    # The name stays as long as there are operators, because their state files go by it.
+    consumers = one.chain.consumers if operators else sinks or one.chain.consumers
+    return replace(one, chain=replace(one.chain, operators=operators, consumers=consumers), sinks=sinks)
+
+
+# -- timers -----------------------------------------------------------------------------------------
+def times_without(times: EventTime | None, uid: str, operators: Collection[str]) -> EventTime | None:
+    """Return where time stood, without the timers of an operator.
+
+    Parameters
+    ----------
+    operators
+        All uids that the savepoint knows, this one among them: the name of an operator in one of several
+        chains begins with its uid.
+    """
+    if times is None:
+        return None
+    groups = {
+        place: timers
+        for place, timers in times.agenda.groups.items()
+        if operator_of(place[0], operators) != uid
+    }
+    others = {name: one for name, one in times.operators.items() if name != uid}
+    return replace(times, agenda=Agenda(groups), operators=others)
+
+
+def times_with_uid(
+    times: EventTime | None, old: str, new: str, operators: Collection[str], names: Mapping[str, str]
+) -> EventTime | None:
+    """Return where time stood, with an operator under another uid.
+
+    Parameters
+    ----------
+    operators
+        All uids that the savepoint knew before.
+    names
+        The chains' new names by the old ones: times go by source and chain.
+    """
+    if times is None:
+        return None
+
+    def instance_now(name: str) -> str:
+        uid = operator_of(name, operators)
+        chain = name.removeprefix(f"{uid}.") if name != uid else ""
+        now = new if uid == old else uid
+        return f"{now}.{names.get(chain, chain)}" if chain else now
+
+    def operator_now(one: OperatorTime) -> OperatorTime:
+        return replace(
+            one,
+            inputs=frozenset(_renamed(uid, names) for uid in one.inputs),
+            instances=frozenset(map(instance_now, one.instances)),
+            valve=_valve_renamed(one.valve, names),
+        )
+
+    return replace(
+        times,
+        agenda=Agenda(
+            {(instance_now(name), group): timers for (name, group), timers in times.agenda.groups.items()}
+        ),
+        assigners={_renamed(uid, names): one for uid, one in times.assigners.items()},
+        valve=_valve_renamed(times.valve, names),
+        operators={(new if uid == old else uid): operator_now(one) for uid, one in times.operators.items()},
+    )
+
+
+def times_with_timers(
+    times: EventTime | None, uid: str, chain: str, chains: Collection[str], due: Iterable[DueTimers]
+) -> EventTime | None:
+    """Return where time stood, with these timers of an operator in a chain in the place of those it had.
+
+    Parameters
+    ----------
+    chains
+        All in which the operator has state: one that is in several goes by its uid and the chain.
+    """
+    own = f"{uid}.{chain}"
+    known = {own} if len(chains) > 1 else {uid, own}
+    reports = [
+        TimerReport(own if len(chains) > 1 else uid, group, event_ms, processing_ms)
+        for group, event_ms, processing_ms in due
+        if (event_ms, processing_ms) != (None, None)
+    ]
+    if times is None and not reports:
+        return None
+    before = times or EventTime()
+    others = {place: one for place, one in before.agenda.groups.items() if place[0] not in known}
+    return replace(before, agenda=Agenda(others).after(reports))
+
+
+def operator_of(name: str, operators: Collection[str]) -> str:
+    """Return the uid of an operator from a name under which its timers are known.
+
+    Examples
+    --------
+    >>> operator_of("totals.counts", ["totals", "counts"])
+    'totals'
+    """
+    fitting = [uid for uid in operators if name == uid or name.startswith(f"{uid}.")]
+    return max(fitting, key=len, default=name)
+
+
+def _valve_renamed(valve: Valve[str], names: Mapping[str, str]) -> Valve[str]:
+    return replace(valve, channels={_renamed(uid, names): one for uid, one in valve.channels.items()})
+
+
+def _renamed(assigner: str, names: Mapping[str, str]) -> str:
+    """Return the uid of an assigner, ``<source>.<chain>``, with the chain's new name; names may have dots."""
+    old = max((old for old in names if assigner.endswith(f".{old}")), key=len, default=None)
+    return assigner if old is None else assigner.removesuffix(old) + names[old]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The rows of one state, or of timers, as a user writes them back, and how they are stored.
+
+
+_WINDOW = (TIMES["from"], TIMES["to"])
+_TOUCHED = TIMES[TOUCHED]
+_NO_FIELDS: Mapping[str, str] = {}
+_COLUMNS = "give the columns that read_timers gives"
+
+
+@dataclass(frozen=True)
+class EditRows:
+    """All entries that a state is to have, or all timers of an operator.
+
+    Parameters
+    ----------
+    frame
+        The key's hash, then columns in the order that `edit` says.
+    edit
+        How they are stored.
+    """
+
+    frame: DataFrame
+    edit: Edit
+
+
+@dataclass(frozen=True)
+class PartitionRows:
+    """All entries that a broadcast state, or all items that an operator list state is to have.
+
+    Parameters
+    ----------
+    frame
+        Key and value, or item.
+    """
+
+    frame: DataFrame
+    edit: PartitionEdit
+
+
+def broadcast_rows(frame: DataFrame, uid: str, name: str) -> PartitionRows:
+    """Return the entries of a broadcast state, checked as far as that is possible without reading them.
+
+    Raises
+    ------
+    ConfigError, SchemaError
+        As from :func:`state_rows`.
+    """
+    ordered = _exactly(frame, ("key", "value"), f"the broadcast state '{name}' of '{uid}'")
+    return PartitionRows(ordered, EditedBroadcast(name, arrow_schema(ordered.schema)))
+
+
+def item_rows(frame: DataFrame, uid: str, name: str) -> PartitionRows:
+    """Return the items of an operator list state, checked as far as that is possible without reading them.
+
+    Raises
+    ------
+    ConfigError, SchemaError
+        As from :func:`state_rows`.
+    """
+    ordered = _exactly(frame, ("item",), f"the operator list state '{name}' of '{uid}'")
+    return PartitionRows(ordered, EditedItems(name, arrow_schema(ordered.schema)))
+
+
+def _exactly(frame: DataFrame, names: tuple[str, ...], what: str) -> DataFrame:
+    if frame.isStreaming:
+        raise ConfigError("state cannot be made of a streaming DataFrame", what_to_do="use spark.read")
+    if set(frame.columns) != set(names):
+        raise SchemaError(
+            f"{what} is given as {', '.join(frame.columns)}",
+            what_to_do=f"give the columns that reading it gives: {' and '.join(names)}",
+        )
+    return frame.select(*names)
+
+
+def state_rows(
+    frame: DataFrame, uid: str, name: str, key_types: Sequence[str], stored: pa.Schema | None
+) -> EditRows:
+    """Return the rows of a state, checked as far as that is possible without reading them.
+
+    Parameters
+    ----------
+    frame
+        Columns as `read_state` gives them, in any order.
+    key_types
+        Of the operator's key.
+    stored
+        Columns that the state has now; None for one that the operator has not stored yet.
+
+    Raises
+    ------
+    ConfigError
+        The DataFrame is a streaming one.
+    SchemaError
+        Columns are missing, of another type, or too many.
+    """
+    if frame.isStreaming:
+        raise ConfigError("state cannot be made of a streaming DataFrame", what_to_do="use spark.read")
+    fields = {} if stored is None else fields_by_column(stored)
+    layout, columns = state_columns(frame.schema, uid, name, key_types, fields)
+    _check_same_slots(layout.schema, stored, uid, name)
+    if len(layout.values) == 1:
+        # A null is what a state has that has nothing.
+        frame = frame.where(F.col(quoted(columns[-1].name)).isNotNull())
+    selected, schema = _hashed(frame, columns, len(key_types))
+    return EditRows(selected, EditedState(STATE_SECTION + name, schema, layout.schema))
+
+
+def timer_rows(frame: DataFrame, uid: str, key_types: Sequence[str]) -> EditRows:
+    """Return the timers of an operator, checked as far as that is possible without reading them.
+
+    Parameters
+    ----------
+    frame
+        Columns as `read_timers` gives them, in any order; timers of functions need no window.
+
+    Raises
+    ------
+    ConfigError, SchemaError
+        As from :func:`state_rows`.
+    """
+    if frame.isStreaming:
+        raise ConfigError("timers cannot be made of a streaming DataFrame", what_to_do="use spark.read")
+    for window in _WINDOW:
+        if window not in frame.columns:
+            frame = frame.withColumn(window, F.lit(None).cast("timestamp"))
+    columns = timer_fields(frame.schema, uid, key_types)
+    kinds = [one.dataType for one in columns[: len(key_types)]]
+    selected, schema = _hashed(frame, columns, len(key_types))
+    layouts = {domain: timer_layout(domain, kinds) for domain in TimeDomain}
+    return EditRows(selected, EditedTimers(schema, layouts))
+
+
+def timer_fields(schema: T.StructType, uid: str, key_types: Sequence[str]) -> list[T.StructField]:
+    """Return the columns of timers in the order in which they travel."""
+    what = f"the timers of '{uid}'"
+    key_names = _key_names(schema, what, key_types)
+    wanted = {CLOCK: "string", TIME_MS: "bigint", _WINDOW[0]: "timestamp", _WINDOW[1]: "timestamp"}
+    given = {field.name: field for field in schema}
+    for name, kind in wanted.items():
+        found = given[name].dataType.simpleString() if name in given else "missing"
+        if found != kind:
+            raise SchemaError(f"'{name}' of {what} is a {kind}, and here {found}", what_to_do=_COLUMNS)
+    strange = sorted(given.keys() - {*key_names, *wanted})
+    if strange:
+        raise SchemaError(f"{what} have no column '{strange[0]}'", what_to_do=_COLUMNS)
+    return [given[name] for name in (*key_names, *wanted)]
+
+
+def _hashed(frame: DataFrame, columns: Sequence[T.StructField], keys: int) -> tuple[DataFrame, pa.Schema]:
+    """Return columns, the first of which are keys, behind their hash, and what they are in a block."""
+    named = [F.col(quoted(one.name)) for one in columns]
+    selected = frame.select(
+        F.xxhash64(*named[:keys]).alias(HASH), *(one.alias(f"c{number}") for number, one in enumerate(named))
+    )
+    fields = [T.StructField(f"c{number}", one.dataType) for number, one in enumerate(columns)]
+    return selected, arrow_schema([T.StructField(HASH, T.LongType()), *fields])
+
+
+def _key_names(schema: T.StructType, what: str, key_types: Sequence[str]) -> list[str]:
+    """Return the names of the key's columns; refuse others than the operator has."""
+    names = ["key"] if len(key_types) == 1 else [f"key_{number}" for number in range(len(key_types))]
+    given = {field.name: field for field in schema}
+    for key, kind in zip(names, key_types, strict=True):
+        found = given[key].dataType.simpleString() if key in given else "missing"
+        if found != kind:
+            raise SchemaError(
+                f"the key of {what} is '{key}', a {kind}, which is {found}",
+                what_to_do="give the columns that reading gives; cast the key to its type",
+            )
+    return names
+
+
+def state_columns(
+    schema: T.StructType,
+    uid: str,
+    name: str,
+    key_types: Sequence[str],
+    fields: Mapping[str, str] = _NO_FIELDS,
+) -> tuple[TableLayout, list[T.StructField]]:
+    """Return how a state with these columns is stored, and the columns in stored order.
+
+    Parameters
+    ----------
+    fields
+        Of the values that are stored now, by their columns: a state may have fields of its own by the names
+        of times, or by that of the key.
+    """
+    what = f"the state '{name}' of '{uid}'"
+    key_names = _key_names(schema, what, key_types)
+    given = {field.name: field for field in schema}
+    ours = given.keys() - set(fields)
+    has_window = [window in ours for window in _WINDOW]
+    if any(has_window) and not all(has_window):
+        raise SchemaError(f"{what} has one of {' and '.join(_WINDOW)}", what_to_do="give both, or none")
+    times = [time for time in (*_WINDOW, _TOUCHED) if time in ours]
+    for time in times:
+        if not isinstance(given[time].dataType, T.TimestampType):
+            raise SchemaError(
+                f"'{time}' of {what} is a {given[time].dataType.simpleString()}",
+                what_to_do="cast it to TIMESTAMP",
+            )
+    values = [field for field in schema if field.name not in (*key_names, *times)]
+    expiry = Expiry.WHOLE if _TOUCHED in times else Expiry.NOTHING
+    if EACH_TOUCHED_AT in ours and len(values) == 2:
+        values = [field for field in values if field.name != EACH_TOUCHED_AT]
+        _check_elements(given, values[0], what)
+        times.append(EACH_TOUCHED_AT)
+        expiry = Expiry.ELEMENTS
+    if not values or (len(values) == 1 and values[0].name != "value"):
+        raise SchemaError(
+            f"{what} has {'no value' if not values else f'the only value {values[0].name!r}'}",
+            what_to_do="call a single value 'value'; several columns are the fields of one",
+        )
+    layout = TableLayout(
+        name,
+        tuple(to_arrow_type(given[key].dataType, timezone="UTC") for key in key_names),
+        tuple(to_arrow_type(field.dataType, timezone="UTC") for field in values),
+        SlotForm.KEY_AND_WINDOW if all(has_window) else SlotForm.KEY,
+        expiry,
+        None,
+        tuple(fields.get(field.name, field.name) for field in values) if len(values) > 1 else (),
+    )
+    return layout, [*(given[one] for one in (*key_names, *times)), *values]
+
+
+def fields_by_column(stored: pa.Schema) -> dict[str, str]:
+    """Return the fields of stored values by the names that readers' columns of them have."""
+    fields = spread_types(stored_values(stored))
+    return {column: field for field, column in value_columns(stored, fields).items()}
+
+
+def _check_elements(given: Mapping[str, T.StructField], value: T.StructField, what: str) -> None:
+    """Refuse times of elements that say nothing: there are no elements, or it is no array of times."""
+    kind = given[EACH_TOUCHED_AT].dataType.simpleString()
+    if kind != "array<timestamp>":
+        raise SchemaError(
+            f"'{EACH_TOUCHED_AT}' of {what} is a {kind}", what_to_do="cast it to ARRAY<TIMESTAMP>"
+        )
+    if _TOUCHED not in given or not isinstance(value.dataType, T.ArrayType | T.MapType):
+        raise SchemaError(
+            f"{what} has the column {EACH_TOUCHED_AT}",
+            why=f"that is for lists and maps with a time to live, beside {_TOUCHED}",
+            what_to_do="give the columns that read_state gives",
+        )
+
+
+def _check_same_slots(schema: pa.Schema, stored: pa.Schema | None, uid: str, name: str) -> None:
+    """Refuse other windows and times than the state has: its operator could not read them."""
+    if stored is None:
+        return
+    own, before = (
+        {TIMES[field.name] for field in columns if field.name in TIMES} for columns in (schema, stored)
+    )
+    if own != before:
+        raise SchemaError(
+            f"the state '{name}' of '{uid}' has {_listed(before)}, and the DataFrame has {_listed(own)}",
+            what_to_do="give the columns that read_state gives",
+        )
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or "no times"
+
+
+def stored_columns(place: SavepointDir | None, files: Sequence[StateFile], name: str) -> pa.Schema | None:
+    """Return the stored columns of a state, of the first key group that has it; None if none has.
+
+    Parameters
+    ----------
+    place
+        The savepoint that has the files; None where there are none.
+    """
+    for file in files:
+        assert place is not None
+        for _, value in file_values(place.path, file):
+            table = stored_tables(value).get(STATE_SECTION + name)
+            if table is not None:
+                return table.schema
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a writer of savepoints does to each operator.
+#
+# Plans are values. They refer to files of the savepoint that they come from.
+
+
+if TYPE_CHECKING:
+    pass
+
+#: About how many bytes of state files one task rewrites.
+_TASK_BYTES = 64 << 20
+#: Types whose values cannot be compared reliably; a job refuses them as keys, too.
+_UNFIT_KEYS = (T.ArrayType, T.MapType, T.StructType, T.FloatType, T.DoubleType, T.VariantType)
+
+
+@dataclass(frozen=True)
+class Filling:
+    """New state of an operator, from rows by key.
+
+    Parameters
+    ----------
+    chain
+        Name of the chain in which the operator is.
+    """
+
+    chain: str
+    rows: KeyedRows
+    function: KeyedStateBootstrapFunction
+
+
+@dataclass(frozen=True)
+class PlannedOperator:
+    """What one operator of a new savepoint has.
+
+    Parameters
+    ----------
+    state
+        Of which `states` are known for what is stored already.
+    origin
+        State files of the old savepoint, as they are named there, by the present name of the chain.
+    edits
+        By chain, states that are replaced.
+    filling
+        For an operator that is new; it has no origin and no edits.
+    partition
+        By chain, states without keys that are replaced.
+    """
+
+    state: OperatorState
+    origin: Mapping[str, tuple[StateFile, ...]] = field(default_factory=dict)
+    edits: Mapping[str, tuple[EditRows, ...]] = field(default_factory=dict)
+    filling: Filling | None = None
+    partition: Mapping[str, tuple[PartitionRows, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of_stored(cls, uid: str, state: OperatorState, files: Sequence[StateFile]) -> PlannedOperator:
+        """Return an operator as a savepoint has it.
+
+        Parameters
+        ----------
+        files
+            All of the savepoint.
+        """
+        own = [file for file in files if file.operator == uid]
+        chains = dict.fromkeys(file.chain for file in own)
+        return cls(state, {chain: tuple(one for one in own if one.chain == chain) for chain in chains})
+
+    def with_edit(self, chain: str, rows: EditRows) -> PlannedOperator:
+        """Return the plan with one more edit; an earlier edit of the same is forgotten."""
+        others = tuple(one for one in self.edits.get(chain, ()) if one.edit.name != rows.edit.name)
+        return replace(self, edits={**self.edits, chain: (*others, rows)})
+
+    def with_partition(self, chain: str, rows: PartitionRows) -> PlannedOperator:
+        """Return the plan with one more state without keys that is replaced."""
+        others = tuple(one for one in self.partition.get(chain, ()) if one.edit.name != rows.edit.name)
+        return replace(self, partition={**self.partition, chain: (*others, rows)})
+
+    def with_chains(self, names: Mapping[str, str]) -> PlannedOperator:
+        """Return the plan with other names of chains, by the old ones."""
+        filling = self.filling
+        if filling is not None:
+            filling = replace(filling, chain=names.get(filling.chain, filling.chain))
+        return replace(
+            self,
+            origin={names.get(chain, chain): files for chain, files in self.origin.items()},
+            edits={names.get(chain, chain): rows for chain, rows in self.edits.items()},
+            filling=filling,
+            partition={names.get(chain, chain): rows for chain, rows in self.partition.items()},
+        )
+
+
+@dataclass(frozen=True)
+class WrittenOperator:
+    """Files of an operator in a new savepoint.
+
+    Parameters
+    ----------
+    state
+        With all of its states.
+    due
+        By chain in which the timers are new: key group, next event-time timer, next processing-time timer.
+    """
+
+    state: OperatorState
+    files: tuple[StateFile, ...]
+    due: Mapping[str, tuple[DueTimers, ...]] = field(default_factory=dict)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a savepoint that is to be written will have.
 
 
 @dataclass(frozen=True)

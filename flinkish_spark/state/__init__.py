@@ -4,17 +4,17 @@ State belongs to the current key; it is stored with the checkpoint and comes bac
 was when the micro-batch of the last kept checkpoint ended.
 """
 
-from flinkish_spark.state.containers import ListState, MapState
 from flinkish_spark.state.descriptors import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
     StateDescriptor,
+    StateTtl,
+    TtlUpdate,
     ValueStateDescriptor,
 )
-from flinkish_spark.state.ttl import StateTtl, TtlUpdate
-from flinkish_spark.state.values import AggregatingState, ReducingState, ValueState
+from flinkish_spark.state.states import AggregatingState, ListState, MapState, ReducingState, ValueState
 
 __all__ = [
     "AggregatingState",

@@ -1,15 +1,35 @@
-"""Where the states of a key group keep their entries while it is worked on; internal to the runtime.
-
-A slot is a key, or a (key, namespace) for states of windows. Only slots of keys that are worked on are
-in a table; what changed is what has to be stored again.
-"""
+"""Where the states of a key group keep their entries while it is worked on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import datetime
+import decimal
+import functools
+import math
+import struct
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from typing import Any, Protocol
 
-from flinkish_spark.state.ttl import StateTtl, TtlUpdate
+import pyarrow as pa
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_type
+
+from flinkish_spark.state.descriptors import StateTtl, TtlUpdate
+from flinkish_spark.types.ddl import ddl_of, is_field_list, parse_ddl
+from flinkish_spark.types.hints import hints_of, is_record, without_none
+from flinkish_spark.types.row_form import RowError, RowForm, element_class
+from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
+from flinkish_spark.types.to_python import to_values
+
+# ----------------------------------------------------------------------------------------------------------
+# Where the states of a key group keep their entries while it is worked on; internal to the runtime.
+#
+# A slot is a key, or a (key, namespace) for states of windows. Only slots of keys that are worked on are in
+# a table; what changed is what has to be stored again.
 
 
 class StoredEntry(Protocol):
@@ -167,3 +187,445 @@ class ExpiringTable(StateTable):
         """Give one slot's entry, and the time of its touch, to another."""
         super().move(source, target)
         self.touched_ms[target] = self.touched_ms.pop(source)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Where lists and maps are kept whose elements expire one by one; internal to the runtime.
+#
+# What has expired is left out when a key group's entries are taken over. From then on the clock stands
+# still until the next key group, and what is touched meanwhile lives: so nobody has to look at the clock
+# again.
+
+
+class ExpiringElements(StateTable, ABC):
+    """Lists or maps by slot; `touches` has the times of their elements, at the same places."""
+
+    __slots__ = ("_ttl", "touches")
+
+    def __init__(self, ttl: StateTtl) -> None:
+        super().__init__()
+        self._ttl = ttl
+        self.touches: dict[Any, Any] = {}
+
+    def take(self, stored: Mapping[Any, StoredEntry], now_ms: int) -> None:
+        """Take over stored entries, by slot, without the elements that have expired."""
+        for slot, entry in stored.items():
+            times = entry.touches or [entry.touched_ms] * len(entry.value)
+            lives = [not self._ttl.is_expired(time_ms, now_ms) for time_ms in times]
+            if not all(lives):
+                self.changed.add(slot)
+            if any(lives):
+                self.entries[slot], self.touches[slot] = self._living(entry.value, times, lives)
+
+    def touch_of(self, slot: Any) -> Touch:
+        """Return what is to be stored of an entry's time."""
+        if slot not in self.entries:
+            return 0, None
+        times = self._times(slot)
+        latest_ms = max(times)
+        return latest_ms, None if min(times) == latest_ms else times
+
+    def clear(self) -> None:
+        """Forget all."""
+        super().clear()
+        self.touches.clear()
+
+    def read(self, scope: KeyScope) -> Any:
+        """Return the current slot's entry; where reads count, all of it is touched now."""
+        found = self.entries.get(scope.slot)
+        if found is not None and self.is_renewed_by_reads:
+            self.write(scope, found)
+        return found
+
+    def write(self, scope: KeyScope, value: Any) -> None:
+        """Set the current slot's entry, which is not empty; all of it is touched now."""
+        super().write(scope, value)
+        self.touches[scope.slot] = self._all_at(value, scope.now_ms)
+
+    def remove(self, scope: KeyScope) -> None:
+        """Remove the current slot's entry, if there is one."""
+        super().remove(scope)
+        self.touches.pop(scope.slot, None)
+
+    def move(self, source: Any, target: Any) -> None:
+        """Give one slot's entry, with the times of its elements, to another."""
+        super().move(source, target)
+        self.touches[target] = self.touches.pop(source)
+
+    def put(self, scope: KeyScope, value: Any, touches: Any) -> None:
+        """Set the current slot's entry and the times of its elements; an empty one is removed."""
+        if value:
+            super().write(scope, value)
+            self.touches[scope.slot] = touches
+        else:
+            self.remove(scope)
+
+    @property
+    def is_renewed_by_reads(self) -> bool:
+        """Whether a read is a touch."""
+        return self._ttl.update is TtlUpdate.ON_READ_AND_WRITE
+
+    @abstractmethod
+    def _living(self, value: Any, times: Sequence[int], lives: Sequence[bool]) -> tuple[Any, Any]:
+        """Return the elements that live, and their times."""
+
+    @abstractmethod
+    def _all_at(self, value: Any, time_ms: int) -> Any:
+        """Return one time for all elements."""
+
+    @abstractmethod
+    def _times(self, slot: Any) -> list[int]:
+        """Return the times of an entry's elements in their order."""
+
+
+class ExpiringLists(ExpiringElements):
+    """Lists; `touches` are lists of the same length."""
+
+    __slots__ = ()
+
+    def append(self, scope: KeyScope, added: list[Any]) -> None:
+        """Append to the current slot's list; only what is added is touched."""
+        slot = scope.slot
+        self.entries.setdefault(slot, []).extend(added)
+        self.touches.setdefault(slot, []).extend([scope.now_ms] * len(added))
+        self.changed.add(slot)
+
+    def write_rest(self, scope: KeyScope, rest: list[Any]) -> None:
+        """Set the current slot's list to its last elements, which keep their times."""
+        self.put(scope, rest, self.touches[scope.slot][-len(rest) :])
+
+    def _living(self, value: Any, times: Sequence[int], lives: Sequence[bool]) -> tuple[Any, Any]:
+        return [*compress(value, lives)], [*compress(times, lives)]
+
+    def _all_at(self, value: Any, time_ms: int) -> list[int]:
+        return [time_ms] * len(value)
+
+    def _times(self, slot: Any) -> list[int]:
+        times: list[int] = self.touches[slot]
+        return times
+
+
+class ExpiringMaps(ExpiringElements):
+    """Maps; `touches` are dicts with the same keys."""
+
+    __slots__ = ()
+
+    def _living(self, value: Any, times: Sequence[int], lives: Sequence[bool]) -> tuple[Any, Any]:
+        return dict(compress(value.items(), lives)), dict(compress(zip(value, times, strict=True), lives))
+
+    def _all_at(self, value: Any, time_ms: int) -> dict[Any, int]:
+        return dict.fromkeys(value, time_ms)
+
+    def _times(self, slot: Any) -> list[int]:
+        touches = self.touches[slot]
+        return [touches[key] for key in self.entries[slot]]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Values of one type in the form in which they come back from what is stored.
+#
+# A FLOAT rounds, a TIMESTAMP without a zone is in UTC, a DATE has no time of day. A state that handed out a
+# value as it was put would hand out another one in the next micro-batch; no function knows when that
+# begins.
+
+
+#: From a value to what will be read; None: that is not for a short way to say.
+Quick = Callable[[Any], Any]
+
+_SINGLE = struct.Struct("<f")
+
+
+def quick_of(kind: T.DataType) -> Quick | None:
+    """Return the short way for the commonest values of a type; None if there is none.
+
+    Examples
+    --------
+    >>> quick_of(T.FloatType())(0.1), quick_of(T.FloatType())("0.1"), quick_of(T.LongType())
+    (0.10000000149011612, None, None)
+    """
+    return _decimal_of(kind.scale) if isinstance(kind, T.DecimalType) else _QUICK.get(type(kind))
+
+
+class StoredForm:
+    """Makes of a value what will be read of it; leaves what is refused where it is stored as it is.
+
+    Parameters
+    ----------
+    kind
+        Declared type.
+
+    Examples
+    --------
+    >>> kept = StoredForm(T.TimestampType())
+    >>> kept(datetime.datetime(2024, 5, 6)), kept("today"), kept(None)
+    (datetime.datetime(2024, 5, 6, 0, 0, tzinfo=datetime.timezone.utc), 'today', None)
+    """
+
+    __slots__ = ("_arrow", "_quick", "kind")
+
+    def __init__(self, kind: T.DataType) -> None:
+        #: The class of values that are read.
+        self.kind: Any = next(own for one, own in _CHANGING.items() if isinstance(kind, one))
+        self._quick = _QUICK[type(kind)]
+        self._arrow: pa.DataType = to_arrow_type(kind, timezone="UTC")
+
+    def __call__(self, value: Any) -> Any:
+        """Return what will be read of a value."""
+        found = self._quick(value)
+        if found is not None or value is None:
+            return found
+        try:
+            return to_values(strict_array([value], self._arrow))[0]
+        except (ValueMismatch, pa.ArrowException, TypeError, ValueError, OverflowError):
+            # Said there with operator, field and key.
+            return value
+
+
+def changes(kind: T.DataType) -> bool:
+    """Return whether a type makes another value of one that Python has for it.
+
+    Others may be of another class there and are equal: 1 in a DOUBLE, a decimal of fewer digits.
+    """
+    return isinstance(kind, tuple(_CHANGING))
+
+
+def _double(value: Any) -> float | None:
+    if type(value) is not float:
+        return None
+    # NaN is one key, as in Spark and Java: this object, which readers put in the place of others.
+    return value if value == value else math.nan
+
+
+def _float(value: Any) -> float | None:
+    if type(value) is not float:
+        return None
+    try:
+        single: float = _SINGLE.unpack(_SINGLE.pack(value))[0]
+    except OverflowError:
+        # Said in full by who comes next.
+        return None
+    return single if single == single else math.nan
+
+
+def _utc(value: Any) -> datetime.datetime | None:
+    if type(value) is not datetime.datetime:
+        return None
+    if value.tzinfo is None:
+        return value.replace(tzinfo=datetime.UTC, fold=0)
+    return value if value.tzinfo is datetime.UTC else None
+
+
+def _local(value: Any) -> datetime.datetime | None:
+    return value if type(value) is datetime.datetime and value.tzinfo is None and not value.fold else None
+
+
+def _date(value: Any) -> datetime.date | None:
+    if type(value) is datetime.date:
+        return value
+    return value.date() if type(value) is datetime.datetime else None
+
+
+def _decimal_of(scale: int) -> Quick:
+    def decimal_of(value: Any) -> decimal.Decimal | None:
+        if type(value) is not decimal.Decimal:
+            return None
+        # Equal to what is read, which may have more zeros.
+        exponent = value.as_tuple().exponent
+        return value if isinstance(exponent, int) and exponent >= -scale else None
+
+    return decimal_of
+
+
+_QUICK: dict[type[T.DataType], Quick] = {
+    T.DoubleType: _double,
+    T.FloatType: _float,
+    T.TimestampType: _utc,
+    T.TimestampNTZType: _local,
+    T.DateType: _date,
+}
+_CHANGING: dict[type[T.DataType], type] = {
+    T.FloatType: float,
+    T.TimestampType: datetime.datetime,
+    T.DateType: datetime.date,
+}
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What functions are handed of a state, by declared types: can it be changed in place, its names, its form.
+#
+# A value that can be changed in place (a list, a dict, an instance) belongs to the state: what a function
+# does to it counts, whether or not it puts the value back. Values that cannot be changed cost nothing.
+
+
+_NESTED = (T.ArrayType, T.MapType, T.StructType)
+
+
+class Naming:
+    """Gives values that are declared by fields the names of these; they are tuples still.
+
+    Parameters
+    ----------
+    names
+        Of the fields, in their order.
+
+    Examples
+    --------
+    >>> named = Naming(["total", "n"])
+    >>> named((5, 2)), named({"n": 2, "total": 5}).total
+    (Record(total=5, n=2), 5)
+    """
+
+    __slots__ = ("_form", "_make", "_width", "kind")
+
+    def __init__(self, names: list[str]) -> None:
+        #: The class of named values.
+        self.kind: Any = element_class(names)
+        self._make, self._form, self._width = self.kind._make, RowForm(names), len(names)
+
+    def __call__(self, value: Any) -> Any:
+        """Return a row under its names; as it is if it has other fields, which is said when it is stored."""
+        kind = type(value)
+        if kind is self.kind:
+            return value
+        if kind is not tuple:
+            try:
+                value = self._form.tuple_of(value)
+            except RowError:
+                return value
+        return self._make(value) if len(value) == self._width else value
+
+
+class FormedNaming(Naming):
+    """The same where fields are of types that make other values of some.
+
+    Parameters
+    ----------
+    fields
+        In their order.
+    """
+
+    __slots__ = ("_forms",)
+
+    def __init__(self, fields: T.StructType) -> None:
+        super().__init__(list(fields.names))
+        self._forms = [(at, StoredForm(field.dataType)) for at, field in enumerate(fields) if _changes(field)]
+
+    def __call__(self, value: Any) -> Any:
+        """Return a row under its names, its fields as they will be read."""
+        row = super().__call__(value)
+        if type(row) is not self.kind:
+            return row
+        fields = list(row)
+        for at, form in self._forms:
+            fields[at] = form(fields[at])
+        return self._make(fields)
+
+
+#: From what a function puts into a state to what it is handed: in the next micro-batch, and from now on.
+HandedOut = Naming | StoredForm
+
+
+def naming_of(ddl: str) -> HandedOut | None:
+    """Return what makes of values of a declared type what functions are handed.
+
+    None where that is what they put: of most single types, and of a class of the user's.
+
+    Examples
+    --------
+    >>> naming_of("n LONG, price FLOAT")({"n": 1, "price": 0.1})
+    Record(n=1, price=0.10000000149011612)
+    >>> naming_of("LONG") is None
+    True
+    """
+    return None if getattr(ddl, "hint", None) is not None else _naming(str(ddl))
+
+
+@functools.lru_cache(maxsize=256)
+def _naming(ddl: str) -> HandedOut | None:
+    kind = parse_ddl(ddl)
+    if not isinstance(kind, T.StructType) or not is_field_list(ddl):
+        return StoredForm(kind) if changes(kind) else None
+    return FormedNaming(kind) if any(map(_changes, kind)) else Naming(list(kind.names))
+
+
+def _changes(field: T.StructField) -> bool:
+    return changes(field.dataType)
+
+
+def as_fields(ddl: str) -> str:
+    """Return the type of a single value; a STRUCT is a tuple there, as a list of fields is.
+
+    Examples
+    --------
+    >>> as_fields("STRUCT<a: LONG>"), as_fields("LONG")
+    ('a bigint', 'LONG')
+    """
+    if getattr(ddl, "hint", None) is not None:
+        return ddl
+    kind = parse_ddl(ddl)
+    return ddl_of(kind) if isinstance(kind, T.StructType) else ddl
+
+
+def may_change(ddl: str) -> bool:
+    """Return whether values of a declared type, as they are read from what is stored, can change in place.
+
+    Examples
+    --------
+    >>> [may_change(one) for one in ("LONG", "a LONG, b STRING", "ARRAY<LONG>", "a MAP<STRING, LONG>")]
+    [False, False, True, True]
+    """
+    hint = getattr(ddl, "hint", None)
+    if hint is not None:
+        return _instance_may_change(hint)
+    kind = parse_ddl(ddl)
+    if isinstance(kind, T.StructType) and is_field_list(ddl):
+        return any(isinstance(field.dataType, _NESTED) for field in kind)
+    return isinstance(kind, _NESTED)
+
+
+def _instance_may_change(hint: Any) -> bool:
+    hint = without_none(hint)
+    if is_record(hint):
+        if dataclasses.is_dataclass(hint) and not hint.__dataclass_params__.frozen:  # type: ignore[union-attr]
+            return True
+        return any(map(_instance_may_change, hints_of(hint).values()))
+    if typing.get_origin(hint) is tuple:
+        return any(map(_instance_may_change, typing.get_args(hint)))
+    return typing.get_origin(hint) is not None
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two values, as states hold them, would be stored alike.
+
+    More than equality: a field that a class does not compare is stored, too; NaN is NaN.
+
+    Examples
+    --------
+    >>> same([float("nan")], [float("nan")]), same([1], [True]), same({"a": 1, "b": 2}, {"b": 2, "a": 1})
+    (True, False, False)
+    """
+    if one is other:
+        return True
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return _all_same(one, other)
+    kind = type(one)
+    if kind is not type(other):
+        return False
+    if kind is list:
+        return _all_same(one, other)
+    if kind is dict:
+        return list(one) == list(other) and _all_same(one.values(), other.values())
+    if dataclasses.is_dataclass(kind):
+        names = [field.name for field in dataclasses.fields(kind)]
+        return all(same(getattr(one, name, None), getattr(other, name, None)) for name in names)
+    if kind is float:
+        return bool(one == other or (one != one and other != other))
+    try:
+        return bool(one == other)
+    except Exception:
+        # What cannot be compared is stored.
+        return False
+
+
+def _all_same(ones: Any, others: Any) -> bool:
+    return len(ones) == len(others) and all(map(same, ones, others))

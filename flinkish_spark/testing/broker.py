@@ -1,13 +1,4 @@
-"""A real Kafka broker for tests: one node, one process, on loopback only, and yours to kill.
-
-Rules of this file:
-
-- The broker is a process group of its own, so that Ctrl-C in the terminal reaches the test, not the broker.
-- It does not outlive the process that started it, however that one ends: a watcher, which holds the read end
-  of a pipe from us, kills it when the pipe closes.
-- Ports are chosen below the range from which the system gives ports to clients. A client that reconnects
-  while the broker is down could otherwise be given the broker's own port and talk to itself.
-"""
+"""A real Kafka broker for tests: one node, one process, on loopback only, and yours to kill."""
 
 from __future__ import annotations
 
@@ -28,8 +19,36 @@ from typing import Self
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
-from flinkish_spark.errors import ConfigError, EnvironmentFault
-from flinkish_spark.testing.watching import watch
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault
+from flinkish_spark.core.forks import close_in_children
+
+# ----------------------------------------------------------------------------------------------------------
+# Servers of tests end with the process that started them, however it ends.
+
+
+def watch(pid: int) -> subprocess.Popen[bytes]:
+    """Start a process that kills the server `pid` when its own input ends without a line: we are gone.
+
+    Whoever has ended the server writes it the line.
+    """
+    command = ["/bin/sh", "-c", 'read -r word || kill -9 "$0"', str(pid)]
+    watcher = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    assert watcher.stdin is not None
+    close_in_children(watcher.stdin)
+    return watcher
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A real Kafka broker for tests: one node, one process, on loopback only, and yours to kill.
+#
+# Rules of this file:
+#
+# - The broker is a process group of its own, so that Ctrl-C in the terminal reaches the test, not the broker.
+# - It does not outlive the process that started it, however that one ends: a watcher, which holds the read end
+#   of a pipe from us, kills it when the pipe closes.
+# - Ports are chosen below the range from which the system gives ports to clients. A client that reconnects
+#   while the broker is down could otherwise be given the broker's own port and talk to itself.
+
 
 _HOST = "127.0.0.1"
 _PORTS = range(20_000, 30_000)

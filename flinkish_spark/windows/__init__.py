@@ -1,6 +1,6 @@
 """Windows of keyed streams: which there are, when they fire, what is computed.
 
-`flinkish_spark/operators/window_operator.py` runs them; docs/windows.md explains them.
+`flinkish_spark/operators/window_factory.py` runs them; docs/windows.md explains them.
 """
 
 from flinkish_spark.windows.assigners import (
@@ -9,17 +9,12 @@ from flinkish_spark.windows.assigners import (
     EventTimeSessionWindows,
     GlobalWindows,
     MergingWindowAssigner,
-    NoEventTime,
     ProcessingTimeSessionWindows,
     SlidingEventTimeWindows,
     SlidingProcessingTimeWindows,
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
     WindowAssigner,
-)
-from flinkish_spark.windows.continuous_triggers import (
-    ContinuousEventTimeTrigger,
-    ContinuousProcessingTimeTrigger,
 )
 from flinkish_spark.windows.evictors import (
     CountEvictor,
@@ -46,8 +41,10 @@ from flinkish_spark.windows.spec import (
     count_window,
     sliding_count_window,
 )
-from flinkish_spark.windows.time_window import GLOBAL_WINDOW, TimeWindow
+from flinkish_spark.windows.time_window import GLOBAL_WINDOW, NoEventTime, TimeWindow
 from flinkish_spark.windows.triggers import (
+    ContinuousEventTimeTrigger,
+    ContinuousProcessingTimeTrigger,
     CountTrigger,
     EventTimeTrigger,
     NeverTrigger,

@@ -7,24 +7,20 @@ from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
-from flinkish_spark.operators.elements import TimeDomain
-from flinkish_spark.windows.checks import function_of_one, positive_ms
-from flinkish_spark.windows.checks import offset_ms as checked_offset_ms
-from flinkish_spark.windows.time_window import GLOBAL_WINDOW, TimeWindow, window_at
+from flinkish_spark.core.elements import TimeDomain
+from flinkish_spark.windows.time_window import (
+    GLOBAL_WINDOW,
+    NoEventTime,
+    TimeWindow,
+    function_of_one,
+    positive_ms,
+    window_at,
+)
+from flinkish_spark.windows.time_window import offset_ms as checked_offset_ms
 from flinkish_spark.windows.triggers import EventTimeTrigger, NeverTrigger, ProcessingTimeTrigger, Trigger
 
 #: Windows that an assigner does not make again, at most.
 _REMEMBERED = 1024
-
-
-class NoEventTime(ValueError):
-    """Event-time windows were given an element without a timestamp."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "event-time windows need elements with a timestamp; assign timestamps and watermarks before "
-            "the windows, or use processing-time windows"
-        )
 
 
 class WindowAssigner(ABC):

@@ -7,9 +7,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from flinkish_spark.arguments import function_of_two, instance_of
-from flinkish_spark.windows.checks import number, positive_count, positive_ms
-from flinkish_spark.windows.time_window import TimeWindow
+from flinkish_spark.core.validation import function_of_two, instance_of
+from flinkish_spark.windows.time_window import TimeWindow, number, positive_count, positive_ms
 
 
 class TimestampedValue(NamedTuple):

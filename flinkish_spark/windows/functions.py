@@ -6,20 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from flinkish_spark.functions import RuntimeContext
-from flinkish_spark.operators.elements import OutputTag
-from flinkish_spark.state import (
-    AggregatingState,
+from flinkish_spark.core.elements import OutputTag
+from flinkish_spark.functions.keyed import RuntimeContext
+from flinkish_spark.state.descriptors import (
     AggregatingStateDescriptor,
-    ListState,
     ListStateDescriptor,
-    MapState,
     MapStateDescriptor,
-    ReducingState,
     ReducingStateDescriptor,
-    ValueState,
     ValueStateDescriptor,
 )
+from flinkish_spark.state.states import AggregatingState, ListState, MapState, ReducingState, ValueState
 from flinkish_spark.windows.time_window import TimeWindow
 
 #: Fields that the two functions below append.

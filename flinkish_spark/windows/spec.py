@@ -6,22 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from flinkish_spark.arguments import (
+from flinkish_spark.core.elements import OutputTag, TimeDomain
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.validation import (
     check_aggregate,
     function_object,
     instance_of,
     reducer,
     refused_as_config_errors,
 )
-from flinkish_spark.errors import ConfigError
-from flinkish_spark.functions import AggregateFunction, ReduceFunction
-from flinkish_spark.operators.elements import OutputTag, TimeDomain
+from flinkish_spark.functions.keyed import AggregateFunction, ReduceFunction
 from flinkish_spark.protocol.limits import checked_whole
-from flinkish_spark.runtime.hinted_types import StateType
+from flinkish_spark.types.hints import StateType
 from flinkish_spark.windows.assigners import GlobalWindows, MergingWindowAssigner, WindowAssigner
-from flinkish_spark.windows.checks import lateness_ms
 from flinkish_spark.windows.evictors import CountEvictor, Evictor
 from flinkish_spark.windows.functions import ProcessWindowFunction
+from flinkish_spark.windows.time_window import lateness_ms
 from flinkish_spark.windows.triggers import CountTrigger, PurgingTrigger, Trigger
 
 

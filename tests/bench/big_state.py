@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 
-from flinkish_spark.session import PRELOADING_CONF
+from flinkish_spark.bridge.session import PRELOADING_CONF
 
 ROWS = 500_000
 FEW = 10_000

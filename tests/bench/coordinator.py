@@ -20,12 +20,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from flinkish_spark.protocol.ids import BatchId, Lineage
-from flinkish_spark.protocol.purpose import CheckpointPurpose
+from flinkish_spark.core.store import LocalStore
+from flinkish_spark.protocol.ids import BatchId, CheckpointPurpose, Lineage
+from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
 from flinkish_spark.protocol.records import Committable, StagedBatch
-from flinkish_spark.runtime.spark_log import COMMITS, OFFSETS
-from flinkish_spark.store import LocalStore
-from tests.coordinator_rig import MemoryStore, Rig, ack, by_hand
+from tests.support.coordinator_rig import MemoryStore, Rig, ack, by_hand
 
 TARGET_MS = 20.0
 WARM_UP = 5

@@ -16,9 +16,9 @@ from flinkish_spark import (
     Raw,
     StreamExecutionEnvironment,
 )
-from flinkish_spark.job_dir import JobDir
-from flinkish_spark.sources.kafka import READER_DEFAULTS
-from flinkish_spark.store import LocalStore
+from flinkish_spark.connectors.kafka.source import READER_DEFAULTS
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.store import LocalStore
 from tests.bench.groups import COPY
 
 _PRODUCER = {"linger.ms": "20", "batch.size": "262144"}

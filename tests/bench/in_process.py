@@ -19,25 +19,23 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from demo.app import RunningTotal
-from flinkish_spark.aggregates import AggregateColumn, Fold
-from flinkish_spark.graph.keyed_input import Folded, Transport, _combined, _kept, _names, folding_windows
-from flinkish_spark.graph.operator_factories import FoldingColumns, FoldingWindows, Windows, fields_of
-from flinkish_spark.operators.elements import MIN_WATERMARK_MS
-from flinkish_spark.operators.group_run import Progress
-from flinkish_spark.operators.group_state import BasePolicy, GroupState
-from flinkish_spark.operators.keyed_operators import KeyedProcessOperator
-from flinkish_spark.operators.vectorized_aggregates import MergePartials
-from flinkish_spark.runtime import columns as C
-from flinkish_spark.runtime.batch_runner import BatchRunner
-from flinkish_spark.runtime.combining import Combiner
-from flinkish_spark.runtime.ddl import parse_ddl
-from flinkish_spark.runtime.group_runners import InputShape, RowShape
-from flinkish_spark.runtime.opened_operators import runner_of as opened
-from flinkish_spark.runtime.row_blocks import BlockPacker, arrow_schema, in_order, to_block
-from flinkish_spark.runtime.window_runner import WindowRunner
+from flinkish_spark.core.elements import MIN_WATERMARK_MS, Progress
+from flinkish_spark.functions.aggregates import AggregateColumn, Fold
+from flinkish_spark.operators.columnar_aggregates import MergePartials
+from flinkish_spark.operators.process import KeyedProcessOperator
+from flinkish_spark.planning.factories import FoldingColumns, FoldingWindows, Windows, fields_of
+from flinkish_spark.planning.keyed import Folded, Transport, _combined, _kept, _names, folding_windows
+from flinkish_spark.state.key_group import BasePolicy, GroupState
 from flinkish_spark.testing.operator_harness import MemoryBases
+from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.blocks import BlockPacker, in_order, to_block
+from flinkish_spark.types.ddl import parse_ddl
+from flinkish_spark.types.rows import arrow_schema
 from flinkish_spark.windows import EventTimeSessionWindows, SlidingEventTimeWindows, WithKeyAndWindow
 from flinkish_spark.windows.spec import AggregateWindow, WindowSpec
+from flinkish_spark.worker.combiner import Combiner
+from flinkish_spark.worker.keyed_operator import runner_of as opened
+from flinkish_spark.worker.runners import BatchRunner, InputShape, RowShape, WindowRunner
 from tests.bench import vectorised
 from tests.bench.checking import FIRST_MS
 from tests.bench.groups import LATE_MS

@@ -28,11 +28,11 @@ from flinkish_spark import (
     ValueStateDescriptor,
     WatermarkStrategy,
 )
-from flinkish_spark.functions import AggregateFunction
-from flinkish_spark.job_dir import JobDir
-from flinkish_spark.sources.kafka import READER_DEFAULTS
-from flinkish_spark.sources.kafka_ends import EndAtLatest
-from flinkish_spark.store import LocalStore
+from flinkish_spark.connectors.kafka.offsets import EndAtLatest
+from flinkish_spark.connectors.kafka.source import READER_DEFAULTS
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.store import LocalStore
+from flinkish_spark.functions.keyed import AggregateFunction
 from flinkish_spark.windows import (
     WINDOW_BOUNDS,
     EventTimeSessionWindows,

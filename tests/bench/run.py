@@ -24,7 +24,8 @@ import numpy as np
 import psutil
 from kafka import KafkaProducer
 
-from flinkish_spark.kafka import KafkaAdmin, KafkaConnection
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.testing.broker import LocalBroker
 from tests.bench import reporting
 from tests.bench.checking import DifferentResultsError, Orders, check, work_of

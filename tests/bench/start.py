@@ -172,8 +172,8 @@ def run_ours(args, marks, stumble):
         StreamExecutionEnvironment,
         ValueStateDescriptor,
     )
+    from flinkish_spark.core.steps import SilentObserver, Step
     from flinkish_spark.protocol.job_status import JobStatus, JobStatusChange
-    from flinkish_spark.runtime.steps import SilentObserver, Step
 
     class Total(KeyedProcessFunction):
         def open(self, context):
@@ -362,7 +362,8 @@ def child(args):
 
 def measure(args, broker, variant, number):
     """Run one variant in a fresh process; return its phases in seconds."""
-    from flinkish_spark.kafka import KafkaAdmin, KafkaConnection
+    from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
+    from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 
     folder = Path(args.directory) / f"{variant}-{number}"
     shutil.rmtree(folder, ignore_errors=True)
@@ -398,7 +399,8 @@ def _make_internal_topics(servers):
     from kafka import KafkaConsumer, KafkaProducer, TopicPartition
     from kafka.structs import OffsetAndMetadata
 
-    from flinkish_spark.kafka import KafkaAdmin, KafkaConnection
+    from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
+    from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 
     with KafkaAdmin(KafkaConnection(servers)) as admin:
         admin.create_topic("first", partitions=1)

@@ -26,9 +26,9 @@ from flinkish_spark import (
     StreamExecutionEnvironment,
     configure_spark_with_jars,
 )
-from flinkish_spark.job_dir import JobDir
-from flinkish_spark.sources.kafka import READER_DEFAULTS
-from flinkish_spark.store import LocalStore
+from flinkish_spark.connectors.kafka.source import READER_DEFAULTS
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.store import LocalStore
 from tests.bench import copying, door, keyed
 from tests.bench.groups import COPY, DOOR, KEYED
 from tests.bench.reading_back import read_back

@@ -5,7 +5,7 @@ values name have to survive, too. Takes the arguments of `demo/app.py`. What goe
 variables, because it changes from one start to the next:
 
 FLINKISH_KILL_AT
-    Where the process kills itself, see `flinkish_spark.testing.crashing`.
+    Where the process kills itself, see `flinkish_spark.testing.crash_points`.
 FLINKISH_FIND_DEAD
     Set: the recovery takes kept micro-batches for dead once, so that it rewinds.
 FLINKISH_BROKEN
@@ -18,14 +18,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from demo.app import build, parse_args, session
-from flinkish_spark.graph import keyed_plan
-from flinkish_spark.operators.group_state import BasePolicy
+from flinkish_spark.checkpoint.completion import Completion
+from flinkish_spark.job.recovery import Recovery
+from flinkish_spark.planning import keyed as keyed_plan
 from flinkish_spark.protocol.decisions import Decision, Receipt
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import Committable, StagedBatch
-from flinkish_spark.runtime.completion import Completion
-from flinkish_spark.runtime.recovering import Recovery
-from flinkish_spark.testing.crashing import observer_from
+from flinkish_spark.state.key_group import BasePolicy
+from flinkish_spark.testing.crash_points import observer_from
 
 FIND_DEAD_VARIABLE = "FLINKISH_FIND_DEAD"
 BROKEN_VARIABLE = "FLINKISH_BROKEN"

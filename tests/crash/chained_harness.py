@@ -19,16 +19,19 @@ from kafka import KafkaProducer
 
 from demo.process import JobProcess, Victim
 from demo.rig import ROOT, _environment
-from flinkish_spark.chaining.cuts import UpstreamCut, upstream_cut
-from flinkish_spark.job_dir import JobDir
-from flinkish_spark.kafka import KafkaAdmin, KafkaConnection, TransactionClient
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.store import LocalStore
+from flinkish_spark.core.upstream_cut import UpstreamCut, upstream_cut
 from flinkish_spark.protocol.ids import JobUuid
-from flinkish_spark.store import LocalStore
-from flinkish_spark.testing import LocalBroker, still_open
-from flinkish_spark.testing.crashing import KILL_AT_VARIABLE
-from tests.chained_jobs import Checked, Topic, check_cuts, held_back
+from flinkish_spark.testing import LocalBroker
+from flinkish_spark.testing.crash_points import KILL_AT_VARIABLE
 from tests.crash.app import FIND_DEAD_VARIABLE
 from tests.crash.chained_app import MODE_VARIABLE, chain_in
+from tests.support.chained_jobs import Checked, Topic, check_cuts, held_back
+from tests.support.open_transactions import still_open
 
 APP = ROOT / "tests" / "crash" / "chained_app.py"
 UPSTREAM, CHAINED = "upstream", "chained"

@@ -1,7 +1,7 @@
 """JVMs that start fast: all JARs at the end of the class path, where the archive of classes still holds.
 
 As `spark.jars` they would be copied at every start, and for every executor. The archive is the one of all
-tests (`tests/archive_classes.py`): it is good for a longer class path than it was made with.
+tests (`tests/support/archive_classes.py`): it is good for a longer class path than it was made with.
 """
 
 from __future__ import annotations

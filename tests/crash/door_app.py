@@ -18,8 +18,8 @@ from pathlib import Path
 
 from pyspark.errors import StreamingQueryException
 
-from flinkish_spark.drop_in import FlinkishKafka
-from flinkish_spark.drop_in.steps import EpochStep
+from flinkish_spark.connectors.kafka.format.data_source import FlinkishKafka
+from flinkish_spark.connectors.kafka.format.writer import EpochStep
 from tests.crash.light_session import light_session
 
 TRIPWIRE = "FLINKISH_TRIPWIRE"

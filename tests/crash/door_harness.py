@@ -18,12 +18,14 @@ from pathlib import Path
 from demo.process import JobProcess, Victim
 from demo.producer import OrderProducer
 from demo.rig import _environment
-from flinkish_spark.drop_in.epoch_dir import EpochDir
-from flinkish_spark.drop_in.steps import EpochStep
-from flinkish_spark.kafka import KafkaAdmin, KafkaConnection, TransactionClient
-from flinkish_spark.testing import LocalBroker, still_open
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
+from flinkish_spark.connectors.kafka.format.writer import EpochDir, EpochStep
+from flinkish_spark.testing import LocalBroker
 from tests.crash.door_app import TRIPWIRE
-from tests.support import read_committed
+from tests.support.jobs import read_committed
+from tests.support.open_transactions import still_open
 
 APP = Path(__file__).with_name("door_app.py")
 _PARTITIONS = 3

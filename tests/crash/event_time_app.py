@@ -29,8 +29,8 @@ from flinkish_spark import (
     StreamExecutionEnvironment,
     WatermarkStrategy,
 )
-from flinkish_spark.operators.elements import TimeDomain
-from flinkish_spark.testing.crashing import observer_from
+from flinkish_spark.core.elements import TimeDomain
+from flinkish_spark.testing.crash_points import observer_from
 from flinkish_spark.windows import EventTimeSessionWindows, ProcessWindowFunction, TumblingEventTimeWindows
 from tests.crash.app import FIND_DEAD_VARIABLE, find_dead_once
 from tests.crash.light_session import light_session

@@ -16,16 +16,10 @@ from typing import Any, NamedTuple
 from kafka import KafkaProducer
 
 from demo.topics import read_topic
-from flinkish_spark.job_dir import JobDir
-from flinkish_spark.runtime.spark_log import LoggedOffsets
-from flinkish_spark.store import LocalStore
-from tests.crash.event_time_app import (
-    ALARM_MS,
-    GAP_MS,
-    LAST,
-    OUT_OF_ORDER_MS,
-    Topics,
-)
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.offset_log import LoggedOffsets
+from flinkish_spark.core.store import LocalStore
+from tests.crash.event_time_app import ALARM_MS, GAP_MS, LAST, OUT_OF_ORDER_MS, Topics
 from tests.crash.event_time_updates import Reading, Update, expected_windows, last_firings
 
 PARTITIONS = 3

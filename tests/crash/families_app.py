@@ -15,8 +15,8 @@ from typing import Any
 
 from demo.app import RunningTotal
 from flinkish_spark import CheckpointConfig, FixedDelay, Json, KafkaSource, StreamExecutionEnvironment
-from flinkish_spark.graph import keyed_plan
-from flinkish_spark.testing.crashing import observer_from
+from flinkish_spark.planning import keyed as keyed_plan
+from flinkish_spark.testing.crash_points import observer_from
 from tests.crash.app import SMALL_BASES, break_as_told
 from tests.crash.cluster_app import FlakyTotal
 from tests.crash.families import Whereabouts

@@ -13,12 +13,14 @@ from typing import Any, Self
 from demo.rig import ROOT, Rig
 from demo.topics import read_topic
 from demo.verify import Verdict
-from flinkish_spark.kafka import KafkaAdmin, KafkaConnection
-from flinkish_spark.testing import LocalBroker, LocalPostgres
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.testing import LocalBroker
 from tests.crash.families import FAMILIES, Onlooker, Whereabouts
 from tests.crash.harness import CrashRun
 from tests.crash.sweep.places import PARTITIONS, Database, Place
 from tests.crash.sweep.sinks import SINKS
+from tests.support.postgres import LocalPostgres
 
 APP = ROOT / "tests" / "crash" / "families_app.py"
 #: Enough for every micro-batch to have rows for every sink.

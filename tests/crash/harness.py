@@ -12,7 +12,7 @@ from pathlib import Path
 from demo.process import JobFailed, Victim
 from demo.rig import ROOT, Rig
 from demo.verify import Verdict
-from flinkish_spark.testing.crashing import KILL_AT_VARIABLE, KillPoint
+from flinkish_spark.testing.crash_points import KILL_AT_VARIABLE, KillPoint
 from tests.crash.app import BROKEN_VARIABLE, FIND_DEAD_VARIABLE
 
 APP = ROOT / "tests" / "crash" / "app.py"

@@ -12,8 +12,8 @@ import subprocess
 
 from demo.process import Victim
 from demo.rig import ROOT
-from flinkish_spark.runtime.steps import Step
-from flinkish_spark.testing.crashing import KillPoint, Moment
+from flinkish_spark.core.steps import Step
+from flinkish_spark.testing.crash_points import KillPoint, Moment
 from tests.crash.families import FAMILIES
 from tests.crash.harness import At, Crash, Shot
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from flinkish_spark.session import DELTA_CONF
+from flinkish_spark.bridge.session import DELTA_CONF
 
 
 def light_session(name: str, scratch: Path, *, master: str = "local[2]") -> SparkSession:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from demo.process import JobProcess, Victim
-from flinkish_spark.testing.crashing import KILL_AT_VARIABLE, KillPoint
+from flinkish_spark.testing.crash_points import KILL_AT_VARIABLE, KillPoint
 from tests.crash.app import FIND_DEAD_VARIABLE
 from tests.crash.harness import At, Shot
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from pyspark import daemon
 
-from flinkish_spark.runtime import python_daemon
+from flinkish_spark.worker import daemon as python_daemon
 
 #: What names what functions, sources and sinks of the jobs need.
 _OF_THE_JOBS = (
     "psycopg",
-    "tests.chained_jobs",
+    "tests.support.chained_jobs",
     "tests.crash.cluster_app",
     "tests.crash.event_time_app",
     "tests.crash.sources_app",
-    "tests.two_phase_page",
+    "tests.support.two_phase_page",
 )
 
 if __name__ == "__main__":

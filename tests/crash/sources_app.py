@@ -35,7 +35,7 @@ from flinkish_spark.sources import (
     SocketTextSource,
     SplitSource,
 )
-from flinkish_spark.testing.crashing import observer_from
+from flinkish_spark.testing.crash_points import observer_from
 from tests.crash.light_session import light_session
 
 #: By uid of the source.

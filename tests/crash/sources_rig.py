@@ -12,11 +12,11 @@ from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
-from flinkish_spark.job_dir import JobDir
-from flinkish_spark.runtime.spark_log import LoggedOffsets
-from flinkish_spark.sources.socket_log import SocketLogReader
-from flinkish_spark.sources.split_positions import logged_positions, lowest_offsets
-from flinkish_spark.store import LocalStore
+from flinkish_spark.connectors.socket import SocketLogReader
+from flinkish_spark.connectors.splits import logged_positions, lowest_offsets
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.offset_log import LoggedOffsets
+from flinkish_spark.core.store import LocalStore
 from tests.crash.sources_app import MADE_SPLITS, SOCKET_ORIGIN
 
 _PAUSE_S, _LOOK_UP_S = 0.04, 0.2

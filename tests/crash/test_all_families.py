@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flinkish_spark.runtime.steps import Step
-from flinkish_spark.testing.crashing import KillPoint, Moment
+from flinkish_spark.core.steps import Step
+from flinkish_spark.testing.crash_points import KillPoint, Moment
 from tests.crash.families import FAMILIES
 from tests.crash.families_rig import FamiliesRun, Servers
 from tests.crash.harness import At

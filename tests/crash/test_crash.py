@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from demo.process import Victim
-from flinkish_spark.runtime.steps import Step
-from flinkish_spark.testing.crashing import KillPoint, Moment
+from flinkish_spark.core.steps import Step
+from flinkish_spark.testing.crash_points import KillPoint, Moment
 from tests.crash.harness import EVERY_POINT, At, CrashRun, Shot
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from demo.process import Victim
-from flinkish_spark.drop_in.steps import EpochStep
+from flinkish_spark.connectors.kafka.format.writer import EpochStep
 from flinkish_spark.testing import LocalBroker
 from tests.crash.door_harness import EVERY_POINT, At, DoorRun, Shot
 

@@ -13,15 +13,18 @@ import pytest
 
 from demo.process import JobProcess, Victim
 from demo.rig import ROOT, _environment
-from flinkish_spark.job_dir import JobDir
-from flinkish_spark.kafka import KafkaAdmin, KafkaConnection, TransactionClient
-from flinkish_spark.store import LocalStore
-from flinkish_spark.testing import LocalBroker, still_open
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.store import LocalStore
+from flinkish_spark.testing import LocalBroker
 from tests.crash.event_time_app import Topics
 from tests.crash.event_time_rig import PARTITIONS, Feeder, Found, Watermarks
 from tests.crash.event_time_updates import last_firings, updates_that_are_wrong
 from tests.crash.harness import At, Shot
 from tests.crash.lives import SEED_VARIABLE, Crash, Life, Rewinding, chosen_crashes, wanted_kills
+from tests.support.open_transactions import still_open
 
 APP = ROOT / "tests" / "crash" / "event_time_app.py"
 RATE, LEAST = 200.0, 3_000

@@ -3,7 +3,7 @@
 A reader polls both sinks before, during and behind each fault, and notes every row that is visible
 without a decision; `demo/verify.py` compares the rest when the job has ended. Kills are in
 `tests/crash/test_crash.py`, tasks that fail and a lost executor in `tests/crash/test_cluster.py`, and a
-zombie owner that wakes up in `tests/broker/test_ownership.py`.
+zombie owner that wakes up in `tests/integration/broker/test_ownership.py`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,7 @@ import pytest
 
 from demo.rig import Rig, _environment
 from flinkish_spark.testing import LocalBroker
-from tests.crash.faults_app import (
-    DAWDLE_VARIABLE,
-    MASTER_VARIABLE,
-    TIMEOUT_VARIABLE,
-    TRANSACTION_TIMEOUT_MS,
-)
+from tests.crash.faults_app import DAWDLE_VARIABLE, MASTER_VARIABLE, TIMEOUT_VARIABLE, TRANSACTION_TIMEOUT_MS
 
 APP = Path(__file__).with_name("faults_app.py")
 RATE = 200.0

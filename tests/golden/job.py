@@ -49,10 +49,10 @@ from flinkish_spark import (
     WatermarkStrategy,
     WithDeadLetters,
 )
-from flinkish_spark.checkpointed_functions import CheckpointedProcessFunction
-from flinkish_spark.operators.list_state import OperatorListDescriptor
+from flinkish_spark.functions.stream import CheckpointedProcessFunction
 from flinkish_spark.operators.vectorized import sum_by_key
 from flinkish_spark.sources import CollectionSource, CsvFiles, CsvHeader, Discovery, FileSource, JsonLines
+from flinkish_spark.state.operator_state import OperatorListDescriptor
 from flinkish_spark.windows import (
     EventTimeSessionWindows,
     ProcessWindowFunction,

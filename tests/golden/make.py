@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from flinkish_spark import JobClient
-from flinkish_spark.runtime.steps import Step
-from flinkish_spark.testing.crashing import kill_process_group
-from tests.conftest import BUILD, spark_test_conf
+from flinkish_spark.core.steps import Step
+from flinkish_spark.testing.crash_points import kill_process_group
+from tests.conftest import spark_test_conf
 from tests.golden import job, orders, programs, records
 from tests.golden.place import (
     AT_SAVEPOINT,
@@ -32,6 +32,7 @@ from tests.golden.place import (
     rows_as_text,
     write_packed,
 )
+from tests.support.services import BUILD
 
 #: Name of the machine in what is kept: files of state say which one wrote them.
 HOST = "golden"
@@ -102,7 +103,7 @@ def _write_lines(path: Path, found: Mapping[str, Any]) -> None:
 def _session() -> Any:
     from pyspark.sql import SparkSession
 
-    from flinkish_spark.session import configure_spark_with_jars
+    from flinkish_spark.bridge.session import configure_spark_with_jars
 
     settings = {**spark_test_conf(ROOT / "scratch"), "spark.ui.showConsoleProgress": "false"}
     builder = SparkSession.builder.master("local[2,4]").config(map=settings)

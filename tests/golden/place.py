@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from flinkish_spark import JobClient
 from tests.golden import orders
 from tests.golden.expected import Rows
-from tests.support import read_delta
+from tests.support.jobs import read_delta
 
 ROOT = Path("/tmp/flinkish-golden")
 HERE = Path(__file__).resolve().parent

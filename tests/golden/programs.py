@@ -30,10 +30,10 @@ from flinkish_spark import (
     ValueStateDescriptor,
     VectorizedProcessFunction,
 )
-from flinkish_spark.checkpointed_functions import CheckpointedProcessFunction
+from flinkish_spark.functions.stream import CheckpointedProcessFunction
 from flinkish_spark.joins import CoGroupFunction, JoinType
-from flinkish_spark.operators.list_state import OperatorListDescriptor
 from flinkish_spark.operators.vectorized import greatest_by_key, sum_by_key
+from flinkish_spark.state.operator_state import OperatorListDescriptor
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.testing.program_harness import ProgramSnapshot
 from flinkish_spark.testing.program_operator import OperatorSnapshot

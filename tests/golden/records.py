@@ -9,8 +9,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from flinkish_spark.testing.simulation import simulate, simulated_surroundings
-from flinkish_spark.testing.simulation.memory_store import MemoryStore
+from tests.simulation.memory_store import MemoryStore
+from tests.simulation.runs import simulate
+from tests.simulation.surroundings import simulated_surroundings
 
 SEEDS = range(1, 251)
 _MOST_PER_KIND = 25

@@ -1,4 +1,4 @@
-"""How much hypothesis draws, see tests/effort.py; the rest is in tests/conftest.py."""
+"""How much hypothesis draws, see tests/support/effort.py; the rest is in tests/conftest.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 
 from hypothesis import settings
 
-from tests import effort
+from tests.support import effort
 
 
 def pytest_configure() -> None:

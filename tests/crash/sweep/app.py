@@ -34,11 +34,9 @@ from flinkish_spark import (
     KafkaSource,
     StreamExecutionEnvironment,
 )
-from flinkish_spark.bridge.delta import DeltaTables
-from flinkish_spark.bridge.delta_files import HadoopFiles
-from flinkish_spark.bridge.delta_history import DeltaHistory
-from flinkish_spark.bridge.delta_rows import DeltaRows
-from flinkish_spark.session import DELTA_CONF
+from flinkish_spark.bridge.session import DELTA_CONF
+from flinkish_spark.connectors.delta.rows import DeltaRows
+from flinkish_spark.connectors.delta.transactions import DeltaHistory, DeltaTables, HadoopFiles
 from tests.crash.sweep import committers, databases, files, gateway, hooks
 from tests.crash.sweep.places import JVM_VARIABLE, Fleet, Place
 from tests.crash.sweep.points import Fault, Point, Run, trace_to_json

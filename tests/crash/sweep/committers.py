@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flinkish_spark.errors import EnvironmentFault
-from flinkish_spark.protocol.outcomes import CommitAnswer, Outcome
-from flinkish_spark.sinks.base import Sink
+from flinkish_spark.contracts.sink import Sink
+from flinkish_spark.core.errors import EnvironmentFault
+from flinkish_spark.protocol.records import CommitAnswer, Outcome
 from tests.crash.sweep.files import OUTAGE, Jobs
 from tests.crash.sweep.points import Call, Effect, Layer
 from tests.crash.sweep.switch import Switch

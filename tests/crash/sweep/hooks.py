@@ -11,9 +11,9 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from flinkish_spark.errors import StoreError
-from flinkish_spark.runtime.steps import Step
-from flinkish_spark.store import LocalStore
+from flinkish_spark.core.errors import StoreError
+from flinkish_spark.core.steps import Step
+from flinkish_spark.core.store import LocalStore
 from tests.crash.sweep.files import OUTAGE, Jobs
 from tests.crash.sweep.points import Call, Effect, Layer, without_ids
 from tests.crash.sweep.switch import Switch

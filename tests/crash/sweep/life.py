@@ -22,7 +22,7 @@ from tests.crash import class_path
 from tests.crash.sweep.places import JVM_VARIABLE, Fleet, Place
 from tests.crash.sweep.points import Run
 from tests.crash.sweep.tasks import FOLDER
-from tests.jvm_flags import JVM_FLAGS
+from tests.support.jvm_flags import JVM_FLAGS
 
 APP = ROOT / "tests" / "crash" / "sweep" / "app.py"
 _UP_S = 180.0

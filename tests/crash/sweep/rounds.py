@@ -14,7 +14,6 @@ from pathlib import Path
 
 from demo.process import JobProcess
 from demo.rig import ROOT
-from flinkish_spark.testing.postgres import LocalPostgres, unpack_postgres
 from tests.crash.sweep.files import database_of
 from tests.crash.sweep.life import Life, SweptBroker, job_process
 from tests.crash.sweep.places import Database, Fleet, Place
@@ -22,6 +21,7 @@ from tests.crash.sweep.points import Call, Run, fault_runs, kill_runs
 from tests.crash.sweep.results import Result, Results
 from tests.crash.sweep.sinks import SINKS
 from tests.crash.sweep.subject import Subject, Verdict
+from tests.support.postgres import LocalPostgres, unpack_postgres
 
 _UP_S = 300.0
 

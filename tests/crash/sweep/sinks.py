@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from demo.orders import Total, expected_totals
 from flinkish_spark import DeltaSink, FileFormat, FileSink, JdbcSink, Json, KafkaSink, RecordHeaders, Upsert
-from flinkish_spark.sinks.base import Sink
+from flinkish_spark.contracts.sink import Sink
 from tests.crash.sweep.looking import (
     TABLE,
     DeltaLooker,
@@ -19,7 +19,7 @@ from tests.crash.sweep.looking import (
     TopicLooker,
 )
 from tests.crash.sweep.places import Database, Place
-from tests.two_phase_page import sqlite_sink_class
+from tests.support.two_phase_page import sqlite_sink_class
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from kafka import KafkaProducer
 
 from demo.decisions import DecisionBook
 from demo.orders import Order, Total, generate
-from flinkish_spark.kafka import KafkaAdmin, KafkaConnection
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from tests.crash.sweep.life import Life
 from tests.crash.sweep.places import PARTITIONS, Place
 from tests.crash.sweep.points import Call, Effect, Run, first_checkpoint, trace_from_json

@@ -3,7 +3,6 @@
 import os
 
 # Python runs one file of this name only.
-from tests.quick_imports import sitecustomize  # noqa: F401
 
 if "FLINKISH_SWEEP_TASKS" in os.environ:
     from tests.crash.sweep.tasks import install

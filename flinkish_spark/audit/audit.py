@@ -1,0 +1,279 @@
+"""One audit from its settings to its result."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flinkish_spark.audit.counting import EXAMPLES, Extent, InputOffsets, Place, lost
+from flinkish_spark.audit.decided import Decided, NothingToAudit, Partial, partial_checkpoints
+from flinkish_spark.audit.outputs import (
+    OriginNames,
+    OutputCounts,
+    OutputReader,
+    OutputSpec,
+    ranges_of,
+    without_barriers,
+)
+from flinkish_spark.checkpoint.spark_log import SparkLog
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeReader
+from flinkish_spark.connectors.kafka.client.settings import ReaderSettings
+from flinkish_spark.core.errors import InputLostError, UserError
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.offset_log import LoggedOffsets
+from flinkish_spark.protocol.ids import JobUuid
+from flinkish_spark.protocol.lineage import FIRST_LINEAGE
+
+Offsets = Mapping[str, Mapping[int, int]]
+
+
+class Completeness(enum.Enum):
+    """Which outputs have to name a record of the input."""
+
+    #: Each of them.
+    EACH = "EACH"
+    #: At least one of them: they share the input out.
+    TOGETHER = "TOGETHER"
+    #: None: the job leaves records out, so that nothing can be said.
+    NONE = "NONE"
+
+
+@dataclass(frozen=True, slots=True)
+class AuditSettings:
+    """What is audited.
+
+    Parameters
+    ----------
+    connection
+        Where the input topics are, and those that are outputs.
+    inputs
+        Topics.
+    outputs
+        Where the sinks wrote.
+    names
+        How rows say where they come from.
+    completeness
+        Who has to name each record of the input.
+    first, end
+        Offsets by topic and partition; where none is given, where the job began and the position of the
+        newest confirmed checkpoint.
+    began
+        Where the job began, as far as that is known; what the topics do not hold any more is not audited.
+    """
+
+    connection: KafkaConnection
+    inputs: tuple[str, ...]
+    outputs: tuple[OutputSpec, ...]
+    names: OriginNames = field(default_factory=OriginNames)
+    completeness: Completeness = Completeness.EACH
+    first: Offsets = field(default_factory=dict)
+    end: Offsets = field(default_factory=dict)
+    began: Offsets = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """What an audit found; :attr:`is_exact` is the answer.
+
+    Parameters
+    ----------
+    checkpoint
+        The one whose position ends the audited input.
+    extents
+        The audited offsets by partition.
+    records
+        How many records of the input they hold.
+    outputs
+        What was seen in each output.
+    lost
+        By sink, or under ``""`` for all outputs together: how many records are missing.
+    partial
+        Checkpoints that an output shows in part, too much of, or without a decision.
+    examples
+        Some faults, in words.
+    """
+
+    checkpoint: int
+    extents: Mapping[Place, Extent]
+    records: int
+    outputs: tuple[OutputCounts, ...]
+    lost_by_sink: Mapping[str, int]
+    partial: tuple[Partial, ...]
+    checkpoints: int
+    examples: tuple[str, ...]
+
+    @property
+    def zeros(self) -> dict[str, int | None]:
+        """The four numbers that must be 0; None for what no output tells."""
+        return {
+            "lost": sum(self.lost_by_sink.values()),
+            "duplicated": sum(one.named.duplicated for one in self.outputs),
+            "reordered": sum(one.reordered or 0 for one in self.outputs),
+            "partial_checkpoints": (
+                len({one.what for one in self.partial})
+                if any(one.is_judged for one in self.outputs)
+                else None
+            ),
+        }
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing was found."""
+        return not any(self.zeros.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `flinkish audit --json` says; see `docs/audit.md`."""
+        partitions: dict[str, dict[str, list[int]]] = {}
+        for (topic, partition), extent in self.extents.items():
+            partitions.setdefault(topic, {})[str(partition)] = [extent.start, extent.end]
+        return {
+            **self.zeros,
+            "records": self.records,
+            "checkpoint": self.checkpoint,
+            "checkpoints": self.checkpoints,
+            "input": partitions,
+            "outputs": {one.spec.sink: self._output_json(one) for one in self.outputs},
+            "examples": list(self.examples),
+        }
+
+    def _output_json(self, one: OutputCounts) -> dict[str, Any]:
+        return {
+            "kind": one.spec.kind.value,
+            "place": one.spec.place,
+            "rows": one.rows,
+            "lost": self.lost_by_sink.get(one.spec.sink),
+            "duplicated": one.named.duplicated,
+            "reordered": one.reordered,
+            "partial_checkpoints": self.partial_of(one) if one.is_judged else None,
+            "superseded": one.superseded,
+            "unnamed": one.unnamed,
+            "outside": one.named.outside,
+            "unexpected": one.named.unexpected,
+            "notes": one.notes,
+        }
+
+    def partial_of(self, one: OutputCounts) -> int:
+        """How many checkpoints one output shows in part."""
+        return len({partial.what for partial in self.partial if partial.sink == one.spec.sink})
+
+
+def audit(job_dir: JobDir, job: JobUuid, settings: AuditSettings) -> AuditResult:
+    """Read input and outputs, and compare them with each other and with what was decided.
+
+    The job may run meanwhile: it is audited up to its newest confirmed checkpoint.
+
+    Raises
+    ------
+    NothingToAudit
+        Nothing is confirmed yet, or there is no such sink.
+    InputLostError
+        Input that has to be compared is gone.
+    FlinkishError
+        What :meth:`OutputReader.read` raises.
+    """
+    # This order matters. What is confirmed now is visible to whoever reads from now on, and what is
+    # visible then was decided before.
+    before = Decided.read(job_dir)
+    if before.newest is None:
+        raise NothingToAudit("the job has no confirmed checkpoint", what_to_do="audit it when it has one")
+    for spec in settings.outputs:
+        before.check_sink(spec.sink)
+    extents = extents_of(settings, LoggedOffsets.parse(before.newest.offsets_text))
+    expected = _read_input(settings.connection, extents)
+    reader = OutputReader(expected, settings.names, job, before, lambda: settings.connection)
+    outputs = tuple(reader.read(spec) for spec in settings.outputs)
+    after = Decided.read(job_dir)
+    partial = tuple(p for one in outputs for p in partial_checkpoints(before, one.visible, after))
+    missing, examples = _lost(settings.completeness, expected, outputs)
+    examples += [f"duplicated in '{o.spec.sink}': {place}" for o in outputs for place in o.named.examples]
+    examples += [str(one) for one in partial[:EXAMPLES]]
+    confirmed = sum(one.is_confirmed for one in before.checkpoints.values())
+    return AuditResult(
+        int(before.newest.checkpoint),
+        extents,
+        expected.records,
+        outputs,
+        missing,
+        partial,
+        confirmed,
+        tuple(examples),
+    )
+
+
+def began_at(job_dir: JobDir, root: Path, topics: Sequence[str]) -> Offsets:
+    """Return where a job began to read, as far as that is written down.
+
+    Parameters
+    ----------
+    root
+        The job directory.
+    """
+    if job_dir.history().log_began_in != FIRST_LINEAGE:
+        # What is written down is where Spark's checkpoint was begun anew.
+        return {}
+    folder = f"spark/{job_dir.newest_owner()}"
+    return SparkLog(job_dir.store, folder, root / folder).began_at().kafka(frozenset(topics))
+
+
+def extents_of(settings: AuditSettings, position: LoggedOffsets) -> dict[Place, Extent]:
+    """Return which offsets are audited, by partition.
+
+    Raises
+    ------
+    InputLostError
+        Offsets that were asked for are gone.
+    UserError
+        The position names none of the topics.
+    """
+    ends = {**position.kafka(frozenset(settings.inputs)), **settings.end}
+    extents = {}
+    for topic in settings.inputs:
+        if topic not in ends:
+            raise UserError(
+                f"the job's newest confirmed checkpoint has no position in topic '{topic}'",
+                what_to_do="name a topic that the job reads",
+            )
+        for there in ranges_of(settings.connection, topic):
+            began = max(there.start, settings.began.get(topic, {}).get(there.partition, there.start))
+            first = settings.first.get(topic, {}).get(there.partition, began)
+            end = ends[topic].get(there.partition, first)
+            if first < there.start:
+                raise InputLostError(
+                    f"{topic}-{there.partition} begins at offset {there.start}, and {first} was asked for",
+                    why="Kafka's retention removed records",
+                    what_to_do="audit from a later offset on",
+                )
+            extents[topic, there.partition] = Extent(first, max(first, end))
+    return extents
+
+
+def _read_input(connection: KafkaConnection, extents: Mapping[Place, Extent]) -> InputOffsets:
+    expected = InputOffsets(extents)
+    reader = RangeReader(connection, ReaderSettings(include_headers=True))
+    for number, ((topic, partition), extent) in enumerate(extents.items()):
+        for batch in reader.read(OffsetRange(topic, partition, extent.start, extent.end)):
+            # Those of an upstream job are no input.
+            expected.note(number, without_barriers(batch).column("offset").to_numpy())
+    return expected
+
+
+def _lost(
+    completeness: Completeness, expected: InputOffsets, outputs: Sequence[OutputCounts]
+) -> tuple[dict[str, int], list[str]]:
+    """Return how many records are missing by sink, and some of them in words."""
+    groups: dict[str, list[OutputCounts]] = {}
+    if completeness is Completeness.EACH:
+        groups = {one.spec.sink: [one] for one in outputs}
+    elif completeness is Completeness.TOGETHER:
+        groups = {"": list(outputs)}
+    counts, examples = {}, []
+    for sink, group in groups.items():
+        found = lost(expected, [one.named for one in group])
+        counts[sink] = found.count
+        where = f"in '{sink}'" if sink else "in all outputs"
+        examples += [f"missing {where}: {place}" for place in found.examples]
+    return counts, examples

@@ -1,0 +1,341 @@
+"""Plans of Spark's: which sources and operators are in them, and what a DataFrame function does to rows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import Column, DataFrame
+
+from flinkish_spark.bridge.session import is_gateway_gone
+from flinkish_spark.protocol.plan_layout import Chain, OperatorInstance, PlanLayout, Scan, ScanRole
+
+# ----------------------------------------------------------------------------------------------------------
+# Names in a plan, and what they name: sources and operators in the order in which Spark counts them.
+#
+# Spark's logs have no names. A frame that gets an alias keeps it in its analysed plan, which is where names
+# of ours are put and found again.
+
+
+_PREFIX = "flinkish"
+_SOURCES = ("StreamingRelationV2", "StreamingRelation", "StreamingExecutionRelation")
+_STATEFUL = "FlatMapGroupsInPandasWithState"
+
+
+def named_chain(frame: DataFrame, chain: Chain) -> DataFrame:
+    """Return `frame` as the end of a chain.
+
+    As of :func:`named_scan`: expressions that name a column by an older alias no longer find it, so
+    this comes after all of the user's.
+    """
+    return frame.alias(f"{_PREFIX}:chain:{chain.name}")
+
+
+def named_scan(frame: DataFrame, role: ScanRole, uid: str = "") -> DataFrame:
+    """Return `frame` so that the sources in its plan are known by that role and uid."""
+    return frame.alias(f"{_PREFIX}:{role.value}:{uid}")
+
+
+def named_operator(frame: DataFrame, uid: str) -> DataFrame:
+    """Return `frame` so that the keyed operator right below is known as `uid`."""
+    return frame.alias(f"{_PREFIX}:operator:{uid}")
+
+
+def layout_of(frame: DataFrame) -> PlanLayout:
+    """Return the sources and operators of a plan of ours, in Spark's order.
+
+    Raises
+    ------
+    ValueError
+        Something in the plan has no name.
+    """
+    scans: list[Scan] = []
+    operators: list[OperatorInstance] = []
+    _collect(frame._jdf.queryExecution().analyzed(), {}, scans, operators)
+    return PlanLayout(tuple(scans), tuple(operators))
+
+
+def _collect(node: Any, names: dict[str, str], scans: list[Scan], operators: list[OperatorInstance]) -> None:
+    """Walk from the top down and from left to right, as Spark does where it numbers them.
+
+    `names` holds the nearest names above: of the chain, the operator and the scan.
+    """
+    kind = node.getClass().getSimpleName()
+    if kind == "SubqueryAlias":
+        parts = node.alias().split(":")
+        if parts[0] == _PREFIX:
+            what = parts[1] if parts[1] in ("chain", "operator") else "scan"
+            names = {**names, what: ":".join(parts[1:]) if what == "scan" else parts[2]}
+    elif kind == _STATEFUL:
+        operators.append(OperatorInstance(_known(names, "operator"), _known(names, "chain")))
+    elif kind in _SOURCES:
+        role, uid = _known(names, "scan").split(":")
+        scans.append(Scan(ScanRole(role), uid, _known(names, "chain")))
+    children = node.children()
+    for index in range(children.size()):
+        _collect(children.apply(index), names, scans, operators)
+
+
+def _known(names: dict[str, str], what: str) -> str:
+    if what not in names:
+        raise ValueError(f"the plan has a part without the name of its {what}")
+    return names[what]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a DataFrame function does, if that is done to each row by itself: read from the plan it has made.
+#
+# A function of the user's gives a DataFrame, and not what it did. Spark's analysed plan of that has one
+# node for each step. Where all of them are projections and filters, they are found here as columns and
+# conditions that name what they need, to be used on any other frame with such columns.
+
+
+_EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
+#: What computes a value from more than a row's own columns, and what a user calls it.
+_NOT_OF_A_ROW = {
+    f"{_EXPRESSIONS}.PythonFuncExpression": "a function in Python",
+    f"{_EXPRESSIONS}.PlanExpression": "a subquery",
+    f"{_EXPRESSIONS}.Generator": "a function that makes several rows",
+    f"{_EXPRESSIONS}.WindowExpression": "a window",
+    f"{_EXPRESSIONS}.aggregate.AggregateFunction": "an aggregate",
+}
+#: Nodes of a plan that look at more than one row, or make another number of them, and what a user calls them.
+_CALLS = {
+    "Aggregate": "an aggregate (groupBy, agg)",
+    "CollectMetrics": "observe()",
+    "Deduplicate": "distinct() or dropDuplicates()",
+    "Distinct": "distinct()",
+    "EventTimeWatermark": "withWatermark()",
+    "Except": "a difference (subtract, exceptAll)",
+    "Expand": "unpivot(), or a cube or rollup",
+    "Generate": "explode(), or another function that makes several rows",
+    "GlobalLimit": "limit()",
+    "Intersect": "an intersection",
+    "Join": "a join",
+    "LocalLimit": "limit()",
+    "MapInArrow": "mapInArrow()",
+    "MapInPandas": "mapInPandas()",
+    "Offset": "offset()",
+    "Repartition": "repartition() or coalesce()",
+    "RepartitionByExpression": "repartition()",
+    "ResolvedHint": "a hint",
+    "Sample": "sample()",
+    "Sort": "orderBy(), sort() or sortWithinPartitions()",
+    "Union": "a union",
+    "Window": "a window",
+}
+
+
+@dataclass(frozen=True)
+class NotRowByRow:
+    """Something that a function does with more than single rows.
+
+    Parameters
+    ----------
+    what
+        As a user calls it.
+    """
+
+    what: str
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A column that is computed from others."""
+
+    name: str
+    value: Column
+
+
+@dataclass(frozen=True)
+class Computing:
+    """Columns that are computed at the same time, and stand beside those that are there."""
+
+    columns: tuple[Computed, ...]
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Rows that are kept."""
+
+    condition: Column
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """What is done to each row.
+
+    Parameters
+    ----------
+    steps
+        One behind the other. Their columns are unresolved: they name those of the frame, or earlier ones.
+    outputs
+        Column with each field that comes out, in order.
+    """
+
+    steps: tuple[Computing | Keeping, ...]
+    outputs: tuple[str, ...]
+
+
+def row_plan(given: DataFrame, made: DataFrame, names: tuple[str, ...], prefix: str) -> RowPlan | NotRowByRow:
+    """Return what was done to each row of `given`, so that it became `made`.
+
+    Parameters
+    ----------
+    names
+        What its columns are called in the frames that the plan is to be used on.
+    prefix
+        Of names for columns that are computed; nothing else has it.
+    """
+    if getattr(given, "_jdf", None) is None:
+        return NotRowByRow("something that is not known: the session has no JVM of its own")
+    try:
+        beginning, end = (frame._jdf.queryExecution().analyzed() for frame in (given, made))
+        ids = [one.exprId().id() for one in _each(beginning.output())]
+        reading = _Reading(given.sparkSession._jvm, dict(zip(ids, names, strict=True)), prefix)
+        return reading.of(end, beginning)
+    except _NoSuchPlan as error:
+        return NotRowByRow(error.what)
+    except (Py4JError, TypeError) as error:
+        if is_gateway_gone(error):
+            raise
+        # Another version of Spark: its plans have other parts, or these other methods. A class that is not
+        # there is a package for py4j, which cannot be called.
+        return NotRowByRow("something that is not known: this version of Spark has other plans")
+
+
+class _NoSuchPlan(Exception):
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+
+class _Reading:
+    """Goes through one plan.
+
+    Parameters
+    ----------
+    known
+        Name of the column with each attribute, by the attribute's id. An attribute that a projection leaves
+        out stays: nobody asks for it any more.
+    """
+
+    def __init__(self, jvm: Any, known: dict[int, str], prefix: str) -> None:
+        self._jvm, self._known = jvm, known
+        self._names = (f"{prefix}{number}" for number in itertools.count())
+        self._kinds = {jvm.java.lang.Class.forName(name): what for name, what in _NOT_OF_A_ROW.items()}
+
+    def of(self, plan: Any, beginning: Any) -> RowPlan:
+        """Return what a plan does, from the node that it begins with up."""
+        steps: list[Computing | Keeping] = []
+        for kind, node in reversed(list(_nodes(plan, beginning))):
+            if kind == "Project":
+                columns = self._projected(node)
+                if columns:
+                    steps.append(Computing(columns))
+            elif kind == "Filter":
+                steps.append(Keeping(self._column(node.condition())))
+        return RowPlan(tuple(steps), tuple(self._name_of(one) for one in _each(plan.output())))
+
+    def _projected(self, node: Any) -> tuple[Computed, ...]:
+        """Note what columns are called, and return those that are new."""
+        found = []
+        for one in _each(node.projectList()):
+            if one.exprId().id() in self._known:
+                continue
+            if _kind(one) != "Alias":
+                raise _NoSuchPlan("a column of another DataFrame")
+            child, own = one.child(), one.exprId().id()
+            if _kind(child) == "AttributeReference":
+                self._known[own] = self._name_of(child)
+            else:
+                value = self._column(child)
+                self._known[own] = next(self._names)
+                found.append(Computed(self._known[own], value))
+        return tuple(found)
+
+    def _column(self, expression: Any) -> Column:
+        from pyspark.sql.classic.column import Column as ClassicColumn
+
+        unresolved = self._unresolved(expression)
+        return ClassicColumn(self._jvm.org.apache.spark.sql.classic.ExpressionUtils.column(unresolved))
+
+    def _unresolved(self, expression: Any) -> Any:
+        """Return an expression with names in the place of attributes."""
+        if _kind(expression) == "AttributeReference":
+            attributes = self._jvm.org.apache.spark.sql.catalyst.analysis.UnresolvedAttribute
+            return attributes.quoted(self._name_of(expression))
+        for kind, what in self._kinds.items():
+            if kind.isInstance(expression):
+                raise _NoSuchPlan(what)
+        children = list(_each(expression.children()))
+        if not expression.deterministic() and all(child.deterministic() for child in children):
+            raise _NoSuchPlan(f"{expression.prettyName()}(), which is another value each time")
+        if not children:
+            return expression
+        changed = [self._unresolved(child) for child in children]
+        return expression.withNewChildren(self._jvm.org.apache.spark.api.python.PythonUtils.toSeq(changed))
+
+    def _name_of(self, attribute: Any) -> str:
+        name = self._known.get(attribute.exprId().id())
+        if name is None:
+            raise _NoSuchPlan("a column of another DataFrame")
+        return name
+
+
+def _nodes(plan: Any, beginning: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the nodes of a plan from its root to where it begins, with the names of their classes."""
+    while not plan.equals(beginning):
+        kind, children = _kind(plan), plan.children()
+        if kind not in ("Project", "Filter", "SubqueryAlias"):
+            raise _NoSuchPlan(_CALLS.get(kind, kind) if children.size() else "another DataFrame")
+        yield kind, plan
+        plan = children.apply(0)
+
+
+def _each(found: Any) -> Iterator[Any]:
+    for index in range(found.size()):
+        yield found.apply(index)
+
+
+def _kind(found: Any) -> str:
+    return str(found.getClass().getSimpleName())
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Selecting the same columns from one micro-batch after the other.
+#
+# Every micro-batch is a DataFrame of its own, and naming a column of it takes Python several calls into the
+# JVM: for a sink of ten columns some fifty, a good part of what a small micro-batch costs. The columns
+# themselves belong to no DataFrame, so they are handed over once.
+
+
+class Selection:
+    """Columns to select from every DataFrame that has them.
+
+    Parameters
+    ----------
+    columns
+        Unresolved: made by name, not taken from a DataFrame.
+
+    Notes
+    -----
+    Belongs to one JVM; used by one thread at a time. The same as `frame.select(*columns)`, which is what
+    it does where the session has no JVM of its own.
+    """
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self._columns = tuple(columns)
+        self._handed_over: Any = None
+
+    def of(self, frame: DataFrame) -> DataFrame:
+        """Return the columns of `frame`."""
+        own = getattr(frame, "_jdf", None)
+        if own is None:
+            return frame.select(*self._columns)
+        if self._handed_over is None:
+            self._handed_over = frame._jcols(*self._columns)  # type: ignore[operator]
+        return DataFrame(own.select(self._handed_over), frame.sparkSession)

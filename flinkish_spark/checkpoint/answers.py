@@ -1,0 +1,141 @@
+"""Asking a running job for a checkpoint, and what it answers."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from flinkish_spark.protocol.checkpoint import Urgency
+from flinkish_spark.protocol.coordination import Abort
+from flinkish_spark.protocol.failures import CheckpointFailureReason
+from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
+
+
+class AnswerKind(enum.Enum):
+    """How a request ended."""
+
+    #: The checkpoint is confirmed; a savepoint is written.
+    COMPLETED = "COMPLETED"
+    #: There was no checkpoint; `reason` says why.
+    REFUSED = "REFUSED"
+    #: There was one, and it was aborted.
+    ABORTED = "ABORTED"
+    #: It was being decided when the job ended; the next start finishes it if it is.
+    LEFT_TO_NEXT_START = "LEFT_TO_NEXT_START"
+    #: The checkpoint is confirmed, its savepoint could not be written.
+    SAVEPOINT_FAILED = "SAVEPOINT_FAILED"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAnswer:
+    """What became of a request.
+
+    Parameters
+    ----------
+    kind
+        How it ended.
+    checkpoint
+        Its id; None if it never had one.
+    reason
+        Why there is none; None if it completed.
+    text
+        The reason in words; for a savepoint, where it is.
+    """
+
+    kind: AnswerKind
+    checkpoint: CheckpointId | None = None
+    reason: CheckpointFailureReason | None = None
+    text: str = ""
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether what was asked for is there."""
+        return self.kind is AnswerKind.COMPLETED
+
+    @classmethod
+    def completed(cls, checkpoint: CheckpointId, place: str = "") -> CheckpointAnswer:
+        """Return the answer about a confirmed checkpoint, and where its savepoint is."""
+        return cls(AnswerKind.COMPLETED, checkpoint, None, place)
+
+    @classmethod
+    def refused(cls, reason: CheckpointFailureReason, text: str = "") -> CheckpointAnswer:
+        """Return the answer about a request that never got an id; `text` if more is known than the reason."""
+        return cls(AnswerKind.REFUSED, None, reason, text or reason.text)
+
+    @classmethod
+    def aborted(cls, effect: Abort) -> CheckpointAnswer:
+        """Return the answer about an aborted checkpoint."""
+        return cls(AnswerKind.ABORTED, effect.checkpoint, effect.reason, effect.text)
+
+    @classmethod
+    def left_to_next_start(cls, checkpoint: CheckpointId) -> CheckpointAnswer:
+        """Return the answer about a checkpoint whose end this process does not see."""
+        return cls(
+            AnswerKind.LEFT_TO_NEXT_START,
+            checkpoint,
+            CheckpointFailureReason.SHUT_DOWN,
+            "the job ended while the checkpoint was being decided or committed",
+        )
+
+    @classmethod
+    def savepoint_failed(cls, checkpoint: CheckpointId, text: str) -> CheckpointAnswer:
+        """Return the answer about a checkpoint that could not be exported."""
+        reason = CheckpointFailureReason.SAVEPOINT_FAILED
+        return cls(AnswerKind.SAVEPOINT_FAILED, checkpoint, reason, text)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request on its way to the coordinator.
+
+    Parameters
+    ----------
+    on_answer
+        Called once, in a thread of the job's; must not block.
+    """
+
+    purpose: CheckpointPurpose
+    on_answer: Callable[[CheckpointAnswer], None]
+    urgency: Urgency = Urgency.NORMAL
+    target: str = ""
+
+    @classmethod
+    def of(
+        cls, purpose: CheckpointPurpose, on_answer: Callable[[CheckpointAnswer], None], target: str = ""
+    ) -> Asked:
+        """Return what a user asks. A savepoint is forced, as in Flink: it waits for no limit."""
+        urgency = Urgency.FORCED if purpose.is_savepoint else Urgency.NORMAL
+        return cls(purpose, on_answer, urgency, target)
+
+
+@dataclass
+class PendingAnswer:
+    """A place where an answer will be; resolved exactly once.
+
+    Examples
+    --------
+    >>> pending = PendingAnswer()
+    >>> pending.wait(timeout_ms=0) is None
+    True
+    >>> pending.resolve(CheckpointAnswer.completed(CheckpointId(3)))
+    >>> pending.wait(timeout_ms=0).checkpoint
+    CheckpointId(value=3)
+    """
+
+    _done: threading.Event = field(default_factory=threading.Event)
+    _answer: CheckpointAnswer | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def resolve(self, answer: CheckpointAnswer) -> None:
+        """Give the answer; a second one is ignored."""
+        with self._lock:
+            if not self._done.is_set():
+                self._answer = answer
+                self._done.set()
+
+    def wait(self, timeout_ms: int | None = None) -> CheckpointAnswer | None:
+        """Return the answer; None if it has not come within `timeout_ms`."""
+        self._done.wait(None if timeout_ms is None else timeout_ms / 1000)
+        return self._answer

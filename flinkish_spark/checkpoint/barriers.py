@@ -1,0 +1,152 @@
+"""Who has acknowledged a checkpoint's barrier, and what a source that waits for one is waiting for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from flinkish_spark.checkpoint.control import ControlFile
+from flinkish_spark.core.clock import Clock
+from flinkish_spark.core.config import CheckpointingMode
+from flinkish_spark.protocol.alignment import Alignment, ExpectedChannels, count_barriers, sinks_reached
+from flinkish_spark.protocol.checkpoint import Participant, ParticipantKind
+from flinkish_spark.protocol.coordination import Abort, Coordination
+from flinkish_spark.protocol.failures import CheckpointFailureReason
+from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
+from flinkish_spark.protocol.records import StagedBatch
+
+# ----------------------------------------------------------------------------------------------------------
+# From the acknowledgements of a staged micro-batch to the participants that have acknowledged.
+
+
+class BarriersDoNotAddUp(Exception):
+    """A barrier is missing, doubled or strange; says which. Declines the checkpoint."""
+
+
+class BarrierCounter:
+    """Counts the barriers of the checkpoints in flight; owned by the coordinator's thread.
+
+    Parameters
+    ----------
+    channels
+        By sink uid, the channels whose barriers it must see.
+    operators
+        Uids of the keyed operators. They let a barrier through only when every channel showed it:
+        where all sinks have it, all operators had it.
+    """
+
+    def __init__(
+        self, channels: Mapping[str, ExpectedChannels], operators: Iterable[str], mode: CheckpointingMode
+    ) -> None:
+        self._channels, self._mode = channels, mode
+        self._operators = tuple(Participant(ParticipantKind.OPERATOR, uid) for uid in operators)
+        self._reached: dict[CheckpointId, set[str]] = {}
+
+    @property
+    def participants(self) -> tuple[Participant, ...]:
+        """Return the sinks and operators that have to acknowledge each checkpoint."""
+        return (*(Participant(ParticipantKind.SINK, uid) for uid in self._channels), *self._operators)
+
+    def count(self, checkpoint: CheckpointId, staged: StagedBatch) -> tuple[Participant, ...]:
+        """Return who acknowledges `checkpoint` with this micro-batch.
+
+        Raises
+        ------
+        BarriersDoNotAddUp
+            In the mode EXACTLY_ONCE, where every barrier belongs into one micro-batch.
+        """
+        report = count_barriers(checkpoint, staged.acks, self._channels)
+        if report.alignment is Alignment.ALIGNED:
+            reached = set(self._channels)
+        elif self._mode is CheckpointingMode.EXACTLY_ONCE:
+            raise BarriersDoNotAddUp(report.detail)
+        else:
+            reached = sinks_reached(checkpoint, staged.acks, self._channels)
+        seen = self._reached.setdefault(checkpoint, set())
+        seen |= reached
+        sinks = tuple(Participant(ParticipantKind.SINK, uid) for uid in sorted(reached))
+        return (*sinks, *self._operators) if seen == set(self._channels) else sinks
+
+    def forget(self, up_to: CheckpointId) -> None:
+        """Forget the checkpoints up to one that has ended; what comes late is not counted."""
+        self._reached = {one: seen for one, seen in self._reached.items() if one > up_to}
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a chained source waits for, as far as the coordinator is concerned.
+#
+# Such a source stands still at a cut until a checkpoint of this job is drawn there, and a checkpoint waits
+# for the source to come to one.
+
+
+#: Least time between two checkpoints that are asked for at one cut, or behind a failure.
+_LEAST_PAUSE_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """When a checkpoint was last asked for, and at which upstream checkpoint the source stood."""
+
+    cut: int | None
+    at_ms: int
+
+
+class SourceWaits:
+    """Asks for the checkpoints that a chained source waits for; of one coordinator, in its thread.
+
+    At a cut one checkpoint is asked for at once. What comes of it may be nothing: a hook fails, the
+    store refuses, the request is turned away. Then, and behind any checkpoint that was aborted, the
+    source has to wait as long as the timer would, so that what fails is left in peace.
+
+    Parameters
+    ----------
+    control
+        What is on offer, and what the source says.
+    state
+        The checkpoints in flight and the requests.
+    interval_ms
+        From one periodic trigger to the next.
+    """
+
+    def __init__(self, control: ControlFile, state: Coordination, clock: Clock, interval_ms: int) -> None:
+        self._control, self._state, self._clock = control, state, clock
+        self._pause_ms = max(interval_ms, _LEAST_PAUSE_MS)
+        self._asked: _Asked | None = None
+        self._aborted_at_ms: int | None = None
+
+    def must_ask(self) -> bool:
+        """Return whether to ask for a checkpoint now. If so, it counts as asked for."""
+        state = self._state
+        if state.barrier_on_its_way or state.queue.holds(CheckpointPurpose.FOLLOW_UP):
+            return False
+        status = self._control.source_status()
+        if status is None or not status.wants_checkpoint:
+            return False
+        now_ms, asked = self._clock.monotonic_ms(), self._asked
+        if asked is not None and asked.cut == status.cut and now_ms - asked.at_ms < self._pause_ms:
+            return False
+        if self._aborted_at_ms is not None and now_ms - self._aborted_at_ms < self._pause_ms:
+            return False
+        self._asked = _Asked(status.cut, now_ms)
+        return True
+
+    def aborted(self, effect: Abort) -> Abort:
+        """Note that a checkpoint was aborted, and withdraw it: drawn now, it would use up a cut.
+
+        Returns
+        -------
+        Abort
+            The effect; if the checkpoint expired before the source drew it, with what that waited for.
+        """
+        self._aborted_at_ms = self._clock.monotonic_ms()
+        was_offered, status = self._control.withdraw(effect.checkpoint), self._control.source_status()
+        if effect.reason is not CheckpointFailureReason.EXPIRED or not was_offered or status is None:
+            return effect
+        if status.drawn >= int(effect.checkpoint):
+            # Its barrier is in a micro-batch: what is missing is said by the effect.
+            return effect
+        waited = status.text
+        if status.wants_checkpoint:
+            # It said so before it saw the offer.
+            waited += ", and was not asked for input since it is on offer: a micro-batch has not ended"
+        return replace(effect, text=f"{effect.text}; the source {waited}")

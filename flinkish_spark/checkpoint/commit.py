@@ -1,0 +1,272 @@
+"""Finishing a decided checkpoint: every sink, then the group offsets, then the receipt.
+
+Used by the coordinator right after the decision and by the recovery after a crash; every step may
+be repeated by any process that owns the job.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from flinkish_spark.checkpoint.ownership import Ownership
+from flinkish_spark.contracts.manifest import NO_MANIFEST, ManifestWriter
+from flinkish_spark.contracts.sink import Committer, CompletedCheckpoint
+from flinkish_spark.contracts.source import SourceNode
+from flinkish_spark.core.clock import Clock
+from flinkish_spark.core.errors import (
+    AnotherTimelineError,
+    CommittableLostError,
+    EnvironmentFault,
+    FencedError,
+    JobDirError,
+)
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.offset_log import LoggedOffsets
+from flinkish_spark.core.steps import Observer, Step
+from flinkish_spark.core.watchdog import Waiting, unwatched
+from flinkish_spark.protocol.decisions import Decision, ManifestRecord, Receipt
+from flinkish_spark.protocol.ids import JobUuid
+from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, StagedBatch
+
+LOG = logging.getLogger(__name__)
+#: Between two questions to a system that cannot answer: ever longer.
+FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 50, 5_000
+
+
+class Interrupted(Exception):
+    """The job is being torn down; the checkpoint stays decided and is finished by the next start."""
+
+
+class Confirmation:
+    """Commits decided checkpoints; one thread at a time.
+
+    Parameters
+    ----------
+    committers
+        By sink uid, in the fixed order in which sinks commit.
+    is_stopping
+        Asked while waiting for a system that cannot answer.
+    manifest
+        Told of every checkpoint that all sinks have committed.
+    job
+        Whose mark sources keep; None for none.
+    waiting
+        Notes what this thread waits for.
+    """
+
+    def __init__(
+        self,
+        job_dir: JobDir,
+        ownership: Ownership,
+        committers: Mapping[str, Committer],
+        sources: Sequence[SourceNode],
+        clock: Clock,
+        observer: Observer,
+        is_stopping: Callable[[], bool],
+        manifest: ManifestWriter = NO_MANIFEST,
+        job: JobUuid | None = None,
+        waiting: Waiting = unwatched,
+    ) -> None:
+        self._job_dir, self._ownership = job_dir, ownership
+        self._committers, self._sources = committers, sources
+        self._clock, self._observer, self._is_stopping = clock, observer, is_stopping
+        self._manifest, self._job, self._waiting = manifest, job, waiting
+
+    def confirm(self, decision: Decision) -> Receipt:
+        """Finish a decided checkpoint.
+
+        Raises
+        ------
+        CommittableLostError
+            Something decided can never be committed; nothing later may be decided.
+        FencedError
+            A newer owner exists.
+        """
+        self._refuse_unknown_sinks(decision)
+        staged = decision.by_sink()
+        answers = {uid: self._commit_sink(decision, uid, staged.get(uid, [])) for uid in self._committers}
+        # This order matters: what a sink does about a complete checkpoint may be seen by readers, so it
+        # comes after the last sink; the manifest tells readers what all sinks show; the group offsets tell
+        # lag tools what is done, so they come after that; the receipt says that all of it is, and is last.
+        completed = {uid: self._complete_sink(decision, uid) for uid in self._committers}
+        facts = _facts(answers, completed)
+        self._write_manifest(decision, facts)
+        group_offsets = self._commit_group_offsets(decision)
+        receipt = Receipt(
+            decision.checkpoint,
+            self._ownership.epoch,
+            self._clock.wall_ms(),
+            {uid: [answer.outcome.value for answer in given] for uid, given in answers.items()},
+            group_offsets,
+            facts,
+        )
+        self._observer.before(Step.RECEIPT, str(decision.checkpoint))
+        self._job_dir.create_receipt(receipt)
+        self._observer.after(Step.RECEIPT, str(decision.checkpoint))
+        return receipt
+
+    def _refuse_unknown_sinks(self, decision: Decision) -> None:
+        names = {c.sink for batch in decision.batches for c in batch.committables}
+        unknown = sorted(names - self._committers.keys())
+        if unknown:
+            raise JobDirError(
+                f"checkpoint {decision.checkpoint} holds decided data of sink '{unknown[0]}', "
+                "which this job does not have",
+                what_to_do="start the job once with that sink, then remove it",
+                uid=unknown[0],
+            )
+
+    def _commit_sink(
+        self, decision: Decision, uid: str, pairs: list[tuple[StagedBatch, Committable]]
+    ) -> list[CommitAnswer]:
+        committables = [committable for _, committable in pairs]
+        if not committables:
+            return []
+        self._ownership.check()
+        self._observer.before(Step.SINK_COMMIT, uid)
+
+        def commit() -> tuple[list[CommitAnswer], bool]:
+            try:
+                answers = list(self._committers[uid].commit(decision.checkpoint, committables))
+            except AnotherTimelineError:
+                # What a deposed process takes for another timeline is its successor.
+                self._ownership.check()
+                raise
+            for position, (pair, answer) in enumerate(zip(pairs, answers, strict=False)):
+                if answer.outcome is Outcome.LOST:
+                    self._refuse_lost(decision, uid, position, pair, answer)
+                self._refuse_final(decision, uid, answer)
+            is_done = len(answers) == len(committables) and all(a.outcome.is_done for a in answers)
+            return answers, is_done
+
+        answers = self._until_done(commit, f"committing checkpoint {decision.checkpoint} to sink '{uid}'")
+        self._observer.after(Step.SINK_COMMIT, uid)
+        return answers
+
+    def _complete_sink(self, decision: Decision, uid: str) -> CommitAnswer:
+        completed = CompletedCheckpoint(decision.checkpoint, decision.decided_at_ms, decision.purpose)
+        self._ownership.check()
+        self._observer.before(Step.SINK_COMPLETE, uid)
+
+        def complete() -> tuple[list[CommitAnswer], bool]:
+            answer = self._committers[uid].checkpoint_complete(completed)
+            self._refuse_final(decision, uid, answer)
+            return [answer], answer.outcome.is_done
+
+        answers = self._until_done(complete, f"completing checkpoint {decision.checkpoint} at sink '{uid}'")
+        self._observer.after(Step.SINK_COMPLETE, uid)
+        return answers[-1]
+
+    def _refuse_final(self, decision: Decision, uid: str, answer: CommitAnswer) -> None:
+        if answer.outcome is Outcome.FENCED:
+            self._ownership.check()
+            raise FencedError(
+                f"sink '{uid}' refused a committable of checkpoint {decision.checkpoint}", why=answer.detail
+            )
+        if answer.outcome is Outcome.LOST:
+            raise CommittableLostError(
+                f"what sink '{uid}' completes with checkpoint {decision.checkpoint} is lost",
+                why=answer.detail,
+                what_to_do="nothing later is decided; see to the sink's system and start the job again",
+                sink=uid,
+                checkpoint=decision.checkpoint,
+            )
+
+    def _refuse_lost(
+        self,
+        decision: Decision,
+        uid: str,
+        position: int,
+        at: tuple[StagedBatch, Committable],
+        answer: CommitAnswer,
+    ) -> None:
+        batch, committable = at
+        raise CommittableLostError(
+            f"a decided committable of sink '{uid}' in checkpoint {decision.checkpoint}, "
+            f"micro-batch {batch.batch}, is lost",
+            why=answer.detail,
+            what_to_do="none: nothing later is decided, and the next start of the query stages it again",
+            sink=uid,
+            checkpoint=decision.checkpoint,
+            position=position,
+            is_proven_aborted=answer.is_proven_aborted,
+            committable=dict(committable.payload) if "transactional_id" in committable.payload else uid,
+        )
+
+    def _write_manifest(self, decision: Decision, facts: Mapping[str, Mapping[str, Any]]) -> None:
+        if self._manifest is NO_MANIFEST:
+            return
+        position = LoggedOffsets.parse(decision.offsets_text)
+        log_began_in = self._job_dir.history().log_began_in
+        record = ManifestRecord.of(decision, facts, position.partitions(), log_began_in)
+        self._ownership.check()
+        self._observer.before(Step.MANIFEST, str(decision.checkpoint))
+
+        def write() -> tuple[list[CommitAnswer], bool]:
+            answer = self._manifest.write(record)
+            if answer.outcome is Outcome.FENCED:
+                self._ownership.check()
+                raise FencedError("the manifest is written by a newer owner", why=answer.detail)
+            return [answer], answer.outcome.is_done
+
+        self._until_done(write, f"writing checkpoint {decision.checkpoint} into the manifest")
+        self._observer.after(Step.MANIFEST, str(decision.checkpoint))
+
+    def _commit_group_offsets(self, decision: Decision) -> dict[str, Mapping[str, Mapping[str, int]]]:
+        position = LoggedOffsets.parse(decision.offsets_text)
+        mark = self._ownership.timeline.mark_of(decision.checkpoint)
+        note = "" if self._job is None else mark.to_text(self._job)
+        self._ownership.check()
+        self._observer.before(Step.GROUP_OFFSETS, str(decision.checkpoint))
+        committed: dict[str, Mapping[str, Mapping[str, int]]] = {}
+
+        def commit() -> tuple[list[CommitAnswer], bool]:
+            try:
+                for node in self._sources:
+                    committed.update(node.source.commit_offsets(position, note))
+            except EnvironmentFault as fault:
+                if not fault.restartable:
+                    raise
+                return [CommitAnswer(Outcome.RETRY, str(fault))], False
+            return [], True
+
+        self._until_done(commit, f"committing the group offsets of checkpoint {decision.checkpoint}")
+        self._observer.after(Step.GROUP_OFFSETS, str(decision.checkpoint))
+        return committed
+
+    def _until_done(
+        self, attempt: Callable[[], tuple[list[CommitAnswer], bool]], what: str
+    ) -> list[CommitAnswer]:
+        """Repeat until done: after the decision there is no other way out but evidence of a loss."""
+        with self._waiting(f"{what} to end"):
+            return self._repeated(attempt, what)
+
+    def _repeated(
+        self, attempt: Callable[[], tuple[list[CommitAnswer], bool]], what: str
+    ) -> list[CommitAnswer]:
+        pause_ms = FIRST_PAUSE_MS
+        while True:
+            answers, is_done = attempt()
+            if is_done:
+                return answers
+            if self._is_stopping():
+                raise Interrupted(what)
+            detail = answers[-1].detail if answers else ""
+            LOG.warning("%s has to wait, which is expected while brokers restart: %s", what, detail)
+            self._clock.sleep_ms(pause_ms)
+            pause_ms = min(LONGEST_PAUSE_MS, pause_ms * 2)
+            self._ownership.check()
+
+
+def _facts(
+    committed: Mapping[str, Sequence[CommitAnswer]], completed: Mapping[str, CommitAnswer]
+) -> dict[str, dict[str, Any]]:
+    """Return what each sink said about its part; what it said later counts."""
+    found: dict[str, dict[str, Any]] = {}
+    for uid, answers in committed.items():
+        for answer in (*answers, completed[uid]):
+            if answer.facts:
+                found.setdefault(uid, {}).update(answer.facts)
+    return found

@@ -1,0 +1,352 @@
+"""What the driver tells a job's sources beside Spark, and what they tell it: control offset, held channels."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from flinkish_spark.protocol.control_offset import NO_TIME_YET, PINNED_KEY, ControlOffset, TimeOffer
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, OwnerEpoch
+from flinkish_spark.protocol.watermark_alignment import (
+    NONE_HELD,
+    HeldChannels,
+    HeldSources,
+    held_from_json,
+    held_to_json,
+)
+from flinkish_spark.transport import columns as C
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a chained source waits for, told to its job through a file.
+#
+# The planner of a source runs in a Python process of Spark's, the coordinator in the user's. The file lies
+# beside the control file and is replaced whenever something changes. It is not durable: what counts is in
+# Spark's offset log. Standard library only: the control source imports it, too.
+
+
+@dataclass(frozen=True, slots=True)
+class AlignmentStatus:
+    """Where a chained source stands.
+
+    Parameters
+    ----------
+    wants_checkpoint
+        Whether it can go on only with a checkpoint of this job, or could draw one now.
+    text
+        What it waits for; for the reason of a checkpoint that expires, and for people.
+    cut
+        The upstream checkpoint at which it wants one; None where it wants none.
+    drawn
+        This job's newest checkpoint whose barrier it has put into a micro-batch; 0 before the first.
+    """
+
+    wants_checkpoint: bool
+    text: str
+    cut: int | None = None
+    drawn: int = 0
+
+
+def status_path(control_path: str) -> Path:
+    """Return where the source with this control file writes its status."""
+    return Path(control_path).with_suffix(".alignment")
+
+
+def write_status(control_path: str, status: AlignmentStatus) -> None:
+    """Replace the status; called by the planner when it changes."""
+    path = status_path(control_path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".alignment-tmp")
+    temporary.write_text(json.dumps(asdict(status)), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def read_status(control_path: str) -> AlignmentStatus | None:
+    """Return the status; None if the job has no chained source, or it was not planned yet.
+
+    Called by the coordinator: on every tick, to ask for a checkpoint that the source waits for, and
+    for the reason of a checkpoint that expires.
+    """
+    try:
+        value = json.loads(status_path(control_path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return AlignmentStatus(**value)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The control source: a streaming DataSource whose offset *is* the control state (DESIGN 4).
+#
+# The coordinator raises the checkpoint id in a small file, the time keeper the watermark; Spark asks this
+# source for its latest offset, writes it to the offset log, and only then runs the micro-batch that carries
+# them. So a micro-batch that is run again carries the same barrier, the same watermark and calls the same
+# key groups, and an idle stream still gets a batch.
+#
+# There are two ways for Spark to ask :class:`ControlReader`. With the JAR of this package a source in the
+# JVM calls back into this process, which takes no time. Without it this is a data source in Python: Spark
+# starts a process for each of its questions, which takes some seconds of each start. Both write the same
+# offsets.
+
+
+FORMAT_NAME = "flinkish-control"
+_SCHEMA = f"{C.KIND} INT, {C.CHECKPOINT} BIGINT, {C.CHANNEL} BIGINT, {C.SEQUENCE} BIGINT"
+#: Kind, checkpoint, channel and sequence.
+ControlRow = tuple[int, int, int, int]
+#: Names of the files of one start: the control file and what lies beside it.
+_OF_A_START = re.compile(r"(\d+)(-\d+)?\.")
+
+
+class ControlFile:
+    """How the driver reaches the sources: a file that is replaced atomically.
+
+    Not durable on purpose: what counts is the offset that Spark logs. After a crash the next
+    coordinator triggers anew with a higher id, and the time keeper says again where time stands.
+
+    Used by the coordinator's thread, and by the epoch writer's for what is about time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._on_offer: CheckpointId | None = None
+        self._purpose = CheckpointPurpose.PERIODIC
+        self._time, self._waiting = NO_TIME_YET, NO_TIME_YET
+        self._pinned: BatchId | None = None
+
+    @classmethod
+    def of_start(cls, folder: Path, epoch: OwnerEpoch, start: int) -> ControlFile:
+        """Return the file of one start of the query, and delete what other starts left in `folder`.
+
+        An id that was offered before may be sealed with ABORT, and what scans agreed on before means
+        nothing now. The names are new for every start: a Python process of Spark's may outlive the
+        query that it belonged to, and then reads and writes beside the new query's files.
+
+        Parameters
+        ----------
+        folder
+            Of the job; folders in it are left alone.
+        start
+            Which start of the query it is under this epoch; no two have one number.
+        """
+        # Offers first. What a crash leaves is deleted by the next start, and until then has no reader.
+        for left in sorted(folder.glob("*"), key=lambda path: path.suffix != ".json"):
+            owner = _OF_A_START.match(left.name)
+            # A newer owner's files stay: this one may have been deposed and not know it yet.
+            if owner is not None and int(owner[1]) <= int(epoch) and left.is_file():
+                left.unlink(missing_ok=True)
+        return cls(folder / f"{epoch}-{start}.json")
+
+    def offer(
+        self, checkpoint: CheckpointId, purpose: CheckpointPurpose = CheckpointPurpose.PERIODIC
+    ) -> None:
+        """Let the next micro-batch carry the barrier of `checkpoint`; a chained source, the next cut."""
+        with self._lock:
+            self._time = self._time.raised_to(self._waiting)
+            self._write(checkpoint, purpose)
+            self._on_offer, self._purpose = checkpoint, purpose
+
+    def withdraw(self, checkpoint: CheckpointId) -> bool:
+        """Take an offer back, so that no source draws an id that is dead.
+
+        Returns
+        -------
+        bool
+            Whether it was on offer. It may have been drawn all the same.
+        """
+        with self._lock:
+            if self._on_offer != checkpoint:
+                return False
+            self._write(None, self._purpose)
+            self._on_offer = None
+            return True
+
+    def offer_time(self, time: TimeOffer) -> None:
+        """Let the next micro-batch carry a watermark, and call key groups; there is one even without records.
+
+        What was offered before it need not have been drawn: the newest offer holds all that is due.
+        """
+        with self._lock:
+            if time != self._time:
+                self._time = self._waiting = time
+                self._write(self._on_offer, self._purpose)
+
+    def keep_time(self, time: TimeOffer) -> None:
+        """Let a watermark go along with the next checkpoint; alone it is not worth a micro-batch."""
+        with self._lock:
+            self._waiting = time
+
+    def keep_pinned(self, batch: BatchId) -> None:
+        """Let it go along with the next checkpoint that the state of a micro-batch is pinned."""
+        with self._lock:
+            self._pinned = batch
+
+    def _write(self, checkpoint: CheckpointId | None, purpose: CheckpointPurpose) -> None:
+        content: dict[str, Any] = self._time.to_json()
+        if checkpoint is not None:
+            content |= {"checkpoint": int(checkpoint), "purpose": purpose.value}
+            # Only so: alone it is not worth a micro-batch.
+            content |= {} if self._pinned is None else {PINNED_KEY: self._pinned.value}
+        if not content:
+            self.path.unlink(missing_ok=True)
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(content), encoding="utf-8")
+        os.replace(temporary, self.path)
+
+    def source_status(self) -> AlignmentStatus | None:
+        """Return where the chained source stands; None if the job has none, or it has not begun."""
+        return read_status(str(self.path))
+
+
+def read_control(path: str) -> dict[str, Any]:
+    """Return the content of a control file; empty while nothing is on offer."""
+    try:
+        content: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return content
+
+
+def offered_by(content: dict[str, Any]) -> ControlOffset:
+    """Return what a control file offers."""
+    pinned, checkpoint = content.get(PINNED_KEY), int(content.get("checkpoint", 0))
+    is_drained = content.get("purpose") == CheckpointPurpose.DRAINED_SAVEPOINT.value
+    return ControlOffset(checkpoint, TimeOffer.from_json(content), pinned, checkpoint if is_drained else 0)
+
+
+def wake_rows(before: TimeOffer, after: TimeOffer) -> list[ControlRow]:
+    """Return the rows that call key groups in the micro-batch between two offsets."""
+    return [(int(C.Kind.WAKE), 0, number, group) for number, group in after.wakes_since(before)]
+
+
+class _ControlPartition(InputPartition):
+    def __init__(self, rows: list[ControlRow]) -> None:
+        super().__init__(tuple(rows))
+        self.rows = rows
+
+
+class ControlReader(DataSourceStreamReader):
+    """Reads the control file; an id between two offsets that was skipped gets no barrier."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return the state before the first checkpoint."""
+        return ControlOffset().to_json()
+
+    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+        """Return what is on offer, or `start` while nothing newer is."""
+        known = ControlOffset.from_json(start)
+        raised = known.raised_to(offered_by(read_control(self._path)))
+        return start if raised == known else raised.to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return one partition if there is anything; only the newest id gets a barrier."""
+        before, after = ControlOffset.from_json(start), ControlOffset.from_json(end)
+        rows = wake_rows(before.time, after.time)
+        if after.checkpoint > before.checkpoint:
+            rows.append((int(C.Kind.BARRIER), after.checkpoint, 0, 0))
+        return [_ControlPartition(rows)] if rows else []
+
+    def read(self, partition: InputPartition) -> Iterator[ControlRow]:
+        """Yield the control rows."""
+        assert isinstance(partition, _ControlPartition)
+        yield from partition.rows
+
+
+class ControlSource(DataSource):
+    """Registered with the session by :func:`load_control`; not for users."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format name."""
+        return FORMAT_NAME
+
+    def schema(self) -> str:
+        """Return the control columns."""
+        return _SCHEMA
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
+        """Return the reader of the file named by the option `path`."""
+        return ControlReader(self.options["path"])
+
+
+def load_control(spark: SparkSession, path: str) -> DataFrame:
+    """Return the stream of control rows that the control file `path` asks for."""
+    # Not above: Spark's processes import this module, too.
+    from flinkish_spark.bridge.session import CONTROL_SOURCE
+    from flinkish_spark.bridge.shim import connect_controls
+
+    reader = spark.readStream.option("path", path)
+    if connect_controls(spark, ControlReader):
+        return reader.format(CONTROL_SOURCE).option("columns", _SCHEMA).load()
+    spark.dataSource.register(ControlSource)
+    return reader.format(FORMAT_NAME).load()
+
+
+# ----------------------------------------------------------------------------------------------------------
+# How sources hear that some of their channels are ahead of the others: a file beside the control file.
+#
+# The time keeper replaces it behind each micro-batch, before Spark asks for the next one; the sources read
+# it each time they are asked, in Python processes of Spark's. It is not durable: it is made anew from the
+# stored state at each start of the query, and where it is not there, nobody is held back.
+
+
+def held_path(control_path: Path) -> Path:
+    """Return where the sources of the start with this control file look.
+
+    Examples
+    --------
+    >>> held_path(Path("control/3-1.json")).name
+    '3-1.held'
+    """
+    return control_path.with_suffix(".held")
+
+
+def write_held(control_path: Path, held: HeldSources) -> None:
+    """Replace what the sources read; called by the time keeper when it changes."""
+    path = held_path(control_path)
+    if not held:
+        path.unlink(missing_ok=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".held-tmp")
+    temporary.write_text(json.dumps(held_to_json(held)), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def read_held(control_path: str, source: str) -> HeldChannels:
+    """Return what of a source brings no records in the next micro-batch.
+
+    Parameters
+    ----------
+    control_path
+        Of the start of the query that the source belongs to; empty outside of a job.
+    source
+        Its uid.
+
+    Raises
+    ------
+    ValueError
+        The file is not one of ours.
+    """
+    if not control_path:
+        return NONE_HELD
+    try:
+        text = held_path(Path(control_path)).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return NONE_HELD
+    return held_from_json(json.loads(text)).get(source, NONE_HELD)

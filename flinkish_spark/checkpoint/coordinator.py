@@ -1,0 +1,612 @@
+"""The checkpoint coordinator: take messages, let the protocol decide, carry its effects out."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from flinkish_spark.checkpoint.answers import Asked, CheckpointAnswer
+from flinkish_spark.checkpoint.barriers import BarrierCounter, BarriersDoNotAddUp, SourceWaits
+from flinkish_spark.checkpoint.commit import Interrupted
+from flinkish_spark.checkpoint.completion import Completion, DecisionRefused, StagedDataDied, decision_of
+from flinkish_spark.checkpoint.context import (
+    BACKLOG_LIMIT,
+    BACKLOG_TRIGGER,
+    FINAL_PAUSE_MS,
+    LEAVES_WORK,
+    CoordinatorParts,
+    StopFailed,
+    TooManyCheckpointFailures,
+    why_ended,
+)
+from flinkish_spark.checkpoint.hooks import HookFailed, MasterHooks
+from flinkish_spark.checkpoint.ownership import Ownership
+from flinkish_spark.checkpoint.statistics import StagedAges
+from flinkish_spark.core.clock import Clock, RunningThread, Threads
+from flinkish_spark.core.errors import EnvironmentFault, StoreError
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.steps import Step
+from flinkish_spark.core.store import CreateResult
+from flinkish_spark.core.watchdog import Waiting, unwatched
+from flinkish_spark.protocol import coordination as P
+from flinkish_spark.protocol.checkpoint import (
+    CheckpointRequest,
+    JobPhase,
+    Participant,
+    ParticipantStatus,
+    Schedule,
+    Urgency,
+)
+from flinkish_spark.protocol.decisions import Decision, Receipt, TriggerRecord, Verdict
+from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
+from flinkish_spark.protocol.failures import FailureManager, FailureVerdict
+from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
+from flinkish_spark.protocol.micro_batches import COMMITS
+from flinkish_spark.protocol.records import StagedBatch
+
+# ----------------------------------------------------------------------------------------------------------
+# Messages to one thread: calls that it makes later, in the order in which they came.
+
+
+Message = Callable[[], None]
+
+
+class Delivery(enum.Enum):
+    """What became of a message."""
+
+    ACCEPTED = "ACCEPTED"
+    #: The owner reads no more.
+    CLOSED = "CLOSED"
+
+
+class Mailbox:
+    """Filled by any thread, read by its owner."""
+
+    def __init__(self) -> None:
+        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def put(self, message: Message) -> Delivery:
+        """Leave a message; an accepted one is read."""
+        with self._lock:
+            if self._is_closed:
+                return Delivery.CLOSED
+            self._messages.put(message)
+            return Delivery.ACCEPTED
+
+    def close(self) -> None:
+        """Accept nothing more; what was accepted can still be read."""
+        with self._lock:
+            self._is_closed = True
+
+    def __len__(self) -> int:
+        return self._messages.qsize()
+
+    def read(self, on_error: Callable[[BaseException], None]) -> None:
+        """Act on all messages; what one raises does not keep the others from being read."""
+        while not self._messages.empty():
+            try:
+                self._messages.get()()
+            except BaseException as error:
+                on_error(error)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Threads that a coordinator begins, and what became of them.
+
+
+LOG = logging.getLogger(__name__)
+
+
+class Workers:
+    """Starts threads for one coordinator and waits for them at its end.
+
+    Parameters
+    ----------
+    on_failure
+        Told of an error that ended a worker; called in the worker's thread.
+    """
+
+    def __init__(
+        self, threads: Threads, on_failure: Callable[[BaseException], None], waiting: Waiting = unwatched
+    ) -> None:
+        self._threads, self._on_failure, self._waiting = threads, on_failure, waiting
+        self._awaited: dict[str, RunningThread] = {}
+
+    def begin(self, name: str, work: Callable[[], None]) -> None:
+        """Start work that :meth:`join` waits for."""
+        self._awaited = {known: one for known, one in self._awaited.items() if one.is_alive()}
+        self._awaited[name] = self.begin_unawaited(name, work)
+
+    def begin_unawaited(self, name: str, work: Callable[[], None]) -> RunningThread:
+        """Start work that nobody waits for, because a user's code in it may hang."""
+
+        def run() -> None:
+            try:
+                with self._waiting(f"{name} to end"):
+                    work()
+            except Interrupted:
+                LOG.info("%s was interrupted; the next start finishes what is decided", name)
+            except BaseException as error:
+                self._on_failure(error)
+
+        return self._threads.start(f"flinkish-{name}", run)
+
+    def join(self) -> None:
+        """Wait for what was begun; whoever calls has told it to stop."""
+        for name, worker in tuple(self._awaited.items()):
+            with self._waiting(f"the thread of {name} to end"):
+                worker.join()
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The first steps of a checkpoint, before its barrier goes out: its record, its hooks.
+
+
+@dataclass(frozen=True, slots=True)
+class Initialised:
+    """How it went: `reason` is None where it went well."""
+
+    hooks: Mapping[Participant, Any] = field(default_factory=dict)
+    reason: Reason | None = None
+    text: str = ""
+    cause: EnvironmentFault | None = None
+
+
+class Initialisation:
+    """Prepares checkpoints, each in a thread of its own."""
+
+    def __init__(self, job_dir: JobDir, ownership: Ownership, clock: Clock, hooks: MasterHooks) -> None:
+        self._job_dir, self._ownership, self._clock, self._hooks = job_dir, ownership, clock, hooks
+
+    def run(self, checkpoint: CheckpointId, purpose: CheckpointPurpose) -> Initialised:
+        """Make `checkpoint`'s record, then call the hooks.
+
+        Raises
+        ------
+        FencedError
+            Another owner has that id.
+        """
+        record = TriggerRecord(checkpoint, self._ownership.epoch, purpose, self._clock.wall_ms())
+        try:
+            # This order matters: a new owner seals the ids that have a record. An id whose barrier
+            # is out and which has none could be decided behind the new owner's back.
+            created = self._job_dir.create_trigger(record)
+        except StoreError as error:
+            return Initialised(reason=Reason.INITIALISATION_FAILED, text=str(error), cause=error)
+        if created is CreateResult.EXISTS:
+            self._ownership.check()
+            return Initialised(reason=Reason.ID_COUNTER_FAILED, text=f"id {checkpoint} is in use")
+        try:
+            return Initialised(self._hooks.trigger(checkpoint))
+        except HookFailed as error:
+            return Initialised(reason=Reason.HOOK_FAILED, text=str(error), cause=error)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Writing savepoints of confirmed checkpoints, while the job goes on.
+
+
+class SavepointExports:
+    """The savepoints that are being written; each in a thread of its own.
+
+    Parameters
+    ----------
+    write
+        Exports a confirmed checkpoint to a target.
+    """
+
+    def __init__(self, write: Callable[[Decision, str], None]) -> None:
+        self._write = write
+        self._running: frozenset[CheckpointId] = frozenset()
+        self._lock = threading.Lock()
+
+    @property
+    def running(self) -> frozenset[CheckpointId]:
+        """Checkpoints that are read now: nothing they need may be deleted."""
+        return self._running
+
+    def announce(self, checkpoint: CheckpointId) -> None:
+        """Protect a checkpoint until its export has ended; called before that begins."""
+        with self._lock:
+            self._running |= {checkpoint}
+
+    def write(self, decision: Decision, target: str) -> str:
+        """Write a savepoint; return why it failed, empty if it is there.
+
+        Whatever goes wrong is the savepoint's: the checkpoint is complete and the job goes on.
+        """
+        try:
+            self._write(decision, target)
+        except Exception as error:
+            LOG.error("the savepoint of checkpoint %s failed: %s", decision.checkpoint, error)
+            return str(error) or type(error).__name__
+        finally:
+            with self._lock:
+                self._running -= {decision.checkpoint}
+        return ""
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The checkpoint coordinator: take messages, let the protocol decide, carry its effects out.
+#
+# One thread of the user's process with a mailbox. The rules are in
+# :mod:`flinkish_spark.protocol.coordination`; initialising a checkpoint and completing one run in threads
+# of their own and report here. Made anew for every start of the query, from what the recovery found.
+
+
+_TICK_MS = 20
+
+
+def _nobody(answer: CheckpointAnswer) -> None:
+    """Take an answer that nobody waits for."""
+
+
+class CheckpointCoordinator:
+    """Runs until :meth:`stop`, or until :attr:`failure` is set.
+
+    Parameters
+    ----------
+    parts
+        See :class:`CoordinatorParts`.
+    kept
+        Micro-batches staged and committed by Spark but not decided; checkpointed at once.
+    """
+
+    def __init__(self, parts: CoordinatorParts, kept: Sequence[StagedBatch]) -> None:
+        self._parts, self._mailbox = parts, Mailbox()
+        self._undecided, self._failures = tuple(kept), parts.failures
+        self._answers: dict[int, Callable[[CheckpointAnswer], None]] = {}
+        self._counter = BarrierCounter(parts.channels, parts.operators, parts.config.mode)
+        self._has_backlog_request = False
+        #: What the checkpoint failed with that is being declined.
+        self._declined_by: EnvironmentFault | None = None
+        self._final_again_ms: int | None = None
+        self._stopping = threading.Event()
+        self.ended_with: CheckpointPurpose | None = None  # Set when the last checkpoint is confirmed.
+        self.failure: BaseException | None = None
+        self._workers = Workers(parts.threads, self._fail, parts.waiting)
+        #: A copy for other threads.
+        self._needs_micro_batches = False
+        self._exports = SavepointExports(parts.write_savepoint)
+        self._thread: RunningThread | None = None
+        self._state = P.Coordination(
+            parts.config.rules(),
+            (*self._counter.participants, *parts.hooks.participants()),
+            self._first_id(),
+            parts.clock.monotonic_ms(),
+        )
+        self._waits = SourceWaits(parts.control, self._state, parts.clock, parts.config.interval_ms)
+        self._ages = StagedAges(parts.committers, parts.clock, parts.on_aging)
+        self._completion = Completion(parts, lambda: self._undecided, self._stopping.is_set)
+        self._initialisation = Initialisation(parts.job_dir, parts.ownership, parts.clock, parts.hooks)
+
+    def _first_id(self) -> CheckpointId:
+        # The history knows ids that the store refused to take a record of.
+        return max([self._parts.tracker.highest, *self._parts.job_dir.decided_ids()]).next()
+
+    # -- called by other threads ----------------------------------------------------------------
+    def on_staged(self, staged: StagedBatch, sync_ms: int) -> None:
+        """Take note of a staged micro-batch; called by the epoch writer."""
+        self._mailbox.put(lambda: self._note(staged, sync_ms))
+
+    def must_wait(self) -> bool:
+        """Whether to hold back a micro-batch: too many are undecided, and it can carry no barrier.
+
+        While a barrier is on its way and no other checkpoint can clear the backlog, nothing is held
+        back: that checkpoint could never complete.
+        """
+        staged = len(self._undecided) + len(self._mailbox)
+        return staged >= BACKLOG_LIMIT and not self._needs_micro_batches and self.failure is None
+
+    def ask(self, asked: Asked) -> None:
+        """Ask for a checkpoint; the answer comes by `asked.on_answer`, in a thread of the job's.
+
+        Behind the barrier of a final one every micro-batch is held back.
+        """
+        message = partial(self._ask, asked.purpose, asked.urgency, asked.target, asked.on_answer)
+        if self._mailbox.put(message) is Delivery.CLOSED:
+            asked.on_answer(CheckpointAnswer.refused(Reason.SHUT_DOWN))
+
+    def schedule(self, schedule: Schedule) -> None:
+        """Switch the timer on or off; requests by hand still work."""
+        self._mailbox.put(lambda: self._carry_out(self._state.on_schedule(schedule)))
+
+    def start(self) -> None:
+        """Start the loop in a thread of its own."""
+        self._thread = self._parts.threads.start("flinkish-coordinator", self.run)
+
+    def stop(self) -> None:
+        """End the loop after the step at hand; what is decided stays decided."""
+        self._stopping.set()
+
+    def join(self) -> None:
+        """Wait for the end of the loop and of what it has begun; :meth:`stop` comes first."""
+        if self._thread is not None:
+            with self._parts.waiting("the coordinator to end"):
+                self._thread.join()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether :meth:`stop` was called."""
+        return self._stopping.is_set()
+
+    @property
+    def exporting(self) -> frozenset[CheckpointId]:
+        """Checkpoints whose savepoints are being written: nothing they need may be deleted."""
+        return self._exports.running
+
+    @property
+    def failures(self) -> FailureManager:
+        """What failed so far; the next start goes on counting."""
+        return self._failures
+
+    # -- the loop -------------------------------------------------------------------------------
+    def run(self) -> None:
+        """Tick until stopped; an error ends the loop and is left in :attr:`failure`."""
+        try:
+            if not self._stopping.is_set():
+                self.begin()
+            while not self._stopping.is_set() and self.failure is None:
+                with self._parts.waiting("the coordinator's step to end"):
+                    self.tick()
+                self._parts.clock.wait(self._stopping, _TICK_MS)
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            self._end()
+
+    def begin(self) -> None:
+        """Take requests from now on; kept micro-batches are checkpointed at once."""
+        running = dict.fromkeys(self._parts.uids, ParticipantStatus.RUNNING)
+        self._state.on_phase(JobPhase.RUNNING, running)
+        if self._undecided:
+            self._ask(CheckpointPurpose.FOLLOW_UP)
+
+    def tick(self) -> None:
+        """Do everything that can be done now."""
+        self._mailbox.read(self._fail)
+        if self.failure is not None:
+            return
+        for pending in self._state.awaiting_log:
+            if pending.batch is not None and self._parts.log.read(COMMITS, pending.batch) is not None:
+                self._parts.observer.after(Step.SPARK_COMMIT, str(pending.batch))
+                self._carry_out(self._state.on_commit_log(pending.checkpoint))
+        self._ages.look(self._undecided)
+        self._parts.time.wake()
+        self._carry_out(self._state.on_time(self._parts.clock.monotonic_ms()))
+        if self._final_again_ms is not None and self._parts.clock.monotonic_ms() >= self._final_again_ms:
+            self._final_again_ms = None
+            self._ask(CheckpointPurpose.FINAL)
+        if len(self._undecided) >= BACKLOG_TRIGGER and not self._has_backlog_request:
+            self._has_backlog_request = True
+            self._ask(CheckpointPurpose.FOLLOW_UP)
+        if self._waits.must_ask():
+            self._ask(CheckpointPurpose.FOLLOW_UP)
+
+    def _end(self) -> None:
+        """Let what was begun come to its end, and leave nobody without an answer."""
+        self._stopping.set()
+        # This order matters: from here on nothing starts, so what is read below only ends things.
+        for effect in self._state.on_stop(*why_ended(self.failure)):
+            # Their ids are sealed by the next start, which may not be ours.
+            if isinstance(effect, P.Refuse):
+                self._carry_out((effect,))
+            elif isinstance(effect, P.Abort):
+                self._parts.tracker.failed(effect.checkpoint, effect.reason, effect.text)
+                self._parts.on_aborted(effect.checkpoint)
+                self._answer(effect.request, CheckpointAnswer.aborted(effect))
+        self._workers.join()
+        while self._mailbox:
+            # What was being decided is finished by now; a savepoint of it is written, too.
+            self._mailbox.read(self._fail)
+            self._workers.join()
+        self._parts.tracker.store()
+        self._mailbox.close()
+        self._mailbox.read(self._fail)
+        for pending in self._state.open:
+            self._answer(pending.request, CheckpointAnswer.left_to_next_start(pending.checkpoint))
+        for number in tuple(self._answers):
+            self._answers.pop(number)(CheckpointAnswer.refused(Reason.SHUT_DOWN))
+
+    def _fail(self, error: BaseException) -> None:
+        self.failure = self.failure or error
+
+    # -- messages -------------------------------------------------------------------------------
+    def _ask(
+        self,
+        purpose: CheckpointPurpose,
+        urgency: Urgency = Urgency.NORMAL,
+        target: str = "",
+        on_answer: Callable[[CheckpointAnswer], None] | None = None,
+    ) -> None:
+        now_ms = self._parts.clock.monotonic_ms()
+        request = self._state.new_request(purpose, now_ms, urgency, target)
+        if on_answer is not None:
+            self._answers[request.number] = on_answer
+        self._carry_out(self._state.on_request(request, now_ms))
+
+    def _note(self, staged: StagedBatch, sync_ms: int) -> None:
+        self._undecided = (*self._undecided, staged)
+        for checkpoint in sorted(staged.checkpoints):
+            if self._state.awaits(checkpoint):
+                self._parts.tracker.staged(checkpoint, staged, sync_ms)
+                self._count(checkpoint, staged)
+
+    def _count(self, checkpoint: CheckpointId, staged: StagedBatch) -> None:
+        now_ms = self._parts.clock.monotonic_ms()
+        try:
+            participants = self._counter.count(checkpoint, staged)
+        except BarriersDoNotAddUp as error:
+            reason = Reason.BARRIERS_DO_NOT_ADD_UP
+            self._carry_out(self._state.on_declined(checkpoint, reason, str(error), now_ms))
+        else:
+            self._parts.tracker.acknowledged(checkpoint, participants)
+            self._carry_out(self._state.on_barriers(checkpoint, staged.batch, participants, now_ms))
+
+    # -- effects --------------------------------------------------------------------------------
+    def _carry_out(self, effects: Sequence[P.Effect]) -> None:
+        for effect in effects:
+            match effect:  # not of P.Completed: _finished tells whoever asked
+                case P.Initialise(checkpoint, request):
+                    asked = next(one.missing for one in self._state.open if one.checkpoint == checkpoint)
+                    self._parts.tracker.triggered(checkpoint, request, asked)
+                    # Not among those that are waited for at the end: a user's hook may hang.
+                    self._workers.begin_unawaited(
+                        f"initialise-{checkpoint}", partial(self._initialise, effect)
+                    )
+                case P.Offer(checkpoint, request):
+                    self._offer(checkpoint, request)
+                case P.Decide(checkpoint, batch):
+                    pending = next(one for one in self._state.open if one.checkpoint == checkpoint)
+                    batches = tuple(s for s in self._undecided if s.batch <= batch)
+                    decision = decision_of(pending, batches, self._parts)
+                    self._workers.begin(f"complete-{checkpoint}", partial(self._complete, decision))
+                case P.Abort():
+                    self._abort(effect)
+                case P.Refuse(request, reason):
+                    LOG.info("a %s checkpoint is refused: %s", request.purpose.value, reason.text)
+                    if request.number in self._answers:
+                        self._parts.tracker.refused()
+                    self._answer(request, CheckpointAnswer.refused(reason))
+        self._needs_micro_batches = self._state.needs_micro_batches
+
+    def _initialise(self, effect: P.Initialise) -> None:
+        """In a thread of its own: give the id its record, call the hooks, report."""
+        checkpoint = effect.checkpoint
+        outcome = self._initialisation.run(checkpoint, effect.request.purpose)
+        if outcome.reason is None:
+            self._mailbox.put(lambda: self._carry_out(self._state.on_initialised(checkpoint, outcome.hooks)))
+            return
+        self._mailbox.put(partial(self._decline, checkpoint, outcome.reason, outcome.text, outcome.cause))
+
+    def _decline(
+        self, checkpoint: CheckpointId, reason: Reason, text: str, cause: EnvironmentFault | None
+    ) -> None:
+        self._declined_by = cause
+        try:
+            self._carry_out(
+                self._state.on_declined(checkpoint, reason, text, self._parts.clock.monotonic_ms())
+            )
+        finally:
+            self._declined_by = None
+
+    def _offer(self, checkpoint: CheckpointId, request: CheckpointRequest) -> None:
+        parts = self._parts
+        if request.purpose.is_final:
+            # This order matters: the gate must know the last barrier before a micro-batch can carry it.
+            parts.gate.close_behind(checkpoint)
+        parts.time.on_offer(request.purpose)
+        parts.tracker.offered(checkpoint)
+        parts.observer.before(Step.TRIGGER, str(checkpoint))
+        parts.control.offer(checkpoint, request.purpose)
+        parts.observer.after(Step.TRIGGER, str(checkpoint))
+
+    def _abort(self, effect: P.Abort) -> None:
+        """Seal the id with ABORT; what it staged passes to the next checkpoint."""
+        parts, checkpoint, effect = self._parts, effect.checkpoint, self._waits.aborted(effect)
+        LOG.warning("checkpoint %s is aborted: %s, %s", checkpoint, effect.reason.value, effect.text)
+        parts.tracker.failed(checkpoint, effect.reason, effect.text)
+        decision = Decision(
+            checkpoint,
+            Verdict.ABORT,
+            parts.ownership.epoch,
+            parts.clock.wall_ms(),
+            reason=f"{effect.reason.value}: {effect.text}",
+            purpose=effect.request.purpose,
+        )
+        parts.job_dir.create_decision(decision)
+        parts.ownership.check()
+        parts.on_aborted(checkpoint)
+        self._answer(effect.request, CheckpointAnswer.aborted(effect))
+        self._failures, verdict = self._failures.failed(checkpoint, effect.reason, effect.request.purpose)
+        if verdict is FailureVerdict.JOB_FAILS:
+            # An outage behind it does not count as a failure that comes back. Who was too late may be one.
+            is_late = effect.reason is Reason.EXPIRED
+            cause = TimeoutError(effect.text) if is_late else self._declined_by
+            raise TooManyCheckpointFailures(
+                f"checkpoint {checkpoint} failed, and more checkpoints in a row than the job tolerates",
+                why=f"{effect.reason.text}; {effect.text}",
+                what_to_do="see why checkpoints fail, or raise tolerable_failures",
+            ) from cause
+        if effect.request.purpose.stops_with_savepoint:
+            raise StopFailed(
+                "the job could not be stopped with a savepoint", why=f"{effect.reason.text}; {effect.text}"
+            )
+        if effect.request.purpose is CheckpointPurpose.FINAL:
+            parts.gate.reopen()
+            self._final_again_ms = parts.clock.monotonic_ms() + FINAL_PAUSE_MS
+        elif self._undecided and effect.reason in LEAVES_WORK:
+            self._ask(CheckpointPurpose.FOLLOW_UP)
+
+    def _answer(self, request: CheckpointRequest, answer: CheckpointAnswer) -> None:
+        self._answers.pop(request.number, _nobody)(answer)
+
+    # -- completing -----------------------------------------------------------------------------
+    def _complete(self, decision: Decision) -> None:
+        """In a thread of its own: decide, finish, report."""
+        checkpoint, parts = decision.checkpoint, self._parts
+
+        def declined(reason: Reason, error: EnvironmentFault) -> None:
+            self._decline(checkpoint, reason, error.why or str(error), error)
+            if reason is Reason.STAGED_DATA_DEAD:
+                raise error
+
+        def decided() -> None:
+            parts.tracker.decided(checkpoint)
+            self._mailbox.put(lambda: self._state.on_decided(checkpoint))
+
+        try:
+            receipt = self._completion.complete(decision, decided)
+        except StagedDataDied as error:
+            self._mailbox.put(partial(declined, Reason.STAGED_DATA_DEAD, error))
+        except DecisionRefused as error:
+            self._mailbox.put(partial(declined, Reason.DECISION_FAILED, error))
+        else:
+            self._mailbox.put(lambda: self._finished(decision, receipt))
+
+    def _finished(self, decision: Decision, receipt: Receipt) -> None:
+        parts, checkpoint = self._parts, decision.checkpoint
+        self._undecided = tuple(s for s in self._undecided if s.batch > decision.batch)
+        self._has_backlog_request = False
+        self._counter.forget(checkpoint)
+        self._failures = self._failures.completed(checkpoint)
+        parts.tracker.confirmed(decision)
+        parts.on_confirmed(decision, receipt)
+        effects = self._state.on_confirmed(checkpoint, parts.clock.monotonic_ms())
+        completed = next(one for one in effects if isinstance(one, P.Completed))
+        # This order matters: the next checkpoint's receipt would let go of what a savepoint needs.
+        if completed.request.purpose.is_savepoint:
+            self._exports.announce(checkpoint)
+            self._workers.begin(f"savepoint-{checkpoint}", lambda: self._export(decision, completed.request))
+        else:
+            self._done(completed.request, CheckpointAnswer.completed(checkpoint))
+        self._carry_out(effects)
+
+    def _export(self, decision: Decision, request: CheckpointRequest) -> None:
+        """In a thread of its own: write the savepoint of a confirmed checkpoint."""
+        checkpoint, failure = decision.checkpoint, self._exports.write(decision, request.target)
+        if failure:
+            answer = CheckpointAnswer.savepoint_failed(checkpoint, failure)
+            self._mailbox.put(lambda: self._answer(request, answer))
+            if request.purpose.is_final:
+                raise StopFailed(
+                    "the job could not be stopped with a savepoint",
+                    why=failure,
+                    what_to_do=f"none: checkpoint {checkpoint} is complete and the job goes on from it",
+                )
+            return
+        answer = CheckpointAnswer.completed(checkpoint, request.target)
+        self._mailbox.put(lambda: self._done(request, answer))
+
+    def _done(self, request: CheckpointRequest, answer: CheckpointAnswer) -> None:
+        self._answer(request, answer)
+        if request.purpose.is_final:
+            self.ended_with = request.purpose

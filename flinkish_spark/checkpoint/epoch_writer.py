@@ -1,0 +1,150 @@
+"""foreachBatch: let nothing through that must wait, stage every sink, write the staged file.
+
+The synchronous phase of a checkpoint: from the micro-batch's rows to the durable staged file.
+Whatever is decided about it comes later, in other threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from flinkish_spark.checkpoint.event_time import NO_TIME, Timekeeping
+from flinkish_spark.checkpoint.ownership import Ownership
+from flinkish_spark.checkpoint.staging import Staging
+from flinkish_spark.core.clock import Clock
+from flinkish_spark.core.errors import InternalError
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.steps import Observer, Step
+from flinkish_spark.core.watchdog import Waiting, unwatched
+from flinkish_spark.protocol.ids import BatchId, CheckpointId
+from flinkish_spark.protocol.records import StagedBatch
+
+_GATE_POLL_MS = 20
+
+
+class JobStopping(Exception):
+    """Ends a micro-batch that was held back while the job stops; expected, never reported."""
+
+
+class AdmissionGate:
+    """Holds micro-batches back behind the final checkpoint, and when too many are undecided.
+
+    Touched by the epoch writer's thread, the coordinator's and the supervisor's; every field is
+    written by one of them, or only ever set.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._opened = threading.Event()
+        self._opened.set()
+        self._stopping = threading.Event()
+        self._final = CheckpointId(0)
+        #: Sinks that have shown its barrier.
+        self._shown: set[str] = set()
+
+    def close_behind(self, checkpoint: CheckpointId) -> None:
+        """Let nothing pass behind the micro-batch that carries `checkpoint`."""
+        self._shown = set()
+        self._final = checkpoint
+
+    def passed(self, staged: StagedBatch) -> None:
+        """Note a staged micro-batch: with it, or those before it, every sink has shown the last barrier."""
+        self._shown |= {a.sink for a in staged.acks if self._final in {b.checkpoint for b in a.barriers}}
+        if self._shown and self._shown >= {ack.sink for ack in staged.acks}:
+            self._opened.clear()
+
+    def reopen(self) -> None:
+        """Let micro-batches pass again: the final checkpoint was aborted."""
+        self._final, self._shown = CheckpointId(0), set()
+        self._opened.set()
+
+    def stop(self) -> None:
+        """Turn away whoever waits and whoever comes."""
+        self._stopping.set()
+
+    def enter(self, must_wait: Callable[[], bool]) -> None:
+        """Wait until a micro-batch may be staged; raise JobStopping if none may any more."""
+        while not self._stopping.is_set() and (not self._opened.is_set() or must_wait()):
+            self._clock.wait(self._stopping, _GATE_POLL_MS)
+        if self._stopping.is_set():
+            raise JobStopping
+
+
+@dataclass(frozen=True)
+class EpochWriterParts:
+    """What an epoch writer works with.
+
+    Parameters
+    ----------
+    attempts
+        Numbers no two attempts of one owner alike.
+    notify
+        Told of a staged micro-batch; its staged file is durable by then.
+    must_wait
+        Whether to hold the next micro-batch back.
+    time
+        Makes of what tasks report what the next micro-batch is told.
+    waiting
+        Notes what this thread waits for.
+    """
+
+    job_dir: JobDir
+    ownership: Ownership
+    staging: Staging
+    attempts: Iterator[int]
+    clock: Clock
+    observer: Observer
+    gate: AdmissionGate
+    notify: Callable[[StagedBatch, int], None]
+    must_wait: Callable[[], bool]
+    time: Timekeeping = NO_TIME
+    waiting: Waiting = unwatched
+
+
+class EpochWriter:
+    """The function given to foreachBatch; called by Spark in a thread of its own, one at a time."""
+
+    def __init__(self, first_batch: BatchId, parts: EpochWriterParts) -> None:
+        #: The first micro-batch that is not staged.
+        self.expected = first_batch
+        self._parts = parts
+        #: What ended a micro-batch; Spark passes on only its text.
+        self.failure: BaseException | None = None
+
+    def __call__(self, frame: Any, batch_id: int) -> None:
+        """Stage one micro-batch."""
+        try:
+            self._stage(frame, BatchId(batch_id))
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    def _stage(self, frame: Any, batch: BatchId) -> None:
+        parts = self._parts
+        if batch != self.expected:
+            # A batch at or below the last decided one, or a gap: Spark's log is not what the
+            # recovery saw. Staging it would commit rows twice or skip some.
+            raise InternalError(
+                f"Spark runs micro-batch {batch}, expected is {self.expected}",
+                why="its checkpoint changed behind this owner's back",
+                what_to_do="make sure that only this job uses the job directory",
+            )
+        with parts.waiting(f"checkpoints to be confirmed, before micro-batch {batch} may be staged"):
+            parts.gate.enter(parts.must_wait)
+        parts.ownership.check()
+        began_ms = parts.clock.monotonic_ms()
+        with parts.waiting(f"micro-batch {batch} to be staged"):
+            staged = parts.time.noted(parts.staging.stage(frame, batch, next(parts.attempts)))
+        parts.observer.before(Step.STAGED_FILE, str(batch))
+        parts.job_dir.write_staged(staged)
+        parts.observer.after(Step.STAGED_FILE, str(batch))
+        self.expected = batch.next()
+        # Behind the staged file, in which a restart finds it; before Spark asks what comes next.
+        parts.time.on_staged(staged)
+        parts.gate.passed(staged)
+        with parts.waiting(f"the sources to be asked behind micro-batch {batch}"):
+            parts.notify(staged, parts.clock.monotonic_ms() - began_ms)
+        parts.observer.before(Step.SPARK_COMMIT, str(batch))

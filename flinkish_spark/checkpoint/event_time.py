@@ -1,0 +1,386 @@
+"""Event time of a running job: watermarks for the next micro-batch, and what latency markers measured."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from flinkish_spark.checkpoint.control import ControlFile, write_held
+from flinkish_spark.checkpoint.spark_log import SparkLog
+from flinkish_spark.checkpoint.staging import Staging
+from flinkish_spark.contracts.source import SourceNode
+from flinkish_spark.core.clock import Clock
+from flinkish_spark.core.errors import InternalError
+from flinkish_spark.core.offset_log import LoggedOffsets
+from flinkish_spark.protocol.control_offset import ControlOffset, TimeOffer, Wake
+from flinkish_spark.protocol.event_time import MAX_WATERMARK_MS, AssignerInput, BatchTimes, Watermarks
+from flinkish_spark.protocol.ids import BatchId, CheckpointPurpose
+from flinkish_spark.protocol.latency import Latencies, Measurement, marked_in, measured_in, without_latencies
+from flinkish_spark.protocol.micro_batches import OFFSETS
+from flinkish_spark.protocol.records import StagedBatch
+from flinkish_spark.protocol.time_plan import (
+    TimePlan,
+    facts_of,
+    known_channels,
+    late_in,
+    reports_in,
+    without_reports,
+)
+from flinkish_spark.protocol.watermark_alignment import HeldChannels, held_sources
+from flinkish_spark.protocol.watermarks import EventTime, next_micro_batch_ms, step
+
+# ----------------------------------------------------------------------------------------------------------
+# Where event time of a running job stands, and what the next micro-batch is told about it.
+#
+# tasks' reports -> noted() -> staged file -> on_staged() -> step() -> control file -> next micro-batch
+#
+# Made anew for every start of the query, from what the last checkpoint stored and what the micro-batches
+# behind it have staged. Used by three threads: the supervisor's before the query starts, the epoch
+# writer's, and the coordinator's.
+#
+# A job that says nothing about time has a keeper that does nothing: it reads no log and stores nothing.
+
+
+class Timekeeping(Protocol):
+    """What the epoch writer and the coordinator need of a keeper."""
+
+    @property
+    def can_end(self) -> bool:
+        """Whether all input is over and the last checkpoint can be asked for."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all input is over and every operator has seen that: the job can end."""
+
+    def noted(self, staged: StagedBatch) -> StagedBatch:
+        """Return a staged micro-batch with what it says about time, before it is written."""
+
+    def on_staged(self, staged: StagedBatch) -> None:
+        """Take note of a micro-batch whose staged file is durable."""
+
+    def wake(self) -> None:
+        """Ask for a micro-batch if time makes one due; called every few milliseconds."""
+
+    def on_offer(self, purpose: CheckpointPurpose) -> None:
+        """Take note that a barrier is about to be offered; called before any micro-batch can carry it."""
+
+    def behind(self, batch: BatchId) -> EventTime | None:
+        """Return where time stood behind a micro-batch that is about to be decided; None for nowhere."""
+
+
+class NoTime:
+    """Keeps no time; for parts of a job without the whole."""
+
+    can_end = has_ended = False
+
+    def noted(self, staged: StagedBatch) -> StagedBatch:
+        """Return it as it is."""
+        return staged
+
+    def on_staged(self, staged: StagedBatch) -> None:
+        """Do nothing."""
+
+    def wake(self) -> None:
+        """Do nothing."""
+
+    def on_offer(self, purpose: CheckpointPurpose) -> None:
+        """Do nothing."""
+
+    def behind(self, batch: BatchId) -> EventTime | None:
+        """Return None."""
+        return None
+
+
+NO_TIME = NoTime()
+
+
+class TimeKeeper:
+    """A :class:`Timekeeping` over the rules of `protocol/watermarks.py`.
+
+    Parameters
+    ----------
+    plan
+        Who reports, and under which rules.
+    sources
+        Of the job.
+    control
+        How the next micro-batch is told.
+    log
+        Spark's, for what a micro-batch carried.
+    stored
+        Where time stood behind the last checkpoint, or the savepoint that the job began with; None for
+        a job that has stored nothing about time.
+    kept
+        Micro-batches behind it that count, in order.
+    next_batch
+        The one that Spark runs next.
+    """
+
+    def __init__(
+        self,
+        plan: TimePlan,
+        sources: Sequence[SourceNode],
+        control: ControlFile,
+        log: SparkLog,
+        clock: Clock,
+        stored: EventTime | None,
+        kept: Sequence[StagedBatch],
+        next_batch: BatchId,
+    ) -> None:
+        self._plan, self._control, self._log, self._clock = plan, control, log, clock
+        self._rules = plan.rules
+        self._sources = {node.uid: node.source for node in sources}
+        self._is_bounded = any(source.is_bounded for source in self._sources.values())
+        self._lock = threading.Lock()
+        #: Of a job that has said nothing about time; it stores nothing.
+        self._nothing = plan.of_plan(EventTime())
+        self._state = self._nothing if stored is None else plan.of_plan(stored)
+        self._behind: dict[BatchId, EventTime] = {}
+        self._held: dict[str, HeldChannels] = {}
+        for staged in kept:
+            self._step(staged)
+        self._next = next_batch
+        #: The micro-batch that carries the barrier that is on offer fires all event-time timers.
+        self._is_draining = False
+        #: The end of all input is on offer, with a barrier or without one.
+        self._is_ending = False
+        #: Whether a bounded input may be over without any micro-batch having said so.
+        self._must_look = self._is_bounded and self._state.processing_time_ms is None
+        #: The wall clock from which on a look is worth it; None for never.
+        self._look_at_ms: int | None = None
+
+    # -- the supervisor's -----------------------------------------------------------------------
+    def begin(self) -> None:
+        """Say where time stands before the query starts: a new log carries what its state has seen."""
+        with self._lock:
+            self._offer(self._clock.wall_ms())
+
+    @property
+    def can_end(self) -> bool:
+        """Whether all input is over and the last checkpoint can be asked for.
+
+        Before the operators know it: the micro-batch of its barrier tells them. Behind that one, nothing may
+        be left to fire. The first micro-batch of a log has to say first whether input goes on.
+        """
+        return self._next != BatchId(0) and (self._state.is_told_all_next or self.has_ended)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all input is over and every operator has seen that: the job can end."""
+        return self._state.has_carried_all and self._state.agenda.next_event_time_ms is None
+
+    # -- the epoch writer's ---------------------------------------------------------------------
+    def noted(self, staged: StagedBatch) -> StagedBatch:
+        """Return a staged micro-batch with what it says about time.
+
+        Raises
+        ------
+        ValueError
+            A task reported what the plan does not know.
+        InternalError
+            Spark's log lacks the micro-batch that runs.
+        """
+        is_told = reports_in(staged.acks)
+        is_kept = self._plan.is_timed or self._state != self._nothing
+        if not (is_told or self._is_bounded or is_kept):
+            return staged
+        text = self._log.read(OFFSETS, staged.batch)
+        if text is None:
+            raise InternalError(f"Spark's log has no entry of micro-batch {staged.batch}, which runs")
+        logged = LoggedOffsets.parse(text)
+        inputs = tuple(self._inputs(logged))
+        if not (is_told or inputs or is_kept):
+            return staged
+        channels, timers = facts_of(self._plan, staged.acks)
+        called = ControlOffset.called_in(staged.batch.value, logged.sources)
+        planned_ms = logged.processing_time_ms
+        now_ms = self._clock.wall_ms() if planned_ms is None else planned_ms
+        times = BatchTimes(
+            self._state.next_processing_time_ms(now_ms),
+            channels,
+            inputs,
+            (*timers, *self._plan.silent(called, timers)),
+            logged.control.time.watermark_ms,
+            logged.control.time.above,
+            ControlOffset.drained_in(logged.sources) if self._is_draining else 0,
+        )
+        late = late_in(self._plan, staged.acks)
+        return replace(staged, acks=without_reports(staged.acks), times=times, late_dropped=late)
+
+    def on_staged(self, staged: StagedBatch) -> None:
+        """Step behind a micro-batch, and tell the next one."""
+        with self._lock:
+            self._step(staged)
+            self._next, self._must_look = staged.batch.next(), False
+            self._offer(self._clock.wall_ms())
+
+    # -- the coordinator's ----------------------------------------------------------------------
+    def wake(self) -> None:
+        """Ask for a micro-batch if time makes one due."""
+        if self._look_at_ms is None:
+            return
+        now_ms = self._clock.wall_ms()
+        with self._lock:
+            if self._look_at_ms is not None and now_ms >= self._look_at_ms:
+                self._offer(now_ms)
+
+    def on_offer(self, purpose: CheckpointPurpose) -> None:
+        """Take note that a barrier is about to be offered: one that drains calls whoever has a timer.
+
+        The end of all input, which waited for a barrier, goes along with this one.
+        """
+        with self._lock:
+            self._is_ending = self._state.is_told_all_next
+            if purpose is CheckpointPurpose.DRAINED_SAVEPOINT:
+                self._is_draining = True
+                self._offer(self._clock.wall_ms())
+
+    def behind(self, batch: BatchId) -> EventTime | None:
+        """Return where time stood behind a micro-batch that is about to be decided; forget older ones."""
+        with self._lock:
+            self._behind = {known: state for known, state in self._behind.items() if known >= batch}
+            found = self._behind.get(batch, self._nothing)
+            return None if found == self._nothing else found
+
+    # -- inside ---------------------------------------------------------------------------------
+    def _step(self, staged: StagedBatch) -> None:
+        if staged.times is not None:
+            self._state = step(self._rules, self._state, staged.times)
+        self._behind[staged.batch] = self._state
+
+    def _inputs(self, logged: LoggedOffsets) -> Iterator[AssignerInput]:
+        """Yield what has changed about the inputs with a micro-batch."""
+        for uid, assigner in self._plan.assigners.items():
+            source = self._sources[assigner.source]
+            channels = known_channels(source.channels_in(logged), assigner)
+            # Of a scan without an entry it is not known how many there are.
+            has_ended = source.is_bounded and None not in logged.sources and source.has_ended(logged)
+            before = self._state.assigners.get(uid)
+            if before is None:
+                is_new = channels is not None or has_ended
+            else:
+                known = frozenset(before.valve.channels)
+                is_new = has_ended != before.has_ended or (channels is not None and channels != known)
+            if is_new:
+                yield AssignerInput(uid, channels, has_ended)
+
+    def _offer(self, now_ms: int) -> None:
+        """Tell the next micro-batch what it has to know, and ask for it if it is wanted without records."""
+        state = self._state
+        self._hold_back()
+        # A log that begins anew has carried nothing, whatever its state has seen.
+        is_first = self._next == BatchId(0)
+        carried = Watermarks() if is_first else state.carried
+        watermarks = carried.raised_to(state.watermarks)
+        has_risen = watermarks != carried
+        matters = has_risen and (is_first or state.is_awaited(carried))
+        due_ms = next_micro_batch_ms(self._rules, state)
+        # Where the wall clock has gone back, what only time makes due waits until it is there again: the
+        # operators' clock is the same one. What the watermark makes due is due at once.
+        is_due = (due_ms is not None and due_ms <= now_ms) or state.is_due_at_once or self._must_look
+        due = state.agenda.due(MAX_WATERMARK_MS, now_ms) if self._is_draining else state.due(now_ms)
+        groups = self._plan.groups_by_number(due)
+        wake = Wake(self._next.value, groups) if groups or not has_risen else None
+        # There is a first micro-batch in any case; it must not begin before its state's time.
+        is_offered = is_first or self._is_ending or self._is_draining
+        waits_for_barrier = state.is_told_all_next and not is_offered
+        if waits_for_barrier or not (groups or is_due or matters):
+            # What was offered and not drawn is offered no more: its micro-batch has run without it.
+            self._control.offer_time(TimeOffer.of(carried))
+            self._control.keep_time(TimeOffer.of(watermarks, state.has_ended, wake if groups else None))
+        else:
+            seen = state.carried if is_first else Watermarks()
+            self._control.offer_time(TimeOffer.of(watermarks, state.has_ended, wake, seen))
+        self._look_at_ms = self._next_look_ms(now_ms, due_ms)
+
+    def _hold_back(self) -> None:
+        """Tell the sources which of their channels are too far ahead, before Spark asks them again."""
+        held = held_sources(self._plan, self._state)
+        if held != self._held:
+            write_held(self._control.path, held)
+            self._held = held
+
+    def _next_look_ms(self, now_ms: int, due_ms: int | None) -> int | None:
+        """Return when more may be due than is now."""
+        timers = self._state.agenda.groups.values()
+        times_ms = [due_ms, *(one.processing_time_ms for one in timers)]
+        return min(
+            (time_ms for time_ms in times_ms if time_ms is not None and time_ms > now_ms), default=None
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Takes what latency markers have measured out of staged micro-batches, and keeps it as histograms.
+#
+#     SinkStaging -> TrackedStaging -> epoch writer, without a trace of markers
+#                         |
+#                   LatencyTracker -> JobClient.latencies
+#
+# Nothing of it is stored: histograms are of one process, and decide nothing.
+
+
+class LatencyTracker:
+    """Histograms of one `execute`, over all restarts of its query.
+
+    Written by the epoch writer's thread, read by any.
+
+    Parameters
+    ----------
+    interval_ms
+        Markers of a micro-batch count if it was planned at least so long behind the last one that counted.
+    """
+
+    def __init__(self, interval_ms: int) -> None:
+        self._interval_ms = interval_ms
+        self._counted_ms: int | None = None
+        self._latencies = Latencies()
+
+    @property
+    def latencies(self) -> Latencies:
+        """Return what has been measured so far."""
+        return self._latencies
+
+    def note(self, marked_ms: int, measured: Sequence[Measurement]) -> None:
+        """Count what the markers of one micro-batch have measured."""
+        self._counted_ms = marked_ms
+        self._latencies = self._latencies.noted(measured)
+
+    def is_due(self, marked_ms: int) -> bool:
+        """Whether markers that were put in at that time count."""
+        last_ms = self._counted_ms
+        # A wall clock that was set back must not silence the markers until it is there again.
+        return last_ms is None or not last_ms <= marked_ms < last_ms + self._interval_ms
+
+
+class TrackedStaging:
+    """A :class:`~flinkish_spark.checkpoint.staging.Staging` that tells a tracker of markers; one per start.
+
+    What it returns is as if there were none, so staged files, event time and replays know nothing of them.
+
+    Parameters
+    ----------
+    inner
+        Stages.
+    uids
+        Of operators and sources, by number.
+    """
+
+    def __init__(self, inner: Staging, tracker: LatencyTracker, uids: Sequence[str], clock: Clock) -> None:
+        self._inner, self._tracker, self._uids = inner, tracker, tuple(uids)
+        self._began_ms = clock.wall_ms()
+
+    def stage(self, frame: Any, batch: BatchId, attempt: int) -> StagedBatch:
+        """Have every sink stage `frame`, and count the markers in it."""
+        staged = self._inner.stage(frame, batch, attempt)
+        marked_ms = marked_in(staged.acks)
+        # A micro-batch that a crash cut off was planned before it: it measures how long the job was down.
+        if marked_ms is not None and marked_ms >= self._began_ms and self._tracker.is_due(marked_ms):
+            self._tracker.note(marked_ms, measured_in(staged.acks, self._uids))
+        return replace(staged, acks=without_latencies(staged.acks))
+
+    def stage_only(self, frame: Any, batch: BatchId, attempt: int, sinks: frozenset[str]) -> StagedBatch:
+        """Have these sinks stage `frame`; markers of a replay count nowhere."""
+        staged = self._inner.stage_only(frame, batch, attempt, sinks)
+        return replace(staged, acks=without_latencies(staged.acks))

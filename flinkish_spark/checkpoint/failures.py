@@ -1,0 +1,322 @@
+"""From what Spark says went wrong to one typed error.
+
+Errors of user code and of executors reach the driver as text. Those of ours start with a marker;
+the rest are taken apart into their causes and sorted by `protocol.conditions`. The message begins with
+the innermost cause, then says where it happened; what wraps it is in `trace`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import traceback
+from importlib import import_module
+from typing import Any, cast
+
+from flinkish_spark.bridge.session import describe_failure, is_gateway_gone, is_of_the_jvm
+from flinkish_spark.core import errors
+from flinkish_spark.core.errors import (
+    BAD_RECORD_MARKER,
+    BAD_TIME_MARKER,
+    STATE_MARKER,
+    UNREADABLE_MARKER,
+    USER_FUNCTION_MARKER,
+    AuthorizationError,
+    BadRecordError,
+    ConfigError,
+    CorruptObjectError,
+    EnvironmentFault,
+    FlinkishError,
+    InputLostError,
+    SchemaError,
+    SparkGoneError,
+    UserError,
+    UserFunctionError,
+    causes_of,
+    may_pass,
+    raise_translated,
+)
+from flinkish_spark.protocol.errors import MOST_MESSAGE, Chain, Rule, Sort, rule_of
+from flinkish_spark.protocol.restart import RepeatedFailures
+from flinkish_spark.types.record_time import bad_time
+
+NOT_AUTHORIZED_MARKER = "[FLINKISH_NOT_AUTHORIZED]"
+#: What Spark's parser of JSON says of a value of a topic; a file that it refuses is told apart.
+_MALFORMED = ("MALFORMED_RECORD_IN_PARSING", "FAILED_EXECUTE_UDF.FROM_JSON")
+_OF_A_FILE = "FAILED_READ_FILE"
+#: An error of ours that was raised in a Python process of Spark's: its module, class and message.
+_OURS = re.compile(r"^(flinkish_spark(?:\.\w+)*)\.(\w+): (.+)$", re.MULTILINE)
+#: What Spark's own reader says of a record's time that it cannot count in microseconds.
+_BAD_TIME = re.compile(r"Record at topic (\S+) partition (\d+) offset (\d+) has timestamp value (-?\d+)")
+#: Longest part of a message of ours out of a task that is repeated.
+_MOST_TEXT = 1_500
+#: Begins a note on an exception that says where in the job it came up.
+_NOTE = "flinkish_spark: "
+
+
+class QueryFailed(EnvironmentFault):
+    """The query ended for a reason outside the user's code; a restart may help."""
+
+    restartable = True
+    ends_when_repeated = True
+
+
+class Outage(QueryFailed):
+    """What the query needs does not answer or is full: started again for as long as the strategy says."""
+
+    ends_when_repeated = False
+
+
+class UnreadableRecordError(BadRecordError):
+    """An input value is not a JSON object of the declared schema and the policy is to fail."""
+
+    @classmethod
+    def at(cls, topic: str, partition: int, offset: int) -> UnreadableRecordError:
+        """Return the error that names the record."""
+        return cls.about(
+            f"the record at topic {topic}, partition {partition}, offset {offset}",
+            topic=topic,
+            partition=partition,
+            offset=offset,
+        )
+
+    @classmethod
+    def about(cls, what: str, **facts: Any) -> UnreadableRecordError:
+        """Return the error about a record of which only `what` is known."""
+        return cls(
+            f"{what} is not a JSON object of the declared schema",
+            what_to_do="choose on_bad_record=OnBadRecord.DROP and start again, then the job goes on from "
+            "its last checkpoint; or DeadLetter(topic), for which it needs a new job_dir",
+            **facts,
+        )
+
+
+class RepeatableUserError(UserFunctionError):
+    """A user function raised; restarted once, since what it calls may recover."""
+
+    restartable = True
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether it is known which record it was."""
+        return "offset" in self.facts or "sequence" in self.facts
+
+    @property
+    def record(self) -> tuple[Any, ...]:
+        """What identifies the record, to see whether the same one fails again."""
+        return tuple(
+            self.facts.get(k) for k in ("uid", "topic", "partition", "offset", "channel", "sequence")
+        )
+
+
+def with_place(error: BaseException, place: str) -> None:
+    """Note on an exception where in the job it came up, such as ``in sink 'out'``; :func:`classify` tells."""
+    error.add_note(_NOTE + place)
+
+
+def classify(error: BaseException, place: str = "") -> FlinkishError:
+    """Return the typed error for whatever ended the query.
+
+    Parameters
+    ----------
+    place
+        Where in the job it came up, as far as the caller knows; behind it stands what notes say.
+    """
+    if isinstance(error, FlinkishError):
+        return error
+    if is_gateway_gone(error):
+        return SparkGoneError(
+            "the JVM of this driver is gone",
+            why="it was killed or ran out of memory",
+            what_to_do="start the job again; a new process takes it over from the last checkpoint",
+        )
+    return classify_alive(error, place)
+
+
+def classify_alive(error: BaseException, place: str = "") -> FlinkishError:
+    """Return the typed error of what failed in a JVM that answers.
+
+    A connection that was refused is another system's then.
+    """
+    if isinstance(error, FlinkishError):
+        return error
+    text = describe_failure(error)
+    marked = _marked(text)
+    if marked is not None:
+        return marked
+    if not is_of_the_jvm(error):
+        lines = "".join(traceback.format_exception(error)).splitlines()
+        text = "\n".join(line for line in lines if not line.startswith(_NOTE))
+    chain = Chain.of(text)
+    notes = [note.removeprefix(_NOTE) for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE)]
+    return _sorted(chain, rule_of(chain), error, ", ".join(part for part in (*notes, place) if part))
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether something that does not answer, or is full, is behind an error: then it may come for hours."""
+    if isinstance(error, QueryFailed):
+        # The table has looked at all of its causes.
+        return not error.ends_when_repeated
+    return any(_is_outage(one) for one in causes_of(error))
+
+
+def _is_outage(error: BaseException) -> bool:
+    if isinstance(error, FlinkishError):
+        return isinstance(error, EnvironmentFault) and error.restartable and not error.ends_when_repeated
+    if isinstance(error, OSError) and may_pass(error):
+        return True
+    return isinstance(classify_alive(error), Outage)
+
+
+def _marked(text: str) -> FlinkishError | None:
+    """Return the error that a marker of ours names, or one of ours out of a task; None if there is none."""
+    if USER_FUNCTION_MARKER in text:
+        return _user_error(text)
+    if STATE_MARKER in text:
+        return CorruptObjectError(
+            _after(text, STATE_MARKER),
+            why="the stored state and the function's declaration do not fit, or the state is damaged",
+            what_to_do="declare the state as it was, or start a new job_dir",
+        )
+    if BAD_RECORD_MARKER in text:
+        return BadRecordError(
+            f"a record cannot be handled:{_after(text, BAD_RECORD_MARKER)}",
+            what_to_do="correct the producer, or choose another policy for bad records",
+        )
+    if UNREADABLE_MARKER in text:
+        place, _ = json.JSONDecoder().raw_decode(_after(text, UNREADABLE_MARKER).lstrip())
+        return UnreadableRecordError.at(**place) if place else UnreadableRecordError.about("a row")
+    if BAD_TIME_MARKER in text:
+        facts, _ = json.JSONDecoder().raw_decode(_after(text, BAD_TIME_MARKER))
+        return bad_time(**facts)
+    if (refused := _BAD_TIME.search(text)) is not None:
+        topic, partition, offset, timestamp_ms = refused.groups()
+        return bad_time(topic, int(partition), int(offset), int(timestamp_ms))
+    if any(name in text for name in _MALFORMED) and _OF_A_FILE not in text:
+        return UnreadableRecordError.about("a value of the input")
+    if NOT_AUTHORIZED_MARKER in text:
+        return AuthorizationError(_after(text, NOT_AUTHORIZED_MARKER).strip().rstrip("."))
+    ours = _OURS.findall(text)
+    return _raised_in_a_task(*ours[-1]) if ours else None
+
+
+#: What each sort of failure becomes. One that a restart may mend is a QueryFailed or an Outage.
+_KINDS: dict[Sort, type[FlinkishError]] = {
+    Sort.INPUT_LOST: InputLostError,
+    Sort.SETTING: ConfigError,
+    Sort.PLAN: SchemaError,
+    Sort.RECORD: RepeatableUserError,
+    Sort.VALUE: BadRecordError,
+    Sort.DAMAGED: CorruptObjectError,
+    Sort.REFUSED: AuthorizationError,
+    Sort.ENVIRONMENT: EnvironmentFault,
+    Sort.OUTAGE: Outage,
+    Sort.TRANSIENT: QueryFailed,
+}
+
+
+def _sorted(chain: Chain, rule: Rule | None, error: BaseException, place: str) -> FlinkishError:
+    """Return the error of a failure: the innermost cause, then where, why and what to do."""
+    root = chain.root
+    what = f"{chain.headline}, {place}" if place else chain.headline
+    kind = root.condition or root.name
+    facts = {"condition": root.condition, "cause": chain.identity, "kind": kind, "trace": chain.trace}
+    if rule is None:
+        if type(error).__name__ == "AnalysisException":
+            return SchemaError(what, why="Spark refuses the plan of this job", **facts)
+        return QueryFailed(what, **facts)
+    return _KINDS[rule.sort](what, why=rule.why, what_to_do=rule.what_to_do, **facts)
+
+
+#: What the user has to correct, or is gone, comes again after each restart: a state in `open()`, for example.
+_FINAL = (UserError, InputLostError, AuthorizationError, CorruptObjectError)
+
+
+def _raised_in_a_task(module: str, name: str, message: str) -> FlinkishError:
+    """Return what an error of ours means that came out of a Python reader or writer as text."""
+    try:
+        kind: Any = getattr(import_module(module), name, None)
+    except ImportError:
+        kind = None
+    said = message[:_MOST_TEXT].rstrip(".")
+    is_ours = isinstance(kind, type) and issubclass(kind, FlinkishError)
+    if is_ours and issubclass(kind, _FINAL):
+        # Classes with arguments of their own are known by the one of the tree that they are of.
+        known = next(one for one in kind.__mro__ if one.__module__ == errors.__name__)
+        return cast(type[FlinkishError], known)(said)
+    # A broker or another system that does not answer: not the fault of the user's code.
+    passes = is_ours and kind.restartable and not kind.ends_when_repeated
+    # Its text has its own reason, as a rule.
+    why = "" if " because " in said else "a task that reads or writes failed"
+    return (Outage if passes else QueryFailed)(f"{name}: {said}", why=why)
+
+
+def _user_error(text: str) -> FlinkishError:
+    start = text.index("{", text.index(USER_FUNCTION_MARKER))
+    try:
+        facts, _ = json.JSONDecoder().raw_decode(text[start:])
+    except ValueError:
+        return RepeatableUserError("a user function raised", why=text[start : start + MOST_MESSAGE])
+    uid, error = facts.pop("uid"), facts.pop("error")
+    what = facts.pop("what", f"the function of operator '{uid}'")
+    where = ", ".join(f"{name} {value}" for name, value in facts.items())
+    place = "at the timer with" if "timer_ms" in facts else "on the record at"
+    raised = _behind_the_marker(text)
+    if raised is not None:
+        facts["trace"] = raised.trace
+        if raised.root is not raised.causes[0]:
+            error = f"{raised.root}, and so {error}"
+    return RepeatableUserError(
+        f"{what} failed" + (f" {place} {where}" if where else ""),
+        why=error,
+        what_to_do="correct the function or the record; the job goes on from the last checkpoint",
+        uid=uid,
+        **facts,
+    )
+
+
+def _behind_the_marker(text: str) -> Chain | None:
+    """Return what the user's function raised, with its causes; None where the text has the marker only."""
+    causes = Chain.of(text).causes
+    ours = [n for n, cause in enumerate(causes) if USER_FUNCTION_MARKER in cause.message]
+    behind = causes[ours[-1] + 1 :] if ours else ()
+    return Chain(behind) if behind else None
+
+
+def _after(text: str, marker: str) -> str:
+    rest = text[text.index(marker) + len(marker) :]
+    return rest.split("\n", 1)[0][:_MOST_TEXT]
+
+
+def identity_of(error: FlinkishError) -> str:
+    """Return what is the same when a failure comes back."""
+    return str(error.facts.get("cause") or Chain.of(f"{type(error).__name__}: {error.what}").identity)
+
+
+def kind_of(error: FlinkishError) -> str:
+    """Return the class or condition of the innermost cause, which comes back although the text differs."""
+    return str(error.facts.get("kind") or type(error).__name__)
+
+
+class Patience:
+    """What a loop that asks until it is answered waits for: outages; whatever else may pass, a few times."""
+
+    def __init__(self) -> None:
+        self._repeated = RepeatedFailures()
+
+    def takes(self, error: Exception) -> FlinkishError:
+        """Return what failed, with its type, if it is worth another try.
+
+        Raises
+        ------
+        FlinkishError
+            It is not: asking again does not mend it, or has not so far.
+        """
+        known = classify(error)
+        if known.restartable and is_outage(known):
+            return known
+        cause, kind = identity_of(known), kind_of(known)
+        self._repeated = self._repeated.failed(None, cause, kind)
+        if not known.restartable or self._repeated.is_stuck(cause) or self._repeated.is_stuck_in(kind):
+            raise_translated(known, error)
+        return known

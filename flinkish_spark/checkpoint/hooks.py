@@ -1,0 +1,371 @@
+"""Who is called when checkpoints are drawn and states change: master hooks and listeners."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from flinkish_spark.bridge.session import said
+from flinkish_spark.checkpoint.statistics import StagedAge
+from flinkish_spark.contracts.hooks import MasterHook
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault, FlinkishError, JobDirError
+from flinkish_spark.core.iterators import USER_ERRORS, pairs_of
+from flinkish_spark.core.watchdog import Waiting, unwatched
+from flinkish_spark.protocol.checkpoint import IllegalTransitionError, Participant, ParticipantKind
+from flinkish_spark.protocol.ids import CheckpointId, checked_name
+from flinkish_spark.protocol.job_status import Change, JobEvent, JobState, JobStatus, TaskEvent, TaskState
+
+# ----------------------------------------------------------------------------------------------------------
+# Calling the master hooks of a job: at a trigger, and before a start.
+
+
+LOG = logging.getLogger(__name__)
+
+
+class UnknownHookState(enum.Enum):
+    """What becomes of the state of a hook that the job does not have."""
+
+    REFUSE = "REFUSE"
+    IGNORE = "IGNORE"
+
+
+class HookFailed(EnvironmentFault):
+    """A master hook raised."""
+
+    restartable = True
+    ends_when_repeated = True
+
+
+class HookHangs(HookFailed):
+    """A master hook has not returned from an earlier call; whether it ever will nobody can tell."""
+
+    ends_when_repeated = False
+
+
+class _Claims:
+    """Which hooks are in a job that runs in this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken: list[MasterHook] = []
+
+    def take(self, hooks: Mapping[str, MasterHook]) -> str | None:
+        """Take all of them, or none; return the name of one that is taken."""
+        with self._lock:
+            for name, hook in hooks.items():
+                if any(hook is one for one in self._taken):
+                    return name
+            self._taken.extend(hooks.values())
+            return None
+
+    def give_back(self, hooks: Mapping[str, MasterHook]) -> None:
+        """Let other jobs have them."""
+        with self._lock:
+            ours = list(hooks.values())
+            self._taken = [one for one in self._taken if not any(one is hook for hook in ours)]
+
+
+_CLAIMS = _Claims()
+
+
+class MasterHooks:
+    """The hooks of a job by name.
+
+    Parameters
+    ----------
+    hooks
+        In the order in which they are called.
+    unknown
+        What becomes of state that no hook takes.
+    """
+
+    def __init__(
+        self, hooks: Sequence[MasterHook] = (), unknown: UnknownHookState = UnknownHookState.REFUSE
+    ) -> None:
+        self._hooks: dict[str, MasterHook] = {}
+        #: What a hook was called for and has not returned from; a hook that hangs outlives restarts.
+        self._is_called, self._called_for = threading.Lock(), ""
+        self._unknown = unknown
+        for hook in hooks:
+            self.add(hook)
+
+    def add(self, hook: MasterHook) -> None:
+        """Take a hook; the same name twice is refused.
+
+        Raises
+        ------
+        ConfigError
+            It is no hook, its name cannot be used, or the name is taken.
+        """
+        if not isinstance(hook, MasterHook):
+            raise ConfigError(
+                f"a {type(hook).__name__} is no MasterHook",
+                what_to_do="derive it from flinkish_spark.MasterHook",
+            )
+        try:
+            name = checked_name(hook.name, "name of a master hook")
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        if name in self._hooks:
+            raise ConfigError(f"there are two master hooks named '{name}'", what_to_do="rename one of them")
+        self._hooks[name] = hook
+
+    def claim(self) -> None:
+        """Take the hooks for one execution, until :meth:`close`.
+
+        Raises
+        ------
+        ConfigError
+            A job that runs has one of them: it would be set back, and closed, under that job's feet.
+        """
+        taken = _CLAIMS.take(self._hooks)
+        if taken is not None:
+            raise ConfigError(
+                f"the master hook '{taken}' is in another job that runs",
+                why="a hook is set to the checkpoint of one job, and closed when that job ends",
+                what_to_do="give each environment a hook object of its own",
+                hook=taken,
+            )
+
+    def participants(self) -> tuple[Participant, ...]:
+        """Return the hooks as participants of every checkpoint."""
+        return tuple(Participant(ParticipantKind.HOOK, name) for name in self._hooks)
+
+    def trigger(self, checkpoint: CheckpointId) -> dict[Participant, Any]:
+        """Call every hook and return what they gave, as stored.
+
+        Raises
+        ------
+        HookFailed
+            The first one that raised, or gave something that is not a JSON value.
+        """
+        found = {}
+        with self._calling(f"checkpoint {checkpoint}"):
+            for name, hook in self._hooks.items():
+                found[Participant(ParticipantKind.HOOK, name)] = self._trigger(hook, name, checkpoint)
+        return found
+
+    @staticmethod
+    def _trigger(hook: MasterHook, name: str, checkpoint: CheckpointId) -> Any:
+        try:
+            given = hook.trigger(int(checkpoint))
+            # What is stored is what a restore will get: tuples become lists here already.
+            return json.loads(json.dumps(None if given is None else dict(pairs_of(given)), allow_nan=False))
+        except USER_ERRORS as error:
+            raise HookFailed(
+                f"the master hook '{name}' failed in checkpoint {checkpoint}",
+                why=said(error),
+                what_to_do="see to the system behind the hook; the next checkpoint calls it again",
+                hook=name,
+            ) from error
+
+    @contextmanager
+    def _calling(self, what: str) -> Iterator[None]:
+        """Keep two threads from calling hooks at a time."""
+        if not self._is_called.acquire(blocking=False):
+            # A hook that hangs keeps its thread; the thread of a restart must not wait for it.
+            raise HookHangs(
+                f"a master hook has not returned from {self._called_for}",
+                what_to_do="see to the system behind the hook",
+            )
+        self._called_for = what
+        try:
+            yield
+        finally:
+            self._is_called.release()
+
+    def restore(self, checkpoint: CheckpointId | None, states: Mapping[str, Any]) -> None:
+        """Set every hook to the checkpoint that the query starts from.
+
+        Parameters
+        ----------
+        checkpoint
+            None for a start from nothing.
+        states
+            What the hooks gave for it, by name.
+
+        Raises
+        ------
+        JobDirError
+            The checkpoint holds the state of a hook that the job does not have.
+        HookFailed
+            A hook raised.
+        """
+        unknown = sorted(states.keys() - self._hooks.keys())
+        if unknown and self._unknown is UnknownHookState.REFUSE:
+            raise JobDirError(
+                f"the checkpoint holds the state of a master hook '{unknown[0]}' that the job does not have",
+                what_to_do="add the hook again, or start with unknown_hook_state=UnknownHookState.IGNORE",
+                hook=unknown[0],
+            )
+        with self._calling("a restore"):
+            for name, hook in self._hooks.items():
+                self._restore(hook, name, checkpoint, states)
+
+    @staticmethod
+    def _restore(
+        hook: MasterHook, name: str, checkpoint: CheckpointId | None, states: Mapping[str, Any]
+    ) -> None:
+        try:
+            if checkpoint is None or name not in states:
+                hook.reset()
+            else:
+                hook.restore(int(checkpoint), states[name])
+        except USER_ERRORS as error:
+            raise HookFailed(
+                f"the master hook '{name}' could not be restored",
+                why=said(error),
+                what_to_do="see to the system behind the hook, then start again",
+                hook=name,
+            ) from error
+
+    def close(self) -> None:
+        """Close every hook; what one raises is logged."""
+        try:
+            for name, hook in self._hooks.items():
+                try:
+                    hook.close()
+                except Exception as error:
+                    LOG.warning("closing the master hook '%s' failed: %s", name, said(error))
+        finally:
+            _CLAIMS.give_back(self._hooks)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Telling listeners what a job and its tasks do.
+
+
+class JobListener(Protocol):
+    """Told of changes, in the order in which they happened, by threads of the job.
+
+    Must return soon; what it raises is logged. Derive from :class:`QuietListener` to be told of
+    some changes only; what it has beside the methods here is called only where a listener has it.
+    """
+
+    def on_change(self, change: Change) -> None:
+        """Note that the status of the job or the state of a task changed."""
+
+    def on_checkpoint_complete(self, checkpoint: CheckpointId) -> None:
+        """Note that a checkpoint is confirmed: every sink shows its data."""
+
+    def on_checkpoint_aborted(self, checkpoint: CheckpointId, newest: CheckpointId | None) -> None:
+        """Note that a checkpoint was aborted; `newest` is the latest complete one."""
+
+
+class QuietListener:
+    """Notes nothing."""
+
+    def on_change(self, change: Change) -> None:
+        """Do nothing."""
+
+    def on_checkpoint_complete(self, checkpoint: CheckpointId) -> None:
+        """Do nothing."""
+
+    def on_checkpoint_aborted(self, checkpoint: CheckpointId, newest: CheckpointId | None) -> None:
+        """Do nothing."""
+
+    def on_staged_data_aging(self, age: StagedAge) -> None:
+        """Do nothing; called once per sink and epoch, when half of its data's lifetime has passed."""
+
+
+class JobStates:
+    """The job's status and its tasks' states, kept by the supervisor and read by anybody.
+
+    Parameters
+    ----------
+    waiting
+        Notes which listener has not returned: whoever changes a state next waits for it, too.
+    """
+
+    def __init__(
+        self, uids: Iterable[str], listeners: Sequence[JobListener], waiting: Waiting = unwatched
+    ) -> None:
+        self._state, self._listeners = JobState.created(uids), tuple(listeners)
+        self._waiting = waiting
+        self._newest: CheckpointId | None = None
+        self._lock = threading.RLock()
+
+    @property
+    def status(self) -> JobStatus:
+        """Return what the job does."""
+        return self._state.status
+
+    @property
+    def tasks(self) -> dict[str, TaskState]:
+        """Return the states of the tasks by uid."""
+        return dict(self._state.tasks)
+
+    def on(self, event: JobEvent, cause: str = "") -> None:
+        """Take a step; raise IllegalTransitionError if the table has none."""
+        with self._lock:
+            self._state, changes = self._state.on(event, cause)
+            self._tell(changes)
+
+    def failed(self, error: FlinkishError) -> None:
+        """Note that the job failed, and in which of its tasks if the error names one."""
+        uid, cause = error.facts.get("uid"), str(error)
+        if isinstance(uid, str) and uid in self._state.tasks:
+            with self._lock, contextlib.suppress(IllegalTransitionError):
+                self._state, changes = self._state.on_task(
+                    uid, TaskEvent.FAIL, attempt=self._state.attempt, cause=cause
+                )
+                self._tell(changes)
+        self.on(JobEvent.FAILURE, cause)
+
+    def over(self, cause: str) -> None:
+        """Note that everything has ended because of `cause`, for good."""
+        if self.status is JobStatus.CANCELLING:
+            self.on(JobEvent.ALL_ENDED, cause)
+        elif not self.status.is_terminal:
+            self.on(JobEvent.FAILURE, cause)
+            self.on(JobEvent.GIVE_UP, cause)
+
+    def tasks_run(self) -> None:
+        """Note that a micro-batch came through: every task of this attempt runs."""
+        for event in (TaskEvent.INITIALIZE, TaskEvent.RUN):
+            for uid in self._state.tasks:
+                with self._lock, contextlib.suppress(IllegalTransitionError):
+                    self._state, changes = self._state.on_task(uid, event, attempt=self._state.attempt)
+                    self._tell(changes)
+
+    def goes_on_from(self, newest: CheckpointId | None) -> None:
+        """Note the latest complete checkpoint behind a recovery, which may be an older one than before."""
+        self._newest = newest
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """Tell everybody that a checkpoint is confirmed."""
+        self._newest = checkpoint
+        for listener in self._listeners:
+            self._safely(listener, lambda one=listener: one.on_checkpoint_complete(checkpoint))
+
+    def aborted(self, checkpoint: CheckpointId) -> None:
+        """Tell everybody, once, that a checkpoint was aborted."""
+        newest = self._newest
+        for listener in self._listeners:
+            self._safely(listener, lambda one=listener: one.on_checkpoint_aborted(checkpoint, newest))
+
+    def aging(self, age: StagedAge) -> None:
+        """Tell those who want to know that staged data grows old."""
+        for listener in self._listeners:
+            tell = getattr(listener, "on_staged_data_aging", None)
+            if tell is not None:
+                self._safely(listener, lambda call=tell: call(age))
+
+    def _tell(self, changes: Sequence[Change]) -> None:
+        # With the lock held: two threads change states, and listeners are promised the order.
+        for change in changes:
+            for listener in self._listeners:
+                self._safely(listener, lambda one=listener, what=change: one.on_change(what))
+
+    def _safely(self, listener: JobListener, call) -> None:  # type: ignore[no-untyped-def]
+        try:
+            with self._waiting(f"the listener {type(listener).__name__} to return"):
+                call()
+        except Exception as error:
+            LOG.warning("a listener failed: %s: %s", type(error).__name__, error)

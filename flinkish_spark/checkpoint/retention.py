@@ -1,0 +1,526 @@
+"""Completed checkpoints: kept, pinned against Spark's cleaning, and let go in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Protocol
+
+from flinkish_spark.checkpoint.ownership import Ownership, seal_open_ids
+from flinkish_spark.checkpoint.spark_log import SparkLog, missing_entry
+from flinkish_spark.checkpoint.state_files import (
+    StateFileGone,
+    bases_up_to,
+    checksum_names,
+    files_of,
+    is_versioned,
+    operator_files,
+    store_versions,
+)
+from flinkish_spark.core.clock import Clock
+from flinkish_spark.core.config import CheckpointConfig
+from flinkish_spark.core.errors import CorruptObjectError, JobDirError, StoreError
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.store import SealedObjects, make_directories, sync_directory
+from flinkish_spark.protocol.codec import Check, Stored
+from flinkish_spark.protocol.decisions import Decision, Verdict
+from flinkish_spark.protocol.envelope import seal
+from flinkish_spark.protocol.ids import BatchId, CheckpointId
+from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
+from flinkish_spark.protocol.retention import (
+    CheckpointFact,
+    CheckpointRetention,
+    Deletion,
+    Part,
+    RetentionFacts,
+    to_delete,
+    to_delete_on_cancel,
+)
+from flinkish_spark.state.base_files import STATE
+
+# ----------------------------------------------------------------------------------------------------------
+# Pins: what a retained checkpoint needs of Spark, kept from Spark's own cleaning.
+#
+# Spark keeps a static number of micro-batches; a checkpoint is retained for as long as the job wants it. A
+# pin holds, for the micro-batch N of a checkpoint, the log entries offsets/N-1, offsets/N and commits/N,
+# and every file that state version N+1 is loaded from:
+#
+#     pins/<checkpoint>.json        the manifest: log entries byte for byte, files and their sizes
+#     pins/state/<operator>/...     the files, laid out as below spark/<owner epoch>/state/
+#
+# Rules:
+#
+# 1. Files are immutable and their names unique over all lineages, so one pool serves all pins: a pin
+#    adds the files that no earlier one has, as hard links, or copies where links are impossible.
+# 2. The manifest is written last and deleted first. Without it there is no pin; files that no
+#    manifest names are garbage and go with the next pin or unpin.
+# 3. Restoring makes Spark's state folder exactly what the manifest says. Files of other versions go:
+#    other checkpoints have pins of their own, and Spark's cleaning counts from the highest version
+#    that it finds, dead or not.
+#
+# Used by the recovery and the coordinator, one thread at a time.
+
+
+LOG = logging.getLogger(__name__)
+#: Folder of the pins below the job directory.
+PINS = "pins"
+#: How often a pin starts over when Spark's maintenance takes a file away under it.
+_TRIES = 5
+#: The file system has no links, not between these places, or no more of them for this file.
+_NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS})
+
+
+class CheckpointPins(Protocol):
+    """Keeps what retained checkpoints need. :class:`SparkPins` does it with Spark's files."""
+
+    def pin(self, decision: Decision) -> None:
+        """Keep what a decided checkpoint needs; again for a pinned one does nothing.
+
+        Called by the coordinator after the receipt, while Spark runs the next micro-batches, and
+        by the recovery for the newest checkpoint.
+
+        Raises
+        ------
+        CorruptObjectError
+            The state of the checkpoint is gone or damaged.
+        StoreError
+            The disk refuses.
+        """
+
+    def pinned(self) -> frozenset[CheckpointId]:
+        """Return the checkpoints that have a complete pin."""
+
+    def why_not_restorable(self, checkpoint: CheckpointId) -> str:
+        """Return what a pin lacks; empty if :meth:`restore` will work."""
+
+    def log_entries(self, checkpoint: CheckpointId) -> Mapping[str, str]:
+        """Return the pinned log entries by key, such as ``"offsets/7"``; empty without a pin."""
+
+    def restore(self, checkpoint: CheckpointId) -> None:
+        """Make Spark's state, and its log entries up to the checkpoint, what they were at it.
+
+        Called by the recovery, with Spark not running; may be cut off and repeated.
+
+        Raises
+        ------
+        CorruptObjectError
+            The pin is gone or damaged; nothing was changed.
+        """
+
+    def unpin(self, checkpoint: CheckpointId) -> None:
+        """Give a pin up; a missing one is no error."""
+
+
+def _name_of_a_file(name: str) -> str:
+    if Path(name).is_absolute() or ".." in name.split("/"):
+        raise ValueError(f"{name!r} is not the name of a state file")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class PinManifest(Stored):
+    """What one pin holds.
+
+    Parameters
+    ----------
+    checkpoint, batch
+        The checkpoint and its micro-batch.
+    log
+        Log entries byte for byte by their key below Spark's checkpoint.
+    files
+        Files below Spark's state folder, with their sizes in bytes.
+    """
+
+    checkpoint: CheckpointId
+    batch: BatchId
+    log: Mapping[str, str]
+    files: Mapping[Annotated[str, Check(_name_of_a_file)], int]
+
+
+class SparkPins:
+    """:class:`CheckpointPins` on a file system.
+
+    Parameters
+    ----------
+    log
+        Spark's logs; its store is rooted at the job directory.
+    root
+        The job directory.
+    """
+
+    def __init__(self, log: SparkLog, root: Path) -> None:
+        self._log, self._store = log, log.store
+        self._objects = SealedObjects(log.store, "the job directory")
+        self._state, self._pool = Path(log.location) / STATE, root / PINS / STATE
+        self._manifests: dict[CheckpointId, PinManifest] = {}
+
+    # -- pinning --------------------------------------------------------------------------------
+    def pin(self, decision: Decision) -> None:
+        """Link what the checkpoint needs into the pool, then write its manifest."""
+        if decision.checkpoint in self.pinned():
+            return
+        entries = self._entries(decision)
+        try:
+            files = self._link_state(decision)
+        except OSError as error:
+            raise _refused(f"pin checkpoint {decision.checkpoint}", error) from error
+        manifest = PinManifest(decision.checkpoint, decision.batch, entries, files)
+        # This order matters: the manifest says that everything it names is there.
+        self._store.create_if_absent(_key(decision.checkpoint), seal("pin", manifest.to_json()))
+        self._manifests[decision.checkpoint] = manifest
+
+    def _entries(self, decision: Decision) -> dict[str, str]:
+        at = decision.batch
+        entries = {f"{OFFSETS}/{at}": decision.offsets_text, f"{COMMITS}/{at}": decision.commits_text}
+        if at > BatchId(0):
+            # Spark's restart asks for the entry before the newest, too.
+            before = BatchId(at.value - 1)
+            text = self._log.read(OFFSETS, before)
+            if text is None:
+                raise missing_entry(OFFSETS, before, decision.checkpoint)
+            entries[f"{OFFSETS}/{before}"] = text
+        return entries
+
+    def _link_state(self, decision: Decision) -> dict[str, int]:
+        stores = store_versions(decision.commits_text, int(decision.batch))
+        for left in reversed(range(_TRIES)):
+            try:
+                names = [name for store in stores for name in files_of(self._state, store)]
+                names += operator_files(self._state, stores)
+                names += bases_up_to(self._state, int(decision.batch))
+                return self._link_all(names)
+            except (StateFileGone, FileNotFoundError) as error:
+                # Spark's maintenance puts a new snapshot in the place of older files.
+                if not left:
+                    raise CorruptObjectError(
+                        f"the state of checkpoint {decision.checkpoint} vanishes while it is pinned",
+                        why=str(error),
+                        what_to_do="raise spark.sql.streaming.minBatchesToRetain",
+                    ) from error
+        raise AssertionError("the last try returns or raises")
+
+    def _link_all(self, names: Iterable[str]) -> dict[str, int]:
+        """Bring files into the pool that no complete pin has there; return all sizes."""
+        sizes, folders, pinned = dict[str, int](), set[Path](), self._pinned_sizes()
+        for name in names:
+            target = self._pool / name
+            # One that no manifest names is what a crash left, whole or torn: it is made again.
+            if name not in pinned or _size_of(target) != pinned[name]:
+                make_directories(target.parent)
+                folders.add(target.parent)
+                for checksum in checksum_names(target.name):
+                    if (self._state / name).with_name(checksum).exists():
+                        _link((self._state / name).with_name(checksum), target.with_name(checksum))
+                _link(self._state / name, target)
+            sizes[name] = target.stat().st_size
+        for folder in folders:
+            sync_directory(folder)
+        return sizes
+
+    def _pinned_sizes(self) -> dict[str, int]:
+        """Return the files of all complete pins, with their sizes in bytes."""
+        sizes: dict[str, int] = {}
+        for checkpoint in self.pinned():
+            # A damaged pin is the trouble of whoever goes back to it.
+            with contextlib.suppress(CorruptObjectError, JobDirError):
+                manifest = self._manifest(checkpoint)
+                sizes |= {} if manifest is None else manifest.files
+        return sizes
+
+    # -- asking ---------------------------------------------------------------------------------
+    def pinned(self) -> frozenset[CheckpointId]:
+        """Return the checkpoints that have a manifest."""
+        return frozenset(CheckpointId(number) for number in self._objects.numbers(PINS))
+
+    def log_entries(self, checkpoint: CheckpointId) -> Mapping[str, str]:
+        """Return the pinned log entries by key; empty without a pin."""
+        manifest = self._manifest(checkpoint)
+        return {} if manifest is None else manifest.log
+
+    def why_not_restorable(self, checkpoint: CheckpointId) -> str:
+        """Return which file is missing or has another size."""
+        manifest = self._manifest(checkpoint)
+        if manifest is None:
+            return "the state that it needs is not kept any more"
+        for name, size in manifest.files.items():
+            try:
+                found = (self._pool / name).stat().st_size
+            except FileNotFoundError:
+                return f"the kept state file {name} is gone"
+            except OSError as error:
+                raise _refused(f"look at the pin of checkpoint {checkpoint}", error) from error
+            if found != size:
+                return f"the kept state file {name} has {found} bytes instead of {size}"
+        return ""
+
+    def _manifest(self, checkpoint: CheckpointId) -> PinManifest | None:
+        if checkpoint not in self._manifests:
+            found = self._objects.optional(_key(checkpoint), "pin", PinManifest.from_json)
+            if found is None:
+                return None
+            self._manifests[checkpoint] = found
+        return self._manifests[checkpoint]
+
+    # -- restoring ------------------------------------------------------------------------------
+    def restore(self, checkpoint: CheckpointId) -> None:
+        """Put missing files and entries back, then delete state that the manifest does not name."""
+        manifest = self._manifest(checkpoint)
+        trouble = self.why_not_restorable(checkpoint)
+        if manifest is None or trouble:
+            raise CorruptObjectError(
+                f"checkpoint {checkpoint} cannot be restored",
+                why=trouble,
+                what_to_do="go back to another checkpoint",
+                checkpoint=checkpoint,
+            )
+        try:
+            self._put_back(manifest)
+            self._delete_others(manifest)
+        except OSError as error:
+            raise _refused(f"restore checkpoint {checkpoint}", error) from error
+        for entry, text in manifest.log.items():
+            log, _, batch = entry.partition("/")
+            if self._log.read(log, BatchId(int(batch))) != text:
+                self._log.restore(log, BatchId(int(batch)), text)
+
+    def _put_back(self, manifest: PinManifest) -> None:
+        folders = set()
+        for name, size in manifest.files.items():
+            target = self._state / name
+            if target.exists() and (not is_versioned(name) or target.stat().st_size == size):
+                continue
+            target.unlink(missing_ok=True)
+            make_directories(target.parent)
+            for checksum in checksum_names(target.name):
+                # One of another content would make Spark refuse the file; none is fine.
+                target.with_name(checksum).unlink(missing_ok=True)
+                if (self._pool / name).with_name(checksum).exists():
+                    _link((self._pool / name).with_name(checksum), target.with_name(checksum))
+            _link(self._pool / name, target)
+            folders.add(target.parent)
+        for folder in folders:
+            sync_directory(folder)
+
+    def _delete_others(self, manifest: PinManifest) -> None:
+        kept = set(manifest.files)
+        for name, path in _files_below(self._state):
+            if is_versioned(name) and _owner_of(name) not in kept:
+                path.unlink(missing_ok=True)
+
+    # -- giving up ------------------------------------------------------------------------------
+    def unpin(self, checkpoint: CheckpointId) -> None:
+        """Delete the manifest, then the files that no other pin names."""
+        self._store.delete(_key(checkpoint))
+        self._manifests.pop(checkpoint, None)
+        needed: set[str] = set()
+        for other in self.pinned():
+            manifest = self._manifest(other)
+            needed |= set() if manifest is None else manifest.files.keys()
+        try:
+            for name, path in _files_below(self._pool):
+                if _owner_of(name) not in needed:
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            raise _refused(f"unpin checkpoint {checkpoint}", error) from error
+
+
+def _key(checkpoint: CheckpointId) -> str:
+    return f"{PINS}/{checkpoint}.json"
+
+
+def _files_below(folder: Path) -> list[tuple[str, Path]]:
+    """Return every file below a folder, by its name relative to it; none for a missing folder."""
+    found = []
+    for directory, _, names in os.walk(folder):
+        found += [(str((Path(directory) / n).relative_to(folder)), Path(directory) / n) for n in names]
+    return found
+
+
+def _owner_of(name: str) -> str:
+    """Return the file that a checksum file belongs to; any other file belongs to itself."""
+    folder, _, plain = name.rpartition("/")
+    plain = plain.removeprefix(".")
+    while plain.endswith(".crc"):
+        plain = plain.removesuffix(".crc")
+    return f"{folder}/{plain}" if folder else plain
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file a second durable name, in the place of an older one; copy it where links fail.
+
+    The caller syncs the folder.
+    """
+    part = target.with_name(f".{target.name}.part")
+    part.unlink(missing_ok=True)
+    try:
+        os.link(source, part)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # With its times: Spark takes table files for orphans by their age.
+        shutil.copy2(source, part)
+    # This order matters: a name stands for the whole content, also behind a power cut, and Spark
+    # does not sync its files.
+    _sync(part)
+    os.replace(part, target)
+    # Where both were names of one file, the call above has done nothing.
+    part.unlink(missing_ok=True)
+
+
+def _size_of(path: Path) -> int | None:
+    """Return a file's size in bytes; None if there is none."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _refused(what: str, error: OSError) -> StoreError:
+    return StoreError.of_system(
+        error,
+        f"cannot {what}",
+        what_to_do="check that the disk is there, has room, and may be written by this user",
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What happens to completed checkpoints: they are pinned, and go when others have taken their place.
+
+
+class CompletedCheckpoints:
+    """The store of completed checkpoints of one owner; one thread at a time.
+
+    Parameters
+    ----------
+    in_use
+        Returns the checkpoints that somebody reads now, such as the export of a savepoint.
+    """
+
+    def __init__(
+        self,
+        job_dir: JobDir,
+        config: CheckpointConfig,
+        pins: CheckpointPins,
+        in_use: Callable[[], frozenset[CheckpointId]],
+        ownership: Ownership,
+    ) -> None:
+        self._job_dir, self._config, self._pins, self._in_use = job_dir, config, pins, in_use
+        self._ownership = ownership
+        #: Decisions and receipts never change, so each is read once.
+        self._known: dict[CheckpointId, CheckpointFact] = {}
+
+    def decided(self, decision: Decision) -> bool:
+        """Pin a checkpoint that sinks are about to commit.
+
+        That may take long, while Spark goes on and cleans up; and if what it staged since cannot be kept,
+        this is the state that the job goes back to. What goes wrong here is tried again behind the receipt.
+
+        Returns
+        -------
+        bool
+            Whether it is pinned.
+        """
+        try:
+            self._pins.pin(decision)
+        except (StoreError, CorruptObjectError) as error:
+            LOG.warning("checkpoint %s is pinned later: %s", decision.checkpoint, error)
+            return False
+        return True
+
+    def completed(self, decision: Decision) -> None:
+        """Pin a confirmed checkpoint and delete those beyond the retained ones.
+
+        Called after the receipt. What goes wrong here is logged: the checkpoint is complete.
+        """
+        try:
+            self._pins.pin(decision)
+        except (StoreError, CorruptObjectError) as error:
+            LOG.error("checkpoint %s cannot be gone back to later: %s", decision.checkpoint, error)
+        try:
+            self._delete(to_delete(self._facts()))
+        except (StoreError, CorruptObjectError, JobDirError) as error:
+            LOG.warning("old checkpoints are deleted later: %s", error)
+
+    def cancelled(self, clock: Clock) -> None:
+        """Do what the configuration says about the checkpoints of a cancelled job.
+
+        Raises
+        ------
+        FencedError
+            A newer owner has the job: they are its checkpoints now.
+        """
+        if self._config.retention is CheckpointRetention.RETAIN_ON_CANCELLATION:
+            return
+        ownership = self._ownership
+        ownership.check()
+        seal_open_ids(ownership, clock)
+        known = self._job_dir.decided_ids()
+        if known:
+            # Ids are counted from what is there and must go on: sinks tell repeated commits by them.
+            reason = "the job was cancelled and its checkpoints deleted"
+            seal = Decision(known[-1].next(), Verdict.ABORT, ownership.epoch, clock.wall_ms(), reason=reason)
+            self._job_dir.create_decision(seal)
+        self._delete(to_delete_on_cancel(self._facts(), self._config.retention))
+
+    # -- inside ---------------------------------------------------------------------------------
+    def _facts(self) -> RetentionFacts:
+        # This order matters: a pin is made after its checkpoint's folder and goes after it. One that
+        # was there and has no folder later is what a crash left; the other way round it may be new.
+        pinned = self._pins.pinned()
+        ids = self._job_dir.decided_ids()
+        self._known = {one: fact for one, fact in self._known.items() if one in ids}
+        order, intent = self._job_dir.rewind_order(), self._job_dir.open_rewind()
+        targets = [one.target for one in (order, intent) if one is not None and one.target is not None]
+        return RetentionFacts(
+            checkpoints=tuple(self._fact(one) for one in ids),
+            history=self._job_dir.history(),
+            retained=self._config.retained,
+            pinned=pinned,
+            in_use=self._in_use(),
+            referenced=frozenset(targets),
+        )
+
+    def _fact(self, checkpoint: CheckpointId) -> CheckpointFact:
+        known = self._known.get(checkpoint)
+        if known is not None:
+            return known
+        try:
+            decision = self._job_dir.decision(checkpoint)
+        except (CorruptObjectError, JobDirError) as error:
+            LOG.warning("checkpoint %s cannot be read and is kept as it is: %s", checkpoint, error)
+            return CheckpointFact(checkpoint, None)
+        has_receipt = self._job_dir.receipt(checkpoint) is not None
+        if decision is None:
+            return CheckpointFact(checkpoint, None, has_receipt=has_receipt)
+        fact = CheckpointFact(
+            checkpoint, decision.verdict, decision.lineage, has_receipt, decision.purpose.is_savepoint
+        )
+        if has_receipt or decision.verdict is Verdict.ABORT:
+            self._known[checkpoint] = fact
+        return fact
+
+    def _delete(self, deletions: tuple[Deletion, ...]) -> None:
+        for deletion in deletions:
+            # What a newer owner keeps is not ours to judge, by facts that may be old.
+            self._ownership.check()
+            for part in deletion.parts:
+                if part is Part.PIN:
+                    self._pins.unpin(deletion.checkpoint)
+                elif part is Part.RESTAGED:
+                    self._job_dir.forget_restaged(deletion.checkpoint)
+                else:
+                    self._job_dir.store.delete(f"checkpoints/{deletion.checkpoint}/{part.value}")

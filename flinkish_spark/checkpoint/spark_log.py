@@ -1,0 +1,265 @@
+"""Spark's own checkpoint of the query: where it lies, its two logs, and how they are set back.
+
+The folder carries the owner epoch, ``spark/<owner epoch>``: taking a job over renames it, and
+whatever a JVM of the previous owner still writes goes to a path that no longer exists. Within
+one owner the path stays, so restarts inside a process need no rename.
+
+Entries are written by Spark (temporary file, then rename), so an entry is whole or absent. Each
+has a hidden checksum file beside it that must go with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from flinkish_spark.core.errors import CorruptObjectError, FencedError, StoreError
+from flinkish_spark.core.offset_log import LoggedOffsets
+from flinkish_spark.core.store import ObjectMissing, SealedObjects, Store
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
+from flinkish_spark.protocol.lineage import FIRST_LINEAGE
+from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
+
+#: Folder of replays below the job directory.
+REPLAY = "replay"
+#: Where Python sources record where they began, and below which those of a seeded lineage do.
+FIRST_OFFSETS, SEEDS = "control/first-offsets", "seeds"
+
+
+def fence_spark_folder(job_root: Path, epoch: OwnerEpoch) -> str:
+    """Rename Spark's checkpoint to carry `epoch` and return its key below the job directory.
+
+    One rename is the fence for everything Spark writes: offsets, commits and state.
+    """
+    parent = job_root / "spark"
+    parent.mkdir(exist_ok=True)
+    mine = parent / str(epoch)
+    older = sorted(int(p.name) for p in parent.iterdir() if p.name.isdecimal() and int(p.name) < epoch.value)
+    if not mine.exists() and older:
+        try:
+            os.rename(parent / str(older[-1]), mine)
+        except FileNotFoundError:
+            raise FencedError(
+                f"Spark's checkpoint {older[-1]} was taken by a newer owner than {epoch}",
+                what_to_do="let this process end; the newer owner goes on",
+            ) from None
+    mine.mkdir(exist_ok=True)
+    for stray in older[:-1]:
+        # Made by a JVM that outlived its driver and its fence; nobody reads it.
+        shutil.rmtree(parent / str(stray), ignore_errors=True)
+    return f"spark/{epoch}"
+
+
+@dataclass(frozen=True, slots=True)
+class SparkLog:
+    """Offset log and commit log of the query.
+
+    Parameters
+    ----------
+    store
+        Rooted at the job directory.
+    folder
+        Key of Spark's checkpoint, from :func:`fence_spark_folder`.
+    location
+        The same as an absolute path, as Spark is told.
+    """
+
+    store: Store
+    folder: str
+    location: Path
+
+    def batches(self, log: str) -> frozenset[BatchId]:
+        """Return the ids present in ``offsets`` or ``commits``."""
+        names = (key.rsplit("/", 1)[1] for key in self.store.list(f"{self.folder}/{log}"))
+        return frozenset(BatchId(int(name)) for name in names if name.isdecimal())
+
+    def read(self, log: str, batch: BatchId) -> str | None:
+        """Return an entry's text, or None while Spark has not written it."""
+        try:
+            return self.store.read(f"{self.folder}/{log}/{batch}").decode("utf-8")
+        except ObjectMissing:
+            return None
+
+    def check(self) -> None:
+        """Look at what Spark reads first when it starts a query here: its id, and the newest entries.
+
+        Spark stops at a damaged one with words of its parser, and names no file.
+
+        Raises
+        ------
+        CorruptObjectError
+            An entry is cut off or was changed; the message names the file.
+        """
+        known = [f"{self.folder}/metadata"]
+        for log in (OFFSETS, COMMITS):
+            known += [f"{self.folder}/{log}/{batch}" for batch in sorted(self.batches(log))[-2:]]
+        for key in known:
+            try:
+                text = self.store.read(key).decode("utf-8", errors="replace")
+            except ObjectMissing:
+                continue
+            if not _is_whole(text):
+                raise CorruptObjectError(
+                    f"the file {self.root / key} of Spark's own log is cut off or was changed",
+                    why="it holds no whole entry: a full disk, a copy that was cut off, or somebody's editor",
+                    what_to_do="restore the file from a backup, or go back to an older checkpoint "
+                    "(flinkish rewind)",
+                    file=str(self.root / key),
+                )
+
+    def restore(self, log: str, batch: BatchId, text: str) -> None:
+        """Put an entry back byte for byte."""
+        # The checksum file of another content would make Spark refuse the entry; none is fine.
+        self.store.delete(f"{self.folder}/{log}/.{batch}.crc")
+        self.store.put(f"{self.folder}/{log}/{batch}", text.encode("utf-8"))
+
+    def retire(self, lineage: Lineage) -> None:
+        """Move Spark's whole checkpoint aside and begin an empty one; `lineage` is the new one.
+
+        May be cut off and repeated, but not once Spark has written into the new one.
+        """
+        aside = self._retired / str(lineage)
+        try:
+            if aside.exists():
+                # Cut off behind the rename: what is here now is empty, or from a JVM that is fenced.
+                shutil.rmtree(self.location, ignore_errors=True)
+            else:
+                aside.parent.mkdir(exist_ok=True)
+                os.rename(self.location, aside)
+            self.location.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError.of_system(
+                error,
+                f"cannot move Spark's checkpoint {self.location} aside",
+                what_to_do="check that the disk is there and may be written by this user",
+            ) from error
+
+    def forget_retired(self) -> None:
+        """Delete what :meth:`retire` moved aside, once there is a checkpoint in the new log."""
+        shutil.rmtree(self._retired, ignore_errors=True)
+
+    @property
+    def root(self) -> Path:
+        """Return the job directory."""
+        return Path(self.location).parents[self.folder.count("/")]
+
+    @property
+    def _retired(self) -> Path:
+        return self.root / "spark-retired"
+
+    # -- replays --------------------------------------------------------------------------------
+    def begin_replay(self, checkpoint: CheckpointId) -> SparkLog:
+        """Return a log beside this one, empty but for what tells Spark that it is the same query.
+
+        What an earlier replay left is deleted. The folder carries the owner epoch, as Spark's own does: a
+        replay whose driver has lost the job finds its folder gone.
+        """
+        self.end_replay()
+        name = f"{REPLAY}/{self.location.name}-{checkpoint}"
+        begun = SparkLog(self.store, name, self.root / name)
+        try:
+            begun.location.mkdir(parents=True)
+            for known in ("metadata", "sources"):
+                if (self.location / known).is_dir():
+                    # Where a source began, for a query that begins at its first micro-batch.
+                    shutil.copytree(self.location / known, begun.location / known)
+                elif (self.location / known).exists():
+                    shutil.copy2(self.location / known, begun.location / known)
+        except OSError as error:
+            raise StoreError.of_system(
+                error,
+                f"cannot begin a replay in {begun.location}",
+                what_to_do="check that the disk is there and may be written by this user",
+            ) from error
+        return begun
+
+    def end_replay(self) -> None:
+        """Delete what replays have left, of this owner and of earlier ones.
+
+        Not of later ones: who is not the owner any more may find it out only after this.
+        """
+        folder, mine = self.root / REPLAY, int(self.location.name)
+        for name in _names_in(folder):
+            epoch = name.partition("-")[0]
+            if epoch.isdecimal() and int(epoch) <= mine:
+                shutil.rmtree(folder / name, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+    def began_at(self, lineage: Lineage = FIRST_LINEAGE) -> LoggedOffsets:
+        """Return where the sources stood before the first micro-batch, of those that have recorded it.
+
+        Parameters
+        ----------
+        lineage
+            The one in which this log began.
+        """
+        found = []
+        for recorded in sorted((self.location / "sources").glob("*/0")):
+            # Spark's metadata logs begin with a zero byte and a version.
+            text = recorded.read_text(encoding="utf-8", errors="replace")
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(text[max(0, text.find("{")) :]))
+        begins = self.store.list(f"{SEEDS}/{lineage}/begin")
+        seeded = [key for begin in begins for key in self.store.list(f"{begin}/first-offsets")]
+        # A source that the seed positions has recorded where an older log began, under the same name.
+        names = {_name(key) for key in seeded}
+        others = [key for key in self.store.list(FIRST_OFFSETS) if _name(key) not in names]
+        objects = SealedObjects(self.store, "the job directory")
+        for key in (*seeded, *others):
+            first = objects.optional(key, "first-offsets", dict)
+            found.append({} if first is None else first["offsets"])
+        return LoggedOffsets(tuple(found))
+
+    def clear_state(self) -> None:
+        """Delete all state, when a rewind goes back to before the first micro-batch.
+
+        Spark refuses to begin a query over state of another one, and there is nothing to keep.
+        """
+        shutil.rmtree(self.location / "state", ignore_errors=True)
+
+    def remove(self, entry: str) -> None:
+        """Delete an entry given as ``offsets/17`` or ``commits/17``, with its checksum file."""
+        log, _, batch = entry.partition("/")
+        if log not in (OFFSETS, COMMITS) or not batch.isdecimal():
+            raise CorruptObjectError(f"{entry!r} is not an entry of Spark's logs")
+        self.store.delete(f"{self.folder}/{log}/.{batch}.crc")
+        self.store.delete(f"{self.folder}/{entry}")
+
+
+def _is_whole(text: str) -> bool:
+    """Whether a file of Spark's log has a value on each line behind its version, or one without a version."""
+    lines = text.strip().split("\n")
+    values = lines[1:] if lines[0].startswith("v") else lines
+    try:
+        for value in values:
+            if value != "-":
+                json.loads(value)
+    except ValueError:
+        return False
+    return bool(values)
+
+
+def _name(key: str) -> str:
+    return key.rpartition("/")[2]
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def missing_entry(log: str, batch: BatchId, checkpoint: CheckpointId) -> CorruptObjectError:
+    """Return the error about an entry that Spark needs and that nothing holds a copy of."""
+    return CorruptObjectError(
+        f"Spark's log entry {log}/{batch} is gone",
+        why=f"checkpoint {checkpoint} cannot be gone on from without it, and there is no copy",
+        what_to_do="restore the file from a backup, or go back to an older checkpoint",
+        checkpoint=checkpoint,
+    )

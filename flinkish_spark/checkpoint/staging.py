@@ -1,0 +1,82 @@
+"""What the supervisor needs of the system that runs micro-batches.
+
+:mod:`flinkish_spark.job.spark_engine` is Spark; the simulator brings one that obeys the same
+rules without a JVM. Everything with a rule of the protocol in it lies on the supervisor's side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from flinkish_spark.checkpoint.ownership import Ownership
+from flinkish_spark.checkpoint.spark_log import SparkLog
+from flinkish_spark.checkpoint.transactional_ids import BlockPool
+from flinkish_spark.core.clock import Clock
+from flinkish_spark.core.offset_log import LoggedOffsets
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
+from flinkish_spark.protocol.micro_batches import OFFSETS
+from flinkish_spark.protocol.records import StagedBatch
+
+
+class OwnerLock(Protocol):
+    """Shows that the owner lives."""
+
+    def acquire(self) -> None:
+        """Take it, or raise OwnedElsewhereError at once."""
+
+    def release(self) -> None:
+        """Drop it; a second call does nothing."""
+
+
+@dataclass(frozen=True)
+class StagingContext:
+    """What staging one start's micro-batches needs beside the plan.
+
+    Parameters
+    ----------
+    log
+        Says which checkpoint a micro-batch is expected to become visible with.
+    decided
+        The one that shows all micro-batches, where it is decided already: in a replay.
+    """
+
+    job: JobUuid
+    ownership: Ownership
+    lineage: Lineage
+    blocks: BlockPool
+    clock: Clock
+    log: SparkLog
+    decided: CheckpointId | None = None
+
+    def checkpoint_of(self, batch: BatchId) -> CheckpointId:
+        """Return the checkpoint whose barrier `batch` carries, else the next one.
+
+        It is the one that shows the micro-batch unless it is aborted; then a later one does.
+        """
+        if self.decided is not None:
+            return self.decided
+        newest = self._drawn(batch)
+        before = CheckpointId(0) if batch == BatchId(0) else self._drawn(BatchId(batch.value - 1))
+        return newest if newest > before else newest.next()
+
+    def _drawn(self, batch: BatchId) -> CheckpointId:
+        text = self.log.read(OFFSETS, batch)
+        # Before the first micro-batch of a log, or in one that lost what it no longer needs.
+        return CheckpointId(0) if text is None else LoggedOffsets.parse(text).checkpoint
+
+
+class Staging(Protocol):
+    """Stages micro-batches in every sink; one thread at a time."""
+
+    def stage(self, frame: Any, batch: BatchId, attempt: int) -> StagedBatch:
+        """Have every sink stage `frame`; return when all of it is flushed.
+
+        Raises
+        ------
+        StagingMismatchError
+            Two sinks of one stream saw other rows.
+        """
+
+    def stage_only(self, frame: Any, batch: BatchId, attempt: int, sinks: frozenset[str]) -> StagedBatch:
+        """Have these sinks stage `frame`, and no others; run it for the state behind it if there are none."""

@@ -1,0 +1,263 @@
+"""Which files one version of Spark's state consists of (RocksDB with changelogs, format 2).
+
+Below ``state/<operator>/<partition>/`` Spark keeps, for a version V with unique id U:
+
+- ``V_U.changelog``: what changed since V-1. It begins with its lineage: version and id of every
+  changelog back to the snapshot that was the newest when it was written.
+- ``V_U.zip``: a snapshot, written by Spark's maintenance for some versions only. Its `metadata`
+  names the table files, which lie in ``SSTs/`` and are shared between snapshots.
+- checksum files beside each, ``.<name>.crc`` (Hadoop's) and ``<name>.crc`` (Spark's).
+
+Spark loads V from the newest snapshot in its lineage and the changelogs behind it, so these are
+the files that must not be lost. commits/N names the ids of version N+1.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from flinkish_spark.core.errors import CorruptObjectError
+from flinkish_spark.state.base_files import BASE_NAME, BASES
+
+_METADATA = "_metadata"
+#: A block of lz4-java's stream: magic, token, compressed and uncompressed length, checksum.
+_LZ4_MAGIC = b"LZ4Block"
+_LZ4_HEAD = struct.Struct("<8sBiii")
+_LZ4_STORED = 0x10
+
+
+class StateFileGone(Exception):
+    """A file was there when it was listed and is not any more: Spark's maintenance is at work."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreVersion:
+    """One version of one state store.
+
+    Parameters
+    ----------
+    folder
+        Where the store is, below the state folder: ``<operator>/<partition>``.
+    version
+        State version; micro-batch N writes version N+1.
+    unique_id
+        Tells it from the same version of another attempt or lineage.
+    """
+
+    folder: str
+    version: int
+    unique_id: str
+
+    @property
+    def stem(self) -> str:
+        """The name of its files without their ending."""
+        return f"{self.version}_{self.unique_id}"
+
+
+def store_versions(commits_text: str, batch: int) -> tuple[StoreVersion, ...]:
+    """Return the stores that an entry of Spark's commit log names; none for a job without state.
+
+    Parameters
+    ----------
+    commits_text
+        The entry of micro-batch `batch`.
+
+    Raises
+    ------
+    CorruptObjectError
+        The entry is of another form.
+
+    Examples
+    --------
+    >>> text = 'v2' + chr(10) + '{"nextBatchWatermarkMs":0,"stateUniqueIds":{"0":[["ab"],["cd"]]}}'
+    >>> [(one.folder, one.stem) for one in store_versions(text, 6)]
+    [('0/0', '7_ab'), ('0/1', '7_cd')]
+    """
+    try:
+        _, _, body = commits_text.strip().partition("\n")
+        operators: dict[str, list[list[str]]] = (json.loads(body) if body else {}).get("stateUniqueIds") or {}
+        found = []
+        for operator, partitions in sorted(operators.items()):
+            for partition, ids in enumerate(partitions):
+                # Every keyed operator has one store, `default`; a join, which has four, is refused.
+                (unique_id,) = ids
+                found.append(StoreVersion(f"{int(operator)}/{partition}", batch + 1, unique_id))
+        return tuple(found)
+    except (ValueError, AttributeError, TypeError) as error:
+        raise CorruptObjectError(
+            f"Spark's commit log entry of micro-batch {batch} has an unknown form",
+            why=str(error),
+            what_to_do="run the Spark version that wrote this job directory",
+        ) from error
+
+
+def files_of(state: Path, store: StoreVersion) -> tuple[str, ...]:
+    """Return the files that Spark reads to load a version, below `state`; no checksum files.
+
+    Raises
+    ------
+    StateFileGone
+        Something vanished meanwhile; ask again.
+    CorruptObjectError
+        The version cannot be loaded: a file that it needs is gone or unreadable.
+    """
+    folder = state / store.folder
+    try:
+        names = {entry.name for entry in folder.iterdir()}
+        chain = _chain(folder, store, names)
+        snapshots = [one for one in chain if f"{one.stem}.zip" in names]
+        if not snapshots and chain[0].version != 1:
+            raise _gone(store, f"there is no snapshot below version {chain[0].version}")
+        base = snapshots[-1].version if snapshots else 0
+        found = [f"{one.stem}.changelog" for one in chain if one.version > base]
+        missing = [name for name in found if name not in names]
+        if missing:
+            raise _gone(store, f"{missing[0]} is missing")
+        if snapshots:
+            found += [f"{snapshots[-1].stem}.zip", *_tables_of(folder / f"{snapshots[-1].stem}.zip")]
+        if _METADATA in names:
+            found += [f"{_METADATA}/{e.name}" for e in (folder / _METADATA).iterdir() if _is_plain(e.name)]
+        return tuple(f"{store.folder}/{name}" for name in found)
+    except FileNotFoundError as error:
+        raise StateFileGone(str(error.filename)) from error
+
+
+def bases_up_to(state: Path, batch: int) -> tuple[str, ...]:
+    """Return the bases, below `state`, that the state behind a micro-batch may name.
+
+    Those that it does not name any more are among them until a task has deleted them.
+    """
+    return tuple(
+        path.relative_to(state).as_posix()
+        for path in sorted((state / BASES).glob("*/*"))
+        if BASE_NAME.fullmatch(path.name) and int(path.name.split("-")[1]) <= batch
+    )
+
+
+def operator_files(state: Path, stores: Sequence[StoreVersion]) -> tuple[str, ...]:
+    """Return the metadata files of the operators that `stores` belong to, below `state`."""
+    operators = sorted({store.folder.partition("/")[0] for store in stores})
+    folders = [(f"{one}/{_METADATA}", state / one / _METADATA) for one in operators]
+    return tuple(
+        f"{key}/{entry.name}"
+        for key, folder in folders
+        if folder.is_dir()
+        for entry in sorted(folder.iterdir())
+        if entry.is_file() and _is_plain(entry.name)
+    )
+
+
+def is_versioned(name: str) -> bool:
+    """Whether a file below `state` belongs to some versions only, unlike an operator's metadata."""
+    return _METADATA not in name.split("/")
+
+
+def checksum_names(name: str) -> tuple[str, ...]:
+    """Return the names under which checksums of a file may lie beside it."""
+    return (f".{name}.crc", f"{name}.crc", f".{name}.crc.crc")
+
+
+def lineage_of(changelog: Path) -> tuple[tuple[int, str], ...]:
+    """Return version and id of the changelogs before this one, back to a snapshot.
+
+    Raises
+    ------
+    CorruptObjectError
+        The file is of another form.
+    FileNotFoundError
+        There is none.
+    """
+    data = changelog.read_bytes()
+    try:
+        stream = _Lz4Blocks(data)
+        written_as = stream.text()
+        if not written_as.startswith("v"):
+            raise ValueError(f"it begins with {written_as!r} instead of a version")
+        items: list[dict[str, Any]] = json.loads(stream.text())
+        return tuple((int(item["version"]), str(item["checkpointUniqueId"])) for item in items)
+    except (ValueError, KeyError, TypeError, struct.error, pa.ArrowInvalid, OSError) as error:
+        raise CorruptObjectError(
+            f"the state changelog {changelog.name} cannot be read",
+            why=str(error),
+            what_to_do="run the Spark version that wrote it, with lz4 as codec of the state store",
+        ) from error
+
+
+def _chain(folder: Path, store: StoreVersion, names: set[str]) -> list[StoreVersion]:
+    """Return the versions from a snapshot, or the first, up to the wanted one, in order."""
+    if f"{store.stem}.zip" in names:
+        return [store]
+    if f"{store.stem}.changelog" not in names:
+        raise _gone(store, f"{store.stem}.changelog is missing")
+    lineage = lineage_of(folder / f"{store.stem}.changelog")
+    before = [StoreVersion(store.folder, version, unique_id) for version, unique_id in lineage]
+    return sorted([*before, store], key=lambda one: one.version)
+
+
+def _tables_of(snapshot: Path) -> list[str]:
+    """Return the shared files that a snapshot names."""
+    try:
+        with zipfile.ZipFile(snapshot) as archive:
+            _, _, body = archive.read("metadata").decode("utf-8").partition("\n")
+        named = json.loads(body)
+        tables = [f"SSTs/{item['dfsSstFileName']}" for item in named.get("sstFiles") or ()]
+        return tables + [f"logs/{item['dfsLogFileName']}" for item in named.get("logFiles") or ()]
+    except (zipfile.BadZipFile, ValueError, KeyError, TypeError) as error:
+        raise CorruptObjectError(
+            f"the state snapshot {snapshot.name} cannot be read",
+            why=str(error),
+            what_to_do="go back to another checkpoint; this one's state is damaged",
+        ) from error
+
+
+def _is_plain(name: str) -> bool:
+    return not name.startswith(".") and not name.endswith(".crc")
+
+
+def _gone(store: StoreVersion, why: str) -> CorruptObjectError:
+    return CorruptObjectError(
+        f"version {store.version} of state {store.folder} cannot be loaded any more",
+        why=why,
+        what_to_do="go back to a checkpoint that is kept; `flinkish checkpoints list` shows them",
+        folder=store.folder,
+        version=store.version,
+    )
+
+
+class _Lz4Blocks:
+    """Reads texts from the beginning of an lz4-java stream, decompressing no more than needed."""
+
+    def __init__(self, data: bytes) -> None:
+        self._rest, self._plain = memoryview(data), b""
+        self._codec = pa.Codec("lz4_raw")
+
+    def text(self) -> str:
+        """Return the next text as Java's writeUTF wrote it; ids and versions are ASCII."""
+        (length,) = struct.unpack(">H", self._take(2))
+        return self._take(length).decode("ascii")
+
+    def _take(self, count: int) -> bytes:
+        while len(self._plain) < count:
+            self._plain += self._next_block()
+        taken, self._plain = self._plain[:count], self._plain[count:]
+        return taken
+
+    def _next_block(self) -> bytes:
+        magic, token, compressed, plain, _ = _LZ4_HEAD.unpack_from(self._rest)
+        if magic != _LZ4_MAGIC or plain <= 0:
+            raise ValueError("it is no lz4 stream, or ends too early")
+        block = self._rest[_LZ4_HEAD.size : _LZ4_HEAD.size + compressed]
+        self._rest = self._rest[_LZ4_HEAD.size + compressed :]
+        if len(block) != compressed:
+            raise ValueError("it ends within a block")
+        if token & 0xF0 == _LZ4_STORED:
+            return bytes(block)
+        return bytes(self._codec.decompress(block, decompressed_size=plain))

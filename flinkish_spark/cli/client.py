@@ -1,0 +1,784 @@
+"""What the commands share: parameters, asking a running job, tables, exit statuses, damaged directories."""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import os
+import re
+import stat
+import unicodedata
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from flinkish_spark.core.clock import Clock, SystemClock
+from flinkish_spark.core.errors import CorruptObjectError, EnvironmentFault, FlinkishError, InternalError
+from flinkish_spark.core.job_dir import JOB_KEY, JobDir
+from flinkish_spark.core.store import LocalStore
+from flinkish_spark.job.requests import (
+    KEPT_MS,
+    Claim,
+    Claimant,
+    OutsideAnswer,
+    OutsideRequest,
+    RequestFiles,
+    RequestKind,
+    StopMode,
+)
+from flinkish_spark.protocol.codec import Stored, stored
+from flinkish_spark.protocol.failures import CheckpointFailureReason
+from flinkish_spark.protocol.ids import CheckpointId, JobUuid, checked_name
+
+if TYPE_CHECKING:
+    from flinkish_spark.checkpoint.retention import CheckpointPins
+    from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+
+
+# ----------------------------------------------------------------------------------------------------------
+# With which status `flinkish` ends, so that scripts need not read its text.
+
+
+#: A line break with the blanks around it; blanks elsewhere may be part of a name.
+_BREAK = re.compile(r"\s*[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]\s*")
+#: What a line says at most: an object may hold megabytes, and an error quotes it.
+_LONGEST_ERROR = 4_000
+
+
+class ExitStatus(enum.IntEnum):
+    """The exit statuses; part of the interface."""
+
+    #: It is done. A rewind of a job that does not run is done when it is ordered.
+    DONE = 0
+    #: It is not: the job refused or failed it, the directory cannot be read, or you said no.
+    NOT_DONE = 1
+    #: The command cannot be understood: no such option, no readable job in that directory.
+    USAGE = 2
+    #: Nobody answered: the job does not run, or ended or was busy for too long. After a timeout it
+    #: may still happen.
+    NO_ANSWER = 3
+
+
+def end_with(status: ExitStatus) -> NoReturn:
+    """End the command; its output is complete."""
+    click.get_current_context().exit(status)
+
+
+def say(text: str) -> None:
+    """Say one line on stdout."""
+    click.echo(one_line(text))
+
+
+def complain(text: str) -> None:
+    """Say one line on stderr."""
+    line = one_line(text)
+    shown = line if len(line) <= _LONGEST_ERROR else f"{line[:_LONGEST_ERROR]}..."
+    click.echo(f"flinkish: {shown}", err=True)
+
+
+def one_line(text: str) -> str:
+    r"""Return text as one line without control characters: jobs put messages of others into theirs.
+
+    Examples
+    --------
+    >>> one_line("no\n  room\x1b[2J")
+    'no room?[2J'
+    """
+    return "".join(c if c.isprintable() else "?" for c in _BREAK.sub(" ", text.strip()))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# How commands reach Kafka: options as Kafka's own tools have them, and their properties file.
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+#: A name ends at the first of these that is not escaped.
+_NAME = re.compile(r"((?:\\.|[^\\=:\s])*)\s*[=:]?\s*(.*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "f": "\f"}
+
+
+def brokers_options(command: F) -> F:
+    """Give a command `--bootstrap-servers` and `--command-config`, as `servers` and `config`."""
+    servers = click.option(
+        "--bootstrap-servers",
+        "servers",
+        required=True,
+        metavar="HOST:PORT,...",
+        help="Where Kafka is; the job directory does not know it.",
+    )
+    config = click.option(
+        "--command-config",
+        "config",
+        type=click.File("r", encoding="utf-8"),
+        metavar="FILE",
+        help="Properties with the security settings, as for Kafka's own tools.",
+    )
+    return servers(config(command))
+
+
+def connection_of(servers: str, config: Any) -> KafkaConnection:
+    """Return how the brokers are reached; end with USAGE if the options cannot be used.
+
+    Settings of the file that say nothing about the connection are named on stderr and left out.
+    """
+    # Here and not above: most commands talk to no broker.
+    from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, is_connection_option
+    from flinkish_spark.core.errors import ConfigError
+
+    try:
+        given = dict(parse_properties(config.read())) if config is not None else {}
+    except (UnicodeDecodeError, OSError) as error:
+        raise click.BadParameter(f"the file of --command-config cannot be read: {error}.") from None
+    given.pop("bootstrap.servers", None)
+    used = {name: value for name, value in given.items() if is_connection_option(name)}
+    if len(used) < len(given):
+        complain(f"left out of --command-config: {', '.join(sorted(given.keys() - used.keys()))}")
+    try:
+        return KafkaConnection(servers, used)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def parse_properties(text: str) -> Iterator[tuple[str, str]]:
+    r"""Yield names and values of a Java properties file.
+
+    Examples
+    --------
+    >>> dict(parse_properties("# who\nsecurity.protocol = SASL_SSL\nssl.protocol:TLSv1.3"))
+    {'security.protocol': 'SASL_SSL', 'ssl.protocol': 'TLSv1.3'}
+    """
+    for line in _logical_lines(text):
+        match = _NAME.fullmatch(line)
+        assert match is not None
+        yield _unescaped(match[1]), _unescaped(match[2])
+
+
+def _logical_lines(text: str) -> Iterator[str]:
+    """Yield lines without comments, joined where a backslash ends one."""
+    begun = ""
+    # Not splitlines: Java ends lines at these only.
+    for raw in re.split(r"\r\n|\n|\r", text):
+        line = raw.lstrip(" \t\f")
+        if not begun and (not line or line[0] in "#!"):
+            continue
+        backslashes = len(line) - len(line.rstrip("\\"))
+        if backslashes % 2:
+            begun += line[:-1]
+            continue
+        yield begun + line
+        begun = ""
+    if begun:
+        yield begun
+
+
+def _unescaped(text: str) -> str:
+    def letter(match: re.Match[str]) -> str:
+        code = match[1]
+        return chr(int(code[1:], 16)) if len(code) > 1 else _ESCAPED.get(code, code)
+
+    return _ESCAPE.sub(letter, text)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Tables and times for people: drawn on a terminal, plain where the output goes elsewhere.
+
+
+#: Wide enough that a pipe gets one line per row.
+_PIPE_WIDTH = 100_000
+#: What a terminal shows where nothing is known.
+UNKNOWN = "-"
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print rows under headings; columns of numbers are aligned to the right.
+
+    On a terminal cells are wrapped to its width. Elsewhere a row is one line, columns are
+    separated by blanks only, and nothing is coloured.
+    """
+    console = _console()
+    is_terminal = console.is_terminal
+    table = Table(
+        box=SIMPLE_HEAD if is_terminal else None,
+        pad_edge=False,
+        show_edge=False,
+        header_style="bold" if is_terminal else "",
+    )
+    for place, column in enumerate(columns):
+        is_numeric = any(_is_number(row[place]) for row in rows)
+        table.add_column(Text(column), justify="right" if is_numeric else "left", no_wrap=not is_terminal)
+    for row in rows:
+        # Text, not str: what comes from a job must not be read as rich's markup.
+        table.add_row(*(Text(_shown(cell)) for cell in row))
+    console.print(table)
+
+
+def print_facts(facts: Sequence[tuple[str, object]]) -> None:
+    """Print names and values, one a line."""
+    width = max(len(name) for name, _ in facts)
+    console = _console()
+    for name, value in facts:
+        console.print(Text(f"{name:<{width}}  {_shown(value)}"))
+
+
+def print_line(text: str = "") -> None:
+    """Print a line."""
+    _console().print(Text(one_line(text)))
+
+
+def local_time(wall_ms: int | None) -> str:
+    """Return a wall-clock time for people, in the time zone of this machine."""
+    if not wall_ms:
+        return UNKNOWN
+    try:
+        return datetime.fromtimestamp(wall_ms / 1_000).astimezone().isoformat(" ", "seconds")
+    except (ValueError, OverflowError, OSError):
+        # No clock says this; whatever wrote it, the rest may be worth seeing.
+        return f"{wall_ms} ms"
+
+
+def _console() -> Console:
+    # Made anew each time: it looks up sys.stdout when it is made.
+    console = Console(highlight=False, soft_wrap=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH, color_system=None)
+
+
+def _is_number(cell: object) -> bool:
+    return isinstance(cell, int | float) and not isinstance(cell, bool)
+
+
+def _shown(cell: object) -> str:
+    if cell is None or cell == "":
+        return UNKNOWN
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    return f"{cell:.1f}" if isinstance(cell, float) else one_line(str(cell))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What anybody may have put into a directory, and what becomes of the errors that it causes.
+#
+# A checksum says that an object is as it was written, and not who wrote it. Whatever is in a job directory,
+# the command line ends with a line and a status, never with a traceback.
+
+
+#: What taking a stored value apart raises if it has a shape that no job writes.
+WRONG_SHAPE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+_PACKAGE = __package__.partition(".")[0]
+
+
+@contextmanager
+def as_damage(what: str) -> Iterator[None]:
+    """Raise CorruptObjectError where reading `what` fails because of its shape.
+
+    Examples
+    --------
+    >>> with as_damage("job.json"):
+    ...     {}["uuid"]
+    Traceback (most recent call last):
+    flinkish_spark.core.errors.CorruptObjectError: job.json is damaged. because KeyError: 'uuid'. ...
+    """
+    try:
+        yield
+    except WRONG_SHAPE as error:
+        raise CorruptObjectError(
+            f"{what} is damaged",
+            why=_in_words(error),
+            what_to_do="restore the file from a backup",
+        ) from error
+
+
+def unforeseen(error: Exception) -> FlinkishError:
+    """Return what to say of an error that nobody expected, with the place where it was raised."""
+    if isinstance(error, OSError):
+        return EnvironmentFault(
+            "the command cannot go on",
+            why=str(error),
+            what_to_do="check the disk, and where the output goes to",
+        )
+    return InternalError(
+        f"the command cannot go on: {_in_words(error)} in {_place_of(error.__traceback__)}",
+        why="something that it read is not what a job writes, or this is a bug in flinkish_spark",
+        what_to_do="restore the directory from a backup if somebody changed it, else report this line",
+    )
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _place_of(traceback: TracebackType | None) -> str:
+    """Return module and line of the innermost frame of this package: no paths, they are the user's."""
+    place = "an unknown place"
+    while traceback is not None:
+        module = str(traceback.tb_frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] == _PACKAGE:
+            place = f"{module}, line {traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return place
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What commands take: job directories, targets of savepoints, and the options that several share.
+
+
+_LOCAL = "file://"
+#: What a directory holds if there is a savepoint in it: `savepoints.files.METADATA_KEY`.
+SAVEPOINT_FILE = "savepoint.json"
+#: A target with these cannot be written down, or does something to a terminal.
+_UNUSABLE = ("Cc", "Cs")
+#: 31 years; more cannot be waited for, and cannot be counted in milliseconds at some point.
+_LONGEST_S = 1e9
+#: No id is higher, and one of thousands of digits is no file's name.
+_HIGHEST_ID = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The job in a directory.
+
+    Parameters
+    ----------
+    root
+        The directory, absolute.
+    job_dir
+        Typed access to it.
+    name, uuid
+        Of the job.
+    clock
+        Of this command.
+    """
+
+    root: Path
+    job_dir: JobDir
+    name: str
+    uuid: JobUuid
+    clock: Clock
+
+    def pins(self) -> CheckpointPins:
+        """Return what is kept for checkpoints; only to be asked, never to be changed."""
+        # Here and not above: with it comes Arrow, which most commands can do without.
+        from flinkish_spark.checkpoint.retention import SparkPins
+        from flinkish_spark.checkpoint.spark_log import SparkLog
+
+        folder = f"spark/{self.job_dir.newest_owner()}"
+        return SparkPins(SparkLog(self.job_dir.store, folder, self.root / folder), self.root)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `--json` says about it."""
+        return {"job_dir": str(self.root), "job": self.name, "job_uuid": str(self.uuid)}
+
+
+def job_argument(command: F) -> F:
+    """Give a command its JOB_DIR, as `job`."""
+    return click.argument("job", metavar="JOB_DIR", callback=_job)(command)
+
+
+def target_argument(command: F) -> F:
+    """Give a command the TARGET of a savepoint, as `target`: a path, absolute.
+
+    The job has another current directory, so a relative one would mean something else to it.
+    """
+    return click.argument("target", metavar="TARGET", callback=_target)(command)
+
+
+def directories_argument(command: F) -> F:
+    """Give a command its DIR..., as `folders`: one or more directories that exist, absolute."""
+    argument = click.argument("folders", metavar="DIR...", nargs=-1, required=True, callback=_directories)
+    return argument(command)
+
+
+def _directories(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[Path, ...]:
+    return tuple(_directory(value) for value in values)
+
+
+def _directory(value: str) -> Path:
+    """Return the path; raise BadParameter if no directory is there."""
+    path = _absolute(value)
+    found = _found_at(path)
+    if found is None or not stat.S_ISDIR(found.st_mode):
+        raise click.BadParameter(f"there is no directory {path}.")
+    return path
+
+
+def _job(ctx: click.Context, param: click.Parameter, value: str) -> Job:
+    """Return the job in a directory; end with USAGE if there is none that can be read."""
+    root = _directory(value)
+    found = _found_at(root / JOB_KEY)
+    if found is None:
+        raise click.BadParameter(f"there is no job in {root}: it has no {JOB_KEY}.")
+    if not stat.S_ISREG(found.st_mode):
+        # A pipe would be waited for.
+        raise click.BadParameter(f"there is no job in {root}: {JOB_KEY} is no file.")
+    try:
+        return _read_job(root)
+    except CorruptObjectError as error:
+        complain(f"{root} is no usable job directory: {error}")
+        ctx.exit(ExitStatus.USAGE)
+
+
+def _read_job(root: Path) -> Job:
+    job_dir = JobDir(LocalStore(root))
+    with as_damage(f"{JOB_KEY} in the job directory"):
+        settings = job_dir.known_settings() or {}
+        name = checked_name(settings["job"], "job name")
+        return Job(root, job_dir, name, JobUuid(settings["uuid"]), SystemClock())
+
+
+def _target(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """Return the path; raise BadParameter if something is in the way."""
+    path = _absolute(value)
+    if any(unicodedata.category(letter) in _UNUSABLE for letter in value):
+        raise click.BadParameter(f"there are control characters in {value!r}.")
+    found = _found_at(path)
+    if found is not None and not stat.S_ISDIR(found.st_mode):
+        raise click.BadParameter(f"{path} is a file.")
+    if found is not None and _found_at(path / SAVEPOINT_FILE) is not None:
+        raise click.BadParameter(f"there is a savepoint in {path} already; give a new directory.")
+    return str(path)
+
+
+def _absolute(value: str) -> Path:
+    text = value.removeprefix(_LOCAL)
+    if "://" in text or not text or "\0" in text:
+        raise click.BadParameter(f"{value!r} is not a path on this machine's file systems.")
+    try:
+        return Path(text).absolute()
+    except OSError as error:
+        raise click.BadParameter(f"{value!r} is meant from a directory that is gone: {error}.") from None
+
+
+def _found_at(path: Path) -> os.stat_result | None:
+    """Return what is there, behind links; None if nothing is; raise BadParameter if nobody can say."""
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise click.BadParameter(f"{str(path)!r} cannot be looked at: {why}.") from None
+
+
+def checkpoint_argument(command: F) -> F:
+    """Give a command the ID of a checkpoint, as `checkpoint`."""
+    ids = click.IntRange(min=1, max=_HIGHEST_ID)
+    return click.argument("checkpoint", metavar="ID", type=ids)(command)
+
+
+def json_option(command: F) -> F:
+    """Give a command `--json`, as `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, for programs.")(
+        command
+    )
+
+
+class _Seconds(click.FloatRange):
+    """A range that nan is not in: it compares with nothing."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number; raise BadParameter if it is none or out of range."""
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
+        return seconds
+
+
+def timeout_option(command: F) -> F:
+    """Give a command `--timeout-s`, as `timeout_s`."""
+    return click.option(
+        "--timeout-s",
+        type=_Seconds(min=0, min_open=True, max=_LONGEST_S),
+        default=600.0,
+        show_default=True,
+        help="How long to wait for the answer.",
+    )(command)
+
+
+def yes_option(command: F) -> F:
+    """Give a command `--yes`, as `yes`."""
+    return click.option("--yes", "-y", is_flag=True, help="Do not ask before it is done.")(command)
+
+
+def confirm(explanation: str, question: str, yes: bool, as_json: bool) -> None:
+    """Say on stderr what will happen, and ask; the command ends unless the answer is yes.
+
+    Raises
+    ------
+    click.UsageError
+        Nobody can be asked.
+    click.Abort
+        The answer is no.
+    """
+    if as_json and not yes:
+        raise click.UsageError("with --json nobody is asked: add --yes.")
+    for line in explanation.split("\n"):
+        click.echo(one_line(line), err=True)
+    if not yes:
+        click.confirm(question, abort=True, err=True)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Asking a running job: write the request, wait until it is taken, wait for the answer.
+#
+# The rules of the files are in `job/requests.py`. A request that nobody takes is taken back, so "nobody
+# took it" means that it will never happen; "no answer in time" does not.
+
+
+_POLL_MS = 100
+#: A job takes a request within half a second, also while it recovers or waits for its restart, unless
+#: it is just taking over: then it needs longer.
+TAKEN_WITHIN_MS = 30_000
+_LEFT_TO_NEXT_START = (
+    "the next start finishes the checkpoint if it was decided, and writes no savepoint of it; "
+    "look at `flinkish checkpoints list`"
+)
+
+assert KEPT_MS > 100 * _POLL_MS, "an answer must not be deleted before its asker can have read it"
+
+
+class ReplyKind(enum.Enum):
+    """What an asker knows in the end: an `OutsideOutcome`, or that there is no answer."""
+
+    COMPLETED = "COMPLETED"
+    REFUSED = "REFUSED"
+    ABORTED = "ABORTED"
+    SAVEPOINT_FAILED = "SAVEPOINT_FAILED"
+    LEFT_TO_NEXT_START = "LEFT_TO_NEXT_START"
+    UNKNOWN = "UNKNOWN"
+    #: Nobody took the request, and it was taken back: nothing was done and nothing will be.
+    NOT_TAKEN = "NOT_TAKEN"
+    #: The job took the request and has not answered in time: it may still be carried out.
+    NOT_ANSWERED = "NOT_ANSWERED"
+
+    @property
+    def exit_status(self) -> ExitStatus:
+        """Return the status with which the command ends."""
+        return _EXIT_STATUS[self]
+
+
+_EXIT_STATUS = {
+    ReplyKind.COMPLETED: ExitStatus.DONE,
+    ReplyKind.REFUSED: ExitStatus.NOT_DONE,
+    ReplyKind.ABORTED: ExitStatus.NOT_DONE,
+    ReplyKind.SAVEPOINT_FAILED: ExitStatus.NOT_DONE,
+    ReplyKind.LEFT_TO_NEXT_START: ExitStatus.NO_ANSWER,
+    ReplyKind.UNKNOWN: ExitStatus.NO_ANSWER,
+    ReplyKind.NOT_TAKEN: ExitStatus.NO_ANSWER,
+    ReplyKind.NOT_ANSWERED: ExitStatus.NO_ANSWER,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reply(Stored):
+    """How asking ended.
+
+    Parameters
+    ----------
+    kind
+        See :class:`ReplyKind`.
+    checkpoint
+        The checkpoint that was taken for it; None if there was none, or nobody said.
+    reason
+        Why it was not completed, where the job gave a reason.
+    text
+        The reason in words; for a savepoint that is complete, where it is.
+    """
+
+    kind: ReplyKind = field(metadata=stored("outcome"))
+    checkpoint: CheckpointId | None = None
+    reason: CheckpointFailureReason | None = None
+    text: str = ""
+
+    @classmethod
+    def of(cls, answer: OutsideAnswer) -> Reply:
+        """Return the reply that the job gave."""
+        kind, text = ReplyKind(answer.outcome.value), answer.text
+        if kind is ReplyKind.LEFT_TO_NEXT_START:
+            text = f"{text}: {_LEFT_TO_NEXT_START}" if text else _LEFT_TO_NEXT_START
+        return cls(kind, answer.checkpoint, answer.reason, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long an asker waits, in milliseconds: until the request is taken, and in all."""
+
+    taken_within_ms: int
+    answered_within_ms: int
+
+    @classmethod
+    def of_seconds(cls, timeout_s: float, taken_within_ms: int = TAKEN_WITHIN_MS) -> Patience:
+        """Return the patience of `--timeout-s`."""
+        timeout_ms = max(1, round(timeout_s * 1_000))
+        return cls(min(timeout_ms, taken_within_ms), timeout_ms)
+
+
+class AskingInterrupted(KeyboardInterrupt):
+    """Ctrl-C while an asker waited; `reply` says what becomes of the request."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply.text)
+        self.reply = reply
+
+
+def ask(
+    job: Job,
+    kind: RequestKind,
+    patience: Patience,
+    *,
+    target: str = "",
+    stop_mode: StopMode = StopMode.SUSPEND,
+) -> Reply:
+    """Ask the job and wait, also for what an interrupt (Ctrl-C) leaves to be said.
+
+    For the rest see :func:`ask_until_interrupted`.
+    """
+    try:
+        return ask_until_interrupted(job, kind, patience, target=target, stop_mode=stop_mode)
+    except AskingInterrupted as interrupted:
+        return interrupted.reply
+
+
+def ask_until_interrupted(
+    job: Job,
+    kind: RequestKind,
+    patience: Patience,
+    *,
+    target: str = "",
+    stop_mode: StopMode = StopMode.SUSPEND,
+) -> Reply:
+    """Ask the job and wait; whatever happens, the request's files are deleted in the end.
+
+    Raises
+    ------
+    AskingInterrupted
+        By Ctrl-C; the request was taken back if nobody had taken it yet.
+    StoreError
+        The job directory cannot be written.
+    CorruptObjectError
+        The answer cannot be read.
+    """
+    owner = job.job_dir.newest_owner()
+    if owner.value == 0:
+        return Reply(ReplyKind.NOT_TAKEN, text="the job has never run")
+    name = uuid.uuid4().hex
+    request = OutsideRequest(name, kind, owner, job.clock.wall_ms(), target, stop_mode)
+    files = RequestFiles(job.job_dir, name)
+    try:
+        files.create(request)
+        return _wait(job, request, files, patience)
+    except KeyboardInterrupt:
+        taken_back = _take_back(request, files)
+        raise AskingInterrupted(_interrupted(taken_back)) from None
+    finally:
+        files.delete()
+
+
+def _wait(job: Job, request: OutsideRequest, files: RequestFiles, patience: Patience) -> Reply:
+    begin_ms, is_taken = job.clock.monotonic_ms(), False
+    while True:
+        answer = files.answer()
+        if answer is not None:
+            return Reply.of(answer)
+        waited_ms = job.clock.monotonic_ms() - begin_ms
+        is_taken = is_taken or files.claimed() is not None
+        if not is_taken and waited_ms >= patience.taken_within_ms:
+            if _take_back(request, files):
+                return Reply(ReplyKind.NOT_TAKEN, text=_not_taken(job, request, waited_ms))
+            is_taken = True
+        if waited_ms >= patience.answered_within_ms:
+            return Reply(
+                ReplyKind.NOT_ANSWERED,
+                text=f"the job took the request and has not answered within {_seconds(waited_ms)}: "
+                "it may still be carried out; look at `flinkish checkpoints list` before you ask again",
+            )
+        job.clock.sleep_ms(_POLL_MS)
+
+
+def _take_back(request: OutsideRequest, files: RequestFiles) -> bool:
+    """Claim the request; return whether nobody else had."""
+    return files.claim(Claim(Claimant.ASKER, request.owner_epoch)).by is Claimant.ASKER
+
+
+def _not_taken(job: Job, request: OutsideRequest, waited_ms: int) -> str:
+    newest = job.job_dir.newest_owner()
+    if newest != request.owner_epoch:
+        return f"the job was taken over by owner {newest} meanwhile; ask again"
+    return (
+        f"nobody took the request within {_seconds(waited_ms)}, and it was taken back: "
+        "the job does not run, or has only begun to start; a standby takes none"
+    )
+
+
+def _interrupted(taken_back: bool) -> Reply:
+    if taken_back:
+        return Reply(ReplyKind.NOT_TAKEN, text="interrupted; the request was taken back")
+    text = "interrupted; the job has taken the request and carries it out"
+    return Reply(ReplyKind.NOT_ANSWERED, text=text)
+
+
+def _seconds(duration_ms: int) -> str:
+    return f"{duration_ms / 1_000:g} s"
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Saying what a job answered, and ending the command with its status.
+
+
+def print_json(value: Any) -> None:
+    """Print the one document of a `--json`; in ASCII, so that no terminal and no encoding matters."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False))
+
+
+def report(reply: Reply, asked: Mapping[str, Any], done: Callable[[Reply], str], as_json: bool) -> NoReturn:
+    """Print a reply and end.
+
+    Parameters
+    ----------
+    asked
+        What was asked, for programs.
+    done
+        Returns what to say if it is done.
+    """
+    if as_json:
+        print_json({**asked, **reply.to_json()})
+    elif reply.kind is ReplyKind.COMPLETED:
+        say(done(reply))
+    else:
+        complain(describe(reply))
+    end_with(reply.kind.exit_status)
+
+
+def describe(reply: Reply) -> str:
+    """Return a reply that is not COMPLETED as one line.
+
+    Examples
+    --------
+    >>> describe(Reply(ReplyKind.REFUSED, text="ask again"))
+    'refused: ask again'
+    """
+    match reply.kind:
+        case ReplyKind.REFUSED:
+            what = "refused"
+        case ReplyKind.ABORTED:
+            what = f"checkpoint {reply.checkpoint} was aborted"
+        case ReplyKind.SAVEPOINT_FAILED:
+            what = f"checkpoint {reply.checkpoint} is complete, but its savepoint could not be written"
+        case ReplyKind.LEFT_TO_NEXT_START:
+            what = f"no answer about checkpoint {reply.checkpoint}"
+        case _:
+            what = "no answer"
+    reason = "" if reply.reason is None else reply.reason.value
+    text = reply.text or ("" if reply.reason is None else reply.reason.text)
+    return f"{what}: {', '.join(filter(None, (reason, text)))}"

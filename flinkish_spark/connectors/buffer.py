@@ -1,0 +1,623 @@
+"""The write-ahead buffer: the base of sinks whose system has no transaction that waits for a checkpoint."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+import os
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from flinkish_spark.connectors.row_count import RowCount, reports
+from flinkish_spark.contracts.sink import (
+    Committer,
+    ShownOrder,
+    Sink,
+    SinkContext,
+    SinkWriter,
+    StageRequest,
+    StageResult,
+)
+from flinkish_spark.core.errors import EnvironmentFault, InternalError, SchemaError
+from flinkish_spark.core.store import make_directories, sync_directory
+from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
+from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
+from flinkish_spark.types.hints import parts_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Files of the write-ahead buffer: rows of one task as Arrow, durable, named in a committable.
+#
+# A name is ``<owner epoch>-<block>-<task>-<attempt>-<random>.arrow``: whatever an attempt leaves behind
+# tells whose it is, and no two attempts share a file. A file is read only through the committable that
+# names it, with its size and checksum, so a part of a file is never taken for a whole one.
+
+
+_NAME = re.compile(r"(\d{1,18})-(\d{1,18})-(\d{1,9})-(\d{1,9})-[0-9a-f]{16}\.arrow")
+_HEX = re.compile(r"[0-9a-f]{64}")
+
+
+class BufferFault(EnvironmentFault):
+    """The buffer's folder cannot be read or written now."""
+
+    restartable = True
+
+
+class BufferedFileGone(Exception):
+    """A file that a committable names is missing or not what was written; it will not come back."""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferName:
+    """Name of a buffer file: which task attempt of which owner wrote it."""
+
+    owner_epoch: OwnerEpoch
+    block: int
+    task: int
+    attempt: int
+    random: str
+
+    @classmethod
+    def new(cls, owner_epoch: OwnerEpoch, block: int, task: int, attempt: int) -> BufferName:
+        """Return a name that nobody has."""
+        return cls(owner_epoch, block, task, attempt, os.urandom(8).hex())
+
+    @classmethod
+    def parse(cls, text: str) -> BufferName | None:
+        """Return the name, or None if `text` is not one of ours."""
+        match = _NAME.fullmatch(text)
+        if match is None:
+            return None
+        owner, block, task, attempt = map(int, match.groups())
+        return cls(OwnerEpoch(owner), block, task, attempt, text[-22:-6])
+
+    def __str__(self) -> str:
+        return f"{self.owner_epoch}-{self.block}-{self.task}-{self.attempt}-{self.random}.arrow"
+
+
+@dataclass(frozen=True, slots=True)
+class BufferedFile:
+    """A finished file, as its committable names it.
+
+    Parameters
+    ----------
+    name
+        Below the sink's folder.
+    lineage, batch, task
+        The micro-batch, and the Spark partition whose rows it holds.
+    rows, bytes, sha256
+        What was written.
+    """
+
+    name: str
+    lineage: int
+    batch: int
+    task: int
+    rows: int
+    bytes: int
+    sha256: str
+
+    def to_payload(self) -> dict[str, Any]:
+        """Return the committable's payload."""
+        return {
+            "file": self.name,
+            "lineage": self.lineage,
+            "batch": self.batch,
+            "task": self.task,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "sha256": self.sha256,
+        }
+
+    @classmethod
+    def from_payload(cls, payload: Mapping[str, Any]) -> BufferedFile:
+        """Read a payload; raise ValueError for one that no buffer wrote."""
+        name, digest = str(payload["file"]), str(payload["sha256"])
+        if BufferName.parse(name) is None or _HEX.fullmatch(digest) is None:
+            raise ValueError(f"not a file of a write-ahead buffer: {name!r}")
+        lineage, batch, task, rows, size = (
+            int(payload[key]) for key in ("lineage", "batch", "task", "rows", "bytes")
+        )
+        return cls(name, lineage, batch, task, rows, size, digest)
+
+
+class BufferFileWriter:
+    """Writes the rows of one task attempt into a file of its own; made in a task.
+
+    Parameters
+    ----------
+    folder
+        The sink's folder; made if it is missing.
+    name
+        Of this attempt alone.
+
+    Raises
+    ------
+    OSError
+        From every method, if the file system refuses.
+    """
+
+    def __init__(self, folder: Path, name: BufferName) -> None:
+        self._path, self._rows = folder / str(name), 0
+        self._file: _HashedFile | None = None
+        self._arrow: Any = None
+
+    def write(self, records: pa.RecordBatch) -> None:
+        """Append rows; the first call makes the file."""
+        import pyarrow as pa
+
+        if self._file is None:
+            make_directories(self._path.parent)
+            self._file = _HashedFile(self._path.open("xb"))
+            self._arrow = pa.ipc.new_stream(self._file, records.schema)
+        self._arrow.write_batch(records)
+        self._rows += records.num_rows
+
+    def finish(self) -> dict[str, Any] | None:
+        """Make the file and its name durable; return its report, or None if nothing was written."""
+        if self._file is None:
+            return None
+        self._arrow.close()
+        self._file.finish()
+        sync_directory(self._path.parent)
+        return {
+            "file": self._path.name,
+            "rows": self._rows,
+            "bytes": self._file.bytes,
+            "sha256": self._file.sha256,
+        }
+
+
+class _HashedFile:
+    """A file for Arrow to write into, which knows the size and checksum of what went in."""
+
+    closed = False
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._hash, self.bytes = file, hashlib.sha256(), 0
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self._file.write(view)
+        self._hash.update(view)
+        self.bytes += view.nbytes
+        return view.nbytes
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def finish(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+
+class BufferFolder:
+    """The files below a sink's folder, as the driver sees them.
+
+    Parameters
+    ----------
+    folder
+        Of the sink; need not exist.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+
+    def why_gone(self, file: BufferedFile) -> str:
+        """Return why a file is not what was written; empty if it is.
+
+        Raises
+        ------
+        BufferFault
+            It cannot be read now; nothing is concluded.
+        """
+        try:
+            with open(self.path / file.name, "rb") as stream:
+                size = os.fstat(stream.fileno()).st_size
+                if size != file.bytes:
+                    return f"the buffer file {file.name} has {size} bytes instead of {file.bytes}"
+                if hashlib.file_digest(stream, "sha256").hexdigest() != file.sha256:
+                    return f"the buffer file {file.name} is damaged"
+        except FileNotFoundError:
+            return f"the buffer file {file.name} is gone"
+        except OSError as error:
+            raise self.fault("read", error) from error
+        return ""
+
+    def has_size(self, file: BufferedFile) -> bool:
+        """Whether a file is there with its size; cheaper than :meth:`why_gone`."""
+        try:
+            return (self.path / file.name).stat().st_size == file.bytes
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise self.fault("read", error) from error
+
+    def batches(self, file: BufferedFile) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a file in the order in which they were written.
+
+        Raises
+        ------
+        BufferedFileGone
+            It went away, or does not have the rows that its committable says.
+        """
+        import pyarrow as pa
+
+        rows = 0
+        try:
+            with pa.memory_map(str(self.path / file.name)) as source, pa.ipc.open_stream(source) as reader:
+                for batch in reader:
+                    rows += batch.num_rows
+                    yield batch
+        except (FileNotFoundError, pa.ArrowInvalid) as error:
+            raise BufferedFileGone(f"the buffer file {file.name} cannot be read: {error}") from error
+        except OSError as error:
+            raise self.fault("read", error) from error
+        if rows != file.rows:
+            raise BufferedFileGone(f"the buffer file {file.name} has {rows} rows instead of {file.rows}")
+
+    def names(self) -> list[BufferName]:
+        """Return the names of all files of ours; what others put there is left alone."""
+        try:
+            found = os.listdir(self.path)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise self.fault("list", error) from error
+        return [name for name in map(BufferName.parse, sorted(found)) if name is not None]
+
+    def delete(self, names: list[str]) -> int:
+        """Delete files; return how many were there. Durable on return."""
+        deleted = 0
+        try:
+            for name in names:
+                with suppress(FileNotFoundError):
+                    (self.path / name).unlink()
+                    deleted += 1
+            if deleted:
+                sync_directory(self.path)
+        except OSError as error:
+            raise self.fault("delete from", error) from error
+        return deleted
+
+    def fault(self, verb: str, error: OSError) -> BufferFault:
+        """Return the error for one of the file system."""
+        return BufferFault.of_system(
+            error,
+            f"cannot {verb} the write-ahead buffer {self.path}",
+            what_to_do="check that the job directory's disk is there, has room, and may be used by this user",
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The write-ahead buffer: the base of sinks whose system has no transaction that waits for a checkpoint.
+#
+# 1. Staging writes the rows of each task into a file of the buffer, durable and seen by nobody.
+# 2. The commit of a checkpoint reads its files in order and hands all rows to the system at once:
+#    :meth:`BufferedCommitter.apply`, the one method that a member has to bring.
+# 3. The sweep behind the receipt deletes the files. Until the receipt they stay, since until then the
+#    commit may be repeated, by this process or another.
+#
+# How exact the result is depends on `apply` alone: a system that keeps the id of the last checkpoint in the
+# same transaction as its rows gets each row once; one that cannot gets it at least once.
+
+
+#: Looks at rows in a task before anything is decided about them.
+RowsCheck = Callable[["pa.RecordBatch"], None]
+#: Control columns in front of the fields, see StageRequest.
+_CONTROL_WIDTH = 4
+
+
+class Applied(enum.Enum):
+    """What a system knows about a checkpoint whose files are gone."""
+
+    #: Its rows are visible.
+    YES = "YES"
+    #: They are not, and without the files they never will be.
+    NO = "NO"
+    #: The system keeps no such record.
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True)
+class BufferedRows:
+    """All rows of one checkpoint, by micro-batch, task, and the order in which the task saw them.
+
+    May be gone through any number of times.
+
+    Parameters
+    ----------
+    folder
+        Where the files are.
+    files
+        In order; each knows its micro-batch and task.
+    """
+
+    folder: BufferFolder
+    files: tuple[BufferedFile, ...]
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return sum(file.rows for file in self.files)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield all rows; their columns are the fields of the stream that staged them.
+
+        Raises
+        ------
+        BufferedFileGone
+            A file went away meanwhile. Let it through: the committer answers for it.
+        """
+        for file in self.files:
+            yield from self.folder.batches(file)
+
+    def batches_of(self, file: BufferedFile) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one file, as :meth:`batches` does."""
+        return self.folder.batches(file)
+
+
+class BufferedSink(Sink):
+    """A sink over the write-ahead buffer. A member brings `create_committer`, and checks of its own."""
+
+    def preflight(self, spark: SparkSession, context: SinkContext) -> None:
+        """Refuse fields that cannot be buffered."""
+        require_bufferable(context)
+
+    def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
+        """Return the staging half."""
+        return BufferWriter(context)
+
+
+class BufferedCommitter(Committer):
+    """Commits checkpoints out of the buffer; see the module for what is left to a member.
+
+    Parameters
+    ----------
+    context
+        Of the sink.
+
+    Examples
+    --------
+    >>> class Printing(BufferedCommitter):
+    ...     def apply(self, checkpoint, rows):
+    ...         for batch in rows.batches():
+    ...             print(batch.to_pylist())
+    ...         return CommitAnswer(Outcome.COMMITTED)
+    """
+
+    shown_order = ShownOrder.OF_COMMITS
+
+    def __init__(self, context: SinkContext) -> None:
+        self._context, self._folder = context, BufferFolder(context.folder)
+
+    @abstractmethod
+    def apply(self, checkpoint: CheckpointId, rows: BufferedRows) -> CommitAnswer:
+        """Make all rows of a decided checkpoint visible; if at all possible, together and once.
+
+        Called in order of checkpoints, by one thread at a time, and again with the same rows until there is
+        a receipt: by this process after RETRY, by another after a crash.
+
+        Returns
+        -------
+        CommitAnswer
+            COMMITTED, ALREADY_COMMITTED for a repeat, RETRY to be called again, FENCED if a newer owner
+            of the job has been at work.
+        """
+
+    def has_applied(self, checkpoint: CheckpointId) -> Applied:
+        """Say whether the rows of a decided checkpoint are visible; asked when its files are gone.
+
+        Raises
+        ------
+        EnvironmentFault
+            The system cannot be asked now.
+        """
+        return Applied.UNKNOWN
+
+    def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
+        """Apply all files of a checkpoint at once; one answer stands for all."""
+        if not committables:
+            return ()
+        files = tuple(BufferedFile.from_payload(c.payload) for c in committables)
+        try:
+            answer = self._commit(checkpoint, BufferedRows(self._folder, files))
+        except EnvironmentFault as fault:
+            if not fault.restartable:
+                raise
+            answer = CommitAnswer(Outcome.RETRY, str(fault))
+        if answer.outcome is Outcome.LOST:
+            # All or nothing: without one file none is committed, so what is lost begins with the first.
+            return (answer,)
+        return tuple(answer for _ in committables)
+
+    def _commit(self, checkpoint: CheckpointId, rows: BufferedRows) -> CommitAnswer:
+        gone = next((why for file in rows.files if (why := self._folder.why_gone(file))), "")
+        try:
+            return self._without(gone, checkpoint) if gone else self.apply(checkpoint, rows)
+        except BufferedFileGone as error:
+            return self._without(str(error), checkpoint)
+
+    def _without(self, why: str, checkpoint: CheckpointId) -> CommitAnswer:
+        match self.has_applied(checkpoint):
+            case Applied.YES:
+                return CommitAnswer(Outcome.ALREADY_COMMITTED)
+            case Applied.NO:
+                return CommitAnswer(Outcome.LOST, f"{why}, and it was not committed", is_proven_aborted=True)
+            case Applied.UNKNOWN:
+                return CommitAnswer(Outcome.LOST, f"{why}; whether it was committed is not known")
+
+    def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
+        """Delete the files."""
+        answers = []
+        for committable in committables:
+            file = BufferedFile.from_payload(committable.payload)
+            try:
+                count = self._folder.delete([file.name])
+                done = Outcome.COMMITTED if count else Outcome.ALREADY_COMMITTED
+                answers.append(CommitAnswer(done))
+            except EnvironmentFault as fault:
+                answers.append(CommitAnswer(Outcome.RETRY, str(fault)))
+        return answers
+
+    def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
+        """Find files that are gone or damaged."""
+        dead = {}
+        for index, committable in enumerate(committables):
+            why = self._folder.why_gone(BufferedFile.from_payload(committable.payload))
+            if why:
+                dead[index] = f"sink '{self._context.uid}': {why}"
+        return dead
+
+    def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
+        """Delete files of failed attempts, aborted micro-batches and confirmed checkpoints.
+
+        Those of a newer owner of the job are never touched, whatever this process believes.
+        """
+        listed = [name for name in self._folder.names() if name.owner_epoch <= self._context.owner_epoch]
+        if not listed:
+            return 0
+        running = running_blocks()
+        wanted = {str(c.payload["file"]) for c in kept if c.sink == self._context.uid}
+        return self._folder.delete(
+            [
+                str(name)
+                for name in listed
+                if str(name) not in wanted
+                and not (name.owner_epoch == self._context.owner_epoch and name.block in running)
+            ]
+        )
+
+    def task_of(self, committable: Committable) -> int | None:
+        """Return the Spark partition: a file holds the rows of one task."""
+        return BufferedFile.from_payload(committable.payload).task
+
+
+class BufferWriter(SinkWriter):
+    """Stages micro-batches into the buffer.
+
+    Parameters
+    ----------
+    context
+        Of the sink.
+    check
+        See :class:`StageToBuffer`.
+    """
+
+    def __init__(self, context: SinkContext, check: RowsCheck | None = None) -> None:
+        self._context, self._folder, self._check = context, BufferFolder(context.folder), check
+
+    def stage(self, request: StageRequest) -> StageResult:
+        """Write one file per task that has records."""
+        epoch = int(self._context.owner_epoch)
+        stage = StageToBuffer(str(self._context.folder), epoch, request.block, self._check)
+        found = reports(request.rows, stage)
+        place = {"lineage": int(request.lineage), "batch": int(request.batch)}
+        files = [
+            BufferedFile.from_payload({**report["staged"], **place, "task": report["partition"]})
+            for report in found
+            if report["staged"] is not None
+        ]
+        unseen = [file.name for file in files if not self._folder.has_size(file)]
+        if unseen:
+            raise BufferUnseenError(
+                f"sink '{self._context.uid}' staged the file {unseen[0]}, which the driver does not see "
+                f"in {self._context.folder}",
+                why="the executors write into another file system than the driver reads",
+                what_to_do="put the job directory where driver and executors see the same files",
+            )
+        return StageResult(
+            tuple(TaskAck.from_json(report) for report in found),
+            tuple(file.to_payload() for file in files),
+            bytes=sum(file.bytes for file in files),
+        )
+
+
+class BufferUnseenError(EnvironmentFault):
+    """Driver and executors do not see the same job directory."""
+
+
+@dataclass(frozen=True)
+class StageToBuffer:
+    """Callable for mapInArrow: buffers the rows of one task, yields one row, its report as JSON.
+
+    Parameters
+    ----------
+    folder
+        Of the sink, absolute.
+    owner_epoch, block
+        For the names of files.
+    check
+        Called in the task with rows before they are buffered; raises an error for those that no commit
+        could take. None takes all. It is sent to the workers.
+    """
+
+    folder: str
+    owner_epoch: int
+    block: int
+    check: RowsCheck | None = None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Buffer one task's rows; called once per task attempt."""
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        from flinkish_spark.worker.daemon import freeze_modules
+
+        freeze_modules()
+        task = TaskContext.get()
+        if task is None:
+            raise InternalError("rows are staged outside of a task")
+        epoch = OwnerEpoch(self.owner_epoch)
+        name = BufferName.new(epoch, self.block, task.partitionId(), task.attemptNumber())
+        ack, writer = RowCount(task.partitionId()), BufferFileWriter(Path(self.folder), name)
+        for batch in batches:
+            records = ack.admit(batch)
+            if records.num_rows:
+                fields = records.select(range(_CONTROL_WIDTH, records.num_columns))
+                if self.check is not None:
+                    self.check(fields)
+                writer.write(fields)
+        report = {**ack.done().to_json(), "staged": writer.finish()}
+        yield pa.record_batch([pa.array([json.dumps(report)])], names=["report"])
+
+
+def require_bufferable(context: SinkContext, what: str = "buffer") -> None:
+    """Raise SchemaError if a field has a type that Spark does not hand to Arrow.
+
+    Parameters
+    ----------
+    what
+        What cannot be done with it.
+    """
+    from pyspark.sql import types as T
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    for field in context.schema.fields:
+        try:
+            if any(isinstance(part, T.VariantType) for part in parts_of(field.dataType)):
+                raise TypeError("of a VARIANT Arrow has the bytes that it is stored as")
+            to_arrow_schema(T.StructType([field]), timezone="UTC")
+        except Exception as error:
+            raise SchemaError(
+                f"sink '{context.uid}' cannot {what} the field '{field.name}' of type "
+                f"{field.dataType.simpleString()}",
+                why=str(error).split("\n")[0],
+                what_to_do="cast it to another type with transform(...)",
+                uid=context.uid,
+            ) from error

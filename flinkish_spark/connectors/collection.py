@@ -1,0 +1,139 @@
+"""Records that are in memory already: bounded, for tests and for small tables that a job begins with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from pyspark.sql import types as T
+
+from flinkish_spark.connectors.splits import SplitSource
+from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.core.iterators import elements_of
+from flinkish_spark.core.validation import refused_as_config_errors
+from flinkish_spark.protocol.limits import checked_whole
+from flinkish_spark.types.row_form import RowForm
+from flinkish_spark.types.schemas import output_schema
+
+_ALL = "all"
+
+
+class CollectionSource(SplitSource):
+    """Reads values that the program holds, once, and ends.
+
+    They are sent to every task that reads, so they should be few: thousands, not millions.
+
+    Parameters
+    ----------
+    values
+        Tuples, named tuples, dicts, Rows or dataclasses; single values if the schema has one field.
+    schema
+        ``"user STRING, amount LONG"``, a StructType, a dataclass or a NamedTuple class.
+    splits
+        In how many parts they may be read at the same time; the parts' order among each other is not kept.
+
+    Raises
+    ------
+    ConfigError, SchemaError
+        A value does not fit the schema; says which.
+
+    Examples
+    --------
+    >>> orders = CollectionSource([("ann", 3), ("bob", 1)], "user STRING, amount LONG")
+    >>> list(orders.read("all", 0, orders.end("all")))
+    [('ann', 3), ('bob', 1)]
+    """
+
+    kind = "collection"
+    is_bounded = True
+
+    def __init__(self, values: Iterable[Any], schema: str | T.StructType, *, splits: int = 1) -> None:
+        with refused_as_config_errors("give the number of parts to read at the same time"):
+            checked_whole("splits", splits, least=1, most=10_000)
+        if isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Iterable):
+            raise ConfigError(
+                f"values is {values!r:.200}",
+                why="records have an order, the same at every start",
+                what_to_do="give a list of records",
+            )
+        self.schema = output_schema(schema, "a collection")
+        self.values: tuple[tuple[Any, ...], ...] = tuple(_checked(values, self.schema))
+        self._parts = splits
+
+    def splits(self) -> Sequence[str]:
+        """Return the parts."""
+        return [_ALL] if self._parts == 1 else [f"part-{number}" for number in range(self._parts)]
+
+    def end(self, split: str) -> int:
+        """Return how many records a part has."""
+        return len(self._part(split))
+
+    def latest(self, split: str, start: int, limit: int | None) -> int:
+        """Return the end, or what the limit allows."""
+        end = self.end(split)
+        return end if limit is None else min(end, start + limit)
+
+    def read(self, split: str, start: int, end: int) -> Iterator[tuple[Any, ...]]:
+        """Yield the records of a piece."""
+        return iter(self._part(split)[start:end])
+
+    def fingerprint(self) -> Mapping[str, Any]:
+        """Return what tells these values from others."""
+        digest = hashlib.sha256(self.schema.json().encode())  # type: ignore[union-attr]
+        for value in self.values:
+            digest.update(repr(value).encode())
+        return {"records": len(self.values), "splits": self._parts, "sha256": digest.hexdigest()}
+
+    def _part(self, split: str) -> Sequence[tuple[Any, ...]]:
+        number = 0 if split == _ALL else int(split.removeprefix("part-"))
+        return self.values[number :: self._parts]
+
+
+def _checked(values: Iterable[Any], schema: T.StructType) -> Iterator[tuple[Any, ...]]:
+    from flinkish_spark.types.rows import RowWriter
+
+    verify, writer = T._make_type_verifier(schema), RowWriter.of(schema)
+    for index, value in enumerate(elements_of(values)):
+        try:
+            record = _record(value, schema)
+            verify(_by_name(record))
+            # As in the tasks that read: Spark's own check lets numbers for texts through, and long decimals.
+            writer.write([record])
+        except (TypeError, ValueError, KeyError) as error:
+            raise SchemaError(
+                f"record {index} of the collection, {value!r}, does not fit the schema",
+                why=str(error).replace("emitted", "it has", 1),
+                what_to_do=f"correct it, or the schema: {json.dumps(schema.simpleString())}",
+                index=index,
+            ) from error
+        yield record
+
+
+def _by_name(value: Any) -> Any:
+    """Return a value with dicts in the places of dataclasses: Spark's check knows none with slots."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _by_name(getattr(value, field.name)) for field in fields(value)}
+    if type(value) is dict:
+        return {key: _by_name(one) for key, one in value.items()}
+    return type(value)(map(_by_name, value)) if type(value) in (list, tuple) else value
+
+
+def _record(value: Any, schema: T.StructType) -> tuple[Any, ...]:
+    if isinstance(value, Mapping):
+        unknown = sorted(set(value) - set(schema.names))
+        if unknown:
+            raise KeyError(f"there is no field {unknown[0]!r}")
+        return tuple(value.get(name) for name in schema.names)
+    if hasattr(value, "__fields__") or hasattr(value, "_fields") or is_dataclass(type(value)):
+        # By name, as what functions emit.
+        record = RowForm(schema.names).tuple_of(value)
+        # A Row has a repr of its own, and the fingerprint is made of those: it stays what it was.
+        return tuple(record) if isinstance(record, T.Row) else record
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    if len(schema) != 1:
+        raise ValueError(f"it is one value, and the schema has {len(schema)} fields")
+    return (value,)

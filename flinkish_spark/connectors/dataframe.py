@@ -1,0 +1,85 @@
+"""A streaming DataFrame that somebody already has, as a source of a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flinkish_spark.bridge.session import stateful_parts, streaming_sources
+from flinkish_spark.contracts.source import Source
+from flinkish_spark.core.errors import GraphError
+from flinkish_spark.transport.columns import with_position
+from flinkish_spark.types.schemas import check_field_names
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+#: Sources that give the same rows for the same offsets, also after a crash.
+REPLAYABLE = frozenset(
+    {
+        "kafka",
+        "delta",
+        "rate",
+        "rate-micro-batch",
+        "FileSource",
+        "file",
+        "text",
+        "json",
+        "csv",
+        "parquet",
+        "orc",
+        "xml",
+        "avro",
+    }
+)
+
+
+@dataclass(frozen=True)
+class DataFrameSource(Source):
+    """Wraps a DataFrame; made by `env.from_dataframe`.
+
+    Raises
+    ------
+    GraphError
+        The DataFrame is no stream, cannot be replayed, or keeps state of Spark's own.
+    SchemaError
+        Two of its columns cannot be told apart by their names, or one has a name of ours or none.
+    """
+
+    frame: DataFrame
+    has_channels = False
+
+    def __post_init__(self) -> None:
+        if not self.frame.isStreaming:
+            raise GraphError(
+                "from_dataframe() got a batch DataFrame", what_to_do="use spark.readStream to make it"
+            )
+        check_field_names(self.frame.schema, "the DataFrame of from_dataframe()")
+        for name in streaming_sources(self.frame):
+            if not _is_replayable(name):
+                raise GraphError(
+                    f"the DataFrame reads the source '{name}', which cannot be replayed",
+                    why="after a crash the same offsets must give the same rows again",
+                    what_to_do=f"read from one of {', '.join(sorted(REPLAYABLE))}",
+                    source=name,
+                )
+        parts = stateful_parts(self.frame)
+        if parts:
+            raise GraphError(
+                f"the DataFrame contains {parts[0]}",
+                why="state and watermarks of Spark's own are not part of the job's checkpoints; refused are "
+                "aggregates, dropDuplicates, withWatermark, limit, orderBy, stateful functions and "
+                "joins of two streams",
+                what_to_do="do that behind key_by(...).process(...), or in a query of its own",
+                part=parts[0],
+            )
+
+    def load(self, spark: SparkSession, control_path: str) -> DataFrame:
+        """Return the DataFrame with positions in Spark's input partitions."""
+        return with_position(self.frame)
+
+
+def _is_replayable(name: str) -> bool:
+    bare = name.removeprefix("FileSource[").lower()
+    return name.startswith("FileSource") or any(bare == known.lower() for known in REPLAYABLE)

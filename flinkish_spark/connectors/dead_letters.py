@@ -1,0 +1,503 @@
+"""Dead letters of a two-phase sink: records it refuses go to another sink, in the same checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
+from flinkish_spark.connectors.two_phase import (
+    StagedWithRefused,
+    TwoPhaseCommitSink,
+    TwoPhaseWriter,
+    batch_label,
+)
+from flinkish_spark.contracts.sink import (
+    Committer,
+    CompletedCheckpoint,
+    Sink,
+    SinkContext,
+    SinkWriter,
+    StageRequest,
+    StageResult,
+)
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault, InternalError
+from flinkish_spark.core.formats import OnBadRecord
+from flinkish_spark.core.store import LocalStore, SealedObjects
+from flinkish_spark.protocol.codec import Stored
+from flinkish_spark.protocol.envelope import seal
+from flinkish_spark.protocol.ids import CheckpointId, Lineage, checked_name
+from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome
+from flinkish_spark.protocol.timeline import Mark
+from flinkish_spark.transport import columns as C
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The committing half of a sink with dead letters: two committers that answer as one.
+#
+# Dead letters commit first, and before the first record is tried it is written down which ones are visible.
+# If records are lost then and their micro-batches are staged again, so are the dead letters of these; what
+# the note names is neither committed a second time nor aborted.
+
+
+LOG = logging.getLogger(__name__)
+_MARK, _MARKED, _BATCH = "flinkish_part", "dead-letters", "flinkish_batch"
+_KIND = "visible-dead-letters"
+
+
+def marked(payload: Mapping[str, Any], batch: str) -> dict[str, Any]:
+    """Return the payload of a committable of dead letters as the staged file names it.
+
+    Everything else stays as it is: other sinks of the job look into it to see what must be kept.
+    """
+    return {**payload, _MARK: _MARKED, _BATCH: batch}
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleLetters(Stored):
+    """The dead letters of one checkpoint that are visible.
+
+    Parameters
+    ----------
+    by_batch
+        By micro-batch, as dead letters name it, a digest of each committable. Micro-batches of which all
+        are visible.
+    facts
+        What the committer said about them, for the receipt.
+    """
+
+    by_batch: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def digests(self) -> frozenset[str]:
+        """All of them."""
+        return frozenset[str]().union(*self.by_batch.values())
+
+
+class VisibleNotes:
+    """Keeps :class:`VisibleLetters` by checkpoint, below the sink's folder of the job directory.
+
+    Parameters
+    ----------
+    folder
+        The sink's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._store = LocalStore(folder / _KIND)
+        self._objects = SealedObjects(self._store, "the folder of a sink with dead letters")
+
+    def of(self, checkpoint: int) -> VisibleLetters:
+        """Return what is noted of a checkpoint."""
+        found = self._objects.optional(_key(checkpoint), _KIND, VisibleLetters.from_json)
+        return VisibleLetters() if found is None else found
+
+    def write(self, checkpoint: int, letters: VisibleLetters) -> None:
+        """Replace what is noted of a checkpoint, durably."""
+        self._store.put(_key(checkpoint), seal(_KIND, letters.to_json()))
+
+    def digests(self) -> frozenset[str]:
+        """Return the committables that are visible, of all checkpoints that are noted."""
+        return frozenset[str]().union(*(self.of(c).digests for c in self._objects.numbers("checkpoints")))
+
+    def forget_before(self, checkpoint: int) -> None:
+        """Delete the notes of older checkpoints: those are confirmed, or dead."""
+        for older in self._objects.numbers("checkpoints"):
+            if older < checkpoint:
+                self._store.delete(_key(older))
+
+
+def _key(checkpoint: int) -> str:
+    return f"checkpoints/{checkpoint}.json"
+
+
+class DeadLetterCommitter(Committer):
+    """Splits committables between two committers and puts their answers together again.
+
+    Parameters
+    ----------
+    main, dead
+        Of the records and of the dead letters.
+    uid, dead_uid
+        Of the sink, and under which the dead letters' sink works.
+    folder
+        The sink's below the job directory.
+    """
+
+    def __init__(self, main: Committer, dead: Committer, uid: str, dead_uid: str, folder: Path) -> None:
+        self._main, self._dead, self._uid, self._dead_uid = main, dead, uid, dead_uid
+        self._notes = VisibleNotes(folder)
+        lifetimes = [one.staged_lifetime_ms for one in (main, dead)]
+        self.staged_lifetime_ms = min((one for one in lifetimes if one is not None), default=None)
+
+    def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
+        """Commit all dead letters, then the records up to the first dead letter that is not committed."""
+        main, dead = self._split(committables)
+        answers = self._commit_letters(checkpoint, dead)
+        # What is lost must be a suffix: no record behind a lost dead letter is committed.
+        end = min((i for i in dead if i not in answers or not answers[i].outcome.is_done), default=None)
+        wanted = {i: c for i, c in main.items() if end is None or i < end}
+        answers |= _commit(self._main, checkpoint, wanted)
+        return _up_to_a_gap(answers, len(committables))
+
+    def _commit_letters(
+        self, checkpoint: CheckpointId, dead: Mapping[int, Committable]
+    ) -> dict[int, CommitAnswer]:
+        """Commit dead letters and note which are visible; those that came in their place are passed over."""
+        if not dead:
+            return {}
+        known = self._notes.of(int(checkpoint))
+        batches = _by_batch(dead)
+        noted = {batch: _digests(of_one) for batch, of_one in batches.items() if batch in known.by_batch}
+        answers: dict[int, CommitAnswer] = {}
+        if noted != known.by_batch:
+            # Staged again with their micro-batch. Not even those that stayed the same are asked for: a
+            # sink that commits a checkpoint as a whole takes a part of it for something else. The sweep
+            # behind the receipt finds what is passed over.
+            again = [place for batch in noted for place in batches[batch]]
+            facts = known.facts
+            answers = {i: CommitAnswer(Outcome.ALREADY_COMMITTED, facts=facts) for i in again}
+        asked = {i: self._unmarked(c) for i, c in dead.items() if i not in answers}
+        answers |= _commit(self._dead, checkpoint, asked)
+        done = {
+            batch: _digests(of_one)
+            for batch, of_one in batches.items()
+            if batch and all(i in answers and answers[i].outcome.is_done for i in of_one)
+        }
+        if not done.keys() <= known.by_batch.keys():
+            facts = {**known.facts, **_merged(tuple(answers.values()))}
+            self._notes.write(int(checkpoint), VisibleLetters({**done, **known.by_batch}, facts))
+        return answers
+
+    def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
+        """Abort both, but for dead letters that are visible: they stay when records of theirs are lost."""
+        main, dead = self._split(committables)
+        answers = dict(zip(main, self._main.abort(tuple(main.values())), strict=True)) if main else {}
+        visible = self._notes.digests() if dead else frozenset()
+        hidden = {i: c for i, c in dead.items() if _digest(c) not in visible}
+        stay = CommitAnswer(Outcome.ALREADY_COMMITTED, "visible dead letters stay")
+        answers |= {i: stay for i in dead if i not in hidden}
+        if hidden:
+            plain = tuple(map(self._unmarked, hidden.values()))
+            given = (self._left_visible(answer) for answer in self._dead.abort(plain))
+            answers |= dict(zip(hidden, given, strict=True))
+        return [answers[i] for i in range(len(committables))]
+
+    def _left_visible(self, answer: CommitAnswer) -> CommitAnswer:
+        """Let be what was committed of a micro-batch whose other dead letters are lost."""
+        if answer.outcome is not Outcome.FENCED:
+            return answer
+        LOG.warning("dead letters of sink '%s' stay, and may come again: %s", self._uid, answer.detail)
+        return CommitAnswer(Outcome.ALREADY_COMMITTED, answer.detail)
+
+    def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
+        """Ask both."""
+        found: dict[int, str] = {}
+        main, dead = self._split(committables)
+        plain = {place: self._unmarked(one) for place, one in dead.items()}
+        for committer, part in ((self._main, main), (self._dead, plain)):
+            places = list(part)
+            reasons = committer.why_dead(tuple(part.values())) if part else {}
+            found |= {places[index]: why for index, why in reasons.items()}
+        return found
+
+    def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
+        """Sweep both."""
+        wanted = [self._unmarked(one) if self._is_dead_letter(one) else one for one in kept]
+        return self._main.sweep(wanted, running_blocks) + self._dead.sweep(wanted, running_blocks)
+
+    def checkpoint_complete(self, completed: CompletedCheckpoint) -> CommitAnswer:
+        """Complete both; forget what was noted of older checkpoints."""
+        self._notes.forget_before(int(completed.checkpoint))
+        return _both(lambda c: c.checkpoint_complete(completed), self._dead, self._main)
+
+    def why_not_superseded(self, target: CheckpointId) -> str:
+        """Ask both."""
+        return self._main.why_not_superseded(target) or self._dead.why_not_superseded(target)
+
+    def supersede(self, target: CheckpointId, lineage: Lineage) -> CommitAnswer:
+        """Take back in both."""
+        return _both(lambda c: c.supersede(target, lineage), self._dead, self._main)
+
+    def newest_marks(self) -> Sequence[Mark]:
+        """Ask both."""
+        return (*self._main.newest_marks(), *self._dead.newest_marks())
+
+    def task_of(self, committable: Committable) -> int | None:
+        """Return the Spark partition; for dead letters a number below zero, so that the two differ.
+
+        The dead letters of a partition are those of its records: they are selected from what its task
+        reports, without a shuffle.
+        """
+        if not self._is_dead_letter(committable):
+            return self._main.task_of(committable)
+        task = self._dead.task_of(self._unmarked(committable))
+        return None if task is None else -1 - task
+
+    def close(self) -> None:
+        """Close both."""
+        try:
+            self._main.close()
+        finally:
+            self._dead.close()
+
+    def _split(
+        self, committables: Sequence[Committable]
+    ) -> tuple[dict[int, Committable], dict[int, Committable]]:
+        """Return records and dead letters, by position; dead letters with their mark."""
+        main = {i: c for i, c in enumerate(committables) if not self._is_dead_letter(c)}
+        dead = {i: c for i, c in enumerate(committables) if self._is_dead_letter(c)}
+        return main, dead
+
+    def _is_dead_letter(self, committable: Committable) -> bool:
+        return committable.sink == self._uid and committable.payload.get(_MARK) == _MARKED
+
+    def _unmarked(self, committable: Committable) -> Committable:
+        payload: dict[str, Any] = {k: v for k, v in committable.payload.items() if k not in (_MARK, _BATCH)}
+        return Committable(self._dead_uid, payload)
+
+
+def _by_batch(dead: Mapping[int, Committable]) -> dict[str, dict[int, Committable]]:
+    """Return dead letters by micro-batch; under ``""`` those that do not name theirs."""
+    found: dict[str, dict[int, Committable]] = {}
+    for place, one in dead.items():
+        found.setdefault(str(one.payload.get(_BATCH, "")), {})[place] = one
+    return found
+
+
+def _digests(of_one: Mapping[int, Committable]) -> frozenset[str]:
+    return frozenset(map(_digest, of_one.values()))
+
+
+def _digest(committable: Committable) -> str:
+    text = json.dumps(committable.payload, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _commit(
+    committer: Committer, checkpoint: CheckpointId, part: Mapping[int, Committable]
+) -> dict[int, CommitAnswer]:
+    if not part:
+        return {}
+    return dict(zip(part, committer.commit(checkpoint, tuple(part.values())), strict=False))
+
+
+def _up_to_a_gap(answers: Mapping[int, CommitAnswer], count: int) -> list[CommitAnswer]:
+    """Return the answers in order, ending with the first that is not done; LOST must come last."""
+    found: list[CommitAnswer] = []
+    for index in range(count):
+        if index not in answers:
+            break
+        found.append(answers[index])
+        if not found[-1].outcome.is_done:
+            break
+    if not found and count:
+        raise InternalError("a committer answered for none of its committables")
+    return found
+
+
+def _both(ask: Callable[[Committer], CommitAnswer], *committers: Committer) -> CommitAnswer:
+    """Ask one after the other while each is done; put their answers together."""
+    answers: list[CommitAnswer] = []
+    for committer in committers:
+        answers.append(ask(committer))
+        if not answers[-1].outcome.is_done:
+            return answers[-1]
+    return CommitAnswer(_newest(a.outcome for a in answers), facts=_merged(answers))
+
+
+def _newest(outcomes: Iterable[Outcome]) -> Outcome:
+    """Return COMMITTED if any call did something."""
+    return Outcome.COMMITTED if Outcome.COMMITTED in set(outcomes) else Outcome.ALREADY_COMMITTED
+
+
+def _merged(answers: Sequence[CommitAnswer]) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    for answer in answers:
+        facts |= answer.facts
+    return facts
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Dead letters of a two-phase sink: records it refuses go to another sink, in the same checkpoint.
+#
+# Both are staged in one step, so a refused record is durable when the micro-batch is. How they are
+# committed: :mod:`flinkish_spark.connectors.dead_letters`.
+
+
+#: What a dead letter consists of.
+DEAD_LETTER_SCHEMA = T.StructType(
+    [
+        T.StructField("uid", T.StringType(), False),
+        T.StructField("reason", T.StringType(), False),
+        T.StructField("record", T.StringType(), False),
+        T.StructField("batch", T.StringType(), False),
+    ]
+)
+
+
+class DeadLettersDiffer(EnvironmentFault):
+    """Another number of dead letters was staged than records were refused; the micro-batch is run again."""
+
+    restartable = True
+    ends_when_repeated = True
+
+
+@dataclass(frozen=True)
+class WithDeadLetters(Sink):
+    """A two-phase sink, and another sink for the records that it refuses.
+
+    A dead letter has the fields `uid` (of the sink that refused it), `reason`, `record` (JSON) and
+    `batch` (``"<lineage>/<batch>"``), all of type STRING. It becomes visible with the checkpoint of the
+    micro-batch that it was in, and is counted as `dead_lettered`.
+
+    Parameters
+    ----------
+    sink
+        What refuses records by raising RecordRefused.
+    dead_letters
+        Any other sink; a KafkaSink without barrier records. Works under the uid ``<uid>.dead-letters``.
+
+    Notes
+    -----
+    Dead letters commit shortly before the records. If what `sink` staged is lost behind the decision and
+    staged again, dead letters that are visible by then stay as they are, and do not come again.
+
+    Examples
+    --------
+    >>> totals.sink_to(WithDeadLetters(ledger, DeltaSink("/lake/refused")), uid="ledger")  # doctest: +SKIP
+    """
+
+    sink: TwoPhaseCommitSink
+    dead_letters: Sink
+
+    def __post_init__(self) -> None:
+        for name, wanted in (("sink", TwoPhaseCommitSink), ("dead_letters", Sink)):
+            given = getattr(self, name)
+            if not isinstance(given, wanted):
+                raise ConfigError(
+                    f"{name} is a {type(given).__name__}",
+                    why="only what refuses records by RecordRefused has dead letters"
+                    if name == "sink"
+                    else "",
+                    what_to_do=f"give an instance of a {wanted.__name__}",
+                )
+        if getattr(self.dead_letters, "barriers", BarrierRecords.NONE) is not BarrierRecords.NONE:
+            raise ConfigError(
+                "the sink of dead letters writes barrier records",
+                why="most micro-batches have no dead letters, and nothing would be written for them",
+                what_to_do="leave barriers out",
+            )
+
+        if isinstance(self.dead_letters, WithDeadLetters):
+            raise ConfigError(
+                "the sink of dead letters has dead letters itself",
+                why="its records are texts that any system takes; who refuses those, too, has lost them",
+                what_to_do="give it a sink that takes every text",
+            )
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Topics of both."""
+        return (*self.sink.topics, *self.dead_letters.topics)
+
+    @property
+    def needs_shim(self) -> bool:
+        """Whether one of both does."""
+        return self.sink.needs_shim or self.dead_letters.needs_shim
+
+    def parts(self, uid: str) -> tuple[tuple[str, Sink], ...]:
+        """Return both, each under its uid."""
+        return (*self.sink.parts(uid), *self.dead_letters.parts(_dead_uid(uid)))
+
+    def preflight(self, spark: SparkSession, context: SinkContext) -> None:
+        """Refuse what either refuses, and a policy beside the dead letters."""
+        if self.sink.on_refused is not OnBadRecord.FAIL:
+            raise ConfigError(
+                f"the sink '{context.uid}' has dead letters and on_refused={self.sink.on_refused}",
+                why="a refused record cannot both be kept and be left out",
+                what_to_do="leave on_refused as it is",
+            )
+        self.sink.preflight(spark, context)
+        self.dead_letters.preflight(spark, _dead_context(context))
+
+    def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
+        """Return the staging half of both."""
+        dead = self.dead_letters.create_writer(spark, _dead_context(context))
+        return _Writer(TwoPhaseWriter(self.sink, context), dead, context.uid)
+
+    def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
+        """Return the committing half of both."""
+        dead_context = _dead_context(context)
+        main = self.sink.create_committer(spark, context)
+        dead = self.dead_letters.create_committer(spark, dead_context)
+        return DeadLetterCommitter(main, dead, context.uid, dead_context.uid, context.folder)
+
+
+def _dead_uid(uid: str) -> str:
+    """Return the uid of the dead letters of a sink; raise ConfigError if that is too long for one."""
+    try:
+        return checked_name(f"{uid}.dead-letters", "sink uid")
+    except ValueError as error:
+        raise ConfigError(
+            f"the uid '{uid}' is too long for a sink with dead letters",
+            why=str(error),
+            what_to_do="choose a shorter one",
+        ) from error
+
+
+def _dead_context(context: SinkContext) -> SinkContext:
+    folder = context.folder / "dead-letters"
+    return replace(context, uid=_dead_uid(context.uid), schema=DEAD_LETTER_SCHEMA, folder=folder)
+
+
+class _Writer(SinkWriter):
+    def __init__(self, main: TwoPhaseWriter, dead: SinkWriter, uid: str) -> None:
+        self._main, self._dead, self._uid = main, dead, uid
+
+    def stage(self, request: StageRequest) -> StageResult:
+        """Stage the records, then what was refused of them."""
+        with self._main.staging_with_refused(request) as staged:
+            if not staged.refused_count:
+                return staged.result
+            dead = self._stage_refused(request, staged)
+        letters = tuple(marked(payload, batch_label(request)) for payload in dead.payloads)
+        return replace(staged.result, payloads=(*staged.result.payloads, *letters))
+
+    def _stage_refused(self, request: StageRequest, staged: StagedWithRefused) -> StageResult:
+        rows = self._letters(request, staged.refused)
+        count = staged.refused_count
+        dead = self._dead.stage(replace(request, rows=rows, count_records=lambda: count))
+        written = sum(task.rows for task in dead.tasks)
+        if written != count:
+            raise DeadLettersDiffer(
+                f"the sink '{self._uid}' refused {count} records, and {written} dead letters were staged",
+                why="a task was run again in between and refused other records",
+                what_to_do="make the sink refuse by the record alone",
+            )
+        return dead
+
+    def _letters(self, request: StageRequest, refused: DataFrame) -> DataFrame:
+        """Return dead letters as a micro-batch of their own, control columns first."""
+        constant = {"uid": self._uid, "batch": batch_label(request)}
+        names = DEAD_LETTER_SCHEMA.names
+        fields = [F.lit(constant[n]).alias(n) if n in constant else F.col(n) for n in names]
+        return refused.select(
+            F.lit(int(C.Kind.RECORD)).alias(C.KIND),
+            F.lit(0).cast("long").alias(C.CHECKPOINT),
+            F.lit(0).cast("long").alias(C.CHANNEL),
+            F.xxhash64(*[F.lit(constant[n]) if n in constant else F.col(n) for n in names]).alias(C.HASH),
+            *fields,
+        )

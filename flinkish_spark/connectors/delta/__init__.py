@@ -1,0 +1,1 @@
+"""Delta tables: sources, the sink, what it stages and commits, its manifest."""

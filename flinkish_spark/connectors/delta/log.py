@@ -1,0 +1,265 @@
+"""A Delta table's log, read without Spark and without a JVM: commit by commit, or as one version."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow.parquet as pq
+
+from flinkish_spark.connectors.files.source import naming
+from flinkish_spark.core.errors import ConfigError
+
+# ----------------------------------------------------------------------------------------------------------
+# One version of a Delta table, read from its log without Spark and without a JVM.
+#
+# Only tables whose rows are simply what their files hold, and those alone are read; everything else is
+# refused.
+
+
+_LOG = "_delta_log"
+_COMMIT = re.compile(r"(\d{20})\.json")
+#: Whole checkpoints; those of format 2 have other names.
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
+#: What a reader may have to know and this one does, or which does not matter if no file makes use of it.
+_KNOWN_FEATURES = frozenset(
+    {"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
+)
+_ACTIONS = ("add", "remove", "metaData", "protocol")
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A file with rows: its path, relative to the table; its rows if known; values that are not in it."""
+
+    path: str
+    rows: int | None
+    partition: Mapping[str, str | None]
+
+
+@dataclass
+class DeltaSnapshot:
+    """A table as it was at one version.
+
+    Parameters
+    ----------
+    version
+        Its number.
+    """
+
+    table: Path
+    version: int
+    files: dict[str, TableFile] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, table: Path, version: int | None = None) -> DeltaSnapshot:
+        """Read the log; of the newest version if none is given.
+
+        Raises
+        ------
+        ConfigError
+            There is no such table or version, or it needs more than plain files.
+        """
+        commits, checkpoints = _listed(table / _LOG)
+        newest = max(commits, default=max(checkpoints, default=-1))
+        wanted = newest if version is None else version
+        usable = [number for number in checkpoints if number <= wanted]
+        begin = max(usable, default=-1)
+        missing = [number for number in range(begin + 1, wanted + 1) if number not in commits]
+        if newest < 0 or wanted > newest or missing:
+            what = (
+                f"version {wanted} of the Delta table {table}" if newest >= 0 else f"the Delta table {table}"
+            )
+            if newest < 0:
+                why = f"there is no Delta log ({table / _LOG}) with a version"
+            else:
+                why = f"its log has no version {missing[0]}" if missing else f"its newest version is {newest}"
+            raise ConfigError(
+                f"{what} cannot be read",
+                why=why,
+                what_to_do="create the table first, or name a version whose log is still there",
+            )
+        snapshot = cls(table, wanted)
+        for path in checkpoints.get(begin, ()):
+            with naming(str(path)):
+                for action in _in_checkpoint(path):
+                    snapshot._apply(action)
+        for number in range(begin + 1, wanted + 1):
+            with naming(str(commits[number])):
+                for line in commits[number].read_text(encoding="utf-8").split("\n"):
+                    if line:
+                        snapshot._apply(json.loads(line))
+        return snapshot
+
+    @property
+    def schema_json(self) -> Mapping[str, Any]:
+        """The table's schema as Spark writes types down."""
+        found: Mapping[str, Any] = json.loads(self.metadata["schemaString"])
+        return found
+
+    def _apply(self, action: Mapping[str, Any]) -> None:
+        check_plain(self.table, action)
+        if action.get("metaData"):
+            self.metadata = action["metaData"]
+        if action.get("remove"):
+            self.files.pop(unquote(action["remove"]["path"]), None)
+        if action.get("add"):
+            file = table_file(self.table, action["add"])
+            self.files[file.path] = file
+
+
+def check_plain(table: Path, action: Mapping[str, Any]) -> None:
+    """Raise ConfigError if behind an action rows are not simply what files hold."""
+    if action.get("metaData"):
+        configuration = dict(action["metaData"].get("configuration") or {})
+        if configuration.get("delta.columnMapping.mode", "none") != "none":
+            raise _refused(table, "column mapping")
+    if action.get("protocol"):
+        unknown = sorted(set(action["protocol"].get("readerFeatures") or ()) - _KNOWN_FEATURES)
+        if unknown:
+            raise _refused(table, f"the feature '{unknown[0]}'")
+
+
+def table_file(table: Path, action: Mapping[str, Any]) -> TableFile:
+    """Return the file of an action that adds, removes or is a file of changes; raise ConfigError."""
+    if action.get("deletionVector"):
+        raise _refused(table, "deletion vectors")
+    path = unquote(action["path"])
+    if "://" in path or path.startswith("/") or ".." in path.split("/"):
+        raise _refused(table, "files outside of its folder")
+    rows = json.loads(action["stats"]).get("numRecords") if action.get("stats") else None
+    # Out of Parquet a map comes as a list of pairs.
+    return TableFile(path, rows, dict(action.get("partitionValues") or {}))
+
+
+def _refused(table: Path, has: str) -> ConfigError:
+    return ConfigError(
+        f"the Delta table {table} has {has}",
+        why="its rows are not simply what its files hold",
+        what_to_do="read it by Spark: env.from_dataframe(spark.readStream.format('delta').load(...))",
+    )
+
+
+def _listed(log: Path) -> tuple[dict[int, Path], dict[int, list[Path]]]:
+    """Return the commits, and the checkpoints of which all parts are there."""
+    commits, parts = dict[int, Path](), dict[int, dict[int, list[Path]]]()
+    for path in sorted(log.iterdir()) if log.is_dir() else ():
+        if match := _COMMIT.fullmatch(path.name):
+            commits[int(match[1])] = path
+        elif match := _CHECKPOINT.fullmatch(path.name):
+            parts.setdefault(int(match[1]), {}).setdefault(int(match[3] or 1), []).append(path)
+    whole = {
+        number: paths
+        for number, by_count in parts.items()
+        for count, paths in by_count.items()
+        if len(paths) == count
+    }
+    return commits, whole
+
+
+def _in_checkpoint(path: Path) -> Iterator[Mapping[str, Any]]:
+    with pq.ParquetFile(path) as file:
+        there = [name for name in _ACTIONS if name in file.schema_arrow.names]
+        for batch in file.iter_batches(columns=there):
+            yield from batch.to_pylist()
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The commits of a Delta table, one after the other, read from its log without Spark and without a JVM.
+
+
+#: How the feed calls what was done to a row.
+INSERT, DELETE = "insert", "delete"
+_FEED_SETTING = "delta.enableChangeDataFeed"
+
+
+@dataclass(frozen=True)
+class DeltaCommit:
+    """One commit, as far as a reader of rows needs it.
+
+    Parameters
+    ----------
+    version
+        Its number.
+    timestamp
+        As a text in UTC: of the commit itself if it says one, else of its file.
+    added, removed
+        Files whose rows came or went; not those that were only written anew, as by OPTIMIZE.
+    changes
+        Files with the rows of the change feed; without any, these are the rows that came and went.
+    metadata
+        Of the table from here on; None where the commit does not change it.
+    """
+
+    version: int
+    timestamp: str
+    added: tuple[TableFile, ...] = ()
+    removed: tuple[TableFile, ...] = ()
+    changes: tuple[TableFile, ...] = ()
+    metadata: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    @classmethod
+    def read(cls, table: Path, version: int) -> DeltaCommit | None:
+        """Read a commit; None if there is none of that number.
+
+        Raises
+        ------
+        ConfigError
+            It makes the table one whose rows are not simply what its files hold.
+        """
+        path = commit_path(table, version)
+        try:
+            text, written_s = path.read_text(encoding="utf-8"), path.stat().st_mtime
+        except FileNotFoundError:
+            return None
+        kinds: dict[str, list[TableFile]] = {"add": [], "remove": [], "cdc": []}
+        metadata, timestamp_ms = None, int(written_s * 1_000)
+        for action in _actions_in(path, text):
+            check_plain(table, action)
+            metadata = action.get("metaData") or metadata
+            timestamp_ms = (action.get("commitInfo") or {}).get("inCommitTimestamp") or timestamp_ms
+            for kind, found in kinds.items():
+                # Files of changes say that they change nothing: their rows are in others, too.
+                if action.get(kind) and (kind == "cdc" or action[kind].get("dataChange", True)):
+                    found.append(table_file(table, action[kind]))
+        added, removed, changes = map(tuple, kinds.values())
+        return cls(version, as_text(timestamp_ms), added, removed, changes, metadata)
+
+
+def _actions_in(path: Path, text: str) -> list[Mapping[str, Any]]:
+    with naming(str(path)):
+        return [json.loads(line) for line in text.split("\n") if line]
+
+
+def commit_path(table: Path, version: int) -> Path:
+    """Return where a commit is, or would be."""
+    return table / "_delta_log" / f"{version:020d}.json"
+
+
+def as_text(timestamp_ms: int) -> str:
+    """Return a commit's time as a list of files has it.
+
+    Examples
+    --------
+    >>> as_text(1_767_225_600_123)
+    '2026-01-01T00:00:00.123+00:00'
+    """
+    return datetime.fromtimestamp(timestamp_ms / 1_000, UTC).isoformat(timespec="milliseconds")
+
+
+def check_feed(table: Path, metadata: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a table's metadata says that no change feed is written."""
+    configuration = dict(metadata.get("configuration") or {})
+    if str(configuration.get(_FEED_SETTING, "false")).lower() != "true":
+        raise ConfigError(
+            f"the Delta table {table} has no change feed",
+            why=f"{_FEED_SETTING} is not set, so its log does not say what updates changed",
+            what_to_do=f"ALTER TABLE ... SET TBLPROPERTIES ({_FEED_SETTING} = true), or read its rows",
+        )

@@ -1,0 +1,501 @@
+"""Delta through its public interfaces: staged rows enter a table by one append, overwrite or MERGE."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+from urllib.parse import unquote
+
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.window import Window
+
+from flinkish_spark.bridge.settings import SETTINGS, settings_of
+from flinkish_spark.connectors.delta.table import (
+    Append,
+    OverwritePartitions,
+    SchemaEvolution,
+    TableInfo,
+    Upsert,
+    WriteMode,
+    is_wider,
+    mode_from_json,
+    physical_name,
+    physical_type,
+    stored_fields,
+)
+from flinkish_spark.connectors.delta.transactions import (
+    FROM_THE_JVM,
+    NO_TABLE,
+    VIOLATION_MARKER,
+    DeltaConflict,
+    condition_of,
+    escaped,
+    translated,
+)
+from flinkish_spark.connectors.partition_values import partition_conditions
+from flinkish_spark.core.errors import raise_translated
+from flinkish_spark.types.ddl import quoted
+
+# ----------------------------------------------------------------------------------------------------------
+# Staged rows as DataFrames: writing them to a folder, and reading back what any writer staged.
+
+
+#: Beside the fields: the micro-batch, the place in it, and whether the row with that key is to go.
+BATCH, ORDER, DELETED = "_fs_batch", "_fs_order", "_fs_deleted"
+_CONTROL = (
+    T.StructField(BATCH, T.LongType()),
+    T.StructField(ORDER, T.LongType()),
+    T.StructField(DELETED, T.BooleanType()),
+)
+_MOST_OF_A_ROW = 1_000
+
+
+def write_rows(
+    frame: DataFrame,
+    folder: str,
+    batch: int,
+    mode: WriteMode,
+    rules: Mapping[str, Any],
+    partition_by: Sequence[str],
+) -> None:
+    """Write a micro-batch's records to a folder, in their order, checked against the table's rules.
+
+    Parameters
+    ----------
+    rules
+        See `TableInfo.rules`; empty if there is no table yet.
+    partition_by
+        Partition columns of the table.
+
+    Raises
+    ------
+    DeltaViolated
+        A record breaks a rule, has a null key, or a value that its partition would not keep.
+    """
+    deletes = F.lit(False)
+    if isinstance(mode, Upsert) and mode.delete_when is not None:
+        deletes = F.coalesce(F.expr(mode.delete_when), F.lit(False))
+    row = F.substring(F.to_json(F.struct(*map(F.col, map(quoted, frame.columns)))), 1, _MOST_OF_A_ROW)
+    flag = deletes
+    # Also of a record that deletes: by such a value it would not find its row.
+    always = [*_key_conditions(mode), *partition_conditions(frame, partition_by)]
+    checks = [(name, is_kept, F.lit(False)) for name, is_kept in always]
+    checks += [(name, is_kept, deletes) for name, is_kept in _conditions(frame, rules)]
+    for name, is_kept, exempt in reversed(checks):
+        text = F.concat(F.lit(f"{VIOLATION_MARKER} {name} is violated by the record "), row)
+        broken = ~exempt & ~F.coalesce(is_kept, F.lit(False))
+        # In a column that is written, so that no optimizer finds it unneeded.
+        flag = F.when(broken, F.raise_error(text).cast("boolean")).otherwise(flag)
+    marked = frame.select(
+        *map(F.col, map(quoted, frame.columns)),
+        F.lit(batch).cast("long").alias(BATCH),
+        F.monotonically_increasing_id().alias(ORDER),
+        flag.alias(DELETED),
+    )
+    try:
+        marked.write.mode("error").parquet(folder)
+    except FROM_THE_JVM as error:
+        raise_translated(translated(error), error)
+
+
+def _key_conditions(mode: WriteMode) -> Iterable[tuple[str, Column]]:
+    for key in mode.keys if isinstance(mode, Upsert) else ():
+        yield f"the key {key} IS NOT NULL", F.col(quoted(key)).isNotNull()
+
+
+def _conditions(frame: DataFrame, rules: Mapping[str, Any]) -> Iterable[tuple[str, Column]]:
+    """Yield what must be true of every record that becomes a row."""
+    have = {name.lower() for name in frame.columns}
+    for name in rules.get("not_null", ()):
+        if name.lower() in have:
+            yield f"the column {name} NOT NULL", F.col(quoted(name)).isNotNull()
+    for name, sql in rules.get("checks", {}).items():
+        yield f"CHECK constraint {name} ({sql})", F.expr(sql)
+    for name, most in rules.get("lengths", {}).items():
+        if name.lower() in have:
+            column = F.col(quoted(name))
+            yield f"the length {most} of column {name}", column.isNull() | (F.length(column) <= most)
+    for name, sql in rules.get("generated", {}).items():
+        if name.lower() in have:
+            yield f"the generated column {name} = {sql}", F.col(quoted(name)).eqNullSafe(F.expr(sql))
+
+
+def read_staged(spark: SparkSession, staged: Sequence[Mapping[str, Any]]) -> DataFrame:
+    """Return the rows of staged sets: their fields, then the control columns above.
+
+    Sets that were staged as data files have neither order nor deletions, and no mode that needs them.
+    """
+    frames = []
+    for schema_text, alike in _grouped(staged):
+        schema = T.StructType.fromJson(schema_text)
+        as_rows = [one for one in alike if one.get("form") == "ROWS"]
+        if as_rows:
+            paths = [escaped(path) for one in as_rows for path in staged_files(one)]
+            frames.append(_strict(spark).schema(T.StructType([*schema.fields, *_CONTROL])).parquet(*paths))
+        frames += [_read_files(spark, one, schema) for one in alike if one.get("form") != "ROWS"]
+    return reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), frames)
+
+
+def _strict(spark: SparkSession) -> DataFrameReader:
+    """Return a reader that fails where a session may be set to pass over what it cannot read."""
+    return spark.read.option("ignoreCorruptFiles", "false").option("ignoreMissingFiles", "false")
+
+
+def staged_files(staged: Mapping[str, Any]) -> dict[str, int | None]:
+    """Return the full paths of a staged set's files, and their sizes; older sets do not know all."""
+    if staged.get("form") == "ROWS":
+        given = staged["files"]
+        sizes = given if isinstance(given, Mapping) else dict.fromkeys(given)
+        return {f"{staged['folder']}/{name}": size for name, size in sizes.items()}
+    root = str(staged["path"]).rstrip("/")
+    added = [action["add"] for action in staged["actions"] if "add" in action]
+    named = {unquote(str(add["path"])): int(add["size"]) for add in added}
+    return {
+        path if "://" in path or path.startswith(("/", "file:")) else f"{root}/{path}": size
+        for path, size in named.items()
+    }
+
+
+def _grouped(
+    staged: Sequence[Mapping[str, Any]],
+) -> Iterable[tuple[dict[str, Any], list[Mapping[str, Any]]]]:
+    groups: list[tuple[dict[str, Any], list[Mapping[str, Any]]]] = []
+    for one in staged:
+        schema = stored_schema(one)
+        for known, alike in groups:
+            if known == schema:
+                alike.append(one)
+                break
+        else:
+            groups.append((schema, [one]))
+    return groups
+
+
+def stored_schema(staged: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a staged set; of older ones that of the table they were staged for."""
+    if "schema" in staged:
+        return dict(staged["schema"])
+    fields = [{**f, "metadata": {}} for f in TableInfo.from_log(staged["metadata"]).fields]
+    return {"type": "struct", "fields": fields}
+
+
+def _read_files(spark: SparkSession, staged: Mapping[str, Any], schema: T.StructType) -> DataFrame:
+    """Read data files as the table would: columns by their physical names, partition values from the log."""
+    table = TableInfo.from_log(staged["metadata"])
+    fields = {str(f["name"]).lower(): f for f in table.fields}
+    ours = [fields[name.lower()] for name in schema.names]
+    in_files = [f for f in ours if f["name"] not in table.partition_by]
+    inner = [
+        {**f, "name": physical_name(f), "type": physical_type(f["type"]), "metadata": {}} for f in in_files
+    ]
+    physical = T.StructType.fromJson({"type": "struct", "fields": inner})
+    adds = [action["add"] for action in staged["actions"] if "add" in action]
+    frames = []
+    for values in {tuple(sorted(add["partitionValues"].items())): None for add in adds}:
+        alike = {
+            **staged,
+            "actions": [{"add": a} for a in adds if tuple(sorted(a["partitionValues"].items())) == values],
+        }
+        read = _strict(spark).schema(physical).parquet(*[escaped(path) for path in staged_files(alike)])
+        columns = [
+            _column(one, dict(values), one["name"] in table.partition_by)
+            .cast(wanted.dataType)
+            .alias(wanted.name)
+            for one, wanted in zip(ours, schema.fields, strict=True)
+        ]
+        control = [F.lit(None).cast("long").alias(name) for name in (BATCH, ORDER)]
+        frames.append(read.select(*columns, *control, F.lit(False).alias(DELETED)))
+    return reduce(DataFrame.unionByName, frames)
+
+
+def _column(stored: Mapping[str, Any], values: Mapping[str, str | None], is_partition: bool) -> Column:
+    name = physical_name(stored)
+    return F.lit(values.get(name)) if is_partition else F.col(quoted(name))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Columns of a stream as a table has them: narrower types cast, structs with all of the table's fields.
+
+
+Json = Any
+
+
+def aligned_columns(rows: DataFrame, names: Sequence[str], info: TableInfo | None) -> list[Column]:
+    """Return columns of a frame as a table takes them, by every way of writing.
+
+    Those that are narrower than the table's get its type. Structs get its fields in its order, null where
+    the stream has none, and behind them those that only the stream has.
+    """
+    wanted = {} if info is None else {str(f["name"]).lower(): f["type"] for f in info.fields}
+    return [_aligned_column(rows, name, wanted.get(name.lower())) for name in names]
+
+
+def _aligned_column(rows: DataFrame, name: str, want: Json) -> Column:
+    have, column = rows.schema[name].dataType.jsonValue(), F.col(quoted(name))
+    if isinstance(have, str):
+        fits = not (isinstance(want, str) and is_wider(have, want))
+        return column if fits else column.cast(_type(want)).alias(name)
+    return column if want is None or not _differs(have, want) else _filled(column, have, want).alias(name)
+
+
+def _differs(have: Json, want: Json) -> bool:
+    """Whether a struct somewhere in a type has other fields than the table's, or in another order."""
+    if isinstance(have, str) or isinstance(want, str) or have["type"] != want["type"]:
+        return False
+    if have["type"] == "struct":
+        ours, theirs = ([str(f["name"]).lower() for f in kind["fields"]] for kind in (have, want))
+        if ours != theirs:
+            return True
+        pairs = zip(have["fields"], want["fields"], strict=True)
+        return any(_differs(one["type"], other["type"]) for one, other in pairs)
+    return any(_differs(have[part], want[part]) for part in _PARTS if part in have)
+
+
+_PARTS = ("elementType", "keyType", "valueType")
+
+
+def _filled(column: Column, have: Json, want: Json) -> Column:
+    if not _differs(have, want):
+        return column
+    if have["type"] == "array":
+        return F.transform(column, lambda item: _filled(item, have["elementType"], want["elementType"]))
+    if have["type"] == "map":
+        keyed = F.transform_keys(column, lambda key, _: _filled(key, have["keyType"], want["keyType"]))
+        return F.transform_values(
+            keyed, lambda _, value: _filled(value, have["valueType"], want["valueType"])
+        )
+    return F.when(column.isNotNull(), F.struct(*_fields(column, have, want)))
+
+
+def _fields(column: Column, have: Json, want: Json) -> list[Column]:
+    ours = {str(f["name"]).lower(): f for f in have["fields"]}
+    fields = []
+    for field in want["fields"]:
+        name, known = str(field["name"]), ours.pop(str(field["name"]).lower(), None)
+        if known is None:
+            fields.append(F.lit(None).cast(_type(field["type"])).alias(name))
+        else:
+            value = column.getField(str(known["name"]))
+            fields.append(_filled(value, known["type"], field["type"]).alias(name))
+    return fields + [column.getField(str(f["name"])).alias(str(f["name"])) for f in ours.values()]
+
+
+def _type(kind: Json) -> T.DataType:
+    """Return a type from its stored form."""
+    holder: Mapping[str, Any] = {"name": "x", "type": kind, "nullable": True, "metadata": {}}
+    return T.StructField.fromJson(dict(holder)).dataType
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Delta through its public interfaces: staged rows enter a table by one append, overwrite or MERGE.
+#
+# Every commit carries Delta's own marker (`txnAppId`, `txnVersion`), which is the one that
+# `flinkish_spark/connectors/delta/transactions.py` writes, too: Delta skips a write whose marker it has
+# seen.
+
+
+_CONF = "spark.databricks.delta."
+_VIEW = "flinkish_staged"
+
+
+class DeltaRows:
+    """Tables as every Spark with Delta has them, also without a JVM of its own.
+
+    Parameters
+    ----------
+    spark
+        A session with Delta.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._own: SparkSession | None = None
+
+    def info(self, path: str) -> TableInfo | None:
+        """Return the table as it is now; None if there is none."""
+        try:
+            detail = self._spark.sql(f"DESCRIBE DETAIL {table_name(path)}").collect()[0]
+            if detail.format != "delta":
+                return None
+            schema = json.loads(self._spark.read.format("delta").load(path).schema.json())
+            return TableInfo(
+                tuple(schema["fields"]), tuple(detail.partitionColumns), dict(detail.properties or {})
+            )
+        except FROM_THE_JVM as error:
+            if condition_of(error) in NO_TABLE:
+                return None
+            raise_translated(translated(error), error)
+
+    def commit(
+        self,
+        path: str,
+        staged: Sequence[Mapping[str, Any]],
+        app_id: str,
+        version: int,
+        note: str,
+        info: TableInfo | None,
+    ) -> None:
+        """Write the rows of several staged sets as one table version, unless the marker is there.
+
+        Parameters
+        ----------
+        info
+            The table as it is now; None if there is none.
+
+        Raises
+        ------
+        DeltaConflict
+            Another writer was faster; repeat the call.
+        DeltaRefused
+            The table does not take these rows.
+        """
+        mode = mode_from_json(staged[0].get("mode"))
+        evolution = SchemaEvolution(staged[0].get("schema_evolution", "NONE"))
+        marker = {"txnAppId": app_id, "txnVersion": str(version), "userMetadata": note}
+        try:
+            rows = read_staged(self._session(), staged)
+            if isinstance(mode, Upsert):
+                newest = _newest_per_key(rows, mode)
+                if info is not None:
+                    self._merge(
+                        path, info, _aligned(newest, mode, info, keep_control=True), mode, evolution, marker
+                    )
+                    return
+                rows = newest.where(~F.col(DELETED))
+            self._write(path, info, _aligned(rows, mode, info), mode, evolution, staged[0], marker)
+        except FROM_THE_JVM as error:
+            if "PATH_EXISTS" in condition_of(error) or "ALREADY_EXISTS" in condition_of(error):
+                raise DeltaConflict("somebody made the table at the same moment") from error
+            raise_translated(translated(error), error)
+
+    def interrupt(self) -> None:
+        """Let the Spark jobs of a commit that another thread is in fail."""
+        if self._own is not None:
+            # Nobody else runs anything in it.
+            self._own.interruptAll()
+
+    def _write(
+        self,
+        path: str,
+        info: TableInfo | None,
+        rows: DataFrame,
+        mode: WriteMode,
+        evolution: SchemaEvolution,
+        first: Mapping[str, Any],
+        marker: Mapping[str, str],
+    ) -> None:
+        writer = rows.write.format("delta").options(**first.get("options", {})).options(**marker)
+        if info is None:
+            partition_by = first.get("partition_by", ())
+            writer = writer.partitionBy(*partition_by) if partition_by else writer
+            # A table that somebody makes meanwhile may hold rows that these would have to replace.
+            writer.mode("append" if isinstance(mode, Append) else "error").save(path)
+            return
+        if evolution is not SchemaEvolution.NONE:
+            writer = writer.option("mergeSchema", "true")
+        if isinstance(mode, OverwritePartitions):
+            writer.option("partitionOverwriteMode", "dynamic").mode("overwrite").save(path)
+        else:
+            writer.mode("append").save(path)
+
+    def _merge(
+        self,
+        path: str,
+        info: TableInfo,
+        rows: DataFrame,
+        mode: Upsert,
+        evolution: SchemaEvolution,
+        marker: Mapping[str, str],
+    ) -> None:
+        session = self._session()
+        session.conf.set(f"{_CONF}write.txnAppId", marker["txnAppId"])
+        session.conf.set(f"{_CONF}write.txnVersion", marker["txnVersion"])
+        session.conf.set(f"{_CONF}commitInfo.userMetadata", marker["userMetadata"])
+        rows.createOrReplaceTempView(_VIEW)
+        names = stored_fields(mode, [n for n in rows.columns if n not in (BATCH, ORDER, DELETED)])
+        # A table without the column has no sequence to compare with; the MERGE adds it.
+        by_sequence = mode.sequence_by in names and info.has_column(str(mode.sequence_by))
+        text = merge_statement(path, mode, names, evolution, by_sequence=by_sequence)
+        session.sql(text).collect()
+
+    def _session(self) -> SparkSession:
+        """Return a session of our own: settings of a commit must not get into what others write."""
+        if self._own is None:
+            clone: Callable[[], SparkSession] | None = getattr(self._spark, "cloneSession", None)
+            self._own = clone() if clone is not None else self._spark.newSession()
+        # A new session has the settings that Spark was started with, not those made since.
+        wanted, there = SETTINGS.all(self._spark), settings_of(self._own)
+        for name in wanted.keys() | there.keys():
+            if wanted.get(name) == there.get(name) or not self._own.conf.isModifiable(name):
+                continue
+            if name in wanted:
+                self._own.conf.set(name, wanted[name])
+            else:
+                self._own.conf.unset(name)
+        return self._own
+
+
+def table_name(path: str) -> str:
+    """Return a path as SQL names the table there."""
+    return f"delta.{quoted(path)}"
+
+
+def merge_statement(
+    path: str, mode: Upsert, names: Sequence[str], evolution: SchemaEvolution, *, by_sequence: bool
+) -> str:
+    """Return the MERGE of :data:`_VIEW`, which has one row per key, into a table.
+
+    Parameters
+    ----------
+    by_sequence
+        Whether rows of the table that are newer stay.
+
+    Examples
+    --------
+    >>> names = ["id", "v"]
+    >>> print(merge_statement("/t", Upsert(("id",)), names, SchemaEvolution.NONE, by_sequence=False))
+    MERGE INTO delta.`/t` AS t USING flinkish_staged AS s ON t.`id` = s.`id`
+    WHEN MATCHED AND s.`_fs_deleted` THEN DELETE
+    WHEN MATCHED THEN UPDATE SET `v` = s.`v`
+    WHEN NOT MATCHED AND NOT s.`_fs_deleted` THEN INSERT (`id`, `v`) VALUES (s.`id`, s.`v`)
+    """
+    keys = [quoted(key) for key in mode.keys]
+    others = [quoted(name) for name in names if name not in mode.keys]
+    newer = ""
+    if mode.sequence_by is not None and by_sequence:
+        at = quoted(mode.sequence_by)
+        newer = f" AND (t.{at} IS NULL OR s.{at} >= t.{at})"
+    every = [quoted(name) for name in names]
+    evolving = "" if evolution is SchemaEvolution.NONE else " WITH SCHEMA EVOLUTION"
+    changed = ", ".join(f"{name} = s.{name}" for name in others or keys)
+    lines = [
+        f"MERGE{evolving} INTO {table_name(path)} AS t USING {_VIEW} AS s "
+        f"ON {' AND '.join(f't.{key} = s.{key}' for key in keys)}",
+        f"WHEN MATCHED AND s.{quoted(DELETED)}{newer} THEN DELETE",
+        f"WHEN MATCHED{newer} THEN UPDATE SET {changed}",
+        f"WHEN NOT MATCHED AND NOT s.{quoted(DELETED)} THEN INSERT ({', '.join(every)}) "
+        f"VALUES ({', '.join(f's.{name}' for name in every)})",
+    ]
+    return "\n".join(lines)
+
+
+def _newest_per_key(rows: DataFrame, mode: Upsert) -> DataFrame:
+    order = [F.col(BATCH).desc(), F.col(ORDER).desc()]
+    if mode.sequence_by is not None:
+        order.insert(0, F.col(quoted(mode.sequence_by)).desc_nulls_last())
+    window = Window.partitionBy(*[F.col(quoted(key)) for key in mode.keys]).orderBy(*order)
+    place = "_fs_place"
+    return rows.withColumn(place, F.row_number().over(window)).where(F.col(place) == 1).drop(place)
+
+
+def _aligned(
+    rows: DataFrame, mode: WriteMode, info: TableInfo | None, *, keep_control: bool = False
+) -> DataFrame:
+    """Return the stored columns; those that are narrower than the table's get the table's type."""
+    names = stored_fields(mode, [n for n in rows.columns if n not in (BATCH, ORDER, DELETED)])
+    control = [F.col(DELETED)] if keep_control else []
+    return rows.select(*aligned_columns(rows, names, info), *control)

@@ -1,0 +1,432 @@
+"""The Delta sink, and what it refuses before anything starts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from flinkish_spark.bridge.session import probe
+from flinkish_spark.connectors.delta.rows import DeltaRows, aligned_columns
+from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings
+from flinkish_spark.connectors.delta.staging import DeltaCommits, DeltaCommitter, DeltaStaging, StagingTools
+from flinkish_spark.connectors.delta.table import (
+    Append,
+    DeltaWriter,
+    OverwritePartitions,
+    SchemaEvolution,
+    TableInfo,
+    Upsert,
+    fit,
+    stored_fields,
+)
+from flinkish_spark.connectors.delta.transactions import (
+    DeltaHistory,
+    DeltaRefused,
+    DeltaTables,
+    files_of,
+    has_native_delta,
+)
+from flinkish_spark.connectors.partition_values import why_no_partition
+from flinkish_spark.contracts.sink import Committer, Sink, SinkContext, SinkWriter
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault, SchemaError
+from flinkish_spark.types.ddl import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+# ----------------------------------------------------------------------------------------------------------
+# How long Delta keeps what a sink depends on, against how long a job may be down.
+
+
+FILES = "deletedFileRetentionDuration"
+MARKERS = "setTransactionRetentionDuration"
+#: Delta's own, where neither the table nor the session says anything.
+_DEFAULT = {FILES: "interval 1 week"}
+_UNIT_MS = {
+    "week": 604_800_000.0,
+    "day": 86_400_000.0,
+    "hour": 3_600_000.0,
+    "minute": 60_000.0,
+    "second": 1_000.0,
+    "millisecond": 1.0,
+    "microsecond": 0.001,
+}
+_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s+([a-z]+?)s?(?=\s|$)")
+
+
+def duration_ms(text: str) -> int | None:
+    """Return an interval of a table property in milliseconds; None for what is not understood.
+
+    Examples
+    --------
+    >>> duration_ms("interval 1 week"), duration_ms("INTERVAL 36 HOURS"), duration_ms("2 months")
+    (604800000, 129600000, None)
+    """
+    rest, total = text.strip().lower().removeprefix("interval").strip(), 0.0
+    if not rest:
+        return None
+    while rest:
+        part = _PART.match(rest)
+        if part is None or part[2] not in _UNIT_MS:
+            return None
+        total += float(part[1]) * _UNIT_MS[part[2]]
+        rest = rest[part.end() :].strip()
+    return int(total)
+
+
+def check_retention(
+    name: str, properties: Mapping[str, str], defaults: Mapping[str, str], path: str, context: SinkContext
+) -> None:
+    """Refuse a table that forgets staged files or markers while the job may still be down.
+
+    Parameters
+    ----------
+    name
+        :data:`FILES` or :data:`MARKERS`.
+    properties
+        Of the table; empty if the first commit makes it.
+    defaults
+        What the session gives to new tables, by bare name.
+
+    Raises
+    ------
+    ConfigError
+        It is shorter than interval + restart budget.
+    """
+    text = properties.get(f"delta.{name}")
+    if text is None and not properties:
+        text = defaults.get(name)
+    text = text or _DEFAULT.get(name)
+    kept_ms = None if text is None else duration_ms(text)
+    checkpoint = context.checkpoint
+    least_ms = checkpoint.interval_ms + checkpoint.restart_budget_ms
+    if kept_ms is None or kept_ms >= least_ms:
+        return
+    what = "staged files" if name == FILES else "which checkpoints it has"
+    raise ConfigError(
+        f"delta.{name} of the table {path} is '{text}' = {kept_ms} ms, shorter than checkpoint interval + "
+        f"restart budget = {least_ms} ms of sink '{context.uid}'",
+        why=f"the table could forget {what} while the job restarts",
+        what_to_do=f"ALTER TABLE ... SET TBLPROPERTIES ('delta.{name}' = 'interval 7 days'), "
+        "or lower restart_budget_ms",
+        uid=context.uid,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a Delta sink refuses before anything starts.
+
+
+_DEFAULTS = "spark.databricks.delta.properties.defaults."
+
+
+def check_sink(
+    sink: DeltaSinkSettings, spark: SparkSession, context: SinkContext, native: DeltaTables | None
+) -> None:
+    """Refuse a sink that its stream or its table does not allow.
+
+    Raises
+    ------
+    SchemaError
+        Columns, keys, conditions or types do not fit.
+    ConfigError
+        The mode or a retention of the table does not.
+    """
+    _check_columns(sink, context)
+    if isinstance(sink.mode, Upsert):
+        _check_upsert(sink.mode, spark, context)
+    stages_files = native is not None and not isinstance(sink.mode, Upsert)
+    table = DeltaRows(spark).info(sink.path) if native is None else native.info(sink.path)
+    _check_partition_types(sink, context, sink.partition_by if table is None else table.partition_by)
+    if table is None:
+        _check_new(sink, context)
+    else:
+        _check_table(sink, spark, context, table, stages_files=stages_files)
+    if stages_files:
+        _ask_delta(sink, spark, context, native, table)
+    elif table is None and has_native_delta(spark):
+        # The commit makes the table. That Delta takes its columns must be known before something is decided.
+        _ask_delta(sink, spark, context, DeltaTables(spark), None)
+    properties = {} if table is None else table.properties
+    defaults = {name: spark.conf.get(_DEFAULTS + name, None) for name in (FILES, MARKERS)}
+    known = {name: value for name, value in defaults.items() if value is not None}
+    for name in (FILES, MARKERS) if stages_files else (MARKERS,):
+        # A table without properties has Delta's defaults, not the session's.
+        check_retention(name, properties, known if table is None else {}, sink.path, context)
+
+
+def _check_columns(sink: DeltaSinkSettings, context: SinkContext) -> None:
+    stored = stored_fields(sink.mode, context.schema.names)
+    wanted = [("partitioned by", name) for name in sink.partition_by]
+    if isinstance(sink.mode, Upsert):
+        wanted += [("keyed by", name) for name in sink.mode.keys]
+        _require("leaves out", sink.mode.not_stored, context.schema.names, context)
+        if sink.mode.sequence_by is not None:
+            _require("ordered by", (sink.mode.sequence_by,), context.schema.names, context)
+    for role, name in wanted:
+        _require(role, (name,), stored, context)
+
+
+def _require(role: str, names: tuple[str, ...], have: Any, context: SinkContext) -> None:
+    for name in names:
+        if name not in have:
+            raise SchemaError(
+                f"sink '{context.uid}' is {role} '{name}', which its stream does not have"
+                if role != "leaves out"
+                else f"sink '{context.uid}' leaves out '{name}', which its stream does not have",
+                what_to_do=f"choose from {', '.join(have)}",
+            )
+
+
+def _check_partition_types(
+    sink: DeltaSinkSettings, context: SinkContext, partition_by: Sequence[str]
+) -> None:
+    wanted = {name.lower() for name in partition_by}
+    for field in context.schema.fields:
+        why = why_no_partition(field.dataType) if field.name.lower() in wanted else ""
+        if why:
+            raise SchemaError(
+                f"the partition column '{field.name}' of sink '{context.uid}' is "
+                f"{field.dataType.simpleString()}",
+                why=why,
+                what_to_do=f"partition {sink.path} by another column, such as hex({field.name})",
+                uid=context.uid,
+            )
+
+
+def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> None:
+    ordered = mode.keys if mode.sequence_by is None else (*mode.keys, mode.sequence_by)
+    for name in ordered:
+        kind = context.schema[name].dataType
+        if name in mode.keys and isinstance(kind, T.StringType) and not kind.isUTF8BinaryCollation():
+            raise SchemaError(
+                f"the key '{name}' of sink '{context.uid}' is {kind.simpleString()}",
+                why="under its collation different texts are one key",
+                what_to_do="make a column of type STRING in front of the sink, such as lower(...)",
+                uid=context.uid,
+            )
+        if isinstance(kind, T.ArrayType | T.MapType | T.StructType | T.VariantType):
+            raise SchemaError(
+                f"the column '{name}' of sink '{context.uid}' is {kind.simpleString()}",
+                why="keys and sequences must be simple values, which can be compared",
+                what_to_do="make a column of a simple type in front of the sink",
+            )
+    if mode.delete_when is not None:
+        try:
+            empty = spark.createDataFrame([], context.schema)
+            # Beside the columns: an aggregate is no condition on one record.
+            found = empty.select("*", F.expr(mode.delete_when)).schema.fields[-1].dataType
+        except Exception as error:
+            raise _bad_condition(mode.delete_when, context, str(error).split("\n")[0]) from error
+        if not isinstance(found, T.BooleanType):
+            raise _bad_condition(mode.delete_when, context, f"it is of type {found.simpleString()}")
+
+
+def _bad_condition(text: str, context: SinkContext, why: str) -> SchemaError:
+    return SchemaError(
+        f"delete_when of sink '{context.uid}' is no condition on its records: {text}",
+        why=why,
+        what_to_do="give a SQL condition on the stream's fields, such as \"op = 'D'\"",
+    )
+
+
+def _check_new(sink: DeltaSinkSettings, context: SinkContext) -> None:
+    if isinstance(sink.mode, OverwritePartitions) and not sink.partition_by:
+        raise ConfigError(
+            f"sink '{context.uid}' overwrites partitions of {sink.path}, which would have none",
+            what_to_do="give DeltaSink partition_by",
+        )
+
+
+def _check_table(
+    sink: DeltaSinkSettings,
+    spark: SparkSession,
+    context: SinkContext,
+    table: TableInfo,
+    *,
+    stages_files: bool,
+) -> None:
+    if table.is_append_only and not isinstance(sink.mode, Append):
+        raise ConfigError(
+            f"the table {sink.path} of sink '{context.uid}' has delta.appendOnly",
+            why=f"{type(sink.mode).__name__} changes and deletes rows",
+            what_to_do="ALTER TABLE ... UNSET TBLPROPERTIES ('delta.appendOnly'), or use Append()",
+        )
+    padded = [name for name in table.padded if name in table.partition_by]
+    if isinstance(sink.mode, OverwritePartitions) and padded:
+        raise ConfigError(
+            f"sink '{context.uid}' overwrites partitions of {sink.path} by {padded[0]}, which is a CHAR",
+            why="a text is one partition with the blanks that fill it up, and another one without",
+            what_to_do="make the column a VARCHAR or STRING: CREATE OR REPLACE TABLE ... AS SELECT ...",
+            uid=context.uid,
+        )
+    if isinstance(sink.mode, OverwritePartitions) and not table.partition_by:
+        raise ConfigError(
+            f"sink '{context.uid}' overwrites partitions of {sink.path}, which has none",
+            what_to_do="use a partitioned table",
+        )
+    if sink.partition_by and tuple(sink.partition_by) != table.partition_by:
+        raise _refused(sink, context, f"its partition columns are {', '.join(table.partition_by) or 'none'}")
+    names = stored_fields(sink.mode, context.schema.names)
+    fields = json.loads(T.StructType([context.schema[name] for name in names]).json())["fields"]
+    problems = fit(table, fields, sink.schema_evolution).problems
+    if problems:
+        raise _refused(sink, context, problems[0])
+    if isinstance(sink.mode, Upsert):
+        missing = [key for key in sink.mode.keys if not table.has_column(key)]
+        if missing:
+            raise _refused(sink, context, f"it has no column {missing[0]}, which is a key")
+        if table.padded:
+            # Delta cannot put a MERGE into such a table, whatever the column is for.
+            raise ConfigError(
+                f"sink '{context.uid}' upserts into {sink.path}, whose column {table.padded[0]} is a CHAR",
+                why="Delta refuses every MERGE into a table that has one: it fills texts up with blanks",
+                what_to_do="make the column a VARCHAR or STRING: CREATE OR REPLACE TABLE ... AS SELECT ...",
+                uid=context.uid,
+            )
+        folding = [key for key in sink.mode.keys if table.is_collated(key)]
+        if folding:
+            raise _refused(
+                sink, context, f"the collation of its column {folding[0]} takes different keys for one"
+            )
+    if not stages_files or table.has_identity or sink.schema_evolution is not SchemaEvolution.NONE:
+        _check_constraints(sink, spark, context, table)
+
+
+def _check_constraints(
+    sink: DeltaSinkSettings, spark: SparkSession, context: SinkContext, table: TableInfo
+) -> None:
+    """Refuse rules on columns that the stream lacks: they cannot be checked while rows are staged."""
+    empty, given = spark.createDataFrame([], context.schema), {n.lower() for n in context.schema.names}
+    rules = [("constraint", name, sql) for name, sql in table.checks.items()]
+    rules += [("generated column", n, sql) for n, sql in table.generated.items() if n.lower() in given]
+    for kind, name, sql in rules:
+        try:
+            empty.select(F.expr(sql))
+        except Exception as error:
+            raise _refused(
+                sink, context, f"its {kind} {name} ({sql}) is about columns that the stream lacks"
+            ) from error
+
+
+def _ask_delta(
+    sink: DeltaSinkSettings,
+    spark: SparkSession,
+    context: SinkContext,
+    native: DeltaTables | None,
+    table: TableInfo | None,
+) -> None:
+    """Let Delta itself compare the schema, by staging no rows."""
+    if native is None:
+        return
+    stored = map(F.col, map(quoted, stored_fields(sink.mode, context.schema.names)))
+    empty = spark.createDataFrame([], context.schema).select(*stored)
+    options = dict(sink.options)
+    if table is not None:
+        empty = empty.select(*aligned_columns(empty, empty.columns, table))
+        fields = json.loads(context.schema.json())["fields"]
+        if fit(table, fields, sink.schema_evolution).changes:
+            options["mergeSchema"] = "true"
+    try:
+        native.check_schema(empty.schema, sink.path, sink.partition_by, options)
+    except DeltaRefused as error:
+        raise _refused(sink, context, str(error).split("\n\n")[0].strip()) from error
+
+
+def _refused(sink: DeltaSinkSettings, context: SinkContext, why: str) -> SchemaError:
+    return SchemaError(
+        f"the Delta table {sink.path} refuses the stream of sink '{context.uid}'",
+        why=why,
+        what_to_do="change the stream's fields, or the table with ALTER TABLE"
+        + ("" if sink.schema_evolution.value != "NONE" else ", or allow it with schema_evolution"),
+        uid=context.uid,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The Delta sink: rows are staged per micro-batch and enter the table with the checkpoint.
+#
+# One table version per checkpoint, however many micro-batches it has, marked with SetTransaction(appId =
+# job uuid and sink uid, version = checkpoint id): a repeated commit, by this process or any other, changes
+# nothing. See docs/delta-sink.md.
+
+
+@dataclass(frozen=True)
+class DeltaSink(DeltaSinkSettings, Sink):
+    """Write to a Delta table, exactly once.
+
+    Parameters
+    ----------
+    path
+        Absolute path or URI of the table; created with the first checkpoint if it is missing.
+    partition_by
+        Partition columns.
+    options
+        Options of Delta's writer, such as ``{"maxRecordsPerFile": "100000"}``. Those that the other
+        parameters stand for, and those of the marker, are refused.
+    mode
+        ``Append()``, ``Upsert(keys=...)`` or ``OverwritePartitions()``.
+    schema_evolution
+        What the stream may have that the table does not have yet. The table gets it with the first
+        checkpoint that has rows.
+    writer
+        `DeltaWriter` or its word: ``"native"`` stages data files by Delta's own transactions,
+        ``"portable"`` needs nothing but Delta's public interfaces, ``"auto"`` takes the first where it can.
+
+    Raises
+    ------
+    ConfigError
+        A path that is relative, an option that is refused, a value of another type.
+
+    Examples
+    --------
+    >>> DeltaSink("/lake/totals", partition_by=("day",)).path
+    '/lake/totals'
+    >>> DeltaSink("/lake/users", mode=Upsert(keys=("id",), delete_when="op = 'D'")).mode.keys
+    ('id',)
+    """
+
+    def preflight(self, spark: SparkSession, context: SinkContext) -> None:
+        """Compare stream and table, mode and retention."""
+        check_sink(self, spark, context, self._native(spark))
+
+    def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
+        """Return the staging half."""
+        has_shim = getattr(spark, "_jvm", None) is not None and probe(spark).has_shim
+        tools = StagingTools(self._native(spark), DeltaRows(spark), files_of(spark), has_shim=has_shim)
+        return DeltaStaging(self, context, tools)
+
+    def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
+        """Return the committing half."""
+        commits = DeltaCommits.of(spark, native=self._native(spark))
+        return DeltaCommitter(self, commits, DeltaHistory(spark), context)
+
+    def _native(self, spark: SparkSession) -> DeltaTables | None:
+        """Return Delta's transactions if this sink works with them."""
+        if self.writer is DeltaWriter.PORTABLE:
+            return None
+        if has_native_delta(spark):
+            return DeltaTables(spark)
+        if self.writer is DeltaWriter.NATIVE:
+            raise EnvironmentFault(
+                "this Spark session does not let Delta's transactions be reached",
+                why="it is a Spark Connect session, or its Delta is not the open-source one",
+                what_to_do='give the DeltaSink writer="portable", or leave writer out',
+            )
+        return None
+
+
+def require_delta(has_delta: bool) -> None:
+    """Raise EnvironmentFault if the session was started without Delta's JARs."""
+    if not has_delta:
+        raise EnvironmentFault(
+            "this Spark session has no Delta Lake",
+            what_to_do="start the session with flinkish_spark.configure_spark_with_jars(...)",
+        )

@@ -1,0 +1,73 @@
+"""What a Delta sink is told: the table, what it does with rows, how it stages; checked when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from flinkish_spark.connectors.delta.table import (
+    Append,
+    DeltaWriter,
+    OverwritePartitions,
+    SchemaEvolution,
+    Upsert,
+    WriteMode,
+)
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.validation import instance_of
+
+_SCHEMA_OPTIONS = frozenset({"mergeschema", "overwriteschema", "replacewhere", "partitionoverwritemode"})
+_OWN_OPTIONS = frozenset({"txnappid", "txnversion", "usermetadata"})
+
+
+@dataclass(frozen=True)
+class DeltaSinkSettings:
+    """The parameters of :class:`~flinkish_spark.DeltaSink`, which describes them."""
+
+    path: str
+    partition_by: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    mode: WriteMode = field(default_factory=Append)
+    schema_evolution: SchemaEvolution = SchemaEvolution.NONE
+    writer: str | DeltaWriter = DeltaWriter.AUTO
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "writer", DeltaWriter.of(self.writer))
+        instance_of(
+            "schema_evolution",
+            self.schema_evolution,
+            SchemaEvolution,
+            what_to_do="use SchemaEvolution.NONE, ADD_COLUMNS or WIDEN_TYPES",
+        )
+        if not isinstance(self.mode, Append | Upsert | OverwritePartitions):
+            raise ConfigError(
+                f"mode is {self.mode!r}",
+                what_to_do="use Append(), Upsert(keys=...) or OverwritePartitions()",
+            )
+        self._check_options()
+        if (
+            "://" not in self.path
+            and not self.path.startswith("file:")
+            and not PurePosixPath(self.path).is_absolute()
+        ):
+            raise ConfigError(
+                f"the Delta path {self.path!r} is relative",
+                why="it would mean different places in different processes",
+                what_to_do="give an absolute path or a URI",
+            )
+
+    def _check_options(self) -> None:
+        for name in self.options:
+            if name.lower() in _SCHEMA_OPTIONS:
+                raise ConfigError(
+                    f"the Delta option '{name}' cannot be used",
+                    why="what a commit changes must be known when its rows are staged",
+                    what_to_do="use schema_evolution or mode, or ALTER TABLE while the job is stopped",
+                )
+            if name.lower() in _OWN_OPTIONS:
+                raise ConfigError(
+                    f"the Delta option '{name}' cannot be used",
+                    why="the sink marks its commits with it, and exactly-once depends on that",
+                    what_to_do="leave it out",
+                )

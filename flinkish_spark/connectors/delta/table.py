@@ -1,0 +1,604 @@
+"""What a Delta table is, how a sink may change it, and how its later checkpoints are taken back."""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.protocol.codec import Stored, read
+from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
+from flinkish_spark.protocol.timeline import Mark, token_in
+
+# ----------------------------------------------------------------------------------------------------------
+# What has to be done to a Delta table so that a job's later checkpoints are taken back.
+#
+# The table's own history decides: every commit of ours names its sink and checkpoint, and every restore of
+# ours carries a note with the lineage of its rewind. Pure; `connectors/delta/sink.py` carries it out.
+
+
+#: Begins the note of a commit that holds a checkpoint.
+_NOTE = "flinkish-commit "
+#: Operations that change no rows, so that restoring an older version loses nothing of them.
+_HARMLESS = frozenset({"OPTIMIZE", "VACUUM START", "VACUUM END"})
+
+
+def app_id(job: JobUuid, uid: str) -> str:
+    """Return the name under which a sink's commits are recorded in the table."""
+    return f"{_prefix(job)}{uid}"
+
+
+def note_of(job: JobUuid, lineage: Lineage) -> str:
+    """Return the note of a restore: the same rewind, repeated after a crash, finds it."""
+    return f"flinkish-rewind {job} {lineage}"
+
+
+def checkpoint_note(app: str, mark: Mark) -> str:
+    """Return the note of the commit that holds a checkpoint of a sink; `app` is its :func:`app_id`."""
+    return " ".join([f"{_NOTE}{app}", str(mark.checkpoint), *([mark.token] if mark.token else [])])
+
+
+def mark_in(parameters: Mapping[str, str], note: str, app: str) -> Mark | None:
+    """Return which checkpoint of a sink a commit holds; None if it is none of that sink's."""
+    found = _marked(parameters, note)
+    if found is None or found[0] != app:
+        return None
+    return Mark(CheckpointId(found[1]), token_in(note.split(" ")))
+
+
+def _marked(parameters: Mapping[str, str], note: str) -> tuple[str, int] | None:
+    """Return sink and checkpoint from the note, or from the parameters of a streaming update."""
+    if note.startswith(_NOTE):
+        # Behind the checkpoint are the timeline's token, and maybe a word that tells attempts apart.
+        app, epoch, *_ = [*note.removeprefix(_NOTE).split(" "), ""]
+    else:
+        app, epoch = parameters.get("queryId", ""), parameters.get("epochId", "")
+    return (app, int(epoch)) if epoch.isdecimal() else None
+
+
+@dataclass(frozen=True, slots=True)
+class TableCommit:
+    """One version of a table, as its history tells it."""
+
+    version: int
+    operation: str
+    parameters: Mapping[str, str]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NothingToRestore:
+    """The table holds nothing newer than the target, or this rewind has restored it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreVersion:
+    """Restore the table to a version."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRows:
+    """Delete all rows: the job's first commit, after the target, made the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoRestore:
+    """It cannot be done."""
+
+    why: str
+
+
+RestorePlan = NothingToRestore | RestoreVersion | DeleteRows | NoRestore
+
+
+def plan_restore(
+    history: Iterable[TableCommit], job: JobUuid, target: CheckpointId, lineage: Lineage
+) -> RestorePlan:
+    """Return how the table is set back to what checkpoint `target` of `job` left.
+
+    Parameters
+    ----------
+    history
+        The table's commits, newest first; read no further than needed.
+    lineage
+        The one that the rewind starts.
+    """
+    first: TableCommit | None = None
+    stranger: TableCommit | None = None
+    blocking: TableCommit | None = None
+    oldest: TableCommit | None = None
+    for commit in history:
+        oldest = commit
+        checkpoint = _checkpoint_of(commit, job)
+        if commit.note == note_of(job, lineage):
+            return NothingToRestore()
+        if checkpoint is not None and checkpoint <= int(target):
+            break
+        if checkpoint is not None:
+            first, blocking = commit, stranger
+        elif commit.operation not in _HARMLESS and not commit.note.startswith(f"flinkish-rewind {job} "):
+            stranger = commit
+    if first is None or oldest is None:
+        return NothingToRestore()
+    if blocking is not None:
+        return NoRestore(
+            f"version {blocking.version} ({blocking.operation}) was committed by somebody else after "
+            f"checkpoint {target}, and restoring the table would take that back, too"
+        )
+    if first.version == 0:
+        return DeleteRows()
+    if oldest is first:
+        return NoRestore(f"its history does not go back to checkpoint {target} any more")
+    return RestoreVersion(first.version - 1)
+
+
+def _prefix(job: JobUuid) -> str:
+    return f"flinkish-{job}-"
+
+
+def _checkpoint_of(commit: TableCommit, job: JobUuid) -> int | None:
+    """Return the checkpoint that a commit of this job's sinks belongs to; None for others'."""
+    found = _marked(commit.parameters, commit.note)
+    return found[1] if found is not None and found[0].startswith(_prefix(job)) else None
+
+
+# ----------------------------------------------------------------------------------------------------------
+# How a Delta sink changes its table: what a user chooses, and how a committable remembers it.
+#
+# A committable carries the settings that it was staged under, so that whoever commits it needs nothing
+# else, and a sink whose settings were changed cannot reinterpret what is decided.
+
+
+class SchemaEvolution(enum.Enum):
+    """What the stream may have that the table does not have yet.
+
+    Columns are only ever added and widened: no mode drops a column or changes its type otherwise.
+    """
+
+    #: Nothing: another schema is refused before the job starts.
+    NONE = "NONE"
+    #: New columns and new fields of structs; added by the commit of the checkpoint that brings them.
+    ADD_COLUMNS = "ADD_COLUMNS"
+    #: Also wider types, in tables with ``delta.enableTypeWidening``.
+    WIDEN_TYPES = "WIDEN_TYPES"
+
+
+class DeltaWriter(enum.Enum):
+    """By which of Delta's doors a sink works. Either can finish what the other staged."""
+
+    #: NATIVE where this Spark has Delta's classes, else PORTABLE.
+    AUTO = "auto"
+    #: Delta's own transactions: data files are staged in their final place, a commit only names them.
+    NATIVE = "native"
+    #: Public interfaces only: rows are staged as Parquet and written to the table by the commit.
+    PORTABLE = "portable"
+
+    @classmethod
+    def of(cls, value: str | DeltaWriter) -> DeltaWriter:
+        """Return the one that a user named; raise ConfigError if there is none."""
+        try:
+            return cls(value)
+        except ValueError:
+            raise ConfigError(
+                f"writer is {value!r}", what_to_do='use "auto", "native" or "portable"'
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Append(Stored):
+    """Every record becomes a row."""
+
+    TAG: ClassVar = ("kind", "APPEND")
+
+
+@dataclass(frozen=True, slots=True)
+class OverwritePartitions(Stored):
+    """The partitions that occur in a checkpoint's records are replaced by these records.
+
+    Other partitions stay. The table must be partitioned. Which records share a checkpoint decides what
+    is replaced, so a partition should be written as a whole between two barriers.
+    """
+
+    TAG: ClassVar = ("kind", "OVERWRITE_PARTITIONS")
+
+
+@dataclass(frozen=True, slots=True)
+class Upsert(Stored):
+    """One row per key: a record replaces the row with its key, or becomes a new one.
+
+    Of several records with one key in a checkpoint the last one wins: the one with the greatest
+    `sequence_by` if that is given, else the one that is later in the stream. The stream has an order only
+    within a Spark partition, so key the stream by `keys`, or give `sequence_by`.
+
+    Parameters
+    ----------
+    keys
+        Columns that together name a row. A record with a null in one of them is refused.
+    sequence_by
+        Column whose greatest value is the newest; of equal ones the later in the stream. A record that is
+        older than the row in the table changes nothing. Null is older than everything.
+    delete_when
+        SQL condition on a record: it deletes the row with its key. Nothing remembers a deleted row, so
+        an older record that comes in a later checkpoint brings it back.
+    not_stored
+        Columns of the stream that the table does not get, such as the one that says what a record does.
+        If `sequence_by` is among them, records are compared with each other and not with the table.
+
+    Raises
+    ------
+    ConfigError
+        No keys, or a column in two roles that exclude each other.
+
+    Examples
+    --------
+    >>> Upsert(keys=("id",), sequence_by="at", delete_when="op = 'D'", not_stored=("op",)).keys
+    ('id',)
+    """
+
+    TAG: ClassVar = ("kind", "UPSERT")
+
+    keys: tuple[str, ...]
+    sequence_by: str | None = None
+    delete_when: str | None = None
+    not_stored: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("keys", "not_stored"):
+            given = getattr(self, name)
+            if isinstance(given, str) or not all(isinstance(one, str) for one in given):
+                raise ConfigError(
+                    f"{name} of Upsert is {given!r}", what_to_do='give a tuple of columns, such as ("id",)'
+                )
+            object.__setattr__(self, name, tuple(given))
+        if not self.keys:
+            raise ConfigError(
+                "Upsert has no keys",
+                why="nothing would say which row a record replaces",
+                what_to_do='name them: Upsert(keys=("id",)), or use Append()',
+            )
+        both = sorted(set(self.keys) & set(self.not_stored))
+        if both:
+            raise ConfigError(
+                f"the key '{both[0]}' of Upsert is among the columns that are not stored",
+                why="the row could not be found again",
+                what_to_do="take it out of not_stored",
+            )
+
+
+WriteMode = Append | Upsert | OverwritePartitions
+
+
+def stored_fields(mode: WriteMode, names: Sequence[str]) -> tuple[str, ...]:
+    """Return those of a stream's fields that the table gets."""
+    left_out = mode.not_stored if isinstance(mode, Upsert) else ()
+    return tuple(name for name in names if name not in left_out)
+
+
+def mode_from_json(stored: Any) -> WriteMode:
+    """Read the stored form; committables from before there were modes have none and append.
+
+    Examples
+    --------
+    >>> mode_from_json(Upsert(("id",)).to_json()) == Upsert(("id",))
+    True
+    """
+    mode: WriteMode = Append() if stored is None else read(WriteMode, stored)
+    return mode
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a Delta table is, as far as a sink needs to know, and what would have to change in it for a stream.
+#
+# Pure: schemas are Spark's JSON, and every question is answered from values. Delta has the last word; what
+# is found here is found before a checkpoint is decided, and can be explained.
+
+
+Json = Mapping[str, Any]
+
+_CHECK = "delta.constraints."
+_GENERATED = "delta.generationExpression"
+_IDENTITY = "delta.identity.start"
+_EXPLICIT_IDENTITY = "delta.identity.allowExplicitInsert"
+_DEFAULT = "CURRENT_DEFAULT"
+_CHARS = "__CHAR_VARCHAR_TYPE_STRING"
+_COLLATIONS = "__COLLATIONS"
+_LENGTH = re.compile(r"(?:var)?char\((\d+)\)")
+_PHYSICAL = "delta.columnMapping.physicalName"
+_WIDENING = "delta.enableTypeWidening"
+#: From left to right each holds everything that those before it hold.
+_WHOLE_NUMBERS = ("byte", "short", "integer", "long")
+_DECIMAL = re.compile(r"decimal\((\d+),\s*(-?\d+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class TableInfo:
+    """One version of a table.
+
+    Parameters
+    ----------
+    fields
+        Of the schema, as Spark's JSON. Read through public interfaces they lack Delta's own metadata.
+    partition_by, properties
+        As the table has them.
+    """
+
+    fields: tuple[Json, ...]
+    partition_by: tuple[str, ...]
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_log(cls, metadata: Json) -> TableInfo:
+        """Read a metaData action of Delta's log."""
+        inner = metadata["metaData"]
+        return cls(
+            tuple(json.loads(inner["schemaString"])["fields"]),
+            tuple(inner.get("partitionColumns", [])),
+            dict(inner.get("configuration", {})),
+        )
+
+    @property
+    def checks(self) -> dict[str, str]:
+        """CHECK constraints: name to SQL condition."""
+        return {
+            name.removeprefix(_CHECK): condition
+            for name, condition in self.properties.items()
+            if name.startswith(_CHECK)
+        }
+
+    @property
+    def not_null(self) -> tuple[str, ...]:
+        """Columns that may not be null."""
+        return tuple(str(f["name"]) for f in self.fields if not f["nullable"])
+
+    @property
+    def generated(self) -> dict[str, str]:
+        """Generated columns: name to expression."""
+        found = {str(f["name"]): f.get("metadata", {}).get(_GENERATED) for f in self.fields}
+        return {name: expression for name, expression in found.items() if expression}
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """CHAR and VARCHAR columns: name to the most characters."""
+        found = {
+            str(f["name"]): _LENGTH.fullmatch(f.get("metadata", {}).get(_CHARS, "")) for f in self.fields
+        }
+        return {name: int(match[1]) for name, match in found.items() if match is not None}
+
+    @property
+    def padded(self) -> tuple[str, ...]:
+        """CHAR columns."""
+        kinds = ((str(f["name"]), str(f.get("metadata", {}).get(_CHARS, ""))) for f in self.fields)
+        return tuple(name for name, kind in kinds if kind.startswith("char"))
+
+    def is_collated(self, name: str) -> bool:
+        """Whether a column has a collation of its own, under which different texts may be equal."""
+        found = next((f for f in self.fields if str(f["name"]).lower() == name.lower()), None)
+        return found is not None and bool(found.get("metadata", {}).get(_COLLATIONS))
+
+    def has_column(self, name: str) -> bool:
+        """Whether there is a column of that name; Spark does not look at case."""
+        return any(str(f["name"]).lower() == name.lower() for f in self.fields)
+
+    @property
+    def has_identity(self) -> bool:
+        """Whether Delta numbers rows."""
+        return any(_IDENTITY in f.get("metadata", {}) for f in self.fields)
+
+    @property
+    def is_append_only(self) -> bool:
+        """Whether rows may never be changed or deleted."""
+        return self.properties.get("delta.appendOnly", "false").lower() == "true"
+
+    @property
+    def widens(self) -> bool:
+        """Whether types may become wider."""
+        return self.properties.get(_WIDENING, "false").lower() == "true"
+
+    def rules(self) -> dict[str, Any]:
+        """Return what rows are checked against when they are staged, as JSON values."""
+        return {
+            "checks": self.checks,
+            "not_null": sorted(self.not_null),
+            "generated": self.generated,
+            "lengths": self.lengths,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a table lacks for a stream.
+
+    Parameters
+    ----------
+    problems
+        Sentences without full stop; empty if the rows can be written.
+    changes
+        Columns (dotted for fields of structs) that writing would add or widen.
+    """
+
+    problems: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+
+
+def fit(table: TableInfo, stream: Sequence[Json], evolution: SchemaEvolution) -> Fit:
+    """Return whether a stream's fields can be written, and what that changes in the table.
+
+    Parameters
+    ----------
+    stream
+        Its stored fields, as Spark's JSON.
+    """
+    found = list(_compare_fields(table.fields, stream, "", table.widens))
+    problems = [text for kind, _, text in found if kind == "PROBLEM"]
+    changes = [(kind, name, text) for kind, name, text in found if kind != "PROBLEM"]
+    allowed = {
+        SchemaEvolution.NONE: (),
+        SchemaEvolution.ADD_COLUMNS: ("NEW",),
+        SchemaEvolution.WIDEN_TYPES: ("NEW", "WIDER"),
+    }[evolution]
+    problems += [text for kind, _, text in changes if kind not in allowed]
+    problems += _missing(table, {str(f["name"]).lower() for f in stream})
+    return Fit(tuple(problems), tuple(name for kind, name, _ in changes if kind in allowed))
+
+
+def _missing(table: TableInfo, given: set[str]) -> Iterator[str]:
+    for column in table.fields:
+        name, metadata = str(column["name"]), column.get("metadata", {})
+        is_given = name.lower() in given
+        if is_given and _IDENTITY in metadata and not metadata.get(_EXPLICIT_IDENTITY):
+            yield f"the table numbers its column {name} by itself, and the stream has it, too"
+        fills_itself = _IDENTITY in metadata or _GENERATED in metadata or _DEFAULT in metadata
+        if is_given or fills_itself:
+            continue
+        if name in table.partition_by:
+            yield f"the stream lacks the partition column {name}"
+        elif not column["nullable"]:
+            yield f"the stream lacks the column {name}, which is NOT NULL"
+
+
+Finding = tuple[str, str, str]
+
+
+def _compare_fields(
+    table: Sequence[Json], stream: Sequence[Json], at: str, widens: bool
+) -> Iterator[Finding]:
+    have = {str(f["name"]).lower(): f for f in table}
+    for one in stream:
+        name = f"{at}{one['name']}"
+        known = have.get(str(one["name"]).lower())
+        if known is None:
+            yield "NEW", name, f"the table has no column {name}"
+        else:
+            yield from _compare(known["type"], one["type"], name, widens, is_top=not at)
+
+
+def _compare(table: Any, stream: Any, name: str, widens: bool, *, is_top: bool) -> Iterator[Finding]:
+    if isinstance(table, str) and isinstance(stream, str):
+        if table == stream or (is_top and is_wider(stream, table)):
+            return
+        if is_wider(table, stream) and widens:
+            yield "WIDER", name, f"the column {name} is {table} and the stream's is {stream}"
+        else:
+            why = ", and the table does not have delta.enableTypeWidening" if is_wider(table, stream) else ""
+            yield (
+                "PROBLEM",
+                name,
+                f"the column {name} is {table} in the table and {stream} in the stream{why}",
+            )
+    elif isinstance(table, dict) and isinstance(stream, dict) and table["type"] == stream["type"]:
+        if table["type"] == "struct":
+            yield from _compare_fields(table["fields"], stream["fields"], f"{name}.", widens)
+        for part in ("elementType", "keyType", "valueType"):
+            if part in table:
+                yield from _compare(table[part], stream[part], f"{name}.{part}", widens, is_top=False)
+    else:
+        yield "PROBLEM", name, f"the column {name} has another type in the table than in the stream"
+
+
+def is_wider(narrow: str, wide: str) -> bool:
+    """Whether Delta widens `narrow` to `wide` by itself when a wider value is written.
+
+    Examples
+    --------
+    >>> is_wider("integer", "long"), is_wider("long", "integer"), is_wider("decimal(4,1)", "decimal(9,3)")
+    (True, False, True)
+    """
+    if narrow in _WHOLE_NUMBERS and wide in _WHOLE_NUMBERS:
+        return _WHOLE_NUMBERS.index(narrow) < _WHOLE_NUMBERS.index(wide)
+    if (narrow, wide) in (("float", "double"), ("date", "timestamp_ntz")):
+        return True
+    one, other = _DECIMAL.fullmatch(narrow), _DECIMAL.fullmatch(wide)
+    if one is None or other is None or narrow == wide:
+        return False
+    digits, scale = int(other[1]) - int(one[1]), int(other[2]) - int(one[2])
+    return scale >= 0 and digits >= scale
+
+
+def why_not_as_files(staged: Json, current: Json, fields: Sequence[str]) -> str:
+    """Return why staged data files cannot be named in a table as it is now; empty if they can.
+
+    Their rows may still be written to it: as new files.
+
+    Parameters
+    ----------
+    staged, current
+        metaData actions: what the files were written for, and what the table has now.
+    fields
+        Names of the stream's fields that are stored.
+    """
+    then, now = TableInfo.from_log(staged), TableInfo.from_log(current)
+    if [_physical_name(then, name) for name in then.partition_by] != [
+        _physical_name(now, name) for name in now.partition_by
+    ]:
+        return "the table's partitioning changed since the files were staged"
+    have = {_physical(f): _shape(f["type"]) for f in now.fields}
+    wanted = {name.lower() for name in fields}
+    for one in then.fields:
+        is_ours = str(one["name"]).lower() in wanted
+        if is_ours and have.get(_physical(one)) != _shape(one["type"]):
+            return f"the table's column {one['name']} changed since the files were staged"
+    if now.has_identity:
+        return "the table numbers its rows since the files were staged"
+    return why_stricter(then.rules(), now)
+
+
+def why_stricter(rules: Json, now: TableInfo) -> str:
+    """Return what the table demands of rows that they were not checked against; empty for nothing.
+
+    Parameters
+    ----------
+    rules
+        As :meth:`TableInfo.rules` returned them when the rows were staged.
+    """
+    for kind, said in (("checks", "constraint"), ("generated", "generated column"), ("lengths", "length of")):
+        then = rules.get(kind, {})
+        for name, condition in now.rules()[kind].items():
+            if then.get(name) != condition:
+                return f"the table got the {said} {name} since the rows were staged"
+    new = sorted(set(now.not_null) - set(rules.get("not_null", ())))
+    return f"the table's column {new[0]} became NOT NULL since the rows were staged" if new else ""
+
+
+def physical_type(kind: Any) -> Any:
+    """Return a type with the names that its fields have in data files."""
+    if not isinstance(kind, dict):
+        return kind
+    changed = {k: physical_type(v) for k, v in kind.items() if k in ("elementType", "keyType", "valueType")}
+    if kind["type"] == "struct":
+        changed["fields"] = [
+            {**f, "name": _physical(f), "type": physical_type(f["type"]), "metadata": {}}
+            for f in kind["fields"]
+        ]
+    return {**kind, **changed}
+
+
+def _physical(column: Json) -> str:
+    return str(column.get("metadata", {}).get(_PHYSICAL, column["name"]))
+
+
+def physical_name(column: Json) -> str:
+    """Return the name that a column has in data files and in partition values."""
+    return _physical(column)
+
+
+def _physical_name(table: TableInfo, name: str) -> str:
+    for one in table.fields:
+        if one["name"] == name:
+            return _physical(one)
+    return name
+
+
+def _shape(kind: Any) -> Any:
+    """Return what two types must have in common for one to be read as the other."""
+    if not isinstance(kind, dict):
+        return kind
+    shape = {k: _shape(v) for k, v in kind.items() if k in ("type", "elementType", "keyType", "valueType")}
+    if kind["type"] == "struct":
+        return {"type": "struct", "fields": [(_physical(f), _shape(f["type"])) for f in kind["fields"]]}
+    return shape

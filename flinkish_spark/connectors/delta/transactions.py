@@ -1,0 +1,671 @@
+"""Delta's own transactions, history and files, opened up (py4j only)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors.exceptions.base import PySparkException
+from pyspark.errors.exceptions.captured import CapturedException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from flinkish_spark.bridge.session import jvm
+from flinkish_spark.connectors.delta.table import (
+    OverwritePartitions,
+    TableInfo,
+    mode_from_json,
+    why_not_as_files,
+)
+from flinkish_spark.core.errors import raise_translated
+from flinkish_spark.types.ddl import quoted
+
+# ----------------------------------------------------------------------------------------------------------
+# Delta's refusals and conflicts, told apart.
+
+
+class DeltaRefused(Exception):
+    """Delta refused; the message is Delta's own, without the stack."""
+
+
+class DeltaViolated(DeltaRefused):
+    """A row breaks a rule of the table; the message names both."""
+
+
+class DeltaConflict(Exception):
+    """Another writer was faster; the same call may be repeated."""
+
+
+#: PySpark turns the exceptions that it knows into its own; Delta's refusals are among them.
+FROM_THE_JVM = (Py4JJavaError, CapturedException, PySparkException)
+_CONFLICTS = (
+    "ConcurrentTransactionException",
+    "MetadataChangedException",
+    "ProtocolChangedException",
+    "ConcurrentAppendException",
+    "ConcurrentWriteException",
+    "ConcurrentDeleteReadException",
+    "ConcurrentDeleteDeleteException",
+    "ConcurrentModificationException",
+)
+#: Starts the message of a check of ours in a task; what follows says which rule and which row.
+VIOLATION_MARKER = "[FLINKISH_DELTA_RULE]"
+#: Conditions of an error about a path that holds no table.
+NO_TABLE = (
+    "DELTA_TABLE_ONLY_OPERATION",
+    "DELTA_MISSING_DELTA_TABLE",
+    "DELTA_TABLE_NOT_FOUND",
+    "DELTA_PATH_DOES_NOT_EXIST",
+    "PATH_NOT_FOUND",
+)
+_VIOLATIONS = ("DeltaInvariantViolationException", "InvariantViolationException")
+#: Delta's own that are no refusals: a file or a disk that is not as it should be.
+_FAILURES = ("DeltaIOException", "DeltaFileNotFoundException", "DeltaChecksumException")
+_MOST_CAUSES = 12
+
+
+def translated(error: Exception) -> Exception:
+    """Return one of the exceptions above for one of :data:`FROM_THE_JVM`, or the same if none fits.
+
+    The same is what a full disk or a failed task comes to; raised by
+    :func:`~flinkish_spark.core.errors.raise_translated`.
+    """
+    causes = list(_causes(error))
+    for _, message in causes:
+        if VIOLATION_MARKER in message:
+            return DeltaViolated(message.split(VIOLATION_MARKER, 1)[1].split("SQLSTATE", 1)[0].strip()[:2000])
+    for name, message in causes:
+        if name in _VIOLATIONS:
+            return DeltaViolated(message[:2000].strip())
+    for name, message in causes:
+        if any(conflict in name for conflict in _CONFLICTS):
+            return DeltaConflict(f"{name}: {message[:500]}")
+    name, message = causes[0]
+    if "AnalysisException" in name or (name.startswith("Delta") and name not in _FAILURES):
+        return DeltaRefused(message[:2000])
+    return error
+
+
+def condition_of(error: Exception) -> str:
+    """Return Spark's name of an error, such as PATH_NOT_FOUND; empty if it has none."""
+    getter = getattr(error, "getCondition", None)
+    return str(getter() or "") if getter is not None else ""
+
+
+def _causes(error: Exception) -> list[tuple[str, str]]:
+    """Return class and message of an exception and of all that caused it."""
+    java: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    if java is None:
+        return [(type(error).__name__, str(error).split("\n\tat ")[0])]
+    found: list[tuple[str, str]] = []
+    # A chain of Java's, too, can come back to where it was.
+    while java is not None and len(found) < _MOST_CAUSES:
+        message = str(java.getMessage()).split("\n\tat ")[0]
+        found.append((str(java.getClass().getSimpleName()), message))
+        java = java.getCause()
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Delta's own transactions, opened up: write files now, commit them later (py4j only).
+#
+# Staging lets Delta check schema and partitioning, write the Parquet files and collect their statistics,
+# and then keeps the actions instead of committing them. Committing opens a new transaction with those
+# actions and SetTransaction(appId, version), Delta's idempotency marker (Delta protocol, "Transaction
+# Identifiers").
+
+
+class NotAsFiles(Exception):
+    """Staged files cannot be named in the table as it is now; their rows may still fit."""
+
+
+class DeltaTables:
+    """Stage and commit; one per process, used from the epoch writer and the coordinator.
+
+    Parameters
+    ----------
+    spark
+        A session with Delta's JARs and extension.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._jvm = jvm(spark)
+        self._session = spark._jsparkSession
+        self._delta = self._jvm.org.apache.spark.sql.delta
+        self._none = self._jvm.scala.Option.empty()
+
+    def stage(
+        self,
+        frame: DataFrame,
+        path: str,
+        partition_by: Sequence[str],
+        options: Mapping[str, str],
+        aligned: Callable[[TableInfo | None], DataFrame | None],
+    ) -> dict[str, Any] | None:
+        """Write `frame`'s files below the table's path; nothing enters its log.
+
+        Parameters
+        ----------
+        aligned
+            Given the table as the transaction sees it (None if there is none), returns `frame` as it is to be
+            written; or None if this table cannot take files of it, and then nothing is written.
+
+        Returns
+        -------
+        dict or None
+            JSON values: `actions`, `metadata`, `protocol`, as Delta would have committed them.
+
+        Raises
+        ------
+        DeltaRefused
+            Schema or partitioning do not fit the table.
+        """
+        try:
+            log = self._log(path)
+            transaction = log.startTransaction()
+            fitting = aligned(self._info(transaction))
+            if fitting is None:
+                return None
+            write = self._write_command(log, fitting, partition_by, options)
+            actions = self._to_list(write.write(transaction, self._session, self._none, False))
+            return {
+                "actions": [json.loads(a.json()) for a in actions],
+                "metadata": json.loads(transaction.metadata().json()),
+                "protocol": json.loads(transaction.protocol().json()),
+            }
+        except FROM_THE_JVM as error:
+            raise_translated(translated(error), error)
+
+    def check_schema(
+        self, schema: StructType, path: str, partition_by: Sequence[str], options: Mapping[str, str]
+    ) -> None:
+        """Let Delta compare a schema with the table's, as a write would; nothing is written.
+
+        Raises
+        ------
+        DeltaRefused
+            Schema or partitioning do not fit the table.
+        """
+        try:
+            log = self._log(path)
+            empty = self._spark.createDataFrame([], schema)
+            self._write_command(log, empty, partition_by, options).updateMetadata(
+                self._session,
+                log.startTransaction(),
+                empty._jdf.schema(),
+                self._seq(list(partition_by)),
+                self._map({}),
+                False,
+                False,
+            )
+        except FROM_THE_JVM as error:
+            raise_translated(translated(error), error)
+
+    def _write_command(
+        self, log: Any, frame: DataFrame, partition_by: Sequence[str], options: Mapping[str, str]
+    ) -> Any:
+        delta_options = self._delta.DeltaOptions(
+            self._map(dict(options)), self._session.sessionState().conf()
+        )
+        return self._delta.commands.WriteIntoDelta(
+            log,
+            self._jvm.org.apache.spark.sql.SaveMode.Append,
+            delta_options,
+            self._seq(list(partition_by)),
+            self._map({}),
+            frame._jdf,
+            self._none,
+            self._none,
+            False,
+        )
+
+    def version(self, path: str) -> int:
+        """Return the table's newest version; -1 if there is no table."""
+        return int(self._log(path).startTransaction().readVersion())
+
+    def info(self, path: str) -> TableInfo | None:
+        """Return the table as it is now; None if there is none."""
+        return self._info(self._log(path).startTransaction())
+
+    def committed_version(self, path: str, app_id: str) -> int:
+        """Return the last version that `app_id` committed to the table; -1 if none."""
+        transaction = self._log(path).startTransaction()
+        return self._seen(transaction, app_id)
+
+    def recent(self, path: str, limit: int) -> Iterator[dict[str, Any]]:
+        """Yield at most `limit` of the newest commits, newest first, as `DeltaHistory.recent` does.
+
+        Reads one file of the log for each, when it is asked for; no Spark job. Ends early where such a file
+        is not in its place, or does not begin with what Delta says about the commit.
+        """
+        try:
+            log = self._log(path)
+            newest, conf = int(log.startTransaction().readVersion()), log.newDeltaHadoopConf()
+            for version in range(newest, max(-1, newest - limit), -1):
+                file = self._jvm.org.apache.hadoop.fs.Path(log.logPath(), f"{version:020d}.json")
+                if not file.getFileSystem(conf).exists(file):
+                    return
+                lines = log.store().readAsIterator(file, conf)
+                try:
+                    first = json.loads(lines.next()).get("commitInfo") if lines.hasNext() else None
+                finally:
+                    lines.close()
+                if first is None:
+                    return
+                yield {
+                    "version": version,
+                    "operation": first.get("operation"),
+                    "operationParameters": first.get("operationParameters"),
+                    "userMetadata": first.get("userMetadata"),
+                }
+        except FROM_THE_JVM as error:
+            raise_translated(translated(error), error)
+
+    def commit(
+        self,
+        path: str,
+        staged: Sequence[Mapping[str, Any]],
+        app_id: str,
+        version: int,
+        note: str,
+        check: Callable[[int], None],
+    ) -> int | None:
+        """Commit several staged sets as one table version.
+
+        Parameters
+        ----------
+        note
+            For the table's history.
+        check
+            Called with the last version that `app_id` committed, -1 if none, within the transaction: a commit
+            of that id by somebody else in between is a conflict. What it raises passes.
+
+        Returns
+        -------
+        int or None
+            The table's new version; None if `app_id` had committed `version` (or a later one) before:
+            nothing was done.
+
+        Raises
+        ------
+        DeltaConflict
+            Repeat the call.
+        NotAsFiles
+            The table changed so that the staged files no longer fit.
+        DeltaRefused
+            It refuses for another reason.
+        """
+        try:
+            transaction = self._log(path).startTransaction()
+            seen = self._seen(transaction, app_id)
+            check(seen)
+            if seen >= version:
+                return None
+            if transaction.readVersion() < 0:
+                self._make_table(transaction, staged)
+            else:
+                self._check_metadata(transaction, staged)
+            adding = [self._action(a) for s in staged for a in s["actions"]]
+            replaces = isinstance(mode_from_json(staged[0].get("mode")), OverwritePartitions)
+            removing = self._replaced(transaction, adding) if replaces else []
+            now = self._jvm.java.lang.System.currentTimeMillis()
+            marker = self._delta.actions.SetTransaction(app_id, version, self._jvm.scala.Some(now))
+            output = self._jvm.org.apache.spark.sql.streaming.OutputMode
+            operation = getattr(self._delta, "DeltaOperations$StreamingUpdate")(
+                output.Complete() if replaces else output.Append(),
+                app_id,
+                version,
+                self._jvm.scala.Some(note),
+            )
+            return int(transaction.commit(self._seq([marker, *removing, *adding]), operation))
+        except FROM_THE_JVM as error:
+            raise_translated(translated(error), error)
+
+    def _make_table(self, transaction: Any, staged: Sequence[Mapping[str, Any]]) -> None:
+        first = staged[0]["metadata"]
+        for other in staged[1:]:
+            if TableInfo.from_log(other["metadata"]) != TableInfo.from_log(first):
+                raise NotAsFiles("the files were staged for different tables")
+        transaction.updateMetadataForNewTable(self._action(first))
+
+    def _check_metadata(self, transaction: Any, staged: Sequence[Mapping[str, Any]]) -> None:
+        current = json.loads(transaction.metadata().json())
+        for part in staged:
+            why = why_not_as_files(part["metadata"], current, stored_names(part))
+            if why:
+                raise NotAsFiles(why)
+
+    def _replaced(self, transaction: Any, adding: Sequence[Any]) -> list[Any]:
+        """Return the removal of what the touched partitions hold; having asked, other writers conflict."""
+        files = transaction.filterFiles(self._seq(list(adding)))
+        return [file.remove() for file in self._to_list(files)]
+
+    def _action(self, stored: Mapping[str, Any]) -> Any:
+        return self._delta.actions.Action.fromJson(json.dumps(stored))
+
+    @staticmethod
+    def _info(transaction: Any) -> TableInfo | None:
+        if transaction.readVersion() < 0:
+            return None
+        return TableInfo.from_log(json.loads(transaction.metadata().json()))
+
+    def _seen(self, transaction: Any, app_id: str) -> int:
+        if transaction.readVersion() < 0:
+            return -1
+        checksum = transaction.snapshot().checksumOpt()
+        if checksum.isDefined() and checksum.get().setTransactions().isDefined():
+            # Four times faster than txnVersion(), which reconstructs the state; the id must be
+            # registered as read, so that a concurrent commit under the same id conflicts.
+            transaction.readTxn().addOne(app_id)
+            for known in self._to_list(checksum.get().setTransactions().get()):
+                if known.appId() == app_id:
+                    return int(known.version())
+            return -1
+        return int(transaction.txnVersion(app_id))
+
+    def _log(self, path: str) -> Any:
+        log = self._delta.DeltaLog.forTable(self._session, path)
+        log.update(False, self._none, self._none)
+        return log
+
+    def _seq(self, values: Sequence[Any]) -> Any:
+        java = self._jvm.java.util.ArrayList()
+        for value in values:
+            java.add(value)
+        return self._jvm.org.apache.spark.api.python.PythonUtils.toSeq(java)
+
+    def _map(self, values: Mapping[str, str]) -> Any:
+        java = self._jvm.java.util.HashMap()
+        for key, value in values.items():
+            java.put(key, value)
+        return self._jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(java)
+
+    @staticmethod
+    def _to_list(values: Any) -> list[Any]:
+        iterator, found = values.iterator(), []
+        while iterator.hasNext():
+            found.append(iterator.next())
+        return found
+
+
+def stored_names(staged: Mapping[str, Any]) -> list[str]:
+    """Return the columns that a staged set writes; in older ones all that the table had."""
+    if "schema" in staged:
+        return [str(f["name"]) for f in staged["schema"]["fields"]]
+    return [str(f["name"]) for f in TableInfo.from_log(staged["metadata"]).fields]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Which Delta a session has.
+
+
+_INTERNALS = (
+    "org.apache.spark.sql.delta.DeltaLog",
+    "org.apache.spark.sql.delta.commands.WriteIntoDelta",
+    "org.apache.spark.sql.delta.actions.SetTransaction",
+)
+
+
+def has_native_delta(spark: SparkSession) -> bool:
+    """Whether the transactions of open-source Delta can be reached from here."""
+    return getattr(spark, "_jvm", None) is not None and all(_has_class(spark, name) for name in _INTERNALS)
+
+
+def has_delta_format(spark: SparkSession) -> bool:
+    """Whether ``format("delta")`` means something, whoever provides it."""
+    if getattr(spark, "_jvm", None) is None:
+        # Nothing can be looked up; the first question about a table will tell.
+        return True
+    try:
+        sources = jvm(spark).org.apache.spark.sql.execution.datasources.DataSource
+        sources.lookupDataSource("delta", spark._jsparkSession.sessionState().conf())
+    except FROM_THE_JVM:
+        return False
+    return True
+
+
+def _has_class(spark: SparkSession, name: str) -> bool:
+    try:
+        loader = jvm(spark).java.lang.Thread.currentThread().getContextClassLoader()
+        jvm(spark).java.lang.Class.forName(name, False, loader)
+    except FROM_THE_JVM:
+        return False
+    return True
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Staged files: are they there, what is left over, away with it.
+#
+# Through Hadoop where the session has a JVM, else through Spark's readers and writers, which is slower.
+
+
+_GLOB = re.compile(r"([{}\[\]*?\\])")
+
+
+class TableFiles(Protocol):
+    """What a sink asks of the file system below its table. Paths are absolute or URIs."""
+
+    def missing(self, paths: Mapping[str, int | None]) -> list[str]:
+        """Return those that are not there with the size in bytes that is given, if one is."""
+        ...
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the data files of a folder with their sizes in bytes; empty if there is none."""
+        ...
+
+    def folders(self, folder: str) -> list[str]:
+        """Return the names of the folders in a folder; empty if it is not there."""
+        ...
+
+    def delete(self, folder: str) -> None:
+        """Delete a folder with all that is in it."""
+        ...
+
+
+def files_of(spark: SparkSession) -> TableFiles:
+    """Return the way to the files that this session has."""
+    return PublicFiles(spark) if getattr(spark, "_jvm", None) is None else HadoopFiles(spark)
+
+
+class HadoopFiles:
+    """By Hadoop's own client, as Spark has it configured."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._path = spark._jvm.org.apache.hadoop.fs.Path  # type: ignore[union-attr]
+
+    def missing(self, paths: Mapping[str, int | None]) -> list[str]:
+        """Return those that are not there with their size."""
+        if not paths:
+            return []
+        system = self._system(next(iter(paths)))
+        sizes = {path: self._size(system, path) for path in paths}
+        return [p for p, size in paths.items() if sizes[p] is None or size not in (None, sizes[p])]
+
+    def _size(self, system: Any, path: str) -> int | None:
+        try:
+            return int(system.getFileStatus(self._path(path)).getLen())
+        except Py4JJavaError as error:
+            if error.java_exception.getClass().getSimpleName() != "FileNotFoundException":
+                raise
+            return None
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the data files of a folder with their sizes in bytes."""
+        return {
+            str(one.getPath().getName()): int(one.getLen())
+            for one in self._list(folder)
+            if one.isFile() and not str(one.getPath().getName()).startswith(("_", "."))
+        }
+
+    def folders(self, folder: str) -> list[str]:
+        """Return the names of the folders in a folder."""
+        return [str(one.getPath().getName()) for one in self._list(folder) if one.isDirectory()]
+
+    def delete(self, folder: str) -> None:
+        """Delete a folder with all that is in it."""
+        self._system(folder).delete(self._path(folder), True)
+
+    def _list(self, folder: str) -> list[Any]:
+        system = self._system(folder)
+        return list(system.listStatus(self._path(folder))) if system.exists(self._path(folder)) else []
+
+    def _system(self, path: str) -> Any:
+        return self._path(path).getFileSystem(self._spark._jsparkSession.sessionState().newHadoopConf())
+
+
+class PublicFiles:
+    """By Spark's public interfaces alone, which cannot delete a folder but can empty it."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def missing(self, paths: Mapping[str, int | None]) -> list[str]:
+        """Return those that are not there with their size; no two may have the same name."""
+        found = list(paths) if self._are_there(list(paths)) else [p for p in paths if self._is_there(p)]
+        sizes = self._sizes([path for path in found if paths[path] is not None])
+        return [
+            path
+            for path, size in paths.items()
+            if path not in found or size not in (None, sizes.get(path.rsplit("/", 1)[-1]))
+        ]
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the data files of a folder with their sizes in bytes."""
+        return self._sizes([folder]) if self._is_there(folder) else {}
+
+    def _sizes(self, paths: Sequence[str]) -> dict[str, int]:
+        """Return name and size of files, or of those in folders."""
+        if not paths:
+            return {}
+        reader = self._spark.read.format("binaryFile")
+        listed = reader.load([escaped(path) for path in paths]).select("path", "length")
+        return {unquote(str(row.path)).rsplit("/", 1)[-1]: int(row.length) for row in listed.collect()}
+
+    def folders(self, folder: str) -> list[str]:
+        """Return the names of the folders in a folder that hold a file."""
+        if not self._is_there(folder):
+            return []
+        reader = self._spark.read.format("binaryFile").option("recursiveFileLookup", "true")
+        parts = F.split(F.col("path"), "/")
+        name = reader.load(escaped(folder)).where("length > 0").select(F.element_at(parts, -2).alias("name"))
+        return [str(row.name) for row in name.distinct().collect()]
+
+    def delete(self, folder: str) -> None:
+        """Empty a folder."""
+        self._spark.createDataFrame([], "value STRING").write.mode("overwrite").text(folder)
+
+    def _are_there(self, paths: Sequence[str]) -> bool:
+        try:
+            if paths:
+                # Spark looks for the files when it is asked for the schema.
+                _ = self._spark.read.format("binaryFile").load([escaped(path) for path in paths]).schema
+            return True
+        except FROM_THE_JVM as error:
+            if condition_of(error) != "PATH_NOT_FOUND":
+                raise
+            return False
+
+    def _is_there(self, path: str) -> bool:
+        return self._are_there([path])
+
+
+def escaped(path: str) -> str:
+    """Return a path that Spark's readers do not take for a pattern."""
+    return _GLOB.sub(r"\\\1", path)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Delta's history and its way back, through SQL.
+
+
+_NOTE = "spark.databricks.delta.commitInfo.userMetadata"
+_FIRST_PAGE = 100
+
+
+class DeltaHistory:
+    """Reads a table's commits and restores older versions.
+
+    Parameters
+    ----------
+    spark
+        A session with Delta's JARs and extension.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def commits(self, path: str) -> Iterator[dict[str, Any]]:
+        """Yield the table's commits, newest first; nothing if there is no table.
+
+        Each has `version`, `operation`, `operationParameters` and `userMetadata`. A long history is
+        read in growing pages, so that whoever stops early has not waited for all of it.
+        """
+        read, page = 0, _FIRST_PAGE
+        while True:
+            rows = self.recent(path, page)
+            yield from rows[read:]
+            if len(rows) < page:
+                return
+            read, page = page, page * 10
+
+    def recent(self, path: str, limit: int) -> list[dict[str, Any]]:
+        """Return at most `limit` of the newest commits, newest first; none if there is no table."""
+        try:
+            return [row.asDict() for row in self._sql(f"DESCRIBE HISTORY {_quoted(path)} LIMIT {limit}")]
+        except DeltaRefused as refused:
+            cause = refused.__cause__
+            if isinstance(cause, Exception) and condition_of(cause) in NO_TABLE:
+                return []
+            raise
+
+    def newest(self, path: str) -> int:
+        """Return the table's newest version; -1 if there is no table."""
+        rows = self.recent(path, 1)
+        return int(rows[0]["version"]) if rows else -1
+
+    def missing_at(self, path: str, version: int) -> list[str]:
+        """Return files of an older version that the newest no longer has and that are gone."""
+        try:
+            reader = self._spark.read.format("delta")
+            older = set(reader.option("versionAsOf", version).load(path).inputFiles())
+            gone = older - set(self._spark.read.format("delta").load(path).inputFiles())
+            return files_of(self._spark).missing(dict.fromkeys(unquote(name) for name in sorted(gone)))
+        except FROM_THE_JVM as error:
+            raise_translated(translated(error), error)
+
+    def restore(self, path: str, version: int, note: str) -> None:
+        """Commit a version that holds what `version` held; `note` goes into its history.
+
+        Raises
+        ------
+        DeltaConflict
+            Another writer was faster; look at the history again.
+        DeltaRefused
+            Delta cannot restore that version.
+        """
+        self._sql(f"RESTORE TABLE {_quoted(path)} TO VERSION AS OF {version}", note)
+
+    def delete_rows(self, path: str, note: str) -> None:
+        """Commit a version without rows; raises as :meth:`restore`."""
+        self._sql(f"DELETE FROM {_quoted(path)}", note)
+
+    def _sql(self, text: str, note: str = "") -> list[Any]:
+        # A session of its own: the note must not get into commits that others make meanwhile.
+        session = self._spark.newSession()
+        if note:
+            session.conf.set(_NOTE, note)
+        try:
+            return session.sql(text).collect()
+        except FROM_THE_JVM as error:
+            raise_translated(translated(error), error)
+
+
+def _quoted(path: str) -> str:
+    return f"delta.{quoted(path)}"

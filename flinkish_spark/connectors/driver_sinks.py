@@ -1,0 +1,293 @@
+"""Sinks on the driver: completed checkpoints go to a function, to the screen, or stay in this process."""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flinkish_spark.bridge.session import said
+from flinkish_spark.checkpoint.failures import RepeatableUserError
+from flinkish_spark.connectors.buffer import (
+    Applied,
+    BufferedCommitter,
+    BufferedFileGone,
+    BufferedRows,
+    BufferedSink,
+)
+from flinkish_spark.connectors.two_phase import in_utc, record_as_json, records_of
+from flinkish_spark.contracts.sink import Committer, SinkContext
+from flinkish_spark.core.errors import ConfigError, FlinkishError
+from flinkish_spark.core.iterators import USER_ERRORS
+from flinkish_spark.core.validation import refuse_if_never_run
+from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
+from flinkish_spark.protocol.records import CommitAnswer, Outcome
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row, SparkSession
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Sinks that hand completed checkpoints to a function on the driver, or print them.
+#
+# At least once: between the call and the receipt of the checkpoint the process may die, and the next one
+# calls again with the same rows. The checkpoint's id tells a repetition from something new.
+
+
+if TYPE_CHECKING:
+    Rows = Iterator[Row]
+
+
+class _CallingSink(BufferedSink):
+    """Gives the rows of a checkpoint to something of the user's."""
+
+    @abstractmethod
+    def call(self, rows: Rows, checkpoint: CheckpointId) -> None:
+        """Take the rows of one checkpoint, by micro-batch and task."""
+
+    def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
+        """Return the committing half."""
+        return _CallingCommitter(self, context)
+
+
+@dataclass(frozen=True)
+class ForeachSink(_CallingSink):
+    """Calls a function with each row of completed checkpoints, on the driver.
+
+    Parameters
+    ----------
+    function
+        Gets a row and the checkpoint's id. Called by one thread at a time, in order of checkpoints,
+        micro-batches and tasks. A row is seen again if the process dies between the call and the
+        checkpoint's receipt, or if the function raises at a later row: what repeats is always the whole
+        checkpoint, in the same order and with the same id.
+
+    Notes
+    -----
+    The function need not be serialisable. If it raises, the job is restarted and the checkpoint's rows
+    come again; if it raises again, the job ends, and the next start begins with them. An
+    EnvironmentFault that is restartable means: call again soon, without a restart.
+
+    Examples
+    --------
+    >>> ForeachSink(lambda row, checkpoint: print(checkpoint, row.user)).function is not None
+    True
+    """
+
+    function: Callable[[Row, CheckpointId], object]
+
+    def __post_init__(self) -> None:
+        _check_callable(self, "lambda row, checkpoint: ...")
+
+    def call(self, rows: Rows, checkpoint: CheckpointId) -> None:
+        """Call the function with each row."""
+        for row in rows:
+            self.function(row, checkpoint)
+
+
+@dataclass(frozen=True)
+class ForeachCheckpointSink(_CallingSink):
+    """Calls a function once per completed checkpoint, with all of its rows, on the driver.
+
+    The function can make its effect exactly once: it writes the checkpoint's id in the same transaction
+    as the rows, and does nothing for an id that it finds there.
+
+    Parameters
+    ----------
+    function
+        Gets an iterator over the rows and the checkpoint's id; otherwise as for :class:`ForeachSink`. Not
+        called for checkpoints without rows.
+    """
+
+    function: Callable[[Rows, CheckpointId], object]
+
+    def __post_init__(self) -> None:
+        _check_callable(self, "lambda rows, checkpoint: ...")
+
+    def call(self, rows: Rows, checkpoint: CheckpointId) -> None:
+        """Call the function."""
+        self.function(rows, checkpoint)
+
+
+@dataclass(frozen=True)
+class PrintSink(_CallingSink):
+    """Prints the rows of completed checkpoints to stdout, each as one line of JSON; at least once.
+
+    Parameters
+    ----------
+    prefix
+        Printed in front of each row.
+
+    Examples
+    --------
+    >>> PrintSink("totals> ").prefix
+    'totals> '
+    """
+
+    prefix: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prefix, str):
+            raise ConfigError(f"prefix is {self.prefix!r}", what_to_do='give a text: PrintSink("totals> ")')
+
+    def call(self, rows: Rows, checkpoint: CheckpointId) -> None:
+        """Print each row."""
+        for row in rows:
+            print(f"{self.prefix}{record_as_json(row)}", flush=True)
+
+
+class _CallingCommitter(BufferedCommitter):
+    def __init__(self, sink: _CallingSink, context: SinkContext) -> None:
+        super().__init__(context)
+        self._sink = sink
+
+    def apply(self, checkpoint: CheckpointId, rows: BufferedRows) -> CommitAnswer:
+        """Call with the rows; whatever the user's code raises names the sink."""
+        try:
+            self._sink.call(_rows_of(rows), checkpoint)
+        except (FlinkishError, BufferedFileGone):
+            raise
+        except USER_ERRORS as error:
+            raise RepeatableUserError(
+                f"the function of sink '{self._context.uid}' failed at checkpoint {checkpoint}",
+                why=said(error),
+                what_to_do="correct the function and start the job again; it is called again with the "
+                "rows of this checkpoint",
+                uid=self._context.uid,
+                checkpoint=checkpoint,
+            ) from error
+        return CommitAnswer(Outcome.COMMITTED)
+
+
+def _rows_of(rows: BufferedRows) -> Rows:
+    for batch in rows.batches():
+        yield from records_of(in_utc(batch))
+
+
+def _check_callable(sink: ForeachSink | ForeachCheckpointSink, example: str) -> None:
+    if not callable(sink.function):
+        raise ConfigError(
+            f"a {type(sink).__name__} got a {type(sink.function).__name__}",
+            why="it takes a function",
+            what_to_do=f"give it one: {type(sink).__name__}({example})",
+        )
+    refuse_if_never_run(sink.function, f"the function of a {type(sink).__name__}")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A sink for tests: rows of completed checkpoints, in this process.
+
+
+#: Job, sink uid and checkpoint: a checkpoint that is committed again is known by it.
+_Key = tuple[JobUuid, str, CheckpointId]
+
+
+class _Rooms:
+    """What the sinks of this process hold, by the name that the test gave."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rows: dict[str, dict[_Key, list[Row]]] = {}
+
+    def put(self, name: str, key: _Key, rows: list[Row]) -> bool:
+        """Keep the rows of a checkpoint; return False if they are there already."""
+        with self._lock:
+            room = self._rows.setdefault(name, {})
+            return room.setdefault(key, rows) is rows
+
+    def holds(self, name: str, key: _Key) -> bool:
+        with self._lock:
+            return key in self._rows.get(name, {})
+
+    def all(self, name: str) -> dict[_Key, list[Row]]:
+        with self._lock:
+            return dict(self._rows.get(name, {}))
+
+    def remove_behind(self, name: str, key: _Key) -> int:
+        """Remove what a job's sink committed after a checkpoint; return how many checkpoints that were."""
+        with self._lock:
+            room = self._rows.get(name, {})
+            gone = [one for one in room if one[:2] == key[:2] and one[2] > key[2]]
+            for one in gone:
+                del room[one]
+            return len(gone)
+
+    def clear(self, name: str) -> None:
+        with self._lock:
+            self._rows.pop(name, None)
+
+
+_ROOMS = _Rooms()
+
+
+@dataclass(frozen=True)
+class MemorySink(BufferedSink):
+    """Keeps the rows of completed checkpoints in this process, for tests.
+
+    Each row is there once, also if a checkpoint is committed again, by this start of the job or another
+    one in the same process. With the process the rows are gone: a job that goes on in a new one adds
+    those of later checkpoints only.
+
+    Parameters
+    ----------
+    name
+        Whose rows :meth:`rows` returns. Sinks and jobs with the same name share them.
+
+    Examples
+    --------
+    >>> MemorySink("totals").rows()
+    []
+    """
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError(
+                f"the name of a MemorySink is {self.name!r}", what_to_do='give a text: MemorySink("totals")'
+            )
+
+    def rows(self) -> list[Row]:
+        """Return the rows of all completed checkpoints, in order of checkpoint."""
+        return [row for rows in self.by_checkpoint().values() for row in rows]
+
+    def by_checkpoint(self) -> dict[int, list[Row]]:
+        """Return the rows of each completed checkpoint that had any, in order."""
+        found: dict[int, list[Row]] = {}
+        for (_, _, checkpoint), rows in sorted(_ROOMS.all(self.name).items(), key=lambda one: one[0]):
+            found.setdefault(int(checkpoint), []).extend(rows)
+        return dict(sorted(found.items()))
+
+    def clear(self) -> None:
+        """Forget the rows of this name."""
+        _ROOMS.clear(self.name)
+
+    def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
+        """Return the committing half."""
+        return _MemoryCommitter(self.name, context)
+
+
+class _MemoryCommitter(BufferedCommitter):
+    def __init__(self, name: str, context: SinkContext) -> None:
+        super().__init__(context)
+        self._name = name
+
+    def _key(self, checkpoint: CheckpointId) -> _Key:
+        return (self._context.job, self._context.uid, checkpoint)
+
+    def apply(self, checkpoint: CheckpointId, rows: BufferedRows) -> CommitAnswer:
+        """Keep the rows, unless they are there."""
+        read = [row for batch in rows.batches() for row in records_of(in_utc(batch))]
+        is_new = _ROOMS.put(self._name, self._key(checkpoint), read)
+        return CommitAnswer(Outcome.COMMITTED if is_new else Outcome.ALREADY_COMMITTED)
+
+    def has_applied(self, checkpoint: CheckpointId) -> Applied:
+        """Say YES if the rows are here; another process may have had them."""
+        return Applied.YES if _ROOMS.holds(self._name, self._key(checkpoint)) else Applied.UNKNOWN
+
+    def supersede(self, target: CheckpointId, lineage: Lineage) -> CommitAnswer:
+        """Forget what was committed after `target`."""
+        count = _ROOMS.remove_behind(self._name, self._key(target))
+        return CommitAnswer(Outcome.COMMITTED if count else Outcome.ALREADY_COMMITTED)

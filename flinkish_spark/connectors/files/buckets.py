@@ -1,0 +1,395 @@
+"""Bucket assigners: into which folder below the target a record goes.
+
+Folders are Hive style, `name=value`, written by Spark's own `partitionBy` and so escaped as Spark and
+Hive do; null becomes ``__HIVE_DEFAULT_PARTITION__``, see `partition_values`.
+"""
+
+from __future__ import annotations
+
+import calendar
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+from zoneinfo import ZoneInfo
+
+from flinkish_spark.connectors.files.wall_clock import to_ms
+from flinkish_spark.connectors.partition_values import NULL_BUCKET
+from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.schemas import PREFIX
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+    from pyspark.sql import types as T
+
+
+#: Letters of a date/time pattern, and what Python calls them.
+_LETTERS = {"yyyy": "%Y", "MM": "%m", "dd": "%d", "HH": "%H", "mm": "%M", "ss": "%S"}
+#: Where they are in the text of a timestamp: first character and length.
+_PLACES = {"yyyy": (1, 4), "MM": (6, 2), "dd": (9, 2), "HH": (12, 2), "mm": (15, 2), "ss": (18, 2)}
+_LETTER_RUNS = re.compile(r"([A-Za-z])\1*")
+
+
+class BucketAssigner(ABC):
+    """Gives records to buckets; several make folders in folders. One of your own needs these three.
+
+    Before a job starts its columns are made once, on an empty frame: what raises there, or is no value of a
+    folder, is refused.
+    """
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """The folders' names, outermost first."""
+
+    @abstractmethod
+    def check(self, schema: T.StructType, uid: str) -> None:
+        """Refuse a stream that this assigner cannot work on; raise SchemaError."""
+
+    @abstractmethod
+    def columns(self, now_ms: int) -> Mapping[str, Column]:
+        """Return the columns to add to the stream, by name; those that it has already are not among them.
+
+        Parameters
+        ----------
+        now_ms
+            Wall-clock time of the micro-batch.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnBuckets(BucketAssigner):
+    """A folder per value of one or several columns, which are left out of the files.
+
+    Parameters
+    ----------
+    fields
+        Names of fields of the stream.
+
+    Examples
+    --------
+    >>> ColumnBuckets("country", "city").names
+    ('country', 'city')
+    """
+
+    fields: tuple[str, ...]
+
+    def __init__(self, *fields: str) -> None:
+        if not fields or not all(isinstance(field, str) and field for field in fields):
+            raise ConfigError(
+                f"ColumnBuckets{fields!r} names no columns",
+                what_to_do='name fields: ColumnBuckets("country")',
+            )
+        object.__setattr__(self, "fields", fields)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fields."""
+        return self.fields
+
+    def check(self, schema: T.StructType, uid: str) -> None:
+        """Refuse fields that are not there, or whose values are no names."""
+        from pyspark.sql import types as T
+
+        for field in self.fields:
+            if field not in schema.names:
+                raise SchemaError(
+                    f"the buckets of sink '{uid}' are of column '{field}', which its stream does not have",
+                    what_to_do=f"choose from {', '.join(schema.names)}",
+                    uid=uid,
+                )
+            if not isinstance(schema[field].dataType, T.AtomicType) or isinstance(
+                # Spark takes a TIME for a partition, and fails when it writes the first one.
+                schema[field].dataType,
+                T.BinaryType | T.VariantType | T.TimeType,
+            ):
+                raise SchemaError(
+                    f"the column '{field}' cannot give sink '{uid}' its buckets",
+                    why=f"a {schema[field].dataType.simpleString()} cannot be part of a folder's name",
+                    what_to_do="choose strings, numbers or dates; of a time, cast it to a string",
+                    uid=uid,
+                )
+
+    def columns(self, now_ms: int) -> Mapping[str, Column]:
+        """Return nothing: the stream has them."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class DateTimeBuckets(BucketAssigner):
+    """A folder per hour, day or what the pattern says, by a time column or by the time of staging.
+
+    Parameters
+    ----------
+    pattern
+        Of ``yyyy``, ``MM``, ``dd``, ``HH``, ``mm``, ``ss`` and characters that are no letters.
+    column
+        A field with timestamps or dates; None for the wall-clock time at which a micro-batch is staged.
+    name
+        The folder's name in front of the time.
+    zone
+        Of the times in folders' names; dates and timestamps without zone are taken as they are.
+
+    Raises
+    ------
+    ConfigError
+        Pattern, name or zone cannot be used.
+
+    Examples
+    --------
+    >>> DateTimeBuckets("yyyy-MM-dd--HH", column="at").parse("2026-03-01--07")
+    1772348400000
+    """
+
+    pattern: str = "yyyy-MM-dd--HH"
+    column: str | None = None
+    name: str = "dt"
+    zone: str = "UTC"
+
+    def __post_init__(self) -> None:
+        runs = [match[0] for match in _LETTER_RUNS.finditer(str(self.pattern))]
+        unknown = [run for run in runs if run not in _LETTERS]
+        twice = [run for run in runs if runs.count(run) > 1]
+        if unknown or twice or not runs or any(character in self.pattern for character in "/'%"):
+            raise ConfigError(
+                f"the pattern {self.pattern!r} of DateTimeBuckets cannot be used",
+                why=f"it has {unknown[0]!r} in it"
+                if unknown
+                else f"it has {twice[0]!r} in it twice"
+                if twice
+                else "it has no time or a special character in it",
+                what_to_do=f"put it together of {', '.join(_LETTERS)} and characters like '-' and '_'",
+            )
+        _checked_folder(self.name)
+        try:
+            ZoneInfo(self.zone)
+        except (KeyError, ValueError, OSError, TypeError, AttributeError):
+            raise ConfigError(
+                f"the time zone {self.zone!r} of DateTimeBuckets is not known",
+                what_to_do='name one like "UTC" or "Europe/Berlin"',
+            ) from None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The one name."""
+        return (self.name,)
+
+    def check(self, schema: T.StructType, uid: str) -> None:
+        """Refuse a column without times, and a name that is taken."""
+        refuse_taken(self.names, schema, uid)
+        if self.column is None:
+            return
+        found = schema[self.column].dataType.typeName() if self.column in schema.names else "missing"
+        if found not in ("timestamp", "timestamp_ntz", "date"):
+            raise SchemaError(
+                f"the buckets of sink '{uid}' are of the times in '{self.column}', which is {found}",
+                why="it must be a TIMESTAMP, TIMESTAMP_NTZ or DATE",
+                what_to_do=f"choose from {', '.join(schema.names)}, or cast it with transform(...)",
+                uid=uid,
+            )
+
+    def columns(self, now_ms: int) -> Mapping[str, Column]:
+        """Return the folder's column."""
+        from pyspark.sql import functions as F
+
+        if self.column is None:
+            return {self.name: F.lit(self._format(now_ms))}
+        # Spark formats in the session's zone, where some wall clocks of other zones do not exist. So the
+        # wall clock is made of a timestamp without zone, whose text is put together by the pattern.
+        column = F.col(quoted(self.column))
+        seconds = (F.unix_micros(column.cast("timestamp")) / 1_000_000).cast("decimal(18, 6)")
+        utc = F.lit("1970-01-01 00:00:00").cast("timestamp_ntz") + F.make_dt_interval(secs=seconds)
+        local = F.convert_timezone(F.lit("UTC"), F.lit(self.zone), utc)
+        clock = F.when(F.typeof(column) == "timestamp", local).otherwise(column.cast("timestamp_ntz"))
+        text = clock.cast("string")
+        parts = [F.substring(text, *_PLACES[p]) if p in _PLACES else F.lit(p) for p in self._pieces()]
+        return {self.name: F.concat(*parts)}
+
+    def _pieces(self) -> list[str]:
+        """Return the pattern's runs of letters and what is between them."""
+        return [piece for piece in re.split(r"(yyyy|MM|dd|HH|mm|ss)", self.pattern) if piece]
+
+    def parse(self, value: str) -> int:
+        """Return the milliseconds since 1970 at which a bucket's time begins; the first, if it comes twice.
+
+        Raises
+        ------
+        ValueError
+            It is no time of this pattern.
+        """
+        return to_ms(datetime.strptime(value, self._strptime()), self.zone)
+
+    def parts(self, value: str) -> dict[str, int]:
+        """Return the numbers in a folder's value, by their letters in the pattern.
+
+        Raises
+        ------
+        ValueError
+            It is no time of this pattern.
+        """
+        pieces = [f"(?P<{p}>[0-9]{{{len(p)}}})" if p in _LETTERS else re.escape(p) for p in self._pieces()]
+        found = re.fullmatch("".join(pieces), value)
+        if found is None:
+            raise ValueError(f"{value!r} is no time like {self.pattern}")
+        return {letters: int(digits) for letters, digits in found.groupdict().items()}
+
+    def _format(self, now_ms: int) -> str:
+        return datetime.fromtimestamp(now_ms / 1000, ZoneInfo(self.zone)).strftime(self._strptime())
+
+    def _strptime(self) -> str:
+        return _LETTER_RUNS.sub(lambda match: _LETTERS[match[0]], self.pattern)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpressionBuckets(BucketAssigner):
+    """A folder per value of an expression of your own.
+
+    Parameters
+    ----------
+    name
+        The folder's name in front of the value.
+    expression
+        SQL over the stream's fields, or a function that returns a Column.
+
+    Examples
+    --------
+    >>> ExpressionBuckets("first", "substr(user, 1, 1)").names
+    ('first',)
+    """
+
+    name: str
+    expression: str | Callable[[], Column]
+
+    def __post_init__(self) -> None:
+        _checked_folder(self.name)
+        if not isinstance(self.expression, str) and not callable(self.expression):
+            raise ConfigError(
+                f"the expression of ExpressionBuckets({self.name!r}) is {self.expression!r}",
+                what_to_do="give SQL as a string, or a function that returns a Column",
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The one name."""
+        return (self.name,)
+
+    def check(self, schema: T.StructType, uid: str) -> None:
+        """Refuse a name that is taken; whether Spark takes the expression is looked at for all assigners."""
+        refuse_taken(self.names, schema, uid)
+
+    def columns(self, now_ms: int) -> Mapping[str, Column]:
+        """Return the expression."""
+        from pyspark.sql import functions as F
+
+        return {self.name: F.expr(self.expression) if isinstance(self.expression, str) else self.expression()}
+
+
+def checked_assigners(given: object) -> tuple[BucketAssigner, ...]:
+    """Return the assigners of a sink, or raise ConfigError."""
+    several = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+    if given is None:
+        return ()
+    for one in several:
+        if not isinstance(one, BucketAssigner):
+            raise ConfigError(
+                f"bucket_by is {given!r}",
+                why="it must be a BucketAssigner or several of them",
+                what_to_do='use DateTimeBuckets(...), ColumnBuckets("country") or ExpressionBuckets(...)',
+            )
+        for name in one.names:
+            _checked_folder(name)
+    names = [name.lower() for one in several for name in one.names]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ConfigError(
+            f"two levels of bucket_by have the name '{twice[0]}'",
+            what_to_do="give each folder a name of its own",
+        )
+    return several
+
+
+def values_of(bucket: str) -> dict[str, str | None]:
+    """Return the names and values of a bucket's folders, unescaped.
+
+    Examples
+    --------
+    >>> values_of("country=a%2Fb/dt=__HIVE_DEFAULT_PARTITION__")
+    {'country': 'a/b', 'dt': None}
+    """
+    pairs = (folder.partition("=") for folder in bucket.split("/") if folder)
+    return {unquote(name): None if value == NULL_BUCKET else unquote(value) for name, _, value in pairs}
+
+
+def times_of(assigners: Sequence[BucketAssigner]) -> tuple[DateTimeBuckets, ...]:
+    """Return those assigners that together say a partition's time: the first, and others of its column."""
+    times = [one for one in assigners if isinstance(one, DateTimeBuckets)]
+    return tuple(one for one in times if (one.column, one.zone) == (times[0].column, times[0].zone))
+
+
+def letters_of(times: Sequence[DateTimeBuckets]) -> set[str]:
+    """Return the letters of their patterns."""
+    return {piece for one in times for piece in one._pieces() if piece in _LETTERS}
+
+
+def span_of(values: Mapping[str, str | None], times: Sequence[DateTimeBuckets]) -> tuple[datetime, datetime]:
+    """Return from when to when wall clocks show a time that goes into the folders with these values.
+
+    Raises
+    ------
+    ValueError
+        A value is no time.
+
+    Examples
+    --------
+    >>> begin, end = span_of({"dt": "2026-02"}, (DateTimeBuckets("yyyy-MM"),))
+    >>> begin.isoformat(), end.isoformat()
+    ('2026-02-01T00:00:00', '2026-03-01T00:00:00')
+    """
+    given: dict[str, int] = {}
+    for one in times:
+        given = {**one.parts(values.get(one.name) or ""), **given}
+    year, month = given["yyyy"], given.get("MM", 12)
+    last_day = calendar.monthrange(year, month)[1]
+    first = datetime(
+        year,
+        given.get("MM", 1),
+        given.get("dd", 1),
+        given.get("HH", 0),
+        given.get("mm", 0),
+        given.get("ss", 0),
+    )
+    last = datetime(
+        year,
+        month,
+        given.get("dd", last_day),
+        given.get("HH", 23),
+        given.get("mm", 59),
+        given.get("ss", 59),
+    )
+    return first, last + timedelta(seconds=1)
+
+
+def _checked_folder(name: object) -> None:
+    bad = not isinstance(name, str) or not name or name.startswith(("_", ".")) or name.startswith(PREFIX)
+    if bad:
+        raise ConfigError(
+            f"a bucket folder cannot be called {name!r}",
+            why="readers skip names that begin with '_' or '.'",
+            what_to_do="choose a name that begins with a letter",
+        )
+
+
+def refuse_taken(names: Sequence[str], schema: T.StructType, uid: str) -> None:
+    """Raise SchemaError if a field of the stream has one of the names."""
+    have = {name.lower() for name in schema.names}
+    taken = [name for name in names if name.lower() in have]
+    if taken:
+        raise SchemaError(
+            f"the buckets of sink '{uid}' have the name '{taken[0]}', and so has a field of its stream",
+            what_to_do="give the assigner another name, or use ColumnBuckets for that field",
+            uid=uid,
+        )

@@ -1,0 +1,785 @@
+"""The committing half of the file sink: files become visible, and are taken back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from flinkish_spark.bridge.session import is_gateway_gone, said
+from flinkish_spark.connectors.files.buckets import BucketAssigner, values_of
+from flinkish_spark.connectors.files.disk import HIDDEN, Disk, PartName, SinkFiles, StagedId, bucket_of
+from flinkish_spark.connectors.files.ledger import Entry, Ledger, OpenPartition, Part, Plan, State
+from flinkish_spark.connectors.files.partitions import (
+    AtFinal,
+    PartitionCommit,
+    PartitionTime,
+    ProcessTime,
+    ReadyPartition,
+    SuccessFile,
+)
+from flinkish_spark.connectors.files.rolling import (
+    Chunk,
+    Compaction,
+    Merge,
+    Merger,
+    RollAll,
+    Rolled,
+    Rolling,
+    RollOnCheckpoint,
+    roll,
+)
+from flinkish_spark.contracts.sink import Committer, CompletedCheckpoint, ShownOrder, another_timeline
+from flinkish_spark.core.errors import EnvironmentFault, InternalError
+from flinkish_spark.core.store import LocalStore, SealedObjects
+from flinkish_spark.protocol.envelope import seal
+from flinkish_spark.protocol.ids import CheckpointId, Lineage, OwnerEpoch
+from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome
+from flinkish_spark.protocol.timeline import NO_TIMELINE, Mark, Timeline, token_in
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Making the files of a decided checkpoint visible. The order of these steps is what makes it exact.
+#
+# 1. COMMITTED: every file is there, and the record says which they are.
+# 2. PLAN: which files readers will see, under which names. Names come from the plan and not from the
+#    moment, so whoever repeats a step finds its own work.
+# 3. Small files are merged under hidden names; nothing that a reader or a later try needs is touched.
+# 4. BUILT: from here on there are only renames.
+# 5. Renames, in the plan's order.
+# 6. MOVED: every file has been visible. From here on nobody looks for them again, because readers may
+#    take them away.
+# 7. DONE, written by the committer; then what is not needed any more is removed.
+
+
+LOG = logging.getLogger(__name__)
+
+
+class FilesGone(Exception):
+    """Files of a decided checkpoint were deleted before readers could see them.
+
+    Whether some of them were visible for a while is not known any more.
+    """
+
+
+@dataclass(frozen=True)
+class Publisher:
+    """Carries plans out; any number of times, by any process.
+
+    Parameters
+    ----------
+    files
+        Names of the sink's files.
+    """
+
+    files: SinkFiles
+    ledger: Ledger
+    disk: Disk
+    merger: Merger
+
+    def plan_of(self, checkpoint: int, rolled: Rolled) -> Plan:
+        """Return a plan with names for what a checkpoint makes visible."""
+        parts = [self._part(checkpoint, index, chunks) for index, chunks in enumerate(rolled.parts)]
+        return Plan(tuple(parts), rolled.open)
+
+    def publish(self, checkpoint: int, plan: Plan) -> bool:
+        """Make the parts of a recorded plan visible; False if they all have been before.
+
+        Raises
+        ------
+        FilesGone
+            A file that has not been visible is not there.
+        OSError
+            The file system refuses; the call may be repeated.
+        """
+        if self.ledger.has(checkpoint, Entry.MOVED):
+            return False
+        if not self.ledger.has(checkpoint, Entry.BUILT):
+            self._require_sources(plan)
+            self._build(checkpoint, plan)
+            self.ledger.record(checkpoint, Entry.BUILT)
+        self._move(plan)
+        self.ledger.record(checkpoint, Entry.MOVED)
+        return True
+
+    def clear(self, checkpoint: int, plan: Plan) -> None:
+        """Remove what a plan has used up, behind DONE."""
+        kept = {(chunk.root, chunk.staged) for chunk in plan.open}
+        for part in plan.parts:
+            if part.is_merged:
+                for chunk in part.chunks:
+                    if (chunk.root, chunk.staged) in kept:
+                        self.disk.remove(self.path_of(chunk))
+        for root, staged in sorted({(c.root, c.staged) for p in plan.parts for c in p.chunks} - kept):
+            self.disk.remove_tree(self._files(root).pending / staged)
+        for root in sorted({c.root for p in plan.parts if p.is_merged for c in p.chunks}):
+            self.disk.remove_tree(self._files(root).merged / str(checkpoint))
+
+    def path_of(self, chunk: Chunk) -> Path:
+        """Return where a chunk is until it is visible."""
+        return self._files(chunk.root).pending / chunk.staged / chunk.name
+
+    def _files(self, root: str) -> SinkFiles:
+        return SinkFiles(Path(root), self.files.job, self.files.uid)
+
+    def _part(self, checkpoint: int, index: int, chunks: Sequence[Chunk]) -> Part:
+        files = self._files(chunks[0].root)
+        extension = chunks[0].extension
+        name = PartName(min(chunk.checkpoint for chunk in chunks), checkpoint, index, extension)
+        target = files.root / chunks[0].bucket / files.finished_name(name)
+        merged = files.merged / str(checkpoint) / f"{index}{extension}"
+        source = merged if len(chunks) > 1 else self.path_of(chunks[0])
+        return Part(str(target), str(source), tuple(chunks))
+
+    def _require_sources(self, plan: Plan) -> None:
+        """Look for every chunk; nothing of the plan has been renamed yet."""
+        for part in plan.parts:
+            for chunk in part.chunks:
+                if not self.disk.exists(self.path_of(chunk)):
+                    raise FilesGone(f"the pending file {self.path_of(chunk)} is gone")
+
+    def _build(self, checkpoint: int, plan: Plan) -> None:
+        merged = [part for part in plan.parts if part.is_merged]
+        for root in sorted({part.chunks[0].root for part in merged}):
+            folder = self._files(root).merged / str(checkpoint)
+            mine = [part for part in merged if part.chunks[0].root == root]
+            self.disk.make_folder(folder)
+            scratch = folder / "scratch"
+            self.merger.merge(
+                [Merge(tuple(self.path_of(c) for c in part.chunks), Path(part.source)) for part in mine],
+                scratch,
+            )
+            self.disk.remove_tree(scratch)
+
+    def _move(self, plan: Plan) -> None:
+        touched: set[Path] = set()
+        for part in plan.parts:
+            source, target = Path(part.source), Path(part.target)
+            self.disk.make_folder(target.parent)
+            touched |= {target.parent, source.parent}
+            try:
+                self.disk.rename(source, target)
+            except FileNotFoundError:
+                self._explain_missing(source, target)
+        self.disk.sync_folders(sorted(path for path in touched if self.disk.exists(path)))
+
+    def _explain_missing(self, source: Path, target: Path) -> None:
+        """Tell a file that was renamed before from one that was deleted before it could be.
+
+        The folder that a file is renamed from stays until MOVED, so its absence means that somebody
+        removed it. If it is there and the file is neither here nor there, the rename was done before a
+        crash, and whoever reads finished files has taken this one away.
+        """
+        if self.disk.exists(target):
+            return
+        if not self.disk.exists(source.parent):
+            raise FilesGone(f"the folder {source.parent} with pending files is gone")
+        LOG.warning("%s was finished before and has been taken away since, so it is left so", target)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Taking back what was committed after a checkpoint: finished files say in their names what they hold.
+
+
+class SupersedeSettings(Protocol):
+    """What a rewind has to know of the sink's settings."""
+
+    @property
+    def partition_commit(self) -> PartitionCommit | None:
+        """How partitions are committed."""
+
+    @property
+    def assigners(self) -> tuple[BucketAssigner, ...]:
+        """The sink's buckets."""
+
+
+@dataclass(frozen=True)
+class Superseder:
+    """Deletes the finished files of superseded checkpoints. Files of others are not looked at."""
+
+    files: SinkFiles
+    ledger: Ledger
+    disk: Disk
+    settings: SupersedeSettings
+
+    def why_not(self, target: int) -> str:
+        """Return why the target's files cannot be brought back; empty if they can."""
+        for path, part in self._finished():
+            if part.first <= target < part.last:
+                return (
+                    f"the file {path} of sink '{self.files.uid}' holds records from before and after "
+                    f"checkpoint {target}, because parts were rolled over checkpoints"
+                )
+        return ""
+
+    def supersede(self, target: int) -> CommitAnswer:
+        """Delete and forget what came after the target; may be repeated."""
+        why = self.why_not(target)
+        if why:
+            return CommitAnswer(Outcome.LOST, why)
+        finished = list(self._finished())
+        doomed = [path for path, part in finished if part.first > target]
+        touched = sorted({path.parent for path in doomed})
+        # This order matters: with the records gone first, a crash in between leaves files whose names say
+        # that they have to go, and no record that would finish others.
+        self._set_back(target, touched, [path for path, part in finished if part.last <= target])
+        for folder in touched:
+            for name in self._success_names():
+                self.disk.remove(folder / name)
+        for path in doomed:
+            self.disk.remove(path)
+        self.disk.sync_folders(touched)
+        return CommitAnswer(Outcome.COMMITTED if doomed else Outcome.ALREADY_COMMITTED)
+
+    def _set_back(self, target: int, touched: list[Path], left: list[Path]) -> None:
+        """Write the state as of the target under the newest number, then drop all later records."""
+        checkpoints = self.ledger.checkpoints()
+        if not checkpoints:
+            return
+        newest = checkpoints[-1]
+        state = self.ledger.state_before(newest + 1)
+        # A checkpoint that was not completed has committed chunks that no state contains.
+        unseen = tuple(c for c in self.ledger.unseen(newest) if c not in state.open)
+        kept = tuple(chunk for chunk in (*state.open, *unseen) if chunk.checkpoint <= target)
+        waiting = {(p.root, p.bucket): p for p in state.partitions}
+        for folder in touched:
+            at = (str(self.files.root), bucket_of(str(folder.relative_to(self.files.root) / "file")))
+            if at[1]:
+                waiting.setdefault(at, OpenPartition(*at, 0))
+        seen_ms = self._seen_ms(left)
+        self.ledger.replace_state(State(newest, kept, tuple(waiting.values()), seen_ms))
+        for checkpoint in checkpoints:
+            done = frozenset({Entry.DONE}) if checkpoint == newest else frozenset()
+            self.ledger.forget(checkpoint, kept=done)
+
+    def _seen_ms(self, left: list[Path]) -> int | None:
+        setting = self.settings.partition_commit
+        if setting is None or not isinstance(setting.trigger, PartitionTime):
+            return None
+        buckets = {str(path.parent.relative_to(self.files.root)) for path in left}
+        times = [setting.trigger.time_ms(bucket, self.settings.assigners) for bucket in buckets]
+        return max((time_ms for time_ms in times if time_ms is not None), default=None)
+
+    def _success_names(self) -> list[str]:
+        setting = self.settings.partition_commit
+        policies = () if setting is None else setting.policies
+        return [policy.name for policy in policies if isinstance(policy, SuccessFile)]
+
+    def _finished(self) -> Iterator[tuple[Path, PartName]]:
+        for path in self.disk.files_below(self.files.root):
+            part = self.files.parse_finished(path.name)
+            if part is not None and HIDDEN not in path.relative_to(self.files.root).parts:
+                yield path, part
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Which partitions wait and which are complete at a checkpoint. Pure but for a user's watermark.
+
+
+class WatermarkFailed(EnvironmentFault):
+    """A user's watermark raised or is no time; it is asked again."""
+
+    restartable = True
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionProgress:
+    """The partitions at one checkpoint.
+
+    Parameters
+    ----------
+    waiting
+        Those that hold data that was not announced yet, the complete ones among them, in order.
+    due
+        The complete ones.
+    seen_ms
+        The greatest partition time so far; None before there was any.
+    """
+
+    waiting: tuple[OpenPartition, ...]
+    due: tuple[OpenPartition, ...]
+    seen_ms: int | None
+
+
+def advance(
+    state: State,
+    fresh: Sequence[Chunk],
+    completed: CompletedCheckpoint,
+    setting: PartitionCommit | None,
+    assigners: Sequence[BucketAssigner],
+) -> PartitionProgress:
+    """Return the partitions at `completed`, from those before it and what it brought.
+
+    Parameters
+    ----------
+    fresh
+        Chunks committed since `state`.
+    setting
+        None for a sink that commits no partitions; those that wait are kept for a later start.
+
+    Raises
+    ------
+    WatermarkFailed
+        There is no telling which partitions are complete.
+    """
+    now_ms = completed.decided_at_ms
+    if setting is None:
+        return PartitionProgress(state.partitions, (), state.seen_ms)
+    known = {(partition.root, partition.bucket): partition for partition in state.partitions}
+    for chunk in fresh:
+        if chunk.bucket:
+            at = (chunk.root, chunk.bucket)
+            known.setdefault(at, OpenPartition(*at, now_ms))
+    waiting = tuple(known.values())
+    if isinstance(setting.trigger, ProcessTime):
+        seen_ms = state.seen_ms
+        due = tuple(p for p in waiting if now_ms >= p.since_ms + setting.trigger.delay_ms)
+    else:
+        trigger = setting.trigger
+        times = {p: trigger.time_ms(p.bucket, assigners) for p in waiting}
+        seen = [t for t in (state.seen_ms, *times.values()) if t is not None]
+        seen_ms = max(seen) if seen else None
+        watermark = seen_ms if trigger.watermark is None else _asked(trigger.watermark, completed)
+        ends = {p: trigger.due_ms(p.bucket, assigners) for p in waiting}
+        due = tuple(
+            p
+            for p, due_ms in ends.items()
+            if due_ms is not None and watermark is not None and watermark >= due_ms
+        )
+    if completed.purpose.is_final and setting.at_final is AtFinal.COMMIT:
+        due = waiting
+    return PartitionProgress(waiting, due, seen_ms)
+
+
+def _asked(
+    watermark: Callable[[CompletedCheckpoint], int | None], completed: CompletedCheckpoint
+) -> int | None:
+    try:
+        found = watermark(completed)
+    except Exception as error:
+        raise WatermarkFailed(f"the watermark of PartitionTime: {said(error)}") from error
+    if found is None or (isinstance(found, int) and not isinstance(found, bool)):
+        return found
+    raise WatermarkFailed(
+        f"the watermark of PartitionTime is {found!r}", what_to_do="return milliseconds since 1970, or None"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The mark of a file sink: which checkpoint was made visible last, and by which timeline.
+#
+# Beside the files and not in the job directory: it is there to tell whether that directory is an older
+# copy. One object per checkpoint, created if absent, so that of two processes which commit the same id one
+# is told.
+
+
+_FOLDER, _KIND = "timeline", "file-sink-mark"
+
+
+@dataclass(frozen=True)
+class FileMarks:
+    """Reads and leaves marks; nothing is remembered between calls.
+
+    Parameters
+    ----------
+    files
+        Where the sink's files are.
+    timeline
+        Of the job directory.
+    """
+
+    files: SinkFiles
+    timeline: Timeline = NO_TIMELINE
+
+    def newest(self) -> Mark | None:
+        """Return the newest mark; None if nothing was committed, or by versions that left none."""
+        newest = max(self._objects.numbers(_FOLDER), default=None)
+        return None if newest is None else self._read(newest)
+
+    def leave(self, checkpoint: int) -> None:
+        """Leave the mark of a checkpoint before the first of its files can be seen. May be repeated.
+
+        Raises
+        ------
+        AnotherTimelineError
+            The target holds checkpoints of another timeline.
+        """
+        ours = self.timeline.mark_of(CheckpointId(checkpoint))
+        found = self.newest()
+        if found is None or found.checkpoint < ours.checkpoint:
+            if found is not None:
+                self._require_ours(found, ours)
+            value = {"checkpoint": checkpoint, "token": ours.token or ""}
+            self._store.create_if_absent(f"{_FOLDER}/{checkpoint}.json", seal(_KIND, value))
+            # Whoever was first stands, and may be somebody else.
+            found = self._read(checkpoint)
+            if found is None:
+                raise InternalError(f"the mark of checkpoint {checkpoint} of sink '{self.files.uid}' is gone")
+        self._require_ours(found, ours)
+        for older in self._objects.numbers(_FOLDER):
+            if older < checkpoint:
+                self._store.delete(f"{_FOLDER}/{older}.json")
+
+    def _require_ours(self, found: Mark, ours: Mark) -> None:
+        why = self.timeline.why_not_ours(found, ours.checkpoint)
+        if why:
+            raise another_timeline(f"sink '{self.files.uid}'", found, ours.checkpoint, why)
+
+    def _read(self, checkpoint: int) -> Mark | None:
+        return self._objects.optional(f"{_FOLDER}/{checkpoint}.json", _KIND, _mark_from)
+
+    @property
+    def _store(self) -> LocalStore:
+        return LocalStore(self.files.hidden)
+
+    @property
+    def _objects(self) -> SealedObjects:
+        return SealedObjects(self._store, "the target of a file sink")
+
+
+def _mark_from(value: Mapping[str, Any]) -> Mark:
+    return Mark(CheckpointId(value["checkpoint"]), token_in([str(value["token"])]))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The committing half: what a checkpoint contains, when its files become visible, what is swept.
+
+
+@dataclass(frozen=True)
+class CommitSettings:
+    """When files become visible, and what happens to complete partitions."""
+
+    rolling: Rolling = RollOnCheckpoint()  # noqa: RUF009
+    compaction: Compaction | None = None
+    partition_commit: PartitionCommit | None = None
+    assigners: tuple[BucketAssigner, ...] = ()
+
+
+@dataclass(frozen=True)
+class CommitterParts:
+    """What a committer works with; tests put faults into them."""
+
+    files: SinkFiles
+    owner_epoch: OwnerEpoch
+    ledger: Ledger
+    disk: Disk
+    merger: Merger
+    spark: SparkSession | None = None
+    timeline: Timeline = NO_TIMELINE
+
+
+class TargetUnavailable(EnvironmentFault):
+    """The target's file system does not answer now; nothing is concluded."""
+
+    restartable = True
+
+
+class _Retry(Exception):
+    """The system cannot do it now."""
+
+
+class FileCommitter(Committer):
+    """Commits files; see :mod:`flinkish_spark.connectors.files.committer` for the order of the steps.
+
+    Parameters
+    ----------
+    parts
+        With names, records and disk.
+    """
+
+    shown_order = ShownOrder.OF_COMMITS
+
+    def __init__(self, settings: CommitSettings, parts: CommitterParts) -> None:
+        self._settings, self._parts = settings, parts
+        self._ledger, self._disk = parts.ledger, parts.disk
+        self._publisher = Publisher(parts.files, parts.ledger, parts.disk, parts.merger)
+        self._marks = FileMarks(parts.files, parts.timeline)
+
+    def newest_marks(self) -> Sequence[Mark]:
+        """Look beside the files."""
+        mark = self._marks.newest()
+        return () if mark is None else (mark,)
+
+    # -- commit ---------------------------------------------------------------------------------
+    def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
+        """Take the checkpoint's files over, all or none; make them visible unless parts stay open.
+
+        One file that is gone makes all of them lost, as long as none has been visible: what was staged is
+        then staged anew as a whole.
+        """
+        if not committables:
+            return ()
+        try:
+            with _retrying():
+                answer = self._commit(int(checkpoint), committables)
+        except FilesGone as gone:
+            return [CommitAnswer(Outcome.LOST, str(gone))]
+        except _Retry as retry:
+            answer = CommitAnswer(Outcome.RETRY, str(retry))
+        return [answer] if answer.outcome is Outcome.LOST else [answer] * len(committables)
+
+    def _commit(self, checkpoint: int, committables: Sequence[Committable]) -> CommitAnswer:
+        if self._ledger.newest_done() >= checkpoint:
+            plan = self._ledger.plan(checkpoint)
+            return CommitAnswer(Outcome.ALREADY_COMMITTED, facts={} if plan is None else plan.facts)
+        # This order matters: what follows makes files visible.
+        self._marks.leave(checkpoint)
+        self._catch_up(checkpoint)
+        chunks = [chunk for c in committables for chunk in chunks_of(c, checkpoint)]
+        recorded = self._ledger.committed(checkpoint)
+        if recorded is not None and {c.staged for c in recorded} != {c.staged for c in chunks}:
+            detail = f"checkpoint {checkpoint} was committed with other files by somebody else"
+            return CommitAnswer(Outcome.FENCED, detail)
+        if not self._ledger.has(checkpoint, Entry.BUILT):
+            missing = self._missing(chunks)
+            if missing:
+                # Nothing was renamed without BUILT, so no reader has seen a file of this checkpoint.
+                self._ledger.forget(checkpoint)
+                detail = f"{len(missing)} pending files are gone, first {missing[0]}"
+                return CommitAnswer(Outcome.LOST, detail, is_proven_aborted=True)
+        self._ledger.record_committed(checkpoint, chunks)
+        is_new = recorded is None
+        facts: Mapping[str, int] = {}
+        if isinstance(self._settings.rolling, RollOnCheckpoint):
+            plan = self._planned(checkpoint)
+            is_new = self._publisher.publish(checkpoint, plan) or is_new
+            facts = plan.facts
+        return CommitAnswer(Outcome.COMMITTED if is_new else Outcome.ALREADY_COMMITTED, facts=facts)
+
+    def _planned(self, checkpoint: int) -> Plan:
+        """Return the plan of a checkpoint that makes everything visible; record it if there is none."""
+        plan = self._ledger.plan(checkpoint)
+        if plan is not None:
+            return plan
+        chunks = (*self._ledger.state_before(checkpoint).open, *self._ledger.unseen(checkpoint))
+        rolled = roll(chunks, self._settings.rolling, self._settings.compaction, 0)
+        return self._ledger.record_plan(checkpoint, self._publisher.plan_of(checkpoint, rolled))
+
+    # -- complete -------------------------------------------------------------------------------
+    def checkpoint_complete(self, completed: CompletedCheckpoint) -> CommitAnswer:
+        """Finish the parts whose time has come, then commit complete partitions."""
+        try:
+            with _retrying():
+                return self._complete(completed)
+        except FilesGone as gone:
+            return CommitAnswer(Outcome.LOST, str(gone))
+        except _Retry as retry:
+            return CommitAnswer(Outcome.RETRY, str(retry))
+
+    def _complete(self, completed: CompletedCheckpoint) -> CommitAnswer:
+        checkpoint = int(completed.checkpoint)
+        if self._ledger.newest_done() >= checkpoint:
+            return self._finish(checkpoint, Outcome.ALREADY_COMMITTED)
+        self._catch_up(checkpoint)
+        before = self._ledger.state_before(checkpoint)
+        unseen = self._ledger.unseen(checkpoint)
+        fresh = tuple(replace(chunk, decided_at_ms=completed.decided_at_ms) for chunk in unseen)
+        progress = advance(
+            before, fresh, completed, self._settings.partition_commit, self._settings.assigners
+        )
+        plan = self._ledger.plan(checkpoint) or self._roll((*before.open, *fresh), progress, completed)
+        if plan.parts:
+            self._marks.leave(checkpoint)
+            plan = self._ledger.record_plan(checkpoint, plan)
+            self._publisher.publish(checkpoint, plan)
+        is_open = {(chunk.root, chunk.bucket) for chunk in plan.open}
+        ready = [p for p in progress.due if (p.root, p.bucket) not in is_open]
+        for partition in ready:
+            self._announce(partition, checkpoint)
+        waiting = tuple(p for p in progress.waiting if p not in ready)
+        after = State(checkpoint, plan.open, waiting, progress.seen_ms)
+        if not fresh and not plan.parts and replace(after, checkpoint=before.checkpoint) == before:
+            return CommitAnswer(Outcome.ALREADY_COMMITTED, "nothing was due")
+        self._ledger.record_done(after)
+        return self._finish(checkpoint, Outcome.COMMITTED)
+
+    def _catch_up(self, checkpoint: int) -> None:
+        """Finish what older checkpoints left that were committed here and never completed.
+
+        A rewind leaves a checkpoint behind that another sink has lost. Its records stay, unless the
+        rewind takes them back.
+        """
+        for older in self._ledger.checkpoints():
+            if not self._ledger.newest_done() < older < checkpoint:
+                continue
+            before, plan = self._ledger.state_before(older), self._ledger.plan(older)
+            chunks = self._ledger.committed(older) or ()
+            is_open = (*before.open, *chunks)
+            if plan is not None:
+                self._publisher.publish(older, plan)
+                is_open = plan.open
+            known = {(p.root, p.bucket): p for p in before.partitions}
+            if self._settings.partition_commit is not None:
+                for chunk in chunks:
+                    known.setdefault((chunk.root, chunk.bucket), OpenPartition(chunk.root, chunk.bucket, 0))
+            self._ledger.record_done(State(older, is_open, tuple(known.values()), before.seen_ms))
+            if plan is not None:
+                self._publisher.clear(older, plan)
+
+    def _roll(
+        self, chunks: Sequence[Chunk], progress: PartitionProgress, completed: CompletedCheckpoint
+    ) -> Plan:
+        purpose = completed.purpose
+        everything = RollAll.ALL if purpose.is_final or purpose.is_savepoint else RollAll.BY_LIMITS
+        due = frozenset((p.root, p.bucket) for p in progress.due)
+        rolled = roll(
+            chunks,
+            self._settings.rolling,
+            self._settings.compaction,
+            completed.decided_at_ms,
+            due,
+            everything,
+        )
+        return self._publisher.plan_of(int(completed.checkpoint), rolled)
+
+    def _announce(self, partition: OpenPartition, checkpoint: int) -> None:
+        path = Path(partition.root) / partition.bucket
+        ready = ReadyPartition(path, values_of(partition.bucket), checkpoint)
+        setting = self._settings.partition_commit
+        for policy in () if setting is None else setting.policies:
+            try:
+                policy.commit(ready, self._parts.spark)
+            except Exception as error:
+                if is_gateway_gone(error):
+                    raise
+                raise _Retry(
+                    f"{type(policy).__name__} of partition {partition.bucket}: {said(error)}"
+                ) from error
+
+    def _finish(self, checkpoint: int, outcome: Outcome) -> CommitAnswer:
+        """Remove what is used up; the records of the newest checkpoint stay for repetitions."""
+        plan = self._ledger.plan(checkpoint)
+        if plan is not None:
+            self._publisher.clear(checkpoint, plan)
+        for older in self._ledger.checkpoints():
+            if older < checkpoint:
+                self._ledger.forget(older)
+        return CommitAnswer(outcome, facts={} if plan is None else plan.facts)
+
+    # -- abort ----------------------------------------------------------------------------------
+    def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
+        """Remove the pending files of committables that no decision contains."""
+        answers = []
+        for committable in committables:
+            staged = str(committable.payload["staged"])
+            try:
+                with _retrying():
+                    answers.append(self._abort(Path(committable.payload["root"]), staged))
+            except _Retry as retry:
+                answers.append(CommitAnswer(Outcome.RETRY, str(retry)))
+        return answers
+
+    def _abort(self, root: Path, staged: str) -> CommitAnswer:
+        if staged in self._ledger.staged_in_use():
+            return CommitAnswer(Outcome.FENCED, f"the files of {staged} were committed by somebody else")
+        files = replace(self._parts.files, root=root)
+        if not self._disk.exists(files.pending / staged):
+            return CommitAnswer(Outcome.ALREADY_COMMITTED)
+        self._disk.remove_tree(files.pending / staged)
+        return CommitAnswer(Outcome.COMMITTED)
+
+    def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
+        """Find committables of which a file is gone."""
+        dead = {}
+        with _unavailable("looking for pending files"):
+            for index, committable in enumerate(committables):
+                missing = self._missing(chunks_of(committable, 0))
+                if missing:
+                    dead[index] = f"sink '{self._parts.files.uid}': the pending file {missing[0]} is gone"
+        return dead
+
+    def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
+        """Remove folders of micro-batches that nobody will commit."""
+        files = self._parts.files
+        with _unavailable("looking for leftovers"):
+            listed = [
+                (folder, staged)
+                for folder in (files.in_progress, files.pending)
+                for name in self._disk.folders(folder)
+                if (staged := StagedId.parse(name)) is not None
+            ]
+        # This order matters: a block that is leased after the listing has nothing in it.
+        running = running_blocks()
+        in_use = {str(c.payload.get("staged", "")) for c in kept} | self._ledger.staged_in_use()
+        removed = 0
+        for folder, staged in listed:
+            mine = staged.owner_epoch == self._parts.owner_epoch
+            newer = staged.owner_epoch > self._parts.owner_epoch
+            if newer or (mine and staged.block in running) or str(staged) in in_use:
+                continue
+            try:
+                self._disk.remove_tree(folder / str(staged))
+            except OSError as error:
+                # A task that was given up may still write into it.
+                LOG.warning("%s is removed later: %s", folder / str(staged), error)
+                continue
+            removed += 1
+        return removed
+
+    # -- rewind ---------------------------------------------------------------------------------
+    def why_not_superseded(self, target: CheckpointId) -> str:
+        """Look for files that hold records from before and after the target."""
+        with _unavailable("looking for finished files"):
+            return self._superseder().why_not(int(target))
+
+    def supersede(self, target: CheckpointId, lineage: Lineage) -> CommitAnswer:
+        """Delete the files that were finished after the target, and forget what is still open of it."""
+        try:
+            with _retrying():
+                return self._superseder().supersede(int(target))
+        except _Retry as retry:
+            return CommitAnswer(Outcome.RETRY, str(retry))
+
+    def _superseder(self) -> Superseder:
+        return Superseder(self._parts.files, self._ledger, self._disk, self._settings)
+
+    def _missing(self, chunks: Sequence[Chunk]) -> list[Path]:
+        paths = (self._publisher.path_of(chunk) for chunk in chunks)
+        return [path for path in paths if not self._disk.exists(path)]
+
+
+def chunks_of(committable: Committable, checkpoint: int) -> list[Chunk]:
+    """Return the files that a committable names."""
+    payload = committable.payload
+    return [
+        Chunk(payload["root"], payload["staged"], f["name"], int(f["bytes"]), f["rows"], checkpoint)
+        for f in payload["files"]
+    ]
+
+
+@contextmanager
+def _unavailable(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        what_to_do = "see to the disk; the job asks again"
+        raise TargetUnavailable.of_system(error, f"{what} failed", what_to_do=what_to_do) from error
+
+
+@contextmanager
+def _retrying() -> Iterator[None]:
+    """Turn what may pass into :class:`_Retry`: a full disk, a Spark job that failed."""
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise _Retry(f"a folder changed meanwhile: {error}") from error
+    except OSError as error:
+        if is_gateway_gone(error):
+            raise
+        raise _Retry(str(error)) from error
+    except PySparkException as error:
+        if is_gateway_gone(error):
+            raise
+        raise _Retry(said(error)) from error
+    except EnvironmentFault as fault:
+        if not (fault.restartable or isinstance(fault.__cause__, OSError)):
+            raise
+        raise _Retry(str(fault)) from fault

@@ -1,0 +1,274 @@
+"""What the file sink does to a file system, durably, and the names that it gives."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from flinkish_spark.core.store import make_directories, sync_directory
+from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
+
+# ----------------------------------------------------------------------------------------------------------
+# What the file sink does to a file system, durably; every call is one place where a process can die.
+
+
+_CHUNK_BYTES = 1 << 20
+
+
+class Disk:
+    """The machine's file systems.
+
+    Raises
+    ------
+    OSError
+        From every method, when the file system refuses.
+    """
+
+    def exists(self, path: Path) -> bool:
+        """Whether there is a file or folder."""
+        return path.exists()
+
+    def size(self, path: Path) -> int:
+        """Return the bytes of a file."""
+        return path.stat().st_size
+
+    def folders(self, path: Path) -> tuple[str, ...]:
+        """Return the names directly below a folder, sorted; empty if there is none."""
+        try:
+            return tuple(sorted(os.listdir(path)))
+        except FileNotFoundError:
+            return ()
+
+    def files_below(self, path: Path) -> Iterator[Path]:
+        """Yield every file below a folder, whatever its name, in order; nothing if there is none."""
+
+        def fail(error: OSError) -> None:
+            if not isinstance(error, FileNotFoundError):
+                raise error
+
+        for folder, folders, names in os.walk(path, onerror=fail):
+            folders.sort()
+            for name in sorted(names):
+                yield Path(folder, name)
+
+    def make_folder(self, path: Path) -> None:
+        """Make a folder and its parents, durably."""
+        make_directories(path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give a file or folder another name; durable with :meth:`sync_folders`."""
+        os.rename(source, target)
+
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second name, or copy it where the file system has no links."""
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            return
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.EMLINK):
+                raise
+            shutil.copyfile(source, target)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file; one that is gone is no error."""
+        path.unlink(missing_ok=True)
+
+    def remove_tree(self, path: Path) -> None:
+        """Remove a folder with everything in it; one that is gone is no error.
+
+        A task that is still writing may put something into it meanwhile; it is then left to the next sweep.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
+    def remove_empty(self, path: Path) -> None:
+        """Remove a folder if nothing is in it."""
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+    def sync_files(self, paths: Iterable[Path]) -> None:
+        """Make the contents of files durable."""
+        for path in paths:
+            sync_directory(path)
+
+    def sync_folders(self, paths: Iterable[Path]) -> None:
+        """Make the names in folders durable."""
+        for path in paths:
+            sync_directory(path)
+
+    def create_empty(self, path: Path) -> None:
+        """Make an empty file, durably; one that is there stays."""
+        with open(path, "ab") as file:
+            os.fsync(file.fileno())
+        sync_directory(path.parent)
+
+    def concatenate(self, sources: Sequence[tuple[Path, int]], target: Path) -> None:
+        """Write the files one behind the other, durably, replacing what half a try left.
+
+        Parameters
+        ----------
+        sources
+            Each with the number of bytes to leave out at its beginning.
+        """
+        with open(target, "wb") as output:
+            for source, skipped in sources:
+                with open(source, "rb") as piece:
+                    piece.seek(skipped)
+                    _copy(piece, output)
+            output.flush()
+            os.fsync(output.fileno())
+
+
+def _copy(source: BinaryIO, target: BinaryIO) -> None:
+    while block := source.read(_CHUNK_BYTES):
+        target.write(block)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Names below the target of a file sink, and what can be read from them.
+#
+# Everything that is not finished lies below one hidden folder per sink, on the same file system as the
+# target, so that finishing a file is a rename.
+
+
+#: Holds what readers must not see of all sinks of a target; Spark and Hive skip names that begin with "_".
+HIDDEN = "_flinkish"
+_STAGED = re.compile(r"(\d{1,18})-(\d{1,18})-[0-9a-f]{8}")
+#: What Spark calls the files of one task: part-<task>-<uuid>.c<count><extension>, or without a count.
+_TASK_FILE = re.compile(r"part-(\d+)-[0-9a-f-]{36}(?:-c\d+|\.c\d+)?((?:\.[A-Za-z0-9_]+)*)")
+
+
+@dataclass(frozen=True, slots=True)
+class StagedId:
+    """Name of the folder that one micro-batch of one sink is staged in.
+
+    `block` is leased until the receipt; `nonce` keeps two uses of the same block apart.
+    """
+
+    owner_epoch: OwnerEpoch
+    block: int
+    nonce: str
+
+    def __str__(self) -> str:
+        return f"{self.owner_epoch}-{self.block}-{self.nonce}"
+
+    @classmethod
+    def parse(cls, text: str) -> StagedId | None:
+        """Return the id, or None if `text` is not one."""
+        match = _STAGED.fullmatch(text)
+        if match is None:
+            return None
+        return cls(OwnerEpoch(int(match[1])), int(match[2]), text.rsplit("-", 1)[1])
+
+
+@dataclass(frozen=True, slots=True)
+class PartName:
+    """Name of a finished file.
+
+    Parameters
+    ----------
+    first, last
+        Checkpoints whose records it holds; it was finished at the last.
+    index
+        Counts the files that were finished together.
+    extension
+        With its dot; Spark's own, such as ``.snappy.parquet``.
+    """
+
+    first: int
+    last: int
+    index: int
+    extension: str
+
+
+@dataclass(frozen=True, slots=True)
+class SinkFiles:
+    """Where the files of one sink are.
+
+    Parameters
+    ----------
+    root
+        The target, absolute.
+    job, uid
+        Whose sink.
+
+    Examples
+    --------
+    >>> files = SinkFiles(Path("/lake/orders"), JobUuid("0" * 32), "orders")
+    >>> files.finished_name(PartName(7, 7, 0, ".json"))
+    'part-orders-30d47f2f75900c0b-7-7-0.json'
+    """
+
+    root: Path
+    job: JobUuid
+    uid: str
+
+    @property
+    def tag(self) -> str:
+        """Tell sinks apart that have the same uid in different jobs, or a uid that begins like another."""
+        return hashlib.sha256(f"{self.job}/{self.uid}".encode()).hexdigest()[:16]
+
+    @property
+    def hidden(self) -> Path:
+        """The folder of everything that is not finished."""
+        return self.root / HIDDEN / f"{self.uid}-{self.tag}"
+
+    @property
+    def in_progress(self) -> Path:
+        """Holds a folder for each micro-batch whose tasks are writing, or failed."""
+        return self.hidden / "in-progress"
+
+    @property
+    def pending(self) -> Path:
+        """Holds a folder for each micro-batch that is durable: to be decided, or to be rolled."""
+        return self.hidden / "pending"
+
+    @property
+    def merged(self) -> Path:
+        """Holds a folder for each checkpoint whose small files are being merged."""
+        return self.hidden / "merged"
+
+    def finished_name(self, part: PartName) -> str:
+        """Return the name that readers see."""
+        return f"part-{self.uid}-{self.tag}-{part.first}-{part.last}-{part.index}{part.extension}"
+
+    def parse_finished(self, name: str) -> PartName | None:
+        """Return what a finished file of this sink says, or None for any other file."""
+        prefix = f"part-{self.uid}-{self.tag}-"
+        match = re.fullmatch(r"(\d+)-(\d+)-(\d+)((?:\..*)?)", name.removeprefix(prefix))
+        if not name.startswith(prefix) or match is None:
+            return None
+        return PartName(int(match[1]), int(match[2]), int(match[3]), match[4])
+
+
+def task_file(name: str) -> tuple[int, str] | None:
+    """Return task and extension of a file that Spark wrote, or None if it is not a task's file.
+
+    Examples
+    --------
+    >>> task_file("part-00003-894e7d00-1ed4-4ff5-9f09-81bfb758af7c.c000.snappy.parquet")
+    (3, '.snappy.parquet')
+    >>> task_file("_SUCCESS")
+    """
+    match = _TASK_FILE.fullmatch(name)
+    return None if match is None else (int(match[1]), match[2])
+
+
+def is_hidden(name: str) -> bool:
+    """Whether readers skip a file or folder of that name."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+
+
+def bucket_of(relative: str) -> str:
+    """Return the folder of a file, relative to the target; empty at the top."""
+    parent = str(PurePosixPath(relative).parent)
+    return "" if parent == "." else parent

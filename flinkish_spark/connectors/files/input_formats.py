@@ -1,0 +1,823 @@
+"""What is in the files that a file source reads, looked at before Arrow sees it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import csv
+import enum
+import io
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import types as T
+
+from flinkish_spark.connectors.splits import beyond_years, leaves
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.validation import instance_of, refused_as_config_errors
+from flinkish_spark.protocol.limits import checked_choice
+from flinkish_spark.types.exact_json import MALFORMED, exact_text
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Lines of JSON, looked at before Arrow sees them.
+#
+# Arrow's reader takes the process with it if the first value of a block is a null, and makes records of
+# values that follow each other in a line, or go over several. So of each line it is seen to that it is one
+# object.
+
+
+#: About what is parsed at once; a longer line is parsed alone, whatever its length.
+_BLOCK_BYTES = 1 << 20
+_BOM = b"\xef\xbb\xbf"
+_BLANKS = b" \t\r\n"
+#: The end of a line that is followed by one which neither is blank nor begins and ends as an object does.
+_NO_OBJECT = re.compile(rb"\n(?![ \t\r]*(?:\{[^\n]*\}[ \t\r]*)?(?:\n|\Z))")
+
+
+class BadLine(ValueError):
+    """A line cannot be read."""
+
+    def __init__(self, line: int, why: str) -> None:
+        super().__init__(f"line {line} {why}")
+
+
+def tables_of(data: bytes, schema: pa.Schema) -> Iterator[pa.Table]:
+    r"""Yield the objects of some lines, a part at a time, with the fields of `schema` in any order.
+
+    Raises
+    ------
+    BadLine
+        A line is no object, or is none with these fields.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> schema = pa.schema([("n", pa.int64())])
+    >>> [table.to_pylist() for table in tables_of(b'{"n": 1}\n\n{"m": 2}\r\n', schema)]
+    [[{'n': 1}, {'n': None}]]
+    >>> list(tables_of(b'{"n": 1}\nnull', schema))
+    Traceback (most recent call last):
+    flinkish_spark.connectors.files.input_formats.BadLine: line 2 is no JSON object
+    """
+    start, line = len(_BOM) if data.startswith(_BOM) else 0, 1
+    while start < len(data):
+        end = data.rfind(b"\n", start, start + _BLOCK_BYTES) + 1
+        if not end:
+            end = data.find(b"\n", start + _BLOCK_BYTES) + 1 or len(data)
+        block = data[start:end]
+        if block.strip(_BLANKS):
+            yield _table_of(block, line, schema)
+        start, line = end, line + block.count(b"\n")
+
+
+def _table_of(block: bytes, first: int, schema: pa.Schema) -> pa.Table:
+    import pyarrow as pa
+
+    # The look for a newline is what makes this fast; so the first line gets one in front.
+    if bad := _NO_OBJECT.search(b"\n" + block):
+        raise BadLine(first + block.count(b"\n", 0, bad.start()), "is no JSON object")
+    try:
+        block.decode()
+    except UnicodeDecodeError as error:
+        raise BadLine(first + block.count(b"\n", 0, error.start), f"is no UTF-8: {error.reason}") from None
+    try:
+        table = _parsed(block, schema)
+        is_one_a_line = table.num_rows == _count(block)
+    except pa.ArrowInvalid as error:
+        bare = _with_bare_numbers(block, schema)
+        if bare != block:
+            return _table_of(bare, first, schema)
+        raise _bad_line(block, first, schema, str(error)) from None
+    if not is_one_a_line:
+        raise _bad_line(block, first, schema, "is more than one JSON object")
+    return table
+
+
+def _parsed(block: bytes, schema: pa.Schema) -> pa.Table:
+    import pyarrow as pa
+
+    # Arrow would want a number of days, take the text of bytes for the bytes, and leave out the offset that a
+    # time without a zone must not have.
+    texts = pa.schema([field.with_type(_with_texts(field.type, _is_read_as_text)) for field in schema])
+    table = _read(block, texts)
+    for field, text in zip(schema, texts, strict=True):
+        if field.type != text.type:
+            at = table.schema.get_field_index(field.name)
+            table = table.set_column(at, field, _from_texts(table.column(at), field.type))
+    # Arrow counts a decimal's digits before it adds those of the scale.
+    table.validate(full=True)
+    _refuse_other_years(table.columns)
+    if _infinities(table).any():
+        doubles = pa.schema([field.with_type(_with_doubles(field.type)) for field in texts])
+        if (_infinities(table) != _infinities(_read(block, doubles))).any():
+            raise pa.ArrowInvalid("a number is too large for FLOAT")
+    return table
+
+
+def _read(block: bytes, schema: pa.Schema) -> pa.Table:
+    import pyarrow as pa
+    from pyarrow import json
+
+    return json.read_json(
+        pa.BufferReader(block),
+        # An object must not go over the end of what Arrow calls a block.
+        read_options=json.ReadOptions(use_threads=False, block_size=len(block)),
+        parse_options=json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+    )
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_binary(kind))
+
+
+def _is_read_as_text(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    is_local_time = pa.types.is_timestamp(kind) and kind.tz is None
+    return bool(pa.types.is_date(kind)) or is_local_time or _is_bytes(kind)
+
+
+def _changed(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """Return a type with other types in its places, at any depth."""
+    import pyarrow as pa
+
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_changed(kind.value_type, change)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_changed(field.type, change)) for field in kind])
+    return change(kind)
+
+
+def _with_texts(kind: pa.DataType, is_text: Callable[[pa.DataType], bool]) -> pa.DataType:
+    import pyarrow as pa
+
+    return _changed(kind, lambda one: pa.string() if is_text(one) else one)
+
+
+def _with_doubles(kind: pa.DataType) -> pa.DataType:
+    import pyarrow as pa
+
+    return _changed(kind, lambda one: pa.float64() if pa.types.is_float32(one) else one)
+
+
+def _from_texts(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Return a column with dates, times and bytes in the places of texts."""
+    import pyarrow as pa
+
+    dated = column.cast(_with_texts(kind, _is_bytes))
+    # Python, which is asked for the bytes, has no other years.
+    _refuse_other_years([dated])
+    if dated.type == kind:
+        return dated
+    try:
+        return pa.chunked_array([pa.array([_decoded(one, kind) for one in dated.to_pylist()], kind)], kind)
+    except binascii.Error as error:
+        raise pa.ArrowInvalid(f"a BINARY is no base64: {error}") from None
+
+
+def _decoded(value: Any, kind: pa.DataType) -> Any:
+    import pyarrow as pa
+
+    if value is None:
+        return None
+    if pa.types.is_list(kind):
+        return [_decoded(one, kind.value_type) for one in value]
+    if pa.types.is_struct(kind):
+        return {field.name: _decoded(value[field.name], field.type) for field in kind}
+    return base64.b64decode(value, validate=True) if _is_bytes(kind) else value
+
+
+def _refuse_other_years(columns: Iterable[pa.ChunkedArray]) -> None:
+    import pyarrow as pa
+
+    for leaf in _all_leaves(columns):
+        if beyond_years(leaf).any():
+            raise pa.ArrowInvalid(
+                "a date or time is in no year from 1 to 9999, by UTC: write one that is, or null"
+            )
+
+
+def _infinities(table: pa.Table) -> npt.NDArray[np.bool_]:
+    """Return which of all floating numbers are infinite."""
+    import numpy as np
+    import pyarrow as pa
+
+    numbers = [leaf for leaf in _all_leaves(table.columns) if pa.types.is_floating(leaf.type)]
+    found = [np.isinf(leaf.fill_null(0).to_numpy(zero_copy_only=False)) for leaf in numbers]
+    return np.concatenate([np.zeros(0, np.bool_), *found])
+
+
+def _all_leaves(columns: Iterable[pa.ChunkedArray]) -> Iterator[pa.Array]:
+    return (leaf for column in columns for chunk in column.chunks for leaf in leaves(chunk))
+
+
+def _with_bare_numbers(block: bytes, schema: pa.Schema) -> bytes:
+    """Return a block with NaN and the infinities as Arrow wants them, where they are written as texts."""
+    floats = [T.StructField(field.name, kind) for field in schema if (kind := _float_of(field.type))]
+    if not floats:
+        return block
+    look = exact_text(T.StructType(floats))
+    return b"\n".join(_bare(line, look) for line in block.split(b"\n"))
+
+
+def _bare(line: bytes, look: Callable[[bytes], str | None]) -> bytes:
+    found = look(line)
+    return line if found is None or found == MALFORMED else found.encode()
+
+
+def _float_of(kind: pa.DataType) -> T.DataType | None:
+    """Return what of a type is FLOAT or DOUBLE; None if nothing is."""
+    import pyarrow as pa
+
+    if pa.types.is_list(kind):
+        inner = _float_of(kind.value_type)
+        return None if inner is None else T.ArrayType(inner)
+    if pa.types.is_struct(kind):
+        fields = [T.StructField(field.name, one) for field in kind if (one := _float_of(field.type))]
+        return T.StructType(fields) if fields else None
+    if pa.types.is_float32(kind):
+        return T.FloatType()
+    return T.DoubleType() if pa.types.is_float64(kind) else None
+
+
+def _count(block: bytes) -> int:
+    """Return how many lines are not blank."""
+    lines = block.count(b"\n") + (not block.endswith(b"\n"))
+    return lines - sum(1 for _ in _BLANK.finditer(b"\n" + block))
+
+
+#: The end of a line that is followed by a blank one.
+_BLANK = re.compile(rb"\n(?=[ \t\r]*\n)")
+
+
+def _bad_line(block: bytes, first: int, schema: pa.Schema, otherwise: str) -> BadLine:
+    """Return the error of the first line that cannot be read alone: Arrow names none."""
+    import pyarrow as pa
+
+    for number, line in enumerate(block.split(b"\n"), first):
+        try:
+            if line.strip(_BLANKS) and _parsed(line, schema).num_rows != 1:
+                return BadLine(number, "is more than one JSON object")
+        except pa.ArrowInvalid as error:
+            return BadLine(number, f"cannot be read: {error}")
+    return BadLine(first, f"or one behind it cannot be read: {otherwise}")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What is in the files that a file source reads.
+
+
+_ROWS_AT_ONCE = 10_000
+#: Spark's TIME has microseconds, Arrow's that stands for it nanoseconds.
+_NANOS_PER_MICRO = 1_000
+_NO_DELIMITERS = '\r\n"\0'
+_WHOLE, _NO_WHOLE = "^[+-]?[0-9]+$", "a whole number has decimal digits only, and a sign in front of them"
+#: What Arrow parses at once; a row must fit in. Larger if one does not, up to what Arrow's texts can hold.
+_CSV_BLOCK_BYTES, _MOST_CSV_BLOCK_BYTES = 1 << 20, 1 << 28
+
+
+class InputFormat(ABC):
+    """One of the classes below."""
+
+    @abstractmethod
+    def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the records of one file; the same every time. Called in a task."""
+
+    def rows(self, path: str) -> int | None:
+        """Return how many records a file has, if that can be told without reading it."""
+        return None
+
+    def check(self, schema: pa.Schema) -> None:
+        """Raise ConfigError if such files cannot hold these fields."""
+
+
+@dataclass(frozen=True)
+class ParquetFiles(InputFormat):
+    """Parquet. A field that a file does not have fails the job; columns that are no fields are not read."""
+
+    def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the fields' columns."""
+        import pyarrow.parquet as pq
+
+        # Spark writes times as INT96, of which Arrow makes nanoseconds, that end in 2262.
+        with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
+            missing = sorted(set(schema.names) - set(file.schema_arrow.names))
+            if missing:
+                raise ValueError(f"{path} has no column '{missing[0]}'")
+            yield from file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=schema.names)
+
+    def rows(self, path: str) -> int | None:
+        """Return what the file says of itself."""
+        import pyarrow.parquet as pq
+
+        return int(pq.read_metadata(path).num_rows)
+
+
+@dataclass(frozen=True)
+class JsonLines(InputFormat):
+    """One JSON object a line, maybe compressed (``.gz``). Other fields are ignored, missing ones are null.
+
+    A line that is anything else, or no UTF-8, fails the job with file and line; blank ones are left out.
+    A DATE is ``"2026-01-31"``, a TIMESTAMP ``"2026-01-31T12:00:00Z"``, a BINARY base64; objects are STRUCTs.
+    A number with more digits than its type holds, or too large for it, is no value of it.
+    """
+
+    def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the objects of a file, which is read whole."""
+        import pyarrow as pa
+
+        with pa.input_stream(path, compression="detect") as file:
+            data = file.read()
+        for table in tables_of(data, schema):
+            yield from table.to_batches(max_chunksize=_ROWS_AT_ONCE)
+
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse maps, times of day and intervals, which Arrow does not read."""
+        for field in schema:
+            if any(word in str(field.type) for word in ("map<", "duration[", "time64[")):
+                raise ConfigError(
+                    f"JSON files cannot hold the field '{field.name}', which is {field.type}",
+                    what_to_do="declare the keys of a map as fields of a STRUCT, the others as STRING; or "
+                    "read lines with TextLines(), and parse them in a map()",
+                )
+
+
+class CsvHeader(enum.Enum):
+    """What the first line of a CSV file is."""
+
+    #: The names of the columns, in whatever order; a field that is not among them fails the job.
+    NAMES = "NAMES"
+    #: A record: the columns are the fields, in their order.
+    NONE = "NONE"
+
+
+@dataclass(frozen=True)
+class CsvFiles(InputFormat):
+    """CSV, maybe compressed (``.gz``). An empty value is null, but for texts and binary.
+
+    Those are what is there, without quotes; a quote within quotes is there twice.
+
+    Parameters
+    ----------
+    header
+        What the first line is.
+    delimiter
+        Between values, one ASCII character.
+    """
+
+    header: CsvHeader = CsvHeader.NAMES
+    delimiter: str = ","
+
+    def __post_init__(self) -> None:
+        with refused_as_config_errors("give CsvHeader.NAMES or CsvHeader.NONE"):
+            checked_choice("header", self.header, CsvHeader)
+        what_to_do = "give one ASCII character, which is no quote and no end of a line"
+        text = instance_of("delimiter", self.delimiter, str, what_to_do=what_to_do)
+        if len(text) != 1 or not text.isascii() or text in _NO_DELIMITERS:
+            raise ConfigError(f"delimiter is {text!r}", what_to_do=what_to_do)
+
+    def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the records."""
+        import pyarrow as pa
+
+        check_quotes(path, self.delimiter)
+        given, block_bytes = 0, _CSV_BLOCK_BYTES
+        while True:
+            try:
+                for batch in _behind(given, self._batches(path, schema, block_bytes)):
+                    yield batch
+                    given += batch.num_rows
+                return
+            except pa.ArrowInvalid as error:
+                # How long the longest row is shows only there.
+                if "straddl" not in str(error) or block_bytes >= _MOST_CSV_BLOCK_BYTES:
+                    raise
+                block_bytes *= 16
+
+    def _batches(self, path: str, schema: pa.Schema, block_bytes: int) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+        from pyarrow import csv
+
+        names = list(schema.names)
+        columns = None if self.header is CsvHeader.NAMES else names
+        types = {field.name: pa.string() if _is_number(field.type) else field.type for field in schema}
+        with pa.input_stream(path, compression="detect") as file:
+            begin = file.read(_CSV_BLOCK_BYTES)
+        if not begin:
+            return
+        if columns is None:
+            check_names(begin, self.delimiter, names)
+        record = 1 if columns is None else 0
+        # In a line without an end Arrow finds no names.
+        is_bare = len(begin) < _CSV_BLOCK_BYTES and not set(b"\r\n") & set(begin)
+        with pa.input_stream(path, compression="detect") as file:
+            batches = csv.open_csv(
+                pa.BufferReader(begin + b"\n") if is_bare else file,
+                read_options=csv.ReadOptions(column_names=columns, block_size=block_bytes),
+                parse_options=csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+                # By itself Arrow makes nulls of "NaN", "n/a" and such.
+                convert_options=csv.ConvertOptions(
+                    column_types=types, include_columns=names, null_values=[""]
+                ),
+            )
+            for batch in batches:
+                try:
+                    numbers = _with_numbers(batch, schema)
+                except _BadValue as error:
+                    raise BadLine(line_of(path, self.delimiter, record + error.row), str(error)) from None
+                record += batch.num_rows
+                yield numbers
+
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse lists, maps, structs and intervals."""
+        import pyarrow as pa
+
+        for field in schema:
+            if pa.types.is_nested(field.type) or pa.types.is_duration(field.type):
+                raise ConfigError(f"CSV files cannot hold the field '{field.name}', which is {field.type}")
+
+
+class _BadValue(ValueError):
+    """A value in a row of a batch is none of its type."""
+
+    def __init__(self, row: int, field: pa.Field, why: str) -> None:
+        super().__init__(f"cannot be read: the field {field.name!r} {why}")
+        self.row = row
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    """Return whether a type is read as text first.
+
+    Of an infinity Arrow does not say whether it was one, and it takes hexadecimal numbers and wraps them.
+    """
+    import pyarrow as pa
+
+    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
+
+
+def _with_numbers(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return a batch with numbers in the places of texts, and all values within their types.
+
+    Raises
+    ------
+    _BadValue
+        A number is none, or too large for its type; a time is in no year from 1 to 9999 or too fine.
+    ArrowInvalid
+        A decimal has more digits than its type.
+    """
+    import pyarrow as pa
+
+    columns = [
+        _numbers(batch.column(field.name), field) if _is_number(field.type) else batch.column(field.name)
+        for field in schema
+    ]
+    whole = pa.RecordBatch.from_arrays(columns, schema=schema)
+    # Arrow counts a decimal's digits before it adds those of the scale.
+    whole.validate(full=True)
+    for column, field in zip(columns, schema, strict=True):
+        _refuse(column, field, beyond_years(column), "a time of a field is in a year from 1 to 9999, by UTC")
+        _refuse(column, field, _is_too_fine(column), "a TIME has no nanoseconds")
+    return whole
+
+
+def _refuse(column: pa.Array, field: pa.Field, wrong: npt.NDArray[np.bool_], why: str) -> None:
+    import numpy as np
+    import pyarrow as pa
+
+    if len(rows := np.flatnonzero(wrong)):
+        row = int(rows[0])
+        raise _BadValue(row, field, f"has {column[row].cast(pa.string()).as_py()}: {why}")
+
+
+def _is_too_fine(column: pa.Array) -> npt.NDArray[np.bool_]:
+    """Return which times of day have more digits than a TIME has, which would be cut off later."""
+    import numpy as np
+    import pyarrow as pa
+
+    if not pa.types.is_time64(column.type):
+        return np.zeros(0, np.bool_)
+    found: npt.NDArray[np.bool_] = column.cast(pa.int64()).fill_null(0).to_numpy() % _NANOS_PER_MICRO != 0
+    return found
+
+
+def _numbers(texts: pa.Array, field: pa.Field) -> pa.Array:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    trimmed = pc.utf8_trim(texts, " \t")
+    nothing = pa.scalar(None, pa.string())
+    if pa.types.is_integer(field.type):
+        given = pc.if_else(pc.equal(texts, ""), nothing, trimmed)
+        _refuse(texts, field, _is_true(pc.invert(pc.match_substring_regex(given, _WHOLE))), _NO_WHOLE)
+        # Arrow knows no sign but the other one.
+        return _cast(pc.utf8_ltrim(given, "+"), field)
+    given = pc.if_else(pc.equal(trimmed, ""), nothing, trimmed)
+    numbers = _cast(given, field)
+    if pc.any(pc.is_inf(numbers)).as_py():
+        too_large = pc.and_(pc.is_inf(numbers), pc.match_substring_regex(given, "[0-9]"))
+        _refuse(given, field, _is_true(too_large), f"that is too large for {field.type}")
+    return numbers
+
+
+def _is_true(found: pa.Array) -> npt.NDArray[np.bool_]:
+    import numpy as np
+
+    return np.asarray(found.fill_null(False).to_numpy(zero_copy_only=False), np.bool_)
+
+
+def _cast(texts: pa.Array, field: pa.Field) -> pa.Array:
+    """Return texts as numbers; Arrow does not say which one is none, so halves are tried."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    try:
+        return pc.cast(texts, field.type)
+    except pa.ArrowInvalid as error:
+        good, bad = 0, len(texts)
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            try:
+                pc.cast(texts.slice(good, middle - good), field.type)
+                good = middle
+            except pa.ArrowInvalid:
+                bad = middle
+        raise _BadValue(good, field, f"has {texts[good].as_py()!r:.200}: {error}") from None
+
+
+def _behind(given: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Pass over some rows."""
+    for batch in batches:
+        left = batch.slice(given)
+        given -= batch.num_rows - left.num_rows
+        if left.num_rows:
+            yield left
+
+
+@dataclass(frozen=True)
+class TextLines(InputFormat):
+    """A record a line, in one field of texts; maybe compressed (``.gz``).
+
+    A line that is no UTF-8 fails the job with file and line.
+    """
+
+    def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the lines without their ends."""
+        import pyarrow as pa
+
+        line = 1
+        with io.BufferedReader(pa.input_stream(path, compression="detect")) as file:
+            while some := list(islice(file, _ROWS_AT_ONCE)):
+                texts = _texts_of(some, line)
+                line += len(some)
+                yield pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], schema=schema)
+
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse anything but one text."""
+        import pyarrow as pa
+
+        if [field.type for field in schema] != [pa.string()]:
+            raise ConfigError("text files have one field", what_to_do='use the schema "value STRING"')
+
+
+def _texts_of(lines: Sequence[bytes], first: int) -> list[str]:
+    """Return lines without their ends; raise BadLine for one that is no UTF-8."""
+    bare = [line.removesuffix(b"\n").removesuffix(b"\r") for line in lines]
+    try:
+        return [line.decode() for line in bare]
+    except UnicodeDecodeError as error:
+        at = bare.index(error.object)
+        raise BadLine(first + at, f"is no UTF-8: {error.reason}") from None
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The quotes of a CSV file, looked at before Arrow sees them.
+#
+# Arrow takes all that follows an open quote for one value, and puts text behind a closing quote to the
+# value. So each quoted value must end, in front of the delimiter, of an end of a line or of that of the
+# file. A quote within a value that does not begin with one is text.
+
+
+#: What is looked at together.
+_PART_BYTES = 1 << 20
+_QUOTE, _NEWLINE, _RETURN = b'"\n\r'
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some bytes of a file, and the quotes in them: some next to each other are a run."""
+
+    #: How many bytes are in front, the last one of them, and where the quote is that is open there.
+    offset: int
+    before: int
+    opened: int | None
+    data: npt.NDArray[np.uint8]
+    #: Of each run: where it begins and ends, and whether a quote is open in front of it and behind it.
+    starts: npt.NDArray[Any]
+    ends: npt.NDArray[Any]
+    was_open: npt.NDArray[np.bool_]
+    is_open: npt.NDArray[np.bool_]
+    #: Which runs close a value in front of text.
+    wrong: npt.NDArray[Any]
+
+    def opened_behind(self, runs: int) -> int | None:
+        """Return where the value begins whose quote is open behind so many runs."""
+        import numpy as np
+
+        if not (self.is_open[runs - 1] if runs else self.opened is not None):
+            return None
+        is_opening = self.is_open & ~self.was_open
+        # Two quotes within a value may be a run each.
+        is_opening[1:] &= self.starts[1:] != self.ends[:-1]
+        opening = np.flatnonzero(is_opening[:runs])
+        return self.offset + int(self.starts[opening[-1]]) if len(opening) else self.opened
+
+    def ends_of_lines(self) -> npt.NDArray[Any]:
+        r"""Return where lines end, within quotes too; ``\r\n`` is one end."""
+        import numpy as np
+
+        at = np.flatnonzero((self.data == _NEWLINE) | (self.data == _RETURN))
+        is_own = (self.data[at] == _RETURN) | (self._in_front(at) != _RETURN)
+        return np.compress(is_own, at)
+
+    def records(self) -> npt.NDArray[Any]:
+        """Return where records begin: behind an end of a line that is not in quotes, but at none."""
+        import numpy as np
+
+        is_end = (self.data == _NEWLINE) | (self.data == _RETURN)
+        at = np.flatnonzero(~is_end)
+        front = self._in_front(at)
+        at = at[(front == _NEWLINE) | (front == _RETURN)]
+        # How many runs are in front says whether a quote is open.
+        states = np.concatenate([[self.opened is not None], self.is_open])
+        return np.compress(~states[np.searchsorted(self.starts, at)], at)
+
+    def _in_front(self, at: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+        """Return the bytes in front of some places."""
+        found: npt.NDArray[np.uint8] = self.data[at - 1]
+        if len(at) and at[0] == 0:
+            found[0] = self.before
+        return found
+
+
+def check_quotes(path: str, delimiter: str) -> None:
+    """See to it that each quoted value of a file ends, and that no text is behind it.
+
+    Raises
+    ------
+    BadLine
+        One does not.
+    """
+    opened = None
+    for part in _parts(path, delimiter):
+        if len(part.wrong):
+            run = int(part.wrong[0])
+            begin, end = part.opened_behind(run), part.offset + int(part.ends[run])
+            line = _line_at(path, part.offset + int(part.starts[run]) if begin is None else begin)
+            raise BadLine(
+                line,
+                f"has a quoted value with text behind its closing quote, in line {_line_at(path, end)}: the "
+                "delimiter or the end of the line must be there; write a quote within quotes twice",
+            )
+        opened = part.opened_behind(len(part.starts))
+    if opened is not None:
+        raise BadLine(
+            _line_at(path, opened),
+            "has a quote that nothing closes, and all that follows would be one value: close it; if it is "
+            "text, put the value into quotes and write it twice",
+        )
+
+
+def check_names(begin: bytes, delimiter: str, fields: list[str]) -> None:
+    """Refuse a header that has the name of a field twice; `begin` is what the file begins with.
+
+    Raises
+    ------
+    BadLine
+        It has.
+    """
+    text = begin.removeprefix(_BOM).decode("utf-8", "replace")
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    names, before = [], 0
+    # Arrow passes over empty lines, too.
+    for names in reader:
+        if names:
+            break
+        before = reader.line_num
+    for field in fields:
+        if names.count(field) > 1:
+            raise BadLine(
+                before + 1,
+                f"has the name {field!r} {names.count(field)} times, and one column only would be read: give "
+                "the columns different names",
+            )
+
+
+def line_of(path: str, delimiter: str, record: int) -> int:
+    """Return the number of the line in which a record begins; records are counted from 0, names are one."""
+    import numpy as np
+
+    line = 1
+    for part in _parts(path, delimiter):
+        records, ends = part.records(), part.ends_of_lines()
+        if record < len(records):
+            return line + int(np.searchsorted(ends, records[record]))
+        record -= len(records)
+        line += len(ends)
+    return line
+
+
+def _line_at(path: str, place: int) -> int:
+    """Return the number of the line with a byte of a file."""
+    import numpy as np
+
+    line = 1
+    for part in _parts(path, "\n"):
+        ends = part.ends_of_lines()
+        line += int(np.searchsorted(ends + part.offset, place))
+        if part.offset + len(part.data) >= place:
+            break
+    return line
+
+
+def _parts(path: str, delimiter: str) -> Iterator[_Part]:
+    """Yield a file, maybe compressed, without the mark (BOM) in front; no run is in two parts."""
+    import numpy as np
+    import pyarrow as pa
+
+    is_border = np.zeros(256, np.bool_)
+    is_border[[_NEWLINE, _RETURN, ord(delimiter)]] = True
+    # The file's begin is one as that of a line is.
+    held, offset, before, opened = b"", 0, _NEWLINE, None
+    with pa.input_stream(path, compression="detect") as file:
+        is_first = True
+        while True:
+            some = file.read(_PART_BYTES)
+            found = held + some
+            if is_first and found.startswith(_BOM):
+                found, offset = found[len(_BOM) :], len(_BOM)
+            is_first = False
+            # What is behind a run has to be seen with it.
+            end = len(found.rstrip(b'"')) if some else len(found)
+            data, held = np.frombuffer(found, np.uint8, end), found[end:]
+            part = _part(offset, before, opened, data, is_border)
+            yield part
+            if not some:
+                return
+            opened = part.opened_behind(len(part.starts))
+            offset, before = offset + end, int(data[-1]) if end else before
+
+
+def _part(
+    offset: int,
+    before: int,
+    opened: int | None,
+    data: npt.NDArray[np.uint8],
+    is_border: npt.NDArray[np.bool_],
+) -> _Part:
+    import numpy as np
+
+    is_quote = np.arange(256) == _QUOTE
+    at = np.flatnonzero(data == _QUOTE)
+    if not len(at):
+        none, no = at, np.zeros(0, np.bool_)
+        return _Part(offset, before, opened, data, none, none, no, no, none)
+    # Mostly quotes come in pairs at borders, or next to each other; this is seen fast.
+    first = 0 if opened is None else 1
+    front, behind = data[at[first::2] - 1], data[np.minimum(at[1 - first :: 2] + 1, len(data) - 1)]
+    if at[0] == 0 and not first:
+        front[0] = before
+    if (is_border | is_quote)[front].all() and (is_border | is_quote)[behind].all():
+        is_open = np.arange(first, len(at) + first) & 1 == 0
+        return _Part(offset, before, opened, data, at, at + 1, ~is_open, is_open, at[:0])
+    is_gap = np.diff(at) > 1
+    starts = at[np.concatenate([[True], is_gap])]
+    ends = at[np.concatenate([is_gap, [True]])] + 1
+    front = data[starts - 1]
+    if starts[0] == 0:
+        front[0] = before
+    is_begin, is_odd = is_border[front], ((ends - starts) & 1).astype(np.bool_)
+    # Within quotes two are one as text, so an odd number closes. At the begin of a value the first one opens,
+    # and an odd number leaves it open. Elsewhere they are text. So an odd number changes the state at the
+    # begin of a value, and leaves nothing open elsewhere: the state is how often it changed since then.
+    changes = np.cumsum(is_begin & is_odd) + (opened is not None)
+    known = np.maximum.accumulate(np.where(is_odd & ~is_begin, changes, 0))
+    is_open = ((changes - known) & 1).astype(np.bool_)
+    was_open = np.concatenate([[opened is not None], is_open[:-1]])
+    closes = np.where(was_open, is_odd, is_begin & ~is_odd)
+    # Only at the end of the file nothing is behind a run.
+    is_end = is_border[data[np.minimum(ends, len(data) - 1)]] | (ends == len(data))
+    return _Part(
+        offset, before, opened, data, starts, ends, was_open, is_open, np.flatnonzero(closes & ~is_end)
+    )

@@ -1,0 +1,233 @@
+"""What the sink has done about each checkpoint, in its folder of the job directory.
+
+There and not beside the files, so that nobody who cleans the target up takes the evidence away. Every
+record is written once; the newest DONE is the sink's state.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flinkish_spark.connectors.files.rolling import Chunk
+from flinkish_spark.core.store import LocalStore, SealedObjects, Store
+from flinkish_spark.protocol.codec import Stored, StoredRow
+from flinkish_spark.protocol.envelope import seal
+
+T = TypeVar("T")
+
+
+class Entry(enum.Enum):
+    """The records of one checkpoint, in the order in which they are written."""
+
+    #: Which files it contains. From here they are the sink's, and cannot be lost any more but by deletion.
+    COMMITTED = "committed"
+    #: Which parts it finishes, under which names.
+    PLAN = "plan"
+    #: Merged files are whole; from here on files are only renamed.
+    BUILT = "built"
+    #: Every part of the plan has been visible.
+    MOVED = "moved"
+    #: The state behind the checkpoint.
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Stored):
+    """One file that a plan makes visible.
+
+    Parameters
+    ----------
+    target
+        Absolute path.
+    source
+        Absolute path that is renamed: the only chunk, or what the chunks are merged into.
+    chunks
+        What it consists of.
+    """
+
+    target: str
+    source: str
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether its source has to be made first."""
+        return len(self.chunks) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Stored):
+    """What one checkpoint makes visible, and which chunks stay open behind it."""
+
+    parts: tuple[Part, ...]
+    open: tuple[Chunk, ...]
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """Return how much becomes visible: sizes as staged; rows only if all are known."""
+        chunks = [chunk for part in self.parts for chunk in part.chunks]
+        known = [chunk.rows for chunk in chunks if chunk.rows is not None]
+        facts = {"files": len(self.parts), "bytes": sum(chunk.bytes for chunk in chunks)}
+        return {**facts, "rows": sum(known)} if len(known) == len(chunks) else facts
+
+
+@dataclass(frozen=True, slots=True)
+class _Committed(Stored):
+    """What a checkpoint contains."""
+
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPartition(StoredRow):
+    """A partition that holds data and waits for its commit.
+
+    Parameters
+    ----------
+    root, bucket
+        Target and folder.
+    since_ms
+        Decision of the checkpoint with which it began to wait.
+    """
+
+    root: str
+    bucket: str
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class State(Stored):
+    """What the sink knows behind a checkpoint.
+
+    Parameters
+    ----------
+    checkpoint
+        The one; 0 before the first.
+    open
+        Chunks that are not visible yet, the oldest first.
+    partitions
+        Those that wait for their commit.
+    seen_ms
+        The greatest partition time of committed data; None before there was any.
+    """
+
+    checkpoint: int = 0
+    open: tuple[Chunk, ...] = ()
+    partitions: tuple[OpenPartition, ...] = ()
+    seen_ms: int | None = None
+
+
+@dataclass
+class Ledger:
+    """Reads and writes the records; nothing is remembered between calls.
+
+    Parameters
+    ----------
+    store
+        Over the sink's folder of the job directory.
+    """
+
+    store: Store
+
+    @classmethod
+    def in_folder(cls, folder: Path) -> Ledger:
+        """Return the ledger of a sink whose folder is `folder`."""
+        return cls(LocalStore(folder))
+
+    def checkpoints(self) -> tuple[int, ...]:
+        """Return the checkpoints that have any record, in order."""
+        names = (key.rsplit("/", 1)[-1] for key in self.store.list("checkpoints"))
+        return tuple(sorted(int(name) for name in names if name.isdecimal()))
+
+    def has(self, checkpoint: int, entry: Entry) -> bool:
+        """Whether a record is there."""
+        return _key(checkpoint, entry) in self.store.list(f"checkpoints/{checkpoint}")
+
+    def committed(self, checkpoint: int) -> tuple[Chunk, ...] | None:
+        """Return what a checkpoint contains, or None if that is not recorded."""
+        found = self._read(checkpoint, Entry.COMMITTED, _Committed.from_json)
+        return None if found is None else found.chunks
+
+    def plan(self, checkpoint: int) -> Plan | None:
+        """Return what a checkpoint makes visible, or None if that is not planned."""
+        return self._read(checkpoint, Entry.PLAN, Plan.from_json)
+
+    def state(self, checkpoint: int) -> State | None:
+        """Return the state behind a checkpoint, or None if it is not done."""
+        return self._read(checkpoint, Entry.DONE, State.from_json)
+
+    def state_before(self, checkpoint: int) -> State:
+        """Return the newest state that is older than a checkpoint."""
+        for older in reversed(self.checkpoints()):
+            state = self.state(older) if older < checkpoint else None
+            if state is not None:
+                return state
+        return State()
+
+    def newest_done(self) -> int:
+        """Return the newest checkpoint that is done; 0 if none is."""
+        done = (c for c in reversed(self.checkpoints()) if self.has(c, Entry.DONE))
+        return next(done, 0)
+
+    def unseen(self, checkpoint: int) -> tuple[Chunk, ...]:
+        """Return what was committed behind the state before a checkpoint, up to it and in order."""
+        since = self.state_before(checkpoint).checkpoint
+        found = (self.committed(c) or () for c in self.checkpoints() if since < c <= checkpoint)
+        return tuple(chunk for chunks in found for chunk in chunks)
+
+    def record_committed(self, checkpoint: int, chunks: Sequence[Chunk]) -> None:
+        """Write which files a checkpoint contains; the first to do so decides."""
+        self._create(checkpoint, Entry.COMMITTED, _Committed(tuple(chunks)).to_json())
+
+    def record_plan(self, checkpoint: int, plan: Plan) -> Plan:
+        """Write a plan; return the one that stands, which another process may have written."""
+        self._create(checkpoint, Entry.PLAN, plan.to_json())
+        return self.plan(checkpoint) or plan
+
+    def record(self, checkpoint: int, entry: Entry) -> None:
+        """Write a record that says no more than that it is there."""
+        self._create(checkpoint, entry, {})
+
+    def record_done(self, state: State) -> None:
+        """Write the state behind its checkpoint."""
+        self._create(state.checkpoint, Entry.DONE, state.to_json())
+
+    def replace_state(self, state: State) -> None:
+        """Write a state in the place of another one: what follows a rewind."""
+        self.store.put(_key(state.checkpoint, Entry.DONE), seal(_kind(Entry.DONE), state.to_json()))
+
+    def forget(self, checkpoint: int, kept: frozenset[Entry] = frozenset()) -> None:
+        """Delete the records of a checkpoint but for some, the last first: each stands on those before."""
+        for entry in reversed(Entry):
+            if entry not in kept and self.has(checkpoint, entry):
+                self.store.delete(_key(checkpoint, entry))
+
+    def staged_in_use(self) -> frozenset[str]:
+        """Return the folders below `pending` that hold chunks which records name."""
+        named: set[str] = set()
+        for checkpoint in self.checkpoints():
+            chunks = self.committed(checkpoint) or ()
+            plan, state = self.plan(checkpoint), self.state(checkpoint)
+            if plan is not None:
+                chunks += tuple(c for part in plan.parts for c in part.chunks) + plan.open
+            named |= {chunk.staged for chunk in (*chunks, *(state.open if state is not None else ()))}
+        return frozenset(named)
+
+    def _read(self, checkpoint: int, entry: Entry, parse: Callable[[Any], T]) -> T | None:
+        objects = SealedObjects(self.store, "the folder of a file sink")
+        return objects.optional(_key(checkpoint, entry), _kind(entry), parse)
+
+    def _create(self, checkpoint: int, entry: Entry, value: Mapping[str, Any]) -> None:
+        self.store.create_if_absent(_key(checkpoint, entry), seal(_kind(entry), value))
+
+
+def _key(checkpoint: int, entry: Entry) -> str:
+    return f"checkpoints/{checkpoint}/{entry.value}.json"
+
+
+def _kind(entry: Entry) -> str:
+    return f"file-sink-{entry.value}"

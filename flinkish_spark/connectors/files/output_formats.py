@@ -1,0 +1,238 @@
+"""The formats: what Spark calls them, which columns and options they take, how two files become one."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.exact_text import TIME_OPTIONS, unfit_for_json
+from flinkish_spark.types.hints import parts_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+    from pyspark.sql import types as T
+
+
+#: Options that would change where files go or how many there are behind the sink's back.
+_RESERVED = {
+    "path": "the sink's path is its first argument",
+    "maxrecordsperfile": "give the rolling policy a part_bytes",
+    "mapreduce.fileoutputcommitter.algorithm.version": "the sink commits files itself",
+    "partitionoverwritemode": "the sink only appends",
+}
+#: Codecs whose files can be put one behind the other and are read as one.
+_STACKABLE = {"none": "", "uncompressed": "", "gzip": ".gz", "bzip2": ".bz2"}
+
+
+#: By itself Spark leaves blanks out, and puts a backslash before a quote, which most readers take for a text.
+_WHOLE_TEXTS = {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false", "escape": '"'}
+
+
+class FileFormat(enum.Enum):
+    """What the files hold; the value is Spark's name of the format."""
+
+    PARQUET = "parquet"
+    #: One JSON object per line.
+    JSON = "json"
+    CSV = "csv"
+    #: The one string column, a line per record.
+    TEXT = "text"
+    AVRO = "avro"
+
+    @property
+    def is_lines(self) -> bool:
+        """Whether files can be put one behind the other."""
+        return self in (FileFormat.JSON, FileFormat.CSV, FileFormat.TEXT)
+
+
+def exact_options(kind: FileFormat) -> Mapping[str, str]:
+    """Return under which options a format says all of a value; a user's own go before them."""
+    match kind:
+        case FileFormat.JSON:
+            return TIME_OPTIONS
+        case FileFormat.CSV:
+            return {**TIME_OPTIONS, **_WHOLE_TEXTS}
+        case _:
+            return {}
+
+
+def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
+    """Refuse options that the sink sets itself, and what is no option; raise ConfigError."""
+    for name, value in options.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ConfigError(
+                f"the option {name!r} of a file sink has the value {value!r}",
+                why="options are strings, as Spark takes them",
+                what_to_do='write it as a string, such as {"compression": "gzip"}',
+            )
+        reason = _RESERVED.get(name.lower())
+        if reason is not None:
+            raise ConfigError(f"the {kind.value} option '{name}' cannot be used", what_to_do=reason)
+
+
+def check_mergeable(kind: FileFormat, options: Mapping[str, str], columns: Sequence[str] = ()) -> None:
+    """Refuse options under which two files of a line format cannot become one.
+
+    Parameters
+    ----------
+    columns
+        Of the files; empty where they are not known yet.
+
+    Raises
+    ------
+    ConfigError
+        Merging was asked for and cannot be done.
+    """
+    if not kind.is_lines:
+        return
+    found = {name.lower(): value for name, value in options.items()}
+    codec = found.get("compression", found.get("codec", "none")).lower()
+    encoding = found.get("encoding", found.get("charset", "UTF-8")).upper()
+    why = ""
+    if codec not in _STACKABLE:
+        why = f"files with the codec '{codec}' cannot be put one behind the other"
+    elif has_header(kind, options) and _STACKABLE[codec]:
+        why = "the header line of a compressed CSV file cannot be taken out"
+    elif has_header(kind, options) and any("\n" in name or "\r" in name for name in columns):
+        why = "the header has a column whose name goes over several lines"
+    elif encoding not in ("UTF-8", "US-ASCII", "ISO-8859-1", "WINDOWS-1252"):
+        why = f"files in {encoding} may begin with a byte order mark"
+    if why:
+        raise ConfigError(
+            f"small {kind.value} files cannot be merged with these options",
+            why=why,
+            what_to_do="leave out compaction and RollingPolicy, or choose another codec, header or encoding",
+        )
+
+
+def has_header(kind: FileFormat, options: Mapping[str, str]) -> bool:
+    """Whether each file begins with a line that is no record."""
+    found = {name.lower(): value for name, value in options.items()}
+    return kind is FileFormat.CSV and found.get("header", "false").lower() == "true"
+
+
+def line_separator(options: Mapping[str, str]) -> bytes:
+    """Return what ends a line."""
+    found = {name.lower(): value for name, value in options.items()}
+    return found.get("linesep", "\n").encode()
+
+
+def line_condition(name: str, options: Mapping[str, str]) -> tuple[str, Column]:
+    """Return what must be true of a text that becomes a line, and how errors say it.
+
+    Parameters
+    ----------
+    name
+        Of the column.
+    """
+    from pyspark.sql import functions as F
+
+    found = {option.lower(): value for option, value in options.items()}
+    separator, column = found.get("linesep"), F.col(quoted(name))
+    if separator is None:
+        # Readers that are told nothing take each of these for an end.
+        is_line = ~(column.contains("\n") | column.contains("\r"))
+    else:
+        # The first one behind the text is its end, also if the text ends with a part of one.
+        is_line = F.locate(separator, F.concat(column, F.lit(separator))) == F.length(column) + 1
+        if separator == "\n":
+            # Readers of lines that may end with both would take it for a part of the end.
+            is_line &= ~column.endswith("\r")
+    what = f"the text {name} being one line (else write FileFormat.JSON, or lines with another lineSep)"
+    return what, column.isNull() | is_line
+
+
+def check_columns(kind: FileFormat, schema: T.StructType, left_out: Sequence[str], uid: str) -> None:
+    """Refuse fields that a format cannot hold.
+
+    Parameters
+    ----------
+    left_out
+        Fields that become folders and are not in the files.
+
+    Raises
+    ------
+    SchemaError
+        The first field that cannot be written.
+    """
+    lowered = {name.lower() for name in left_out}
+    fields = [field for field in schema.fields if field.name.lower() not in lowered]
+    if not fields:
+        raise SchemaError(
+            f"the files of sink '{uid}' would have no columns",
+            why="all fields of its stream are bucket columns",
+            what_to_do="leave one of them in the files",
+            uid=uid,
+        )
+    if kind is FileFormat.TEXT:
+        if [field.dataType.simpleString() for field in fields] != ["string"]:
+            raise SchemaError(
+                f"sink '{uid}' writes text and its stream has the fields "
+                f"{', '.join(f'{f.name} {f.dataType.simpleString()}' for f in fields)}",
+                why="a text file holds one string column",
+                what_to_do="make one string of them with transform(...), or use FileFormat.JSON",
+                uid=uid,
+            )
+        return
+    for field in fields:
+        why = _why_unfit(kind, field.dataType)
+        if why:
+            raise SchemaError(
+                f"sink '{uid}' cannot write the field '{field.name}' to {kind.value} files",
+                why=why,
+                what_to_do="cast or drop it with transform(...), or use another format",
+                uid=uid,
+                field=field.name,
+            )
+
+
+def _why_unfit(kind: FileFormat, data_type: T.DataType) -> str:
+    from pyspark.sql import types as T
+
+    if kind is FileFormat.CSV and isinstance(data_type, T.MapType | T.ArrayType | T.StructType):
+        return f"a CSV column cannot hold {data_type.simpleString()}"
+    if kind is FileFormat.CSV and isinstance(data_type, T.BinaryType):
+        return "a CSV column holds text, and bytes may be none"
+    # What Spark's writers refuse, they refuse when the first records come.
+    absent: tuple[type[T.DataType], ...] = (T.CalendarIntervalType, T.TimeType)
+    if kind in (FileFormat.CSV, FileFormat.AVRO):
+        absent += (T.VariantType,)
+    for part in parts_of(data_type):
+        if isinstance(part, T.NullType) and kind is not FileFormat.JSON:
+            return "a column that is always null has no type"
+        if isinstance(part, absent):
+            return f"the format has no {part.simpleString()}"
+        if kind is FileFormat.AVRO and isinstance(part, T.MapType) and type(part.keyType) is not T.StringType:
+            return f"keys of a map are STRING in Avro, not {part.keyType.simpleString()}"
+    return unfit_for_json(data_type) or "" if kind is FileFormat.JSON else ""
+
+
+def read_schema(kind: FileFormat, schema: T.StructType) -> T.StructType:
+    """Return the types with which Spark reads such files again: Avro has no integers below INT."""
+    from pyspark.sql import types as T
+
+    if kind is not FileFormat.AVRO:
+        return schema
+    found = _widened(schema)
+    assert isinstance(found, T.StructType)
+    return found
+
+
+def _widened(data_type: T.DataType) -> T.DataType:
+    from pyspark.sql import types as T
+
+    match data_type:
+        case T.ByteType() | T.ShortType():
+            return T.IntegerType()
+        case T.ArrayType():
+            return T.ArrayType(_widened(data_type.elementType), data_type.containsNull)
+        case T.MapType():
+            return T.MapType(data_type.keyType, _widened(data_type.valueType), data_type.valueContainsNull)
+        case T.StructType():
+            return T.StructType(
+                [T.StructField(f.name, _widened(f.dataType), f.nullable) for f in data_type.fields]
+            )
+    return data_type

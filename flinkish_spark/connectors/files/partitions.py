@@ -1,0 +1,352 @@
+"""Partition commit: telling others that a partition is complete. Settings, triggers and policies.
+
+Policies run after the partition's files are visible, again after a crash in between, and again when
+late data came to a partition that was committed before: they must bear repetition.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from string import Formatter
+from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
+
+from flinkish_spark.connectors.files.buckets import BucketAssigner, letters_of, span_of, times_of, values_of
+from flinkish_spark.connectors.files.disk import Disk
+from flinkish_spark.connectors.files.wall_clock import last_shown_ms, to_ms
+from flinkish_spark.contracts.sink import CompletedCheckpoint
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.validation import refuse_if_never_run, refused_as_config_errors, with_methods_of
+from flinkish_spark.protocol.limits import MOST_MS, checked_choice, checked_whole
+from flinkish_spark.types.ddl import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+LOG = logging.getLogger(__name__)
+_LEAVE_OUT = "leave it out for the default"
+#: What raises where a partition's values are no time, or one that no clock shows.
+_NO_TIME = (ValueError, KeyError, IndexError, OverflowError)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyPartition:
+    """A partition whose files are visible, as a policy sees it.
+
+    Parameters
+    ----------
+    path
+        Its folder, absolute.
+    values
+        Name and value of each of its folders, outermost first; None for null.
+    checkpoint
+        Number of the checkpoint that commits it.
+    """
+
+    path: Path
+    values: Mapping[str, str | None]
+    checkpoint: int
+
+
+class PartitionPolicy(ABC):
+    """What is done about a partition that is complete. One of your own needs :meth:`commit` only."""
+
+    @abstractmethod
+    def commit(self, partition: ReadyPartition, spark: SparkSession | None) -> None:
+        """Commit a partition; called in the coordinator's process, and must bear repetition.
+
+        Raises
+        ------
+        Exception
+            It is called again, after a pause, until it succeeds or the job stops; no further checkpoint
+            completes until then.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessFile(PartitionPolicy):
+    """An empty file in the partition's folder.
+
+    Parameters
+    ----------
+    name
+        Of the file; readers skip one that begins with ``_``.
+    """
+
+    name: str = "_SUCCESS"
+
+    def __post_init__(self) -> None:
+        usable = isinstance(self.name, str) and self.name not in ("", ".", "..")
+        if not usable or any(character in self.name for character in "/\0"):
+            raise ConfigError(
+                f"a success file cannot be called {self.name!r}", what_to_do="leave it out for _SUCCESS"
+            )
+
+    def commit(self, partition: ReadyPartition, spark: SparkSession | None) -> None:
+        """Make the file."""
+        disk = Disk()
+        disk.make_folder(partition.path)
+        disk.create_empty(partition.path / self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class MetastorePartition(PartitionPolicy):
+    """A partition of a table in Spark's catalog.
+
+    Parameters
+    ----------
+    table
+        Name of an existing table that is partitioned by the bucket columns, such as ``"sales.orders"``.
+    """
+
+    table: str
+
+    def commit(self, partition: ReadyPartition, spark: SparkSession | None) -> None:
+        """Add the partition if the table does not have it, and let this session see its new files."""
+        if spark is None:
+            raise ConfigError("there is no Spark session to add a partition with")
+        spec = ", ".join(f"{quoted(name)} = {_literal(value)}" for name, value in partition.values.items())
+        spark.sql(
+            f"ALTER TABLE {self.quoted} ADD IF NOT EXISTS PARTITION ({spec}) "
+            f"LOCATION {_literal('file://' + str(partition.path))}"
+        )
+        spark.catalog.refreshTable(self.quoted)
+
+    @property
+    def quoted(self) -> str:
+        """The table's name, as SQL wants it."""
+        return ".".join(quoted(part) for part in self.table.split("."))
+
+    def check(self, spark: SparkSession, names: Sequence[str], uid: str) -> None:
+        """Refuse a table that is not there or is not partitioned by these columns; raise ConfigError."""
+        found = (
+            [c.name for c in spark.catalog.listColumns(self.table) if c.isPartition]
+            if spark.catalog.tableExists(self.table)
+            else None
+        )
+        if found is None or [name.lower() for name in found] != [name.lower() for name in names]:
+            raise ConfigError(
+                f"sink '{uid}' cannot add its partitions to the table {self.table}",
+                why="there is no such table"
+                if found is None
+                else f"it is partitioned by ({', '.join(found)}), the sink by ({', '.join(names)})",
+                what_to_do="create it with CREATE TABLE ... USING ... PARTITIONED BY "
+                f"({', '.join(names)}) LOCATION ...",
+                uid=uid,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessTime:
+    """A partition is complete some time after its first data was decided.
+
+    Parameters
+    ----------
+    delay_ms
+        How long after; 0 for every checkpoint that brings it data.
+    """
+
+    delay_ms: int = 0
+
+    def __post_init__(self) -> None:
+        with refused_as_config_errors(_LEAVE_OUT):
+            checked_whole("delay_ms", self.delay_ms, least=0, most=MOST_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionTime:
+    """A partition is complete when the watermark has passed its time and a delay.
+
+    Parameters
+    ----------
+    pattern
+        Makes a time of the folders' values: ``"{dt} {hour}:00:00"``, in a form that
+        ``datetime.fromisoformat`` reads. None with :class:`DateTimeBuckets`, which knows its times; several
+        of one column and zone say the time together.
+    delay_ms
+        How long after the begin of the partition's time: 3,600,000 for partitions of an hour, 86,400,000 for
+        those of a day, and what late data may take. Where the zone's clock is put forward or back it is
+        counted so that it reaches as far behind the partition's *end* as on other days.
+    zone
+        Of the pattern's times.
+    watermark
+        Returns the watermark in milliseconds since 1970, or None if there is none yet. Left out, the greatest
+        partition time in decided data stands in for it. While it raises, or returns anything else, it is
+        asked again, and no checkpoint completes.
+
+    Examples
+    --------
+    >>> trigger = PartitionTime("{dt} {hour}:00:00", delay_ms=3_600_000)
+    >>> trigger.time_ms("dt=2026-03-01/hour=07", ())
+    1772348400000
+    """
+
+    pattern: str | None = None
+    delay_ms: int = 0
+    zone: str = "UTC"
+    watermark: Callable[[CompletedCheckpoint], int | None] | None = None
+
+    def __post_init__(self) -> None:
+        with refused_as_config_errors(_LEAVE_OUT):
+            checked_whole("delay_ms", self.delay_ms, least=0, most=MOST_MS)
+        if not (self.watermark is None or callable(self.watermark)):
+            raise ConfigError(
+                f"the watermark of PartitionTime is {self.watermark!r}",
+                what_to_do="give a function: PartitionTime(watermark=lambda completed: ...)",
+            )
+        try:
+            ZoneInfo(self.zone)
+            if self.pattern is not None:
+                list(Formatter().parse(self.pattern))
+        except (KeyError, ValueError, OSError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"PartitionTime({self.pattern!r}, zone={self.zone!r}) cannot be used",
+                why=str(error),
+                what_to_do='write it like PartitionTime("{dt} {hour}:00:00", zone="UTC")',
+            ) from None
+
+    def time_ms(self, bucket: str, assigners: Sequence[BucketAssigner]) -> int | None:
+        """Return when a partition's time begins; None if its values are no time."""
+        try:
+            begin, _, zone = self._span(bucket, assigners)
+            return to_ms(begin, zone)
+        except _NO_TIME:
+            return None
+
+    def due_ms(self, bucket: str, assigners: Sequence[BucketAssigner]) -> int | None:
+        """Return which watermark completes a partition; None if its values are no time.
+
+        That is `delay_ms` behind its begin where the zone's clock runs evenly. An hour that comes twice is
+        over when the second one is, and a day may have 23 or 25 hours: how much of the delay is left behind
+        the partition's time does not depend on it.
+        """
+        try:
+            begin, end, zone = self._span(bucket, assigners)
+            delay, from_begin = timedelta(milliseconds=self.delay_ms), to_ms(begin, zone) + self.delay_ms
+            # How long the time of a pattern is, is not known: at most the delay, or the delay is too short.
+            length = max(delay, timedelta(seconds=1)) if end is None else end - begin
+            shown = None if begin.tzinfo is not None else last_shown_ms(begin, begin + length, zone)
+            if shown is None:
+                return from_begin
+            from_end = shown + (delay - length) // timedelta(milliseconds=1)
+            # A day of 23 hours is over sooner, if the delay says that a day is waited for.
+            return from_end if end is not None and delay >= length else max(from_begin, from_end)
+        except _NO_TIME:
+            return None
+
+    def _span(
+        self, bucket: str, assigners: Sequence[BucketAssigner]
+    ) -> tuple[datetime, datetime | None, str]:
+        """Return a partition's first time, its end where it is known, and the zone of both."""
+        values = values_of(bucket)
+        if self.pattern is not None:
+            filled = self.pattern.format(**{name: value or "" for name, value in values.items()})
+            return datetime.fromisoformat(filled), None, self.zone
+        times = times_of(assigners)
+        return *span_of(values, times), times[0].zone
+
+    def check(self, assigners: Sequence[BucketAssigner], uid: str) -> None:
+        """Refuse a pattern that names other folders; raise ConfigError."""
+        names = [name for one in assigners for name in one.names]
+        parts = [] if self.pattern is None else Formatter().parse(self.pattern)
+        used = [field for _, field, _, _ in parts if field is not None]
+        # "{dt.x}" and "{dt[0]}" would be looked up in the value.
+        wrong = [field for field in used if field not in names]
+        nothing = self.pattern is None and not times_of(assigners)
+        # A folder "dt=07" gets data every year: its time is never over.
+        comes_again = self.pattern is None and not nothing and "yyyy" not in letters_of(times_of(assigners))
+        if wrong or nothing or comes_again or (self.pattern is not None and not used):
+            raise ConfigError(
+                f"the partition times of sink '{uid}' cannot be told from its folders",
+                why=f"the pattern names '{wrong[0]}'"
+                if wrong
+                else "their patterns have no year"
+                if comes_again
+                else "there is no pattern and no DateTimeBuckets",
+                what_to_do=f"give PartitionTime a pattern of {', '.join('{' + name + '}' for name in names)}",
+                uid=uid,
+            )
+
+
+class AtFinal(enum.Enum):
+    """What becomes of waiting partitions at the last checkpoint of a job."""
+
+    #: They wait for the next start; for a job that is stopped and goes on.
+    WAIT = "WAIT"
+    #: All are committed; for a job whose input has come to its end.
+    COMMIT = "COMMIT"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionCommit:
+    """When partitions are complete, and what is done about it.
+
+    Parameters
+    ----------
+    trigger
+        :class:`PartitionTime` or :class:`ProcessTime`.
+    policies
+        Carried out in this order for every partition: :class:`SuccessFile`, :class:`MetastorePartition`, and
+        of your own.
+    at_final
+        Whether the last checkpoint commits all that wait.
+
+    Raises
+    ------
+    ConfigError
+        A setting cannot be used.
+
+    Examples
+    --------
+    >>> PartitionCommit(ProcessTime(60_000), policies=(SuccessFile(),)).at_final
+    <AtFinal.WAIT: 'WAIT'>
+    """
+
+    trigger: PartitionTime | ProcessTime = ProcessTime()
+    policies: tuple[PartitionPolicy, ...] = (SuccessFile(),)
+    at_final: AtFinal = AtFinal.WAIT
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.trigger, PartitionTime | ProcessTime):
+            raise ConfigError(
+                f"the trigger of PartitionCommit is {self.trigger!r}",
+                what_to_do="use PartitionTime or ProcessTime",
+            )
+        if not isinstance(self.policies, tuple) or not self.policies:
+            raise ConfigError(
+                f"the policies of PartitionCommit are {self.policies!r}",
+                what_to_do="give a tuple of policies, such as (SuccessFile(),)",
+            )
+        for policy in self.policies:
+            with_methods_of("policies", policy, PartitionPolicy, what_to_do="see PartitionPolicy")
+            refuse_if_never_run(policy.commit, f"commit() of the policy {type(policy).__name__}")
+        with refused_as_config_errors(_LEAVE_OUT):
+            checked_choice("at_final", self.at_final, AtFinal)
+
+    def check(self, assigners: Sequence[BucketAssigner], spark: SparkSession, uid: str) -> None:
+        """Refuse what does not fit the sink's buckets; raise ConfigError."""
+        if not assigners:
+            raise ConfigError(
+                f"sink '{uid}' commits partitions and has none",
+                what_to_do="give it bucket_by, or leave partition_commit out",
+                uid=uid,
+            )
+        if isinstance(self.trigger, PartitionTime):
+            self.trigger.check(assigners, uid)
+        names = [name for one in assigners for name in one.names]
+        for policy in self.policies:
+            if isinstance(policy, MetastorePartition):
+                policy.check(spark, names, uid)
+
+
+def _literal(value: str | None) -> str:
+    if value is None:
+        return "NULL"
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

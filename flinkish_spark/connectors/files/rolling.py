@@ -1,0 +1,401 @@
+"""When files are finished, which of them become one, and how."""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from flinkish_spark.connectors.files import output_formats as formats
+from flinkish_spark.connectors.files.disk import Disk, bucket_of, is_hidden, task_file
+from flinkish_spark.connectors.files.output_formats import FileFormat
+from flinkish_spark.core.errors import EnvironmentFault
+from flinkish_spark.core.validation import refused_as_config_errors
+from flinkish_spark.protocol.codec import ADDED, Stored
+from flinkish_spark.protocol.limits import MOST_MS, UNLIMITED, Limit, checked_limit, checked_whole
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql import types as T
+
+
+# ----------------------------------------------------------------------------------------------------------
+# When files are finished, and which of them become one. Settings, and one pure function.
+#
+# Chunks are files that a decided checkpoint contains and readers do not see yet. Time is that of decisions,
+# so that every repetition finds the same.
+
+
+_MIB = 1 << 20
+_LEAVE_OUT = "leave it out for the default"
+
+
+@dataclass(frozen=True, slots=True)
+class RollOnCheckpoint:
+    """Every checkpoint finishes its files; the default.
+
+    Parameters
+    ----------
+    part_bytes
+        Size above which a micro-batch begins another file, up to half as much more; UNLIMITED for a file per
+        task and bucket, whatever its size.
+
+    Raises
+    ------
+    ConfigError
+        The size is out of range.
+
+    Examples
+    --------
+    >>> RollOnCheckpoint(part_bytes=64 << 20).part_bytes
+    67108864
+    """
+
+    part_bytes: Limit = UNLIMITED
+
+    def __post_init__(self) -> None:
+        with refused_as_config_errors(_LEAVE_OUT):
+            checked_limit("part_bytes", self.part_bytes, least=1)
+
+
+@dataclass(frozen=True, slots=True)
+class RollingPolicy:
+    """Files stay in progress over checkpoints until one of three limits; the last checkpoint finishes all.
+
+    What a decided checkpoint holds is safe at once and visible when its part is finished. Limits are looked
+    at when a checkpoint completes, by the time of its decision.
+
+    Parameters
+    ----------
+    part_bytes
+        Size of a finished file, up to half as much more. A part is finished when what comes next would not
+        fit.
+    rollover_ms
+        How long after its first record's checkpoint a part is finished at the latest.
+    inactivity_ms
+        How long after its last record's checkpoint.
+
+    Raises
+    ------
+    ConfigError
+        A value is out of range.
+
+    Examples
+    --------
+    >>> RollingPolicy(part_bytes=64 << 20, inactivity_ms=30_000).rollover_ms
+    900000
+    """
+
+    part_bytes: int = 128 * _MIB
+    rollover_ms: int = 900_000
+    inactivity_ms: int = 60_000
+
+    def __post_init__(self) -> None:
+        with refused_as_config_errors(_LEAVE_OUT):
+            checked_whole("part_bytes", self.part_bytes, least=1)
+            checked_whole("rollover_ms", self.rollover_ms, least=0, most=MOST_MS)
+            checked_whole("inactivity_ms", self.inactivity_ms, least=0, most=MOST_MS)
+
+
+Rolling = RollOnCheckpoint | RollingPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """Small files of a checkpoint are merged, per bucket, before they become visible.
+
+    Parameters
+    ----------
+    part_bytes
+        Up to which size. A file that is larger stays as it is.
+
+    Examples
+    --------
+    >>> Compaction().part_bytes
+    134217728
+    """
+
+    part_bytes: int = 128 * _MIB
+
+    def __post_init__(self) -> None:
+        with refused_as_config_errors(_LEAVE_OUT):
+            checked_whole("part_bytes", self.part_bytes, least=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk(Stored):
+    """A file of a decided checkpoint.
+
+    Parameters
+    ----------
+    root
+        The target that it was staged for.
+    staged
+        Folder of the micro-batch, below `pending`.
+    name
+        Of the file, relative to that folder, with its bucket.
+    bytes, rows
+        Its size; rows are None where the format does not tell.
+    checkpoint
+        The one that contains it.
+    decided_at_ms
+        When that was decided; None until it completes.
+    """
+
+    IS_CLOSED: ClassVar = True
+
+    root: str
+    staged: str
+    name: str
+    bytes: int
+    rows: int | None
+    checkpoint: int
+    decided_at_ms: int | None = field(default=None, metadata=ADDED)
+
+    @property
+    def bucket(self) -> str:
+        """Its folder below the target; empty at the top."""
+        return bucket_of(self.name)
+
+    @property
+    def extension(self) -> str:
+        """As Spark named it."""
+        found = task_file(self.name.rsplit("/", 1)[-1])
+        return "" if found is None else found[1]
+
+
+class RollAll(enum.Enum):
+    """Whether every open part is finished now: behind a last checkpoint and at savepoints."""
+
+    ALL = "ALL"
+    BY_LIMITS = "BY_LIMITS"
+
+
+@dataclass(frozen=True, slots=True)
+class Rolled:
+    """What becomes visible now, and what stays open."""
+
+    parts: tuple[tuple[Chunk, ...], ...]
+    open: tuple[Chunk, ...]
+
+
+def roll(
+    chunks: Sequence[Chunk],
+    policy: Rolling,
+    compaction: Compaction | None,
+    now_ms: int,
+    due_buckets: frozenset[tuple[str, str]] = frozenset(),
+    roll_all: RollAll = RollAll.BY_LIMITS,
+) -> Rolled:
+    """Decide which chunks become which parts.
+
+    Parameters
+    ----------
+    chunks
+        All that are open, the oldest first.
+    compaction
+        None to leave files as they are; :class:`RollingPolicy` has a size of its own.
+    now_ms
+        When the checkpoint that completes was decided.
+    due_buckets
+        (root, bucket) of partitions that are finished now, whatever the limits say.
+
+    Examples
+    --------
+    >>> names = ["d=1/part-00000-894e7d00-1ed4-4ff5-9f09-81bfb758af7c.c000.json"] * 3
+    >>> small = [Chunk("/lake", "1-1-0a0b0c0d", name, 40, None, 5, 1_000) for name in names]
+    >>> rolled = roll(small, RollOnCheckpoint(), Compaction(100), 1_000)
+    >>> [len(part) for part in rolled.parts], len(rolled.open)
+    ([2, 1], 0)
+    """
+    parts: list[tuple[Chunk, ...]] = []
+    still_open: list[Chunk] = []
+    by_bucket = sorted(chunks, key=lambda c: (c.root, c.bucket, c.extension))
+    for (root, bucket, _), group in groupby(by_bucket, key=lambda c: (c.root, c.bucket, c.extension)):
+        found = list(group)
+        if isinstance(policy, RollOnCheckpoint):
+            parts += [(c,) for c in found] if compaction is None else _packed(found, compaction.part_bytes)
+            continue
+        packed = _packed(found, policy.part_bytes)
+        last = packed[-1]
+        whole = roll_all is RollAll.ALL or (root, bucket) in due_buckets or _is_over(last, policy, now_ms)
+        parts += packed if whole else packed[:-1]
+        still_open += () if whole else last
+    return Rolled(tuple(parts), tuple(still_open))
+
+
+def _packed(chunks: Sequence[Chunk], part_bytes: int) -> list[tuple[Chunk, ...]]:
+    """Fill parts in order; a chunk that does not fit begins the next."""
+    packed: list[tuple[Chunk, ...]] = []
+    filling: list[Chunk] = []
+    size = 0
+    for chunk in chunks:
+        if filling and size + chunk.bytes > part_bytes:
+            packed.append(tuple(filling))
+            filling, size = [], 0
+        filling.append(chunk)
+        size += chunk.bytes
+    packed.append(tuple(filling))
+    return packed
+
+
+def _is_over(part: Sequence[Chunk], policy: RollingPolicy, now_ms: int) -> bool:
+    times = [now_ms if chunk.decided_at_ms is None else chunk.decided_at_ms for chunk in part]
+    return (
+        sum(chunk.bytes for chunk in part) >= policy.part_bytes
+        or now_ms - min(times) >= policy.rollover_ms
+        or now_ms - max(times) >= policy.inactivity_ms
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Several files become one: lines are put one behind the other, the rest goes through Spark once more.
+
+
+#: The column that keeps parts apart while Spark merges them; no field may begin like it.
+_PART = "_fs_part"
+#: A path is no pattern, whatever is in its names; and no setting of the session may leave out a file.
+_READ = {"__globPaths__": "false", "ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
+
+
+class NotMergedError(EnvironmentFault):
+    """Spark did not write what was expected of a merge; it is tried again."""
+
+    restartable = True
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """One file to make.
+
+    Parameters
+    ----------
+    sources
+        Absolute paths, in order.
+    target
+        Absolute path; durable and whole once it exists.
+    """
+
+    sources: tuple[Path, ...]
+    target: Path
+
+
+class Merger(Protocol):
+    """Makes files of files. What half a try left is replaced by the next."""
+
+    def merge(self, merges: Sequence[Merge], scratch: Path) -> None:
+        """Make the targets that are not there yet.
+
+        Parameters
+        ----------
+        scratch
+            A folder for what is half done, on the same file system; removed by the caller.
+        """
+
+
+@dataclass(frozen=True)
+class LineMerger:
+    """Puts files one behind the other; every record in them ends with its separator.
+
+    Parameters
+    ----------
+    disk
+        Where they are.
+    kind, options
+        As given to the sink; a header is left out of all files but the first.
+    """
+
+    disk: Disk
+    kind: FileFormat
+    options: Mapping[str, str]
+
+    def merge(self, merges: Sequence[Merge], scratch: Path) -> None:
+        """Make the targets; see :class:`Merger`."""
+        self.disk.make_folder(scratch)
+        for merge in merges:
+            if self.disk.exists(merge.target):
+                continue
+            half = scratch / uuid.uuid4().hex
+            first, *rest = merge.sources
+            pieces = [(first, 0), *((source, self._header_bytes(source)) for source in rest)]
+            self.disk.concatenate(pieces, half)
+            self.disk.rename(half, merge.target)
+        self.disk.sync_folders({merge.target.parent for merge in merges})
+
+    def _header_bytes(self, source: Path) -> int:
+        if not formats.has_header(self.kind, self.options):
+            return 0
+        separator = formats.line_separator(self.options)
+        with open(source, "rb") as file:
+            head = b""
+            while separator not in head:
+                block = file.read(65_536)
+                if not block:
+                    return len(head)
+                head += block
+        return head.index(separator) + len(separator)
+
+
+@dataclass(frozen=True)
+class SparkMerger:
+    """Lets Spark read and write once more, all parts in one Spark job.
+
+    Parameters
+    ----------
+    disk, spark
+        Where the files are, and who writes them.
+    kind, options
+        As given to the sink.
+    schema
+        Of the records in the files; a column that older files do not have is null.
+    """
+
+    disk: Disk
+    spark: SparkSession
+    kind: FileFormat
+    schema: T.StructType
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def merge(self, merges: Sequence[Merge], scratch: Path) -> None:
+        """Make the targets; see :class:`Merger`."""
+        missing = [merge for merge in merges if not self.disk.exists(merge.target)]
+        if not missing:
+            return
+        attempt = scratch / uuid.uuid4().hex
+        for index, merge in enumerate(missing):
+            # Links, because the folder's name tells Spark which part a record belongs to.
+            folder = attempt / "in" / f"{_PART}={index}"
+            self.disk.make_folder(folder)
+            for count, source in enumerate(merge.sources):
+                self.disk.link(source, folder / f"{count}-{source.name}")
+        self._write(attempt, len(missing))
+        for index, merge in enumerate(missing):
+            (made,) = self._made(attempt / "out" / f"{_PART}={index}")
+            self.disk.sync_files([made])
+            self.disk.rename(made, merge.target)
+        self.disk.sync_folders({merge.target.parent for merge in missing})
+
+    def _write(self, attempt: Path, parts: int) -> None:
+        from pyspark.sql import types as T
+
+        schema = T.StructType(
+            [*formats.read_schema(self.kind, self.schema), T.StructField(_PART, T.IntegerType())]
+        )
+        reader = self.spark.read.format(self.kind.value).schema(schema).options(**_READ)
+        rows = reader.load(f"file://{attempt / 'in'}")
+        writer = rows.repartition(parts, _PART).write.format(self.kind.value).options(**self.options)
+        writer.option("maxRecordsPerFile", 0).partitionBy(_PART).save(f"file://{attempt / 'out'}")
+
+    def _made(self, folder: Path) -> list[Path]:
+        names = [name for name in self.disk.folders(folder) if not is_hidden(name) and task_file(name)]
+        if len(names) != 1:
+            raise NotMergedError(
+                f"merging small files gave {len(names)} files in {folder}",
+                why="one is expected",
+                what_to_do="see to the disk; the job tries again",
+            )
+        return [folder / name for name in names]

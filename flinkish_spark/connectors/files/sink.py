@@ -1,0 +1,336 @@
+"""The file sink: what a user writes, and everything that can be refused before a job starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlparse
+
+from flinkish_spark.bridge.session import probe
+from flinkish_spark.connectors.files import output_formats as formats
+from flinkish_spark.connectors.files.buckets import BucketAssigner, checked_assigners, refuse_taken
+from flinkish_spark.connectors.files.committer import CommitSettings, CommitterParts, FileCommitter
+from flinkish_spark.connectors.files.disk import Disk, SinkFiles
+from flinkish_spark.connectors.files.ledger import Ledger
+from flinkish_spark.connectors.files.output_formats import FileFormat
+from flinkish_spark.connectors.files.partitions import PartitionCommit
+from flinkish_spark.connectors.files.rolling import (
+    Compaction,
+    LineMerger,
+    Merger,
+    Rolling,
+    RollingPolicy,
+    RollOnCheckpoint,
+    SparkMerger,
+)
+from flinkish_spark.connectors.files.writer import FileWriter, WriteSettings
+from flinkish_spark.connectors.partition_values import why_no_partition
+from flinkish_spark.contracts.sink import Committer, Sink, SinkContext, SinkWriter
+from flinkish_spark.core.errors import (
+    ConfigError,
+    EnvironmentFault,
+    FlinkishError,
+    SchemaError,
+    UserFunctionError,
+)
+from flinkish_spark.core.validation import instance_of, refused_as_config_errors
+from flinkish_spark.protocol.limits import checked_choice
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, SparkSession
+    from pyspark.sql import types as T
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What is looked at before a start about the columns that bucket assigners make, a user's own among them.
+
+
+#: Zones whose wall clock is an instant.
+_UTC = frozenset({"UTC", "Etc/UTC", "GMT", "Z", "+00:00"})
+
+
+def check_folders(
+    assigners: Sequence[BucketAssigner], schema: T.StructType, spark: SparkSession, uid: str
+) -> None:
+    """Make the folders' columns on an empty frame.
+
+    Parameters
+    ----------
+    schema
+        Of the stream.
+    uid
+        Of the sink, for messages.
+
+    Raises
+    ------
+    UserFunctionError
+        An assigner raises.
+    SchemaError
+        A folder has no column, Spark does not take it, or its values cannot be part of a name.
+    """
+    if not assigners:
+        return
+    added: dict[str, Column] = {}
+    for one in assigners:
+        added.update(_columns_of(one, uid))
+    refuse_taken(tuple(added), schema, uid)
+    found = _fields_with(added, schema, spark, uid)
+    for name in (name for one in assigners for name in one.names):
+        if name not in found.names:
+            raise SchemaError(
+                f"the bucket folder '{name}' of sink '{uid}' has no column",
+                why="its assigner names it in `names`, and neither `columns` nor the stream has it",
+                what_to_do=f"return it from columns(), or choose from {', '.join(schema.names)}",
+                uid=uid,
+            )
+        why = why_no_name(found[name].dataType) or _why_other_time(found[name].dataType, spark)
+        if why:
+            raise SchemaError(
+                f"the column '{name}' cannot give sink '{uid}' its buckets",
+                why=why,
+                what_to_do="choose strings, numbers or dates; for instants use DateTimeBuckets(column=...)",
+                uid=uid,
+            )
+
+
+def _columns_of(one: BucketAssigner, uid: str) -> dict[str, Column]:
+    try:
+        return dict(one.columns(0))
+    except FlinkishError:
+        raise
+    except Exception as error:
+        raise UserFunctionError(
+            f"columns() of the {type(one).__name__} of sink '{uid}' failed",
+            why=f"{type(error).__name__}: {error}".split("\n")[0],
+            what_to_do="correct the assigner",
+            uid=uid,
+        ) from error
+
+
+def _fields_with(
+    added: dict[str, Column], schema: T.StructType, spark: SparkSession, uid: str
+) -> T.StructType:
+    """Return the stream's fields and those that are added, as Spark sees them."""
+    from pyspark.errors import PySparkException
+
+    empty = spark.createDataFrame([], schema)
+    try:
+        # Beside all fields of the stream: an aggregate alone would be taken.
+        return empty.select("*", *(column.alias(name) for name, column in added.items())).schema
+    except (PySparkException, TypeError, AttributeError) as error:
+        raise SchemaError(
+            f"the bucket columns {', '.join(added)} of sink '{uid}' do not fit its stream",
+            why=str(error).split("\n")[0],
+            what_to_do=f"use only the fields {', '.join(schema.names)}, one row at a time",
+            uid=uid,
+        ) from error
+
+
+def why_no_name(kind: T.DataType) -> str:
+    """Return why values of a type cannot be in a folder's name; empty if they can."""
+    from pyspark.sql import types as T
+
+    if not isinstance(kind, T.AtomicType) or isinstance(kind, T.BinaryType | T.VariantType):
+        return f"a {kind.simpleString()} cannot be part of a folder's name"
+    return why_no_partition(kind)
+
+
+def _why_other_time(kind: T.DataType, spark: SparkSession) -> str:
+    from pyspark.sql import types as T
+
+    zone = str(spark.conf.get("spark.sql.session.timeZone"))
+    if not isinstance(kind, T.TimestampType) or zone in _UTC:
+        return ""
+    return (
+        f"it would be a time of the session's zone, {zone}: not of its readers', and hours come twice in many"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The file sink: what a user writes, and everything that can be refused before a job starts.
+
+
+_LEAVE_OUT = "leave it out for the default"
+
+
+@dataclass(frozen=True)
+class FileSink(Sink):
+    """Write files that readers see with their checkpoint, exactly once.
+
+    Parameters
+    ----------
+    path
+        Absolute path, or ``file:`` URI, of a folder that this process and the executors mount. It is made
+        with the first records.
+    format
+        Of the files. Spark's own writers write them; Avro needs the JAR of spark-avro.
+    options
+        Of Spark's writer, such as ``{"compression": "gzip"}``. Times are written with microseconds, instants
+        in UTC, and texts with their blanks, unless options say otherwise.
+    bucket_by
+        One :class:`BucketAssigner`, or several for folders in folders; None for one folder.
+    rolling
+        :class:`RollOnCheckpoint` or :class:`RollingPolicy`.
+    compaction
+        Merges small files of a checkpoint before they are seen; with :class:`RollingPolicy` parts are merged
+        anyway.
+    partition_commit
+        What is done about complete partitions; None for nothing.
+
+    Raises
+    ------
+    ConfigError
+        A setting cannot be used, or two contradict each other.
+
+    Examples
+    --------
+    >>> from flinkish_spark import ColumnBuckets, FileFormat, FileSink
+    >>> FileSink("/lake/orders", FileFormat.JSON, bucket_by=ColumnBuckets("country")).path
+    '/lake/orders'
+    """
+
+    path: str
+    format: FileFormat = FileFormat.PARQUET
+    options: Mapping[str, str] = field(default_factory=dict)
+    bucket_by: BucketAssigner | Sequence[BucketAssigner] | None = None
+    rolling: Rolling = RollOnCheckpoint()  # noqa: RUF009
+    compaction: Compaction | None = None
+    partition_commit: PartitionCommit | None = None
+
+    def __post_init__(self) -> None:
+        local_path(self.path)
+        with refused_as_config_errors(_LEAVE_OUT):
+            checked_choice("format", self.format, FileFormat)
+        if not isinstance(self.rolling, RollOnCheckpoint | RollingPolicy):
+            raise ConfigError(
+                f"rolling is {self.rolling!r}", what_to_do="use RollOnCheckpoint() or RollingPolicy(...)"
+            )
+        if self.compaction is not None:
+            instance_of("compaction", self.compaction, Compaction, what_to_do="use Compaction(...)")
+        if self.partition_commit is not None:
+            instance_of(
+                "partition_commit",
+                self.partition_commit,
+                PartitionCommit,
+                what_to_do="use PartitionCommit(...)",
+            )
+        if self.compaction is not None and isinstance(self.rolling, RollingPolicy):
+            raise ConfigError(
+                "a file sink has both a RollingPolicy and a Compaction",
+                why="a RollingPolicy merges what it rolls into one part, by a size of its own",
+                what_to_do="leave compaction out",
+            )
+        checked_assigners(self.bucket_by)
+        formats.check_options(self.format, self.options)
+        if self._merges:
+            formats.check_mergeable(self.format, self.options)
+
+    @property
+    def _merges(self) -> bool:
+        return self.compaction is not None or isinstance(self.rolling, RollingPolicy)
+
+    @property
+    def _assigners(self) -> tuple[BucketAssigner, ...]:
+        return checked_assigners(self.bucket_by)
+
+    def preflight(self, spark: SparkSession, context: SinkContext) -> None:
+        """Refuse fields, folders and tables that do not fit, and a path that cannot be written."""
+        for assigner in self._assigners:
+            assigner.check(context.schema, context.uid)
+        check_folders(self._assigners, context.schema, spark, context.uid)
+        folders = [name for one in self._assigners for name in one.names]
+        formats.check_columns(self.format, context.schema, folders, context.uid)
+        if self._merges:
+            formats.check_mergeable(self.format, self.options, context.schema.names)
+        if self.partition_commit is not None:
+            self.partition_commit.check(self._assigners, spark, context.uid)
+        if self.format is FileFormat.AVRO and not probe(spark).has_avro:
+            raise EnvironmentFault(
+                f"sink '{context.uid}' writes Avro and this Spark session has no Avro data source",
+                what_to_do="start the session with flinkish_spark.configure_spark_with_jars(...)",
+            )
+        _check_writable(local_path(self.path), context.uid)
+
+    def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
+        """Return the staging half."""
+        limit = self.rolling.part_bytes
+        part_bytes = limit if isinstance(limit, int) else None
+        settings = WriteSettings(self.format, self.options, self._assigners, part_bytes)
+        return FileWriter(self._files(context), settings, context, Disk(), probe(spark).has_shim)
+
+    def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
+        """Return the committing half."""
+        settings = CommitSettings(self.rolling, self.compaction, self.partition_commit, self._assigners)
+        disk = Disk()
+        merger: Merger = LineMerger(disk, self.format, self.options)
+        if not self.format.is_lines:
+            merger = SparkMerger(disk, spark, self.format, self._in_files(context.schema), self.options)
+        parts = CommitterParts(
+            self._files(context),
+            context.owner_epoch,
+            Ledger.in_folder(context.folder),
+            disk,
+            merger,
+            spark,
+            context.timeline,
+        )
+        return FileCommitter(settings, parts)
+
+    def _files(self, context: SinkContext) -> SinkFiles:
+        return SinkFiles(local_path(self.path), context.job, context.uid)
+
+    def _in_files(self, schema: T.StructType) -> T.StructType:
+        """Return the fields that are in the files: all but those that are folders."""
+        from pyspark.sql import types as T
+
+        folders = {name.lower() for one in self._assigners for name in one.names}
+        return T.StructType([f for f in schema.fields if f.name.lower() not in folders])
+
+
+def local_path(path: str) -> Path:
+    """Return the folder that a sink's path means.
+
+    Raises
+    ------
+    ConfigError
+        It is relative, or on a file system that only Hadoop reaches.
+
+    Examples
+    --------
+    >>> str(local_path("file:///lake/my%20orders"))
+    '/lake/my orders'
+    """
+    text = str(path)
+    parsed = urlparse(text)
+    if "://" in text or text.startswith("file:"):
+        if parsed.scheme.lower() != "file" or parsed.netloc not in ("", "localhost"):
+            raise ConfigError(
+                f"the file sink cannot write to {text!r}",
+                why="it finishes files with the renames of a file system, which object stores do not have",
+                what_to_do="give a path that all machines mount, or use a DeltaSink",
+                path=text,
+            )
+        text = unquote(parsed.path)
+    if not os.path.isabs(text) or "\0" in text:
+        raise ConfigError(
+            f"the path {text!r} of a file sink is relative",
+            why="it would mean different places in different processes",
+            what_to_do="give an absolute path",
+            path=text,
+        )
+    return Path(os.path.normpath(text))
+
+
+def _check_writable(root: Path, uid: str) -> None:
+    """Look for the nearest folder that is there; nothing is made before the job starts."""
+    there = next(path for path in (root, *root.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise EnvironmentFault(
+            f"sink '{uid}' cannot write to {root}",
+            why=f"{there} is {'not writable for this user' if there.is_dir() else 'no folder'}",
+            what_to_do="choose another path, or give this user the right to write there",
+            uid=uid,
+        )

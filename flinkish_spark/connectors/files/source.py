@@ -1,0 +1,452 @@
+"""The file source: files of a folder, those that are there or those that come as well."""
+
+from __future__ import annotations
+
+import enum
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import types as T
+
+from flinkish_spark.connectors.files.input_formats import InputFormat
+from flinkish_spark.connectors.rates import RateLimit
+from flinkish_spark.connectors.splits import SourceUnavailable, SplitSource, as_declared
+from flinkish_spark.core.errors import ConfigError, FlinkishError, InputLostError
+from flinkish_spark.core.iterators import elements_of
+from flinkish_spark.core.store import LocalStore, SealedObjects
+from flinkish_spark.core.validation import instance_of, refused_as_config_errors
+from flinkish_spark.protocol.codec import StoredRow
+from flinkish_spark.protocol.envelope import seal
+from flinkish_spark.protocol.limits import (
+    MOST_MS,
+    UNLIMITED,
+    Limit,
+    Unlimited,
+    checked_choice,
+    checked_limit,
+    checked_whole,
+)
+from flinkish_spark.types.schemas import output_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+    from flinkish_spark.core.job_dir import JobDir
+    from flinkish_spark.core.offset_log import LoggedOffsets
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The files that a source has found, in the order of finding; durable before any is read.
+#
+# A position of the source is a number of files in this list, so a file has its place for ever. The list is
+# stored in parts, each created once: whoever else looks at the same folder finds the part taken, and goes
+# on from there.
+
+
+_PARTS, _KIND = "files", "files"
+
+
+@dataclass(frozen=True)
+class FoundFile(StoredRow):
+    """A file as it was when it was found.
+
+    Parameters
+    ----------
+    path
+        Relative to the folder of the input.
+    rows
+        How many records it has; None if that is not known.
+    partition
+        Values of its records that are not in it, as texts, by field.
+    """
+
+    path: str
+    size: int
+    modified_ns: int
+    rows: int | None
+    partition: Mapping[str, str | None] = field(default_factory=dict)
+
+
+class FileList:
+    """The list; every process has one of its own over the same parts.
+
+    Parameters
+    ----------
+    folder
+        Of the source in the job directory.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._store = LocalStore(folder)
+        self._objects = SealedObjects(self._store, str(folder))
+        self._files: list[FoundFile] = []
+        #: Size and time of each, by its path.
+        self._known: dict[str, tuple[int, int]] = {}
+        #: Whether the list will not grow any more.
+        self.is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> FoundFile:
+        return self._files[index]
+
+    def __iter__(self) -> Iterator[FoundFile]:
+        return iter(self._files)
+
+    def read(self) -> FileList:
+        """Take in the parts that were added since; return this list."""
+        while not self.is_closed:
+            part = self._objects.optional(self._key(), _KIND, dict)
+            if part is None:
+                break
+            found = [FoundFile.from_json(one) for one in part["files"]]
+            if not found and not part["is_last"]:
+                break
+            self._files += found
+            self._known |= {one.path: (one.size, one.modified_ns) for one in found}
+            self.is_closed = bool(part["is_last"])
+        return self
+
+    def add(self, found: Sequence[FoundFile], is_last: bool) -> None:
+        """Store a part, unless somebody else has stored it; either way, take it in."""
+        if found or is_last:
+            body = {"files": [one.to_json() for one in found], "is_last": is_last}
+            self._store.create_if_absent(self._key(), seal(_KIND, body))
+        self.read()
+
+    def look(self, root: Path, pattern: str, rows: Callable[[str], int | None]) -> list[FoundFile]:
+        """Return the files below `root` that are not in the list, the oldest first.
+
+        Raises
+        ------
+        OSError
+            A folder cannot be listed.
+        InputLostError
+            A file of the list is another one by now.
+        """
+        found, prefix = [], os.path.join(root, "")
+        for entry in _entries(root, pattern):
+            name = entry.path[len(prefix) :]
+            try:
+                # A listing does not tell it; without it what is added to a file would be lost unseen.
+                stat = entry.stat()
+                now, known = (stat.st_size, stat.st_mtime_ns), self._known.get(name)
+                if known is None:
+                    found.append(FoundFile(name, *now, rows(entry.path)))
+                elif now != known:
+                    raise _changed(entry.path)
+            except FileNotFoundError:
+                continue  # Gone before it was ours, or behind that: what has been read may be deleted.
+        return sorted(found, key=lambda one: (one.modified_ns, one.path))
+
+    def _key(self) -> str:
+        return f"{_PARTS}/{len(self._files):012d}.json"
+
+
+def _changed(path: str) -> InputLostError:
+    return InputLostError(
+        f"the file {path} has changed since it was found",
+        why="a file is read once, so what was added to it, or has replaced it, would not be read",
+        what_to_do="put it back as it was, with its time, or delete it if it has been read; write new "
+        "records to a file of another name. Or start a new job with a new job_dir",
+    )
+
+
+def _entries(root: Path, pattern: str) -> Iterator[os.DirEntry[str]]:
+    """Yield the files below a folder; links to folders are not followed.
+
+    Raises
+    ------
+    OSError
+        A folder cannot be listed. To go on without it would be to take it for an empty one.
+    """
+    folders = [str(root)]
+    while folders:
+        folder = folders.pop()
+        try:
+            with os.scandir(folder) as found:
+                entries = [one for one in found if one.name[0] not in "._"]
+        except FileNotFoundError:
+            if folder == str(root):
+                raise
+            continue  # Gone before it was ours.
+        for one in entries:
+            if one.is_dir():
+                folders += [] if one.is_symlink() else [one.path]
+            elif fnmatch(one.name, pattern):
+                yield one
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Files of a folder: those that are there, or those that come as well.
+
+
+class Discovery(enum.Enum):
+    """Which files a source reads."""
+
+    #: Those that are there when the job starts for the first time; the job ends behind them.
+    ONCE = "ONCE"
+    #: Those, and all that appear while the job exists.
+    CONTINUOUS = "CONTINUOUS"
+
+
+class FileSource(SplitSource):
+    """Reads the files of a folder and of folders in it, each once and whole.
+
+    A file must appear at once, by a rename, and never change: one that has changed since it was found fails
+    the job. Files whose names, or the names of whose folders, begin with ``_`` or ``.`` are not read. Files
+    are read in the order of finding; those found together, the oldest first.
+
+    Parameters
+    ----------
+    path
+        Absolute path of the folder, which driver and executors share. It must be there.
+    format
+        ParquetFiles(), JsonLines(), CsvFiles(...) or TextLines().
+    schema
+        Fields of the records.
+    discovery
+        Whether files that come later are read.
+    pattern
+        Which names, like ``"*.parquet"``.
+    splits
+        In how many parts they may be read at the same time; files are dealt to them in turns.
+    discover_every_ms
+        How often the folder is listed.
+    max_files_per_batch, max_bytes_per_batch
+        Most files of each split in one micro-batch, and most bytes as they are on disk; at least one file.
+    rate
+        Most records; a micro-batch takes whole files, so at least one. How many records a file has is known
+        of Parquet only; others count as much as the limit allows.
+
+    Raises
+    ------
+    ConfigError, SchemaError
+        An argument cannot be used.
+
+    Examples
+    --------
+    >>> from flinkish_spark.connectors.files.input_formats import ParquetFiles
+    >>> history = FileSource("/data/orders", ParquetFiles(), "user STRING, amount LONG")
+    >>> history.is_bounded
+    True
+    """
+
+    kind = "files"
+
+    def __init__(
+        self,
+        path: str,
+        format: InputFormat,
+        schema: str | T.StructType,
+        *,
+        discovery: Discovery = Discovery.ONCE,
+        pattern: str = "*",
+        splits: int = 1,
+        discover_every_ms: int = 1_000,
+        max_files_per_batch: int = 1_000,
+        max_bytes_per_batch: Limit = UNLIMITED,
+        rate: RateLimit | None = None,
+    ) -> None:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        text = instance_of("path", path, str, what_to_do='give a folder: "/data/orders"')
+        self.path = text.removeprefix("file://")
+        if not os.path.isabs(self.path) or "\0" in text:
+            raise ConfigError(f"path is {path!r}", what_to_do='give an absolute path: "/data/orders"')
+        what_to_do = "give ParquetFiles(), JsonLines(), CsvFiles(...) or TextLines()"
+        self.format = instance_of("format", format, InputFormat, what_to_do=what_to_do)  # type: ignore[type-abstract]
+        self.schema = output_schema(schema, "a file source")
+        self.format.check(to_arrow_schema(self.schema, timezone="UTC"))
+        if not instance_of("pattern", pattern, str, what_to_do='give "*.csv"') or "/" in pattern:
+            raise ConfigError(f"pattern is {pattern!r}", what_to_do='give a pattern of names: "*.csv"')
+        with refused_as_config_errors("see the documentation of FileSource"):
+            checked_choice("discovery", discovery, Discovery)
+            checked_whole("splits", splits, least=1, most=10_000)
+            checked_whole("discover_every_ms", discover_every_ms, least=1, most=MOST_MS)
+            checked_whole("max_files_per_batch", max_files_per_batch, least=1)
+            checked_limit("max_bytes_per_batch", max_bytes_per_batch, least=1)
+        self.rate = RateLimit() if rate is None else rate
+        self._discovery, self._pattern, self._parts = discovery, pattern, splits
+        self._every_s, self._most_files = discover_every_ms / 1_000, max_files_per_batch
+        self._most_bytes = max_bytes_per_batch
+        self._list: FileList | None = None
+        self._looked_at = float("-inf")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_list": None, "_looked_at": float("-inf")}
+
+    @property
+    def is_bounded(self) -> bool:  # type: ignore[override]
+        """Whether files that come later are left alone."""
+        return self._discovery is Discovery.ONCE
+
+    # -- between micro-batches ------------------------------------------------------------------
+    def splits(self) -> Sequence[str]:
+        """Return the numbers of the parts."""
+        return [str(number) for number in range(self._parts)]
+
+    def latest(self, split: str, start: int, limit: int | None) -> int:
+        """Return up to which file a part can be read."""
+        found = self._files()
+        most = min(self._count(len(found), split), start + self._most_files)
+        end, records, size_bytes = start, 0, 0
+        while end < most and (limit is None or records < limit):
+            file = found[self._index(split, end)]
+            size_bytes += file.size
+            # Whole files: a big one is a micro-batch of its own.
+            if end > start and not isinstance(self._most_bytes, Unlimited) and size_bytes > self._most_bytes:
+                break
+            if limit is not None:
+                records += limit if file.rows is None else file.rows
+            end += 1
+        return end
+
+    def end(self, split: str) -> int | None:
+        """Return how many files a part has; None while more may come."""
+        found = self._files()
+        return self._count(len(found), split) if found.is_closed else None
+
+    def records_between(self, split: str, start: int, end: int) -> int | None:
+        """Return how many records some files have, if that is known of all."""
+        found = self._files()
+        rows = [found[self._index(split, at)].rows for at in range(start, end)]
+        return sum(count for count in rows if count is not None) if None not in rows else None
+
+    def _files(self) -> FileList:
+        if self._list is None:
+            self._list = FileList(self.job_folder).read()
+        now = time.monotonic()
+        if not self._list.is_closed and now - self._looked_at >= self._every_s:
+            self._looked_at = now
+            self._list.add(*self._look(self._list.read()))
+        return self._list
+
+    def _look(self, known: FileList) -> tuple[Sequence[FoundFile], bool]:
+        """Return the files that are not in the list yet, and whether they are the last ones."""
+        try:
+            return known.look(Path(self.path), self._pattern, self._rows), self.is_bounded
+        except FileNotFoundError as error:
+            # It was there at the start. What it is on may be away, and that is waited for.
+            raise SourceUnavailable(
+                f"the folder {self.path} of source '{self._fs_uid}' cannot be listed",
+                why=f"{type(error).__name__}: {error}",
+            ) from error
+
+    def _rows(self, path: str) -> int | None:
+        with naming(path):
+            return self.format.rows(path)
+
+    def _index(self, split: str, place: int) -> int:
+        return place * self._parts + int(split)
+
+    def _count(self, files: int, split: str) -> int:
+        return max(0, -(-(files - int(split)) // self._parts))
+
+    # -- in a task ------------------------------------------------------------------------------
+    def read(self, split: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Yield the records of some files."""
+        import pyarrow as pa
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        found = FileList(self.job_folder).read()
+        schema = to_arrow_schema(self.record_type, timezone="UTC")
+        for place in range(start, end):
+            file = found[self._index(split, place)]
+            path = self._unchanged(file)
+            with naming(path):
+                for batch in elements_of(self._records(file, path, schema)):
+                    # Here, where the file has a name.
+                    columns = [as_declared(batch.column(field.name), field) for field in schema]
+                    yield pa.RecordBatch.from_arrays(columns, names=schema.names)
+            # It may have been replaced while it was read.
+            self._unchanged(file)
+
+    def _records(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        return self.format.batches(path, schema)
+
+    def _unchanged(self, file: FoundFile) -> str:
+        path = os.path.join(self.path, file.path)
+        try:
+            stat = os.stat(path)
+            now = (stat.st_size, stat.st_mtime_ns)
+        except FileNotFoundError:
+            now = None
+        if now == (file.size, file.modified_ns):
+            return path
+        raise InputLostError(
+            f"the file {path} " + ("is gone" if now is None else "has changed since it was found"),
+            why="a checkpoint that has not come yet, or may be gone back to, needs it as it was",
+            what_to_do="restore the file, with its time; or start a new job with a new job_dir",
+        )
+
+    # -- on the driver --------------------------------------------------------------------------
+    def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
+        """Refuse a folder that is not there."""
+        super().preflight(spark, job_dir, uid)
+        if not os.path.isdir(self.path):
+            raise ConfigError(
+                f"the folder {self.path} of source '{uid}' is not there",
+                what_to_do="create it, or correct it",
+            )
+
+    def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
+        """Begin with the list of the savepoint, if the job was restored from one."""
+        super().check_input(job_dir, uid, position)
+        known, restored = FileList(self.job_folder).read(), job_dir.recorded(_fact(uid))
+        if restored is not None and not len(known):
+            known.add([FoundFile.from_json(one) for one in restored["files"]], is_last=restored["is_closed"])
+
+    def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
+        """Return the list, too: a position is a number of files in it."""
+        known = FileList(self.job_folder).read()
+        listed = {"files": [one.to_json() for one in known], "is_closed": known.is_closed}
+        return {**super().identity(job_dir, uid), _fact(uid): listed}
+
+    def fingerprint(self) -> Mapping[str, Any]:
+        """Return what the list depends on."""
+        return {"path": self.path, "pattern": self._pattern, "splits": self._parts, "end": self.is_bounded}
+
+
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Let what cannot be read say in which file it is.
+
+    Raises
+    ------
+    ValueError
+        What is in the file cannot be read, now or later.
+    OSError
+        The file cannot be read now.
+    """
+    try:
+        yield
+    except FlinkishError:
+        raise
+    except OSError as error:
+        if error.errno is None:
+            if isinstance(error, ConnectionError | TimeoutError):
+                raise
+            # Arrow's, of content: no system call has failed, so the next try finds the same.
+            said = str(error).removesuffix(".")
+            raise ValueError(
+                f"the file {path} cannot be read: {said}. It is cut off or damaged: restore it"
+            ) from error
+        if error.filename is None and path not in str(error):
+            # With a number Python makes the fitting class of it.
+            raise OSError(error.errno, error.strerror or str(error), path) from error
+        raise
+    except Exception as error:
+        raise ValueError(f"the file {path} cannot be read as the schema says: {error}") from error
+
+
+def _fact(uid: str) -> str:
+    return f"files-{uid}"

@@ -1,0 +1,431 @@
+"""Generated records: seeded, limited in rate, and the same in every replay."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from flinkish_spark.connectors.rates import RateLimit
+from flinkish_spark.connectors.splits import SplitSource
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable
+from flinkish_spark.protocol.limits import (
+    UNLIMITED,
+    Limit,
+    Unlimited,
+    checked_factor,
+    checked_limit,
+    checked_whole,
+)
+from flinkish_spark.types.schemas import check_field_names
+
+# ----------------------------------------------------------------------------------------------------------
+# Fields of generated records: each value a pure function of the seed, the field and the record's number.
+#
+# No generator has a state: a piece of records is the same whoever makes it, and whenever.
+
+
+_MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_MOST_LONG = (1 << 63) - 1
+#: 10,000 years: further than any time lies from another.
+_MOST_TIMES_MS = 10_000 * 366 * 24 * 3_600_000
+_LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz0123456789", dtype=np.uint8)
+_LETTERS_AT_ONCE = 1 << 17
+_UTC = datetime.UTC
+
+
+def random_bits(seed: int, stream: int, numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return 64 random bits per number (SplitMix64, started at seed and stream).
+
+    Examples
+    --------
+    >>> random_bits(1, 0, np.arange(2)).tolist() == random_bits(1, 0, np.arange(1, 2)).tolist()
+    False
+    >>> random_bits(1, 0, np.arange(2))[1] == random_bits(1, 0, np.arange(1, 2))[0]
+    np.True_
+    """
+    first = _mixed(np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64))
+    first = _mixed(first ^ np.uint64(stream))
+    return _mixed(first + numbers.astype(np.uint64) * _MIX[0])
+
+
+def _mixed(z: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    # Overflow is what makes it work.
+    z = (z ^ (z >> np.uint64(30))) * _MIX[1]
+    z = (z ^ (z >> np.uint64(27))) * _MIX[2]
+    mixed: np.ndarray[Any, Any] = z ^ (z >> np.uint64(31))
+    return mixed
+
+
+def _refuse_beyond_long(field: Field, start: int, step: int, places: np.ndarray[Any, Any]) -> None:
+    """Raise ValueError if `start + step * place` is no LONG: NumPy would begin again at the other end."""
+    for place in (int(places.min()), int(places.max())) if len(places) else ():
+        if abs(start + step * place) > _MOST_LONG or step * place > _MOST_LONG:
+            raise ValueError(f"{field!r} goes beyond what a record can hold, at record {place}")
+
+
+class Field(ABC):
+    """One field of a generated record.
+
+    Its `repr` says what it makes, the same in every process: by that a job knows at its next start that the
+    records are still the same. A frozen dataclass has one.
+    """
+
+    @property
+    @abstractmethod
+    def type(self) -> T.DataType:
+        """Spark's type."""
+
+    @abstractmethod
+    def values(self, numbers: np.ndarray[Any, Any], seed: int, stream: int) -> pa.Array:
+        """Return the values of the records with these numbers.
+
+        Parameters
+        ----------
+        numbers
+            Of records, from 0.
+        stream
+            Tells the field from the others of the record.
+        """
+
+
+@dataclass(frozen=True)
+class Counting(Field):
+    """`start`, `start + step`, ...: the record's number; over again behind `cycle` records, if given."""
+
+    start: int = 0
+    step: int = 1
+    cycle: int | None = None
+
+    def __post_init__(self) -> None:
+        with refused_as_config_errors("give whole numbers"):
+            checked_whole("start", self.start, least=-_MOST_LONG, most=_MOST_LONG)
+            checked_whole("step", self.step, least=-_MOST_LONG, most=_MOST_LONG)
+            if self.cycle is not None:
+                checked_whole("cycle", self.cycle, least=1, most=_MOST_LONG)
+
+    @property
+    def type(self) -> T.DataType:
+        """LONG."""
+        return T.LongType()
+
+    def values(self, numbers: np.ndarray[Any, Any], seed: int, stream: int) -> pa.Array:
+        """Return the numbers.
+
+        Raises
+        ------
+        ValueError
+            One of them is no LONG.
+        """
+        places = numbers if self.cycle is None else numbers % self.cycle
+        _refuse_beyond_long(self, self.start, self.step, places)
+        return pa.array(self.start + self.step * places, pa.int64())
+
+
+@dataclass(frozen=True)
+class RandomLong(Field):
+    """A whole number from `least` to `most`, both included."""
+
+    least: int
+    most: int
+
+    def __post_init__(self) -> None:
+        with refused_as_config_errors("give two whole numbers, the smaller one first"):
+            checked_whole("least", self.least, least=-_MOST_LONG, most=_MOST_LONG)
+            checked_whole("most", self.most, least=self.least, most=_MOST_LONG)
+            checked_whole("most - least", self.most - self.least, least=0, most=_MOST_LONG)
+
+    @property
+    def type(self) -> T.DataType:
+        """LONG."""
+        return T.LongType()
+
+    def values(self, numbers: np.ndarray[Any, Any], seed: int, stream: int) -> pa.Array:
+        """Return the numbers."""
+        bits = random_bits(seed, stream, numbers)
+        return pa.array((bits % np.uint64(self.most - self.least + 1)).astype(np.int64) + self.least)
+
+
+@dataclass(frozen=True)
+class RandomDouble(Field):
+    """A number from `least` to below `most`."""
+
+    least: float = 0.0
+    most: float = 1.0
+
+    def __post_init__(self) -> None:
+        with refused_as_config_errors("give two numbers, the smaller one first"):
+            checked_factor("least", self.least, -1e300, 1e300)
+            checked_factor("most", self.most, self.least, 1e300)
+
+    @property
+    def type(self) -> T.DataType:
+        """DOUBLE."""
+        return T.DoubleType()
+
+    def values(self, numbers: np.ndarray[Any, Any], seed: int, stream: int) -> pa.Array:
+        """Return the numbers."""
+        unit = (random_bits(seed, stream, numbers) >> np.uint64(11)).astype(np.float64) / float(1 << 53)
+        # Rounding can reach the upper end, which does not belong to it.
+        below = np.nextafter(self.most, self.least)
+        return pa.array(np.minimum(self.least + unit * (self.most - self.least), below))
+
+
+@dataclass(frozen=True)
+class RandomText(Field):
+    """`length` letters and digits."""
+
+    length: int = 10
+
+    def __post_init__(self) -> None:
+        with refused_as_config_errors("give a number of characters"):
+            checked_whole("length", self.length, least=1, most=100_000)
+
+    @property
+    def type(self) -> T.DataType:
+        """STRING."""
+        return T.StringType()
+
+    def values(self, numbers: np.ndarray[Any, Any], seed: int, stream: int) -> pa.Array:
+        """Return the texts."""
+        row = random_bits(seed, stream, numbers)
+        places = np.arange(self.length, dtype=np.uint64) * _MIX[2]
+        letters = np.empty((len(numbers), self.length), dtype=np.uint8)
+        # A letter takes eight bytes, several times, while it is made.
+        step = max(1, _LETTERS_AT_ONCE // self.length)
+        for at in range(0, len(numbers), step):
+            bits = _mixed(row[at : at + step, None] + places[None, :])
+            letters[at : at + step] = _LETTERS[(bits % np.uint64(len(_LETTERS))).astype(np.int64)]
+        ends = np.arange(len(numbers) + 1, dtype=np.int32) * np.int32(self.length)
+        buffers = [None, pa.py_buffer(ends), pa.py_buffer(letters)]
+        return pa.Array.from_buffers(pa.string(), len(numbers), buffers)
+
+
+@dataclass(frozen=True, init=False)
+class RandomChoice(Field):
+    """One of some values of one type, in an order: texts, whole numbers, numbers or truth values."""
+
+    choices: tuple[Any, ...]
+
+    def __init__(self, choices: Sequence[str] | Sequence[int] | Sequence[float] | Sequence[bool]) -> None:
+        what_to_do = 'give a list of values of one type: ["red", "green"], or [1, 2]'
+        # The order of a set is another one in the next process.
+        if isinstance(choices, str | bytes | Mapping | Set) or not isinstance(choices, Iterable):
+            raise unusable("choices", choices, wanted="a list", what_to_do=what_to_do)
+        given = tuple(choices)
+        if not given or len({type(one) for one in given}) != 1 or type(given[0]) not in _CHOICES:
+            raise ConfigError(f"choices is {choices!r}", what_to_do=what_to_do)
+        try:
+            pa.array(given)
+        except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError) as error:
+            raise ConfigError(
+                f"choices is {choices!r}", why=f"a value cannot be held: {error}", what_to_do=what_to_do
+            ) from None
+        object.__setattr__(self, "choices", given)
+
+    @property
+    def type(self) -> T.DataType:
+        """The type of the choices."""
+        return _CHOICES[type(self.choices[0])]
+
+    def values(self, numbers: np.ndarray[Any, Any], seed: int, stream: int) -> pa.Array:
+        """Return the values."""
+        places = random_bits(seed, stream, numbers) % np.uint64(len(self.choices))
+        return pa.array(self.choices).take(pa.array(places.astype(np.int64)))
+
+
+_CHOICES: dict[type, T.DataType] = {
+    str: T.StringType(),
+    int: T.LongType(),
+    float: T.DoubleType(),
+    bool: T.BooleanType(),
+}
+
+
+@dataclass(frozen=True)
+class Times(Field):
+    """Timestamps from `start` on, `step_ms` apart, each late by a random time of at most `jitter_ms`.
+
+    Late within the record's number: so records come out of order by as much.
+    """
+
+    start: datetime.datetime
+    step_ms: int = 1_000
+    jitter_ms: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.start, datetime.datetime) or self.start.tzinfo is None:
+            raise unusable(
+                "start",
+                self.start,
+                wanted="a datetime with a time zone",
+                what_to_do="give for example datetime(2026, 1, 1, tzinfo=UTC)",
+            )
+        with refused_as_config_errors("give whole milliseconds"):
+            checked_whole("step_ms", self.step_ms, least=0, most=_MOST_TIMES_MS)
+            checked_whole("jitter_ms", self.jitter_ms, least=0, most=_MOST_TIMES_MS)
+
+    @property
+    def type(self) -> T.DataType:
+        """TIMESTAMP."""
+        return T.TimestampType()
+
+    def values(self, numbers: np.ndarray[Any, Any], seed: int, stream: int) -> pa.Array:
+        """Return the times.
+
+        Raises
+        ------
+        ValueError
+            One of them is too late for a TIMESTAMP.
+        """
+        first = (self.start - datetime.datetime(1970, 1, 1, tzinfo=_UTC)) // datetime.timedelta(
+            microseconds=1
+        )
+        _refuse_beyond_long(self, first, self.step_ms * 1_000, numbers)
+        times = first + numbers * (self.step_ms * 1_000)
+        late = random_bits(seed, stream, numbers) % np.uint64(self.jitter_ms * 1_000 + 1)
+        return pa.array(times - late.astype(np.int64), pa.timestamp("us", tz="UTC"))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Generated records: seeded, limited in rate, and the same in every replay.
+
+
+#: Most of a batch: rows, and characters of random texts.
+_ROWS_AT_ONCE, _TEXT_AT_ONCE = 10_000, 1 << 22
+#: What a micro-batch takes from each split if nothing limits it: generating never waits for anything.
+_AT_ONCE = 100_000
+#: What Python says of an object, or of a function in one, of which it knows nothing else.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
+
+
+class DataGeneratorSource(SplitSource):
+    """Makes records up: the n-th is a pure function of seed and n, in every process and replay.
+
+    Parameters
+    ----------
+    fields
+        By name; see `docs/sources.md`. Fields differ from each other by their place in it.
+    records
+        How many there are in all; the job ends behind them. UNLIMITED for no end.
+    seed
+        Another seed, other records.
+    rate
+        Most records per second and per micro-batch, over all splits. Without it a micro-batch has 100,000 of
+        each split.
+    splits
+        In how many parts they may be made at the same time; records are dealt to them in turns.
+
+    Raises
+    ------
+    ConfigError
+        An argument cannot be used.
+
+    Examples
+    --------
+    >>> from flinkish_spark.connectors.generator import Counting, RandomChoice
+    >>> orders = DataGeneratorSource({"id": Counting(), "user": RandomChoice(["ann", "bob"])}, records=100)
+    >>> next(orders.read("0", 7, 9)).to_pylist()
+    [{'id': 7, 'user': 'ann'}, {'id': 8, 'user': 'ann'}]
+    """
+
+    kind = "generator"
+
+    def __init__(
+        self,
+        fields: Mapping[str, Field],
+        *,
+        records: Limit = UNLIMITED,
+        seed: int = 0,
+        rate: RateLimit | None = None,
+        splits: int = 1,
+    ) -> None:
+        if not isinstance(fields, Mapping) or not fields:
+            raise ConfigError(f"fields is {fields!r}", what_to_do='give fields by name: {"id": Counting()}')
+        for name, field in fields.items():
+            instance_of("a name of fields", name, str, what_to_do='give fields by name: {"id": Counting()}')
+            what_to_do = "give for example RandomLong(1, 100)"
+            instance_of(f"fields[{name!r}]", field, Field, what_to_do=what_to_do)  # type: ignore[type-abstract]
+            _check_identity(name, field)
+        with refused_as_config_errors("see the documentation of DataGeneratorSource"):
+            checked_limit("records", records, least=0)
+            if not isinstance(records, Unlimited):
+                checked_whole("records", records, least=0, most=(1 << 63) - 1)
+            checked_whole("seed", seed, least=-(1 << 63), most=(1 << 63) - 1)
+            checked_whole("splits", splits, least=1, most=10_000)
+        _check_last(fields, records)
+        self.schema = T.StructType([T.StructField(name, field.type) for name, field in fields.items()])
+        check_field_names(self.schema, "a data generator")
+        self.rate = RateLimit() if rate is None else rate
+        self._fields, self._records, self._seed, self._parts = dict(fields), records, seed, splits
+
+    @property
+    def is_bounded(self) -> bool:  # type: ignore[override]
+        """Whether a number of records was given."""
+        return not isinstance(self._records, Unlimited)
+
+    def splits(self) -> Sequence[str]:
+        """Return the numbers of the parts."""
+        return [str(number) for number in range(self._parts)]
+
+    def end(self, split: str) -> int | None:
+        """Return how many records a part has."""
+        if isinstance(self._records, Unlimited):
+            return None
+        return max(0, -(-(self._records - int(split)) // self._parts))
+
+    def latest(self, split: str, start: int, limit: int | None) -> int:
+        """Return how far this micro-batch makes records."""
+        wanted, end = start + (_AT_ONCE if limit is None else limit), self.end(split)
+        return wanted if end is None else min(wanted, end)
+
+    def read(self, split: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Yield the records of a piece."""
+        import pyarrow as pa
+
+        texts = sum(field.length for field in self._fields.values() if isinstance(field, RandomText))
+        rows = max(1, min(_ROWS_AT_ONCE, _TEXT_AT_ONCE // max(1, texts)))
+        for first in range(start, end, rows):
+            places = np.arange(first, min(end, first + rows), dtype=np.int64)
+            numbers = places * self._parts + int(split)
+            columns = [
+                field.values(numbers, self._seed, stream)
+                for stream, field in enumerate(self._fields.values())
+            ]
+            yield pa.RecordBatch.from_arrays(columns, names=list(self._fields))
+
+    def fingerprint(self) -> Mapping[str, Any]:
+        """Return what the records depend on; how many there are, and how fast they come, may change."""
+        fields = [[name, repr(field)] for name, field in self._fields.items()]
+        return {"fields": fields, "seed": self._seed, "splits": self._parts}
+
+
+def _check_last(fields: Mapping[str, Field], records: Limit) -> None:
+    """Refuse fields that cannot hold the last record, if there is one."""
+    if isinstance(records, Unlimited) or records == 0:
+        return
+    for name, field in fields.items():
+        # Others may do anything there.
+        if isinstance(field, Counting | Times):
+            with refused_as_config_errors(f"correct fields[{name!r}], or give it fewer records"):
+                field.values(np.array([records - 1], dtype=np.int64), 0, 0)
+
+
+def _check_identity(name: str, field: Field) -> None:
+    """Refuse a field of the user's that cannot be told from others at the next start."""
+    if type(field).__module__ == Field.__module__ or not _ADDRESS.search(repr(field)):
+        return
+    raise ConfigError(
+        f"fields[{name!r}] is {field!r}",
+        why="its repr has an address in this process, so the next start would take the records for others",
+        what_to_do=f"define __repr__ in {type(field).__name__}, with all that its values depend on; or make "
+        "it a frozen dataclass of plain values",
+    )

@@ -1,0 +1,252 @@
+"""One source after the other: history that ends, then what is live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from flinkish_spark.connectors.rates import RateLimit
+from flinkish_spark.connectors.splits import (
+    Offset,
+    Rows,
+    SplitPosition,
+    SplitSource,
+    checked_splits,
+    gone_through,
+    logged_positions,
+)
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.offset_log import LoggedOffsets
+from flinkish_spark.protocol.ids import JobUuid
+from flinkish_spark.protocol.timeline import Mark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from flinkish_spark.core.job_dir import JobDir
+    from flinkish_spark.protocol.plan_layout import Position
+
+
+class HybridSource(SplitSource):
+    """Reads sources of splits one after the other, as one source with one position.
+
+    A part begins in the micro-batch behind the one in which the last split of the part before came to its
+    end: no record of a later part comes before one of an earlier. The position has the splits of every part
+    that has begun, so it says by itself which part is being read.
+
+    Parameters
+    ----------
+    parts
+        All but the last are bounded, and all have one schema. Splits of part 1 are called ``1:<name>``.
+
+    Raises
+    ------
+    ConfigError
+        The parts do not fit together.
+
+    Examples
+    --------
+    >>> from flinkish_spark.connectors.collection import CollectionSource
+    >>> both = HybridSource(CollectionSource([1, 2], "n LONG"), CollectionSource([3], "n LONG"))
+    >>> list(both.read("1:all", 0, 1))
+    [(3,)]
+    """
+
+    kind = "hybrid"
+
+    def __init__(self, *parts: SplitSource) -> None:
+        if len(parts) < 2 or not all(isinstance(part, SplitSource) for part in parts):
+            raise ConfigError(
+                f"a hybrid source is given {[type(part).__name__ for part in parts]}",
+                why="it reads at least two sources of splits, one after the other",
+                what_to_do="give for example a FileSource and a SplitSource of your own",
+            )
+        for index, part in enumerate(parts):
+            if not part.is_bounded and index + 1 < len(parts):
+                raise ConfigError(
+                    f"part {index} of a hybrid source has no end",
+                    why="the part behind it would never begin",
+                    what_to_do="give it an end, or put it last",
+                )
+            if part.record_type != parts[0].record_type:
+                raise ConfigError(
+                    f"part {index} of a hybrid source has the fields {part.record_type.simpleString()}",
+                    why=f"part 0 has {parts[0].record_type.simpleString()}",
+                    what_to_do="give all parts one schema",
+                )
+            if getattr(part, "decoding", None) is not None:
+                raise ConfigError(
+                    f"part {index} of a hybrid source decodes its records",
+                    why="what a part yields is read as it is, whichever part it is",
+                    what_to_do="leave value= out, and decode in a transform behind the hybrid source",
+                )
+            if part.rate != RateLimit():
+                raise ConfigError(
+                    f"part {index} of a hybrid source has a limit of its own",
+                    what_to_do="limit the whole: HybridSource(...).limited(...)",
+                )
+        self.schema = parts[0].record_type
+        self._parts: tuple[SplitSource, ...] = parts
+
+    def known_as(self, uid: str) -> tuple[str, ...]:
+        """Return its own uid and those of its parts."""
+        return (uid, *(_part_uid(uid, index) for index in range(len(self._parts))))
+
+    def bound(self, uid: str) -> Self:
+        """Return this source under its uid, and the parts under theirs."""
+        parts = tuple(part.bound(_part_uid(uid, index)) for index, part in enumerate(self._parts))
+        return super(HybridSource, self._with("_parts", parts)).bound(uid)
+
+    @property
+    def is_bounded(self) -> bool:  # type: ignore[override]
+        """Whether the last part is."""
+        return self._parts[-1].is_bounded
+
+    # -- between micro-batches ------------------------------------------------------------------
+    def splits(self) -> Sequence[str]:
+        """Return the splits of the first part."""
+        return self.splits_from(SplitPosition(self._fs_uid, {}))
+
+    def splits_from(self, position: SplitPosition) -> Sequence[str]:
+        """Return the splits of the parts that have begun."""
+        found: list[str] = []
+        for index in range(len(self._parts)):
+            of_part = self._position_of(index, position)
+            names = gone_through(self._part(index).splits_from(of_part))
+            # Here, since a name that is none would be one behind the number of the part.
+            names = checked_splits(of_part.uid, names, SplitPosition(of_part.uid, {}))
+            found += [_name(index, split) for split in names]
+            if not self._is_part_at_end(index, position):
+                break
+        return found
+
+    def _is_part_at_end(self, index: int, position: SplitPosition) -> bool:
+        part, of_part = self._part(index), self._position_of(index, position)
+        if not part.is_bounded or not set(part.splits_from(of_part)) <= set(of_part.offsets):
+            return False
+        return part.is_at_end(of_part)
+
+    def is_at_end(self, position: SplitPosition) -> bool:
+        """Whether all parts are."""
+        return all(self._is_part_at_end(index, position) for index in range(len(self._parts)))
+
+    def first(self, split: str) -> Offset:
+        """Ask the part."""
+        part, name = self._of(split)
+        return part.first(name)
+
+    def latest(self, split: str, start: Offset, limit: int | None) -> Offset:
+        """Ask the part."""
+        part, name = self._of(split)
+        return part.latest(name, start, limit)
+
+    def end(self, split: str) -> Offset | None:
+        """Ask the part."""
+        part, name = self._of(split)
+        return part.end(name)
+
+    def records_between(self, split: str, start: Offset, end: Offset) -> int | None:
+        """Ask the part."""
+        part, name = self._of(split)
+        return part.records_between(name, start, end)
+
+    def close(self) -> None:
+        """Let all parts close."""
+        for part in self._parts:
+            part.close()
+
+    # -- in a task ------------------------------------------------------------------------------
+    def read(self, split: str, start: Offset, end: Offset) -> Rows:
+        """Read a piece of a part."""
+        part, name = self._of(split)
+        return part.read(name, start, end)
+
+    # -- on the driver --------------------------------------------------------------------------
+    def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
+        """Let the parts look, too."""
+        super().preflight(spark, job_dir, uid)
+        for index in range(len(self._parts)):
+            self._parts[index].preflight(spark, job_dir, _part_uid(uid, index))
+            # In a folder of this source's: another source may have the uid that the part goes by.
+            self._part(index)
+
+    def check_retention(self, uid: str, needed_ms: int) -> None:
+        """Let every part look."""
+        for index, part in enumerate(self._parts):
+            part.check_retention(_part_uid(uid, index), needed_ms)
+
+    def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
+        """Let every part that has begun look at its own."""
+        super().check_input(job_dir, uid, position)
+        for index in range(len(self._parts)):
+            scans = [] if position is None else logged_positions(position, uid)
+            of_part = LoggedOffsets(tuple(self._position_of(index, scan).to_json() for scan in scans))
+            own = None if position is None else of_part
+            self._part(index).check_input(job_dir, _part_uid(uid, index), own)
+
+    def check_start(self, uid: str, position: Position) -> None:
+        """Let every part that had begun look."""
+        for index in range(len(self._parts)):
+            of_part = self._position_of(index, SplitPosition.from_json(position))
+            if of_part.offsets:
+                self._part(index).check_start(_part_uid(uid, index), of_part.to_json())
+
+    def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
+        """Return the facts of all parts."""
+        facts = dict(super().identity(job_dir, uid))
+        for index in range(len(self._parts)):
+            facts.update(self._part(index).identity(job_dir, _part_uid(uid, index)))
+        return facts
+
+    def fingerprint(self) -> Mapping[str, Any]:
+        """Return the kinds of the parts; each has a fingerprint of its own."""
+        return {"parts": [part.kind for part in self._parts]}
+
+    def _tell(self, offsets: Mapping[str, Offset], note: str) -> None:
+        """Tell the parts that have begun."""
+        for index, own in self._by_part(offsets).items():
+            self._part(index)._tell(own, note)
+
+    def newest_marks(self, job: JobUuid) -> Sequence[Mark]:
+        """Ask the parts."""
+        return [mark for index in range(len(self._parts)) for mark in self._part(index).newest_marks(job)]
+
+    def released(self, offsets: Mapping[str, Offset]) -> None:
+        """Tell the parts that have begun."""
+        for index, own in self._by_part(offsets).items():
+            self._part(index).released(own)
+
+    def _overrides(self, method: str) -> bool:
+        return any(part._overrides(method) for part in self._parts)
+
+    # -- names ------------------------------------------------------------------------------------
+    def _part(self, index: int) -> SplitSource:
+        """Return a part that knows its folder, once the whole knows its own."""
+        part = self._parts[index]
+        if self._fs_folder:
+            object.__setattr__(part, "_fs_folder", str(self.job_folder / str(index)))
+        return part
+
+    def _of(self, split: str) -> tuple[SplitSource, str]:
+        index, _, name = split.partition(":")
+        return self._part(int(index)), name
+
+    def _position_of(self, index: int, position: SplitPosition) -> SplitPosition:
+        own = self._by_part(position.offsets).get(index, {})
+        return SplitPosition(_part_uid(position.uid, index), own)
+
+    @staticmethod
+    def _by_part(offsets: Mapping[str, Offset]) -> dict[int, dict[str, Offset]]:
+        found: dict[int, dict[str, Offset]] = {}
+        for split, offset in offsets.items():
+            index, _, name = split.partition(":")
+            found.setdefault(int(index), {})[name] = offset
+        return found
+
+
+def _name(index: int, split: str) -> str:
+    return f"{index}:{split}"
+
+
+def _part_uid(uid: str, index: int) -> str:
+    return f"{uid}.{index}"

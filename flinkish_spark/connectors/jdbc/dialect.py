@@ -1,0 +1,579 @@
+"""What differs between databases, behind one class; their drivers; values as parameters."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import datetime as dt
+import enum
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Self
+
+from flinkish_spark.connectors.jdbc.names import JdbcUrl, TableName
+from flinkish_spark.connectors.splits import beyond_years, leaves
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import types as T
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What differs between databases, behind one class; and a connection that only runs statements.
+#
+# SQL is put together from two things only: text of this package, and identifiers through
+# :meth:`Dialect.quoted`. Values go as parameters, always.
+
+
+Params = tuple[Any, ...]
+
+
+class Trouble(enum.Enum):
+    """What an error of a database means for a checkpoint that is decided."""
+
+    #: It may go away: connection lost, locked, restarting, full.
+    PASSING = "PASSING"
+    #: It is about the values: a constraint, a length, a cast. Other rows may be taken.
+    REFUSED = "REFUSED"
+    #: Somebody has to see to it: no such table, no right, a bug.
+    LASTING = "LASTING"
+
+
+class WriteMode(enum.Enum):
+    """How rows go into the table."""
+
+    #: Each row is a new one.
+    INSERT = "insert"
+    #: A row takes the place of the one with its key.
+    UPSERT = "upsert"
+
+    @classmethod
+    def of(cls, value: str | WriteMode) -> WriteMode:
+        """Return the mode a user named."""
+        try:
+            return cls(value)
+        except ValueError:
+            raise ConfigError(
+                f"mode={value!r} is no way to write into a table", what_to_do="use 'insert' or 'upsert'"
+            ) from None
+
+
+class Ties(enum.Enum):
+    """What ties rows of a table together: how far what becomes of a record depends on others'."""
+
+    #: Each row stands alone; no order of records with different keys makes a difference.
+    NONE = "NONE"
+    #: Rows have to fit each other in the end, as by a further unique constraint.
+    END_STATE = "END_STATE"
+    #: The same, and a row must stay where it is: something hangs on it, or sees it go.
+    IN_PLACE = "IN_PLACE"
+    #: What stands in the end depends on every step, as where a deleted row takes others with it.
+    EVERY_STEP = "EVERY_STEP"
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether nobody can tell in which steps rows came to be as they are."""
+        return self in (Ties.NONE, Ties.END_STATE)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where rows go.
+
+    Parameters
+    ----------
+    table, columns, key
+        The table, the columns that are written, in the order of parameters, and those of its key.
+    mode
+        What happens to a row whose key is there.
+    """
+
+    table: TableName
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+    mode: WriteMode
+
+    def with_columns(self, columns: Sequence[str]) -> Target:
+        """Return the same for rows with other columns."""
+        return replace(self, columns=tuple(columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """How a connection is made; the password is in it, so it is made for a moment only."""
+
+    url: JdbcUrl
+    user: str
+    password: str
+    timeout_ms: int
+
+    def __repr__(self) -> str:
+        return f"Login({self.url})"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnInfo:
+    """A column of a table as the database describes it.
+
+    Parameters
+    ----------
+    name, type
+        The type as the database writes it, in lower case.
+    must_be_given
+        Whether a row without it is refused: not null, and no default.
+    refuses_null
+        Whether a null that is written is refused, whatever else there is: nothing could put a value there.
+    """
+
+    name: str
+    type: str
+    must_be_given: bool
+    refuses_null: bool = False
+
+
+class TransactionLost(Exception):
+    """An error ended more than the statement: the transaction is gone, or the connection.
+
+    Parameters
+    ----------
+    first, second
+        The error, and the one when its savepoint was to be gone back to.
+    """
+
+    def __init__(self, first: Exception, second: Exception) -> None:
+        super().__init__(str(first))
+        self.first, self.second = first, second
+
+
+class Session:
+    """A connection of a dialect; every statement of the sink goes through here.
+
+    Parameters
+    ----------
+    connection
+        Of the DB-API driver, in autocommit: transactions are begun and ended by statements.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self.connection, self._depth = connection, 0
+
+    @contextlib.contextmanager
+    def cursor(self) -> Iterator[Any]:
+        """Give a cursor of the driver."""
+        cursor = self.connection.cursor()
+        try:
+            yield cursor
+        finally:
+            with contextlib.suppress(Exception):  # the block's own error counts
+                cursor.close()
+
+    def run(self, sql: str, params: Params = ()) -> int:
+        """Run a statement; return how many rows it changed."""
+        with self.cursor() as cursor:
+            cursor.execute(sql, params)
+            return int(cursor.rowcount)
+
+    def rows(self, sql: str, params: Params = ()) -> list[tuple[Any, ...]]:
+        """Run a query; return its rows."""
+        with self.cursor() as cursor:
+            cursor.execute(sql, params)
+            return [tuple(row) for row in cursor.fetchall()]
+
+    def run_many(self, sql: str, params: Sequence[Params]) -> None:
+        """Run a statement once for each of `params`."""
+        with self.cursor() as cursor:
+            cursor.executemany(sql, params)
+
+    @contextlib.contextmanager
+    def transaction(self, begin: Sequence[str]) -> Iterator[None]:
+        """Commit what the block does, or nothing of it.
+
+        An error of the COMMIT itself says nothing about whether it was done.
+        """
+        try:
+            for statement in begin:
+                self.run(statement)
+            yield
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.run("ROLLBACK")
+            raise
+        self.run("COMMIT")
+
+    @contextlib.contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Keep what the block does within the transaction, or nothing of it."""
+        self._depth += 1
+        name = f"flinkish_{self._depth}"
+        self.run(f"SAVEPOINT {name}")
+        try:
+            yield
+        except Exception as error:
+            try:
+                self.run(f"ROLLBACK TO SAVEPOINT {name}")
+            except Exception as second:
+                raise TransactionLost(error, second) from None
+            raise
+        else:
+            self.run(f"RELEASE SAVEPOINT {name}")
+        finally:
+            self._depth -= 1
+
+    def close(self) -> None:
+        """Close the connection, whatever state it is in."""
+        with contextlib.suppress(Exception):
+            self.connection.close()
+
+
+class Dialect(ABC):
+    """One kind of database. Stateless; its statements are for :class:`Session`."""
+
+    #: As in a JDBC URL.
+    name: str
+    #: What stands for a parameter.
+    marker: str
+    #: Statements that begin a transaction in which rows are written.
+    begin: tuple[str, ...] = ("BEGIN",)
+    #: Whether a ROLLBACK takes back a CREATE TABLE.
+    has_transactional_ddl = True
+    #: Types of the control and dead-letter tables, by what they hold.
+    text, name_text, number = "TEXT", "TEXT", "BIGINT"
+    _quote = '"'
+    _longest_identifier_bytes = 1 << 16
+
+    # -- connections ----------------------------------------------------------------------------
+    @abstractmethod
+    def connect(self, login: Login) -> Any:
+        """Return a connection of the driver, in autocommit.
+
+        Raises
+        ------
+        DriverMissing
+            The driver is not installed.
+        Exception
+            Of the driver, to be classified.
+        """
+
+    @abstractmethod
+    def interrupt(self, connection: Any) -> None:
+        """Make a statement that another thread runs fail soon. Never raises."""
+
+    @abstractmethod
+    def trouble(self, error: BaseException) -> Trouble:
+        """Say what an error means."""
+
+    def reason(self, error: BaseException) -> str:
+        """Return an error's text in one line."""
+        return " ".join(str(error).split()) or type(error).__name__
+
+    # -- statements -----------------------------------------------------------------------------
+    def quoted(self, identifier: str) -> str:
+        """Return an identifier for SQL, whatever characters it has.
+
+        Raises
+        ------
+        ConfigError
+            No quoting makes it one that this database keeps as it is.
+        """
+        size = len(identifier.encode())
+        if not identifier or "\0" in identifier or size > self._longest_identifier_bytes:
+            raise ConfigError(
+                f"{identifier!r} cannot be the name of a table or column in {self.name}",
+                why=f"names have 1 to {self._longest_identifier_bytes} bytes and no zero byte",
+                what_to_do="use another name",
+            )
+        quote = self._quote
+        return quote + self._escaped(identifier).replace(quote, quote * 2) + quote
+
+    def _escaped(self, text: str) -> str:
+        """Return text that the driver does not take for a parameter."""
+        return text.replace("%", "%%") if self.marker == "%s" else text
+
+    def table(self, name: TableName) -> str:
+        """Return a table's name for SQL."""
+        return ".".join(self.quoted(part) for part in name.parts)
+
+    def list_of(self, columns: Sequence[str]) -> str:
+        """Return columns for SQL, with commas in between."""
+        return ", ".join(self.quoted(column) for column in columns)
+
+    def insert(self, table: TableName, columns: Sequence[str]) -> str:
+        """Return the INSERT of one row."""
+        markers = ", ".join([self.marker] * len(columns))
+        return f"INSERT INTO {self.table(table)} ({self.list_of(columns)}) VALUES ({markers})"
+
+    def on_conflict(self, target: Target) -> str:
+        """Return what an INSERT says about rows whose key is there; empty for a plain insert."""
+        if target.mode is WriteMode.INSERT:
+            return ""
+        others = [c for c in target.columns if c not in target.key]
+        sets = ", ".join(f"{self.quoted(c)} = EXCLUDED.{self.quoted(c)}" for c in others)
+        action = f"UPDATE SET {sets}" if sets else "NOTHING"
+        return f" ON CONFLICT ({self.list_of(target.key)}) DO {action}"
+
+    def insert_if_absent(self, table: TableName, columns: Sequence[str], key: Sequence[str]) -> str:
+        """Return the INSERT of one row that does nothing if its key is there."""
+        return f"{self.insert(table, columns)} ON CONFLICT ({self.list_of(key)}) DO NOTHING"
+
+    def delete_by_key(self, target: Target) -> str:
+        """Return the DELETE of the row with a key."""
+        where = " AND ".join(f"{self.quoted(c)} = {self.marker}" for c in target.key)
+        return f"DELETE FROM {self.table(target.table)} WHERE {where}"
+
+    def create_table(
+        self, table: TableName, columns: Sequence[tuple[str, str]], key: Sequence[str] = ()
+    ) -> str:
+        """Return the CREATE TABLE; columns as name and type."""
+        parts = [f"{self.quoted(name)} {type_}" for name, type_ in columns]
+        parts += [f"PRIMARY KEY ({self.list_of(key)})"] if key else []
+        return f"CREATE TABLE IF NOT EXISTS {self.table(table)} ({', '.join(parts)})"
+
+    # -- rows -----------------------------------------------------------------------------------
+    def write(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
+        """Insert or upsert rows with keys that differ, in the fastest way there is."""
+        session.run_many(self.insert(target.table, target.columns) + self.on_conflict(target), rows)
+
+    def write_in_order(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
+        """Insert or upsert rows one after the other; a key may come again."""
+        session.run_many(self.insert(target.table, target.columns) + self.on_conflict(target), rows)
+
+    @contextlib.contextmanager
+    def deferred(self, session: Session) -> Iterator[None]:
+        """Put off to the end of the block what the database can check later; raise there what it finds."""
+        yield
+
+    def delete(self, session: Session, target: Target, keys: Sequence[Params]) -> None:
+        """Delete the rows that have these keys."""
+        session.run_many(self.delete_by_key(target), keys)
+
+    def probe(self, session: Session, target: Target, *, deletes: bool) -> None:
+        """Have the database check columns, key and rights by writing no rows; within a transaction."""
+        names, table = self.list_of(target.columns), self.table(target.table)
+        nothing = f"INSERT INTO {table} ({names}) SELECT {names} FROM {table} WHERE 1 = 0"
+        session.run(nothing + self.on_conflict(target))
+        if deletes:
+            session.run(f"DELETE FROM {table} WHERE 1 = 0")
+
+    # -- what is there --------------------------------------------------------------------------
+    @abstractmethod
+    def columns_of(self, session: Session, table: TableName) -> list[ColumnInfo]:
+        """Return a table's columns; empty if there is no such table."""
+
+    @abstractmethod
+    def unique_keys_of(self, session: Session, table: TableName) -> list[frozenset[str]]:
+        """Return the sets of columns by which the table knows at most one row, at all times."""
+
+    @abstractmethod
+    def why_keys_fold(self, session: Session, table: TableName, key: Sequence[T.StructField]) -> str:
+        """Return why two keys that differ would be one for the table; empty if all are told apart.
+
+        Parameters
+        ----------
+        key
+            The key's fields, for which the table has columns, and a unique constraint over them.
+        """
+
+    @abstractmethod
+    def ties(self, session: Session, target: Target, texts: Sequence[str], *, deletes: bool) -> Ties:
+        """Return what ties rows of a table together, but for columns that are not written.
+
+        Parameters
+        ----------
+        texts
+            The columns of the key that get text: the database may take for equal what differs here.
+        deletes
+            Whether rows are deleted.
+        """
+
+    def why_not_upserted(self, session: Session, target: Target) -> str:
+        """Return why an upsert could find another row than that with its key; empty if it cannot."""
+        return ""
+
+    def why_unsafe(self, session: Session, table: TableName) -> str:
+        """Return why writes into a table would not be part of a transaction; empty if they are."""
+        return ""
+
+    # -- types ----------------------------------------------------------------------------------
+    @abstractmethod
+    def type_for(self, data_type: T.DataType, *, in_key: bool) -> str | None:
+        """Return the column type for a Spark type; None if there is none."""
+
+    @abstractmethod
+    def why_unfit(self, data_type: T.DataType, column: ColumnInfo) -> str:
+        """Return why a column cannot hold every value of a Spark type as it is; empty if it can."""
+
+    def has_zero_bytes(self, arrow_type: pa.DataType, column_type: str) -> bool:
+        """Whether a column keeps texts with a zero byte in them."""
+        return True
+
+    @abstractmethod
+    def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
+        """Return what turns a Python value into a parameter; None if it is one already.
+
+        The callable returns an :class:`~flinkish_spark.connectors.jdbc.dialect.Unfit` for a value that the
+        database cannot hold.
+        """
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Database drivers are extras: they are imported when they are used.
+
+
+class DriverMissing(EnvironmentFault):
+    """The Python driver of a database is not installed."""
+
+    @classmethod
+    def of(cls, system: str, module: str, extra: str) -> Self:
+        """Return the error for a driver's module and the extra of this package that brings it."""
+        return cls(
+            f"there is no Python driver for {system}",
+            why=f"the module {module} cannot be imported",
+            what_to_do=f"pip install 'flinkish-spark[{extra}]'",
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# From Arrow to parameters and to JSON, nothing rounded.
+
+
+class Unfit(str):
+    """Stands where a value cannot be given to the database; says why."""
+
+    __slots__ = ()
+
+
+def python_values(column: pa.Array) -> list[Any]:
+    """Return a column's values; an :class:`Unfit` for what Python cannot hold, as the year 10000."""
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+        # As in any other zone the instant is the same, and an hour that a clock shows twice is told apart.
+        column = column.cast(pa.timestamp("us", tz="UTC"))
+    try:
+        return list(column.to_pylist())
+    except (ValueError, OverflowError):
+        return [_python_value(scalar) for scalar in column]
+
+
+def _python_value(scalar: pa.Scalar) -> Any:
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError) as error:
+        import pyarrow as pa
+
+        if pa.types.is_timestamp(scalar.type):
+            return Unfit(f"the value {scalar.cast('int64').as_py()} is out of range: {error}")
+        return Unfit(f"the value cannot be read: {error}")
+
+
+def has_zero_byte(column: pa.Array) -> bool:
+    """Whether a text of a column, or within its values, has a zero byte."""
+    import pyarrow.compute as pc
+
+    texts = (leaf for leaf in leaves(column) if is_text(leaf.type))
+    return any(pc.any(pc.match_substring(text, "\0")).as_py() for text in texts)
+
+
+def may_be_unfit(column: pa.Array) -> bool:
+    """Whether a value may be one that cannot be given to a database; quick, since it makes no values."""
+    import pyarrow as pa
+
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:  # bytes that are no text
+        return True
+    return any(_is_suspect(leaf, is_in_json=leaf is not column) for leaf in leaves(column))
+
+
+def _is_suspect(leaf: pa.Array, *, is_in_json: bool) -> bool:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_floating(leaf.type):
+        return not is_in_json and pc.all(pc.is_finite(leaf)).as_py() is False
+    if pa.types.is_date32(leaf.type) or (pa.types.is_timestamp(leaf.type) and leaf.type.unit == "us"):
+        return bool(beyond_years(leaf).any())
+    return bool(pa.types.is_temporal(leaf.type))
+
+
+def is_text(arrow_type: pa.DataType) -> bool:
+    """Whether values are texts."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type))
+
+
+def parameters(batch: pa.RecordBatch, columns: Sequence[str], dialect: Dialect) -> list[tuple[Any, ...]]:
+    """Return the rows of a batch as parameters in the order of `columns`."""
+    if not columns:
+        return [()] * batch.num_rows
+    encoded = []
+    for name in columns:
+        column = batch.column(batch.schema.get_field_index(name))
+        values, encode = python_values(column), dialect.encoder(column.type)
+        if encode is not None:
+            values = [v if v is None or isinstance(v, Unfit) else encode(v) for v in values]
+        encoded.append(values)
+    return list(zip(*encoded, strict=True))
+
+
+def is_nested(arrow_type: pa.DataType) -> bool:
+    """Whether values have parts: arrays, maps, structs."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_nested(arrow_type))
+
+
+def json_encoder(arrow_type: pa.DataType) -> Callable[[Any], str]:
+    """Return what turns values of a type into JSON text."""
+    return lambda value: json.dumps(json_value(value, arrow_type), ensure_ascii=False)
+
+
+def record_json(batch: pa.RecordBatch, row: int, columns: Sequence[str] | None = None) -> str:
+    """Return one row as a JSON object: all of it, or some columns."""
+    record = {}
+    for name in batch.schema.names if columns is None else columns:
+        column = batch.column(batch.schema.get_field_index(name))
+        (value,) = python_values(column.slice(row, 1))
+        record[name] = str(value) if isinstance(value, Unfit) else json_value(value, column.type)
+    return json.dumps(record, ensure_ascii=False)
+
+
+def json_value(value: Any, arrow_type: pa.DataType) -> Any:
+    """Return a value as JSON has it. What JSON has no exact form for is a string.
+
+    Those are decimals, dates, times, binary (base64), NaN and infinities. A map with keys that are no
+    strings is an array of pairs.
+    """
+    import pyarrow as pa
+
+    if value is None:
+        return None
+    if pa.types.is_map(arrow_type):
+        pairs = [[json_value(k, arrow_type.key_type), json_value(v, arrow_type.item_type)] for k, v in value]
+        return dict(pairs) if is_text(arrow_type.key_type) else pairs
+    if pa.types.is_struct(arrow_type):
+        return {field.name: json_value(value[field.name], field.type) for field in arrow_type}
+    if is_nested(arrow_type):
+        return [json_value(item, arrow_type.value_type) for item in value]
+    return _json_scalar(value)
+
+
+def _json_scalar(value: Any) -> Any:
+    match value:
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        case Decimal():
+            return format(value, "f")
+        case bytes():
+            return base64.b64encode(value).decode()
+        case dt.datetime() | dt.date():
+            return value.isoformat()
+        case dt.timedelta():
+            return str(value)
+    return value

@@ -1,0 +1,414 @@
+"""MySQL and MariaDB, through PyMySQL."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import types as T
+
+from flinkish_spark.connectors.jdbc import dialect as values
+from flinkish_spark.connectors.jdbc.dialect import (
+    ColumnInfo,
+    Dialect,
+    DriverMissing,
+    Login,
+    Params,
+    Session,
+    Target,
+    Ties,
+    Trouble,
+    Unfit,
+    WriteMode,
+)
+from flinkish_spark.connectors.jdbc.names import TableName
+from flinkish_spark.connectors.jdbc.types import (
+    INTEGER_BITS,
+    NO_SUCH_TYPE,
+    SqlType,
+    why_decimal_unfit,
+    why_integer_unfit,
+    why_text_unfit,
+)
+from flinkish_spark.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+_CONNECT_TIMEOUT_S, _IDLE_S, _LOCK_WAIT_S = 10, 60, 20
+_ROWS_A_STATEMENT = 500
+#: A letter may take four bytes, or be escaped; with the numbers it is still within what the server reads.
+_LETTERS_PER_PACKET_BYTE = 8
+_MICROSECONDS = 6
+_LONGEST_NAME, _LAST_LETTER = 64, 0xFFFF
+#: The information schema compares without case, and so finds the columns of two tables for one name.
+_EXACTLY = "CAST(table_name AS CHAR CHARACTER SET utf8mb4) COLLATE utf8mb4_bin = %s"
+_SQL_MODE = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,NO_ZERO_DATE,NO_ZERO_IN_DATE"
+
+_TYPES: dict[type[T.DataType], str] = {
+    T.BooleanType: "tinyint(1)",
+    T.ByteType: "tinyint",
+    T.ShortType: "smallint",
+    T.IntegerType: "int",
+    T.LongType: "bigint",
+    T.FloatType: "double",  # its FLOAT prints six digits
+    T.DoubleType: "double",
+    T.StringType: "longtext",
+    T.BinaryType: "longblob",
+    T.DateType: "date",
+    T.TimestampType: "datetime(6)",
+    T.TimestampNTZType: "datetime(6)",
+    T.ArrayType: "json",
+    T.MapType: "json",
+    T.StructType: "json",
+}
+#: An index needs a length: 255 characters of four bytes are within every row format's limit but the oldest.
+_KEY_TYPES: dict[type[T.DataType], str] = {T.StringType: "varchar(255)", T.BinaryType: "varbinary(255)"}
+#: It makes numbers and times of the beginning of a text, and rounds them.
+_INEXACT_FOR_TEXT = frozenset(
+    {"tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "bit"}
+    | {"date", "datetime", "timestamp", "time", "year"}
+)
+_BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigint": 64}
+_STRINGS = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext"})
+_BINARIES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
+#: Values: null, duplicate, out of range, truncated, wrong, too long, division, no default, foreign keys,
+#: checks, SIGNAL in a trigger, JSON, rows that are too large, rows that no partition takes.
+_REFUSED = frozenset(
+    {1048, 1062, 1118, 1264, 1265, 1292, 1364, 1365, 1366, 1367, 1406, 1451, 1452, 1526, 1644, 1690, 3140}
+    | {3819, 4025}
+)
+#: Connections, locks, deadlocks, shutdown, full disks, a replica that is not yet the primary.
+_PASSING = frozenset(
+    {1021, 1037, 1040, 1041, 1053, 1152, 1158, 1159, 1160, 1161, 1203, 1205, 1213, 1290, 1317, 1836, 1927}
+    | {2002, 2003, 2006, 2013, 2055, 4031}
+)
+
+
+#: Tells texts apart that differ in case, or in spaces at their end: in a comment of its own for each server.
+_COLLATION = "/*!50799 COLLATE utf8mb4_0900_bin */ /*M!100202 COLLATE utf8mb4_nopad_bin */"
+
+
+#: Ends of the names of collations under which texts that are not the same are not equal, spaces included.
+_EXACT_COLLATIONS = ("_0900_bin", "_nopad_bin")
+#: Types that keep every text; CHAR and BINARY do not keep its end.
+_EXACT_TYPES = (_STRINGS | _BINARIES) - {"char", "binary"}
+
+
+class StatementTooLong(Exception):
+    """The server would close the connection without reading it."""
+
+
+class MySql(Dialect):
+    """MySQL 8.0.17 and MariaDB 10.5, tables of InnoDB."""
+
+    name, marker = "mysql", "%s"
+    begin = ("START TRANSACTION",)
+    has_transactional_ddl = False
+    text, name_text, number = "LONGTEXT", "VARCHAR(190)", "BIGINT"
+    _quote = "`"
+    _longest_identifier_bytes = 64 * 3
+
+    def connect(self, login: Login) -> Any:
+        """Return a PyMySQL connection in autocommit, strict about values."""
+        try:
+            import pymysql
+        except ImportError as error:
+            raise DriverMissing.of("MySQL", "pymysql", "mysql") from error
+        url, timeout_s = login.url, max(1, login.timeout_ms // 1000)
+        connection = pymysql.connect(
+            host=url.host,
+            port=url.port,
+            database=url.database,
+            user=login.user or None,
+            password=login.password,
+            charset="utf8mb4",
+            autocommit=True,
+            connect_timeout=_CONNECT_TIMEOUT_S,
+            read_timeout=timeout_s,
+            write_timeout=timeout_s,
+            **dict(url.options),
+        )
+        try:
+            session = Session(connection)
+            # Otherwise it cuts and rounds what does not fit, and says so nowhere.
+            session.run(f"SET SESSION sql_mode = '{_SQL_MODE}'")
+            session.run("SET SESSION time_zone = '+00:00'")
+            session.run(
+                "SET SESSION wait_timeout = %s, innodb_lock_wait_timeout = %s", (_IDLE_S, _LOCK_WAIT_S)
+            )
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def interrupt(self, connection: Any) -> None:
+        """Shut the socket down: the waiting thread sees a lost connection."""
+        with contextlib.suppress(Exception):
+            connection._sock.shutdown(socket.SHUT_RDWR)
+
+    def trouble(self, error: BaseException) -> Trouble:
+        """Go by MySQL's error numbers."""
+        import pymysql
+
+        if not isinstance(error, pymysql.Error):
+            # PyMySQL's words for values that it cannot write as literals, and ours.
+            is_refused = isinstance(error, UnicodeEncodeError | StatementTooLong)
+            return Trouble.REFUSED if is_refused else Trouble.LASTING
+        code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+        if code in _REFUSED:
+            return Trouble.REFUSED
+        is_cut_off = code == 0 and isinstance(error, pymysql.OperationalError | pymysql.InterfaceError)
+        return Trouble.PASSING if code in _PASSING or is_cut_off else Trouble.LASTING
+
+    def reason(self, error: BaseException) -> str:
+        """Return the message with its number."""
+        if len(error.args) == 2:
+            return " ".join(f"{error.args[1]} ({error.args[0]})".split())
+        return super().reason(error)
+
+    # -- statements -----------------------------------------------------------------------------
+    def quoted(self, identifier: str) -> str:
+        """Return an identifier for SQL; raise ConfigError for one that MySQL cuts or refuses."""
+        is_beyond = any(ord(letter) > _LAST_LETTER for letter in identifier)
+        if is_beyond or len(identifier) > _LONGEST_NAME or identifier != identifier.rstrip():
+            raise ConfigError(
+                f"{identifier!r} cannot be the name of a table or column in MySQL",
+                why=f"names have up to {_LONGEST_NAME} letters of the basic plane and no space at their end",
+                what_to_do="use another name",
+            )
+        return super().quoted(identifier)
+
+    def on_conflict(self, target: Target) -> str:
+        """Return the ON DUPLICATE KEY UPDATE; it has no word for which key."""
+        if target.mode is WriteMode.INSERT:
+            return ""
+        others = [c for c in target.columns if c not in target.key] or [target.key[0]]
+        sets = ", ".join(f"{self.quoted(c)} = VALUES({self.quoted(c)})" for c in others)
+        return f" ON DUPLICATE KEY UPDATE {sets}"
+
+    def insert_if_absent(self, table: TableName, columns: Sequence[str], key: Sequence[str]) -> str:
+        """Return an INSERT that sets a key column to itself if the row is there."""
+        same = self.quoted(key[0])
+        return f"{self.insert(table, columns)} ON DUPLICATE KEY UPDATE {same} = {same}"
+
+    def create_table(
+        self, table: TableName, columns: Sequence[tuple[str, str]], key: Sequence[str] = ()
+    ) -> str:
+        """Return the CREATE TABLE of an InnoDB table that tells all texts apart."""
+        return super().create_table(table, columns, key) + (
+            f" ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 {_COLLATION}"
+        )
+
+    def write(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
+        """Write many rows with one statement."""
+        one = f"({', '.join([self.marker] * len(target.columns))})"
+        head = f"INSERT INTO {self.table(target.table)} ({self.list_of(target.columns)}) VALUES "
+        ((most_bytes,),) = session.rows("SELECT @@max_allowed_packet")
+        most_letters = int(most_bytes) // _LETTERS_PER_PACKET_BYTE
+        for part in _parts(rows, most_letters):
+            sql = head + ", ".join([one] * len(part)) + self.on_conflict(target)
+            params = tuple(value for row in part for value in row)
+            if len(part) == 1 and _letters(part[0]) > most_letters:
+                _require_short_enough(session, sql, params, int(most_bytes))
+            session.run(sql, params)
+
+    def write_in_order(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
+        """Write many rows with one statement: it takes them one after the other."""
+        self.write(session, target, rows)
+
+    # -- what is there --------------------------------------------------------------------------
+    def columns_of(self, session: Session, table: TableName) -> list[ColumnInfo]:
+        """Ask the information schema."""
+        # A null is filled in by a trigger, an AUTO_INCREMENT, and in old settings by a TIMESTAMP.
+        found = session.rows(
+            "SELECT column_name, column_type, is_nullable = 'NO' AND column_default IS NULL "
+            "AND extra NOT LIKE %s AND extra NOT LIKE %s, is_nullable = 'NO' AND extra NOT LIKE %s "
+            "AND data_type <> 'timestamp' AND NOT EXISTS (SELECT 1 FROM information_schema.triggers "
+            "WHERE event_object_schema = table_schema AND event_object_table = table_name) "
+            "FROM information_schema.columns "
+            "WHERE table_schema = COALESCE(%s, DATABASE()) AND " + _EXACTLY + " ORDER BY ordinal_position",
+            ("%auto_increment%", "%generated%", "%auto_increment%", *self._place(table)),
+        )
+        return [ColumnInfo(str(n), _text(t).lower(), bool(must), bool(no)) for n, t, must, no in found]
+
+    def unique_keys_of(self, session: Session, table: TableName) -> list[frozenset[str]]:
+        """Ask the information schema for unique indexes over whole columns."""
+        found = session.rows(
+            "SELECT index_name, column_name, sub_part FROM information_schema.statistics "
+            "WHERE non_unique = 0 AND table_schema = COALESCE(%s, DATABASE()) AND " + _EXACTLY,
+            self._place(table),
+        )
+        names = sorted({str(name) for name, _, _ in found})
+        whole = {name: [(c, part) for n, c, part in found if n == name] for name in names}
+        return [
+            frozenset(str(c) for c, _ in columns)
+            for columns in whole.values()
+            if all(c is not None and part is None for c, part in columns)
+        ]
+
+    def why_keys_fold(self, session: Session, table: TableName, key: Sequence[T.StructField]) -> str:
+        """Ask for types and collations: most take case and accents for equal, and spaces at the end."""
+        kinds = {field.name: field.dataType for field in key}
+        found = session.rows(
+            "SELECT column_name, data_type, collation_name FROM information_schema.columns "
+            "WHERE table_schema = COALESCE(%s, DATABASE()) AND " + _EXACTLY,
+            self._place(table),
+        )
+        for name, column_type, collation in ((str(n), _text(t).lower(), c) for n, t, c in found):
+            is_text = isinstance(kinds.get(name), T.StringType)
+            if isinstance(kinds.get(name), T.BinaryType) and column_type == "binary":
+                return f"its column {name} of type binary fills values up with zero bytes"
+            if is_text and column_type not in _EXACT_TYPES:
+                return f"different texts are one {column_type} in its column {name}"
+            if is_text and collation is not None and not str(collation).endswith(_EXACT_COLLATIONS):
+                return f"the collation {collation} of its column {name} takes different texts for equal"
+        return ""
+
+    def ties(self, session: Session, target: Target, texts: Sequence[str], *, deletes: bool) -> Ties:
+        """Ask the information schema for triggers, foreign keys and collations, as far as rights go.
+
+        There are no further unique keys: see :meth:`why_not_upserted`.
+        """
+        schema, name = self._place(target.table)
+        here = "COALESCE(%s, DATABASE())"
+
+        def finds(sql: str, *more: Any) -> bool:
+            return bool(session.rows(sql + " LIMIT 1", (*more, schema, name)))
+
+        is_upsert = target.mode is WriteMode.UPSERT
+        takes_along = (
+            "SELECT 1 FROM information_schema.referential_constraints WHERE delete_rule IN ('CASCADE', "
+            f"'SET NULL') AND constraint_schema = {here} AND referenced_table_name = %s"
+        )
+        folding = (
+            "SELECT 1 FROM information_schema.columns WHERE column_name IN %s AND (collation_name IS NULL OR "
+            "collation_name NOT LIKE '%%nopad\\_bin' AND collation_name NOT LIKE '%%0900\\_bin') "
+            f"AND table_schema = {here} AND " + _EXACTLY
+        )
+        if is_upsert and ((deletes and finds(takes_along)) or (texts and finds(folding, tuple(texts)))):
+            return Ties.EVERY_STEP
+        triggers = (
+            f"SELECT 1 FROM information_schema.triggers WHERE event_object_schema = {here} "
+            "AND event_object_table = %s"
+        )
+        points = (
+            f"SELECT 1 FROM information_schema.key_column_usage WHERE table_schema = {here} "
+            "AND table_name = %s AND referenced_table_name IS NOT NULL"
+        )
+        is_pointed_at = (
+            "SELECT 1 FROM information_schema.key_column_usage "
+            f"WHERE table_schema = {here} AND referenced_table_name = %s"
+        )
+        return Ties.IN_PLACE if any(map(finds, (triggers, points, is_pointed_at))) else Ties.NONE
+
+    def why_not_upserted(self, session: Session, target: Target) -> str:
+        """Look for unique indexes beside the key's, those over parts of columns or expressions, too."""
+        found = session.rows(
+            "SELECT index_name, column_name, sub_part FROM information_schema.statistics "
+            "WHERE non_unique = 0 AND table_schema = COALESCE(%s, DATABASE()) AND " + _EXACTLY,
+            self._place(target.table),
+        )
+        for index in sorted({str(name) for name, _, _ in found}):
+            parts = [(column, part) for name, column, part in found if name == index]
+            if {column for column, _ in parts} != set(target.key) or any(part for _, part in parts):
+                return f"MySQL's upsert also replaces a row that is equal in its unique index {index}"
+        return ""
+
+    def why_unsafe(self, session: Session, table: TableName) -> str:
+        """Ask for the table's engine."""
+        found = session.rows(
+            "SELECT t.engine, e.transactions FROM information_schema.tables t "
+            "JOIN information_schema.engines e ON e.engine = t.engine "
+            "WHERE t.table_schema = COALESCE(%s, DATABASE()) AND " + _EXACTLY,
+            self._place(table),
+        )
+        engines = [str(engine) for engine, transactions in found if transactions != "YES"]
+        return f"its engine {engines[0]} has no transactions" if engines else ""
+
+    def _place(self, table: TableName) -> tuple[str | None, str]:
+        return table.parts[0] if len(table.parts) > 1 else None, table.parts[-1]
+
+    # -- types ----------------------------------------------------------------------------------
+    def type_for(self, data_type: T.DataType, *, in_key: bool) -> str | None:
+        """Return MySQL's type."""
+        if isinstance(data_type, T.DecimalType):
+            return f"decimal({data_type.precision}, {data_type.scale})"
+        if in_key and type(data_type) in _KEY_TYPES:
+            return _KEY_TYPES[type(data_type)]
+        return _TYPES.get(type(data_type))
+
+    def why_unfit(self, data_type: T.DataType, column: ColumnInfo) -> str:
+        """Go by the type's name and numbers; text is cast, so it fits types that keep or refuse it."""
+        found = SqlType.parse(column.type.removesuffix(" unsigned"))
+        if isinstance(data_type, T.StringType):
+            return why_text_unfit(column.type, _INEXACT_FOR_TEXT)
+        if type(data_type) in INTEGER_BITS and column.type.endswith(" unsigned"):
+            return "it has a sign"
+        if type(data_type) in INTEGER_BITS and (found.name in _BITS or found.name == "decimal"):
+            return why_integer_unfit(data_type, found, _BITS.get(found.name))
+        if isinstance(data_type, T.DecimalType) and found.name == "decimal":
+            return why_decimal_unfit(data_type, found)
+        if isinstance(data_type, T.TimestampType | T.TimestampNTZType) and found.name == "datetime":
+            is_exact = found.size == _MICROSECONDS
+            return "" if is_exact else f"it would be rounded to {found.size or 0} digits of a second"
+        if isinstance(data_type, T.BinaryType) and found.name in _BINARIES:
+            return ""
+        if isinstance(data_type, T.BooleanType) and found.name in _BITS:
+            return ""
+        if isinstance(data_type, T.ArrayType | T.MapType | T.StructType) and found.name in _STRINGS:
+            return ""
+        expected = SqlType.parse(_TYPES.get(type(data_type), "")).name
+        return "" if found.name == expected else NO_SUCH_TYPE
+
+    def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
+        """Return JSON for what has parts, and times in UTC without their zone."""
+        import pyarrow as pa
+
+        if values.is_nested(arrow_type):
+            return values.json_encoder(arrow_type)
+        if pa.types.is_floating(arrow_type):
+            return _number
+        if pa.types.is_timestamp(arrow_type) and arrow_type.tz is not None:
+            return lambda value: value.replace(tzinfo=None)
+        return None
+
+
+def _parts(rows: Sequence[Params], most_letters: int) -> Iterator[list[Params]]:
+    """Yield rows as they go into one statement; it is longer only if one row alone is."""
+    part: list[Params] = []
+    letters = 0
+    for row in rows:
+        more = _letters(row)
+        if part and (len(part) == _ROWS_A_STATEMENT or letters + more > most_letters):
+            yield part
+            part, letters = [], 0
+        part.append(row)
+        letters += more
+    if part:
+        yield part
+
+
+def _letters(row: Params) -> int:
+    return sum(len(value) for value in row if isinstance(value, str | bytes))
+
+
+def _require_short_enough(session: Session, sql: str, params: Params, most_bytes: int) -> None:
+    """Raise StatementTooLong for one that the server answers by hanging up."""
+    with session.cursor() as cursor:
+        text = cursor.mogrify(sql, params)
+    size = len(text.encode("utf-8", "surrogateescape")) + 1
+    if size > most_bytes:
+        raise StatementTooLong(f"the record is {size} bytes of SQL, and max_allowed_packet is {most_bytes}")
+
+
+def _number(value: float) -> float | Unfit:
+    return value if math.isfinite(value) else Unfit("MySQL has no NaN and no infinity")
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,153 @@
+"""JDBC URLs and names of tables, as far as this sink takes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl, unquote
+
+from flinkish_spark.core.errors import ConfigError
+
+# ----------------------------------------------------------------------------------------------------------
+# JDBC URLs, as far as this sink takes them.
+
+
+_SERVER = re.compile(
+    r"jdbc:(postgresql|mysql|mariadb)://(\[[0-9A-Fa-f:.]+\]|[^:/?#@\[\]]+)(?::(\d+))?/([^/?#]+)(?:\?(.*))?"
+)
+_SQLITE = re.compile(r"jdbc:sqlite:(/[^?#]+)")
+_PORTS = {"postgresql": 5432, "mysql": 3306}
+#: Options that name who connects, or hold what nobody may see: a URL is shown in messages.
+_CREDENTIALS = re.compile(r"user(name)?|.*(password|passwd|passphrase|secret|token).*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class JdbcUrl:
+    """A database's address.
+
+    Parameters
+    ----------
+    system
+        ``postgresql``, ``mysql`` or ``sqlite``.
+    database
+        Its name; for SQLite an absolute path.
+    host, port
+        Of the server; empty and 0 for SQLite.
+    options
+        For the driver, from behind the question mark.
+    """
+
+    system: str
+    database: str
+    host: str = ""
+    port: int = 0
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def parse(cls, text: str) -> JdbcUrl:
+        """Read a URL.
+
+        Raises
+        ------
+        ConfigError
+            It is none, or holds a password. The message shows nothing of it that could be one.
+        """
+        server = _SERVER.fullmatch(text)
+        if server is not None:
+            system, host, port, database, query = server.groups()
+            options = dict(parse_qsl(query or "", keep_blank_values=True))
+            for name in options:
+                if _CREDENTIALS.fullmatch(name):
+                    raise _url_refused("the JDBC URL holds credentials", "user and password are settings")
+            system = "mysql" if system == "mariadb" else system
+            number = int(port) if port else _PORTS[system]
+            return cls(system, unquote(database), host.strip("[]"), number, options)
+        file = _SQLITE.fullmatch(text)
+        if file is not None:
+            return cls("sqlite", file.group(1))
+        if "@" in text:
+            raise _url_refused("the JDBC URL holds credentials", "user and password are settings")
+        raise _url_refused(
+            "the JDBC URL cannot be read",
+            "it has to be jdbc:postgresql://host:port/database, jdbc:mysql://host:port/database or "
+            "jdbc:sqlite:/absolute/path",
+        )
+
+    def __str__(self) -> str:
+        if self.system == "sqlite":
+            return f"jdbc:sqlite:{self.database}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"jdbc:{self.system}://{host}:{self.port}/{self.database}"
+
+
+def _url_refused(what: str, why: str) -> ConfigError:
+    return ConfigError(what, why=why, what_to_do="give user=... and password=... beside a plain URL")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Names of tables: always quoted in SQL, so every letter counts, and its case.
+
+
+_PART = re.compile(r'"((?:[^"]|"")+)"|([^".]+)')
+
+
+@dataclass(frozen=True, slots=True)
+class TableName:
+    """A table's name, with the schemas it is in.
+
+    Parameters
+    ----------
+    parts
+        From the outermost in; the last is the table.
+
+    Examples
+    --------
+    >>> TableName.parse("sales.orders").parts
+    ('sales', 'orders')
+    >>> TableName.parse('sales."a ""b"".c"').parts
+    ('sales', 'a "b".c')
+    """
+
+    parts: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> TableName:
+        """Read ``table`` or ``schema.table``; a part in double quotes may hold anything.
+
+        Raises
+        ------
+        ConfigError
+            It is not such a name.
+        """
+        parts, at = [], 0
+        while True:
+            match = _PART.match(text, at)
+            if match is None:
+                raise _refused(text)
+            quoted, plain = match.groups()
+            parts.append(plain if quoted is None else quoted.replace('""', '"'))
+            at = match.end()
+            if at == len(text):
+                break
+            if text[at] != ".":
+                raise _refused(text)
+            at += 1
+        if len(parts) > 2:
+            raise _refused(text)
+        return cls(tuple(parts))
+
+    def __str__(self) -> str:
+        return ".".join(part if _plain(part) else '"' + part.replace('"', '""') + '"' for part in self.parts)
+
+
+def _plain(part: str) -> bool:
+    return not set('".') & set(part)
+
+
+def _refused(text: str) -> ConfigError:
+    return ConfigError(
+        f"{text!r} is not the name of a table",
+        why="it has to be table or schema.table, with parts that hold dots or quotes in double quotes",
+        what_to_do='write it like sales.orders or sales."a.b"; a quote within quotes is doubled',
+    )

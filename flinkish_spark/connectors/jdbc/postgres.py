@@ -1,0 +1,363 @@
+"""PostgreSQL, through psycopg 3."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import types as T
+
+from flinkish_spark.connectors.jdbc import dialect as values
+from flinkish_spark.connectors.jdbc.dialect import (
+    ColumnInfo,
+    Dialect,
+    DriverMissing,
+    Login,
+    Params,
+    Session,
+    Target,
+    Ties,
+    Trouble,
+    WriteMode,
+)
+from flinkish_spark.connectors.jdbc.names import TableName
+from flinkish_spark.connectors.jdbc.types import (
+    INTEGER_BITS,
+    NO_SUCH_TYPE,
+    SqlType,
+    why_decimal_unfit,
+    why_integer_unfit,
+    why_text_unfit,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+#: Fewer rows than this go as parameters of an INSERT; for more, COPY is faster.
+_FEW_ROWS = 20
+_STAGE = "flinkish_stage"
+#: What a stalled process may hold the control row for, and how long others wait for it.
+_IDLE_MS, _LOCK_WAIT_MS = 60_000, 20_000
+_CONNECT_TIMEOUT_S = 10
+
+_TYPES: dict[type[T.DataType], str] = {
+    T.BooleanType: "boolean",
+    T.ByteType: "smallint",
+    T.ShortType: "smallint",
+    T.IntegerType: "integer",
+    T.LongType: "bigint",
+    T.FloatType: "real",
+    T.DoubleType: "double precision",
+    T.StringType: "text",
+    T.BinaryType: "bytea",
+    T.DateType: "date",
+    T.TimestampType: "timestamp with time zone",
+    T.TimestampNTZType: "timestamp without time zone",
+    T.ArrayType: "jsonb",
+    T.MapType: "jsonb",
+    T.StructType: "jsonb",
+}
+#: Types that tell all texts apart, under a collation that does.
+_TEXTS = frozenset({"text", "character varying"})
+#: Of what is written in them, these keep a part only; a numeric without digits keeps all.
+_INEXACT_FOR_TEXT = frozenset(
+    {"real", "double", "money", "date", "time", "timestamp", "interval", "name", '"char"'}
+)
+_BITS = {"smallint": 16, "integer": 32, "bigint": 64}
+_MICROSECONDS = 6
+#: Classes of SQLSTATE, or whole ones, that speak of values: data, constraints, views with a check, RAISE in a
+#: trigger, values too long for an index. 21000 comes where two keys differ for Python and not for the
+#: database; one by one they are taken.
+_REFUSED = ("22", "23", "44", "P0001", "54000", "21000")
+#: Connections, resources, conflicts, an operator's doing, a standby that is not yet the primary.
+_PASSING = ("08", "53", "40", "57", "58", "55P03", "25006", "25P03", "25P04")
+
+
+class Postgres(Dialect):
+    """PostgreSQL 12 and later, and what speaks its protocol and has COPY and temporary tables."""
+
+    name, marker = "postgresql", "%s"
+    # A constraint that is checked at COMMIT could not tell which row it is about.
+    begin = ("BEGIN", "SET CONSTRAINTS ALL IMMEDIATE")
+    _longest_identifier_bytes = 63
+
+    def connect(self, login: Login) -> Any:
+        """Return a psycopg connection in autocommit."""
+        try:
+            import psycopg
+        except ImportError as error:
+            raise DriverMissing.of("PostgreSQL", "psycopg", "postgresql") from error
+        url = login.url
+        settings: dict[str, Any] = {"connect_timeout": _CONNECT_TIMEOUT_S, "application_name": "flinkish"}
+        settings |= url.options
+        connection = psycopg.connect(
+            host=url.host,
+            port=url.port,
+            dbname=url.database,
+            user=login.user or None,
+            password=login.password or None,
+            autocommit=True,
+            prepare_threshold=None,  # prepared statements would not survive a pooler in between
+            **settings,
+        )
+        try:
+            self._set_up(Session(connection))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _set_up(self, session: Session) -> None:
+        session.run("SELECT set_config('lock_timeout', %s, false)", (f"{_LOCK_WAIT_MS}ms",))
+        session.run("SELECT set_config('idle_in_transaction_session_timeout', %s, false)", (f"{_IDLE_MS}ms",))
+        session.run("SET TIME ZONE 'UTC'")
+        # What is reported as committed must survive a crash of the server.
+        if session.rows("SELECT current_setting('synchronous_commit')") == [("off",)]:
+            session.run("SET synchronous_commit = on")
+
+    def interrupt(self, connection: Any) -> None:
+        """Shut the socket down: the waiting thread sees a lost connection."""
+        with contextlib.suppress(Exception), socket.socket(fileno=connection.fileno()) as shared:
+            try:
+                shared.shutdown(socket.SHUT_RDWR)
+            finally:
+                shared.detach()
+
+    def trouble(self, error: BaseException) -> Trouble:
+        """Go by SQLSTATE; an error without one is psycopg's own."""
+        import psycopg
+
+        state = getattr(error, "sqlstate", None)
+        if state is not None:
+            if state.startswith(_REFUSED):
+                return Trouble.REFUSED
+            return Trouble.PASSING if state.startswith(_PASSING) else Trouble.LASTING
+        if isinstance(error, psycopg.DataError):
+            return Trouble.REFUSED
+        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+            return Trouble.PASSING
+        return Trouble.LASTING
+
+    def reason(self, error: BaseException) -> str:
+        """Return message and detail, with the SQLSTATE."""
+        diag = getattr(error, "diag", None)
+        if diag is None or diag.message_primary is None:
+            return super().reason(error)
+        detail = f": {diag.message_detail}" if diag.message_detail else ""
+        return " ".join(f"{diag.message_primary}{detail} ({diag.sqlstate})".split())
+
+    # -- rows -----------------------------------------------------------------------------------
+    def write(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
+        """COPY into the table, or for an upsert into a temporary one beside it."""
+        if len(rows) < _FEW_ROWS:
+            super().write(session, target, rows)
+        elif target.mode is WriteMode.INSERT:
+            self._copy_or_insert(session, target, rows)
+        else:
+            self._stage(session, target, target.columns, rows)
+            names = self.list_of(target.columns)
+            session.run(
+                f"INSERT INTO {self.table(target.table)} ({names}) SELECT {names} FROM pg_temp.{_STAGE}"
+                + self.on_conflict(target)
+            )
+            session.run(f"DROP TABLE pg_temp.{_STAGE}")
+
+    def write_in_order(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
+        """Upsert row by row: one statement takes a key once only."""
+        if target.mode is WriteMode.INSERT:
+            self.write(session, target, rows)
+        else:
+            super().write_in_order(session, target, rows)
+
+    @contextlib.contextmanager
+    def deferred(self, session: Session) -> Iterator[None]:
+        """Defer the constraints that are deferrable."""
+        session.run("SET CONSTRAINTS ALL DEFERRED")
+        yield
+        session.run("SET CONSTRAINTS ALL IMMEDIATE")
+
+    def _copy_or_insert(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
+        import psycopg
+
+        try:
+            with session.savepoint():
+                self._copy(session, self.table(target.table), target.columns, rows)
+        except psycopg.errors.FeatureNotSupported:
+            # A table with row-level security, or a view with rules: it takes INSERT only.
+            super().write(session, target, rows)
+
+    def delete(self, session: Session, target: Target, keys: Sequence[Params]) -> None:
+        """Delete by a temporary table of keys."""
+        if len(keys) < _FEW_ROWS:
+            super().delete(session, target, keys)
+            return
+        self._stage(session, target, target.key, keys)
+        same = " AND ".join(f"t.{self.quoted(c)} = s.{self.quoted(c)}" for c in target.key)
+        session.run(f"DELETE FROM {self.table(target.table)} t USING pg_temp.{_STAGE} s WHERE {same}")
+        session.run(f"DROP TABLE pg_temp.{_STAGE}")
+
+    def _stage(
+        self, session: Session, target: Target, columns: Sequence[str], rows: Sequence[Params]
+    ) -> None:
+        session.run(
+            f"CREATE TEMPORARY TABLE {_STAGE} ON COMMIT DROP AS "
+            f"SELECT {self.list_of(columns)} FROM {self.table(target.table)} WITH NO DATA"
+        )
+        self._copy(session, f"pg_temp.{_STAGE}", columns, rows)
+
+    def _copy(self, session: Session, table: str, columns: Sequence[str], rows: Sequence[Params]) -> None:
+        statement = f"COPY {table} ({self.list_of(columns)}) FROM STDIN"
+        with (
+            session.cursor() as cursor,
+            # A statement without parameters: nothing takes the doubled percent signs back.
+            cursor.copy(statement.replace("%%", "%")) as copy,
+        ):
+            for row in rows:
+                copy.write_row(row)
+
+    def probe(self, session: Session, target: Target, *, deletes: bool) -> None:
+        """Try what an upsert needs besides: a temporary table."""
+        super().probe(session, target, deletes=deletes)
+        if target.mode is WriteMode.UPSERT:
+            self._stage(session, target, target.columns, ())
+            session.run(f"DROP TABLE pg_temp.{_STAGE}")
+
+    # -- what is there --------------------------------------------------------------------------
+    def columns_of(self, session: Session, table: TableName) -> list[ColumnInfo]:
+        """Ask the catalog."""
+        found = session.rows(
+            # Of a domain the type that it is made of; a trigger or a rule may put a value for a null.
+            "SELECT a.attname, format_type(COALESCE(NULLIF(t.typbasetype, 0), t.oid), "
+            "CASE WHEN t.typbasetype = 0 THEN a.atttypmod ELSE t.typtypmod END), "
+            "a.attnotnull AND NOT a.atthasdef AND a.attidentity = '', "
+            "a.attnotnull AND c.relkind = 'r' AND NOT c.relhasrules AND NOT EXISTS ("
+            "SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid AND NOT g.tgisinternal) "
+            "FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_type t ON t.oid = a.atttypid "
+            "WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped "
+            "ORDER BY a.attnum",
+            (self._plain(table),),
+        )
+        return [ColumnInfo(str(n), str(t).lower(), bool(must), bool(no)) for n, t, must, no in found]
+
+    def unique_keys_of(self, session: Session, table: TableName) -> list[frozenset[str]]:
+        """Ask the catalog for unique indexes of all rows that are checked at once."""
+        found = session.rows(
+            "SELECT array_agg(a.attname::text) FROM pg_index i JOIN pg_attribute a "
+            "ON a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]) "
+            "WHERE i.indrelid = to_regclass(%s) AND i.indisunique AND i.indimmediate AND i.indisvalid "
+            "AND i.indpred IS NULL AND i.indexprs IS NULL GROUP BY i.indexrelid",
+            (self._plain(table),),
+        )
+        return [frozenset(map(str, names)) for (names,) in found]
+
+    def why_keys_fold(self, session: Session, table: TableName, key: Sequence[T.StructField]) -> str:
+        """Ask for the types of text columns, and for collations that take different texts for equal."""
+        texts = {field.name for field in key if isinstance(field.dataType, T.StringType)}
+        found = session.rows(
+            "SELECT a.attname, format_type(COALESCE(NULLIF(t.typbasetype, 0), t.oid), NULL) "
+            "FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
+            "WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped",
+            (self._plain(table),),
+        )
+        for name, kind in found:
+            if name in texts and kind not in _TEXTS:
+                return f"different texts are one {kind} in its column {name}"
+        inexact = session.rows(
+            "SELECT a.attname, c.collname FROM pg_attribute a JOIN pg_collation c ON c.oid = a.attcollation "
+            "WHERE a.attrelid = to_regclass(%s) AND NOT c.collisdeterministic "
+            "UNION ALL SELECT a.attname, c.collname FROM pg_index i JOIN pg_attribute a "
+            "ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey::int2[]) "
+            "JOIN pg_collation c ON c.oid = ANY (i.indcollation::oid[]) "
+            "WHERE i.indrelid = to_regclass(%s) AND i.indisunique AND NOT c.collisdeterministic",
+            (self._plain(table), self._plain(table)),
+        )
+        wrong = [
+            f"the collation {collation} of its column {name}" for name, collation in inexact if name in texts
+        ]
+        return f"{wrong[0]} takes different texts for equal" if wrong else ""
+
+    def ties(self, session: Session, target: Target, texts: Sequence[str], *, deletes: bool) -> Ties:
+        """Ask the catalog for indexes, triggers (foreign keys are some, at both ends), rules and policies."""
+        table = (self._plain(target.table),)
+        found = session.rows(
+            "SELECT c.relkind <> 'r' OR c.relrowsecurity OR c.relhasrules OR EXISTS ("
+            "SELECT FROM pg_trigger t LEFT JOIN pg_constraint k ON k.oid = t.tgconstraint "
+            "WHERE t.tgrelid = c.oid AND (k.contype IS NULL OR k.contype NOT IN ('p', 'u', 'x'))), "
+            "EXISTS (SELECT FROM pg_constraint k WHERE k.confrelid = c.oid "
+            "AND k.confdeltype IN ('c', 'n', 'd')) FROM pg_class c WHERE c.oid = to_regclass(%s)",
+            table,
+        )
+        is_watched = any(watched for watched, _ in found)
+        takes_along = any(takes for _, takes in found)
+        is_upsert = target.mode is WriteMode.UPSERT
+        if is_upsert and ((deletes and takes_along) or self._folds(session, table, texts)):
+            return Ties.EVERY_STEP
+        if is_watched:
+            return Ties.IN_PLACE
+        return Ties.END_STATE if is_upsert and self._has_further_keys(session, target) else Ties.NONE
+
+    def _folds(self, session: Session, table: Params, texts: Sequence[str]) -> bool:
+        """Whether the database may take two texts of a key for equal: a collation, or another type."""
+        exact = "t.typname IN ('text', 'varchar') AND l.collisdeterministic IS NOT FALSE"
+        found = session.rows(
+            "SELECT 1 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
+            "LEFT JOIN pg_collation l ON l.oid = a.attcollation "
+            f"WHERE a.attrelid = to_regclass(%s) AND a.attname::text = ANY (%s) AND NOT ({exact})",
+            (*table, list(texts)),
+        )
+        return bool(found)
+
+    def _has_further_keys(self, session: Session, target: Target) -> bool:
+        """Whether values that are written have to be unique or exclude each other, beside the key's."""
+        found = session.rows(
+            "SELECT i.indisexclusion OR i.indpred IS NOT NULL OR i.indexprs IS NOT NULL, "
+            "ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = i.indrelid "
+            "AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])) "
+            "FROM pg_index i WHERE i.indrelid = to_regclass(%s) AND (i.indisunique OR i.indisexclusion)",
+            (self._plain(target.table),),
+        )
+        key, written = set(target.key), set(target.columns)
+        return any(is_special or (set(names) != key and written & set(names)) for is_special, names in found)
+
+    def _plain(self, table: TableName) -> str:
+        """Return the quoted name as a value, where no driver looks for parameters."""
+        return self.table(table).replace("%%", "%")
+
+    # -- types ----------------------------------------------------------------------------------
+    def type_for(self, data_type: T.DataType, *, in_key: bool) -> str | None:
+        """Return PostgreSQL's type."""
+        if isinstance(data_type, T.DecimalType):
+            return f"numeric({data_type.precision}, {data_type.scale})"
+        return _TYPES.get(type(data_type))
+
+    def why_unfit(self, data_type: T.DataType, column: ColumnInfo) -> str:
+        """Go by the type's name and numbers; text is cast, so it fits types that keep or refuse it."""
+        found = SqlType.parse(column.type)
+        if isinstance(data_type, T.StringType):
+            has_digits = column.type.startswith("numeric(")
+            return why_text_unfit(column.type, _INEXACT_FOR_TEXT | ({"numeric"} if has_digits else set()))
+        if type(data_type) in INTEGER_BITS and (found.name in _BITS or found.name == "numeric"):
+            return why_integer_unfit(data_type, found, _BITS.get(found.name))
+        if isinstance(data_type, T.DecimalType) and found.name == "numeric":
+            return why_decimal_unfit(data_type, found)
+        if isinstance(data_type, T.FloatType) and found.name == "double precision":
+            return ""
+        if isinstance(data_type, T.TimestampType | T.TimestampNTZType) and found.size not in (
+            None,
+            _MICROSECONDS,
+        ):
+            return f"it would be rounded to {found.size} digits of a second"
+        if isinstance(data_type, T.ArrayType | T.MapType | T.StructType) and found.name in ("json", "text"):
+            return ""
+        return "" if found.name == _TYPES.get(type(data_type)) else NO_SUCH_TYPE
+
+    def has_zero_bytes(self, arrow_type: pa.DataType, column_type: str) -> bool:
+        """JSON says them as an escape, which jsonb refuses and other types keep."""
+        return values.is_nested(arrow_type) and column_type in ("json", "text")
+
+    def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
+        """Return JSON for what has parts; psycopg takes everything else as it is."""
+        return values.json_encoder(arrow_type) if values.is_nested(arrow_type) else None

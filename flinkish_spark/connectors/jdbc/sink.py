@@ -1,0 +1,378 @@
+"""The JDBC sink, and what it refuses before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark.sql import types as T
+
+from flinkish_spark.connectors.buffer import BufferedSink, BufferWriter
+from flinkish_spark.connectors.jdbc.committer import Database, JdbcCommitter
+from flinkish_spark.connectors.jdbc.control import ControlTable
+from flinkish_spark.connectors.jdbc.dialect import ColumnInfo, Session, WriteMode
+from flinkish_spark.connectors.jdbc.names import JdbcUrl, TableName
+from flinkish_spark.connectors.jdbc.settings import (
+    DIALECTS,
+    DeadLetterTable,
+    JdbcSettings,
+    RecordCheck,
+    RefusedPolicy,
+    Secret,
+    secret_of,
+)
+from flinkish_spark.connectors.jdbc.types import is_supported
+from flinkish_spark.contracts.sink import Committer, SinkContext, SinkWriter
+from flinkish_spark.core.config import require_positive
+from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.core.formats import OnBadRecord
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a JDBC sink refuses before anything starts.
+
+
+_EXACT_KEYS = (
+    "give the key columns a type and a collation that compare texts letter by letter: TEXT in PostgreSQL and "
+    "SQLite, VARCHAR or TEXT with COLLATE utf8mb4_0900_bin in MySQL and utf8mb4_nopad_bin in MariaDB; "
+    "or use a key of numbers"
+)
+_NO_CONVERSION = (
+    "change the column, or cast the field to the column's type in front of the sink, as with transform(...); "
+    "a DECIMAL, DATE or TIMESTAMP may also be declared where the field is read"
+)
+
+
+class _LookedEnough(Exception):
+    """Ends the transaction of the checks, so that it is rolled back."""
+
+
+class Checks:
+    """Checks of a sink against its stream and its database.
+
+    Parameters
+    ----------
+    settings, context
+        Of the sink.
+    """
+
+    def __init__(self, settings: JdbcSettings, context: SinkContext) -> None:
+        self._settings, self._context = settings, context
+        self._where = f"sink '{context.uid}'"
+
+    def run(self) -> tuple[ColumnInfo, ...]:
+        """Look at everything; what is created for a look is taken back where the database can.
+
+        Returns
+        -------
+        tuple of ColumnInfo
+            The table's columns.
+
+        Raises
+        ------
+        ConfigError, SchemaError
+            Settings, stream and table do not fit.
+        EnvironmentFault
+            The database cannot be used, or refuses the sink's user.
+        """
+        self._check_stream()
+        dialect = self._settings.dialect
+        database = Database(self._settings, self._context.uid)
+        try:
+            with database.use() as session:
+                if not dialect.has_transactional_ddl:
+                    self._settings.create_tables(session, self._context.schema)
+                try:
+                    with session.transaction(dialect.begin):
+                        self._settings.create_tables(session, self._context.schema)
+                        columns = self._check_table(session)
+                        self._try_all(session)
+                        raise _LookedEnough
+                except _LookedEnough:
+                    pass
+            return columns
+        finally:
+            database.close()
+
+    # -- the stream -----------------------------------------------------------------------------
+    def _check_stream(self) -> None:
+        settings, schema = self._settings, self._context.schema
+        for name in (*settings.key, *filter(None, [settings.delete_when])):
+            if name not in schema.names:
+                raise SchemaError(
+                    f"{self._where} names the column '{name}', which its stream does not have",
+                    what_to_do=f"choose from {', '.join(schema.names)}",
+                )
+        for field in schema.fields:
+            if not is_supported(field.dataType):
+                raise SchemaError(
+                    f"{self._where} cannot write the field '{field.name}' of type "
+                    f"{field.dataType.simpleString()}",
+                    what_to_do="cast it to another type with transform(...)",
+                )
+            if field.name in settings.key and isinstance(
+                field.dataType, T.ArrayType | T.MapType | T.StructType
+            ):
+                raise SchemaError(
+                    f"the key of {self._where} has the column '{field.name}' of type "
+                    f"{field.dataType.simpleString()}",
+                    why="it is stored as JSON, which databases do not compare as a key",
+                    what_to_do="choose columns with one value each",
+                )
+        if settings.delete_when and schema[settings.delete_when].dataType != T.BooleanType():
+            raise SchemaError(
+                f"delete_when of {self._where} is the column '{settings.delete_when}', which is no BOOLEAN",
+                what_to_do="compute one with transform(...)",
+            )
+        if not settings.target(schema).columns:
+            raise SchemaError(f"{self._where} has no column to write", what_to_do="add fields to its stream")
+
+    # -- the table ------------------------------------------------------------------------------
+    def _check_table(self, session: Session) -> tuple[ColumnInfo, ...]:
+        settings, dialect = self._settings, self._settings.dialect
+        columns = {c.name: c for c in dialect.columns_of(session, settings.table_name)}
+        if not columns:
+            raise SchemaError(
+                f"{self._where} writes into the table {settings.table_name}, which is not in {settings.url}",
+                what_to_do="create it, or set create_table=True",
+            )
+        for field in self._context.schema.fields:
+            if field.name != settings.delete_when:
+                self._check_column(field, columns)
+        for table in settings.tables:
+            why = dialect.why_unsafe(session, table)
+            if why:
+                raise SchemaError(
+                    f"the table {table} of {self._where} cannot be written exactly once",
+                    why=why,
+                    what_to_do="use a table of an engine that has transactions, such as InnoDB",
+                )
+        written = settings.target(self._context.schema).columns
+        for column in columns.values():
+            if column.must_be_given and column.name not in written:
+                raise SchemaError(
+                    f"the column '{column.name}' of {settings.table_name} must have a value, and "
+                    f"{self._where} has none for it",
+                    what_to_do="give the column a default, or the stream the field",
+                )
+        if settings.mode is WriteMode.UPSERT:
+            self._check_key(session)
+            self._check_key_is_exact(session)
+        return tuple(columns.values())
+
+    def _check_column(self, field: T.StructField, columns: dict[str, ColumnInfo]) -> None:
+        table = self._settings.table_name
+        column = columns.get(field.name)
+        if column is None:
+            raise SchemaError(
+                f"{self._where} writes the field '{field.name}', for which {table} has no column",
+                why="names are compared letter by letter, case included",
+                what_to_do=f"rename it to one of {', '.join(columns)}, leave it out, or add the column",
+            )
+        why = self._settings.dialect.why_unfit(field.dataType, column)
+        if why:
+            raise SchemaError(
+                f"the field '{field.name}' of type {field.dataType.simpleString()} does not fit the column "
+                f"of type {column.type} in {table}, {self._where}",
+                why=why,
+                what_to_do=_NO_CONVERSION,
+            )
+
+    def _check_key(self, session: Session) -> None:
+        settings = self._settings
+        unique = settings.dialect.unique_keys_of(session, settings.table_name)
+        if frozenset(settings.key) not in unique:
+            raise SchemaError(
+                f"{self._where} upserts by {', '.join(settings.key)}, and {settings.table_name} has no "
+                "unique constraint on exactly these columns",
+                why="without it a row could not take the place of the one before",
+                what_to_do="add a primary key or a unique constraint (not deferrable), or name its columns",
+            )
+        settings.require_upsert(session, self._context.schema, self._context.uid)
+
+    def _check_key_is_exact(self, session: Session) -> None:
+        """Refuse a table that takes two keys of the stream for one: a row would replace another's."""
+        settings, schema = self._settings, self._context.schema
+        key = [schema[name] for name in settings.key]
+        for field in key:
+            if isinstance(field.dataType, T.StringType) and not field.dataType.isUTF8BinaryCollation():
+                raise self._inexact(f"the collation {field.dataType.collation} of the field '{field.name}'")
+        why = settings.dialect.why_keys_fold(session, settings.table_name, key)
+        if why:
+            raise self._inexact(why)
+
+    def _inexact(self, why: str) -> SchemaError:
+        return SchemaError(
+            f"{self._where} upserts by {', '.join(self._settings.key)}, and {self._settings.table_name} does "
+            "not tell all such keys apart",
+            why=why,
+            what_to_do=_EXACT_KEYS,
+            uid=self._context.uid,
+        )
+
+    def _try_all(self, session: Session) -> None:
+        """Run the statements of a checkpoint without rows: the database checks rights by itself."""
+        settings, context = self._settings, self._context
+        target = settings.target(context.schema)
+        settings.dialect.probe(session, target, deletes=bool(settings.delete_when))
+        control = ControlTable(
+            settings.dialect, settings.control_table, context.job, context.uid, context.owner_epoch
+        )
+        control.try_out(session)
+
+
+def check_options(key: tuple[str, ...], mode: WriteMode, delete_when: str) -> None:
+    """Raise ConfigError for settings that contradict each other."""
+    if mode is WriteMode.UPSERT and not key:
+        raise ConfigError("mode='upsert' needs a key", what_to_do='name the columns, as key=("id",)')
+    if delete_when and mode is WriteMode.INSERT:
+        raise ConfigError(
+            "delete_when needs mode='upsert'", why="rows are deleted by their key", what_to_do="set the mode"
+        )
+    if delete_when in key and delete_when:
+        raise ConfigError(
+            f"delete_when='{delete_when}' is a column of the key",
+            why="it says what happens to a row and is not stored",
+            what_to_do="use a column of its own",
+        )
+    if len(set(key)) < len(key):
+        raise ConfigError("the key names a column twice", what_to_do="name each once")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The JDBC sink: rows of a checkpoint enter a database table in one transaction, exactly once.
+
+
+#: Table in which a database keeps the newest checkpoint of each sink.
+CONTROL_TABLE = "flinkish_checkpoints"
+DEFAULT_TIMEOUT_MS = 300_000
+
+
+@dataclass(frozen=True)
+class JdbcSink(BufferedSink):
+    """Write into a table of PostgreSQL, MySQL or SQLite, exactly once.
+
+    The rows of a checkpoint wait in files of the job directory and enter the table in one transaction,
+    together with the checkpoint's id in a control table: a repeated commit, by any process, changes nothing.
+    Statements run in the driver, through a Python driver of the database.
+
+    Parameters
+    ----------
+    url
+        ``jdbc:postgresql://host:port/database``, ``jdbc:mysql://host:port/database`` or
+        ``jdbc:sqlite:/absolute/path``. Options behind a question mark are the Python driver's
+        (``?sslmode=verify-full``). No user and no password.
+    table
+        ``table`` or ``schema.table``, letter by letter; parts in double quotes may hold anything.
+    key
+        Columns by which there is one row; needed to upsert.
+    mode
+        ``"insert"`` adds every record as a row. ``"upsert"`` lets it take the place of the row with its key;
+        of several in one checkpoint the last one counts.
+    user, password
+        The password as text, or better where it is found: ``EnvironmentSecret("NAME")``,
+        ``FileSecret("/path")``. It is shown and stored nowhere.
+    delete_when
+        A BOOLEAN column: a record in which it is true deletes the row with its key. It is not stored.
+    create_table
+        Whether the table is created if it is missing, with columns that fit the stream.
+    on_refused
+        What becomes of a record that the database refuses at the commit, by a constraint, a length or a cast:
+        ``OnBadRecord.FAIL`` stops the job before anything of the checkpoint is visible, and for what the
+        record alone decides before the checkpoint is decided,
+        ``OnBadRecord.DROP`` leaves it out and counts it, ``DeadLetterTable("name")`` writes it there with
+        the reason, in the same transaction.
+    control_table
+        Where the newest checkpoint is kept; created if it is missing. One table serves all jobs.
+    timeout_ms
+        How long the transaction of a checkpoint may take before its connection is taken for lost.
+
+    Examples
+    --------
+    >>> JdbcSink("jdbc:postgresql://db:5432/shop", "sales.totals", key=("user",), mode="upsert").key
+    ('user',)
+    """
+
+    url: str
+    table: str
+    key: tuple[str, ...] = ()
+    mode: str | WriteMode = WriteMode.INSERT
+    user: str = ""
+    password: str | Secret = field(default="", repr=False)
+    delete_when: str = ""
+    create_table: bool = False
+    on_refused: RefusedPolicy = OnBadRecord.FAIL
+    control_table: str = CONTROL_TABLE
+    timeout_ms: int = DEFAULT_TIMEOUT_MS
+    #: Of the table, by uid, as the preflight saw them: staging must go on while the database is away.
+    _columns: dict[str, tuple[ColumnInfo, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        given: object = self.key
+        if isinstance(given, str):
+            raise ConfigError(f"key={self.key!r} is text", what_to_do=f"give a tuple: key=({self.key!r},)")
+        object.__setattr__(self, "key", tuple(self.key))
+        object.__setattr__(self, "mode", WriteMode.of(self.mode))
+        object.__setattr__(self, "password", secret_of(self.password))
+        if not isinstance(self.on_refused, OnBadRecord | DeadLetterTable):
+            raise ConfigError(
+                f"on_refused={self.on_refused!r} is no policy of this sink",
+                what_to_do='use OnBadRecord.FAIL, OnBadRecord.DROP or DeadLetterTable("name")',
+            )
+        require_positive("timeout_ms", self.timeout_ms)
+        settings = self.settings  # checks URL and names
+        check_options(self.key, settings.mode, self.delete_when)
+        tables = settings.tables
+        if len(set(tables)) < len(tables):
+            raise ConfigError(
+                "table, control_table and the dead-letter table are not all different",
+                what_to_do="give each a name of its own",
+            )
+        for name in tables:
+            settings.dialect.table(name)
+
+    @property
+    def settings(self) -> JdbcSettings:
+        """All of it in checked types."""
+        url = JdbcUrl.parse(self.url)
+        if url.system not in DIALECTS:
+            raise ConfigError(f"there is no dialect for {url.system}", what_to_do="use another database")
+        return JdbcSettings(
+            url,
+            self.user,
+            secret_of(self.password),
+            self.timeout_ms,
+            TableName.parse(self.table),
+            self.key,
+            WriteMode.of(self.mode),
+            self.delete_when,
+            self.create_table,
+            TableName.parse(self.control_table),
+            self.on_refused,
+        )
+
+    def preflight(self, spark: SparkSession, context: SinkContext) -> None:
+        """Refuse fields, tables, keys and rights that do not fit, and a database that does not answer."""
+        super().preflight(spark, context)
+        self._columns[context.uid] = Checks(self.settings, context).run()
+
+    def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
+        """Return the staging half; under FAIL it refuses what no commit could write."""
+        return BufferWriter(context, self._record_check(context))
+
+    def _record_check(self, context: SinkContext) -> RecordCheck | None:
+        # Other policies have a place for refused records at the commit.
+        if self.on_refused is not OnBadRecord.FAIL:
+            return None
+        settings = self.settings
+        target, columns = settings.target(context.schema), self._columns.get(context.uid, ())
+        return RecordCheck(context.uid, settings.dialect, target, settings.delete_when, columns)
+
+    def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
+        """Return the committing half; it connects when it has something to commit."""
+        return JdbcCommitter(self.settings, context)

@@ -1,0 +1,224 @@
+"""SQLite, through the standard library."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import math
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import types as T
+
+from flinkish_spark.connectors.jdbc import dialect as values
+from flinkish_spark.connectors.jdbc.dialect import (
+    ColumnInfo,
+    Dialect,
+    Login,
+    Session,
+    Target,
+    Ties,
+    Trouble,
+    Unfit,
+    WriteMode,
+)
+from flinkish_spark.connectors.jdbc.names import TableName
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+_LOCK_WAIT_S = 20
+_REFUSED = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH})
+_PASSING = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_PROTOCOL,
+    }
+)
+#: An extended code has the primary one in its lowest byte.
+_PRIMARY = 0xFF
+_INTEGERS = (T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+_REALS = (T.FloatType, T.DoubleType)
+_NUMERIC_AFFINITY = ("INTEGER", "REAL", "NUMERIC")
+
+
+class Sqlite(Dialect):
+    """SQLite 3.24 and later. What it has no type for is TEXT: decimals, dates, times, JSON."""
+
+    name, marker = "sqlite", "?"
+    # The write lock from the start: a lock that is taken later can be refused in the middle.
+    begin = ("BEGIN IMMEDIATE",)
+
+    def connect(self, login: Login) -> Any:
+        """Open the file; it is made if it is missing, its folder is not."""
+        return sqlite3.connect(
+            login.url.database, timeout=_LOCK_WAIT_S, isolation_level=None, check_same_thread=False
+        )
+
+    def interrupt(self, connection: Any) -> None:
+        """End the statement that runs."""
+        with contextlib.suppress(Exception):
+            connection.interrupt()
+
+    def trouble(self, error: BaseException) -> Trouble:
+        """Go by SQLite's own codes; an error without one is about a value that the module cannot bind."""
+        code = getattr(error, "sqlite_errorcode", None)
+        if code is not None:
+            if code & _PRIMARY in _REFUSED:
+                return Trouble.REFUSED
+            return Trouble.PASSING if code & _PRIMARY in _PASSING else Trouble.LASTING
+        if isinstance(error, OverflowError | sqlite3.DataError | UnicodeEncodeError):
+            return Trouble.REFUSED
+        return Trouble.PASSING if isinstance(error, sqlite3.OperationalError) else Trouble.LASTING
+
+    # -- what is there --------------------------------------------------------------------------
+    def columns_of(self, session: Session, table: TableName) -> list[ColumnInfo]:
+        """Ask the table's description."""
+        name, schema = place = self._place(table)
+        found = session.rows(
+            'SELECT name, type, "notnull", dflt_value, pk FROM pragma_table_info(?, ?)', place
+        )
+        # ON CONFLICT and triggers may do something else about a null; a key INTEGER gets a number.
+        may_take_nulls = found and session.rows(
+            f"SELECT 1 FROM {self.quoted(schema)}.sqlite_master WHERE tbl_name = ? COLLATE NOCASE "
+            "AND (type = 'trigger' OR sql LIKE '%on conflict%')",
+            (name,),
+        )
+        return [
+            ColumnInfo(
+                str(n),
+                str(t).lower(),
+                bool(not_null) and default is None,
+                bool(not_null) and not may_take_nulls and not (pk and str(t).lower() == "integer"),
+            )
+            for n, t, not_null, default, pk in found
+        ]
+
+    def unique_keys_of(self, session: Session, table: TableName) -> list[frozenset[str]]:
+        """Ask for unique indexes over all rows, and for the primary key."""
+        place, keys = self._place(table), []
+        primary = session.rows("SELECT name FROM pragma_table_info(?, ?) WHERE pk > 0", place)
+        if primary:
+            keys.append(frozenset(str(name) for (name,) in primary))
+        indexes = session.rows(
+            'SELECT name FROM pragma_index_list(?, ?) WHERE "unique" AND NOT partial', place
+        )
+        for (index,) in indexes:
+            columns = session.rows("SELECT name FROM pragma_index_info(?, ?)", (index, place[1]))
+            if all(name is not None for (name,) in columns):
+                keys.append(frozenset(str(name) for (name,) in columns))
+        return keys
+
+    def why_keys_fold(self, session: Session, table: TableName, key: Sequence[T.StructField]) -> str:
+        """Ask for the collations of unique indexes; that of the column is the key's own index's, too."""
+        place, names = self._place(table), {field.name for field in key}
+        for (index,) in session.rows('SELECT name FROM pragma_index_list(?, ?) WHERE "unique"', place):
+            found = session.rows("SELECT name, coll, key FROM pragma_index_xinfo(?, ?)", (index, place[1]))
+            for name, collation, is_key in found:
+                if name in names and is_key and str(collation).upper() != "BINARY":
+                    return f"the collation {collation} of its column {name} takes different texts for equal"
+        return ""
+
+    def ties(self, session: Session, target: Target, texts: Sequence[str], *, deletes: bool) -> Ties:
+        """Ask for triggers, foreign keys where the connection heeds them, and indexes."""
+        name, schema = place = self._place(target.table)
+        is_upsert = target.mode is WriteMode.UPSERT
+        heeds_foreign_keys = session.rows("PRAGMA foreign_keys") == [(1,)]
+        if is_upsert and ((deletes and heeds_foreign_keys) or (texts and self._folds(session, place))):
+            return Ties.EVERY_STEP
+        triggers = session.rows(
+            f"SELECT 1 FROM {self.quoted(schema)}.sqlite_master WHERE type = 'trigger' "
+            "AND tbl_name = ? COLLATE NOCASE",
+            (name,),
+        )
+        if triggers or heeds_foreign_keys:
+            return Ties.IN_PLACE
+        further = [one for one in self.unique_keys_of(session, target.table) if one != frozenset(target.key)]
+        partial = session.rows('SELECT 1 FROM pragma_index_list(?, ?) WHERE "unique" AND partial', place)
+        by_expression = session.rows(
+            "SELECT 1 FROM pragma_index_list(?1, ?2) l, pragma_index_info(l.name, ?2) c "
+            'WHERE l."unique" AND c.name IS NULL',
+            place,
+        )
+        is_tied = partial or by_expression or any(one & set(target.columns) for one in further)
+        return Ties.END_STATE if is_upsert and is_tied else Ties.NONE
+
+    def _folds(self, session: Session, place: tuple[str, str]) -> bool:
+        """Whether a unique index compares otherwise than letter by letter."""
+        found = session.rows(
+            "SELECT 1 FROM pragma_index_list(?1, ?2) l, pragma_index_xinfo(l.name, ?2) c "
+            "WHERE l.\"unique\" AND c.key = 1 AND c.coll <> 'BINARY' COLLATE NOCASE",
+            place,
+        )
+        return bool(found)
+
+    def _place(self, table: TableName) -> tuple[str, str]:
+        return table.parts[-1], table.parts[0] if len(table.parts) > 1 else "main"
+
+    # -- types ----------------------------------------------------------------------------------
+    def type_for(self, data_type: T.DataType, *, in_key: bool) -> str | None:
+        """Return the type by which SQLite keeps values as they are."""
+        if isinstance(data_type, _INTEGERS):
+            return "INTEGER"
+        if isinstance(data_type, _REALS):
+            return "REAL"
+        return "BLOB" if isinstance(data_type, T.BinaryType) else "TEXT"
+
+    def why_unfit(self, data_type: T.DataType, column: ColumnInfo) -> str:
+        """Go by the column's affinity, which converts what looks like a number."""
+        affinity = _affinity(column.type)
+        if affinity == "BLOB" or isinstance(data_type, T.BinaryType):
+            return ""
+        if isinstance(data_type, _INTEGERS):
+            return "" if affinity in ("INTEGER", "NUMERIC") else f"{affinity} affinity converts integers"
+        if isinstance(data_type, _REALS):
+            return "" if affinity == "REAL" else f"{affinity} affinity converts floating-point numbers"
+        if isinstance(data_type, T.DateType | T.TimestampType | T.TimestampNTZType):
+            return ""  # no affinity takes them for numbers
+        if affinity in _NUMERIC_AFFINITY:
+            return f"{affinity} affinity converts text that looks like a number"
+        return ""
+
+    def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
+        """Return text for what SQLite has no type for."""
+        import pyarrow as pa
+
+        if values.is_nested(arrow_type):
+            return values.json_encoder(arrow_type)
+        if pa.types.is_floating(arrow_type):
+            return _number
+        if pa.types.is_decimal(arrow_type):
+            return lambda value: format(value, "f")
+        if pa.types.is_timestamp(arrow_type):
+            return _time
+        return dt.date.isoformat if pa.types.is_date(arrow_type) else None
+
+
+def _number(value: float) -> float | Unfit:
+    return Unfit("SQLite would store NaN as NULL") if math.isnan(value) else value
+
+
+def _time(value: dt.datetime) -> str:
+    """Return a time that sorts as text: always with microseconds, and in UTC if it is an instant."""
+    return value.isoformat(sep=" ", timespec="microseconds")
+
+
+def _affinity(declared: str) -> str:
+    """Return the affinity of a declared type, by SQLite's own five rules."""
+    for affinity, parts in (
+        ("INTEGER", ("int",)),
+        ("TEXT", ("char", "clob", "text")),
+        ("BLOB", ("blob",)),
+        ("REAL", ("real", "floa", "doub")),
+    ):
+        if any(part in declared for part in parts):
+            return affinity
+    return "NUMERIC" if declared and declared != "any" else "BLOB"

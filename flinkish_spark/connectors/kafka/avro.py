@@ -1,0 +1,242 @@
+"""Avro for the Kafka sink: from a stream's fields to one binary column, by Spark's own encoder.
+
+Spark encodes in the JVM whichever engine writes, so both write the same bytes. Its encoder ends the task at
+a record that does not fit a given schema. So what can be wrong with a record (types were compared before
+the start) is told by expressions of our own: a null where the schema has none, a text that is no symbol
+of an enum, bytes that are not as long as a fixed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from flinkish_spark.core.errors import EnvironmentFault, SchemaError
+from flinkish_spark.core.formats import Avro
+from flinkish_spark.types.ddl import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: Confluent's wire format: a zero, then the id of the schema in four bytes.
+_MAGIC = 0
+#: How the outermost record of a derived schema is called.
+_RECORD = "Record"
+_PRIMITIVES: Mapping[type[T.DataType], Any] = {
+    T.BooleanType: "boolean",
+    T.ByteType: "int",
+    T.ShortType: "int",
+    T.IntegerType: "int",
+    T.LongType: "long",
+    T.FloatType: "float",
+    T.DoubleType: "double",
+    T.StringType: "string",
+    T.BinaryType: "bytes",
+    T.DateType: {"type": "int", "logicalType": "date"},
+    T.TimestampType: {"type": "long", "logicalType": "timestamp-micros"},
+    T.TimestampNTZType: {"type": "long", "logicalType": "local-timestamp-micros"},
+}
+_ENCODERS_REASON = re.compile(
+    r"(?:IncompatibleSchemaException|SchemaParseException|AvroTypeException|AvroRuntimeException): ([^\n]+)"
+)
+#: Spark's words for a null that its encoder cannot write: it got past the comparison of the types.
+_NULL_REFUSED = "AVRO_CANNOT_WRITE_NULL_FIELD"
+
+Misfit = tuple[Column, str]
+
+
+def avro_schema(avro: Avro, schema: T.StructType) -> dict[str, Any]:
+    """Return the Avro schema that records are written with.
+
+    Raises
+    ------
+    SchemaError
+        None is given, and one cannot be derived from the stream's fields.
+    """
+    found: dict[str, Any] = json.loads(avro.schema) if avro.schema else derived_schema(schema)
+    return found
+
+
+def derived_schema(schema: T.StructType) -> dict[str, Any]:
+    """Return the Avro schema of a stream: every field may be null; nested records are named by their path.
+
+    Of paths that make the same name, as a.b_c and a_b.c, the later one gets underscores at its end.
+
+    Examples
+    --------
+    >>> derived_schema(T.StructType().add("user", "string"))["fields"]
+    [{'name': 'user', 'type': ['null', 'string']}]
+    """
+    return _derived_record(schema, _RECORD, set())
+
+
+def _derived_record(schema: T.StructType, path: str, taken: set[str]) -> dict[str, Any]:
+    name = path
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    fields = []
+    for one in schema.fields:
+        if not _NAME.fullmatch(one.name):
+            raise SchemaError(
+                f"the field '{one.name}' cannot be written as Avro",
+                why="an Avro name has letters, digits and underscores only",
+                what_to_do="rename it in a transform",
+            )
+        kind = _derived(one.dataType, f"{path}_{one.name}", taken)
+        fields.append({"name": one.name, "type": ["null", kind]})
+    return {"type": "record", "name": name, "fields": fields}
+
+
+def _derived(kind: T.DataType, path: str, taken: set[str]) -> Any:
+    match kind:
+        case T.StructType():
+            return _derived_record(kind, path, taken)
+        case T.ArrayType():
+            return {"type": "array", "items": ["null", _derived(kind.elementType, path, taken)]}
+        case T.MapType() if isinstance(kind.keyType, T.StringType):
+            return {"type": "map", "values": ["null", _derived(kind.valueType, path, taken)]}
+        case T.DecimalType():
+            return {
+                "type": "bytes",
+                "logicalType": "decimal",
+                "precision": kind.precision,
+                "scale": kind.scale,
+            }
+    if type(kind) not in _PRIMITIVES:
+        name = path.removeprefix(f"{_RECORD}_")
+        raise SchemaError(f"the field '{name}' of type {kind.simpleString()} cannot be written as Avro")
+    return _PRIMITIVES[type(kind)]
+
+
+def avro_fields(avro: Avro, schema: T.StructType) -> list[str]:
+    """Return which of the stream's fields are written, in the schema's order."""
+    return [str(one["name"]) for one in avro_schema(avro, schema)["fields"]]
+
+
+def avro_column(avro: Avro, schema: T.StructType) -> Column:
+    """Return the encoded record of each row that fits; the task ends at one that does not."""
+    wanted = avro_schema(avro, schema)
+    record = F.struct(*[F.col(quoted(n)).alias(n) for n in avro_fields(avro, schema)])
+    encoded = F.call_function("to_avro", record, F.lit(json.dumps(wanted)))
+    if avro.schema_id is None:
+        return encoded
+    prefix = struct.pack(">bi", _MAGIC, avro.schema_id)
+    return F.concat(F.expr(f"X'{prefix.hex()}'"), encoded)
+
+
+def avro_misfit(avro: Avro, schema: T.StructType) -> Column | None:
+    """Return why a row does not fit, null where it does; None if every row does."""
+    wanted = avro_schema(avro, schema)
+    kinds = {one.name: one.dataType for one in schema.fields}
+    finder = _Misfits()
+    found: list[Misfit] = []
+    for one in wanted["fields"]:
+        name = str(one["name"])
+        found += finder.of(F.col(quoted(name)), kinds[name], one["type"], name)
+    return F.coalesce(*[F.when(wrong, F.lit(why)) for wrong, why in found]) if found else None
+
+
+@dataclass(slots=True)
+class _Misfits:
+    """Goes through a schema; remembers its named types, which may be named again."""
+
+    named: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, column: Column, kind: T.DataType, avro: Any, path: str) -> Iterator[Misfit]:
+        """Yield what can be wrong with a column: an expression that is true of it, and its words."""
+        branches = [one for one in avro if one != "null"] if isinstance(avro, list) else [avro]
+        if not isinstance(avro, list) or len(branches) == len(avro):
+            yield column.isNull(), f"the field '{path}' is null"
+        if len(branches) == 1:
+            yield from self._of_value(column, kind, self._resolved(branches[0]), path)
+
+    def _resolved(self, avro: Any) -> Any:
+        if isinstance(avro, str):
+            return self.named.get(avro, avro)
+        if isinstance(avro, dict) and "name" in avro:
+            self.named[str(avro["name"])] = avro
+            if "namespace" in avro:
+                self.named[f"{avro['namespace']}.{avro['name']}"] = avro
+        return avro
+
+    def _of_value(self, column: Column, kind: T.DataType, avro: Any, path: str) -> Iterator[Misfit]:
+        shape = avro.get("type") if isinstance(avro, dict) else avro
+        if shape == "enum" and isinstance(kind, T.StringType):
+            symbols = [str(one) for one in avro["symbols"]]
+            yield ~column.isin(symbols), f"the field '{path}' is no symbol of its enum"
+        elif shape == "fixed" and isinstance(kind, T.BinaryType):
+            size = int(avro["size"])
+            yield F.octet_length(column) != size, f"the field '{path}' does not have {size} bytes"
+        elif shape == "long" and isinstance(kind, T.TimestampType | T.TimestampNTZType):
+            if not (isinstance(avro, dict) and str(avro.get("logicalType")).endswith("-micros")):
+                # Spark's encoder would cut them off, and make one key of two.
+                micros = F.unix_micros(column.cast(T.TimestampType()))
+                yield micros % 1000 != 0, f"the field '{path}' has microseconds, and its schema milliseconds"
+        elif shape == "record" and isinstance(kind, T.StructType):
+            kinds = {one.name: one.dataType for one in kind.fields}
+            for one in avro["fields"]:
+                name = str(one["name"])
+                if name in kinds:
+                    inner = self.of(column.getField(name), kinds[name], one["type"], f"{path}.{name}")
+                    yield from ((column.isNotNull() & wrong, why) for wrong, why in inner)
+        elif shape == "array" and isinstance(kind, T.ArrayType):
+            yield from self._within(column, kind.elementType, avro["items"], f"{path}[]")
+        elif shape == "map" and isinstance(kind, T.MapType):
+            yield from self._within(F.map_values(column), kind.valueType, avro["values"], f"{path}[]")
+
+    def _within(self, elements: Column, kind: T.DataType, avro: Any, path: str) -> Iterator[Misfit]:
+        for number, (_, why) in enumerate(self.of(F.lit(None).cast(kind), kind, avro, path)):
+            yield F.exists(elements, self._number(number, kind, avro, path)), why
+
+    def _number(self, number: int, kind: T.DataType, avro: Any, path: str) -> Callable[[Column], Column]:
+        return lambda element: list(self.of(element, kind, avro, path))[number][0]
+
+
+def check_avro(spark: SparkSession, avro: Avro, schema: T.StructType, whose: str) -> None:
+    """Compare schema and fields as Spark's encoder does, before anything starts.
+
+    Parameters
+    ----------
+    whose
+        Such as ``"the value of sink 'out'"``.
+
+    Raises
+    ------
+    SchemaError
+        They do not fit.
+    EnvironmentFault
+        The session does not have Spark's Avro JAR.
+    """
+    missing = [name for name in avro_fields(avro, schema) if name not in schema.names]
+    if missing:
+        raise SchemaError(
+            f"{whose} has the field '{missing[0]}' in its Avro schema, and its stream does not",
+            what_to_do=f"choose from {', '.join(schema.names)}",
+        )
+    nulls = spark.range(1).select(*[F.lit(None).cast(f.dataType).alias(f.name) for f in schema.fields])
+    try:
+        nulls.select(avro_column(avro, schema)).collect()
+    except Exception as refused:
+        text = str(refused)
+        if _NULL_REFUSED in text:
+            return
+        if "AVRO_NOT_LOADED" in text or "CatalystDataToAvro" in text.partition("\n")[0]:
+            raise EnvironmentFault(
+                f"{whose} is Avro, and this Spark session does not have Spark's Avro JAR",
+                what_to_do="start the session with flinkish_spark.configure_spark_with_jars(...)",
+            ) from None
+        reasons = _ENCODERS_REASON.findall(text)
+        raise SchemaError(
+            f"{whose} cannot be written with its Avro schema", why=(reasons or [text])[-1][:500].rstrip(".")
+        ) from None

@@ -1,0 +1,527 @@
+"""How far the next micro-batch of a chained source reads, and whether it carries the job's barrier."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from flinkish_spark.connectors.kafka.client.barriers import BarrierMark, Scanned, SeenBarrier
+from flinkish_spark.core.upstream_cut import Cut, CutPhase, CutState, channel_of, place_of
+from flinkish_spark.protocol.ids import CheckpointId, Place
+from flinkish_spark.protocol.input_gate import (
+    Aborted,
+    AbortReason,
+    AlignmentComplete,
+    AlignmentMode,
+    AlignmentPhase,
+    AlignmentSettings,
+    BarrierKind,
+    CheckpointBarrier,
+    Effect,
+    InputGate,
+    NewChannel,
+    PendingAlignment,
+    TakeCheckpoint,
+)
+
+# ----------------------------------------------------------------------------------------------------------
+# How much of a topic one micro-batch reads, and in which pieces. Pure arithmetic on offsets.
+#
+# The rules are those of Spark's own Kafka source, so that a query keeps its habits when the word is
+# changed: `maxOffsetsPerTrigger` is shared out by how much each partition has left, `minPartitions` and
+# `maxRecordsPerPartition` cut big ranges.
+
+
+Offsets = Mapping[Place, int]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Range:
+    """Offsets `start` to `end`, without `end`, of one partition.
+
+    Parameters
+    ----------
+    is_last
+        Whether it is the last piece of its partition in the micro-batch.
+    """
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    is_last: bool = True
+
+    @property
+    def size(self) -> int:
+        """How many offsets; some may hold no record."""
+        return self.end - self.start
+
+
+def limited(start: Offsets, end: Offsets, most: int) -> dict[Place, int]:
+    """Return where a micro-batch of at most about `most` offsets ends.
+
+    Each partition gets a share in proportion to what it has left, at least one offset, so a small
+    partition is not starved; the sum can therefore be above `most` by the number of partitions.
+    """
+    sizes = {place: max(0, end[place] - start.get(place, 0)) for place in end}
+    total = sum(sizes.values())
+    if total <= most:
+        return dict(end)
+    ends = {}
+    for place, size in sizes.items():
+        share = most * (size / total)
+        offset = start.get(place, 0) + (math.ceil(share) if share < 1 else math.floor(share))
+        ends[place] = min(end[place], offset) if size else end[place]
+    return ends
+
+
+def available(start: Offsets, end: Offsets) -> int:
+    """Return how many offsets lie between two positions."""
+    return sum(max(0, end[place] - start.get(place, 0)) for place in end)
+
+
+def pieces(
+    ranges: Sequence[Range], *, min_partitions: int | None, max_per_partition: int | None
+) -> tuple[Range, ...]:
+    """Cut ranges so that there are about `min_partitions` and none is above `max_per_partition`.
+
+    Empty ranges are kept: the last piece of every partition carries its barrier.
+    """
+    counts = {r: 1 for r in ranges}
+    if max_per_partition is not None:
+        counts = {r: max(1, math.ceil(r.size / max_per_partition)) for r in ranges}
+    total = sum(r.size for r in ranges)
+    if min_partitions is not None and sum(counts.values()) < min_partitions and total:
+        for r in ranges:
+            counts[r] = max(counts[r], round(r.size / total * min_partitions), 1)
+    return tuple(piece for r in ranges for piece in _cut(r, min(counts[r], max(1, r.size))))
+
+
+def _cut(whole: Range, count: int) -> list[Range]:
+    edges = [whole.start + whole.size * i // count for i in range(count + 1)]
+    return [
+        Range(whole.topic, whole.partition, edges[i], edges[i + 1], is_last=i == count - 1)
+        for i in range(count)
+    ]
+
+
+def to_json(offsets: Offsets) -> dict[str, dict[str, int]]:
+    """Return offsets as Spark's Kafka source logs them."""
+    found: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in sorted(offsets.items()):
+        found.setdefault(topic, {})[str(partition)] = offset
+    return found
+
+
+def from_json(value: Mapping[str, Mapping[str, int]]) -> dict[Place, int]:
+    """Read what :func:`to_json`, or Spark's own source, wrote."""
+    return {(topic, int(p)): int(o) for topic, ps in value.items() for p, o in ps.items()}
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a chained source sees when it plans: where it is, what lies ahead, and what is on offer.
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The newest checkpoint that this job's coordinator offers."""
+
+    checkpoint: CheckpointId
+    kind: BarrierKind = BarrierKind.CHECKPOINT
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a plan is made from, beside the state.
+
+    Parameters
+    ----------
+    begin
+        Where each partition is; with partitions that were added at their first offset.
+    ahead
+        What lies ahead of that.
+    drawn
+        This job's newest checkpoint whose barrier is in a micro-batch.
+    offer
+        The newest one that is offered.
+    most
+        Offsets that a micro-batch reads at most; None for no limit.
+    held
+        Partitions that must not be read now, for the caller's own reasons.
+    now_ms
+        Wall clock.
+    """
+
+    begin: Mapping[Place, int]
+    ahead: Mapping[Place, Scanned]
+    drawn: CheckpointId
+    offer: Offer
+    now_ms: int
+    most: int | None = None
+    held: frozenset[Place] = frozenset()
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether a checkpoint waits to be drawn."""
+        return self.offer.checkpoint > self.drawn
+
+    def partitions(self, topic: str) -> int:
+        """Return how many partitions of a topic are known."""
+        return sum(name == topic for name, _ in self.begin)
+
+
+def next_barrier(gate: InputGate, ahead: Scanned) -> SeenBarrier | None:
+    """Return the next barrier that means something to the gate; late ones are passed over."""
+    pending = {alignment.checkpoint for alignment in gate.pending}
+    wanted = (s for s in ahead.barriers if s.mark.checkpoint in pending or s.mark.checkpoint > gate.newest)
+    return next(wanted, None)
+
+
+def covered(checkpoint: CheckpointId, topic: str, view: View) -> int:
+    """Return how many partitions of a topic have a barrier of the checkpoint, 0 if that is not known."""
+    barriers = (s.mark for (name, _), ahead in view.ahead.items() if name == topic for s in ahead.barriers)
+    return max((mark.partitions for mark in barriers if mark.checkpoint == checkpoint), default=0)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a micro-batch of a chained source means to the alignment gate (`protocol/input_gate.py`).
+#
+# Pure, and part of the plan (`cut_plan.py`), which says how far the micro-batch reads.
+
+
+def turns_unaligned_at_ms(state: CutState, view: View) -> int | None:
+    """Return from when on a checkpoint on offer is drawn unaligned, at the cut that is pending.
+
+    None while nothing is pending or the mode does not allow it, and where it is not known that the
+    barrier is still ahead of each partition that has not shown it, and in no other partition.
+    """
+    at_ms = state.gate.turns_unaligned_at_ms
+    if at_ms is None or state.cut is None:
+        return None
+    [alignment] = (one for one in state.gate.pending if one.phase is AlignmentPhase.BLOCKING)
+    awaited = map(place_of, alignment.awaited)
+    outside = [place for place in view.begin if channel_of(place) not in state.gate.channels]
+    partitions = {topic: covered(alignment.checkpoint, topic, view) for topic, _ in outside}
+    is_ahead = all(place in state.passed or place in state.resting for place in awaited)
+    return at_ms if is_ahead and all(0 < partitions[topic] <= number for topic, number in outside) else None
+
+
+def in_mode(state: CutState, view: View, settings: AlignmentSettings) -> tuple[CutState, tuple[Effect, ...]]:
+    """Return the state for a source that may have had another mode up to its start.
+
+    Where barriers are only counted from now on, nobody waits any more. Where they were only counted,
+    cuts are given up that some partitions have passed already: the effects say which.
+    """
+    gate, effects = replace(state.gate, settings=without_time(settings)), list[Effect]()
+    if settings.mode is AlignmentMode.AT_LEAST_ONCE:
+        return replace(state, gate=replace(gate, pending=tuple(map(_counted, gate.pending)))), ()
+    for alignment in gate.pending:
+        if alignment.phase is AlignmentPhase.COUNTING:
+            gate, aborted = gate.on_abort(alignment.checkpoint, view.now_ms)
+            effects += aborted
+    state = replace(state, gate=gate)
+    if state.cut is not None and state.is_reached and not state.stands_at_cut:
+        effects.append(Aborted(state.cut.checkpoint, AbortReason.COORDINATOR))
+        state = replace(state, cut=None)
+    return state, tuple(effects)
+
+
+def _counted(alignment: PendingAlignment) -> PendingAlignment:
+    is_blocking = alignment.phase is AlignmentPhase.BLOCKING
+    return replace(alignment, phase=AlignmentPhase.COUNTING) if is_blocking else alignment
+
+
+def without_time(settings: AlignmentSettings) -> AlignmentSettings:
+    """Return settings under which no checkpoint turns unaligned by itself."""
+    counts = settings.mode is AlignmentMode.AT_LEAST_ONCE
+    return AlignmentSettings(AlignmentMode.AT_LEAST_ONCE if counts else AlignmentMode.ALIGNED)
+
+
+def delivered(
+    state: CutState, view: View, end: Mapping[Place, int], settings: AlignmentSettings
+) -> tuple[InputGate, list[Effect]]:
+    """Let everything up to `end` go through the gate, then what is seen ahead, and then the time."""
+    gate = replace(state.gate, settings=without_time(settings))
+    effects: list[Effect] = []
+
+    def note(step: tuple[InputGate, tuple[Effect, ...]]) -> None:
+        nonlocal gate
+        gate = step[0]
+        effects.extend(step[1])
+
+    moved = [place for place in sorted(end) if end[place] > view.begin[place]]
+    passing = {p: [s for s in view.ahead[p].barriers if s.offset < end[p]] for p in moved}
+    # Partitions go on together: all records in front of barriers come before the first barrier.
+    for place in moved:
+        upto = passing[place][0].offset if passing[place] else end[place]
+        note(gate.on_records(channel_of(place), upto, view.now_ms))
+    for place in moved:
+        for seen in passing[place]:
+            barrier = CheckpointBarrier(seen.mark.checkpoint, seen.mark.written_at_ms)
+            note(gate.on_barrier(channel_of(place), barrier, seen.offset, view.now_ms))
+            if _leaves_out(seen.mark, place[0], gate):
+                note(gate.on_abort(seen.mark.checkpoint, view.now_ms))
+        if gate.channels[channel_of(place)] < end[place]:
+            note(gate.on_records(channel_of(place), end[place], view.now_ms))
+    for alignment in gate.pending:
+        if any(_is_missing(alignment, place_of(channel), view, end) for channel in alignment.awaited):
+            note(gate.on_abort(alignment.checkpoint, view.now_ms))
+    gate = replace(gate, settings=settings)
+    may_turn = view.is_offered and view.offer.kind is BarrierKind.CHECKPOINT
+    if may_turn and turns_unaligned_at_ms(replace(state, gate=gate), view) is not None:
+        note(gate.on_time(view.now_ms))
+    return gate, effects
+
+
+def _leaves_out(mark: BarrierMark, topic: str, gate: InputGate) -> bool:
+    """Return whether a partition that waits for barriers has none of this checkpoint.
+
+    Brokers that do not agree yet on the number of partitions may have told a lower one to its writer.
+    """
+    if gate.settings.mode is AlignmentMode.AT_LEAST_ONCE:
+        return False
+    return any(name == topic and number >= mark.partitions for name, number in map(place_of, gate.channels))
+
+
+def _is_missing(alignment: PendingAlignment, place: Place, view: View, end: Mapping[Place, int]) -> bool:
+    """Return whether the next barrier in a partition shows that it has none of a checkpoint."""
+    if alignment.phase is not AlignmentPhase.BLOCKING:
+        return False
+    ahead = (s.mark.checkpoint for s in view.ahead[place].barriers if s.offset >= end[place])
+    return next((c > alignment.checkpoint for c in ahead if c >= alignment.checkpoint), False)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# How far the next micro-batch of a chained source reads, and whether it carries this job's barrier.
+#
+# Pure: everything comes in as a value, and the same values give the same plan. Rules:
+#
+# 1. A partition is read up to its next barrier and no further in one micro-batch, unless barriers are
+#    only counted (at least once).
+# 2. What a barrier means is the gate's business (`protocol/input_gate.py`): a blocked partition is not read.
+# 3. When the gate takes an upstream checkpoint, its cut is *reached*: nothing more is read until a
+#    checkpoint of this job has been drawn exactly there. That takes one that its coordinator offers.
+# 4. An unaligned cut is drawn only when a checkpoint is offered, and never for a savepoint. Until then
+#    partitions go on to their barriers, so what has to be kept as channel state only gets less. What an
+#    unaligned cut claims of a partition is that its barrier lies ahead, so that must be known: the
+#    first cut is aligned, since a source may begin, or begin to look for barriers, behind some of them.
+# 5. A checkpoint that is offered later, while nothing behind the newest cut has been read, is drawn at
+#    the same cut; before anything was read, at the beginning. So a job whose upstream rests can still
+#    take checkpoints and be stopped.
+# 6. A partition that was added is read only when a cut that holds it is next: what it holds was
+#    written behind every barrier that it has not got.
+# 7. A checkpoint whose barrier is missing in a partition has no cut: it is given up as soon as that
+#    shows, by a newer barrier or by the number of partitions that the checkpoint has.
+# 8. Micro-batches between two checkpoints are bounded, since Spark forgets old ones: beyond the bound
+#    the rest up to the cut is read in one go, or not before its barriers are there. What is left of a
+#    cut that was drawn unaligned is read all the same, so that the source comes to rest there.
+
+
+#: Spark keeps the logs of 200 micro-batches, and the coordinator is content with 80 undecided ones.
+MOST_MICRO_BATCHES = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The next micro-batch.
+
+    Parameters
+    ----------
+    end
+        Where each partition ends.
+    drawn
+        This job's newest checkpoint with a barrier; rises if this micro-batch carries one.
+    state
+        What goes into its offset.
+    skipped
+        Upstream checkpoints that no checkpoint of this job will name.
+    """
+
+    end: Mapping[Place, int]
+    drawn: CheckpointId
+    state: CutState
+    skipped: tuple[CheckpointId, ...] = ()
+
+
+def plan_micro_batch(state: CutState, view: View, settings: AlignmentSettings) -> Planned | None:
+    """Return the next micro-batch, or None if there is nothing to run now.
+
+    Called by the planner of the source each time Spark asks for the latest offset.
+    """
+    state, given_up = in_mode(state, view, settings)
+    state = _with_new_partitions(state, view, settings)
+    end = _end(state, view, settings)
+    gate, effects = delivered(state, view, end, settings)
+    after = _moved(replace(state, gate=gate), view, end)
+    after, skipped = _at_new_cut(after, view, end, [*given_up, *effects])
+    is_drawn = view.is_offered and (after.is_reached or after.stands_at_cut)
+    if is_drawn:
+        cut = None if after.cut is None else replace(after.cut, phase=CutPhase.TAKEN)
+        after = replace(after, cut=cut, micro_batches=0)
+    elif end == view.begin:
+        return None
+    else:
+        after = replace(after, micro_batches=state.micro_batches + 1)
+    return Planned(end, view.offer.checkpoint if is_drawn else view.drawn, after, skipped)
+
+
+# -- partitions that were added ---------------------------------------------------------------------
+
+
+def _with_new_partitions(state: CutState, view: View, settings: AlignmentSettings) -> CutState:
+    """Let partitions take part as soon as the cut that is next holds them."""
+    gate, resting = state.gate, set(state.resting)
+    outside = [place for place in sorted(view.begin) if channel_of(place) not in gate.channels]
+    if not outside:
+        return state
+    counts = settings.mode is AlignmentMode.AT_LEAST_ONCE
+    target = _target(gate, view)
+    awaits = target in {alignment.checkpoint for alignment in gate.pending}
+    stands = NewChannel.AWAITS_BARRIERS if awaits else NewChannel.BEHIND_BARRIERS
+    gate = replace(gate, settings=without_time(settings))
+    for place in outside:
+        if counts or (target is not None and place[1] < covered(target, place[0], view)):
+            gate, _ = gate.on_new_channel(channel_of(place), view.begin[place], stands, view.now_ms)
+            resting.add(place)
+    return replace(state, gate=gate, resting=frozenset(resting))
+
+
+def _target(gate: InputGate, view: View) -> CheckpointId | None:
+    """Return the cut that is next: the one that partitions wait for, or else the lowest one ahead."""
+    waiting = [alignment.checkpoint for alignment in gate.pending if not alignment.channel_state]
+    if waiting:
+        return waiting[-1]
+    ahead = (next_barrier(gate, scanned) for scanned in view.ahead.values())
+    newer = [s.mark.checkpoint for s in ahead if s is not None and s.mark.checkpoint > gate.newest]
+    return min(newer, default=None)
+
+
+# -- how far ----------------------------------------------------------------------------------------
+
+
+def _end(state: CutState, view: View, settings: AlignmentSettings) -> dict[Place, int]:
+    caps = {place: _cap(place, state, view, settings) for place in view.begin}
+    if state.micro_batches >= MOST_MICRO_BATCHES:
+        return caps if _cut_is_visible(state, view, caps) else _at_rest(state, view)
+    return caps if view.most is None else limited(view.begin, caps, view.most)
+
+
+def _at_rest(state: CutState, view: View) -> dict[Place, int]:
+    """Return where partitions are once they have passed their barriers of the newest cut, if it is there."""
+    end = dict(view.begin)
+    for place, begin in view.begin.items():
+        if state.cut is not None and place not in view.held and not _is_held(place, state.gate):
+            seen = view.ahead[place].barriers
+            barriers = (s.offset + 1 for s in seen if s.mark.checkpoint == state.cut.checkpoint)
+            end[place] = next(barriers, begin)
+    return end
+
+
+def _cap(place: Place, state: CutState, view: View, settings: AlignmentSettings) -> int:
+    counts = settings.mode is AlignmentMode.AT_LEAST_ONCE
+    begin, ahead = view.begin[place], view.ahead[place]
+    is_waiting = state.is_reached and not counts
+    if is_waiting or place in view.held or _is_held(place, state.gate):
+        return begin
+    ends = [ahead.end]
+    barrier = next_barrier(state.gate, ahead)
+    if barrier is not None and not counts:
+        ends.append(barrier.offset + 1)
+    # A partition that nobody knows of yet may hold records of that checkpoint.
+    known = view.partitions(place[0])
+    ends += [s.offset for s in ahead.barriers if s.mark.partitions > known]
+    return max(begin, min(ends))
+
+
+def _is_held(place: Place, gate: InputGate) -> bool:
+    channel = channel_of(place)
+    return channel not in gate.channels or gate.is_blocked(channel)
+
+
+def _cut_is_visible(state: CutState, view: View, caps: Mapping[Place, int]) -> bool:
+    """Return whether `caps` lie behind the barriers of all partitions that the next cut still awaits."""
+    gate = state.gate
+    awaited = [place for place in view.begin if not _is_held(place, gate)]
+    if gate.settings.mode is AlignmentMode.AT_LEAST_ONCE and gate.pending:
+        awaited = [place_of(channel) for channel in gate.pending[0].awaited]
+    # While the channel state is replayed others are held, and come to their barriers later.
+    barriers = {p: next_barrier(gate, view.ahead[p]) for p in awaited if p not in view.held}
+    return all(b is not None and b.offset < caps[place] for place, b in barriers.items())
+
+
+# -- what the gate says -----------------------------------------------------------------------------
+
+
+def _moved(state: CutState, view: View, end: Mapping[Place, int]) -> CutState:
+    """Return the state with what was passed on the way to `end`."""
+    passed, resting = dict(state.passed), set(state.resting)
+    for place in (p for p in end if end[p] > view.begin[p]):
+        barriers = [s for s in view.ahead[place].barriers if s.offset < end[place]]
+        resting.discard(place)
+        if barriers:
+            passed[place] = barriers[-1].mark.checkpoint
+            if barriers[-1].offset + 1 == end[place]:
+                resting.add(place)
+    after = replace(state, passed=passed, resting=frozenset(resting))
+    return replace(after, channel_state=_left_of(after, view, end))
+
+
+def _left_of(state: CutState, view: View, end: Mapping[Place, int]) -> dict[Place, int | None]:
+    """Return what is left of the channel state once partitions are at `end`."""
+    if state.cut is None:
+        return {}
+    left = {}
+    for place in state.channel_state:
+        barrier = _barrier_of(state.cut.checkpoint, view.ahead[place], end[place])
+        is_past = place in state.passed and state.passed[place] >= state.cut.checkpoint
+        if not is_past and barrier != end[place]:
+            left[place] = barrier
+    return left
+
+
+def _barrier_of(checkpoint: CheckpointId, ahead: Scanned, position: int) -> int | None:
+    """Return where the barrier of a checkpoint is, or would have been, if that is known."""
+    barriers = (s.offset for s in ahead.barriers if s.mark.checkpoint >= checkpoint and s.offset >= position)
+    return next(barriers, None)
+
+
+def _at_new_cut(
+    state: CutState, view: View, end: Mapping[Place, int], effects: list[Effect]
+) -> tuple[CutState, tuple[CheckpointId, ...]]:
+    """Return the state at the newest cut among `effects`, and the cuts that were given up."""
+    skipped = [e.checkpoint for e in effects if isinstance(e, Aborted)]
+    # An unaligned cut that was drawn may still be aborted: its offsets are all that is needed of it.
+    before = None if state.cut is None or state.is_reached else state.cut.checkpoint
+    for effect in effects:
+        if isinstance(effect, TakeCheckpoint):
+            if state.is_reached and state.cut is not None:
+                skipped.append(state.cut.checkpoint)
+            state = _with_cut(state, effect, view, end)
+    state = _with_times(state, effects)
+    taken = None if state.cut is None else state.cut.checkpoint
+    return state, tuple(sorted(c for c in skipped if c not in (taken, before)))
+
+
+def _with_cut(state: CutState, taken: TakeCheckpoint, view: View, end: Mapping[Place, int]) -> CutState:
+    checkpoint, gate = taken.checkpoint, state.gate
+    left: dict[Place, int | None] = {}
+    announced: tuple[Effect, ...] = ()
+    for place in map(place_of, taken.in_flight):
+        offset = _barrier_of(checkpoint, view.ahead[place], end[place])
+        if offset is not None:
+            gate, announced = gate.on_announcement(channel_of(place), checkpoint, offset, view.now_ms)
+        if offset != end[place]:
+            left[place] = offset
+    state = replace(state, gate=gate, cut=Cut(checkpoint, CutPhase.REACHED), channel_state=left)
+    return _with_times(state, announced)
+
+
+def _with_times(state: CutState, effects: Iterable[Effect]) -> CutState:
+    """Return the state with what the alignment of its cut took, if that is among `effects`."""
+    cut = state.cut
+    for effect in effects:
+        if isinstance(effect, AlignmentComplete) and cut is not None and effect.checkpoint == cut.checkpoint:
+            start_ms, took_ms = effect.stats.start_delay_ms, effect.stats.alignment_duration_ms
+            cut = replace(cut, start_delay_ms=start_ms, alignment_ms=took_ms)
+    return replace(state, cut=cut)

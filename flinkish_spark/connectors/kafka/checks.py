@@ -1,0 +1,394 @@
+"""Whether the input that a job still needs is there; and the dead letters of Kafka sources."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kafka.admin import ConfigResource, ConfigResourceType
+from pyspark.sql import functions as F
+
+from flinkish_spark.connectors.json import bad_records
+from flinkish_spark.connectors.kafka.client.admin import PREFLIGHT_TIMEOUT_MS, KafkaAdmin
+from flinkish_spark.connectors.kafka.client.client import KafkaWire, seen_to_stay
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee
+from flinkish_spark.contracts.source import SideOutput
+from flinkish_spark.core.clock import SystemClock
+from flinkish_spark.core.errors import AuthorizationError, ConfigError, GraphError, InputLostError
+from flinkish_spark.core.formats import DeadLetter, Json, Raw
+from flinkish_spark.transport import columns as C
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from pyspark.sql import Column, DataFrame
+
+    from flinkish_spark.contracts.sink import Sink
+    from flinkish_spark.core.formats import Engine
+    from flinkish_spark.core.job_dir import JobDir
+    from flinkish_spark.core.offset_log import LoggedOffsets
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Whether the input that a job still needs is there, and is still the same.
+
+
+_CLOCK = SystemClock()
+
+
+class InputChecks:
+    """Compares what the brokers have with what a job recorded and has read.
+
+    Parameters
+    ----------
+    admin
+        Belongs to the thread that asks.
+    topics
+        Of the source.
+    """
+
+    def __init__(self, admin: KafkaAdmin, topics: Sequence[str]) -> None:
+        self._admin, self._topics = admin, tuple(topics)
+
+    def replaced(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> InputLostError | None:
+        """Return the error of a topic that is gone or another one than at the job's first start."""
+        found = self._admin.topics(self._topics)
+        for topic in self._topics:
+            if topic not in found:
+                return InputLostError(
+                    f"the input topic '{topic}' was deleted" + _position_text(position, topic),
+                    why="the job has not read all of it, or cannot know that it has",
+                    what_to_do="restore the topic, or start a new job with a new job_dir",
+                    topic=topic,
+                )
+        for topic in self._topics:
+            now = {"topic_id": found[topic].topic_id or ""}
+            if job_dir.recorded_once(f"topic-{uid}-{topic}", now) != now:
+                return InputLostError(
+                    f"the input topic '{topic}' was deleted and created again"
+                    + _position_text(position, topic),
+                    why="its id changed, so the offsets of the checkpoint mean other records",
+                    what_to_do="start a new job with a new job_dir, or restore the old topic",
+                    topic=topic,
+                )
+        return None
+
+    def gone(self, uid: str, position: LoggedOffsets | None) -> InputLostError | None:
+        """Return the error of records that the job has not read and that no longer exist."""
+        gone = self._missing(position)
+        if not gone:
+            return None
+        return InputLostError(
+            f"input of source '{uid}' is gone: missing are the offsets {'; '.join(gone)}",
+            why="Kafka's retention removed records that the job had not read, or a log was truncated",
+            what_to_do="raise retention.ms; start a new job_dir to go on without these records",
+            uid=uid,
+            missing=gone,
+        )
+
+    def _missing(self, position: LoggedOffsets | None) -> tuple[str, ...]:
+        """Return the ranges that the job needs and Kafka no longer has, as text."""
+        if position is None:
+            return ()
+        wanted = {
+            (t, p): o for t, ps in position.kafka(frozenset(self._topics)).items() for p, o in ps.items()
+        }
+        try:
+            first, last = self._admin.beginning_offsets(wanted), self._admin.end_offsets(wanted)
+        except InputLostError as error:
+            return (error.why or error.what,)
+        gone = [f"{t}-{p} from {o} to {first[t, p] - 1}" for (t, p), o in wanted.items() if o < first[t, p]]
+        gone += [
+            f"{t}-{p} from {last[t, p]} to {o - 1}, which the job had read"
+            for (t, p), o in wanted.items()
+            if o > last[t, p]
+        ]
+        return tuple(sorted(gone))
+
+
+def raise_if_it_stays(loss: Callable[[], InputLostError | None]) -> None:
+    """Raise what `loss` finds if it finds it again and again."""
+    error = seen_to_stay(loss, lambda found: found is not None, _CLOCK)
+    if error is not None:
+        raise error
+
+
+def _position_text(position: LoggedOffsets | None, topic: str) -> str:
+    """Return from where on the job still needed `topic`."""
+    if position is None:
+        return ""
+    offsets = position.kafka(frozenset({topic})).get(topic, {})
+    places = "; ".join(f"{topic}-{p} from {o} on" for p, o in sorted(offsets.items()))
+    return f": missing are the offsets {places}" if places else ""
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Whether input topics keep their records for as long as a job may have to read them again (D69).
+
+
+LOG = logging.getLogger(__name__)
+_POLICY, _RETENTION, _LAG = "cleanup.policy", "retention.ms", "min.compaction.lag.ms"
+_SETTINGS = (_POLICY, _RETENTION, _LAG)
+_DELETE, _COMPACT = "delete", "compact"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicKeeping:
+    """How long a topic keeps its records.
+
+    Parameters
+    ----------
+    policies
+        Of ``cleanup.policy``; Kafka 4 has topics without any, which keep everything.
+    retention_ms
+        After which the policy ``delete`` removes a record; None for never.
+    compaction_lag_ms
+        Before which the policy ``compact`` touches no record.
+    """
+
+    policies: frozenset[str]
+    retention_ms: int | None
+    compaction_lag_ms: int
+
+    @classmethod
+    def of(cls, settings: Mapping[str, str]) -> TopicKeeping:
+        """Return what a topic's settings say; raise KeyError if one of them is not shown.
+
+        Examples
+        --------
+        >>> TopicKeeping.of(
+        ...     {"cleanup.policy": "delete", "retention.ms": "-1", "min.compaction.lag.ms": "0"}
+        ... ).retention_ms is None
+        True
+        """
+        retention_ms = int(settings[_RETENTION])
+        policies = frozenset(filter(None, (one.strip() for one in settings[_POLICY].split(","))))
+        return cls(policies, None if retention_ms < 0 else retention_ms, int(settings[_LAG]))
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether superseded records go at all."""
+        return _COMPACT in self.policies
+
+    def deletes_before(self, needed_ms: int) -> bool:
+        """Whether records may be gone that are younger than `needed_ms`."""
+        return _DELETE in self.policies and self.retention_ms is not None and self.retention_ms < needed_ms
+
+    def compacts_before(self, needed_ms: int) -> bool:
+        """Whether superseded records may be gone that are younger than `needed_ms`."""
+        return self.is_compacted and self.compaction_lag_ms < needed_ms
+
+
+def check_topic_retention(
+    connection: KafkaConnection, topics: Sequence[str], uid: str, needed_ms: int
+) -> None:
+    """Refuse topics that delete records younger than `needed_ms`, warn of those that compact them.
+
+    Called before anything starts. Settings that are hidden from the principal are a warning.
+
+    Parameters
+    ----------
+    uid
+        Of the source, for the message.
+    needed_ms
+        Checkpoint interval + restart budget.
+
+    Raises
+    ------
+    ConfigError
+        A topic's retention.ms is shorter.
+    BrokerUnavailableError
+        No broker answered.
+    """
+    for topic, keeping in keeping_of(connection, topics).items():
+        if keeping is None:
+            LOG.warning(
+                "source '%s': the settings of topic '%s' are hidden from this principal (DESCRIBE_CONFIGS); "
+                "make sure that its retention.ms is %d or more",
+                uid,
+                topic,
+                needed_ms,
+            )
+        elif keeping.deletes_before(needed_ms):
+            raise retention_too_short(topic, uid, keeping.retention_ms, needed_ms)
+        elif keeping.compacts_before(needed_ms):
+            LOG.warning(
+                "source '%s': the topic '%s' is compacted, and its min.compaction.lag.ms is %d, shorter than "
+                "checkpoint interval + restart budget = %d ms: what is read again after a failure may miss "
+                "records that a later one of their key superseded",
+                uid,
+                topic,
+                keeping.compaction_lag_ms,
+                needed_ms,
+            )
+
+
+def retention_too_short(topic: str, uid: str, retention_ms: int | None, needed_ms: int) -> ConfigError:
+    """Return the error about a topic that deletes too early."""
+    return ConfigError(
+        f"the topic '{topic}' of source '{uid}' has retention.ms = {retention_ms}, "
+        f"shorter than checkpoint interval + restart budget = {needed_ms} ms",
+        why="after a failure the job reads again what its last checkpoint does not contain, and Kafka may "
+        "have deleted it by then",
+        what_to_do=f"set retention.ms of the topic to {needed_ms} or more, or lower interval_ms or "
+        "restart_budget_ms",
+        topic=topic,
+        retention_ms=retention_ms,
+        needed_ms=needed_ms,
+    )
+
+
+def keeping_of(connection: KafkaConnection, topics: Sequence[str]) -> dict[str, TopicKeeping | None]:
+    """Ask the brokers; None for a topic whose settings they do not show."""
+    resources = [
+        ConfigResource(ConfigResourceType.TOPIC, topic, dict.fromkeys(_SETTINGS)) for topic in topics
+    ]
+
+    def read(admin: Any) -> Any:
+        return admin.describe_configs(resources, config_filter="all")
+
+    wire = KafkaWire(connection, timeout_ms=PREFLIGHT_TIMEOUT_MS)
+    try:
+        found = wire.call("read the topics' settings", read).get("topic", {})
+    except AuthorizationError:
+        found = {}
+    finally:
+        wire.close()
+    return {topic: _keeping(found.get(topic, {})) for topic in topics}
+
+
+def _keeping(settings: Mapping[str, Mapping[str, Any]]) -> TopicKeeping | None:
+    try:
+        return TopicKeeping.of({name: str(settings[name]["value"]) for name in _SETTINGS})
+    except (KeyError, ValueError):
+        # Not shown, or null.
+        return None
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Dead letters of Kafka sources: what a second scan keeps, and the topic that takes it.
+#
+# A dead letter is its record: key, value, timestamp, and the headers in their order. Behind these stand
+# ours, which say where it was read, and why it is there.
+#
+# Each scan ends where its own logged offsets say: a record is good in the one or bad in the other,
+# whichever micro-batch brings it, so each comes out once. Both belong to the same checkpoints.
+
+
+#: The column of a scan with the headers of records.
+HEADERS = "headers"
+#: Its type, in Spark's words.
+HEADERS_TYPE = "array<struct<key:string,value:binary>>"
+_MOST_LETTER_BYTES = 32 * 1024 * 1024
+_MOST_DETAIL = 1_000
+
+
+def letter_topic(value: object) -> str:
+    """Return where unreadable records go; empty where none go anywhere."""
+    to = value.on_bad_record if isinstance(value, Json) else None
+    return to.topic if isinstance(to, DeadLetter) else ""
+
+
+def letters_uid(uid: str) -> str:
+    """Return the uid of the sink that takes the dead letters of a source."""
+    return f"{uid}-dead-letter"
+
+
+def letters_of(
+    raw: DataFrame,
+    value: Json,
+    uid: str,
+    connection: KafkaConnection,
+    writer: Engine,
+    peers: Sequence[Sink],
+) -> SideOutput:
+    """Return the records of `raw` that cannot be read, with the sink that takes them as they came.
+
+    Parameters
+    ----------
+    raw
+        A scan of its own; has `key`, `value`, `topic`, `partition`, `offset`, `timestamp`, `headers`,
+        channel and sequence.
+    uid
+        Of the source.
+    writer
+        Who writes them.
+    peers
+        The job's sinks; see :class:`~flinkish_spark.core.formats.DeadLetter`.
+    """
+    from flinkish_spark.connectors.kafka.sink import KafkaSink
+
+    topic = letter_topic(value)
+    sink = KafkaSink(
+        connection.servers,
+        topic,
+        key="key",
+        value=Raw("value"),
+        transaction_timeout_ms=letters_timeout_ms(value, peers),
+        # What a topic holds fits another one that takes as much; where it takes less, its head is kept.
+        on_oversize=DeadLetter(topic),
+        options=connection.options,
+        producer={"max.request.size": str(_MOST_LETTER_BYTES)},
+        writer=writer,
+        headers=HEADERS,
+        timestamp="timestamp",
+    )
+    # Before 1970 no sink writes; it is how a log says that it has no time.
+    time = F.when(F.col("timestamp") >= F.timestamp_seconds(F.lit(0)), F.col("timestamp"))
+    bad = bad_records(raw, value).select(
+        "key",
+        "value",
+        time.alias("timestamp"),
+        _headers(value, uid).alias(HEADERS),
+        C.CHANNEL,
+        C.SEQUENCE,
+    )
+    return SideOutput(letters_uid(uid), bad, sink)
+
+
+def letters_timeout_ms(value: Json, peers: Sequence[Sink]) -> int:
+    """Return how long staged letters may wait: as long as what their job stages otherwise."""
+    from flinkish_spark.connectors.kafka.sink import KafkaSink
+    from flinkish_spark.connectors.kafka.sink_settings import DEFAULT_TRANSACTION_TIMEOUT_MS
+
+    policy = value.on_bad_record
+    if isinstance(policy, DeadLetter) and policy.transaction_timeout_ms is not None:
+        return policy.transaction_timeout_ms
+    exact = DeliveryGuarantee.EXACTLY_ONCE
+    found = [
+        one.transaction_timeout_ms for one in peers if isinstance(one, KafkaSink) and one.delivery is exact
+    ]
+    return min(found, default=DEFAULT_TRANSACTION_TIMEOUT_MS)
+
+
+def _headers(value: Json, uid: str) -> Column:
+    """Return the record's headers, and behind them ours."""
+    detail = (
+        F.when(F.col("value").isNull(), F.lit("the record has no value"))
+        .when(~F.is_valid_utf8(F.col("value").cast("string")), F.lit("the value is not UTF-8"))
+        .otherwise(F.lit(f"the value is no JSON object of the fields {value.schema}"[:_MOST_DETAIL]))
+    )
+    ours = {
+        "flinkish-error": F.lit("unreadable"),
+        "flinkish-source": F.lit(uid),
+        "flinkish-topic": F.col("topic"),
+        "flinkish-partition": F.col("partition").cast("string"),
+        "flinkish-offset": F.col("offset").cast("string"),
+        "flinkish-detail": detail,
+    }
+    entries = [
+        F.struct(F.lit(name).alias("key"), text.cast("binary").alias("value")) for name, text in ours.items()
+    ]
+    return F.concat(F.coalesce(F.col(HEADERS), F.array().cast(HEADERS_TYPE)), F.array(*entries))
+
+
+def check_letter_topic(uid: str, topic: str, read: Container[str]) -> None:
+    """Refuse a source that would read its own dead letters; called by the preflight."""
+    if topic and topic in read:
+        raise GraphError(
+            f"source '{uid}' has its own topic as dead-letter topic",
+            what_to_do="name another topic" + ("" if isinstance(read, tuple) else ", which does not match"),
+        )

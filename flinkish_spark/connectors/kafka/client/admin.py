@@ -1,0 +1,627 @@
+"""Questions about topics, partitions and groups."""
+
+from __future__ import annotations
+
+import enum
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import kafka.errors as kafka_errors
+from kafka import TopicPartition
+from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
+from kafka.structs import OffsetAndMetadata
+
+from flinkish_spark.connectors.kafka.client.client import (
+    UNSETTLED,
+    Code,
+    Isolation,
+    KafkaWire,
+    name_of,
+    pauses_ms,
+)
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.core.clock import Clock, SystemClock
+from flinkish_spark.core.errors import (
+    AuthorizationError,
+    BrokerUnavailableError,
+    ConfigError,
+    EnvironmentFault,
+    GraphError,
+    InputLostError,
+)
+from flinkish_spark.protocol.ids import Place
+
+# ----------------------------------------------------------------------------------------------------------
+# Questions about topics and groups, and the checks before a job starts.
+#
+# Nothing here takes part in a decision. All calls may be repeated, reconnect by themselves, and raise
+# :class:`BrokerUnavailableError` when no broker answered within the time allowed.
+
+
+#: How long the checks before a start wait for a broker; a person waits for the answer.
+PREFLIGHT_TIMEOUT_MS = 10_000
+_CLOCK = SystemClock()
+#: Kafka's defaults, for a broker that hides its settings from this principal.
+_DEFAULT_TRANSACTION_MAX_TIMEOUT_MS = 900_000
+_DEFAULT_MAX_MESSAGE_BYTES = 1_048_588
+#: UnknownMemberId, IllegalGeneration, RebalanceInProgress, StaleMemberEpoch: the group is in use.
+_ACTIVE_MEMBERS = frozenset({25, 22, 27, 113})
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """What a job needs to know about a topic.
+
+    `topic_id` tells a topic from a later one of the same name; None before Kafka 2.8.
+    """
+
+    partitions: int
+    topic_id: str | None
+    max_message_bytes: int
+
+
+class OffsetDirection(enum.Enum):
+    """Whether a group's offsets may be lowered."""
+
+    FORWARD_ONLY = "FORWARD_ONLY"
+    #: Only for an explicit rewind of the job.
+    REWIND = "REWIND"
+
+
+class GroupCommit(enum.Enum):
+    """What became of a commit of group offsets."""
+
+    COMMITTED = "COMMITTED"
+    #: The group already was there or further; nothing was written.
+    UNCHANGED = "UNCHANGED"
+    #: Consumers are members of the group and Kafka accepts offsets from them only.
+    ACTIVE_MEMBERS = "ACTIVE_MEMBERS"
+
+
+class KafkaAdmin:
+    """Reads metadata and keeps group offsets; one instance belongs to one thread.
+
+    Parameters
+    ----------
+    connection
+        Where Kafka is.
+    timeout_ms
+        The longest a call may wait for a broker.
+    clock
+        Time, replaceable in tests.
+    """
+
+    def __init__(
+        self,
+        connection: KafkaConnection,
+        *,
+        timeout_ms: int = 15_000,
+        clock: Clock = _CLOCK,
+    ) -> None:
+        self._wire = KafkaWire(connection, timeout_ms=timeout_ms, clock=clock)
+
+    @classmethod
+    def over(cls, wire: KafkaWire) -> KafkaAdmin:
+        """Return an admin that asks over `wire`; the two are used, and closed, as one."""
+        admin = cls.__new__(cls)
+        admin._wire = wire
+        return admin
+
+    def close(self) -> None:
+        """Close the connection; a later call opens it again."""
+        self._wire.close()
+
+    def __enter__(self) -> KafkaAdmin:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- topics -------------------------------------------------------------------------------
+
+    def topics(self, names: Iterable[str]) -> dict[str, TopicInfo]:
+        """Return what Kafka knows about `names`; a topic that does not exist is left out.
+
+        Never creates a topic, whatever the broker's auto.create.topics.enable says.
+        """
+        wanted = sorted(set(names))
+        if not wanted:
+            return {}
+        rows = self._wire.call("describe topics", lambda admin: _described_topics(admin, wanted))
+        sizes = self._max_message_bytes([row["name"] for row in rows]) if rows else {}
+        return {
+            row["name"]: TopicInfo(
+                len(row["partitions"]),
+                _topic_id(row.get("topic_id")),
+                sizes.get(row["name"], _DEFAULT_MAX_MESSAGE_BYTES),
+            )
+            for row in rows
+        }
+
+    def create_topic(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
+        """Create a topic and wait until its partitions have leaders; for tests and demos.
+
+        Raises
+        ------
+        ConfigError
+            If it exists.
+        """
+        spec = {name: {"num_partitions": partitions, "configs": dict(configs or {})}}
+
+        def create(admin: Any) -> None:
+            try:
+                admin.create_topics(spec, wait_for_metadata=True)
+            except kafka_errors.TopicAlreadyExistsError as exists:
+                raise ConfigError(f"Kafka topic {name!r} exists already", topic=name) from exists
+
+        self._wire.call(f"create topic {name}", create)
+
+    def beginning_offsets(self, places: Iterable[Place]) -> dict[Place, int]:
+        """Return the first offset that each partition still holds."""
+        return self._offsets(dict.fromkeys(places, OffsetSpec.EARLIEST), Isolation.READ_UNCOMMITTED)
+
+    def end_offsets(
+        self, places: Iterable[Place], isolation: Isolation = Isolation.READ_COMMITTED
+    ) -> dict[Place, int]:
+        """Return the offset after the last record of each partition that a reader may see.
+
+        Under read_committed that is the last stable offset: the first open transaction ends it.
+
+        Raises
+        ------
+        InputLostError
+            If a partition does not exist.
+        """
+        return self._offsets(dict.fromkeys(places, OffsetSpec.LATEST), isolation)
+
+    def offsets_at(
+        self, timestamps_ms: Mapping[Place, int], isolation: Isolation = Isolation.READ_COMMITTED
+    ) -> dict[Place, int | None]:
+        """Return the offset of each partition's first record that is at least as late.
+
+        None stands for "no such record that a reader may see yet". Timestamps are milliseconds
+        since 1970, not negative; Kafka takes negative ones for other questions.
+
+        Raises
+        ------
+        InputLostError
+            If a partition does not exist.
+        """
+        found = self._offsets(timestamps_ms, isolation)
+        return {place: offset if offset >= 0 else None for place, offset in found.items()}
+
+    # -- groups -------------------------------------------------------------------------------
+
+    def committed_offsets(self, group: str) -> dict[Place, int]:
+        """Return the group's offsets; empty for a group that Kafka does not know."""
+        return {place: offset for place, (offset, _) in self._committed(group).items()}
+
+    def committed_notes(self, group: str) -> dict[Place, str]:
+        """Return what stands beside the group's offsets; empty for a group that Kafka does not know."""
+        return {place: note for place, (_, note) in self._committed(group).items()}
+
+    def _committed(self, group: str) -> dict[Place, tuple[int, str]]:
+        found = self._wire.call(
+            f"read the offsets of group {group}", lambda admin: admin.list_group_offsets({group: None})
+        )
+        return {
+            (place.topic, place.partition): (int(entry.offset), str(entry.metadata or ""))
+            for place, entry in found[group].items()
+            if entry.offset >= 0
+        }
+
+    def commit_offsets(
+        self,
+        group: str,
+        offsets: Mapping[Place, int],
+        direction: OffsetDirection = OffsetDirection.FORWARD_ONLY,
+        note: str = "",
+    ) -> GroupCommit:
+        """Store `offsets` for a group that nobody else is a member of.
+
+        Under FORWARD_ONLY a partition that is already at or beyond its new offset stays as it
+        is. Reading and writing are two requests: only the owner of the job may call this.
+
+        Parameters
+        ----------
+        note
+            Stands beside each offset that is stored.
+
+        Raises
+        ------
+        EnvironmentFault
+            If Kafka refuses a partition for good, such as one that was deleted.
+        """
+        current = self.committed_offsets(group)
+        changed = {
+            place: offset
+            for place, offset in offsets.items()
+            if place not in current
+            or (
+                offset > current[place]
+                if direction is OffsetDirection.FORWARD_ONLY
+                else offset != current[place]
+            )
+        }
+        if not changed:
+            return GroupCommit.UNCHANGED
+        entries = {
+            TopicPartition(*place): OffsetAndMetadata(offset, note, -1) for place, offset in changed.items()
+        }
+
+        def alter(admin: Any) -> GroupCommit:
+            for place, error in admin.alter_group_offsets(group, entries).items():
+                if error.errno in _ACTIVE_MEMBERS:
+                    return GroupCommit.ACTIVE_MEMBERS
+                if error.errno != Code.NONE:
+                    raise error(f"{place.topic}-{place.partition} of group {group}")
+            return GroupCommit.COMMITTED
+
+        return self._wire.call(f"store the offsets of group {group}", alter)
+
+    # -- checks before a start ----------------------------------------------------------------
+
+    def broker_transaction_max_timeout_ms(self) -> int:
+        """Return the longest transaction that every broker allows.
+
+        Kafka's default is returned where a broker does not show its settings to this principal.
+        """
+
+        def read(admin: Any) -> int:
+            brokers = [str(row["broker_id"]) for row in admin.describe_cluster()["brokers"]]
+            values = _settings(admin, ConfigResourceType.BROKER, brokers, "transaction.max.timeout.ms")
+            return min(values.values(), default=_DEFAULT_TRANSACTION_MAX_TIMEOUT_MS)
+
+        try:
+            return self._wire.call("read the brokers' settings", read)
+        except AuthorizationError:
+            return _DEFAULT_TRANSACTION_MAX_TIMEOUT_MS
+
+    def probe_transactional_id(self, transactional_id: str, timeout_ms: int) -> None:
+        """Check that transactions of `timeout_ms` may be used under `transactional_id`.
+
+        Called once before a job starts. It takes a new epoch of the id, so it aborts what is
+        open under it and fences its producers: use an id of its own.
+
+        Raises
+        ------
+        ConfigError
+            If the broker does not allow transactions of that length.
+        AuthorizationError
+            If the principal may not use the id.
+        BrokerUnavailableError
+            If no broker answered in time, or the coordinator did not settle.
+        """
+        wire, code = self._wire, int(Code.COORDINATOR_NOT_AVAILABLE)
+        lost: BrokerUnavailableError | None = None
+        for left_ms in pauses_ms(wire.timeout_ms, wire.clock):
+            try:
+                code = wire.init_producer_id(transactional_id, timeout_ms, connect_within_ms=left_ms).code
+                lost = None
+            except BrokerUnavailableError as unanswered:
+                lost = unanswered
+                continue
+            except AuthorizationError as refused:
+                # Without DESCRIBE on the id already the question for its coordinator is refused.
+                if getattr(refused.__cause__, "errno", 0) != Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+                    raise
+                code = int(Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+                break
+            if code not in UNSETTLED:
+                break
+        if lost is not None:
+            raise lost
+        if code == Code.NONE:
+            return
+        if code == Code.INVALID_TRANSACTION_TIMEOUT:
+            raise self._timeout_too_long(timeout_ms)
+        if code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            raise AuthorizationError(
+                f"Kafka refuses this principal the transactional id {transactional_id!r}",
+                why="every transaction of a Kafka sink needs one",
+                what_to_do="add an ACL that allows WRITE and DESCRIBE on transactional ids with the "
+                "prefix 'flinkish-'",
+                code=code,
+            )
+        if code in UNSETTLED:
+            raise BrokerUnavailableError(
+                f"No Kafka transaction coordinator was ready within {wire.timeout_ms} ms",
+                why=f"the last answer was {name_of(code)}",
+                what_to_do="check that the topic __transaction_state can have its replicas",
+                code=code,
+            )
+        raise EnvironmentFault(
+            f"Kafka refuses transactional id {transactional_id!r} with {name_of(code)}", code=code
+        )
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _timeout_too_long(self, timeout_ms: int) -> ConfigError:
+        maximum_ms = self.broker_transaction_max_timeout_ms()
+        # A hidden maximum reads as Kafka's default, which may contradict the refusal.
+        known = f", which is {maximum_ms} ms" if maximum_ms < timeout_ms else ""
+        return ConfigError(
+            f"A transaction timeout of {timeout_ms} ms cannot be used",
+            why=f"it exceeds the broker's transaction.max.timeout.ms{known}",
+            what_to_do="lower the transaction timeout of the sink or raise the broker's maximum",
+            timeout_ms=timeout_ms,
+            maximum_ms=maximum_ms if known else None,
+        )
+
+    def _max_message_bytes(self, names: list[str]) -> dict[str, int]:
+        try:
+            return self._wire.call(
+                "read the topics' settings",
+                lambda admin: _settings(admin, ConfigResourceType.TOPIC, names, "max.message.bytes"),
+            )
+        except AuthorizationError:
+            return {}
+
+    def _offsets(self, specs: Mapping[Place, Any], isolation: Isolation) -> dict[Place, int]:
+        wanted = {TopicPartition(*place): spec for place, spec in specs.items()}
+        if not wanted:
+            return {}
+
+        def read(admin: Any) -> dict[Any, Any]:
+            try:
+                found: dict[Any, Any] = admin.list_partition_offsets(wanted, isolation_level=int(isolation))
+            except kafka_errors.UnknownTopicOrPartitionError as unknown:
+                raise InputLostError("A Kafka partition does not exist", why=str(unknown)) from unknown
+            return found
+
+        found = self._wire.call("read partition offsets", read)
+        return {(place.topic, place.partition): int(entry.offset) for place, entry in found.items()}
+
+
+def unknown_topic(topic: str, servers: str, *, of: str = "") -> GraphError:
+    """Return the error about a topic that somebody named and no broker knows.
+
+    Parameters
+    ----------
+    of
+        Who named it, such as ``"source 'orders'"``.
+    """
+    return GraphError(
+        f"the topic '{topic}' {f'of {of} ' if of else ''}does not exist",
+        why=f"the brokers at {servers} do not know it",
+        what_to_do="create it, or correct its name",
+        topic=topic,
+    )
+
+
+def _described_topics(admin: Any, names: list[str]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for row in admin.describe_topics(names):
+        if row["error_code"] == Code.NONE:
+            rows.append(row)
+        elif row["error_code"] != Code.UNKNOWN_TOPIC_OR_PARTITION:
+            raise kafka_errors.for_code(row["error_code"])(row["name"])
+    return rows
+
+
+def _topic_id(value: object) -> str | None:
+    text = str(value or "")
+    return text if text.strip("0-A=") else None
+
+
+def _settings(admin: Any, kind: Any, names: list[str], setting: str) -> dict[str, int]:
+    """Return `setting` by resource name, without the resources that do not show it."""
+    resources = [ConfigResource(kind, name, {setting: None}) for name in names]
+    found = admin.describe_configs(resources, config_filter="all").get(kind.name.lower(), {})
+    return {
+        name: int(settings[setting]["value"])
+        for name, settings in found.items()
+        if settings.get(setting, {}).get("value") is not None
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What the planner of a Kafka source asks before every micro-batch: which topics, from where, how far.
+#
+# Answers are what one broker says at one moment. A broker that has just started may not know a topic, or
+# the end of a log, for a second or two: whoever would conclude from an answer that input is gone asks again
+# first.
+
+
+#: Kafka's default.api.timeout.ms.
+_TIMEOUT_MS = 60_000
+#: [a[b]]: a set in a set in Java, something else in Python, which warns of some of them only.
+_NESTED_SET = re.compile(r"\[(?:\\.|[^\]\\])*\[")
+#: A beginning of a pattern that stands for itself.
+_PLAIN = re.compile(r"[A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPartitions:
+    """How many partitions a topic has, numbered from 0.
+
+    `topic_id` tells a topic from a later one of the same name; None before Kafka 2.8.
+    """
+
+    partitions: int
+    topic_id: str | None
+
+
+class TopicPattern:
+    """A regular expression that a topic's whole name has to match, as in Java's ``matches()``.
+
+    Parameters
+    ----------
+    text
+        What Java's ``Pattern`` and Python's ``re`` both understand, in the same way.
+
+    Raises
+    ------
+    ConfigError
+        If Python does not understand it, or might understand something else than Java.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        try:
+            if _NESTED_SET.search(text):
+                raise re.error("a set in a set", text)
+            with warnings.catch_warnings():
+                # Python warns of [a&&b], an intersection in Java but not here.
+                warnings.simplefilter("error", FutureWarning)
+                # Java's \w, \d and (?i) mean ASCII.
+                self._compiled = re.compile(text, re.ASCII)
+        except (re.error, FutureWarning) as wrong:
+            raise ConfigError(
+                f"the topic pattern {text!r} cannot be used",
+                why=f"Python reads it otherwise than Java, or not at all: {wrong}",
+                what_to_do="write it with what both know, such as [a-z], \\d, ., *, +, ?, | and ( )",
+                pattern=text,
+            ) from wrong
+
+    def matches(self, topic: str) -> bool:
+        """Return whether the whole name matches."""
+        return self._compiled.fullmatch(topic) is not None
+
+    def __contains__(self, topic: object) -> bool:
+        return isinstance(topic, str) and self.matches(topic)
+
+    def may_match_what(self, other: TopicPattern) -> bool:
+        """Return whether some topic may match both; False only if none can, by how their names begin.
+
+        Examples
+        --------
+        >>> orders = TopicPattern("orders-.*")
+        >>> orders.may_match_what(TopicPattern("clicks-.*")), orders.may_match_what(TopicPattern("ord.*"))
+        (False, True)
+        """
+        mine, theirs = _literal_prefix(self.text), _literal_prefix(other.text)
+        return mine.startswith(theirs) or theirs.startswith(mine)
+
+
+def _literal_prefix(pattern: str) -> str:
+    """Return what every name that matches begins with, as far as that is plain to see."""
+    if "|" in pattern:
+        return ""
+    plain = _PLAIN.match(pattern)
+    found = "" if plain is None else plain[0]
+    # What may be missing is no beginning.
+    return found[:-1] if pattern[len(found) : len(found) + 1] in ("?", "*", "{") else found
+
+
+class Positions:
+    """Answers a planner's questions over one connection; one instance belongs to one thread.
+
+    All calls may be repeated and reconnect by themselves. Each takes one or two requests to one
+    broker, and one more to each leader where offsets are asked for.
+
+    Parameters
+    ----------
+    connection
+        Where Kafka is.
+    timeout_ms
+        The longest a call may wait for a broker before :class:`BrokerUnavailableError`.
+    clock
+        Time, replaceable in tests.
+
+    Examples
+    --------
+    >>> positions = Positions(KafkaConnection("broker:9092"))
+    >>> places = positions.places(positions.topics(["orders"]))  # doctest: +SKIP
+    >>> ends = positions.latest(places, Isolation.READ_COMMITTED)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, connection: KafkaConnection, *, timeout_ms: int = _TIMEOUT_MS, clock: Clock = _CLOCK
+    ) -> None:
+        self._wire = KafkaWire(connection, timeout_ms=timeout_ms, clock=clock)
+        self._admin = KafkaAdmin.over(self._wire)
+
+    def close(self) -> None:
+        """Close the connection; a later call opens it again."""
+        self._wire.close()
+
+    def __enter__(self) -> Positions:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def matching(self, pattern: TopicPattern) -> dict[str, TopicPartitions]:
+        """Return the topics that match, without Kafka's internal ones.
+
+        Kafka leaves out topics that the principal may not describe. A topic that the broker
+        knows but cannot describe now is left out too.
+        """
+        rows = self._wire.call("list topics", lambda admin: admin.describe_topics(None))
+        return {
+            row["name"]: _partitions_of(row)
+            for row in rows
+            if not row["is_internal"] and not row["error_code"] and pattern.matches(row["name"])
+        }
+
+    def topics(self, names: Iterable[str]) -> dict[str, TopicPartitions]:
+        """Return the topics of these names; one that does not exist is left out, none is created.
+
+        Raises
+        ------
+        AuthorizationError
+            If the principal may not describe one of them.
+        """
+        wanted = sorted(set(names))
+
+        if not wanted:
+            return {}
+        rows = self._wire.call("describe topics", lambda admin: _described_topics(admin, wanted))
+        return {row["name"]: _partitions_of(row) for row in rows}
+
+    @staticmethod
+    def places(topics: Mapping[str, TopicPartitions]) -> list[Place]:
+        """Return every partition of the topics as (topic, partition), in order."""
+        return [(name, p) for name in sorted(topics) for p in range(topics[name].partitions)]
+
+    def earliest(self, places: Iterable[Place]) -> dict[Place, int]:
+        """Return the first offset that each partition still holds.
+
+        Raises
+        ------
+        InputLostError
+            If a partition does not exist.
+        """
+        return self._admin.beginning_offsets(places)
+
+    def latest(self, places: Iterable[Place], isolation: Isolation) -> dict[Place, int]:
+        """Return the offset after the last record of each partition that a reader may see.
+
+        That is the last stable offset under read_committed, where the first open transaction
+        ends the log, and the high watermark under read_uncommitted.
+
+        Raises
+        ------
+        InputLostError
+            If a partition does not exist.
+        """
+        return self._admin.end_offsets(places, isolation)
+
+    def at_timestamps(
+        self, timestamps_ms: Mapping[Place, int], isolation: Isolation
+    ) -> dict[Place, int | None]:
+        """Return the offset of each partition's first record that is at least as late, or None.
+
+        Raises
+        ------
+        ConfigError
+            If a timestamp, in milliseconds since 1970, is negative.
+        InputLostError
+            If a partition does not exist.
+        """
+        for (topic, partition), timestamp_ms in timestamps_ms.items():
+            if timestamp_ms < 0:
+                raise ConfigError(
+                    f"the timestamp {timestamp_ms} ms of {topic}-{partition} lies before 1970",
+                    topic=topic,
+                    partition=partition,
+                )
+        return self._admin.offsets_at(timestamps_ms, isolation)
+
+
+def _partitions_of(row: Mapping[str, Any]) -> TopicPartitions:
+    return TopicPartitions(len(row["partitions"]), _topic_id(row.get("topic_id")))

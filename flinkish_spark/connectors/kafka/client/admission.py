@@ -1,0 +1,1031 @@
+"""From a task's columns to what each partition gets: refused records, routing, hashes."""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flinkish_spark.connectors.kafka.client.batches import (
+    HEADERS_TYPE,
+    Column,
+    CommonHeaders,
+    binary,
+    extents,
+    joined,
+    lengths,
+    record_sizes,
+)
+from flinkish_spark.connectors.kafka.client.client import Code, TopicLayout
+from flinkish_spark.connectors.kafka.client.settings import OnRefusal, StagingSettings
+from flinkish_spark.core.clock import Clock
+from flinkish_spark.core.errors import AuthorizationError, BadRecordError, EnvironmentFault, SchemaError
+from flinkish_spark.types.record_time import LAST_MS, Int64s
+
+# ----------------------------------------------------------------------------------------------------------
+# What Kafka's answers to a transactional writer mean: one reaction for every code.
+#
+# Pure, so that the table can be tested without a broker. Where a code is missing, the attempt fails:
+# nothing is ever assumed to be written.
+
+
+class WriteCode(enum.IntEnum):
+    """Error codes of InitProducerId, AddPartitionsToTxn and Produce that a writer decides on."""
+
+    NONE = 0
+    CORRUPT_MESSAGE = 2
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    LEADER_NOT_AVAILABLE = 5
+    NOT_LEADER_OR_FOLLOWER = 6
+    REQUEST_TIMED_OUT = 7
+    REPLICA_NOT_AVAILABLE = 9
+    MESSAGE_TOO_LARGE = 10
+    NETWORK_EXCEPTION = 13
+    COORDINATOR_LOAD_IN_PROGRESS = 14
+    COORDINATOR_NOT_AVAILABLE = 15
+    NOT_COORDINATOR = 16
+    INVALID_TOPIC_EXCEPTION = 17
+    RECORD_LIST_TOO_LARGE = 18
+    NOT_ENOUGH_REPLICAS = 19
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
+    TOPIC_AUTHORIZATION_FAILED = 29
+    CLUSTER_AUTHORIZATION_FAILED = 31
+    INVALID_TIMESTAMP = 32
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+    DUPLICATE_SEQUENCE_NUMBER = 46
+    INVALID_PRODUCER_EPOCH = 47
+    INVALID_TXN_STATE = 48
+    INVALID_PRODUCER_ID_MAPPING = 49
+    INVALID_TRANSACTION_TIMEOUT = 50
+    CONCURRENT_TRANSACTIONS = 51
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+    OPERATION_NOT_ATTEMPTED = 55
+    KAFKA_STORAGE_ERROR = 56
+    UNKNOWN_PRODUCER_ID = 59
+    FENCED_LEADER_EPOCH = 74
+    UNKNOWN_LEADER_EPOCH = 76
+    INVALID_RECORD = 87
+    PRODUCER_FENCED = 90
+    TRANSACTION_ABORTABLE = 120
+
+
+class Reaction(enum.Enum):
+    """What a writer does about an answer."""
+
+    #: It is done, now or by an earlier request whose answer was lost.
+    DONE = "DONE"
+    #: Nothing is done yet; the same again, with the same sequence number.
+    AGAIN = "AGAIN"
+    #: As AGAIN, after asking who leads the partition.
+    ASK_FOR_LEADER = "ASK_FOR_LEADER"
+    #: The batch is larger than the topic takes; cut it, or refuse the record it holds.
+    CUT = "CUT"
+    #: The broker refuses the records themselves.
+    BAD_RECORD = "BAD_RECORD"
+    #: The principal lacks a right.
+    NOT_AUTHORIZED = "NOT_AUTHORIZED"
+    #: Another producer has the transactional id, or the coordinator ended the transaction.
+    FENCED = "FENCED"
+    #: The attempt fails.
+    FAIL = "FAIL"
+
+
+_REACTIONS = {
+    Reaction.DONE: (WriteCode.NONE, WriteCode.DUPLICATE_SEQUENCE_NUMBER),
+    Reaction.AGAIN: (
+        WriteCode.REQUEST_TIMED_OUT,
+        WriteCode.NETWORK_EXCEPTION,
+        WriteCode.COORDINATOR_LOAD_IN_PROGRESS,
+        WriteCode.COORDINATOR_NOT_AVAILABLE,
+        WriteCode.NOT_COORDINATOR,
+        WriteCode.NOT_ENOUGH_REPLICAS,
+        WriteCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        WriteCode.CONCURRENT_TRANSACTIONS,
+        # Of a request with several partitions, when another one of them has an error of its own.
+        WriteCode.OPERATION_NOT_ATTEMPTED,
+    ),
+    Reaction.ASK_FOR_LEADER: (
+        WriteCode.UNKNOWN_TOPIC_OR_PARTITION,
+        WriteCode.LEADER_NOT_AVAILABLE,
+        WriteCode.NOT_LEADER_OR_FOLLOWER,
+        WriteCode.REPLICA_NOT_AVAILABLE,
+        WriteCode.KAFKA_STORAGE_ERROR,
+        WriteCode.FENCED_LEADER_EPOCH,
+        WriteCode.UNKNOWN_LEADER_EPOCH,
+    ),
+    Reaction.CUT: (WriteCode.MESSAGE_TOO_LARGE, WriteCode.RECORD_LIST_TOO_LARGE),
+    Reaction.BAD_RECORD: (WriteCode.INVALID_TIMESTAMP, WriteCode.INVALID_RECORD),
+    Reaction.NOT_AUTHORIZED: (
+        WriteCode.TOPIC_AUTHORIZATION_FAILED,
+        WriteCode.CLUSTER_AUTHORIZATION_FAILED,
+        WriteCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    ),
+    Reaction.FENCED: (
+        WriteCode.INVALID_PRODUCER_EPOCH,
+        WriteCode.INVALID_TXN_STATE,
+        WriteCode.INVALID_PRODUCER_ID_MAPPING,
+        WriteCode.PRODUCER_FENCED,
+    ),
+    Reaction.FAIL: (
+        # Ours are checked by nobody in between, so this is a bug or bad memory: encode again.
+        WriteCode.CORRUPT_MESSAGE,
+        WriteCode.INVALID_TOPIC_EXCEPTION,
+        WriteCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        WriteCode.INVALID_TRANSACTION_TIMEOUT,
+        WriteCode.UNKNOWN_PRODUCER_ID,
+        WriteCode.TRANSACTION_ABORTABLE,
+    ),
+}
+_BY_CODE = {code: reaction for reaction, codes in _REACTIONS.items() for code in codes}
+
+
+def reaction_to(code: int) -> Reaction:
+    """Return what to do about `code`; FAIL for one that is not in the table."""
+    return _BY_CODE.get(code, Reaction.FAIL)  # type: ignore[call-overload,no-any-return]
+
+
+def described(code: int) -> str:
+    """Return `code` with its name where this module knows it."""
+    return f"{code} {WriteCode(code).name}" if code in _BY_CODE else str(code)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# How staging records in Kafka fails: one message for every cause.
+#
+# Raised in tasks. What a task raises reaches the driver as text inside Spark's own error, so two causes
+# open their message with a marker, the same ones as the JVM writer's. No message quotes a producer
+# setting's value, and each is one line.
+
+
+BAD_RECORD_MARKER = "[FLINKISH_BAD_RECORD]"
+NOT_AUTHORIZED_MARKER = "[FLINKISH_NOT_AUTHORIZED]"
+
+
+class StagingFailed(EnvironmentFault):
+    """An attempt to stage records failed; another attempt, with another transaction, may succeed."""
+
+    restartable = True
+    ends_when_repeated = True
+
+    def __init__(self, what: str, **more: object) -> None:
+        super().__init__(f"staging records in Kafka failed: {what}", **more)  # type: ignore[arg-type]
+
+
+class StagingUnanswered(StagingFailed):
+    """The brokers do not answer, or gave up the transaction meanwhile: no fault of the job's."""
+
+    ends_when_repeated = False
+
+
+# -- records ----------------------------------------------------------------------------------
+
+
+def no_topic() -> BadRecordError:
+    """Return the error for a record that names no topic where nothing stands in for it."""
+    return BadRecordError(f"{BAD_RECORD_MARKER} a record names no topic and the sink has no default topic")
+
+
+def refused_record(sentence: str, topic: str) -> BadRecordError:
+    """Return the error for a record that was seen to be one that cannot be written, before it was sent."""
+    return BadRecordError(f"{BAD_RECORD_MARKER} {sentence}", topic=topic)
+
+
+def refused_as_too_large(topic: str, limit: int) -> BadRecordError:
+    """Return the error for a record that is within our limit but not the broker's."""
+    return BadRecordError(
+        f"{BAD_RECORD_MARKER} the broker refuses a record for topic {topic} as too large although it is "
+        f"within the limit of {limit} bytes; raise the topic's max.message.bytes or lower max_record_bytes",
+        topic=topic,
+    )
+
+
+def refused_records(topic: str, partition: int, code: int, detail: str) -> BadRecordError:
+    """Return the error for what the broker checks beside sizes: keys of a compacted topic, timestamps."""
+    said = described(code) + (f", {_one_line(detail)}" if detail else "")
+    return BadRecordError(
+        f"{BAD_RECORD_MARKER} the broker refuses a record for topic {topic}, partition {partition} ({said})",
+        topic=topic,
+        partition=partition,
+        code=code,
+    )
+
+
+def unknown_partition(topic: str, partition: int, partitions: int) -> str:
+    """Return the sentence about a record that names a partition its topic does not have."""
+    return (
+        f"a record names partition {partition} of topic {topic}, which has the partitions "
+        f"0 to {partitions - 1}"
+    )
+
+
+def no_such_partition(topic: str, partition: int, partitions: int) -> BadRecordError:
+    """Return the error for such a record."""
+    return refused_record(unknown_partition(topic, partition, partitions), topic)
+
+
+# -- the cluster ------------------------------------------------------------------------------
+
+
+def no_such_topic(topic: str, servers: str) -> StagingFailed:
+    """Return the error for a topic that does not exist; it is never created."""
+    return StagingFailed(
+        f"topic '{topic}' does not exist",
+        why=f"the brokers at {servers} do not know it",
+        what_to_do="create it, or correct its name",
+        topic=topic,
+    )
+
+
+def not_authorized(right: str) -> AuthorizationError:
+    """Return the error for a missing right, such as "WRITE and DESCRIBE on topics [orders]"."""
+    return AuthorizationError(f"{NOT_AUTHORIZED_MARKER} the producer's principal lacks {_one_line(right)}")
+
+
+def denied(error: AuthorizationError, right: str) -> AuthorizationError:
+    """Return the error of a task for that of a request which needs `right`, or of a login."""
+    if "bootstrap_servers" in error.facts:
+        return AuthorizationError(f"{NOT_AUTHORIZED_MARKER} {error.what} ({_one_line(error.why)})")
+    return not_authorized(right)
+
+
+def missing_right(code: int, topics: Iterable[str], transactional_id: str | None) -> str:
+    """Return the right that Kafka's `code` is about."""
+    match code:
+        case WriteCode.TOPIC_AUTHORIZATION_FAILED:
+            return f"WRITE and DESCRIBE on topics [{', '.join(sorted(set(topics)))}]"
+        case WriteCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            return f"WRITE and DESCRIBE on transactional id {transactional_id}"
+        case WriteCode.CLUSTER_AUTHORIZATION_FAILED:
+            return "IDEMPOTENT_WRITE on the cluster"
+        case _:
+            return f"a right of this kind: {described(code)}"
+
+
+def fenced(transactional_id: str | None, code: int) -> StagingUnanswered:
+    """Return the error for an attempt of which nothing can become visible any more."""
+    return StagingUnanswered(
+        f"the transaction of {transactional_id} is no longer ours ({described(code)})",
+        why="another attempt took its id, or its transaction timeout passed",
+        transactional_id=transactional_id,
+        code=code,
+    )
+
+
+#: Codes whose name does not say what to change.
+_EXPLAINED = {
+    int(Code.INVALID_TRANSACTION_TIMEOUT): "the transaction timeout is above the broker's "
+    "transaction.max.timeout.ms",
+}
+
+
+def refused(what: str, code: int, detail: str = "") -> StagingFailed:
+    """Return the error for an answer that asking again cannot change."""
+    why = detail or _EXPLAINED.get(code, "")
+    return StagingFailed(f"Kafka refused to {what} ({described(code)})", why=_one_line(why), code=code)
+
+
+def unreachable(what: str, error: EnvironmentFault) -> StagingUnanswered:
+    """Return the error for a connection that cannot be made, such as with a wrong TLS set-up."""
+    return StagingUnanswered(
+        f"could not {what}: {_one_line(error.what)}", why=_one_line(error.why), what_to_do=error.what_to_do
+    )
+
+
+def unanswered(what: str, within_ms: int, last: str) -> StagingUnanswered:
+    """Return the error for an answer that did not come within the delivery timeout."""
+    return StagingUnanswered(f"{within_ms} ms were not enough to {what}", why=_one_line(last))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).rstrip(".")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Records as Arrow columns: what a writer collects, cuts and joins before they become batches.
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Records without their destination, as columns of one length.
+
+    Attributes
+    ----------
+    keys, values
+        ``pa.LargeBinaryArray``.
+    headers
+        As :func:`record_batch.encode_batches` takes them, a column in one piece.
+    timestamps_ms
+        Milliseconds since 1970 of each record.
+    """
+
+    keys: Any
+    values: Any
+    headers: Any
+    timestamps_ms: Int64s
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all keys and values."""
+        return sum(int(np.maximum(lengths(column), 0).sum()) for column in (self.keys, self.values))
+
+    @property
+    def about_bytes(self) -> int:
+        """Memory of keys and values, which is about what they take on the wire; quick to tell."""
+        return int(self.keys.nbytes + self.values.nbytes)
+
+    def slice(self, start: int, length: int) -> Rows:
+        """Return some of the rows, without copying them."""
+        return Rows(
+            self.keys.slice(start, length),
+            self.values.slice(start, length),
+            _sliced(self.headers, start, length),
+            self.timestamps_ms[start : start + length],
+        )
+
+    def take(self, indices: npt.NDArray[Any]) -> Rows:
+        """Return the rows at `indices`, copied."""
+        at = pa.array(indices)
+        return Rows(
+            self.keys.take(at), self.values.take(at), _taken(self.headers, at), self.timestamps_ms[indices]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Addressed:
+    """Rows and where they want to go.
+
+    Attributes
+    ----------
+    topics
+        One topic for all, or a string column; None and null stand for the default topic.
+    partitions
+        None, or a column of type int64; null leaves the choice to the key.
+    misfits
+        None, or a string column: why a record does not fit its format; null if it does.
+    """
+
+    rows: Rows
+    topics: Any = None
+    partitions: Any = None
+    misfits: Any = None
+
+    @classmethod
+    def of(
+        cls,
+        keys: Column | None,
+        values: Column,
+        headers: Column | CommonHeaders | None,
+        topics: Column | str | None,
+        partitions: Column | None,
+        timestamps_ms: Int64s | int,
+        misfits: Column | None = None,
+    ) -> Addressed:
+        """Return a caller's columns, each in one piece and of the type used here.
+
+        Raises
+        ------
+        SchemaError
+            If a column is of another type, or the columns differ in length.
+        """
+        if topics is not None and not isinstance(topics, str):
+            topics = _cast("The topic", topics, pa.string(), pa.types.is_integer)
+        if partitions is not None:
+            partitions = _cast("The partition", partitions, pa.int64(), pa.types.is_floating)
+        if misfits is not None:
+            misfits = _cast("What does not fit", misfits, pa.string(), pa.types.is_integer)
+        headers = headers.combine_chunks() if isinstance(headers, pa.ChunkedArray) else headers
+        timestamps = np.asarray(timestamps_ms, np.int64)
+        keys = pa.nulls(len(values)) if keys is None else keys
+        others: list[Any] = [keys, headers, topics, partitions, misfits]
+        others.append(timestamps if timestamps.ndim else None)
+        for column in others:
+            if is_column(column) and len(column) != len(values):
+                raise SchemaError(f"{len(values)} values came with a column of {len(column)}")
+        rows = Rows(binary(keys), binary(values), headers, np.broadcast_to(timestamps, len(values)))
+        return cls(rows, topics, partitions, misfits)
+
+    @property
+    def highest_partition(self) -> int:
+        """The highest partition that a record names, -1 if none does."""
+        if self.partitions is None or self.partitions.null_count == len(self.partitions):
+            return -1
+        return int(self.partitions.drop_null().to_numpy().max())
+
+    @property
+    def _places(self) -> tuple[Any, Any, Any]:
+        return (self.topics, self.partitions, self.misfits)
+
+    def slice(self, start: int, length: int) -> Addressed:
+        """Return some of the rows, without copying them."""
+        parts = [_sliced(one, start, length) for one in self._places]
+        return Addressed(self.rows.slice(start, length), *parts)
+
+    def take(self, indices: npt.NDArray[Any]) -> Addressed:
+        """Return the rows at `indices`, copied."""
+        at = pa.array(indices)
+        return Addressed(self.rows.take(indices), *[_taken(one, at) for one in self._places])
+
+    def continues(self, other: Addressed) -> bool:
+        """Return whether this can be joined to `other`: each part a like column, or the same value."""
+        mine, theirs = (self.rows.headers, *self._places), (other.rows.headers, *other._places)
+        return all(
+            one.type == another.type if is_column(one) and is_column(another) else _is_same(one, another)
+            for one, another in zip(mine, theirs, strict=True)
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Addressed]) -> Addressed:
+        """Return the rows of `parts` in their order; each must continue the one before it."""
+        if len(parts) == 1:
+            return parts[0]
+        rows = Rows(
+            _concatenated([part.rows.keys for part in parts]),
+            _concatenated([part.rows.values for part in parts]),
+            _concatenated([part.rows.headers for part in parts]),
+            np.concatenate([part.rows.timestamps_ms for part in parts]),
+        )
+        return cls(rows, *[_concatenated(list(one)) for one in zip(*(p._places for p in parts), strict=True)])
+
+
+def is_column(value: Any) -> bool:
+    """Return whether `value` has one entry per record; a topic or common headers have not."""
+    return isinstance(value, pa.Array | pa.ChunkedArray | np.ndarray)
+
+
+def _cast(what: str, column: Any, kind: Any, is_refused: Any) -> Any:
+    # Arrow would turn numbers into texts and cut fractions off; neither is ever meant.
+    refused = is_refused(column.type)
+    try:
+        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        if not refused:
+            return column.cast(kind)
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        refused = True
+    raise SchemaError(f"{what} of a Kafka record must be {kind}, not {column.type}")
+
+
+def _sliced(column: Any, start: int, length: int) -> Any:
+    return column.slice(start, length) if is_column(column) else column
+
+
+def _taken(column: Any, at: Any) -> Any:
+    return column.take(at) if is_column(column) else column
+
+
+def _concatenated(columns: list[Any]) -> Any:
+    return pa.concat_arrays(columns) if is_column(columns[0]) else columns[0]
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return not is_column(one) and not is_column(other) and bool(one == other)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Which records can be written as they are, and what becomes of the others.
+#
+# The rules, their order and their words are those of the JVM writer (`Admission`, `Refusal` in jvm-shim). A
+# record is judged before anything of it is sent: what a broker refuses ends the whole transaction.
+
+
+#: What is kept of a value that is too large, and the most that a header of ours says.
+_DEAD_LETTER_BYTES = 1_024
+_SIZE = "flinkish-size"
+#: How many headers of its own a dead letter had to leave behind.
+_LEFT_OUT = "flinkish-headers-left-out"
+
+
+class Reason(enum.Enum):
+    """Why a record is refused; the text is what a dead letter's header ``flinkish-error`` says."""
+
+    DOES_NOT_FIT = "does-not-fit"
+    UNDECLARED_TOPIC = "undeclared-topic"
+    NO_SUCH_PARTITION = "no-such-partition"
+    BAD_TIMESTAMP = "bad-timestamp"
+    OVERSIZE = "oversize"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What becomes of some records of one topic.
+
+    Attributes
+    ----------
+    admitted
+        To be written as they are.
+    letters
+        Dead letters, by their topic.
+    dropped
+        How many are left out.
+    """
+
+    admitted: Addressed
+    letters: tuple[tuple[str, Addressed], ...] = ()
+    dropped: int = 0
+
+
+@dataclass(slots=True)
+class _Letters:
+    topic: str
+    keys: list[bytes | None] = field(default_factory=list)
+    values: list[bytes | None] = field(default_factory=list)
+    headers: list[list[dict[str, Any]]] = field(default_factory=list)
+    timestamps_ms: list[int] = field(default_factory=list)
+
+
+class Admission:
+    """Judges the records of one task.
+
+    Parameters
+    ----------
+    settings
+        Limits, declared topics and policies.
+    common
+        Headers that every record and every dead letter has.
+    clock
+        The time of dead letters whose own is impossible.
+    """
+
+    def __init__(self, settings: StagingSettings, common: CommonHeaders, clock: Clock) -> None:
+        self._settings, self._common, self._clock = settings, tuple(common), clock
+
+    def with_common(
+        self, headers: Column | CommonHeaders | None, records: int
+    ) -> Column | CommonHeaders | None:
+        """Return the headers of records with the common ones in front."""
+        if not self._common:
+            return headers
+        if not isinstance(headers, pa.Array | pa.ChunkedArray):
+            return (*self._common, *(headers or ()))
+        return prefixed(self._common, headers)
+
+    def _own_headers(self, rows: Rows, index: int) -> list[tuple[str, bytes | None]]:
+        """Return the headers that a record has of its own, in their order."""
+        headers = rows.headers
+        if is_column(headers):
+            entries = headers[index].as_py() or []
+            headers = [(entry["key"], entry["value"]) for entry in entries]
+        return list(headers or ())[len(self._common) :]
+
+    def _about(
+        self, reason: Reason, sentence: str, topic: str, records: Addressed, index: int, size: int
+    ) -> list[tuple[str, bytes | None]]:
+        """Return the headers that say where a record was to go, and why it does not."""
+        about = {"flinkish-error": reason.value}
+        if self._settings.uid:
+            about["flinkish-sink"] = self._settings.uid
+        about["flinkish-topic"] = topic
+        partition = None if records.partitions is None else records.partitions[index].as_py()
+        if partition is not None:
+            about["flinkish-partition"] = str(partition)
+        if reason is Reason.OVERSIZE:
+            about[_SIZE] = str(size)
+        else:
+            about["flinkish-detail"] = sentence
+        return [(name, _bounded(text)) for name, text in about.items()]
+
+    def _fits(self, key: bytes | None, value: bytes | None, headers: CommonHeaders) -> bool:
+        """Whether the dead-letter topic takes a record."""
+        keys, values = pa.array([key], pa.large_binary()), pa.array([value], pa.large_binary())
+        return int(record_sizes(keys, values, headers)[0]) <= self._settings.dead_letter_limit_bytes
+
+    def judged(self, topic: str, records: Addressed) -> Judged:
+        """Return what becomes of records for `topic`.
+
+        Raises
+        ------
+        BadRecordError
+            If one of them cannot be written and its policy is to fail.
+        """
+        settings, rows = self._settings, records.rows
+        sizes = record_sizes(rows.keys, rows.values, rows.headers)
+        checks = {Reason.OVERSIZE: sizes > settings.record_limit_bytes}
+        if (bad := (rows.timestamps_ms < 0) | (rows.timestamps_ms > LAST_MS)).any():
+            checks[Reason.BAD_TIMESTAMP] = bad
+        if settings.partitions is not None and records.partitions is not None:
+            checks[Reason.NO_SUCH_PARTITION] = _outside(records.partitions, self._partitions(topic))
+        if settings.topics is not None and topic not in settings.topics:
+            checks[Reason.UNDECLARED_TOPIC] = np.ones(len(rows), np.bool_)
+        if records.misfits is not None and records.misfits.null_count < len(rows):
+            checks[Reason.DOES_NOT_FIT] = records.misfits.is_valid().to_numpy(zero_copy_only=False)
+        refused = np.flatnonzero(np.logical_or.reduce(list(checks.values())))
+        if not len(refused):
+            return Judged(records)
+        fine = np.ones(len(rows), np.bool_)
+        fine[refused] = False
+        return self._refused(topic, records, sizes, refused, checks, fine)
+
+    def _refused(
+        self,
+        topic: str,
+        records: Addressed,
+        sizes: Int64s,
+        refused: npt.NDArray[np.int64],
+        checks: dict[Reason, npt.NDArray[np.bool_]],
+        fine: npt.NDArray[np.bool_],
+    ) -> Judged:
+        by_topic: dict[str, _Letters] = {}
+        dropped = 0
+        for index in refused.tolist():
+            reason = next(one for one in Reason if one in checks and checks[one][index])
+            sentence = self._sentence(reason, topic, records, index, int(sizes[index]))
+            match self._policy(reason):
+                case (OnRefusal.DEAD_LETTER, str(name)):
+                    letters = by_topic.setdefault(name, _Letters(name))
+                    self._add(letters, reason, sentence, topic, records, index, int(sizes[index]))
+                case (OnRefusal.DROP, _):
+                    dropped += 1
+                case _:
+                    raise refused_record(sentence, topic)
+        made = tuple((name, _addressed(letters)) for name, letters in by_topic.items())
+        return Judged(records.take(np.flatnonzero(fine)), made, dropped)
+
+    def _policy(self, reason: Reason) -> tuple[OnRefusal, str | None]:
+        settings = self._settings
+        if reason is Reason.OVERSIZE:
+            return settings.oversize, settings.dead_letter_topic
+        return settings.bad_record, settings.bad_record_topic
+
+    def _partitions(self, topic: str) -> int:
+        return (self._settings.partitions or {}).get(topic, 0)
+
+    def _sentence(self, reason: Reason, topic: str, records: Addressed, index: int, size: int) -> str:
+        rows = records.rows
+        match reason:
+            case Reason.DOES_NOT_FIT:
+                return f"a record for topic {topic} does not fit its format: {records.misfits[index].as_py()}"
+            case Reason.UNDECLARED_TOPIC:
+                return f"a record names the topic {topic}, which the sink does not declare"
+            case Reason.NO_SUCH_PARTITION:
+                named = records.partitions[index].as_py()
+                return unknown_partition(topic, named, self._partitions(topic))
+            case Reason.BAD_TIMESTAMP:
+                at_ms = int(rows.timestamps_ms[index])
+                where = "before 1970" if at_ms < 0 else "after 9999"
+                return f"a record for topic {topic} has a timestamp of {at_ms} ms, {where}"
+            case Reason.OVERSIZE:
+                key_bytes = max(0, int(lengths(rows.keys)[index]))
+                return (
+                    f"a record for topic {topic} takes up to {size} bytes and the limit is "
+                    f"{self._settings.record_limit_bytes} (its key: {key_bytes} bytes); raise "
+                    "max_record_bytes and the topic's max.message.bytes, or choose another oversize policy"
+                )
+
+    def _add(
+        self,
+        letters: _Letters,
+        reason: Reason,
+        sentence: str,
+        topic: str,
+        records: Addressed,
+        index: int,
+        size: int,
+    ) -> None:
+        """Add what tells of a refused record: whole if the dead-letter topic takes it, else its head."""
+        rows = records.rows
+        key, value = rows.keys[index].as_py(), rows.values[index].as_py()
+        own = self._own_headers(rows, index)
+        about = self._about(reason, sentence, topic, records, index, size)
+        if topic == letters.topic:
+            # A dead letter itself, which says already where it comes from.
+            about = [one for one in about if one[0] == _SIZE]
+        headers = [*own, *about, *self._common]
+        if reason is Reason.OVERSIZE or not self._fits(key, value, headers):
+            key = key if key is None or len(key) <= _DEAD_LETTER_BYTES else None
+            value = None if value is None else value[:_DEAD_LETTER_BYTES]
+            if not self._fits(key, value, headers):
+                headers = [*about, (_LEFT_OUT, str(len(own)).encode()), *self._common]
+        at_ms = int(rows.timestamps_ms[index])
+        letters.keys.append(key)
+        letters.values.append(value)
+        letters.headers.append([{"key": name, "value": content} for name, content in headers])
+        letters.timestamps_ms.append(at_ms if 0 <= at_ms <= LAST_MS else self._clock.wall_ms())
+
+
+def _bounded(text: str) -> bytes:
+    """Return text of a header, cut at a letter: names and reasons may hold whatever a record holds."""
+    return text.encode()[:_DEAD_LETTER_BYTES].decode(errors="ignore").encode()
+
+
+def prefixed(common: CommonHeaders, headers: Column) -> Any:
+    """Return a column of headers with `common` in front of each list; null counts as an empty list."""
+    if isinstance(headers, pa.ChunkedArray):
+        headers = headers.combine_chunks()
+    counts = headers.value_lengths().fill_null(0).to_numpy().astype(np.int64)
+    entry = HEADERS_TYPE.value_type
+    ahead = pa.array([{"key": name, "value": content} for name, content in common], entry)
+    entries = pa.concat_arrays([ahead, headers.flatten().cast(entry)])
+    ends = np.cumsum(counts + len(common))
+    begins = ends - counts - len(common)
+    places = np.arange(int(ends[-1]) if len(ends) else 0)
+    within = places - np.repeat(begins, counts + len(common))
+    # Where the entries of a row begin among those of all rows, behind the common ones.
+    firsts = np.repeat(np.cumsum(counts) - counts, counts + len(common))
+    chosen = np.where(within < len(common), within, within + firsts)
+    offsets = np.concatenate((np.zeros(1, np.int64), ends)).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), entries.take(pa.array(chosen)), type=HEADERS_TYPE)
+
+
+def _outside(partitions: Any, count: int) -> npt.NDArray[np.bool_]:
+    given = partitions.is_valid().to_numpy(zero_copy_only=False)
+    named = partitions.fill_null(0).to_numpy()
+    found: npt.NDArray[np.bool_] = given & ((named < 0) | (named >= count))
+    return found
+
+
+def _addressed(letters: _Letters) -> Addressed:
+    return Addressed.of(
+        pa.array(letters.keys, pa.binary()),
+        pa.array(letters.values, pa.binary()),
+        pa.array(letters.headers, HEADERS_TYPE),
+        None,
+        None,
+        np.array(letters.timestamps_ms, np.int64),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Hashes of whole columns: the partition of a key, and the digest of a set of rows.
+#
+# Both read a column's bytes as one array of machine words, each value padded to a whole number of words
+# with zeros, so that numpy works on all values at once. Rules of this file:
+#
+# - The partition of a key is that of Kafka's Java client and of every client that follows it.
+# - A digest is a stored fact: the same rows give the same number in every process and version, in
+#   whatever order they come and however they are cut into pieces.
+
+
+UInt32s = npt.NDArray[np.uint32]
+UInt64s = npt.NDArray[np.uint64]
+
+_WORD_BYTES = 8
+#: MurmurHash2's constants, with the seed that Kafka chose.
+_SEED = np.uint32(0x9747B28C)
+_FACTOR = np.uint32(0x5BD1E995)
+#: The finalizer of MurmurHash3 and the golden ratio, for digests. Changing one changes every digest.
+_FIRST_FACTOR = np.uint64(0xFF51AFD7ED558CCD)
+_SECOND_FACTOR = np.uint64(0xC4CEB9FE1A85EC53)
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_NULL = np.uint64(0x6E756C6C6E756C6C)
+
+
+def partitions_for_keys(keys: Column, partitions: int) -> npt.NDArray[np.int32]:
+    """Return the partition of each key, -1 for a null key, which may go anywhere.
+
+    Equal to what the Java producer's built-in partitioner and Spark's Kafka sink choose for a
+    topic of `partitions` partitions.
+
+    Raises
+    ------
+    SchemaError
+        If `keys` is neither a binary nor a string column.
+    """
+    keys = binary(keys)
+    chosen = ((murmur2(keys) & np.uint32(0x7FFFFFFF)) % np.uint32(partitions)).astype(np.int32)
+    chosen[lengths(keys) < 0] = -1
+    return chosen
+
+
+def murmur2(keys: Column) -> UInt32s:
+    """Return the MurmurHash2 of each key as Kafka computes it; that of a null key means nothing."""
+    keys = binary(keys)
+    sizes = np.maximum(lengths(keys), 0)
+    # Longest first: the keys that still have a word to mix in are then a leading part.
+    order = np.argsort(-sizes, kind="stable")
+    sizes = sizes[order]
+    data, begins = _words(keys)
+    halves = data.view(np.dtype("<u4"))
+    firsts = begins[:-1][order] * 2
+    whole = sizes // 4
+    mixed = halves * _FACTOR
+    mixed ^= mixed >> np.uint32(24)
+    mixed *= _FACTOR
+    hashed = _SEED ^ sizes.astype(np.uint32)
+    for word, longer in enumerate((len(whole) - np.cumsum(np.bincount(whole)))[:-1].tolist()):
+        hashed[:longer] *= _FACTOR
+        hashed[:longer] ^= mixed[firsts[:longer] + word]
+    tailed = np.flatnonzero(sizes % 4)
+    hashed[tailed] = (hashed[tailed] ^ halves[(firsts + whole)[tailed]]) * _FACTOR
+    hashed ^= hashed >> np.uint32(13)
+    hashed *= _FACTOR
+    hashed ^= hashed >> np.uint32(15)
+    in_order = np.empty_like(hashed)
+    in_order[order] = hashed
+    return in_order
+
+
+def row_digest(columns: Sequence[Column]) -> int:
+    """Return the sum of :func:`row_hashes` modulo 2**64.
+
+    The digest of rows is the sum of the digests of their parts, whatever the order, and that of
+    no rows is 0. It finds loss, duplication and change by accident; it is no signature.
+    """
+    return int(row_hashes(columns).sum(dtype=np.uint64)) if columns else 0
+
+
+def row_hashes(columns: Sequence[Column]) -> UInt64s:
+    """Return a 64-bit hash of each row.
+
+    Equal for equal rows only, but for chance: null is not empty, a value does not run over into
+    the next column, and the order of the columns counts. Widths do not: int32 and int64, string
+    and binary of the same bytes hash alike.
+
+    Parameters
+    ----------
+    columns
+        At least one; binary, string, integer, boolean or timestamp columns, and lists and
+        structs of these, such as Kafka's headers.
+
+    Raises
+    ------
+    SchemaError
+        If a column is of another type, or the columns differ in length.
+    """
+    # Not zero, so that a row of nothing but empty values and zeros counts in a digest.
+    hashes = np.full(len(columns[0]), _STEP, np.uint64)
+    for column in columns:
+        if len(column) != len(hashes):
+            raise SchemaError(f"Columns of {len(hashes)} and of {len(column)} rows are no rows together")
+        whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        hashes = _mixed(hashes + _column_hashes(whole))
+    return hashes
+
+
+def _column_hashes(column: Any) -> UInt64s:
+    kind = column.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        counts = pc.list_value_length(column).fill_null(0).to_numpy().astype(np.int64)
+        begins = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+        hashes = _folded(_column_hashes(column.flatten()), begins) + counts.astype(np.uint64)
+    elif pa.types.is_struct(kind):
+        hashes = row_hashes(column.flatten())
+    elif pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_timestamp(kind):
+        hashes = column.cast(pa.int64(), safe=False).fill_null(0).to_numpy().view(np.uint64).copy()
+    else:
+        column = binary(column)
+        hashes = _folded(*_words(column)) + lengths(column).astype(np.uint64)
+    hashes = _mixed(hashes)
+    if column.null_count:
+        hashes[column.is_null().to_numpy(zero_copy_only=False)] = _NULL
+    return hashes
+
+
+def _words(column: Any) -> tuple[UInt64s, Int64s]:
+    """Return the words of all values of a ``pa.LargeBinaryArray``, and where those of each begin."""
+    zeros = pa.array([bytes(size) for size in range(_WORD_BYTES)], pa.large_binary())
+    missing = -np.maximum(lengths(column), 0) % _WORD_BYTES
+    padded = joined(column, zeros.take(pa.array(missing)))
+    begins = extents(padded)
+    data = np.frombuffer(padded.buffers()[2] or b"", np.dtype("<u8"), count=int(begins[-1]) // _WORD_BYTES)
+    return data, begins // _WORD_BYTES
+
+
+def _folded(words: UInt64s, begins: Int64s) -> UInt64s:
+    """Hash together the words from each begin to the next; the place of a word counts."""
+    places = np.arange(len(words)) - np.repeat(begins[:-1], np.diff(begins))
+    total = np.zeros(len(words) + 1, np.uint64)
+    np.cumsum(_mixed(words + places.astype(np.uint64) * _STEP), out=total[1:])
+    return np.diff(total[begins])
+
+
+def _mixed(words: UInt64s) -> UInt64s:
+    """Spread every bit of each word over all of its bits, in place."""
+    words ^= words >> np.uint64(33)
+    words *= _FIRST_FACTOR
+    words ^= words >> np.uint64(33)
+    words *= _SECOND_FACTOR
+    words ^= words >> np.uint64(33)
+    return words
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Which topic and partition every record goes to: whole columns in, columns per partition out.
+#
+# The rules are those of Kafka's Java producer: an explicit partition wins, then the key decides (murmur2),
+# and records without key fill one partition with a batch's worth before they turn to the next one, starting
+# anywhere. Records of one partition keep their order.
+
+
+#: What a record takes beside key and value, about; only the spreading goes by it.
+_ABOUT_OVERHEAD_BYTES = 16
+_NO_PARTITION = -1
+#: Up to here partition numbers fit 16 bits, which numpy sorts ten times faster.
+_FAST_SORT_PARTITIONS = 2**15
+
+
+def by_topic(records: Addressed, default: str | None) -> Iterator[tuple[str, Addressed]]:
+    """Yield the rows of each topic.
+
+    Raises
+    ------
+    BadRecordError
+        If a record names no topic and there is no default one.
+    """
+    topics = records.topics
+    if not is_column(topics) or topics.null_count == len(topics):
+        named = topics if isinstance(topics, str) else default
+        if named is None:
+            raise no_topic()
+        yield named, records
+        return
+    if topics.null_count:
+        if default is None:
+            raise no_topic()
+        topics = topics.fill_null(default)
+    coded = topics.dictionary_encode()
+    names, codes = coded.dictionary.to_pylist(), coded.indices.to_numpy(zero_copy_only=False)
+    if len(names) == 1:
+        yield names[0], replace(records, topics=names[0])
+        return
+    for code, name in enumerate(names):
+        yield name, replace(records.take(np.flatnonzero(codes == code)), topics=name)
+
+
+class Spreader:
+    """Chooses partitions for the records without key, one batch's worth after the other.
+
+    Parameters
+    ----------
+    run_bytes
+        How much goes to one partition in a row.
+    start
+        Chooses below a number where a topic begins, so that small transactions do not all fill
+        the same partition.
+    """
+
+    def __init__(self, run_bytes: int, start: Callable[[int], int] = random.randrange) -> None:
+        self._run_bytes, self._start = run_bytes, start
+        self._positions: dict[str, tuple[int, int]] = {}
+
+    def spread(self, topic: str, sizes: Int64s, partitions: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return one of `partitions` for each record, given the bytes each takes."""
+        position, filled = self._positions.get(topic) or (self._start(len(partitions)), 0)
+        ends = filled + np.cumsum(sizes)
+        runs = (ends - sizes) // self._run_bytes
+        last = int(runs[-1])
+        self._positions[topic] = (position + last, int(ends[-1]) - last * self._run_bytes)
+        chosen: npt.NDArray[Any] = partitions[(position + runs) % len(partitions)]
+        return chosen
+
+
+def by_partition(
+    topic: str, records: Addressed, layout: TopicLayout, spreader: Spreader
+) -> Mapping[int, Rows]:
+    """Return the rows of each partition of `topic`, in their order.
+
+    Raises
+    ------
+    BadRecordError
+        If a record names a partition that the topic does not have.
+    """
+    rows, count = records.rows, len(layout.leaders)
+    chosen = _explicit(topic, records.partitions, len(rows), count)
+    undecided = chosen == _NO_PARTITION
+    if undecided.all():
+        chosen = partitions_for_keys(rows.keys, count).astype(np.int64)
+    elif undecided.any():
+        by_key = partitions_for_keys(rows.keys, count)
+        chosen[undecided] = by_key[undecided]
+    keyless = chosen == _NO_PARTITION
+    if keyless.any():
+        sizes = np.maximum(lengths(rows.values), 0)[keyless] + _ABOUT_OVERHEAD_BYTES
+        chosen[keyless] = spreader.spread(topic, sizes, _led(layout))
+    return _grouped(rows, chosen, count)
+
+
+def _explicit(topic: str, partitions: Any, records: int, count: int) -> Int64s:
+    if partitions is None:
+        return np.full(records, _NO_PARTITION, np.int64)
+    given = ~partitions.is_null().to_numpy(zero_copy_only=False)
+    named: Int64s = partitions.fill_null(_NO_PARTITION).to_numpy().copy()
+    wrong = named[given & ((named < 0) | (named >= count))]
+    if len(wrong):
+        raise no_such_partition(topic, int(wrong[0]), count)
+    return named
+
+
+def _led(layout: TopicLayout) -> npt.NDArray[Any]:
+    """Return the partitions that have a leader, or all of them while none has."""
+    leaders = np.array(layout.leaders)
+    return np.flatnonzero(leaders >= 0) if (leaders >= 0).any() else np.arange(len(leaders))
+
+
+def _grouped(rows: Rows, chosen: Int64s, count: int) -> Mapping[int, Rows]:
+    sizes = np.bincount(chosen, minlength=count)
+    used = np.flatnonzero(sizes)
+    if len(used) == 1:
+        return {int(used[0]): rows}
+    narrow = np.int16 if count <= _FAST_SORT_PARTITIONS else np.int64
+    # Stable: the records of a partition keep their order.
+    ordered = rows.take(np.argsort(chosen.astype(narrow), kind="stable"))
+    begins = np.concatenate(([0], np.cumsum(sizes)))
+    return {int(p): ordered.slice(int(begins[p]), int(sizes[p])) for p in used}

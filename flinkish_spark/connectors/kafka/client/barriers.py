@@ -1,0 +1,381 @@
+"""Barrier records: how a job tells the readers of its topic where its checkpoints end."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Any
+
+import kafka.errors as kafka_errors
+import pyarrow as pa
+from kafka.admin import ConfigResource, ConfigResourceType
+
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, unknown_topic
+from flinkish_spark.connectors.kafka.client.batches import RawBatch, control_type, decode
+from flinkish_spark.connectors.kafka.client.client import WIRES, FetchClient, Isolation, KafkaWire, WirePool
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.producer import StagedTransaction
+from flinkish_spark.connectors.kafka.client.reader import (
+    FetchedBatches,
+    OffsetRange,
+    RangeFetches,
+    _bounds,
+    visible,
+)
+from flinkish_spark.connectors.kafka.client.settings import ReaderSettings, StagingSettings
+from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable
+from flinkish_spark.core.clock import Clock, SystemClock
+from flinkish_spark.core.errors import AuthorizationError, CorruptObjectError, InternalError
+from flinkish_spark.protocol.codec import Stored
+from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage, Place, SinkUid
+
+# ----------------------------------------------------------------------------------------------------------
+# Barrier records: how a job tells the readers of its topic where its checkpoints end.
+#
+# A barrier record is an ordinary record of the topic with the header :data:`BARRIER_HEADER`, and with
+# neither key nor value, so that most consumers skip it without knowing what it is. In a compacted topic,
+# which takes no record without key, its key is :data:`BARRIER_KEY` and it is a tombstone. Nothing here
+# talks to a broker.
+#
+# The promise of the record of checkpoint n in a partition: every record of the checkpoint lies before it
+# and every later record of the same sink behind it. All barrier records of one checkpoint are one
+# transaction, so either all partitions show it or none does.
+
+
+#: Header of a barrier record; no other record may have it.
+BARRIER_HEADER = "flinkish-barrier"
+#: Key of a barrier record, in compacted topics only.
+BARRIER_KEY = b"flinkish-barrier"
+_FORMAT = 1
+
+
+class BarrierRecords(enum.Enum):
+    """Whether a Kafka sink writes barrier records into its topic."""
+
+    NONE = "NONE"
+    #: One in every partition for every checkpoint.
+    EACH_CHECKPOINT = "EACH_CHECKPOINT"
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierMark(Stored):
+    """What a barrier record says.
+
+    Parameters
+    ----------
+    job, sink
+        Who wrote it.
+    checkpoint, lineage
+        The upstream checkpoint. Ids rise along a partition and may skip.
+    partitions
+        How many partitions of the topic got one; those added later have no barrier of this checkpoint.
+    previous
+        The checkpoint whose barrier records the same sink staged right before; None if it had staged
+        none since it started. Between the two there is no other. They may have been aborted.
+    written_at_ms
+        Wall clock.
+
+    Examples
+    --------
+    >>> mark = BarrierMark(JobUuid("0" * 32), "out", CheckpointId(7), Lineage(0), 2, None, 1_000)
+    >>> BarrierMark.from_header(mark.to_header()) == mark
+    True
+    """
+
+    job: JobUuid
+    sink: SinkUid
+    checkpoint: CheckpointId
+    lineage: Lineage
+    partitions: int
+    previous: CheckpointId | None
+    written_at_ms: int
+
+    def to_header(self) -> bytes:
+        """Return the value of the record's header."""
+        content = {"format": _FORMAT, **self.to_json()}
+        return json.dumps(content, separators=(",", ":")).encode("ascii")
+
+    @classmethod
+    def from_header(cls, value: bytes | None) -> BarrierMark:
+        """Return what :meth:`to_header` wrote.
+
+        Raises
+        ------
+        CorruptObjectError
+            It is none of ours, or of a newer format.
+        """
+        try:
+            content: Mapping[str, Any] = json.loads(value or b"")
+            if content["format"] != _FORMAT:
+                raise ValueError(f"it has format {content['format']!r}, and only {_FORMAT} can be read")
+            return cls.from_json(content)
+        except (ValueError, KeyError, TypeError) as wrong:
+            raise CorruptObjectError(
+                f"a record has the header '{BARRIER_HEADER}' and is no barrier record of this version",
+                why=str(wrong),
+                what_to_do="find out who wrote it: the header belongs to this package, and a newer version "
+                "of it may write another format",
+            ) from wrong
+
+
+def mark_in(headers: Iterable[Mapping[str, Any]] | None) -> BarrierMark | None:
+    """Return the mark among a record's headers, None if it is an ordinary record.
+
+    Parameters
+    ----------
+    headers
+        Entries with ``key`` and ``value``, as in Spark's headers column.
+
+    Raises
+    ------
+    CorruptObjectError
+        The header is there and cannot be read.
+    """
+    for entry in headers or ():
+        if entry["key"] == BARRIER_HEADER:
+            return BarrierMark.from_header(entry["value"])
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Finding barrier records in a range of a partition, without looking into any other record.
+#
+# A barrier record is alone in its batch and its batch is transactional: all other batches are passed over
+# by their headers. What is not visible to a read_committed reader is not found.
+
+
+_CLOCK = SystemClock()
+#: The record of a barrier holds its mark and nothing else.
+_MOST_BARRIER_BYTES = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class SeenBarrier:
+    """A visible barrier record and where it is."""
+
+    offset: int
+    mark: BarrierMark
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """What a range holds.
+
+    Parameters
+    ----------
+    end
+        Behind the last visible record, barrier records included; the start of the range if there is none.
+        Markers of transactions and what was aborted are no records.
+    barriers
+        In the order of the log.
+    """
+
+    end: int
+    barriers: tuple[SeenBarrier, ...]
+
+
+class BarrierScanner:
+    """Scans ranges of partitions one after the other; used by one thread, keeps nothing.
+
+    Parameters
+    ----------
+    connection
+        Where Kafka is.
+    settings
+        How to read; always read_committed, whatever they say.
+    pool, clock
+        Replaceable in tests.
+    """
+
+    def __init__(
+        self,
+        connection: KafkaConnection,
+        settings: ReaderSettings,
+        *,
+        pool: WirePool = WIRES,
+        clock: Clock = _CLOCK,
+    ) -> None:
+        self._connection, self._pool, self._clock = connection, pool, clock
+        self._settings = replace(settings, isolation=Isolation.READ_COMMITTED)
+
+    def scan(self, place: Place, start: int, end: int) -> Scanned:
+        """Return what lies between two offsets, `end` not included.
+
+        Raises
+        ------
+        InputLostError, BrokerUnavailableError, AuthorizationError
+            As :meth:`~flinkish_spark.connectors.kafka.client.reader.RangeReader.read`.
+        CorruptObjectError
+            A barrier record cannot be read.
+        """
+        if start >= end:
+            return Scanned(start, ())
+        wanted = OffsetRange(*place, start, end)
+        with self._pool.wire(self._connection) as wire:
+            fetches = RangeFetches(
+                FetchClient(wire), lambda: _bounds(wire, wanted), wanted, self._settings, self._clock
+            )
+            return scanned(wanted, iter(fetches.take, None))
+
+
+def scanned(wanted: OffsetRange, answers: Iterable[FetchedBatches]) -> Scanned:
+    """Return what the answers to the Fetches of a range hold.
+
+    Parameters
+    ----------
+    answers
+        As :class:`~flinkish_spark.connectors.kafka.client.reader.RangeFetches` takes them.
+    """
+    behind, barriers = wanted.start, []
+    for batch in _visible(wanted, answers):
+        behind = max(behind, min(batch.header.last_offset + 1, wanted.end))
+        seen = _barrier_in(batch, wanted)
+        if seen is not None and wanted.start <= seen.offset < wanted.end:
+            barriers.append(seen)
+    return Scanned(behind, tuple(barriers))
+
+
+def _visible(wanted: OffsetRange, answers: Iterable[FetchedBatches]) -> Iterator[RawBatch]:
+    for fetched in answers:
+        inside = takewhile(lambda raw: raw.header.base_offset < wanted.end, fetched.batches)
+        seen = visible(
+            inside, fetched.aborted, Isolation.READ_COMMITTED, lambda raw: raw.header, control_type
+        )
+        # A batch may have lost its records to compaction, or have them all before the range.
+        yield from (raw for raw in seen if raw.header.records and raw.header.last_offset >= wanted.start)
+
+
+def _barrier_in(raw: RawBatch, wanted: OffsetRange) -> SeenBarrier | None:
+    header = raw.header
+    if header.records != 1 or not header.is_transactional or len(raw.body) > _MOST_BARRIER_BYTES:
+        return None
+    record = decode(raw, with_headers=True)
+    assert record.headers is not None
+    try:
+        mark = mark_in(record.headers[0].as_py())
+    except CorruptObjectError as broken:
+        place = f"{wanted.topic}-{wanted.partition} at offset {header.base_offset}"
+        broken.add_note(f"The record is in {place}.")
+        raise
+    return None if mark is None else SeenBarrier(int(record.offsets[0]), mark)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Writing the barrier records of one checkpoint: a transaction of its own, left open like a task's.
+#
+# On the driver, after every task of the micro-batch that carries the barrier has flushed and before the
+# next micro-batch begins. So the offsets of the barrier records lie behind every record of the checkpoint
+# and before every later one, whatever becomes visible first: a read_committed reader never passes an open
+# transaction.
+
+
+_POLICY = "cleanup.policy"
+
+
+class BarrierWriter:
+    """Stages the barrier records of one sink, checkpoint after checkpoint; used by one thread.
+
+    Keeps which barrier it staged last. A crash loses that, which costs readers a longer look ahead
+    and nothing else.
+
+    Parameters
+    ----------
+    connection
+        Where Kafka is.
+    topic
+        The sink's topic.
+    job, sink
+        Who writes.
+    transaction_timeout_ms
+        The sink's: the barrier records have to wait as long as its data.
+    pool, clock
+        Replaceable in tests.
+    """
+
+    def __init__(
+        self,
+        connection: KafkaConnection,
+        topic: str,
+        job: JobUuid,
+        sink: str,
+        transaction_timeout_ms: int,
+        *,
+        pool: WirePool = WIRES,
+        clock: Clock = _CLOCK,
+    ) -> None:
+        self._connection, self._topic = connection, topic
+        self._job, self._sink = job, sink
+        self._timeout_ms = transaction_timeout_ms
+        self._pool, self._clock = pool, clock
+        self._previous: CheckpointId | None = None
+        with pool.wire(connection) as wire:
+            self._key = BARRIER_KEY if is_compacted(wire, topic) else None
+
+    def stage(self, checkpoint: CheckpointId, lineage: Lineage, transactional_id: str) -> KafkaCommittable:
+        """Write one barrier record into every partition that the topic has now, and leave it open.
+
+        Parameters
+        ----------
+        transactional_id
+            Of this call alone.
+
+        Raises
+        ------
+        AuthorizationError, StagingFailed, GraphError
+            Kafka refuses, cannot be reached, or does not know the topic any more. Whoever leased
+            the transactional id aborts what is open under it.
+        """
+        partitions = self._partitions()
+        mark = BarrierMark(
+            self._job, self._sink, checkpoint, lineage, partitions, self._previous, self._clock.wall_ms()
+        )
+        settings = StagingSettings(
+            connection=self._connection,
+            transactional_id=transactional_id,
+            transaction_timeout_ms=self._timeout_ms,
+            default_topic=self._topic,
+        )
+        with StagedTransaction(settings, pool=self._pool) as transaction:
+            transaction.write(
+                pa.array([self._key] * partitions, pa.binary()),
+                pa.nulls(partitions, pa.binary()),
+                ((BARRIER_HEADER, mark.to_header()),),
+                partitions=pa.array(range(partitions), pa.int32()),
+                timestamps_ms=mark.written_at_ms,
+            )
+            committable = transaction.prepare()
+        if committable is None:
+            raise InternalError(f"the topic '{self._topic}' has {partitions} partitions for a barrier")
+        self._previous = checkpoint
+        return committable
+
+    def _partitions(self) -> int:
+        """Ask Kafka now: what is known from before may be older than partitions that have records."""
+        with self._pool.wire(self._connection) as wire:
+            found = KafkaAdmin.over(wire).topics([self._topic])
+        if self._topic not in found:
+            raise unknown_topic(self._topic, self._connection.servers, of=f"sink '{self._sink}'")
+        return found[self._topic].partitions
+
+
+def is_compacted(wire: KafkaWire, topic: str) -> bool:
+    """Return whether a topic keeps only the newest record of a key, and refuses records without one.
+
+    False where its settings are hidden.
+    """
+
+    def read(admin: Any) -> str:
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic, {_POLICY: None})
+        try:
+            found = admin.describe_configs([resource], config_filter="all")
+        except kafka_errors.UnknownTopicOrPartitionError:
+            return ""
+        return str(found.get("topic", {}).get(topic, {}).get(_POLICY, {}).get("value"))
+
+    try:
+        return "compact" in wire.call(f"read the settings of topic {topic}", read)
+    except AuthorizationError:
+        return False

@@ -1,0 +1,1057 @@
+"""Kafka record batches (format v2, KIP-98) to Arrow columns and back, with their compression."""
+
+from __future__ import annotations
+
+import enum
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from crc32c import crc32c
+
+from flinkish_spark.connectors.kafka.client.client import Marker
+from flinkish_spark.core.errors import BadRecordError, EnvironmentFault, SchemaError
+from flinkish_spark.types.record_time import Int64s
+
+# ----------------------------------------------------------------------------------------------------------
+# The compression codecs of Kafka's record batches, by pyarrow's codecs.
+#
+# Three formats differ from what a general library writes, and Kafka's Java reader knows no others:
+#
+# - snappy is cut into blocks behind a header of xerial's snappy-java; librdkafka writes it without
+#   either, and readers take both.
+# - lz4 is a frame whose blocks are independent. pyarrow's own frames link their blocks, which the
+#   Java reader refuses, so the frame is built here, around raw blocks.
+# - zstd and gzip are the usual formats; a Java writer leaves the uncompressed size out.
+
+
+#: What Java writes: bytes of uncompressed data per block.
+_SNAPPY_BLOCK = 32 * 1024
+_LZ4_BLOCK = 64 * 1024
+#: Xerial's magic, then its version and the oldest version that can read it, both 1.
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
+#: Magic; version 1 with independent blocks and no checksums; 64 KB blocks; checksum of these two.
+_LZ4_HEADER = struct.pack("<I", 0x184D2204) + b"\x60\x40\x82"
+_LZ4_END = struct.pack("<I", 0)
+#: Set in the length of a block that is stored as it is.
+_LZ4_STORED = 0x8000_0000
+#: Snappy's densest element makes 64 bytes of 3, so a larger claim is not worth the memory.
+_SNAPPY_MOST = 22
+
+
+class Codec(enum.IntEnum):
+    """How the records of a batch are compressed; the numbers are the protocol's."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+#: Kafka's default levels; pyarrow's are 9 and 1.
+_LEVELS = {Codec.GZIP: 6, Codec.ZSTD: 3}
+
+
+def require_codec(codec: Codec) -> None:
+    """Check that records can be compressed here; called before anything starts.
+
+    Raises
+    ------
+    EnvironmentFault
+        The installed pyarrow was built without the codec.
+    """
+    if codec is not Codec.NONE and not pa.Codec.is_available(codec.name.lower()):
+        raise EnvironmentFault(
+            f"the installed pyarrow cannot compress with {codec.name.lower()}",
+            what_to_do="install pyarrow from PyPI, whose wheels have every codec, or choose another one",
+            codec=codec.name.lower(),
+        )
+
+
+class UnreadableCompression(EnvironmentFault):
+    """Compressed data that ends early, or is not what its codec writes."""
+
+
+def compress(codec: Codec, data: bytes | memoryview) -> bytes:
+    """Return `data` as Kafka's Java reader of `codec` takes it.
+
+    The result of incompressible data is a little larger than `data`.
+    """
+    match codec:
+        case Codec.NONE:
+            return bytes(data)
+        case Codec.SNAPPY:
+            return b"".join(_snappy_blocks(memoryview(data)))
+        case Codec.LZ4:
+            return b"".join(_lz4_frame(memoryview(data)))
+        case Codec.GZIP | Codec.ZSTD:
+            arrow = pa.Codec(codec.name.lower(), compression_level=_LEVELS[codec])
+            return bytes(arrow.compress(data, asbytes=True))
+
+
+def decompress(codec: Codec, data: bytes | memoryview) -> bytes:
+    """Return what was compressed into `data`, by a Java, C or Python client.
+
+    Raises
+    ------
+    UnreadableCompression
+        If `data` ends early or is not what `codec` writes.
+    """
+    try:
+        match codec:
+            case Codec.NONE:
+                return bytes(data)
+            case Codec.SNAPPY if data[: len(_XERIAL_MAGIC)] == _XERIAL_MAGIC:
+                return b"".join(_xerial_blocks(memoryview(data)))
+            case Codec.SNAPPY:
+                return _snappy_block(memoryview(data))
+            case Codec.GZIP | Codec.LZ4 | Codec.ZSTD:
+                # A stream, because only a stream does without the uncompressed size.
+                with pa.CompressedInputStream(pa.BufferReader(data), codec.name.lower()) as stream:
+                    return bytes(stream.read())
+    except (OSError, ValueError) as broken:
+        what = f"{len(data)} bytes are not {codec.name} data"
+        raise UnreadableCompression(what, why=str(broken)) from broken
+
+
+def _snappy_blocks(data: memoryview) -> Iterator[bytes]:
+    snappy = pa.Codec("snappy")
+    yield _XERIAL_HEADER
+    for start in range(0, len(data), _SNAPPY_BLOCK):
+        block = snappy.compress(data[start : start + _SNAPPY_BLOCK], asbytes=True)
+        yield struct.pack(">i", len(block))
+        yield block
+
+
+def _xerial_blocks(data: memoryview) -> Iterator[bytes]:
+    position = len(_XERIAL_HEADER)
+    if len(data) < position:
+        raise ValueError("the header ends early")
+    while position < len(data):
+        if position + 4 > len(data):
+            raise ValueError("a block's length ends early")
+        (length,) = struct.unpack_from(">i", data, position)
+        position += 4
+        if not 0 < length <= len(data) - position:
+            raise ValueError(f"a block claims {length} bytes, {len(data) - position} are left")
+        yield _snappy_block(data[position : position + length])
+        position += length
+
+
+def _snappy_block(block: memoryview) -> bytes:
+    """Decompress a block, which starts with its uncompressed size as a varint of 32 bits."""
+    size = shift = 0
+    for byte in block[:5]:
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    else:
+        raise ValueError("a block's size ends early")
+    if size > _SNAPPY_MOST * len(block):
+        raise ValueError(f"a block of {len(block)} bytes claims to hold {size}")
+    return bytes(pa.Codec("snappy").decompress(block, decompressed_size=size, asbytes=True))
+
+
+def _lz4_frame(data: memoryview) -> Iterator[bytes | memoryview]:
+    lz4 = pa.Codec("lz4_raw")
+    yield _LZ4_HEADER
+    for start in range(0, len(data), _LZ4_BLOCK):
+        stored = data[start : start + _LZ4_BLOCK]
+        block = lz4.compress(stored, asbytes=True)
+        # A block may not be larger than the frame's block size.
+        if len(block) < len(stored):
+            yield struct.pack("<I", len(block))
+            yield block
+        else:
+            yield struct.pack("<I", len(stored) | _LZ4_STORED)
+            yield stored
+    yield _LZ4_END
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Arrow columns to Kafka record batches: the writing half of the record format v2 (KIP-98, magic 2).
+#
+# No record exists as a Python object on the way. numpy writes the few bytes between the fields of all
+# records, varints all of them; Arrow joins these with keys, values and headers, and the joined column's
+# data is the body of the batches. Rules of this file:
+#
+# - One call encodes the records of one partition, in their order; it may make several batches.
+# - A batch that compression would not shrink is sent uncompressed: the codec is a property of the
+#   batch, and so no batch is larger than the limit that its uncompressed records obey.
+# - What every batch of a producer is, transactional or not, its attributes say; the caller knows.
+
+
+#: An Arrow column, in one piece or several; pyarrow is untyped.
+Column = Any
+#: Headers that every record of a call gets.
+CommonHeaders = Sequence[tuple[str, bytes | None]]
+
+#: The type of Spark's headers column.
+HEADERS_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+#: Base offset, length of what follows, partition leader epoch, magic, CRC-32C of what follows.
+UNCHECKED = struct.Struct(">qiibI")
+#: Attributes, last offset delta, base and maximum timestamp, producer id and epoch, base
+#: sequence, number of records.
+CHECKED = struct.Struct(">hiqqqhii")
+BATCH_OVERHEAD = UNCHECKED.size + CHECKED.size
+#: The batch's length counts from the partition leader epoch on.
+LENGTH_END = 12
+MAGIC = 2
+#: Bits of the attributes; the codec takes the lowest three.
+CODEC_BITS = 0x07
+LOG_APPEND_BIT = 0x08
+TRANSACTIONAL_BIT = 0x10
+CONTROL_BIT = 0x20
+#: What Java counts for a record beside key, value and headers, each varint at its longest.
+_MOST_RECORD_OVERHEAD = 21
+_NO_LEADER_EPOCH = -1
+_SEQUENCES = 2**31
+#: The protocol's own words for a batch that repeats cannot be told from.
+_NO_PRODUCER = _NO_SEQUENCE = -1
+_NO_HEADERS = b"\x00"
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedBatch:
+    """One record batch, ready for a Produce request; the broker sets its base offset.
+
+    Attributes
+    ----------
+    data
+        The whole batch.
+    records
+        How many records it holds, at least one.
+    base_sequence
+        The sequence number of its first record.
+    """
+
+    data: bytes
+    records: int
+    base_sequence: int
+
+
+def encode_batches(
+    keys: Column,
+    values: Column,
+    headers: Column | CommonHeaders | None,
+    timestamps_ms: int | Int64s,
+    *,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    codec: Codec,
+    max_batch_bytes: int,
+    attributes: int = TRANSACTIONAL_BIT,
+) -> Iterator[EncodedBatch]:
+    """Encode the records of one partition as record batches, in their order.
+
+    Nothing happens before the first step of the iterator, which lays all records out and takes
+    about twice their size in memory; each step then compresses and seals one batch.
+
+    Parameters
+    ----------
+    keys, values
+        Binary or string columns of one length. A null key is a record without key, a null value
+        a tombstone.
+    headers
+        None, or (name, value) pairs for every record, or a column of Spark's type
+        ``array<struct<key:string,value:binary>>``, where null is a record without headers.
+    timestamps_ms
+        Milliseconds since 1970, for all records or for each.
+    producer_id, producer_epoch
+        As InitProducerId granted them; both -1 for batches without sequence numbers.
+    base_sequence
+        The sequence number of the first record; :func:`sequence_after` has the next call's.
+    max_batch_bytes
+        No batch is larger, but for one that holds a single record.
+    attributes
+        Bits that every batch has beside its codec's.
+
+    Raises
+    ------
+    BadRecordError
+        If a timestamp is negative or a header has no name.
+    SchemaError
+        If a column is of another type, or the columns differ in length.
+    """
+    layout = _Layout(keys, values, headers, timestamps_ms, max_batch_bytes - BATCH_OVERHEAD)
+    if producer_id == _NO_PRODUCER:
+        base_sequence = _NO_SEQUENCE
+    for batch in layout.batches():
+        bits, body = attributes, batch.body
+        if codec is not Codec.NONE and len(squeezed := compress(codec, body)) < len(body):
+            bits, body = bits | codec, memoryview(squeezed)
+        checked = CHECKED.pack(
+            bits,
+            batch.records - 1,
+            batch.base_timestamp_ms,
+            batch.max_timestamp_ms,
+            producer_id,
+            producer_epoch,
+            base_sequence,
+            batch.records,
+        )
+        length = BATCH_OVERHEAD - LENGTH_END + len(body)
+        crc = crc32c(body, crc32c(checked))
+        head = UNCHECKED.pack(0, length, _NO_LEADER_EPOCH, MAGIC, crc)
+        yield EncodedBatch(b"".join((head, checked, body)), batch.records, base_sequence)
+        if producer_id != _NO_PRODUCER:
+            base_sequence = sequence_after(base_sequence, batch.records)
+
+
+def sequence_after(base_sequence: int, records: int) -> int:
+    """Return the sequence number that follows `records` records; after 2**31 - 1 comes 0."""
+    return (base_sequence + records) % _SEQUENCES
+
+
+def record_sizes(keys: Column, values: Column, headers: Column | CommonHeaders | None) -> Int64s:
+    """Return for each record the most bytes that an uncompressed batch of it alone can take.
+
+    This is what the Java producer holds against ``max.request.size`` before it sends
+    (``AbstractRecords.estimateSizeInBytesUpperBound``). Parameters and errors are those of
+    :func:`encode_batches`.
+    """
+    keys, values = binary(keys), binary(values)
+    _check_rows(values, len(keys), "values")
+    content = _field_sizes(lengths(keys)) + _field_sizes(lengths(values))
+    return (
+        content
+        + _header_block_sizes(_header_blocks(headers, len(keys)))
+        + (BATCH_OVERHEAD + _MOST_RECORD_OVERHEAD)
+    )
+
+
+# -- columns ----------------------------------------------------------------------------------
+
+
+def binary(column: Column) -> Any:
+    """Return a binary or string column as one ``pa.LargeBinaryArray``, without copying its data.
+
+    Raises
+    ------
+    SchemaError
+        If the column is of another type.
+    """
+    try:
+        column = column.cast(pa.large_binary())
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as wrong:
+        raise SchemaError(f"Kafka needs binary or string data, not {column.type}", why=str(wrong)) from wrong
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def extents(column: Any) -> Int64s:
+    """Return where in its data each value of a ``pa.LargeBinaryArray`` begins, and the last ends."""
+    if not len(column):
+        return np.zeros(1, np.int64)
+    begins: Int64s = np.frombuffer(
+        column.buffers()[1], np.int64, count=len(column) + 1, offset=column.offset * 8
+    )
+    return begins
+
+
+def lengths(column: Any) -> Int64s:
+    """Return the length of each value of a ``pa.LargeBinaryArray``, -1 for null."""
+    found = np.diff(extents(column))
+    if column.null_count:
+        # Data may lie behind a null: Arrow leaves the length of such a value open.
+        found[column.is_null().to_numpy(zero_copy_only=False)] = -1
+    return found
+
+
+def joined(*pieces: Any) -> Any:
+    """Concatenate row by row; a piece is a ``pa.LargeBinaryArray``, or bytes for every row."""
+    empty = pa.scalar(b"", pa.large_binary())
+    arrow = [pa.scalar(p, pa.large_binary()) if isinstance(p, bytes) else p for p in pieces]
+    return pc.binary_join_element_wise(*arrow, empty, null_handling="replace", null_replacement="")
+
+
+# -- varints ----------------------------------------------------------------------------------
+
+
+def _zigzag(numbers: Int64s) -> npt.NDArray[np.uint64]:
+    """Map 0, -1, 1, -2 .. to 0, 1, 2, 3 .., so that small numbers of either sign are short varints."""
+    return ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
+
+
+def _varint_sizes(numbers: Int64s) -> Int64s:
+    coded = _zigzag(numbers)
+    sizes = np.ones(len(coded), np.int64)
+    septets, most = 1, int(coded.max(initial=0))
+    while most >> (7 * septets):
+        sizes += coded >= np.uint64(1 << (7 * septets))
+        septets += 1
+    return sizes
+
+
+def _varints(*fields: Int64s) -> Any:
+    """Return a column whose values are the varints of one number of each field, in this order."""
+    sizes = [_varint_sizes(field) for field in fields]
+    widths = [int(size.max(initial=1)) for size in sizes]
+    # Each byte of the longest varint of a field has a column; those that a row does not use go.
+    cells = np.empty((len(fields[0]), sum(widths)), np.uint8)
+    used = np.ones(cells.shape, np.bool_)
+    column = 0
+    for field, size, width in zip(fields, sizes, widths, strict=True):
+        coded = _zigzag(field)
+        for septet in range(width):
+            byte = (coded >> np.uint64(7 * septet)).astype(np.uint8) & 0x7F
+            cells[:, column] = byte | ((size > septet + 1).view(np.uint8) << 7)
+            if septet:
+                used[:, column] = size > septet
+            column += 1
+    return _large_binary(_running_total(sum(sizes[1:], sizes[0])), cells[used])
+
+
+def _running_total(sizes: Int64s) -> Int64s:
+    total = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=total[1:])
+    return total
+
+
+def _large_binary(begins: Int64s, data: Any) -> Any:
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(begins)), pa.py_buffer(data)]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(begins) - 1, buffers)
+
+
+def _field_sizes(lengths: Int64s) -> Int64s:
+    """Return the bytes that values of these lengths take with their lengths; -1 is null."""
+    return _varint_sizes(lengths) + np.maximum(lengths, 0)
+
+
+# -- headers ----------------------------------------------------------------------------------
+
+
+def _header_blocks(headers: Column | CommonHeaders | None, records: int) -> bytes | Any:
+    """Return what follows a record's value: one block for all records, or a column of blocks."""
+    if isinstance(headers, pa.Array | pa.ChunkedArray):
+        return _listed_headers(headers, records)
+    if not headers:
+        return _NO_HEADERS
+    names = pa.array([name for name, _value in headers], pa.string())
+    values = pa.array([value for _name, value in headers], pa.binary())
+    count = _varints(np.array([len(headers)], np.int64))
+    return b"".join([*count.to_pylist(), *_header_entries(names, values).to_pylist()])
+
+
+def _listed_headers(headers: Column, records: int) -> Any:
+    if isinstance(headers, pa.ChunkedArray):
+        headers = headers.combine_chunks()
+    kind = headers.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if not is_list or not pa.types.is_struct(kind.value_type) or kind.value_type.num_fields != 2:
+        raise SchemaError(f"Headers must be array<struct<key:string,value:binary>>, not {kind}")
+    _check_rows(headers, records, "lists of headers")
+    counts = pc.list_value_length(headers).fill_null(0).to_numpy().astype(np.int64)
+    # flatten() leaves out what lies behind null, so that the counts tell where each list begins.
+    names, values = headers.flatten().flatten()
+    entries = _header_entries(names, values)
+    begins = extents(entries)[_running_total(counts)]
+    return joined(_varints(counts), _large_binary(begins, entries.buffers()[2]))
+
+
+def _check_rows(column: Any, records: int, what: str) -> None:
+    if len(column) != records:
+        raise SchemaError(f"{records} keys came with {len(column)} {what}")
+
+
+def _header_entries(names: Any, values: Any) -> Any:
+    """Return each header as it is written: name and value, behind their lengths."""
+    names, values = binary(names), binary(values)
+    if names.null_count:
+        raise BadRecordError("A Kafka header needs a name, and one is null")
+    return joined(_varints(lengths(names)), names, _varints(lengths(values)), values)
+
+
+def _header_block_sizes(blocks: bytes | Any) -> Int64s | int:
+    return len(blocks) if isinstance(blocks, bytes) else np.diff(extents(blocks))
+
+
+# -- layout -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    body: memoryview
+    records: int
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+
+
+class _Layout:
+    """The records of one call, cut into batches and written one after the other.
+
+    Offset and timestamp of a record are written relative to its batch, so the cut comes first
+    and goes by what a record takes at most.
+    """
+
+    def __init__(
+        self,
+        keys: Column,
+        values: Column,
+        headers: Column | CommonHeaders | None,
+        timestamps_ms: int | Int64s,
+        max_body_bytes: int,
+    ) -> None:
+        self._keys, self._values = binary(keys), binary(values)
+        records = len(self._keys)
+        _check_rows(self._values, records, "values")
+        if np.ndim(timestamps_ms):
+            _check_rows(timestamps_ms, records, "timestamps")
+        self._timestamps = np.broadcast_to(np.asarray(timestamps_ms, np.int64), records)
+        if records and self._timestamps.min() < 0:
+            raise BadRecordError(f"A timestamp of {self._timestamps.min()} ms lies before 1970")
+        self._blocks = _header_blocks(headers, records)
+        self._key_lengths, self._value_lengths = lengths(self._keys), lengths(self._values)
+        # All but the record's length and its deltas; one byte is the record's attributes.
+        self._content = 1 + _field_sizes(self._key_lengths) + _field_sizes(self._value_lengths)
+        self._content += _header_block_sizes(self._blocks)
+        self._firsts = self._cut(max_body_bytes)
+
+    def _cut(self, max_body_bytes: int) -> Int64s:
+        """Return the first record of every batch, and the number of records."""
+        records = len(self._keys)
+        spread = int(np.ptp(self._timestamps)) if records else 0
+        most = self._content + _varint_sizes(np.array([spread, records])).sum()
+        ends = np.cumsum(most + _varint_sizes(most))
+        firsts, used = [0], 0
+        while firsts[-1] < records:
+            fitting = int(np.searchsorted(ends, used + max_body_bytes, side="right"))
+            firsts.append(max(fitting, firsts[-1] + 1))
+            used = int(ends[firsts[-1] - 1])
+        return np.array(firsts, np.int64)
+
+    def batches(self) -> Iterator[_Body]:
+        firsts = self._firsts[:-1]
+        if not len(firsts):
+            return
+        written = self._written(np.diff(self._firsts))
+        begins = extents(written)[self._firsts].tolist()
+        data = memoryview(written.buffers()[2])
+        latest = np.maximum.reduceat(self._timestamps, firsts).tolist()
+        earliest = self._timestamps[firsts].tolist()
+        records = np.diff(self._firsts).tolist()
+        for batch, base_timestamp_ms in enumerate(earliest):
+            body = data[begins[batch] : begins[batch + 1]]
+            yield _Body(body, records[batch], base_timestamp_ms, latest[batch])
+
+    def _written(self, records: Int64s) -> Any:
+        """Return the records as they are written, as a column; `records` counts those of each batch."""
+        firsts = np.repeat(self._firsts[:-1], records)
+        offset_deltas = np.arange(len(firsts)) - firsts
+        timestamp_deltas = self._timestamps - self._timestamps[firsts]
+        sizes = self._content + _varint_sizes(offset_deltas) + _varint_sizes(timestamp_deltas)
+        attributes = np.zeros(len(firsts), np.int64)
+        heads = _varints(sizes, attributes, timestamp_deltas, offset_deltas, self._key_lengths)
+        return joined(heads, self._keys, _varints(self._value_lengths), self._values, self._blocks)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Where the fields of records lie in the body of a record batch, and their columns.
+#
+# One plain loop finds where each record begins, for each length says where the next one is; numpy reads all
+# else from all records at once, and Arrow copies the fields out. Rules of this file:
+#
+# - Bytes are believed only as far as they were checked: a field ends within its record, a record
+#   within its batch, and nothing is followed before that is known.
+# - A varint may be read beyond the end of its record, for it is checked only then; zeros behind
+#   the last record end it, so that this never leaves the memory.
+
+
+#: Length, attributes, two deltas, two lengths and a count.
+LEAST_RECORD_BYTES = 7
+
+_LEAST_HEADER_BYTES = 2
+#: The longest varints of 32 and of 64 bits.
+_INT_BYTES = 5
+_LONG_BYTES = 10
+_PADDING = bytes(64)
+#: Records with more headers are read one by one: numpy gains nothing from a few rows.
+_MANY_HEADERS = 32
+
+
+class Misfit(ValueError):
+    """A record or field that does not fit into what holds it, in the batch of this number."""
+
+    def __init__(self, batch: int, why: str) -> None:
+        self.batch, self.why = batch, why
+        super().__init__(f"batch {batch}: {why}")
+
+
+class Spans(NamedTuple):
+    """Where one field of each record lies; a negative length is null."""
+
+    begins: Int64s
+    lengths: Int64s
+    ends: Int64s
+
+
+class RecordFields:
+    """The records of some batches in one piece of memory, and where their fields lie in it.
+
+    Parameters
+    ----------
+    bodies
+        The uncompressed records of each batch, less than 2 GiB in all.
+    counts
+        How many records each batch has; a body has at least :data:`LEAST_RECORD_BYTES` for each.
+
+    Attributes
+    ----------
+    batch
+        The number of each record's batch.
+    timestamp_deltas, offset_deltas
+        As the records have them, relative to their batch.
+
+    Raises
+    ------
+    Misfit
+        From the constructor and from :meth:`headers`.
+    """
+
+    def __init__(self, bodies: Sequence[bytes | memoryview], counts: Sequence[int]) -> None:
+        self._data = b"".join((*bodies, _PADDING))
+        self._bytes = np.frombuffer(self._data, np.uint8)
+        self.batch = np.repeat(np.arange(len(bodies)), counts)
+        bounds = _bounds(self._data, [len(body) for body in bodies], counts)
+        starts, self._ends = bounds[:-1], bounds[1:]
+        self._rows = np.arange(len(starts))
+
+        lengths, at = self._varints(self._rows, starts, _INT_BYTES)
+        self.require(at + lengths == self._ends, "a record has a negative length")
+        # One byte of attributes, which mean nothing so far.
+        self.timestamp_deltas, at = self._varints(self._rows, at + 1, _LONG_BYTES)
+        self.offset_deltas, at = self._varints(self._rows, at, _INT_BYTES)
+        # After the key comes at least the value's length, after the value the number of headers.
+        self._keys = self._spans(self._rows, at, bytes_after=2)
+        self._values = self._spans(self._rows, self._keys.ends, bytes_after=1)
+        self._header_counts, at = self._varints(self._rows, self._values.ends, _INT_BYTES)
+        counted, room = self._header_counts, self._ends - at
+        fits = (counted > 0) & (counted * _LEAST_HEADER_BYTES <= room) | (counted == 0) & (room == 0)
+        self.require(fits, "a record does not end with its headers")
+        self._headers_begin = at
+
+    def require(self, fits: npt.NDArray[np.bool_], why: str, rows: Int64s | None = None) -> None:
+        """Raise :class:`Misfit` for the first record that does not fit; `rows` if not all were asked."""
+        if not fits.all():
+            misfit = int(np.argmin(fits))
+            raise Misfit(int(self.batch[misfit if rows is None else rows[misfit]]), why)
+
+    def _varints(self, rows: Int64s, at: Int64s, most_bytes: int) -> tuple[Int64s, Int64s]:
+        """Return the signed varint of each of `rows`, and where it ends."""
+        byte = self._bytes[at]
+        coded = (byte & 0x7F).astype(np.uint64)
+        ends = at + 1
+        unfinished = np.flatnonzero(byte > 0x7F)
+        for septet in range(1, most_bytes):
+            if not len(unfinished):
+                break
+            byte = self._bytes[ends[unfinished]]
+            coded[unfinished] |= (byte & 0x7F).astype(np.uint64) << np.uint64(7 * septet)
+            ends[unfinished] += 1
+            unfinished = unfinished[byte > 0x7F]
+        if len(unfinished):
+            raise Misfit(int(self.batch[rows[unfinished[0]]]), "a number has no end")
+        return (coded >> np.uint64(1)).view(np.int64) ^ -(coded & np.uint64(1)).view(np.int64), ends
+
+    def _spans(self, rows: Int64s, at: Int64s, *, bytes_after: int) -> Spans:
+        """Return where the field lies whose length is `at`; so many bytes have to follow it."""
+        lengths, begins = self._varints(rows, at, _INT_BYTES)
+        ends = begins + np.maximum(lengths, 0)
+        self.require(ends + bytes_after <= self._ends[rows], "a field is longer than its record", rows)
+        return Spans(begins, lengths, ends)
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """Return both as ``pa.BinaryArray``, copied."""
+        return _columns(self._data, self._keys, self._values)
+
+    def headers(self) -> Any:
+        """Return the headers as a column of ``HEADERS_TYPE``, copied; null where a record has none."""
+        counts = self._header_counts
+        firsts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+        names, values = (Spans(*np.zeros((3, firsts[-1]), np.int64)) for _ in range(2))
+        few = np.flatnonzero((counts > 0) & (counts <= _MANY_HEADERS))
+        self._read_few_headers(few, firsts, names, values)
+        for row in np.flatnonzero(counts > _MANY_HEADERS):
+            self._read_many_headers(int(row), int(firsts[row]), names, values)
+        name_column, value_column = _columns(self._data, names, values)
+        fields = list(HEADERS_TYPE.value_type)
+        entries = pa.StructArray.from_arrays([_text(name_column), value_column], fields=fields)
+        offsets, mask = pa.array(firsts, pa.int32()), pa.array(counts == 0)
+        return pa.ListArray.from_arrays(offsets, entries, type=HEADERS_TYPE, mask=mask)
+
+    def _read_few_headers(self, rows: Int64s, firsts: Int64s, names: Spans, values: Spans) -> None:
+        """Read the first header of all `rows` at once, then the second of those that have it .."""
+        at, number = self._headers_begin[rows], 0
+        while len(rows):
+            name = self._spans(rows, at, bytes_after=1)
+            self.require(name.lengths >= 0, "a header has no name", rows)
+            value = self._spans(rows, name.ends, bytes_after=0)
+            slots = firsts[rows] + number
+            for column, found in zip((*names, *values), (*name, *value), strict=True):
+                column[slots] = found
+            number += 1
+            goes_on = self._header_counts[rows] > number
+            fits = goes_on | (value.ends == self._ends[rows])
+            self.require(fits, "a record does not end with its headers", rows)
+            rows, at = rows[goes_on], value.ends[goes_on]
+
+    def _read_many_headers(self, row: int, first: int, names: Spans, values: Spans) -> None:
+        at, end = int(self._headers_begin[row]), int(self._ends[row])
+        for slot in range(first, first + int(self._header_counts[row])):
+            for column in (names, values):
+                try:
+                    coded, begin = _varint(self._data, at)
+                except IndexError:
+                    raise Misfit(int(self.batch[row]), "a number has no end") from None
+                length = (coded >> 1) ^ -(coded & 1)
+                at = begin + max(length, 0)
+                if at > end or (length < 0 and column is names):
+                    raise Misfit(int(self.batch[row]), "a header is longer than its record or has no name")
+                column.begins[slot], column.lengths[slot], column.ends[slot] = begin, length, at
+        if at != end:
+            raise Misfit(int(self.batch[row]), "a record does not end with its headers")
+
+
+def _bounds(data: bytes, sizes: Sequence[int], counts: Sequence[int]) -> Int64s:
+    """Return where each record starts, and where the last ends."""
+    starts, end = array("q"), 0
+    for batch, (size, records) in enumerate(zip(sizes, counts, strict=True)):
+        begin, end = end, end + size
+        try:
+            reached = _walk(data, begin, records, starts)
+        except IndexError:
+            reached = len(data)
+        if reached != end:
+            raise Misfit(batch, "its records do not end where it does")
+    starts.append(end)
+    return np.frombuffer(starts, np.int64)
+
+
+def _walk(data: bytes, position: int, records: int, starts: array[int]) -> int:
+    """Append where each record starts; return where the last ends.
+
+    Raises IndexError at the end of `data`, or at a length without end.
+    """
+    append = starts.append
+    for _ in range(records):
+        append(position)
+        length = data[position]
+        position += 1
+        # Two bytes are the common case, and worth saving a call for.
+        if length > 0x7F:
+            second = data[position]
+            if second > 0x7F:
+                length, position = _varint(data, position - 1)
+            else:
+                length += (second - 1) << 7
+                position += 1
+        # A negative length is odd here. It leads ahead like any other, and is found out later.
+        position += length >> 1
+    return position
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """Return the varint of at most 32 bits at `position`, its sign not decoded, and where it ends."""
+    number = 0
+    for shift in range(0, 7 * _INT_BYTES, 7):
+        byte = data[position]
+        position += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, position
+    raise IndexError("a length is longer than 32 bits")
+
+
+def _columns(data: bytes, first: Spans, second: Spans) -> tuple[Any, Any]:
+    """Copy two fields that take turns in `data` into binary columns of their own.
+
+    Arrow copies from a column over `data` itself, in which what lies between two fields is a
+    value too: so its offsets only ascend.
+    """
+    if not len(first.begins):
+        return pa.array([], pa.binary()), pa.array([], pa.binary())
+    borders = np.stack((first.begins, first.ends, second.begins, second.ends), axis=1).astype(np.int32)
+    buffers = [None, pa.py_buffer(borders), pa.py_buffer(data)]
+    pieces = pa.BinaryArray.from_buffers(pa.binary(), borders.size - 1, buffers)
+    places = np.arange(0, borders.size, 4)
+    return (
+        pieces.take(pa.array(places, mask=first.lengths < 0)),
+        pieces.take(pa.array(places + 2, mask=second.lengths < 0)),
+    )
+
+
+def _text(names: Any) -> Any:
+    """Return names as strings; what is not UTF-8 is replaced, as Java does."""
+    try:
+        return names.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([name.decode(errors="replace") for name in names.to_pylist()], pa.string())
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Kafka record batches to Arrow columns: the reading half of the record format v2 (KIP-98, magic 2).
+#
+# This file knows batches; what is inside their records is read by ``_record_fields``. Rules:
+#
+# - A checksum finds damage on the way and proves nothing about a writer: whatever contradicts
+#   itself is :class:`CorruptBatch`, with a valid checksum too.
+# - A call of :func:`decode` costs a fraction of a millisecond whatever it decodes, so the many
+#   small batches of one Fetch belong into one call.
+
+
+#: Positions in the records are 32-bit in Arrow's binary columns.
+_MOST_BYTES = 2**31 - 1
+_LAST_OFFSET = 2**63 - 1
+_MARKER_KEY_BYTES = 4
+
+
+class UnsupportedFormat(EnvironmentFault):
+    """A record format or codec that this package cannot read."""
+
+
+class CorruptBatch(EnvironmentFault):
+    """A record batch that fails its checksum or contradicts itself."""
+
+
+class TimestampType(enum.IntEnum):
+    """What a record's timestamp says; the numbers are the protocol's."""
+
+    CREATE_TIME = 0
+    LOG_APPEND_TIME = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """What a record batch says about itself; -1 where its writer had no such thing."""
+
+    base_offset: int
+    last_offset: int
+    partition_leader_epoch: int
+    is_transactional: bool
+    is_control: bool
+    codec: Codec
+    timestamp_type: TimestampType
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    #: How many are left: compaction removes records, and keeps the offsets of the batch.
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class RawBatch:
+    """A record batch whose records were not looked at yet; it refers to the fetched bytes.
+
+    Attributes
+    ----------
+    body
+        The records, compressed as `header.codec` says.
+    crc
+        The checksum it came with, to be held against `covered`.
+    """
+
+    header: BatchHeader
+    body: memoryview
+    crc: int
+    covered: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedRecords:
+    """Records as columns of one length; the Arrow columns are copies and keep nothing alive.
+
+    Attributes
+    ----------
+    offsets
+        The records' places in the partition.
+    timestamps_ms
+        Milliseconds since 1970; -1 if the writer gave none.
+    keys, values
+        ``pa.BinaryArray``, null where the record has no key or is a tombstone.
+    headers
+        Of the type ``record_batch.HEADERS_TYPE``, null where a record has none; None if not
+        asked for.
+    """
+
+    offsets: Int64s
+    timestamps_ms: Int64s
+    keys: Any
+    values: Any
+    headers: Any | None
+
+
+def batches(data: bytes | memoryview) -> Iterator[RawBatch]:
+    """Yield the record batches of one partition in a Fetch response, unchecked.
+
+    A Fetch cuts its last batch where the byte limit falls; such a rest ends the iteration. Not
+    even the first batch may be whole in an answer of Fetch v2 or older.
+
+    Raises
+    ------
+    UnsupportedFormat
+        At a batch older than Kafka 0.11 (magic 0 or 1), or with an unknown codec.
+    CorruptBatch
+        At a batch that is shorter than its own header, or whose offsets cannot be.
+    """
+    view, position = memoryview(data), 0
+    while position + UNCHECKED.size <= len(view):
+        base_offset, length, leader_epoch, magic, crc = UNCHECKED.unpack_from(view, position)
+        if magic != MAGIC:
+            raise UnsupportedFormat(
+                f"The batch at offset {base_offset} has record format {magic}, only {MAGIC} can be read",
+                what_to_do="rewrite the topic with a client of Kafka 0.11 or later",
+                base_offset=base_offset,
+                magic=magic,
+            )
+        if length < BATCH_OVERHEAD - LENGTH_END:
+            raise _corrupt(base_offset, f"its length of {length} bytes does not even hold its header")
+        end = position + LENGTH_END + length
+        if end > len(view):
+            return
+        covered = view[position + UNCHECKED.size : end]
+        header = _header(base_offset, leader_epoch, covered)
+        yield RawBatch(header, covered[CHECKED.size :], crc, covered)
+        position = end
+
+
+def _header(base_offset: int, leader_epoch: int, covered: memoryview) -> BatchHeader:
+    attributes, last_delta, base_ms, max_ms, pid, epoch, sequence, records = CHECKED.unpack_from(covered)
+    if base_offset < 0 or not 0 <= last_delta <= _LAST_OFFSET - base_offset:
+        raise _corrupt(base_offset, f"its last offset is said to be {last_delta} after its first")
+    try:
+        codec = Codec(attributes & CODEC_BITS)
+    except ValueError as unknown:
+        raise UnsupportedFormat(
+            f"The batch at offset {base_offset} has an unknown codec",
+            why=str(unknown),
+            base_offset=base_offset,
+        ) from unknown
+    return BatchHeader(
+        base_offset=base_offset,
+        last_offset=base_offset + last_delta,
+        partition_leader_epoch=leader_epoch,
+        is_transactional=bool(attributes & TRANSACTIONAL_BIT),
+        is_control=bool(attributes & CONTROL_BIT),
+        codec=codec,
+        timestamp_type=TimestampType(bool(attributes & LOG_APPEND_BIT)),
+        base_timestamp_ms=base_ms,
+        max_timestamp_ms=max_ms,
+        producer_id=pid,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        records=records,
+    )
+
+
+def verify(raw: RawBatch) -> None:
+    """Check that a batch is what its writer made of it.
+
+    The checksum covers neither the base offset nor the leader epoch, which the broker sets.
+
+    Raises
+    ------
+    CorruptBatch
+        If its CRC-32C does not fit.
+    """
+    if crc32c(raw.covered) != raw.crc:
+        raise _corrupt(raw.header.base_offset, f"its checksum is not {raw.crc:#010x}")
+
+
+def control_type(raw: RawBatch) -> Marker | None:
+    """Return which transaction marker a batch is; None for data and for other control batches.
+
+    Raises
+    ------
+    CorruptBatch
+        As :func:`decode`.
+    """
+    if not raw.header.is_control or not raw.header.records:
+        return None
+    key = decode(raw, with_headers=False).keys[0].as_py()
+    if key is None or len(key) < _MARKER_KEY_BYTES:
+        raise _corrupt(raw.header.base_offset, "its control record has no type")
+    # The key is a version and a type, both big-endian int16; later versions may only add to it.
+    kind = int.from_bytes(key[2:_MARKER_KEY_BYTES], "big", signed=True)
+    return Marker(kind) if kind in (Marker.ABORT.value, Marker.COMMIT.value) else None
+
+
+def decode(*raws: RawBatch, with_headers: bool) -> DecodedRecords:
+    """Return the records of some batches, one after the other.
+
+    Does not :func:`verify`, and leaves it to the caller what to do with control batches and
+    aborted transactions. A call takes about three times the uncompressed size in memory.
+
+    Raises
+    ------
+    CorruptBatch
+        If records, lengths or compressed data contradict each other.
+    UnsupportedFormat
+        If the batches hold more than 2 GiB, uncompressed.
+    """
+    bodies = [_plain(raw) for raw in raws]
+    if sum(map(len, bodies)) > _MOST_BYTES:
+        raise UnsupportedFormat("More than 2 GiB of records were to be decoded at once")
+    batch_headers = [raw.header for raw in raws]
+    try:
+        fields = RecordFields(bodies, [header.records for header in batch_headers])
+        keys, values = fields.keys_and_values()
+        headers = fields.headers() if with_headers else None
+        offsets = _offsets(batch_headers, fields)
+    except Misfit as misfit:
+        raise _corrupt(batch_headers[misfit.batch].base_offset, misfit.why) from misfit
+    return DecodedRecords(offsets, _timestamps_ms(batch_headers, fields), keys, values, headers)
+
+
+def _plain(raw: RawBatch) -> bytes | memoryview:
+    """Return the uncompressed records, if there can be as many as the header says."""
+    header = raw.header
+    try:
+        body = raw.body if header.codec is Codec.NONE else decompress(header.codec, raw.body)
+    except UnreadableCompression as broken:
+        raise _corrupt(header.base_offset, broken.what) from broken
+    if not 0 <= header.records <= len(body) // LEAST_RECORD_BYTES:
+        raise _corrupt(header.base_offset, f"it claims {header.records} records in {len(body)} bytes")
+    return body
+
+
+def _offsets(batch_headers: Sequence[BatchHeader], fields: RecordFields) -> Int64s:
+    offsets = _of_records(batch_headers, fields, "base_offset") + fields.offset_deltas
+    inside = (fields.offset_deltas >= 0) & (offsets <= _of_records(batch_headers, fields, "last_offset"))
+    inside[1:] &= (np.diff(offsets) > 0) | (np.diff(fields.batch) > 0)
+    fields.require(inside, "its offsets do not ascend within its range")
+    return offsets
+
+
+def _timestamps_ms(batch_headers: Sequence[BatchHeader], fields: RecordFields) -> Int64s:
+    created = _of_records(batch_headers, fields, "base_timestamp_ms") + fields.timestamp_deltas
+    kinds = _of_records(batch_headers, fields, "timestamp_type")
+    appended = _of_records(batch_headers, fields, "max_timestamp_ms")
+    return np.where(kinds == TimestampType.LOG_APPEND_TIME, appended, created)
+
+
+def _of_records(batch_headers: Sequence[BatchHeader], fields: RecordFields, name: str) -> Int64s:
+    """Return for each record what the header of its batch has under `name`."""
+    of_batches: Int64s = np.array([*map(attrgetter(name), batch_headers)], np.int64)
+    return of_batches[fields.batch]
+
+
+def _corrupt(base_offset: int, why: str) -> CorruptBatch:
+    return CorruptBatch(
+        f"The record batch at offset {base_offset} is corrupt",
+        why=why,
+        what_to_do="look at the partition with kafka-dump-log; reading again helps if the network did it",
+        base_offset=base_offset,
+    )

@@ -1,0 +1,1178 @@
+"""The Kafka client: requests that kafka-python's public API lacks, and the pool of connections."""
+
+from __future__ import annotations
+
+import enum
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeVar
+
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.core.clock import Clock, SystemClock
+from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError, EnvironmentFault
+from flinkish_spark.core.forks import Connected, never_finalized
+from flinkish_spark.protocol.ids import Place
+
+# ----------------------------------------------------------------------------------------------------------
+# What Kafka answers, as plain values: codes, views of transactions, slices of a log.
+#
+# No kafka-python here, so that whatever decides on an answer can be tested without a broker.
+
+
+#: EndTxn v3 does not raise the epoch. Mixing it with v5, which does, makes a repeat answer
+#: "fenced", so a committable stores the version it was prepared for.
+END_TXN_VERSION = 3
+
+
+class Code(enum.IntEnum):
+    """Kafka's error codes that this package decides on."""
+
+    NONE = 0
+    OFFSET_OUT_OF_RANGE = 1
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    COORDINATOR_LOAD_IN_PROGRESS = 14
+    COORDINATOR_NOT_AVAILABLE = 15
+    NOT_COORDINATOR = 16
+    TOPIC_AUTHORIZATION_FAILED = 29
+    GROUP_AUTHORIZATION_FAILED = 30
+    CLUSTER_AUTHORIZATION_FAILED = 31
+    INVALID_TXN_STATE = 48
+    INVALID_TRANSACTION_TIMEOUT = 50
+    CONCURRENT_TRANSACTIONS = 51
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+    PRODUCER_FENCED = 90
+    TRANSACTIONAL_ID_NOT_FOUND = 105
+
+
+#: "Ask again": the coordinator moves, loads, or still writes the markers of the call before.
+UNSETTLED = frozenset(
+    {
+        Code.COORDINATOR_LOAD_IN_PROGRESS,
+        Code.COORDINATOR_NOT_AVAILABLE,
+        Code.NOT_COORDINATOR,
+        Code.CONCURRENT_TRANSACTIONS,
+    }
+)
+
+
+#: "You may not": retrying cannot help.
+UNAUTHORIZED = frozenset(
+    {
+        Code.TOPIC_AUTHORIZATION_FAILED,
+        Code.GROUP_AUTHORIZATION_FAILED,
+        Code.CLUSTER_AUTHORIZATION_FAILED,
+        Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+
+
+def name_of(code: int) -> str:
+    """Return `code` with its name where this package knows it."""
+    try:
+        return f"{code} {Code(code).name}"
+    except ValueError:
+        return str(code)
+
+
+class EndAction(enum.Enum):
+    """How a transaction is ended."""
+
+    COMMIT = "COMMIT"
+    ABORT = "ABORT"
+
+
+class Isolation(enum.IntEnum):
+    """What a reader sees; the numbers are the protocol's."""
+
+    READ_UNCOMMITTED = 0
+    READ_COMMITTED = 1
+
+
+class Marker(enum.Enum):
+    """What a control batch says about its producer's transaction."""
+
+    ABORT = 0
+    COMMIT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerGrant:
+    """Answer to InitProducerId; `producer_id` and `producer_epoch` count only if `code` is 0."""
+
+    code: int
+    producer_id: int
+    producer_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionView:
+    """What a coordinator says about one transactional id; the rest counts only if `code` is 0.
+
+    `began_at_ms` is the broker's wall clock when the transaction began, None if none is open.
+    """
+
+    code: int
+    state: str
+    producer_id: int
+    producer_epoch: int
+    timeout_ms: int | None = None
+    began_at_ms: int | None = None
+
+    @classmethod
+    def of(cls, row: Any) -> TransactionView:
+        """Return what a row of DescribeTransactions says."""
+        began_at_ms = int(row.transaction_start_time_ms)
+        return cls(
+            int(row.error_code),
+            row.transaction_state,
+            row.producer_id,
+            row.producer_epoch,
+            int(row.transaction_timeout_ms),
+            began_at_ms if began_at_ms >= 0 else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ListedTransaction:
+    """One row of ListTransactions."""
+
+    transactional_id: str
+    producer_id: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The header of a record batch; `marker` is set for a transaction marker only."""
+
+    base_offset: int
+    last_offset: int
+    producer_id: int
+    producer_epoch: int
+    records: int
+    marker: Marker | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogSlice:
+    """Answer to a Fetch of one partition. Offsets are -1 where the broker did not tell them."""
+
+    code: int
+    log_start_offset: int = -1
+    last_stable_offset: int = -1
+    high_watermark: int = -1
+    #: (producer id, first offset) of the aborted transactions that overlap what was read.
+    aborted: tuple[tuple[int, int], ...] = ()
+    batches: tuple[Batch, ...] = ()
+
+
+# ----------------------------------------------------------------------------------------------------------
+# How often something is tried again, and for how long.
+
+
+_FIRST_PAUSE_MS = 20
+_LONGEST_PAUSE_MS = 500
+#: A broker that just started may not know its topics or the end of its logs yet: so many answers in a
+#: row, so far apart, are believed.
+_LOSSES_BELIEVED, _LOSS_PAUSE_MS = 4, 500
+
+_T = TypeVar("_T")
+
+
+def pauses_ms(budget_ms: int, clock: Clock) -> Iterator[int]:
+    """Yield the milliseconds left, once at once and then after growing pauses, until none are."""
+    end_ms, pause_ms = clock.monotonic_ms() + budget_ms, _FIRST_PAUSE_MS
+    yield budget_ms
+    while (left_ms := end_ms - clock.monotonic_ms()) > 0:
+        clock.sleep_ms(min(pause_ms, left_ms))
+        pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
+        left_ms = end_ms - clock.monotonic_ms()
+        if left_ms > 0:
+            yield left_ms
+
+
+def seen_to_stay(look: Callable[[], _T], is_missing: Callable[[_T], bool], clock: Clock) -> _T:
+    """Return what `look` sees; if something is missing, only after it was missing again and again."""
+    for _ in range(_LOSSES_BELIEVED - 1):
+        seen = look()
+        if not is_missing(seen):
+            return seen
+        clock.sleep_ms(_LOSS_PAUSE_MS)
+    return look()
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Requests that kafka-python's public API lacks; only `_wire*` and `_connecting` touch its internals.
+#
+# Rules of this file:
+#
+# - A broker's answer is a value (an error code, a slice of a log); only "nobody answered" and
+#   "you may not" are exceptions, so that nothing is concluded from a lost connection.
+# - After a lost connection the client is thrown away and built again by the next call. Its own
+#   reconnecting backs off for up to 30 s and keeps stale coordinators.
+# - One attempt is :meth:`KafkaWire.attempt`; :meth:`KafkaWire.call` repeats it until the time
+#   allowed is over.
+
+
+#: The release whose internals this module was written against.
+PINNED_VERSION = "3.0.12"
+#: The newest Fetch that names topics by name; later ones want the topic id.
+_FETCH_VERSION = 12
+_INIT_PRODUCER_ID_VERSION = 4
+_MAX_CACHED_COORDINATORS = 10_000
+_THROTTLE_POLL_S = 0.005
+
+_WRONG_CLIENT = (
+    f"The installed kafka-python lacks what flinkish_spark needs; install kafka-python=={PINNED_VERSION}"
+)
+
+try:
+    import kafka.errors as kafka_errors
+    from kafka import KafkaAdminClient, TopicPartition
+    from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
+    from kafka.protocol.consumer import FetchRequest
+    from kafka.protocol.metadata import CoordinatorType
+    from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
+    from kafka.record import MemoryRecords
+
+    from flinkish_spark.connectors.kafka.client.connection import connected_admin
+except ImportError as missing:
+    raise EnvironmentFault(_WRONG_CLIENT, why=str(missing)) from missing
+for _internal in ("_find_coordinator_ids", "_async_get_leader_for_partitions"):
+    if not hasattr(KafkaAdminClient, _internal):
+        raise EnvironmentFault(_WRONG_CLIENT, why=f"KafkaAdminClient.{_internal} is missing")
+_CLOCK = SystemClock()
+_REFUSALS = (kafka_errors.AuthorizationError, kafka_errors.SaslAuthenticationFailedError)
+
+
+class KafkaWire(Connected):
+    """Synchronous requests to Kafka over one kafka-python admin client.
+
+    The client is built by the first call, and again by the first call after a lost connection.
+    One instance belongs to one thread. Nothing survives a crash, and nothing needs to.
+
+    Parameters
+    ----------
+    connection
+        Where Kafka is.
+    timeout_ms
+        The longest a call may wait for a broker before :class:`BrokerUnavailableError`.
+    clock
+        Time, replaceable in tests.
+    """
+
+    def __init__(
+        self,
+        connection: KafkaConnection,
+        *,
+        timeout_ms: int = 15_000,
+        clock: Clock = _CLOCK,
+    ) -> None:
+        self.connection = connection
+        self.timeout_ms = timeout_ms
+        self.clock = clock
+        connection.for_python()  # what cannot be used is refused here, not by the first call
+        self._admin: Any = None
+        self.keep_from_children()
+
+    def leave_to_parent(self) -> None:
+        """Forget the client, in a child: closing it would take the parent's sockets out of its selector."""
+        if self._admin is not None:
+            never_finalized(self._admin)
+            self._admin = None
+
+    def close(self) -> None:
+        """Close the client; a later call opens it again."""
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            admin.close()
+
+    # -- calling ------------------------------------------------------------------------------
+
+    def attempt(self, what: str, body: Callable[[Any], _T], *, connect_within_ms: int) -> _T:
+        """Run `body(admin client)` once.
+
+        Raises
+        ------
+        BrokerUnavailableError
+            If no broker answered. The broker may nevertheless have acted on the request.
+        AuthorizationError
+            If Kafka refuses the principal.
+        kafka.errors.BrokerResponseError
+            Any other error code, for the caller to decide on.
+        """
+        if self._admin is None:
+            self._admin = self._connected(connect_within_ms)
+        try:
+            return body(self._admin)
+        except _REFUSALS as refused:
+            self._refused(what, refused)
+        except kafka_errors.BrokerResponseError as answer:
+            if answer.errno != kafka_errors.RequestTimedOutError.errno:
+                raise
+            self._unanswered(what, answer)
+        except (kafka_errors.KafkaError, OSError) as lost:
+            self._unanswered(what, lost)
+
+    def call(self, what: str, body: Callable[[Any], _T]) -> _T:
+        """Run `body(admin client)`, again after a lost connection or a retriable answer.
+
+        Raises
+        ------
+        BrokerUnavailableError
+            If that did not help within the time allowed.
+        AuthorizationError, EnvironmentFault
+            If Kafka answered with something that asking again cannot change.
+        """
+        last: BaseException | None = None
+        for left_ms in pauses_ms(self.timeout_ms, self.clock):
+            try:
+                return self.attempt(what, body, connect_within_ms=left_ms)
+            except BrokerUnavailableError as lost:
+                last = lost.__cause__ or lost
+            except kafka_errors.BrokerResponseError as answer:
+                if not answer.retriable:
+                    raise EnvironmentFault(
+                        f"Kafka refused to {what}", why=str(answer), code=answer.errno
+                    ) from answer
+                last = answer
+        raise self._unavailable(what, last) from last
+
+    def _connected(self, within_ms: int) -> Any:
+        arguments = {
+            "reconnect_backoff_max_ms": 1000,
+            # A hung broker must leave time to find another one within the time allowed.
+            "request_timeout_ms": max(1000, self.timeout_ms * 2 // 3),
+            # Anew every time: a certificate may have been renewed since.
+            **self.connection.for_python(),
+        }
+        try:
+            return connected_admin(arguments, self.connection.servers, within_ms)
+        except (kafka_errors.KafkaError, OSError) as failed:
+            raise self._unavailable("connect", failed) from failed
+
+    def _unanswered(self, what: str, cause: BaseException) -> NoReturn:
+        self.close()
+        raise self._unavailable(what, cause) from cause
+
+    def _unavailable(self, what: str, cause: BaseException | None) -> BrokerUnavailableError:
+        servers = self.connection.servers
+        return BrokerUnavailableError(
+            f"No Kafka broker at {servers} answered the request to {what}",
+            why=str(cause) if cause is not None else f"{self.timeout_ms} ms passed",
+            what_to_do="start the broker, or correct bootstrap_servers and the security options",
+            bootstrap_servers=servers,
+        )
+
+    def _refused(self, what: str, cause: BaseException) -> NoReturn:
+        self.close()
+        raise AuthorizationError(f"Kafka refuses this principal the request to {what} ({cause})") from cause
+
+    # -- transactions -------------------------------------------------------------------------
+
+    def end_transaction(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        action: EndAction,
+        *,
+        version: int = END_TXN_VERSION,
+        connect_within_ms: int | None = None,
+    ) -> int:
+        """Ask the coordinator once to end a transaction; return its error code, 0 if it did."""
+        request = EndTxnRequest(
+            transactional_id=transactional_id,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            committed=action is EndAction.COMMIT,
+            min_version=version,
+            max_version=version,
+        )
+        what = f"{action.value.lower()} transaction {transactional_id}"
+        answer = self._ask_coordinator(what, transactional_id, request, connect_within_ms)
+        return answer if isinstance(answer, int) else int(answer.error_code)
+
+    def init_producer_id(
+        self, transactional_id: str, timeout_ms: int, *, connect_within_ms: int | None = None
+    ) -> ProducerGrant:
+        """Ask once for a new epoch of `transactional_id`: fences its producers, aborts what is open."""
+        request = InitProducerIdRequest(
+            transactional_id=transactional_id,
+            transaction_timeout_ms=timeout_ms,
+            producer_id=-1,
+            producer_epoch=-1,
+            max_version=_INIT_PRODUCER_ID_VERSION,
+        )
+        what = f"initialise transactional id {transactional_id}"
+        answer = self._ask_coordinator(what, transactional_id, request, connect_within_ms)
+        if isinstance(answer, int):
+            return ProducerGrant(answer, -1, -1)
+        return ProducerGrant(int(answer.error_code), answer.producer_id, answer.producer_epoch)
+
+    def _ask_coordinator(self, what: str, transactional_id: str, request: Any, within_ms: int | None) -> Any:
+        """Send `request` to the coordinator of the id; return its response, or an error code."""
+
+        async def body(admin: Any) -> Any:
+            nodes = await _coordinators(admin, [transactional_id])
+            return await admin._manager.send(request, node_id=nodes[transactional_id])
+
+        try:
+            within_ms = self.timeout_ms if within_ms is None else within_ms
+            answer = self.attempt(what, _blocking(body), connect_within_ms=within_ms)
+        except kafka_errors.BrokerResponseError as refused:
+            answer = int(refused.errno)
+        code = answer if isinstance(answer, int) else answer.error_code
+        if code in (Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR):
+            self._forget_coordinator(transactional_id)
+        return answer
+
+    def _forget_coordinator(self, transactional_id: str) -> None:
+        if self._admin is not None:
+            cache = self._admin._manager.cluster._coordinators
+            cache.pop((CoordinatorType.TRANSACTION, transactional_id), None)
+
+    def describe_transactions(self, transactional_ids: Iterable[str]) -> dict[str, TransactionView]:
+        """Return what the coordinators say about each id, with one request to each coordinator.
+
+        A code in `UNSETTLED` stands for an id that may be described later.
+        """
+        wanted = sorted(set(transactional_ids))
+
+        async def body(admin: Any) -> dict[str, TransactionView]:
+            by_node: dict[int, list[str]] = defaultdict(list)
+            for transactional_id, node in (await _coordinators(admin, wanted)).items():
+                by_node[node].append(transactional_id)
+            views: dict[str, TransactionView] = {}
+            for node, ids in by_node.items():
+                request = DescribeTransactionsRequest(transactional_ids=ids)
+                response = await admin._manager.send(request, node_id=node)
+                for row in response.transaction_states:
+                    views[row.transactional_id] = TransactionView.of(row)
+            return views
+
+        views = self.call("describe transactions", _blocking(body)) if wanted else {}
+        for transactional_id, view in views.items():
+            if view.code == Code.NOT_COORDINATOR:
+                self._forget_coordinator(transactional_id)
+        return views
+
+    def list_transactions(self, states: Iterable[str] = ()) -> list[ListedTransaction]:
+        """Return the transactions in one of `states` on all brokers; without states, all.
+
+        Transactional ids that the principal may not describe are silently left out by Kafka.
+        """
+        filters = list(states)
+
+        async def body(admin: Any) -> list[ListedTransaction]:
+            # A broker that joined a minute ago is not in the cached list yet.
+            await admin._manager.cluster.refresh_metadata()
+            found: list[ListedTransaction] = []
+            for broker in admin._manager.cluster.brokers():
+                request = ListTransactionsRequest(state_filters=filters, producer_id_filters=[])
+                response = await admin._manager.send(request, node_id=broker.node_id)
+                _raise_for(response.error_code)
+                rows = response.transaction_states
+                found += [
+                    ListedTransaction(r.transactional_id, r.producer_id, r.transaction_state) for r in rows
+                ]
+            return found
+
+        return self.call("list transactions", _blocking(body))
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def fetch(
+        self, topic: str, partition: int, offset: int, isolation: Isolation, max_bytes: int
+    ) -> LogSlice:
+        """Read batch headers from `offset` on, without waiting for new data; one attempt.
+
+        A raw Fetch is used and not a consumer: a consumer hides producer ids, the last stable
+        offset and markers, and needs the codec of every compressed batch.
+        """
+        wanted = FetchRequest.FetchTopic.FetchPartition(
+            partition=partition, fetch_offset=offset, partition_max_bytes=max_bytes
+        )
+        request = FetchRequest(
+            max_wait_ms=0,
+            min_bytes=0,
+            max_bytes=max_bytes,
+            isolation_level=int(isolation),
+            session_id=0,
+            session_epoch=-1,
+            topics=[FetchRequest.FetchTopic(topic=topic, partitions=[wanted])],
+            forgotten_topics_data=[],
+            max_version=_FETCH_VERSION,
+        )
+
+        async def body(admin: Any) -> LogSlice:
+            leaders = await admin._async_get_leader_for_partitions([TopicPartition(topic, partition)])
+            response = await admin._manager.send(request, node_id=next(iter(leaders)))
+            _raise_for(response.error_code)
+            return _slice_of(response.responses[0].partitions[0])
+
+        what = f"read {topic}-{partition} at offset {offset}"
+        try:
+            return self.attempt(what, _blocking(body), connect_within_ms=self.timeout_ms)
+        except kafka_errors.BrokerResponseError as refused:
+            return LogSlice(int(refused.errno))
+
+
+def _blocking(body: Callable[[Any], Coroutine[Any, Any, _T]]) -> Callable[[Any], _T]:
+    """Turn a coroutine function of the admin client into a plain one."""
+
+    def run(admin: Any) -> _T:
+        result: _T = admin._manager.run(body, admin)
+        return result
+
+    return run
+
+
+async def _patiently_sent(admin: Any, request: Any, node: int, request_timeout_ms: int) -> Any:
+    """Send a request; where the broker throttles this client it waits, while kafka-python would refuse it."""
+    connection = admin._manager.get_connection(node)
+    while connection.paused and not connection.closed:
+        await admin._net.sleep(_THROTTLE_POLL_S)
+    try:
+        return await admin._manager.send(request, node_id=node, request_timeout_ms=request_timeout_ms)
+    except RuntimeError as closed:
+        # kafka-python's way to say that the socket closed under its feet.
+        raise kafka_errors.KafkaConnectionError(str(closed)) from closed
+
+
+async def _coordinators(admin: Any, transactional_ids: list[str]) -> dict[str, int]:
+    # kafka-python keeps the coordinator of every id for ever; a job uses new ids for hours.
+    if len(admin._manager.cluster._coordinators) > _MAX_CACHED_COORDINATORS:
+        admin._manager.cluster._coordinators.clear()
+    nodes: dict[str, int] = await admin._find_coordinator_ids(transactional_ids, CoordinatorType.TRANSACTION)
+    return nodes
+
+
+def _raise_for(code: int) -> None:
+    if code:
+        raise kafka_errors.for_code(code)()
+
+
+def _slice_of(answer: Any) -> LogSlice:
+    batches: list[Batch] = []
+    for batch in MemoryRecords(answer.records or b""):
+        if batch.magic < 2:
+            continue  # written before transactions existed: nobody's evidence
+        marker = None
+        if batch.is_control_batch:
+            kind = next(iter(batch)).type if batch.records_count else None
+            marker = Marker(kind) if kind in (Marker.ABORT.value, Marker.COMMIT.value) else None
+        batches.append(
+            Batch(
+                batch.base_offset,
+                batch.last_offset,
+                batch.producer_id,
+                batch.producer_epoch,
+                batch.records_count,
+                marker,
+            )
+        )
+    return LogSlice(
+        int(answer.error_code),
+        answer.log_start_offset,
+        answer.last_stable_offset,
+        answer.high_watermark,
+        tuple((entry.producer_id, entry.first_offset) for entry in answer.aborted_transactions or ()),
+        tuple(batches),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Fetch as raw bytes, sent ahead of being needed: what kafka-python's consumer cannot do.
+#
+# It parses record by record, hides markers and producer ids, and polls. Rules of this file, beside those of
+# ``_wire``:
+#
+# - A Fetch is sent by one call and answered by another; it travels on the client's own thread.
+# - Records stay the bytes that they were on the wire.
+
+
+try:
+    import kafka.errors as kafka_errors
+    from kafka.protocol.consumer import FetchRequest
+except ImportError as missing:
+    raise EnvironmentFault(_WRONG_CLIENT, why=str(missing)) from missing
+#: Larger answers are refused by kafka-python's parser, which ends the connection.
+MAX_FRAME_BYTES = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """What a Fetch may take; sizes in bytes.
+
+    Kafka sends the first batch whole even if it is larger than both sizes, so that a reader
+    always gets on. `max_wait_ms` is how long the broker may hold the answer back until it has
+    `min_bytes`; zero and zero is "what there is, now".
+    """
+
+    isolation: Isolation
+    max_bytes: int
+    partition_max_bytes: int
+    request_timeout_ms: int
+    max_wait_ms: int = 0
+    min_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RawSlice:
+    """Answer for one partition. Offsets are -1 where the broker did not tell them.
+
+    `records` are whole record batches and maybe a cut-off last one. The first batch may begin
+    before the offset that was asked for.
+    """
+
+    code: int
+    log_start_offset: int = -1
+    last_stable_offset: int = -1
+    high_watermark: int = -1
+    #: (producer id, first offset) of the aborted transactions that overlap what was read.
+    aborted: tuple[tuple[int, int], ...] = ()
+    records: bytes = b""
+
+
+#: The partitions that were answered; a broker that throttles this client leaves all out.
+FetchAnswer = Mapping[Place, RawSlice]
+
+
+def is_retriable(code: int) -> bool:
+    """Return whether the same request may succeed later, according to Kafka's list of errors."""
+    return bool(kafka_errors.for_code(code).retriable)
+
+
+class PendingFetch:
+    """A Fetch on its way; nothing of it is lost by not asking for the result."""
+
+    def __init__(self, wire: KafkaWire, future: Any, what: str, places: Sequence[Place]) -> None:
+        self._wire, self._future, self._what, self._places = wire, future, what, places
+
+    def result(self) -> FetchAnswer:
+        """Wait for the answer; call it at most once.
+
+        Raises
+        ------
+        BrokerUnavailableError
+            If the connection was lost or the answer did not come within the request timeout.
+        AuthorizationError
+            If Kafka refuses the principal.
+        """
+        try:
+            wait = _blocking(lambda _admin: _settled(self._future))
+            return self._wire.attempt(self._what, wait, connect_within_ms=self._wire.timeout_ms)
+        except kafka_errors.BrokerResponseError as refused:
+            return dict.fromkeys(self._places, RawSlice(int(refused.errno)))
+
+
+class FetchClient:
+    """Sends Fetches for partitions with a common leader over a borrowed wire.
+
+    Leaders are asked for once and again after any error; the pending results must have been
+    taken before anything else is asked over the same wire.
+    """
+
+    def __init__(self, wire: KafkaWire) -> None:
+        self._wire = wire
+        self._leaders: dict[Place, int] = {}
+
+    def send(
+        self, offsets: Mapping[Place, int], limits: FetchLimits, *, connect_within_ms: int
+    ) -> PendingFetch:
+        """Send one Fetch from `offsets` on to the leader of the first place, and do not wait.
+
+        A place that is led by another broker is answered with an error code.
+
+        Raises
+        ------
+        BrokerUnavailableError, AuthorizationError
+            If there is no connection yet and none can be made.
+        """
+        places = tuple(offsets)
+        request = _request(offsets, limits)
+        topic, partition = places[0]
+        what = f"read {topic}-{partition} at offset {offsets[places[0]]}"
+
+        async def body(admin: Any) -> FetchAnswer:
+            code, node = await self._leader(admin, places[0])
+            if code != Code.NONE:
+                return dict.fromkeys(places, RawSlice(code))
+            answer = _answer_of(
+                await _patiently_sent(admin, request, node, limits.request_timeout_ms), places
+            )
+            if any(seen.code != Code.NONE for seen in answer.values()):
+                self._leaders.clear()
+            return answer
+
+        future = self._wire.attempt(
+            what, lambda admin: admin._manager.call_soon(body, admin), connect_within_ms=connect_within_ms
+        )
+        return PendingFetch(self._wire, future, what, places)
+
+    async def _leader(self, admin: Any, place: Place) -> tuple[int, int]:
+        """Return (error code, node) of the broker that leads `place`, from Kafka if not known."""
+        if place in self._leaders:
+            return Code.NONE, self._leaders[place]
+        name, partition = place
+        # Named topics come back with their own code, also those that the principal may not see.
+        metadata = await admin._get_cluster_metadata([name])
+        topic = metadata["topics"][0]
+        if topic["error_code"] != Code.NONE:
+            return int(topic["error_code"]), -1
+        row = next((p for p in topic["partitions"] if p["partition_index"] == partition), None)
+        if row is None:
+            return Code.UNKNOWN_TOPIC_OR_PARTITION, -1
+        if row["leader_id"] < 0:
+            return kafka_errors.LeaderNotAvailableError.errno, -1
+        self._leaders[place] = row["leader_id"]
+        return Code.NONE, row["leader_id"]
+
+
+async def _settled(future: Any) -> FetchAnswer:
+    answer: FetchAnswer = await future
+    return answer
+
+
+def _request(offsets: Mapping[Place, int], limits: FetchLimits) -> Any:
+    by_topic: dict[str, list[Any]] = defaultdict(list)
+    for (topic, partition), offset in offsets.items():
+        by_topic[topic].append(
+            FetchRequest.FetchTopic.FetchPartition(
+                partition=partition, fetch_offset=offset, partition_max_bytes=limits.partition_max_bytes
+            )
+        )
+    return FetchRequest(
+        max_wait_ms=limits.max_wait_ms,
+        min_bytes=limits.min_bytes,
+        max_bytes=limits.max_bytes,
+        isolation_level=int(limits.isolation),
+        session_id=0,
+        session_epoch=-1,
+        topics=[FetchRequest.FetchTopic(topic=topic, partitions=rows) for topic, rows in by_topic.items()],
+        forgotten_topics_data=[],
+        max_version=_FETCH_VERSION,
+    )
+
+
+def _answer_of(response: Any, places: Iterable[Place]) -> FetchAnswer:
+    if response.error_code:
+        return dict.fromkeys(places, RawSlice(int(response.error_code)))
+    return {
+        (topic.topic, row.partition_index): RawSlice(
+            int(row.error_code),
+            row.log_start_offset,
+            row.last_stable_offset,
+            row.high_watermark,
+            tuple((entry.producer_id, entry.first_offset) for entry in row.aborted_transactions or ()),
+            row.records or b"",
+        )
+        for topic in response.responses
+        for row in topic.partitions
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Requests of a transactional writer that kafka-python's public API does not offer.
+#
+# Rules of this file, beside those of ``_wire``:
+#
+# - Produce stays at version 11 and AddPartitionsToTxn at 3. From Produce 12 on the broker adds
+#   partitions by itself and every EndTxn raises the epoch (KIP-890), which a committable must not.
+# - A Produce request is begun and finished in two calls: it travels on the client's own thread
+#   while the caller encodes the next one.
+# - Topics are never created, whatever the broker's ``auto.create.topics.enable`` says.
+
+
+try:
+    import kafka.errors as kafka_errors
+    from kafka.protocol.metadata import MetadataRequest
+    from kafka.protocol.producer import AddPartitionsToTxnRequest, InitProducerIdRequest, ProduceRequest
+except ImportError as missing:
+    raise EnvironmentFault(_WRONG_CLIENT, why=str(missing)) from missing
+
+_ADD_PARTITIONS_VERSION = 3
+_PRODUCE_VERSION = 11
+#: The oldest Metadata that can tell what a principal may do with a topic, as numbers of bits; two of these.
+_TELLS_RIGHTS_VERSION = 8
+_RIGHTS_UNKNOWN = 31
+_WRITE = 4
+#: Java's: a producer without transactions has no time limit.
+_NO_TIME_LIMIT_MS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLayout:
+    """Answer to Metadata for one topic.
+
+    Attributes
+    ----------
+    code
+        An error code of Kafka; the leaders count only if it is 0.
+    leaders
+        At index i the broker that leads partition i, -1 where there is none now.
+    """
+
+    code: int
+    leaders: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAnswer:
+    """Answer to Produce for one batch.
+
+    Attributes
+    ----------
+    code
+        An error code of Kafka.
+    base_offset
+        The offset of the batch's first record, -1 where the broker did not tell it.
+    detail
+        What the broker said about an error, often nothing.
+    """
+
+    code: int
+    base_offset: int
+    detail: str = ""
+
+
+class ProduceInFlight:
+    """A Produce request that was handed to the client's thread; finished once."""
+
+    def __init__(self, places: Iterable[Place], future: Any, is_orphan: Callable[[], bool]) -> None:
+        self.places = tuple(places)
+        self._future, self._is_orphan = future, is_orphan
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it was answered or lost; finishing it does not wait then."""
+        return bool(self._future.is_done) or self._is_orphan()
+
+    def _response(self) -> Any:
+        if not self._future.is_done:
+            raise kafka_errors.KafkaTimeoutError("the client's thread gave no answer")
+        failure = self._future.exception
+        if failure is None:
+            return self._future.value
+        if isinstance(failure, kafka_errors.KafkaError | OSError):
+            raise failure
+        # A socket that closes under its feet, a task that is cancelled: the client has many words for it.
+        raise kafka_errors.KafkaConnectionError(f"the request was dropped ({type(failure).__name__})")
+
+
+class ProduceClient:
+    """What a transactional writer asks of Kafka, over a borrowed wire.
+
+    Raises
+    ------
+    BrokerUnavailableError
+        By every method: nobody answered. The broker may have acted nevertheless.
+    AuthorizationError
+        By every method: Kafka refuses the principal, or its login.
+    """
+
+    def __init__(self, wire: KafkaWire) -> None:
+        self._wire = wire
+
+    def layouts(self, topics: Iterable[str], *, connect_within_ms: int) -> dict[str, TopicLayout]:
+        """Ask once for partitions and leaders; every topic has an entry, if only with an error code."""
+        wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(set(topics))]
+        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+
+        async def body(admin: Any) -> dict[str, TopicLayout]:
+            response = await admin._manager.send(request)
+            found = {topic.name: _layout_of(topic) for topic in response.topics}
+            cluster = admin._manager.cluster
+            leaders = {node for layout in found.values() for node in layout.leaders if node >= 0}
+            if any(cluster.broker_metadata(node) is None for node in leaders):
+                # A broker that joined since the client was built; it could not be connected to.
+                await cluster.refresh_metadata()
+            return found
+
+        unknown = TopicLayout(Code.UNKNOWN_TOPIC_OR_PARTITION)
+        what = f"describe topics {', '.join(topic.name for topic in wanted)}"
+        found = self._wire.attempt(what, _blocking(body), connect_within_ms=connect_within_ms)
+        return {topic.name: found.get(topic.name, unknown) for topic in wanted}
+
+    def unwritable(self, topics: Iterable[str]) -> list[str]:
+        """Return the topics that this principal may not write, as far as the broker tells."""
+        wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(set(topics))]
+        request = MetadataRequest(
+            topics=wanted,
+            allow_auto_topic_creation=False,
+            include_topic_authorized_operations=True,
+            min_version=_TELLS_RIGHTS_VERSION,
+        )
+
+        async def body(admin: Any) -> list[str]:
+            response = await admin._manager.send(request)
+            rights = {topic.name: topic.authorized_operations for topic in response.topics}
+            # Anything but a set is kafka-python's word for "the broker did not say".
+            told = {name: bits for name, bits in rights.items() if isinstance(bits, set)}
+            return [name for name, bits in told.items() if not bits & {_RIGHTS_UNKNOWN, _WRITE}]
+
+        what = "ask for rights on topics"
+        return self._wire.attempt(what, _blocking(body), connect_within_ms=self._wire.timeout_ms)
+
+    def init_idempotent(self, *, connect_within_ms: int) -> ProducerGrant:
+        """Ask any broker once for a producer id that belongs to no transactional id."""
+        request = InitProducerIdRequest(
+            transactional_id=None,
+            transaction_timeout_ms=_NO_TIME_LIMIT_MS,
+            producer_id=-1,
+            producer_epoch=-1,
+            max_version=_INIT_PRODUCER_ID_VERSION,
+        )
+
+        async def body(admin: Any) -> ProducerGrant:
+            answer = await admin._manager.send(request)
+            return ProducerGrant(int(answer.error_code), answer.producer_id, answer.producer_epoch)
+
+        what = "get a producer id"
+        try:
+            return self._wire.attempt(what, _blocking(body), connect_within_ms=connect_within_ms)
+        except kafka_errors.BrokerResponseError as refused:
+            return ProducerGrant(int(refused.errno), -1, -1)
+
+    def add_partitions(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        places: Iterable[Place],
+        *,
+        connect_within_ms: int,
+    ) -> dict[Place, int]:
+        """Ask once to make partitions part of the transaction; return the error code of each.
+
+        Must be acknowledged before anything is produced to them. May be repeated.
+        """
+        wanted = tuple(places)
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=transactional_id,
+            v3_and_below_producer_id=producer_id,
+            v3_and_below_producer_epoch=producer_epoch,
+            v3_and_below_topics=[
+                AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=partitions)
+                for topic, partitions in _by_topic(wanted).items()
+            ],
+            max_version=_ADD_PARTITIONS_VERSION,
+        )
+        what = f"add partitions to transaction {transactional_id}"
+        answer = self._wire._ask_coordinator(what, transactional_id, request, connect_within_ms)
+        if isinstance(answer, int):
+            return dict.fromkeys(wanted, answer)
+        codes = {
+            (topic.name, row.partition_index): int(row.partition_error_code)
+            for topic in answer.results_by_topic_v3_and_below
+            for row in topic.results_by_partition
+        }
+        if Code.NOT_COORDINATOR in codes.values() or Code.COORDINATOR_NOT_AVAILABLE in codes.values():
+            self._wire._forget_coordinator(transactional_id)
+        return {place: codes[place] for place in wanted}
+
+    def begin_produce(
+        self,
+        leader: int,
+        transactional_id: str | None,
+        batches: Mapping[Place, bytes],
+        *,
+        acks: int,
+        request_timeout_ms: int,
+        answered: threading.Event,
+        connect_within_ms: int,
+    ) -> ProduceInFlight:
+        """Hand a Produce request with at most one batch per partition to the client's thread.
+
+        `answered` is set once it is answered or lost; without `acks`, once it is sent. At most five
+        requests may be under way to one leader, counting all kinds (KIP-98).
+        """
+        request = ProduceRequest(
+            transactional_id=transactional_id,
+            acks=acks,
+            timeout_ms=request_timeout_ms,
+            topic_data=_topic_data(batches),
+            max_version=_PRODUCE_VERSION,
+        )
+
+        def begin(admin: Any) -> ProduceInFlight:
+            future = admin._manager.call_soon(_patiently_sent, admin, request, leader, request_timeout_ms)
+            future.add_both(lambda _: answered.set())
+            return ProduceInFlight(batches, future, lambda: self._wire._admin is not admin)
+
+        return self._wire.attempt("write records", begin, connect_within_ms=connect_within_ms)
+
+    def finish_produce(self, request: ProduceInFlight) -> dict[Place, BatchAnswer]:
+        """Return the answer for every batch of a request; call it when the request is done.
+
+        Raises
+        ------
+        BrokerUnavailableError
+            If it was lost, or is not done yet. The connection is closed then, and with it every
+            request that is under way; the broker may have appended their batches nevertheless.
+        AuthorizationError
+            If Kafka refuses the principal altogether.
+        """
+
+        def finish(_admin: Any) -> dict[Place, BatchAnswer]:
+            response = request._response()
+            if response is None:
+                # Nobody was to acknowledge it.
+                return dict.fromkeys(request.places, BatchAnswer(Code.NONE, -1))
+            return {
+                (topic.name, row.index): BatchAnswer(
+                    int(row.error_code), int(row.base_offset), row.error_message or ""
+                )
+                for topic in response.responses
+                for row in topic.partition_responses
+            }
+
+        if request._is_orphan():
+            # Something else on the wire was lost, and took this request's connection along.
+            raise self._wire._unavailable("write records", None)
+        try:
+            return self._wire.attempt("write records", finish, connect_within_ms=self._wire.timeout_ms)
+        except kafka_errors.BrokerResponseError as refused:
+            return {place: BatchAnswer(int(refused.errno), -1, str(refused)) for place in request.places}
+
+
+def _layout_of(topic: Any) -> TopicLayout:
+    leaders = {row.partition_index: int(row.leader_id) for row in topic.partitions}
+    return TopicLayout(
+        int(topic.error_code), tuple(leaders.get(i, -1) for i in range(max(leaders, default=-1) + 1))
+    )
+
+
+def _by_topic(places: Iterable[Place]) -> dict[str, list[int]]:
+    partitions: dict[str, list[int]] = defaultdict(list)
+    for topic, partition in places:
+        partitions[topic].append(partition)
+    return partitions
+
+
+def _topic_data(batches: Mapping[Place, bytes]) -> list[Any]:
+    topic_type = ProduceRequest.TopicProduceData
+    rows: dict[str, list[Any]] = defaultdict(list)
+    for (topic, partition), data in batches.items():
+        rows[topic].append(topic_type.PartitionProduceData(index=partition, records=data))
+    return [topic_type(name=topic, partition_data=data) for topic, data in rows.items()]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Idle connections to Kafka that wait for the next task of this process.
+#
+# A Spark task lives for a fraction of a second, its Python worker for many tasks; a new connection costs 30
+# to 60 ms and a thread. Rules:
+#
+# - A wire belongs to one borrower until it is given back.
+# - A wire stays in the process that made it: Spark's workers are forked, and a fork must neither
+#   use nor close its parent's sockets.
+# - There is no thread that cleans up: what has been idle for too long is closed by the next call.
+
+
+#: Brokers close idle connections after ten minutes; a stream that still runs is back long before.
+_IDLE_MS = 60_000
+#: As many as the tasks that run in one worker process at a time, and a few.
+_MOST_IDLE = 8
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """The idle wires of one process, longest idle first: (wire, when it was given back)."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    wires: list[tuple[KafkaWire, int]] = field(default_factory=list)
+
+
+class WirePool:
+    """Lends connections; safe to call from any thread and after a fork.
+
+    Parameters
+    ----------
+    idle_ms
+        How long a wire may lie unused.
+    most_idle
+        How many wires are kept; one more closes the one that has been idle for longest.
+    clock
+        Time, replaceable in tests.
+    make
+        How a wire is made, replaceable in tests.
+    """
+
+    def __init__(
+        self,
+        *,
+        idle_ms: int = _IDLE_MS,
+        most_idle: int = _MOST_IDLE,
+        clock: Clock = _CLOCK,
+        make: Callable[[KafkaConnection], KafkaWire] = KafkaWire,
+    ) -> None:
+        self._idle_ms, self._most_idle = idle_ms, most_idle
+        self._clock, self._make = clock, make
+        self._shelves: dict[int, _Shelf] = {}
+
+    @contextmanager
+    def wire(self, connection: KafkaConnection) -> Iterator[KafkaWire]:
+        """Lend a wire for the length of a with block, whatever ends it."""
+        wire = self.borrow(connection)
+        try:
+            yield wire
+        finally:
+            self.give_back(wire)
+
+    def borrow(self, connection: KafkaConnection) -> KafkaWire:
+        """Return an idle wire of an equal `connection`, else a new one; does not connect.
+
+        The broker may have gone since the wire was last used; that shows as a lost connection in
+        the first call, and the second call connects again.
+        """
+        shelf = self._shelf()
+        with shelf.lock:
+            expired = self._expired(shelf)
+            newest_first = range(len(shelf.wires) - 1, -1, -1)
+            at = next((i for i in newest_first if shelf.wires[i][0].connection == connection), None)
+            found = None if at is None else shelf.wires.pop(at)[0]
+        _close(expired)
+        return found if found is not None else self._make(connection)
+
+    def give_back(self, wire: KafkaWire) -> None:
+        """Take a wire back; the borrower must not use it any more."""
+        shelf = self._shelf()
+        with shelf.lock:
+            superfluous = self._expired(shelf)
+            shelf.wires.append((wire, self._clock.monotonic_ms()))
+            while len(shelf.wires) > self._most_idle:
+                superfluous.append(shelf.wires.pop(0)[0])
+        _close(superfluous)
+
+    def close(self) -> None:
+        """Close the idle wires of this process; the pool can still be used."""
+        shelf = self._shelf()
+        with shelf.lock:
+            idle, shelf.wires = [wire for wire, _ in shelf.wires], []
+        _close(idle)
+
+    def _shelf(self) -> _Shelf:
+        # By process id, so that after a fork the child finds an empty shelf and a free lock.
+        return self._shelves.setdefault(os.getpid(), _Shelf())
+
+    def _expired(self, shelf: _Shelf) -> list[KafkaWire]:
+        oldest_ms = self._clock.monotonic_ms() - self._idle_ms
+        expired = [wire for wire, since_ms in shelf.wires if since_ms < oldest_ms]
+        shelf.wires = [(wire, since_ms) for wire, since_ms in shelf.wires if since_ms >= oldest_ms]
+        return expired
+
+
+def _close(wires: list[KafkaWire]) -> None:
+    # Outside the lock: closing joins the wire's thread.
+    for wire in wires:
+        wire.close()
+
+
+#: The pool of this process, shared by all readers and writers.
+WIRES = WirePool()

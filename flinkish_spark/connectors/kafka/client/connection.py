@@ -1,0 +1,615 @@
+"""One description of how to reach Kafka, for Spark, for Java and for Python, and opening it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import ssl
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import kafka.errors as kafka_errors
+from kafka import KafkaAdminClient
+from kafka.net.compat import KafkaNetClient
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
+
+from flinkish_spark.core.errors import AuthorizationError, ConfigError, EnvironmentFault
+
+# ----------------------------------------------------------------------------------------------------------
+# Kafka's TLS options as the `ssl` context of a Python client.
+#
+# Rules of this file:
+#
+# - What Java refuses is refused here as well, so that one set of options serves both.
+# - A private key is in no message, and never in a file that has a name.
+
+
+_OPTIONS = frozenset(
+    {
+        "ssl.endpoint.identification.algorithm",
+        "ssl.key.password",
+        "ssl.keystore.certificate.chain",
+        "ssl.keystore.key",
+        "ssl.keystore.location",
+        "ssl.keystore.password",
+        "ssl.keystore.type",
+        "ssl.truststore.certificates",
+        "ssl.truststore.location",
+        "ssl.truststore.password",
+        "ssl.truststore.type",
+    }
+)
+_PEM_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----([^-:]*)-----END \1-----")
+
+
+def take_tls(left: dict[str, str]) -> dict[str, object]:
+    """Move the TLS options out of `left` and translate them to a context, PEM only."""
+    options = {name: left.pop(name) for name in _OPTIONS & left.keys()}
+    if not options:
+        return {}
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # As in Java, whatever is in the truststore is trusted, also an intermediate authority alone.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    # Kafka's way to say "do not check the host name" is an empty string.
+    context.check_hostname = options.get("ssl.endpoint.identification.algorithm", "https") != ""
+    for store, inline in (("truststore", ("certificates",)), ("keystore", ("key", "certificate.chain"))):
+        _check_store(store, [f"ssl.{store}.{name}" for name in inline], options)
+    _load_trusted(context, options)
+    _load_identity(context, options)
+    return {"ssl_context": context}
+
+
+def _check_store(store: str, inline: list[str], options: Mapping[str, str]) -> None:
+    """Refuse what is no PEM, and what Java would refuse."""
+    kind, location = options.get(f"ssl.{store}.type", "JKS"), options.get(f"ssl.{store}.location")
+    given = [name for name in inline if name in options]
+    if location is not None and kind.upper() != "PEM":
+        raise _unusable(
+            f"ssl.{store}.location",
+            f"its type is {kind}, and Python reads PEM only",
+            f"run `{_conversion(store, kind, location)}`{'' if store == 'truststore' else _GUARD}, then set "
+            f"ssl.{store}.location to the new file, ssl.{store}.type to PEM, and no ssl.{store}.password",
+        )
+    if (given or location is not None) and kind != "PEM":
+        raise _unusable(f"ssl.{store}.type", f"it is {kind}", "set it to PEM, in capitals")
+    if given and location is not None:
+        raise _unusable(given[0], f"ssl.{store}.location is given as well", "keep one of them")
+    if given and given != inline:
+        raise _unusable(given[0], "the other half is missing", f"give {' and '.join(inline)}")
+    if f"ssl.{store}.password" in options:
+        raise _unusable(
+            f"ssl.{store}.password",
+            f"a {store} in PEM has none",
+            "remove it; a key of its own password needs ssl.key.password",
+        )
+
+
+_GUARD = ", guard the new file, whose key has no password"
+
+
+def _conversion(store: str, kind: str, location: str) -> str:
+    """Return the command line that makes PEM of a Java store; it asks for the passwords.
+
+    The key is written in clear: Java 17 cannot read the encryption that openssl uses (PBES2).
+    """
+    source, pem, p12 = (shlex.quote(f"{location}{suffix}") for suffix in ("", ".pem", ".p12"))
+    if store == "truststore":
+        return f"keytool -list -rfc -keystore {source} > {pem}"
+    if kind.upper() == "PKCS12":
+        return f"openssl pkcs12 -in {source} -nodes -out {pem}"
+    first = f"keytool -importkeystore -srckeystore {source} -destkeystore {p12} -deststoretype PKCS12"
+    return f"{first} && openssl pkcs12 -in {p12} -nodes -out {pem}"
+
+
+def _load_trusted(context: ssl.SSLContext, options: Mapping[str, str]) -> None:
+    location, text = options.get("ssl.truststore.location"), options.get("ssl.truststore.certificates")
+    try:
+        if location is not None:
+            context.load_verify_locations(cafile=location)
+        elif text is not None:
+            context.load_verify_locations(cadata=_pem(text))
+        else:
+            context.load_default_certs()
+    except (OSError, ValueError) as unreadable:
+        name = "ssl.truststore.certificates" if location is None else "ssl.truststore.location"
+        raise _unusable(name, _reason(unreadable, location), "give certificates in PEM") from None
+
+
+def _load_identity(context: ssl.SSLContext, options: Mapping[str, str]) -> None:
+    location, key = options.get("ssl.keystore.location"), options.get("ssl.keystore.key")
+    if location is None and key is None:
+        return
+    name = "ssl.keystore.key" if location is None else "ssl.keystore.location"
+    # Without a password OpenSSL would ask for one at the terminal, and the driver would hang there.
+    password = options.get("ssl.key.password", "")
+    try:
+        if location is not None:
+            context.load_cert_chain(location, password=password)
+        else:
+            chain = options["ssl.keystore.certificate.chain"]
+            with _nameless_file(_pem(chain)) as chain_path, _nameless_file(_pem(key or "")) as key_path:
+                context.load_cert_chain(chain_path, key_path, password=password)
+    except (OSError, ValueError) as unreadable:
+        raise _unusable(
+            name,
+            _reason(unreadable, location),
+            "give a private key, its certificate behind it, in PEM, and the key's password, if it has one, "
+            "as ssl.key.password",
+        ) from None
+
+
+def _pem(text: str) -> str:
+    """Return the PEM blocks of `text` with their line breaks, which properties files lose."""
+    blocks = [(kind, "".join(body.split())) for kind, body in _PEM_BLOCK.findall(text)]
+    if not blocks:
+        raise ValueError("it holds no PEM block")
+    return "".join(
+        "\n".join([f"-----BEGIN {kind}-----", *re.findall(".{1,64}", body), f"-----END {kind}-----", ""])
+        for kind, body in blocks
+    )
+
+
+@contextmanager
+def _nameless_file(text: str) -> Iterator[str]:
+    """Yield a path to read `text` from: OpenSSL takes keys from files only.
+
+    The file has no name, so only this process can open it and a kill leaves nothing behind.
+    """
+    with tempfile.TemporaryFile() as file:
+        file.write(text.encode())
+        file.flush()
+        file.seek(0)
+        yield f"/dev/fd/{file.fileno()}"
+
+
+def _reason(error: OSError | ValueError, location: str | None) -> str:
+    text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+    return f"{location}: {text}" if location is not None else text
+
+
+def _unusable(option: str, why: str, what_to_do: str) -> ConfigError:
+    return ConfigError(
+        f"Kafka option {option!r} cannot be used", why=why, what_to_do=what_to_do, option=option
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# One description of how to reach Kafka, for Spark, for Java and for Python.
+#
+# Users write connection settings once, under the names Spark and Kafka use. The three clients of a job need
+# them in three spellings. Secrets pass through here, so here they are hidden: no ``repr``, message or log
+# line of this module holds the value of a secret option.
+
+
+_PREFIX = "kafka."
+_SERVER = re.compile(r"(?:[A-Za-z][A-Za-z0-9_]*://)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}")
+_SECRET = re.compile(r"password|jaas|secret|token|key", re.IGNORECASE)
+#: Hidden although the pattern matches only by accident; a file's place is no secret.
+_NOT_SECRET = frozenset({"ssl.keystore.location", "ssl.keystore.type"})
+_HIDDEN = "<hidden>"
+
+#: One entry of a JAAS configuration, as Kafka's Java client splits it: module, flag, options.
+_JAAS_WORD = r"[\w.$-]++"
+_JAAS_OPTION = rf"""\s*({_JAAS_WORD})\s*=\s*("(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|{_JAAS_WORD})"""
+_JAAS = re.compile(rf"\s*({_JAAS_WORD})\s+\w++((?:{_JAAS_OPTION})*+)\s*;\s*", re.DOTALL)
+_JAAS_ESCAPE = re.compile(r"\\([0-3][0-7]{0,2}|[4-7][0-7]?|.)", re.DOTALL)
+_JAAS_ESCAPED = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+#: Mechanism -> the login module that Kafka's Java client needs for it.
+_SASL_MODULES = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+_SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+
+#: Kafka's name -> kafka-python's name, for values that are whole numbers of milliseconds.
+_MILLISECONDS = {
+    "connections.max.idle.ms": "connections_max_idle_ms",
+    "metadata.max.age.ms": "metadata_max_age_ms",
+    "reconnect.backoff.max.ms": "reconnect_backoff_max_ms",
+    "reconnect.backoff.ms": "reconnect_backoff_ms",
+    "request.timeout.ms": "request_timeout_ms",
+    "retry.backoff.ms": "retry_backoff_ms",
+}
+_CONNECTION_PREFIXES = ("security.", "sasl.", "ssl.")
+#: Options of the Java client that have a meaning there only; harmless to leave out here.
+_JAVA_ONLY = frozenset({"ssl.enabled.protocols", "ssl.protocol", "ssl.provider"})
+
+
+def is_connection_option(option: str) -> bool:
+    """Return whether `option`, without the prefix ``kafka.``, says how to reach Kafka.
+
+    The rest are settings of a producer or a consumer.
+    """
+    return option == "client.id" or option in _MILLISECONDS or option.startswith(_CONNECTION_PREFIXES)
+
+
+def is_secret(option: str) -> bool:
+    """Return whether the value of `option` must never be printed."""
+    bare = option.removeprefix(_PREFIX)
+    return bare not in _NOT_SECRET and _SECRET.search(bare) is not None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class KafkaConnection:
+    """Where Kafka is and how to log in: a plain value, safe to print, checked on construction.
+
+    Parameters
+    ----------
+    bootstrap_servers
+        ``"host:port"``, several separated by commas, or a list of them.
+    options
+        Connection and security settings by Kafka's names, with or without the prefix ``kafka.``
+        that Spark wants, such as ``{"kafka.security.protocol": "SASL_SSL"}``. Values are strings.
+
+    Raises
+    ------
+    ConfigError
+        If a server, an option's name or its value cannot be used. The message names the option,
+        never a secret value.
+
+    Examples
+    --------
+    >>> connection = KafkaConnection("broker:9092", {"kafka.security.protocol": "PLAINTEXT"})
+    >>> connection.for_spark()["kafka.bootstrap.servers"]
+    'broker:9092'
+    """
+
+    bootstrap_servers: str | list[str] | tuple[str, ...]
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bootstrap_servers", _checked_servers(self.bootstrap_servers))
+        object.__setattr__(self, "options", MappingProxyType(_checked_options(self.options)))
+
+    def __reduce__(self) -> tuple[type[KafkaConnection], tuple[str, dict[str, str]]]:
+        # The read-only view of the options cannot be pickled, and a Spark task needs this value.
+        return (KafkaConnection, (self.servers, dict(self.options)))
+
+    def __hash__(self) -> int:
+        return hash((self.servers, frozenset(self.options.items())))
+
+    @property
+    def servers(self) -> str:
+        """The bootstrap servers as one comma-separated string."""
+        assert isinstance(self.bootstrap_servers, tuple)
+        return ",".join(self.bootstrap_servers)
+
+    def __repr__(self) -> str:
+        shown = {name: _HIDDEN if is_secret(name) else value for name, value in self.options.items()}
+        return f"KafkaConnection({self.servers!r}, {shown!r})"
+
+    def for_spark(self) -> dict[str, str]:
+        """Return the options of ``spark.readStream.format("kafka")``; holds secrets in clear."""
+        return {_PREFIX + name: value for name, value in self.for_java().items()}
+
+    def for_java(self) -> dict[str, str]:
+        """Return the properties of a Java Kafka client; holds secrets in clear."""
+        return {"bootstrap.servers": self.servers, **self.options}
+
+    def for_python(self) -> dict[str, object]:
+        """Return the keyword arguments of a kafka-python client; holds secrets in clear.
+
+        Call it in the process that connects, before every connect: it reads the files named in
+        the options, and with TLS options the result holds an ``ssl_context``, which cannot be
+        pickled. Certificates and keys must be PEM, as files or as text in the options
+        (``ssl.truststore.type`` and ``ssl.keystore.type`` PEM); Python cannot read JKS or PKCS12.
+
+        At level DEBUG kafka-python's own logger ``kafka`` prints what it sends, and PLAIN sends the
+        password; SCRAM does not.
+
+        Raises
+        ------
+        ConfigError
+            If an option has no counterpart in kafka-python, or a file or key cannot be used; the
+            message names the option.
+        """
+        assert isinstance(self.bootstrap_servers, tuple)
+        servers = [server.rpartition("://")[2] for server in self.bootstrap_servers]
+        arguments: dict[str, object] = {"bootstrap_servers": servers}
+        # Kafka's Java client trims all values as well.
+        left = {name: value.strip() for name, value in self.options.items()}
+        if "client.id" in left:
+            arguments["client_id"] = left.pop("client.id")
+        if "security.protocol" in left:
+            arguments["security_protocol"] = _one_of(
+                "security.protocol", left.pop("security.protocol"), _SECURITY_PROTOCOLS
+            )
+        for name in sorted(left.keys() & _MILLISECONDS.keys()):
+            arguments[_MILLISECONDS[name]] = _milliseconds(name, left.pop(name))
+        arguments.update(_take_sasl(left, str(arguments.get("security_protocol", ""))))
+        arguments.update(take_tls(left))
+        unknown = sorted(left.keys() - _JAVA_ONLY)
+        if unknown:
+            raise ConfigError(
+                f"Kafka option {unknown[0]!r} cannot be used",
+                why="flinkish_spark also talks to Kafka from Python and does not know it there",
+                what_to_do="remove it, or give it to the source or sink that needs it",
+                option=unknown[0],
+            )
+        return arguments
+
+
+def _checked_servers(servers: object) -> tuple[str, ...]:
+    entries = servers.split(",") if isinstance(servers, str) else servers
+    if not isinstance(entries, (list, tuple)) or not entries:
+        raise ConfigError(
+            "bootstrap_servers must be 'host:port' or a list of them", option="bootstrap_servers"
+        )
+    checked = []
+    for entry in entries:
+        server = entry.strip() if isinstance(entry, str) else entry
+        if not isinstance(server, str) or not _SERVER.fullmatch(server):
+            raise ConfigError(
+                f"bootstrap server {entry!r} cannot be used",
+                what_to_do="write it as host:port",
+                option="bootstrap_servers",
+            )
+        if not 0 < int(server.rpartition(":")[2]) < 65536:
+            raise ConfigError(f"bootstrap server {entry!r} has no such port", option="bootstrap_servers")
+        checked.append(server)
+    return tuple(checked)
+
+
+def _checked_options(options: Mapping[str, str]) -> dict[str, str]:
+    checked: dict[str, str] = {}
+    for name, value in options.items():
+        if not isinstance(name, str) or not name.removeprefix(_PREFIX):
+            raise ConfigError(f"{name!r} is not the name of a Kafka option")
+        bare = name.removeprefix(_PREFIX)
+        if not isinstance(value, str):
+            raise ConfigError(
+                f"Kafka option {name!r} must be a string, not {type(value).__name__}", option=bare
+            )
+        if bare == "bootstrap.servers":
+            raise ConfigError(
+                f"Kafka option {name!r} is given twice", what_to_do="use bootstrap_servers only", option=bare
+            )
+        if checked.setdefault(bare, value) != value:
+            raise ConfigError(
+                f"Kafka option {bare!r} is given twice with different values",
+                what_to_do=f"keep one of {bare!r} and {_PREFIX + bare!r}",
+                option=bare,
+            )
+    return checked
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value.upper() not in allowed:
+        raise ConfigError(
+            f"Kafka option {name!r} cannot be {value!r}",
+            what_to_do=f"use one of {', '.join(allowed)}",
+            option=name,
+        )
+    return value.upper()
+
+
+def _milliseconds(name: str, value: str) -> int:
+    if not value.strip().isdecimal():
+        raise ConfigError(f"Kafka option {name!r} must be a whole number, not {value!r}", option=name)
+    return int(value)
+
+
+def _take_sasl(left: dict[str, str], security_protocol: str) -> dict[str, object]:
+    """Move the SASL options out of `left` and translate them."""
+    mechanism, jaas = left.pop("sasl.mechanism", None), left.pop("sasl.jaas.config", None)
+    wanted = security_protocol.startswith("SASL_")
+    if mechanism is None:
+        if wanted or jaas is not None:
+            raise ConfigError(
+                "Kafka option 'sasl.mechanism' is missing",
+                why="its default GSSAPI is not supported",
+                what_to_do=f"use one of {', '.join(_SASL_MODULES)}",
+                option="sasl.mechanism",
+            )
+        return {}
+    if mechanism not in _SASL_MODULES:
+        raise ConfigError(
+            f"Kafka option 'sasl.mechanism' cannot be {mechanism!r}",
+            what_to_do=f"use one of {', '.join(_SASL_MODULES)}",
+            option="sasl.mechanism",
+        )
+    if jaas is None and not wanted:
+        return {}
+    user, password = _jaas_login(jaas, mechanism)
+    if mechanism != "PLAIN":
+        # In SCRAM both separate fields (RFC 5802); kafka-python leaves that to its caller.
+        user = user.replace("=", "=3D").replace(",", "=2C")
+    return {
+        "sasl_mechanism": mechanism,
+        "sasl_plain_username": user,
+        "sasl_plain_password": _Secret(password),
+    }
+
+
+def _jaas_login(jaas: str | None, mechanism: str) -> tuple[str, str]:
+    """Return name and password; the error never holds a part of `jaas`."""
+    entry = _JAAS.fullmatch(jaas or "")
+    fields = {name: _unquoted(value) for name, value in re.findall(_JAAS_OPTION, entry[2])} if entry else {}
+    module = _SASL_MODULES[mechanism]
+    # Some distributions move Kafka's classes to a package of their own.
+    named = entry is not None and entry[1].rpartition(".")[2] == module.rpartition(".")[2]
+    token = fields.get("tokenauth", "").lower() == "true"
+    if not named or token or not fields.get("username") or not fields.get("password"):
+        raise ConfigError(
+            f"Kafka option 'sasl.jaas.config' {'is missing' if jaas is None else 'cannot be used'}",
+            why="Python cannot use a delegation token" if token else f"{mechanism} needs one of its form",
+            what_to_do=f'write it as: {module} required username="..." password="...";',
+            option="sasl.jaas.config",
+        )
+    return fields["username"], fields["password"]
+
+
+def _unquoted(text: str) -> str:
+    def meant(escape: re.Match[str]) -> str:
+        code = escape[1]
+        return chr(int(code, 8)) if code[0] in "01234567" else _JAAS_ESCAPED.get(code, code)
+
+    return _JAAS_ESCAPE.sub(meant, text[1:-1]) if text[0] in "\"'" else text
+
+
+class _Secret(str):
+    """A string that a log line or a traceback shows as hidden."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return _HIDDEN
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Opening a kafka-python admin client, or saying at once why it cannot be opened.
+#
+# Rules of this file, where kafka-python 3.0.12 has others:
+#
+# - A refused login or certificate ends the attempt, as in Kafka's Java client. kafka-python would
+#   ask again until its time is over, which can lock an account, and forget the reason.
+# - What a broker said before it hung up is heard. kafka-python drops what arrives together with the
+#   end of the stream, and that is how a broker says that the password is wrong.
+# - A client that was not opened leaves neither thread nor socket behind.
+
+
+_LOGIN_REFUSALS = (
+    kafka_errors.AuthorizationError,
+    kafka_errors.IllegalSaslStateError,
+    kafka_errors.SaslAuthenticationFailedError,
+    kafka_errors.UnsupportedSaslMechanismError,
+)
+#: A broker that dies during a handshake; another attempt may succeed.
+_TLS_CUT_SHORT = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLZeroReturnError)
+#: OpenSSL's codes for a certificate of another host name or address.
+_OTHER_NAME = (62, 64)
+
+
+def connected_admin(arguments: Mapping[str, object], servers: str, within_ms: int) -> Any:
+    """Return a kafka-python admin client that has reached a broker.
+
+    Parameters
+    ----------
+    arguments
+        Keyword arguments of kafka-python.
+    servers
+        What the messages call the brokers.
+    within_ms
+        How long to try.
+
+    Raises
+    ------
+    AuthorizationError
+        If a broker refused the login.
+    EnvironmentFault
+        If TLS failed in a way that another attempt cannot change.
+    kafka.errors.KafkaError, OSError
+        The last reason why no broker could be reached.
+    """
+    made: list[tuple[KafkaNetClient, _Manager]] = []
+
+    def make(**configs: Any) -> KafkaNetClient:
+        net = NetworkSelector(**configs)
+        manager = _Manager(net, **configs)
+        made.append((KafkaNetClient(net, manager), manager))
+        return made[-1][0]
+
+    try:
+        admin = KafkaAdminClient(**arguments, bootstrap_timeout_ms=max(1, within_ms), kafka_client=make)
+    except (kafka_errors.KafkaError, OSError) as failed:
+        # The constructor leaves its thread and sockets behind when it raises: hours of a broker being
+        # down would otherwise pile them up.
+        reason: BaseException = failed
+        for client, manager in made:
+            reason = manager.failure or reason
+            client.close()
+            manager._net.stop()
+        if isinstance(reason, _LOGIN_REFUSALS):
+            raise _login_refused(servers, reason) from reason
+        if (broken := _final_tls_error(reason)) is not None:
+            raise _tls_failed(servers, broken) from reason
+        raise reason from None
+    for _, manager in made:
+        manager.opening = False
+    return admin
+
+
+class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python has no types
+    """While opening, remembers the last failure, and gives up when asking again cannot help."""
+
+    #: Later on a closed manager would leave the requests of others without an answer.
+    opening = True
+    failure: BaseException | None = None
+
+    def get_connection(self, *args: Any, **how: Any) -> Any:
+        connection = super().get_connection(*args, **how)
+        if self.opening:
+            connection.init_future.add_errback(self._failed)
+        return connection
+
+    def _failed(self, error: BaseException) -> None:
+        if self.closed or not self.opening:
+            return  # closed by us: the reason for that is the one that counts
+        # A mechanism's own checks raise what they like.
+        ours = isinstance(error, kafka_errors.KafkaError | OSError)
+        self.failure = error if ours else kafka_errors.KafkaConnectionError(error)
+        if isinstance(error, _LOGIN_REFUSALS) or _final_tls_error(error) is not None:
+            self._net.call_soon(self.close)
+
+    async def _build_transport(self, *args: Any, **how: Any) -> Any:
+        transport = await super()._build_transport(*args, **how)
+        receive = transport._sock_recv
+        ended: list[Any] = []
+
+        def receive_all_before_the_end() -> tuple[bytes, Any]:
+            data, error = (b"", ended.pop()) if ended else receive()
+            if data and error is not None:
+                ended.append(error)  # the next call, which comes at once, tells
+                error = None
+            return data, error
+
+        transport._sock_recv = receive_all_before_the_end
+        return transport
+
+
+def _final_tls_error(error: BaseException) -> ssl.SSLError | None:
+    # kafka-python keeps the error as context or as argument of its own.
+    for candidate in (error, error.__context__, *error.args):
+        if isinstance(candidate, ssl.SSLError) and not isinstance(candidate, _TLS_CUT_SHORT):
+            return candidate
+    return None
+
+
+def _login_refused(servers: str, error: BaseException) -> AuthorizationError:
+    return AuthorizationError(
+        f"Kafka at {servers} refuses the login",
+        why=str(error),
+        what_to_do="correct security.protocol, sasl.mechanism, or name and password in sasl.jaas.config",
+        bootstrap_servers=servers,
+    )
+
+
+def _tls_failed(servers: str, error: ssl.SSLError) -> EnvironmentFault:
+    reason = error.reason or ""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = f"the broker's certificate is not accepted: {error.verify_message.rstrip('.')}"
+        what_to_do = (
+            "use a name of the broker that its certificate holds; an empty "
+            "ssl.endpoint.identification.algorithm turns the check off"
+            if error.verify_code in _OTHER_NAME
+            else "give the authority that signed it in ssl.truststore.location or ssl.truststore.certificates"
+        )
+    elif "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
+        why = f"the broker does not accept the client's certificate, or wants one: {reason}"
+        what_to_do = "give one that it trusts in ssl.keystore.location or ssl.keystore.key"
+    else:
+        why = str(error)
+        what_to_do = "check that security.protocol fits the port, and TLS versions and ciphers"
+    return EnvironmentFault(
+        f"There is no TLS connection to Kafka at {servers}",
+        why=why,
+        what_to_do=what_to_do,
+        bootstrap_servers=servers,
+    )

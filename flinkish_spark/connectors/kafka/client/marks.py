@@ -1,0 +1,76 @@
+"""Marks of a job in Kafka: which of its checkpoints has been committed, as offsets of a consumer group.
+
+A topic says nothing about the checkpoint that a transaction was committed with, and transactions of a
+process that is gone are forgotten. What Kafka keeps for anybody, by name, are the offsets of groups with a
+note beside each: here the offset is the checkpoint's id, and the note is the mark.
+
+Brokers forget it when it is older than ``offsets.retention.minutes`` (seven days). Who may not use the group
+is told once, and works without.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, OffsetDirection
+from flinkish_spark.core.errors import AuthorizationError
+from flinkish_spark.protocol.ids import JobUuid
+from flinkish_spark.protocol.timeline import Mark
+
+LOG = logging.getLogger(__name__)
+
+
+def newest_of(notes: Iterable[str], job: JobUuid) -> Mark | None:
+    """Return the newest mark of `job` among notes; None if there is none."""
+    marks = [mark for note in notes if (mark := Mark.parse(note, job)) is not None]
+    return max(marks, key=lambda mark: mark.checkpoint, default=None)
+
+
+class KafkaMarks:
+    """The mark of one sink or manifest; one instance belongs to one thread.
+
+    Parameters
+    ----------
+    admin
+        Of the cluster that is written to.
+    job, uid
+        Whose mark. The group is ``flinkish-<job>-<uid>``.
+    topic
+        An existing one that is written to: the offset is that of its partition 0.
+    """
+
+    def __init__(self, admin: KafkaAdmin, job: JobUuid, uid: str, topic: str) -> None:
+        self._admin, self._job, self._place = admin, job, (topic, 0)
+        self.group = f"flinkish-{job}-{uid}"
+        self._is_refused = False
+
+    def newest(self) -> Mark | None:
+        """Return the mark; None if there is none, or this principal may not read it."""
+        if self._is_refused:
+            return None
+        try:
+            return newest_of(self._admin.committed_notes(self.group).values(), self._job)
+        except AuthorizationError as refused:
+            self._go_without(refused)
+            return None
+
+    def leave(self, mark: Mark) -> None:
+        """Write a mark that is newer than the one that is there."""
+        if self._is_refused:
+            return
+        note, offset = mark.to_text(self._job), int(mark.checkpoint)
+        try:
+            self._admin.commit_offsets(self.group, {self._place: offset}, OffsetDirection.REWIND, note)
+        except AuthorizationError as refused:
+            self._go_without(refused)
+
+    def _go_without(self, refused: AuthorizationError) -> None:
+        self._is_refused = True
+        LOG.warning(
+            "a start with an older copy of the job directory will not be noticed at the topic %s: "
+            "allow READ on the group %s and on the topic (%s)",
+            self._place[0],
+            self.group,
+            refused,
+        )

@@ -1,0 +1,985 @@
+"""Writing the Kafka records of a task in Python, in a transaction that another process ends."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Self, TypeVar
+
+from flinkish_spark.connectors.kafka.client import admission as faults
+from flinkish_spark.connectors.kafka.client.admission import (
+    Addressed,
+    Admission,
+    Reaction,
+    Rows,
+    Spreader,
+    WriteCode,
+    by_partition,
+    by_topic,
+    described,
+    reaction_to,
+)
+from flinkish_spark.connectors.kafka.client.batches import (
+    TRANSACTIONAL_BIT,
+    Column,
+    CommonHeaders,
+    EncodedBatch,
+    encode_batches,
+    sequence_after,
+)
+from flinkish_spark.connectors.kafka.client.client import (
+    UNSETTLED,
+    WIRES,
+    BatchAnswer,
+    Code,
+    EndAction,
+    KafkaWire,
+    ProduceClient,
+    ProduceInFlight,
+    ProducerGrant,
+    TopicLayout,
+    WirePool,
+    pauses_ms,
+)
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee, StagingSettings
+from flinkish_spark.connectors.kafka.client.transactions import Evidence, KafkaCommittable
+from flinkish_spark.core.errors import (
+    AuthorizationError,
+    BrokerUnavailableError,
+    EnvironmentFault,
+    FlinkishError,
+    InternalError,
+)
+from flinkish_spark.protocol.ids import Place
+from flinkish_spark.types.record_time import Int64s
+
+# ----------------------------------------------------------------------------------------------------------
+# The part of a task's output that is talk about it: who we are, where we write.
+#
+# A session for each guarantee: a transaction, a producer id alone, or nothing. Rules:
+#
+# - InitProducerId comes before every transaction. Without it (transactional id, producer id, epoch)
+#   would name two transactions, and committing the older handle would commit the newer data.
+# - A partition is part of the transaction (AddPartitionsToTxn) before anything is written to it.
+# - Every question is asked again until it is settled or the delivery timeout is over; an error code
+#   that asking again cannot change ends it at once.
+
+
+_T = TypeVar("_T")
+#: Partitions can be added to a topic: this old, what we know is asked for again.
+_LAYOUT_MAX_AGE_MS = 300_000
+#: A broker that just started may not know a topic yet; this many answers in a row are believed.
+_ABSENCES_BELIEVED = 4
+
+#: What this process knows about topics, and since when on the monotonic clock. Plain values, so a
+#: forked worker may use what its parent knew.
+_known: dict[KafkaConnection, dict[str, tuple[TopicLayout, int]]] = {}
+
+
+class ProducerSession:
+    """Topics and their partitions, and who writes into them: here nobody in particular.
+
+    Parameters
+    ----------
+    wire
+        Borrowed for the output.
+    settings
+        Of the output.
+
+    Attributes
+    ----------
+    producer_id, producer_epoch
+        -1 without idempotence.
+    is_begun
+        Whether :meth:`begin` was called with success.
+    """
+
+    #: What every batch is, as bits of its attributes.
+    batch_attributes = 0
+    #: Whether something may have to be aborted, once it is begun.
+    is_transactional = False
+
+    def __init__(self, wire: KafkaWire, settings: StagingSettings) -> None:
+        self.wire, self.client, self.settings = wire, ProduceClient(wire), settings
+        self._layouts = _known.setdefault(wire.connection, {})
+        self.producer_id = -1
+        self.producer_epoch = -1
+        self.is_begun = False
+
+    def begin(self) -> None:
+        """Become who writes.
+
+        Raises
+        ------
+        AuthorizationError, StagingFailed
+            If Kafka refuses it, or nobody answered in time.
+        """
+        self.is_begun = True
+
+    def join(self, places: Iterable[Place]) -> None:
+        """Make partitions part of what is written, unless they are; raises as :meth:`begin`."""
+
+    def _take(self, what: str, right: str, ask: Callable[[int], ProducerGrant]) -> None:
+        grant = self._asked(what, right, ask, lambda grant: self._unsettled(what, [grant.code]))
+        self.producer_id, self.producer_epoch = grant.producer_id, grant.producer_epoch
+        self.is_begun = True
+
+    def layout(self, topic: str) -> TopicLayout:
+        """Return partitions and leaders of a topic, at most five minutes old.
+
+        Raises
+        ------
+        AuthorizationError, StagingFailed
+            If the topic does not exist or may not be described, or nobody answered in time.
+        """
+        known = self._layouts.get(topic)
+        now_ms = self.wire.clock.monotonic_ms()
+        if known is None or now_ms - known[1] > _LAYOUT_MAX_AGE_MS:
+            self.refresh([topic])
+        return self._layouts[topic][0]
+
+    def layout_with(self, topic: str, partition: int) -> TopicLayout:
+        """Return the layout of a topic, asked for again if it does not have `partition` yet."""
+        if partition >= len(self.layout(topic).leaders):
+            self.refresh([topic])
+        return self.layout(topic)
+
+    def leader(self, place: Place) -> int:
+        """Return the broker that leads a partition as far as we know, or -1."""
+        leaders = self.layout(place[0]).leaders
+        return leaders[place[1]] if place[1] < len(leaders) else -1
+
+    def refresh(self, topics: Iterable[str]) -> None:
+        """Ask for partitions and leaders now; see :meth:`layout`."""
+        wanted = sorted(set(topics))
+        for topic in wanted:
+            self._layouts.pop(topic, None)
+        absences = 0
+
+        def unsettled(found: dict[str, TopicLayout]) -> str:
+            nonlocal absences
+            codes = {topic: layout.code for topic, layout in found.items()}
+            denied = [topic for topic, code in codes.items() if _is_topic_denied(code)]
+            if denied:
+                raise faults.not_authorized(
+                    faults.missing_right(_TOPIC_DENIED, denied, self.settings.transactional_id)
+                )
+            absences = absences + 1 if WriteCode.UNKNOWN_TOPIC_OR_PARTITION in codes.values() else 0
+            believed = _ABSENT if absences == _ABSENCES_BELIEVED else (WriteCode.INVALID_TOPIC_EXCEPTION,)
+            for topic, code in codes.items():
+                if code in believed:
+                    raise faults.no_such_topic(topic, self.wire.connection.servers)
+            return self._unsettled(f"describe topics {', '.join(wanted)}", codes.values())
+
+        found = self._asked(
+            f"describe topics {', '.join(wanted)}",
+            f"DESCRIBE on topics [{', '.join(wanted)}]",
+            lambda left_ms: self.client.layouts(wanted, connect_within_ms=left_ms),
+            unsettled,
+        )
+        now_ms = self.wire.clock.monotonic_ms()
+        self._layouts.update((topic, (layout, now_ms)) for topic, layout in found.items())
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _asked(self, what: str, right: str, ask: Callable[[int], _T], unsettled: Callable[[_T], str]) -> _T:
+        """Ask until `unsettled` has nothing to say about the answer; it raises on a refusal."""
+        budget_ms = self.settings.producer.delivery_timeout_ms
+        last = ""
+        for left_ms in pauses_ms(budget_ms, self.wire.clock):
+            try:
+                answer = ask(left_ms)
+            except BrokerUnavailableError as lost:
+                last = lost.why
+                continue
+            except AuthorizationError as denied:
+                raise faults.denied(denied, right) from None
+            except EnvironmentFault as broken:
+                raise faults.unreachable(what, broken) from None
+            last = unsettled(answer)
+            if not last:
+                return answer
+        raise faults.unanswered(what, budget_ms, last)
+
+    def _unsettled(self, what: str, codes: Iterable[int]) -> str:
+        """Return why to ask again, if so; raise if that cannot help."""
+        last = ""
+        for code in codes:
+            match reaction_to(code):
+                case Reaction.DONE:
+                    continue
+                case Reaction.AGAIN | Reaction.ASK_FOR_LEADER:
+                    last = f"Kafka answered {described(code)}"
+                case _:
+                    raise self.fault(what, code)
+        return last
+
+    def fault(self, what: str, code: int, topics: Iterable[str] = (), detail: str = "") -> FlinkishError:
+        """Return the error for a code that asking again cannot change."""
+        name = self.settings.transactional_id
+        match reaction_to(code):
+            case Reaction.NOT_AUTHORIZED:
+                return faults.not_authorized(faults.missing_right(code, topics, name))
+            case Reaction.FENCED:
+                return faults.fenced(name, code)
+            case _:
+                return faults.refused(what, code, detail)
+
+
+class IdempotentSession(ProducerSession):
+    """A producer id of its own: a batch that is sent again is written once."""
+
+    def begin(self) -> None:
+        """Get a producer id that nobody else has."""
+        right = faults.missing_right(WriteCode.CLUSTER_AUTHORIZATION_FAILED, (), None)
+        self._take(
+            "get a producer id", right, lambda left_ms: self.client.init_idempotent(connect_within_ms=left_ms)
+        )
+
+
+class TransactionSession(ProducerSession):
+    """One producer id and epoch, and the partitions of its transaction; for one transaction."""
+
+    batch_attributes = TRANSACTIONAL_BIT
+    is_transactional = True
+
+    def __init__(self, wire: KafkaWire, settings: StagingSettings) -> None:
+        super().__init__(wire, settings)
+        assert settings.transactional_id is not None
+        self._name = settings.transactional_id
+        self._joined: set[Place] = set()
+
+    def begin(self) -> None:
+        """Take a new epoch of the transactional id; fences its producers, aborts what they left open."""
+        name, timeout_ms = self._name, self.settings.transaction_timeout_ms
+
+        def ask(left_ms: int) -> ProducerGrant:
+            return self.wire.init_producer_id(name, timeout_ms, connect_within_ms=left_ms)
+
+        right = faults.missing_right(WriteCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, (), name)
+        self._take(f"initialise transactional id {name}", right, ask)
+
+    def join(self, places: Iterable[Place]) -> None:
+        """Make partitions part of the transaction, unless they are."""
+        new = sorted(set(places) - self._joined)
+        if not new:
+            return
+        name = self._name
+        what = f"add partitions to the transaction of {name}"
+
+        def ask(left_ms: int) -> dict[Place, int]:
+            return self.client.add_partitions(
+                name, self.producer_id, self.producer_epoch, new, connect_within_ms=left_ms
+            )
+
+        def unsettled(codes: dict[Place, int]) -> str:
+            denied = [topic for (topic, _), code in codes.items() if _is_topic_denied(code)]
+            if denied:
+                raise faults.not_authorized(faults.missing_right(_TOPIC_DENIED, denied, name))
+            if any(reaction_to(code) is Reaction.ASK_FOR_LEADER for code in codes.values()):
+                # Raises if the topic is gone; the coordinator may also just not know it yet.
+                self.refresh({topic for topic, _ in new})
+            return self._unsettled(what, codes.values())
+
+        right = faults.missing_right(WriteCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, (), name)
+        self._asked(what, right, ask, unsettled)
+        self._joined.update(new)
+
+
+_SESSIONS = {
+    DeliveryGuarantee.EXACTLY_ONCE: TransactionSession,
+    DeliveryGuarantee.AT_LEAST_ONCE: IdempotentSession,
+    DeliveryGuarantee.NONE: ProducerSession,
+}
+
+
+def session_for(wire: KafkaWire, settings: StagingSettings) -> ProducerSession:
+    """Return the session that the guarantee of `settings` needs; it is not begun yet."""
+    return _SESSIONS[settings.guarantee](wire, settings)
+
+
+_TOPIC_DENIED = WriteCode.TOPIC_AUTHORIZATION_FAILED
+_ABSENT = (WriteCode.UNKNOWN_TOPIC_OR_PARTITION, WriteCode.INVALID_TOPIC_EXCEPTION)
+
+
+def _is_topic_denied(code: int) -> bool:
+    return code == _TOPIC_DENIED
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Record batches on their way to the leaders of their partitions, until each is acknowledged.
+#
+# A producer without id and sequence numbers (``DeliveryGuarantee.NONE``) goes the same way; a batch that is
+# sent again is then written again.
+#
+# The order of a partition's batches is the correctness argument (KIP-98: a broker accepts the next sequence
+# number or refuses). Rules:
+#
+# - A batch leaves its lane only when it is acknowledged; until then it is sent again as it is, with
+#   the same producer id, epoch and sequence number. A broker that has it already says so.
+# - One batch of a lane is under way at a time, and one request to a leader, holding the next batch
+#   of as many of its lanes as fit. While it travels the caller encodes what follows.
+# - A lost connection says nothing about what was appended. All requests under way are forgotten
+#   together with the connection, and their batches are still first in their lanes.
+# - Every batch has the delivery timeout, counted from its first sending.
+
+
+_FIRST_PAUSE_MS = 20
+_LONGEST_PAUSE_MS = 500
+#: More than this is not held back in memory: the caller waits for acknowledgements.
+_MOST_UNACKNOWLEDGED_BYTES = 16 * 1024 * 1024
+#: The client ends a request by itself; this much later its thread must be dead.
+_THREAD_DEAD_MS = 10_000
+_NO_ANSWER = BatchAnswer(-1, -1, "the answer does not name the partition")
+
+
+@dataclass(slots=True)
+class _Parcel:
+    """A batch that is not acknowledged yet, and its records, in case it has to be cut."""
+
+    batch: EncodedBatch
+    rows: Rows
+    #: Set at the first sending.
+    deadline_ms: int | None = None
+
+
+@dataclass(slots=True)
+class _Lane:
+    """The batches of one partition, in the order of their sequence numbers."""
+
+    place: Place
+    parcels: deque[_Parcel] = field(default_factory=deque)
+    next_sequence: int = 0
+    is_under_way: bool = False
+    pause_ms: int = 0
+    not_before_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    request: ProduceInFlight
+    dead_at_ms: int
+
+
+class Outbox:
+    """All records of one transaction between their encoding and their acknowledgement.
+
+    Parameters
+    ----------
+    session
+        Has begun, and joined every partition that records are posted to.
+
+    Attributes
+    ----------
+    acknowledged
+        How many records the brokers have.
+    evidence
+        The place of one of them, None before the first acknowledgement that tells an offset.
+    """
+
+    def __init__(self, session: ProducerSession) -> None:
+        self._session, self._settings = session, session.settings.producer
+        self._clock = session.wire.clock
+        self._lanes: dict[Place, _Lane] = {}
+        self._flights: dict[int, _Flight] = {}
+        self._answered = threading.Event()
+        self._unacknowledged_bytes = 0
+        self._stale_topics: set[str] = set()
+        #: Topic -> what its batches may take since the broker refused a larger one.
+        self._lowered_limits: dict[str, int] = {}
+        self.acknowledged = 0
+        self.evidence: Evidence | None = None
+
+    def post(self, parts: Mapping[Place, Rows]) -> None:
+        """Encode records and send them as far as possible; waits only while too much is under way.
+
+        Raises
+        ------
+        BadRecordError, AuthorizationError, StagingFailed
+            If a batch failed, of this call or an earlier one. The transaction must be aborted.
+        """
+        # In turn, so that a request has a batch for each of a leader's partitions.
+        for turn in _in_turn([self._parcels(place, rows) for place, rows in parts.items()]):
+            for place, parcel in turn:
+                self._lanes[place].parcels.append(parcel)
+                self._unacknowledged_bytes += len(parcel.batch.data)
+            self._advance()
+            self._wait_until(_MOST_UNACKNOWLEDGED_BYTES)
+
+    def drain(self) -> None:
+        """Return once every record is acknowledged; raises as :meth:`post`."""
+        self._advance()
+        self._wait_until(0)
+
+    def hush(self, within_ms: int) -> bool:
+        """Wait for what is under way without sending more; return whether nothing is any more."""
+        end_ms = self._clock.monotonic_ms() + within_ms
+        while any(not flight.request.is_done for flight in self._flights.values()):
+            left_ms = end_ms - self._clock.monotonic_ms()
+            if left_ms <= 0:
+                return False
+            self._answered.clear()
+            self._answered.wait(min(left_ms, _LONGEST_PAUSE_MS) / 1000)
+        return True
+
+    # -- encoding -----------------------------------------------------------------------------
+
+    def _parcels(self, place: Place, rows: Rows) -> Iterator[tuple[Place, _Parcel]]:
+        lane = self._lanes.setdefault(place, _Lane(place))
+        first = lane.next_sequence
+        lane.next_sequence = sequence_after(first, len(rows))
+        for parcel in self._encoded(place[0], rows, first):
+            yield place, parcel
+
+    def _encoded(self, topic: str, rows: Rows, sequence: int) -> Iterator[_Parcel]:
+        limit = self._session.settings.batch_limit_bytes
+        batches = encode_batches(
+            rows.keys,
+            rows.values,
+            rows.headers,
+            rows.timestamps_ms,
+            producer_id=self._session.producer_id,
+            producer_epoch=self._session.producer_epoch,
+            base_sequence=sequence,
+            codec=self._settings.codec,
+            max_batch_bytes=min(limit, self._lowered_limits.get(topic, limit)),
+            attributes=self._session.batch_attributes,
+        )
+        start = 0
+        for batch in batches:
+            yield _Parcel(batch, rows.slice(start, batch.records))
+            start += batch.records
+
+    def _cut(self, lane: _Lane) -> None:
+        """Put two batches in the place of the first one, which its topic does not take."""
+        topic, parcel = lane.place[0], lane.parcels.popleft()
+        size, records = len(parcel.batch.data), parcel.batch.records
+        if size <= self._lowered_limits.get(topic, size):
+            # Otherwise it was encoded before the limit was lowered, and tells nothing about the new one.
+            self._lowered_limits[topic] = size // 2
+        half, sequence = records // 2, parcel.batch.base_sequence
+        halves = [
+            *self._encoded(topic, parcel.rows.slice(0, half), sequence),
+            *self._encoded(topic, parcel.rows.slice(half, records - half), sequence_after(sequence, half)),
+        ]
+        lane.parcels.extendleft(reversed(halves))
+        self._unacknowledged_bytes += sum(len(one.batch.data) for one in halves) - size
+
+    # -- sending ------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Take in what is answered and send what can be sent; does not wait."""
+        self._answered.clear()
+        self._collect()
+        if self._stale_topics:
+            topics, self._stale_topics = self._stale_topics, set()
+            self._session.refresh(topics)
+        for leader, lanes in self._sendable().items():
+            self._send(leader, lanes)
+
+    def _wait_until(self, bytes_left: int) -> None:
+        while self._unacknowledged_bytes > bytes_left:
+            now_ms = self._clock.monotonic_ms()
+            pauses = [
+                lane.not_before_ms - now_ms
+                for lane in self._lanes.values()
+                if lane.parcels and not lane.is_under_way and lane.not_before_ms > now_ms
+            ]
+            pause_ms = min([_LONGEST_PAUSE_MS, *pauses])
+            if self._flights:
+                self._answered.wait(pause_ms / 1000)
+            elif pauses:
+                self._clock.sleep_ms(pause_ms)
+            self._advance()
+
+    def _sendable(self) -> dict[int, list[_Lane]]:
+        """Return for each idle leader the lanes whose first batch fits into its next request."""
+        now_ms, limit = self._clock.monotonic_ms(), self._session.settings.request_limit_bytes
+        lanes: dict[int, list[_Lane]] = {}
+        used: dict[int, int] = {}
+        for lane in self._lanes.values():
+            if not lane.parcels or lane.is_under_way or lane.not_before_ms > now_ms:
+                continue
+            leader = self._session.leader(lane.place)
+            if leader < 0:
+                self._stale_topics.add(lane.place[0])
+                self._postpone(lane, "the partition has no leader")
+                continue
+            size = len(lane.parcels[0].batch.data)
+            if leader in self._flights or (leader in used and used[leader] + size > limit):
+                continue
+            lanes.setdefault(leader, []).append(lane)
+            used[leader] = used.get(leader, 0) + size
+        return lanes
+
+    def _send(self, leader: int, lanes: Iterable[_Lane]) -> None:
+        now_ms = self._clock.monotonic_ms()
+        batches = {}
+        for lane in lanes:
+            lane.is_under_way = True
+            batches[lane.place] = lane.parcels[0].batch.data
+            if lane.parcels[0].deadline_ms is None:
+                lane.parcels[0].deadline_ms = now_ms + self._settings.delivery_timeout_ms
+        timeout_ms = self._settings.request_timeout_ms
+        try:
+            request = self._session.client.begin_produce(
+                leader,
+                self._session.settings.transactional_id,
+                batches,
+                acks=int(self._settings.acks),
+                request_timeout_ms=timeout_ms,
+                answered=self._answered,
+                connect_within_ms=self._settings.delivery_timeout_ms,
+            )
+        except (BrokerUnavailableError, AuthorizationError) as lost:
+            self._lost(lost)
+        else:
+            self._flights[leader] = _Flight(request, now_ms + timeout_ms + _THREAD_DEAD_MS)
+
+    # -- answers ------------------------------------------------------------------------------
+
+    def _collect(self) -> None:
+        for leader, flight in tuple(self._flights.items()):
+            if not flight.request.is_done and self._clock.monotonic_ms() < flight.dead_at_ms:
+                continue
+            try:
+                answers = self._session.client.finish_produce(flight.request)
+            except (BrokerUnavailableError, AuthorizationError) as lost:
+                self._lost(lost)
+                return
+            del self._flights[leader]
+            for place in flight.request.places:
+                self._lanes[place].is_under_way = False
+                self._take(self._lanes[place], answers.get(place, _NO_ANSWER))
+
+    def _take(self, lane: _Lane, answer: BatchAnswer) -> None:
+        (topic, partition), parcel = lane.place, lane.parcels[0]
+        match reaction_to(answer.code):
+            case Reaction.DONE:
+                self._acknowledged(lane, answer.base_offset)
+            case Reaction.AGAIN:
+                self._postpone(lane, _said(answer))
+            case Reaction.ASK_FOR_LEADER:
+                self._stale_topics.add(topic)
+                self._postpone(lane, _said(answer))
+            case Reaction.CUT if parcel.batch.records > 1:
+                self._cut(lane)
+            case Reaction.CUT:
+                raise faults.refused_as_too_large(topic, self._session.settings.record_limit_bytes)
+            case Reaction.BAD_RECORD:
+                raise faults.refused_records(topic, partition, answer.code, answer.detail)
+            case _:
+                what = f"write to topic {topic}, partition {partition}"
+                raise self._session.fault(what, answer.code, [topic], answer.detail)
+
+    def _acknowledged(self, lane: _Lane, base_offset: int) -> None:
+        batch = lane.parcels.popleft().batch
+        lane.pause_ms = 0
+        self.acknowledged += batch.records
+        self._unacknowledged_bytes -= len(batch.data)
+        if base_offset >= 0:
+            self.evidence = Evidence(*lane.place, base_offset)
+
+    def _lost(self, lost: BrokerUnavailableError | AuthorizationError) -> None:
+        """Forget every request: the connection is closed, for all leaders."""
+        if isinstance(lost, AuthorizationError):
+            raise faults.denied(lost, "a right to write") from None
+        self._flights.clear()
+        for lane in self._lanes.values():
+            if lane.is_under_way:
+                lane.is_under_way = False
+                # Leaders move when a broker goes.
+                self._stale_topics.add(lane.place[0])
+                self._postpone(lane, lost.why)
+
+    def _postpone(self, lane: _Lane, why: str) -> None:
+        """Let a lane wait before its first batch is sent again; raise if its time is over."""
+        now_ms, parcel = self._clock.monotonic_ms(), lane.parcels[0]
+        if parcel.deadline_ms is None:
+            parcel.deadline_ms = now_ms + self._settings.delivery_timeout_ms
+        elif now_ms >= parcel.deadline_ms:
+            topic, partition = lane.place
+            what = f"deliver a batch to topic {topic}, partition {partition}"
+            raise faults.unanswered(what, self._settings.delivery_timeout_ms, why) from None
+        lane.pause_ms = min(max(2 * lane.pause_ms, _FIRST_PAUSE_MS), _LONGEST_PAUSE_MS)
+        lane.not_before_ms = now_ms + lane.pause_ms
+
+
+def _said(answer: BatchAnswer) -> str:
+    return f"Kafka answered {described(answer.code)}" + (f", {answer.detail}" if answer.detail else "")
+
+
+def _in_turn(streams: list[Iterator[_T]]) -> Iterator[list[_T]]:
+    """Yield the first of each stream, then the second of each, until all are at their end."""
+    while streams:
+        turn = []
+        for stream in tuple(streams):
+            if (one := next(stream, None)) is None:
+                streams.remove(stream)
+            else:
+                turn.append(one)
+        yield turn
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Writing the Kafka records of a task in Python: in a transaction that another process ends, or without one.
+#
+# Equal in meaning to the JVM writer. Whole Arrow columns become record batches; no record is ever a Python
+# object. Rules:
+#
+# - The transaction begins when the first records are sent, so a task without records leaves nothing
+#   behind at the broker.
+# - InitProducerId comes before every transaction (`_producer_session`).
+# - Prepared means: every record was acknowledged by all in-sync replicas (under
+#   ``DeliveryGuarantee.NONE`` by whom the settings say). Nothing is dropped but what the policies for
+#   refused records say, and that is counted.
+# - Without a transaction records are visible at once, and an abandoned attempt leaves what it has sent.
+# - After any error the only way on is to abandon the attempt; its transaction is aborted, here or by
+#   whoever leased its transactional id.
+
+
+_LOG = logging.getLogger(__name__)
+#: Records are collected until there are about this many bytes, then encoded while the ones before
+#: travel. Less means more and smaller batches, more means that the broker waits for the first ones.
+_PORTION_BYTES = 4 * 1024 * 1024
+#: How long an abort may take that nobody's data depends on: whoever leased the id aborts it again.
+_ABORT_BOUND_MS = 3_000
+
+
+@dataclass(frozen=True, slots=True)
+class StagedCounts:
+    """What became of the records that were written.
+
+    Attributes
+    ----------
+    sent
+        Records that went out, dead letters included.
+    bytes
+        Of their keys and values.
+    dropped
+        Left out by ``OnRefusal.DROP``.
+    dead_lettered
+        Made a dead letter by ``OnRefusal.DEAD_LETTER``.
+    """
+
+    sent: int = 0
+    bytes: int = 0
+    dropped: int = 0
+    dead_lettered: int = 0
+
+
+class _Phase(enum.Enum):
+    WRITING = "is being written"
+    PREPARED = "is prepared"
+    FAILED = "failed"
+    ABANDONED = "was abandoned"
+
+
+class StagedTransaction:
+    """The output of one task attempt, a transaction if there is one; a context manager, not thread safe.
+
+    Life cycle: :meth:`write` any number of times, then exactly one of :meth:`prepare` and
+    :meth:`abandon`. Leaving the `with` block without having prepared abandons it. A crash at any
+    point leaves at most an open transaction under `settings.transactional_id`, which read_committed
+    readers do not see and which whoever leased the id, or its timeout, aborts.
+
+    Parameters
+    ----------
+    settings
+        Of this attempt alone: two attempts with one transactional id fence each other.
+    pool
+        Where the connection is borrowed from, and given back to once the transaction is prepared
+        or abandoned.
+    common_headers
+        What every record gets before its own headers, and every dead letter behind its reason.
+
+    Examples
+    --------
+    >>> with StagedTransaction(settings) as transaction:  # doctest: +SKIP
+    ...     for batch in batches:
+    ...         transaction.write(batch["key"], batch["value"], topics="orders")
+    ...     committable = transaction.prepare()
+    """
+
+    def __init__(
+        self, settings: StagingSettings, *, pool: WirePool = WIRES, common_headers: CommonHeaders = ()
+    ) -> None:
+        self._settings, self._pool = settings, pool
+        self._wire: KafkaWire | None = pool.borrow(settings.connection)
+        self._clock = self._wire.clock
+        self._session = session_for(self._wire, settings)
+        self._admission = Admission(settings, common_headers, self._clock)
+        self._outbox = Outbox(self._session)
+        self._spreader = Spreader(settings.producer.batch_bytes)
+        self._collected: list[Addressed] = []
+        self._collected_bytes = 0
+        self._phase = _Phase.WRITING
+        self.counts = StagedCounts()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._phase is not _Phase.PREPARED:
+            self.abandon()
+
+    def now_ms(self) -> int:
+        """Return the time that a record without a timestamp gets."""
+        return self._clock.wall_ms()
+
+    def write(
+        self,
+        keys: Column | None,
+        values: Column,
+        headers: Column | CommonHeaders | None = None,
+        topics: Column | str | None = None,
+        partitions: Column | None = None,
+        timestamps_ms: Int64s | int | None = None,
+        misfits: Column | None = None,
+    ) -> None:
+        """Add records. They are sent once there are enough of them, at the latest by :meth:`prepare`.
+
+        Parameters
+        ----------
+        keys, values
+            Binary or string columns of one length; null is no key and a tombstone. None stands for
+            keys that are all null.
+        headers
+            None, pairs of name and value for every record, or a column of Spark's type
+            ``array<struct<key:string,value:binary>>``.
+        topics
+            One topic, or a string column. None and null stand for the default topic.
+        partitions
+            Integer column, null where the key decides; records without key are spread.
+        timestamps_ms
+            Milliseconds since 1970, for all records or for each; None is now.
+        misfits
+            String column: why a record does not fit its format; null if it does.
+
+        Raises
+        ------
+        BadRecordError
+            If one of these or of the earlier records cannot be written as it is.
+        AuthorizationError, StagingFailed
+            If Kafka refuses, or cannot be reached within ``delivery.timeout.ms``.
+        SchemaError
+            If a column is of a wrong type or length.
+        """
+        self._require(_Phase.WRITING)
+        if not len(values):
+            return
+        at_ms = self._clock.wall_ms() if timestamps_ms is None else timestamps_ms
+        with self._failing():
+            headers = self._admission.with_common(headers, len(values))
+            records = Addressed.of(keys, values, headers, topics, partitions, at_ms, misfits)
+            if self._collected and not records.continues(self._collected[-1]):
+                self._send_collected()
+            self._collected.append(records)
+            self._collected_bytes += records.rows.about_bytes
+            if self._collected_bytes >= _PORTION_BYTES:
+                self._send_collected()
+
+    def prepare(self) -> KafkaCommittable | None:
+        """Make everything durable and invisible, and return the handle that commits or aborts it.
+
+        From here on the transaction belongs to whoever holds the handle. Returns None if there is
+        no transaction, because no record was sent or because the guarantee needs none.
+
+        Raises
+        ------
+        BadRecordError, AuthorizationError, StagingFailed
+            If a record could not be written; the transaction is to be abandoned.
+        """
+        self._require(_Phase.WRITING)
+        with self._failing():
+            self._send_collected()
+            self._outbox.drain()
+            committable = self._committable()
+        self._phase = _Phase.PREPARED
+        self._release()
+        return committable
+
+    def abandon(self) -> None:
+        """Abort what was begun, within about three seconds; never raises, may be repeated.
+
+        What could not be aborted in time stays open and invisible until its lease or its timeout
+        ends it. Does nothing to a prepared transaction.
+        """
+        if self._phase in (_Phase.PREPARED, _Phase.ABANDONED):
+            return
+        failed_before, self._phase = self._phase is _Phase.FAILED, _Phase.ABANDONED
+        self._collected.clear()
+        try:
+            # What is under way should arrive before the abort; a broker would refuse it later, but
+            # only since Kafka 3.6 (KIP-890).
+            quiet = self._outbox.hush(_ABORT_BOUND_MS // 3)
+            if (failed_before or not quiet) and self._wire is not None:
+                # The next task gets this wire, and it may be what failed.
+                self._wire.close()
+            if self._session.is_begun and self._session.is_transactional:
+                self._abort()
+        except Exception as failed:
+            _LOG.warning(
+                "could not abort the Kafka transaction of %s (%s); its lease or its timeout ends it",
+                self._settings.transactional_id,
+                failed,
+            )
+        finally:
+            self._release()
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _send_collected(self) -> None:
+        collected, self._collected, self._collected_bytes = self._collected, [], 0
+        if not collected:
+            return
+        whole = Addressed.joined(collected)
+        portions = max(1, whole.rows.about_bytes // _PORTION_BYTES)
+        step = -(-len(whole.rows) // portions)
+        for start in range(0, len(whole.rows), step):
+            for topic, records in by_topic(whole.slice(start, step), self._settings.default_topic):
+                self._send(topic, self._admitted(topic, records))
+
+    def _send(self, topic: str, records: Addressed) -> None:
+        if not len(records.rows):
+            return
+        layout = self._session.layout_with(topic, records.highest_partition)
+        parts = by_partition(topic, records, layout, self._spreader)
+        places = {(topic, partition): rows for partition, rows in parts.items()}
+        # This order matters: a broker refuses records of a partition that is not in the transaction.
+        if not self._session.is_begun:
+            self._session.begin()
+        self._session.join(places)
+        self._outbox.post(places)
+        sent, size = self.counts.sent + len(records.rows), self.counts.bytes + records.rows.payload_bytes
+        self.counts = replace(self.counts, sent=sent, bytes=size)
+
+    def _admitted(self, topic: str, records: Addressed) -> Addressed:
+        """Return the records that can be written, after the others met their policy."""
+        judged = self._admission.judged(topic, records)
+        self.counts = replace(self.counts, dropped=self.counts.dropped + judged.dropped)
+        for name, letters in judged.letters:
+            self._send(name, letters)
+            count = self.counts.dead_lettered + len(letters.rows)
+            self.counts = replace(self.counts, dead_lettered=count)
+        return judged.admitted
+
+    def _committable(self) -> KafkaCommittable | None:
+        outbox, session = self._outbox, self._session
+        if outbox.acknowledged != self.counts.sent:
+            raise InternalError(
+                f"{self.counts.sent} records were sent, but {outbox.acknowledged} acknowledged after a flush"
+            )
+        name = self._settings.transactional_id
+        if not session.is_begun or name is None:
+            return None
+        if outbox.evidence is None:
+            raise faults.StagingFailed(
+                "the broker acknowledged no record with its offset",
+                why="each was a repeat whose first answer was lost; the transaction's fate could not be "
+                "proved later",
+            )
+        return KafkaCommittable(
+            name,
+            session.producer_id,
+            session.producer_epoch,
+            outbox.evidence,
+            outbox.acknowledged,
+        )
+
+    def _abort(self) -> None:
+        name = self._settings.transactional_id
+        assert name is not None
+        # Its own connection with short time limits: the borrowed one may be what fails.
+        wire = KafkaWire(self._settings.connection, timeout_ms=_ABORT_BOUND_MS // 2, clock=self._clock)
+        try:
+            for left_ms in pauses_ms(_ABORT_BOUND_MS // 2, self._clock):
+                code = wire.end_transaction(
+                    name,
+                    self._session.producer_id,
+                    self._session.producer_epoch,
+                    EndAction.ABORT,
+                    connect_within_ms=left_ms,
+                )
+                if code not in UNSETTLED:
+                    break
+        finally:
+            wire.close()
+
+    def _release(self) -> None:
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            self._pool.give_back(wire)
+
+    def _require(self, phase: _Phase) -> None:
+        if self._phase is not phase:
+            name = self._settings.transactional_id or "a task"
+            raise InternalError(f"nothing can be added, the output of {name} {self._phase.value}")
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._phase = _Phase.FAILED
+            raise
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Which transactional id a task attempt takes, so that two attempts that live never share one.
+
+
+#: Spark's attempt numbers begin anew with every attempt of a stage; each of those has so many ids.
+_ATTEMPTS_PER_STAGE_ATTEMPT = 16
+#: The JVM writer takes the same numbers, by the stage attempt that it can see.
+MAX_ATTEMPT_INDEX = 64
+_ONGOING = "Ongoing"
+
+
+def free_transactional_id(
+    connection: KafkaConnection, prefix: str, partition: int, attempt: int, *, pool: WirePool = WIRES
+) -> str:
+    """Return an id ``<prefix>-<partition>-<index>`` under which nothing is open.
+
+    Called by a task before its transaction begins. When executors are lost Spark runs a stage
+    again while old tasks of it may still write, and numbers their attempts from 0 again; PySpark does
+    not tell which attempt of the stage it is. Taking the id of a task whose result Spark has accepted
+    would abort its transaction, so the coordinator is asked first.
+
+    Parameters
+    ----------
+    prefix
+        Leased for the micro-batch; nothing else uses it.
+    partition, attempt
+        Spark's partition index and attempt number of the task.
+
+    Raises
+    ------
+    EnvironmentFault
+        All ids of the task are in use, or its attempt number is too high.
+    BrokerUnavailableError, AuthorizationError
+        As for every request.
+    """
+    indexes = range(attempt, MAX_ATTEMPT_INDEX, _ATTEMPTS_PER_STAGE_ATTEMPT)
+    names = [f"{prefix}-{partition}-{index}" for index in indexes]
+    if attempt < _ATTEMPTS_PER_STAGE_ATTEMPT:
+        with pool.wire(connection) as wire:
+            views = wire.describe_transactions(names)
+        for name in names:
+            view = views.get(name)
+            if view is None or view.code != Code.NONE or view.state != _ONGOING:
+                return name
+    raise EnvironmentFault(
+        f"attempt {attempt} of task {partition} has no transactional id left",
+        why=f"a task has {_ATTEMPTS_PER_STAGE_ATTEMPT} for each of {len(names)} attempts of its stage",
+        what_to_do="lower spark.task.maxFailures, or find out why tasks fail so often",
+    )

@@ -1,0 +1,573 @@
+"""Ranges of Kafka partitions as Arrow record batches, with the columns of Spark's Kafka source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
+from flinkish_spark.connectors.kafka.client.batches import (
+    HEADERS_TYPE,
+    Codec,
+    CorruptBatch,
+    DecodedRecords,
+    RawBatch,
+    UnreadableCompression,
+    UnsupportedFormat,
+    batches,
+    control_type,
+    decode,
+    verify,
+)
+from flinkish_spark.connectors.kafka.client.client import (
+    UNAUTHORIZED,
+    WIRES,
+    Code,
+    FetchAnswer,
+    FetchClient,
+    FetchLimits,
+    Isolation,
+    KafkaWire,
+    Marker,
+    RawSlice,
+    WirePool,
+    is_retriable,
+    name_of,
+    pauses_ms,
+)
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.settings import DOUBT_MS, ReaderSettings
+from flinkish_spark.core.clock import Clock, SystemClock
+from flinkish_spark.core.errors import (
+    AuthorizationError,
+    BrokerUnavailableError,
+    EnvironmentFault,
+    InputLostError,
+)
+from flinkish_spark.protocol.ids import Place
+from flinkish_spark.types.record_time import check_times
+
+# ----------------------------------------------------------------------------------------------------------
+# The Fetches that one range of a partition takes, one of them ahead, and what is believed to be lost.
+#
+# Rules of this file:
+#
+# - The planner has seen the range, so a Fetch takes what is there and does not wait for more.
+# - The next Fetch is sent as soon as the end of this answer is known, before it is decoded: two
+#   answers are in memory at most, provided that the caller lets go of one before it takes the next.
+# - The range ends when the next offset reaches its end, or when the broker shows that nothing is
+#   left before it; offsets have gaps, and the last ones may belong to no record.
+# - A broker that has just started may not know a topic, or the end of its log, for a moment. A loss
+#   counts only when it shows again and again for two seconds; an error between starts these anew.
+# - Progress starts the time allowed anew.
+
+
+#: What a record is taken for before the first answer tells; and the least that a Fetch asks for.
+_GUESSED_RECORD_BYTES, _LEAST_BYTES = 1024, 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """The records of a partition from offset `start` on, before offset `end`."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.topic, str) or not self.topic:
+            raise ValueError(f"a range needs a topic, got {self.topic!r}")
+        if self.partition < 0 or not 0 <= self.start <= self.end:
+            raise ValueError(f"there is no range {self}")
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition} offsets {self.start} to {self.end - 1}"
+
+
+@dataclass(frozen=True, slots=True)
+class LostRange:
+    """A part of a range that Kafka no longer has, and why that is believed."""
+
+    range: OffsetRange
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedBatches:
+    """The whole batches of one answer, at least one.
+
+    `start` is the offset that was asked for; the first batch may begin before it, with records
+    that were deleted or do not belong to the range.
+    """
+
+    batches: list[RawBatch]
+    aborted: tuple[tuple[int, int], ...]
+    start: int
+
+
+class Pending(Protocol):
+    """A Fetch on its way."""
+
+    def result(self) -> FetchAnswer:
+        """Wait for the answer."""
+
+
+class Fetches(Protocol):
+    """Who sends Fetches: :class:`~flinkish_spark.connectors.kafka.client.client.FetchClient`, or a test."""
+
+    def send(self, offsets: Mapping[Place, int], limits: FetchLimits, *, connect_within_ms: int) -> Pending:
+        """Send a Fetch and do not wait."""
+
+
+class RangeFetches:
+    """Takes the batches of one range, answer by answer; used once, by one thread.
+
+    Parameters
+    ----------
+    client
+        Sends the Fetches.
+    bounds
+        Asks for the first offset and the offset after the last one that the log holds now.
+    wanted
+        What to read.
+    settings
+        How.
+    clock
+        Time, replaceable in tests.
+
+    Attributes
+    ----------
+    losses
+        What was skipped, if the settings allow that.
+    """
+
+    def __init__(
+        self,
+        client: Fetches,
+        bounds: Callable[[], tuple[int, int]],
+        wanted: OffsetRange,
+        settings: ReaderSettings,
+        clock: Clock,
+    ) -> None:
+        self._client, self._bounds, self._clock = client, bounds, clock
+        self._wanted, self._settings = wanted, settings
+        self._place = (wanted.topic, wanted.partition)
+        self._position, self._end = wanted.start, wanted.end
+        self._bytes_per_offset = float(_GUESSED_RECORD_BYTES)
+        self._is_waiting = False
+        self._ahead: Pending | None = None
+        self._doubt = _Doubt(clock)
+        self.losses: list[LostRange] = []
+
+    def take(self) -> FetchedBatches | None:
+        """Return the next batches, or None at the end of the range.
+
+        Raises
+        ------
+        InputLostError
+            If a part of the range is gone and the settings do not allow that.
+        BrokerUnavailableError
+            If there was no progress within ``default.api.timeout.ms``.
+        AuthorizationError
+            If the principal may not read the topic.
+        EnvironmentFault
+            If the broker answers with an error that asking again cannot change.
+        """
+        if self._position >= self._end:
+            return None
+        trouble = "no time was allowed"
+        allowed_ms = self._settings.patience_ms
+        for left_ms in pauses_ms(allowed_ms, self._clock):
+            try:
+                seen = self._answer(left_ms)
+                fetched = None if seen is None else self._whole_batches(seen, left_ms)
+                if fetched is not None:
+                    return fetched
+                trouble = self._without_batches(seen)
+                if self._position >= self._end:
+                    return None
+            except BrokerUnavailableError as lost:
+                self._doubt.end()
+                trouble = lost.why or lost.what
+        raise BrokerUnavailableError(
+            f"Reading {self._wanted} did not get on at offset {self._position} for {allowed_ms} ms",
+            why=trouble,
+            what_to_do="look at the broker that leads the partition; the task can be tried again",
+            topic=self._wanted.topic,
+            partition=self._wanted.partition,
+            offset=self._position,
+        )
+
+    # -- asking -------------------------------------------------------------------------------
+
+    def _answer(self, left_ms: int) -> RawSlice | None:
+        """Return the answer for the current position; None if the broker throttles this client."""
+        pending, self._ahead = self._ahead, None
+        return (pending or self._send(left_ms)).result().get(self._place)
+
+    def _send(self, left_ms: int) -> Pending:
+        return self._client.send({self._place: self._position}, self._limits(), connect_within_ms=left_ms)
+
+    def _limits(self) -> FetchLimits:
+        settings = self._settings
+        limits = settings.waiting_limits() if self._is_waiting else settings.fetch_limits()
+        # A small range in the middle of a log is not worth a whole answer of what follows it.
+        guessed = max(_LEAST_BYTES, int((self._end - self._position) * self._bytes_per_offset))
+        return replace(limits, partition_max_bytes=min(limits.partition_max_bytes, guessed))
+
+    def _whole_batches(self, seen: RawSlice, left_ms: int) -> FetchedBatches | None:
+        """Return what the answer holds, go on behind it and send the next Fetch."""
+        if seen.code != Code.NONE:
+            return None
+        found = list(batches(seen.records))
+        if not found or found[-1].header.last_offset < self._position:
+            return None
+        asked, behind = self._position, found[-1].header.last_offset + 1
+        self._bytes_per_offset = len(seen.records) / (behind - found[0].header.base_offset)
+        self._position, self._is_waiting = behind, False
+        self._doubt.end()
+        if self._position < self._end:
+            try:
+                self._ahead = self._send(left_ms)
+            except BrokerUnavailableError:
+                self._ahead = None  # take() sends it again; this answer must not be lost
+        return FetchedBatches(found, seen.aborted, asked)
+
+    # -- answers without records ----------------------------------------------------------------
+
+    def _without_batches(self, seen: RawSlice | None) -> str:
+        """Act on an answer that brought no batch; return what to say if it stays like that."""
+        if seen is None:
+            return "the broker throttles this client"
+        if seen.code == Code.NONE:
+            return self._without_error(seen)
+        if seen.code == Code.OFFSET_OUT_OF_RANGE:
+            return self._out_of_range()
+        if seen.code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+            return self._absent()
+        self._doubt.end()
+        if seen.code in UNAUTHORIZED:
+            raise AuthorizationError(
+                f"Kafka refuses this principal READ on topic {self._wanted.topic!r} ({name_of(seen.code)})",
+                topic=self._wanted.topic,
+                code=seen.code,
+            )
+        if not is_retriable(seen.code):
+            raise EnvironmentFault(
+                f"Kafka refuses to read {self._wanted} at offset {self._position}",
+                why=f"it answers {name_of(seen.code)}",
+                code=seen.code,
+            )
+        return f"the last answer was {name_of(seen.code)}"
+
+    def _without_error(self, seen: RawSlice) -> str:
+        committed = self._settings.isolation is Isolation.READ_COMMITTED
+        visible = seen.last_stable_offset if committed else seen.high_watermark
+        if visible >= self._end and not seen.records:
+            # Markers and records at the end of the range can be compacted away.
+            self._position = self._end
+            return "nothing is left"
+        self._is_waiting = True
+        if seen.high_watermark < self._end:
+            why = f"the log ends at {seen.high_watermark}"
+            return self._doubted(max(self._position, seen.high_watermark), self._end, why)
+        self._doubt.end()
+        if visible < self._end:
+            return f"a transaction is open at offset {visible}, which hides later records"
+        return "the answer held no whole batch"
+
+    def _out_of_range(self) -> str:
+        try:
+            first, end = self._bounds()
+        except InputLostError:
+            return self._absent()
+        if self._position < first:
+            why = f"the log starts at {first}"
+            return self._doubted(self._position, min(first, self._end), why)
+        if self._position > end:
+            return self._doubted(self._position, self._end, f"the log ends at {end}")
+        self._doubt.end()
+        return "the broker's answers contradict each other"
+
+    def _absent(self) -> str:
+        return self._doubted(self._position, self._end, "Kafka does not know the topic or the partition")
+
+    def _doubted(self, start: int, end: int, why: str) -> str:
+        """Skip or report the loss of the offsets from `start` to before `end` once it is believed."""
+        loss = LostRange(OffsetRange(*self._place, start, end), why)
+        if not self._doubt.is_over(loss):
+            return why
+        if self._settings.fail_on_data_loss:
+            raise InputLostError(
+                f"Input is gone: missing are the offsets {start} to {end - 1} of "
+                f"topic {self._wanted.topic!r} partition {self._wanted.partition}",
+                why=f"{why}: retention removed records, or the topic was truncated or created again",
+                what_to_do="raise retention.ms, or set failOnDataLoss to false to go on without them",
+                topic=self._wanted.topic,
+                partition=self._wanted.partition,
+                missing_start=start,
+                missing_end=end,
+            )
+        self.losses.append(loss)
+        if start <= self._position:
+            self._position = end
+        else:
+            self._end = start
+        self._doubt.end()
+        return why
+
+
+class _Doubt:
+    """For how long a loss has been showing without anything that speaks against it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._loss: LostRange | None = None
+        self._since_ms = 0
+
+    def end(self) -> None:
+        """Forget it: something else was answered."""
+        self._loss = None
+
+    def is_over(self, loss: LostRange) -> bool:
+        """Return whether `loss` is to be believed."""
+        now_ms = self._clock.monotonic_ms()
+        if self._loss is None or _length(loss) < _length(self._loss):
+            # What was missing comes back: a log that is still being opened.
+            self._loss, self._since_ms = loss, now_ms
+        return now_ms - self._since_ms >= DOUBT_MS
+
+
+def _length(loss: LostRange) -> int:
+    return loss.range.end - loss.range.start
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Ranges of Kafka partitions as Arrow record batches, with the columns of Spark's Kafka source.
+#
+# This is the task's side of a Kafka source: the driver plans ranges, each task reads some of them. No
+# record exists as a Python object on the way; see ``record_decode``. What a reader may see is decided batch
+# by batch, as Kafka's own consumer does it (``CompletedFetch`` there).
+
+
+_CLOCK = SystemClock()
+_TIMESTAMP = pa.timestamp("us", tz="UTC")
+_COLUMNS = (
+    ("key", pa.binary()),
+    ("value", pa.binary()),
+    ("topic", pa.string()),
+    ("partition", pa.int32()),
+    ("offset", pa.int64()),
+    ("timestamp", _TIMESTAMP),
+    ("timestampType", pa.int32()),
+)
+#: So much is decoded at once: enough to make numpy's calls cheap, little beside a worker's memory.
+_DECODED_BYTES = 8 * 1024 * 1024
+#: What compressed records may grow by on average before the above is no bound any more.
+_EXPECTED_RATIO = 8
+_NO_PRODUCER = -1
+
+
+def record_schema(*, include_headers: bool) -> Any:
+    """Return the Arrow schema of what a :class:`RangeReader` yields."""
+    headers = (("headers", HEADERS_TYPE),) if include_headers else ()
+    return pa.schema([*_COLUMNS, *headers])
+
+
+class BatchLike(Protocol):
+    """What decides whether a batch is visible; a ``BatchHeader``."""
+
+    @property
+    def last_offset(self) -> int: ...
+    @property
+    def producer_id(self) -> int: ...
+    @property
+    def is_transactional(self) -> bool: ...
+    @property
+    def is_control(self) -> bool: ...
+
+
+_B = TypeVar("_B")
+
+
+def visible(
+    batches: Iterable[_B],
+    aborted: Iterable[tuple[int, int]],
+    isolation: Isolation,
+    header_of: Callable[[_B], BatchLike],
+    marker_of: Callable[[_B], Marker | None],
+) -> Iterator[_B]:
+    """Yield the batches of one answer whose records a reader sees; never a control batch.
+
+    Under read_committed, a transaction in `aborted` hides its producer's transactional batches
+    from its first offset on, up to that producer's next ABORT marker.
+
+    Parameters
+    ----------
+    batches
+        The batches of one answer to a Fetch, in the order of the log.
+    aborted
+        (producer id, first offset) of the aborted transactions, as in the same answer.
+    marker_of
+        What a control batch says; asked for those only that could end an aborted transaction.
+    """
+    committed = isolation is Isolation.READ_COMMITTED
+    coming = sorted(aborted, key=lambda entry: entry[1], reverse=True)
+    aborting: set[int] = set()
+    for batch in batches:
+        header = header_of(batch)
+        if committed and header.producer_id != _NO_PRODUCER:
+            while coming and coming[-1][1] <= header.last_offset:
+                aborting.add(coming.pop()[0])
+            if header.producer_id in aborting:
+                if header.is_control and marker_of(batch) is Marker.ABORT:
+                    aborting.remove(header.producer_id)
+                elif header.is_transactional:
+                    continue
+        if not header.is_control:
+            yield batch
+
+
+class RangeReader:
+    """Reads ranges one after the other; made by each task, used by one thread.
+
+    Connections come from a pool of the process and go back to it, whatever ends a read. Nothing
+    is kept that a crash could lose: a range read again gives the same records.
+
+    Parameters
+    ----------
+    connection
+        Where Kafka is.
+    settings
+        How to read.
+    pool
+        Where connections come from.
+    clock
+        Time, replaceable in tests.
+
+    Attributes
+    ----------
+    losses
+        The ranges that were skipped because Kafka no longer has them, in the order they were
+        found; stays empty unless the settings say not to fail on data loss.
+
+    Examples
+    --------
+    >>> reader = RangeReader(KafkaConnection("broker:9092"), ReaderSettings())
+    >>> batches = list(reader.read(OffsetRange("orders", 0, 100, 200)))  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        connection: KafkaConnection,
+        settings: ReaderSettings,
+        *,
+        pool: WirePool = WIRES,
+        clock: Clock = _CLOCK,
+    ) -> None:
+        self._connection, self._settings = connection, settings
+        self._pool, self._clock = pool, clock
+        self._schema = record_schema(include_headers=settings.include_headers)
+        self.losses: list[LostRange] = []
+
+    def read(self, wanted: OffsetRange) -> Iterator[Any]:
+        """Yield the visible records of a range as ``pa.RecordBatch`` of :func:`record_schema`.
+
+        In the order of the log; no batch is empty, and a range without a visible record yields
+        none. Asks Kafka for nothing if the range is empty. While the caller works on a batch the
+        next answer is already on its way.
+
+        Raises
+        ------
+        InputLostError
+            If a part of the range is gone and the settings say to fail.
+        BrokerUnavailableError
+            If reading did not get on within ``default.api.timeout.ms``.
+        AuthorizationError
+            If the principal may not read the topic.
+        CorruptBatch, UnsupportedFormat, UnreadableCompression
+            If a batch cannot be decoded.
+        """
+        if wanted.start == wanted.end:
+            return
+        with self._pool.wire(self._connection) as wire:
+            fetches = RangeFetches(
+                FetchClient(wire), lambda: _bounds(wire, wanted), wanted, self._settings, self._clock
+            )
+            try:
+                while (fetched := fetches.take()) is not None:
+                    yield from self._decoded(wanted, fetched)
+                    # Not the next answer beside this one and the one that is then on its way.
+                    del fetched
+            except (CorruptBatch, UnsupportedFormat, UnreadableCompression) as broken:
+                broken.add_note(f"The batch was read from {wanted.topic}-{wanted.partition}.")
+                raise
+            finally:
+                self.losses += fetches.losses
+
+    def _decoded(self, wanted: OffsetRange, fetched: FetchedBatches) -> Iterator[Any]:
+        inside = takewhile(lambda raw: raw.header.base_offset < wanted.end, fetched.batches)
+        checked = map(_verified, inside) if self._settings.check_crcs else inside
+        seen = visible(
+            checked, fetched.aborted, self._settings.isolation, lambda raw: raw.header, control_type
+        )
+        for group in _groups(raw for raw in seen if raw.header.records):
+            records = decode(*group, with_headers=self._settings.include_headers)
+            # The range may begin and end inside a batch.
+            bounds = (max(wanted.start, fetched.start), wanted.end)
+            first, end = np.searchsorted(records.offsets, bounds).tolist()
+            columns = self._columns(wanted, records, int(group[0].header.timestamp_type))
+            read = slice(first, end)
+            check_times(wanted.topic, wanted.partition, records.offsets[read], records.timestamps_ms[read])
+            if first < end:
+                yield columns.slice(first, end - first)
+
+    def _columns(self, wanted: OffsetRange, records: DecodedRecords, timestamp_type: int) -> Any:
+        offsets = records.offsets
+        columns = [
+            records.keys,
+            records.values,
+            pa.repeat(pa.scalar(wanted.topic), len(offsets)),
+            pa.repeat(pa.scalar(wanted.partition, pa.int32()), len(offsets)),
+            pa.array(offsets),
+            pa.array(records.timestamps_ms * 1000).view(_TIMESTAMP),
+            pa.repeat(pa.scalar(timestamp_type, pa.int32()), len(offsets)),
+        ]
+        if self._settings.include_headers:
+            columns.append(records.headers)
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def _verified(raw: RawBatch) -> RawBatch:
+    verify(raw)
+    return raw
+
+
+def _groups(batches: Iterable[RawBatch]) -> Iterator[list[RawBatch]]:
+    """Cut a run of batches into lists that are decoded at once, of one timestamp type each."""
+    group: list[RawBatch] = []
+    size = 0
+    for raw in batches:
+        more = len(raw.body) * (1 if raw.header.codec is Codec.NONE else _EXPECTED_RATIO)
+        alike = group and raw.header.timestamp_type is group[0].header.timestamp_type
+        if group and (not alike or size + more > _DECODED_BYTES):
+            yield group
+            group, size = [], 0
+        group.append(raw)
+        size += more
+    if group:
+        yield group
+
+
+def _bounds(wire: KafkaWire, wanted: OffsetRange) -> tuple[int, int]:
+    """Return the first offset that the log holds and the offset after its last record."""
+    place = (wanted.topic, wanted.partition)
+    admin = KafkaAdmin.over(wire)
+    first = admin.beginning_offsets([place])[place]
+    return first, admin.end_offsets([place], Isolation.READ_UNCOMMITTED)[place]

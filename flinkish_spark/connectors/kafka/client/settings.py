@@ -1,0 +1,476 @@
+"""How tasks write to Kafka and read from it, and what a sink promises about its records."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from flinkish_spark.connectors.kafka.client.batches import Codec
+from flinkish_spark.connectors.kafka.client.client import MAX_FRAME_BYTES, FetchLimits, Isolation
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.core.config import require_positive
+from flinkish_spark.core.errors import ConfigError
+
+# ----------------------------------------------------------------------------------------------------------
+# How a range of a partition is read: Kafka's consumer settings, as far as they mean something here.
+
+
+_PREFIX = "kafka."
+#: Room for the rest of an answer beside its records.
+_FRAME_RESERVE_BYTES = 1_000_000
+#: How long a loss must show before it is believed; see ``range_fetches``.
+DOUBT_MS = 2_000
+
+#: Settings of the Java consumer about polling, groups and sockets. There is no poll, no member and
+#: no topic creation here, so that they change nothing and a job that has them may keep them.
+HARMLESS_OPTIONS = frozenset(
+    {
+        "allow.auto.create.topics",
+        "auto.commit.interval.ms",
+        "heartbeat.interval.ms",
+        "max.poll.interval.ms",
+        "max.poll.records",
+        "metric.reporters",
+        "metrics.num.samples",
+        "metrics.recording.level",
+        "metrics.sample.window.ms",
+        "receive.buffer.bytes",
+        "send.buffer.bytes",
+        "session.timeout.ms",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderSettings:
+    """Settings of a :class:`~flinkish_spark.connectors.kafka.client.reader.RangeReader`, checked on construction.
+
+    The names are those of Kafka's consumer and of Spark's Kafka source. The defaults too, but for
+    read_committed and for ``max.partition.fetch.bytes``: Kafka's 1 MiB is meant for a share of an
+    answer for many partitions, and takes half as long again here.
+
+    Parameters
+    ----------
+    isolation
+        Which records are seen.
+    fail_on_data_loss
+        Whether a range that is no longer there is an error; otherwise it is skipped and noted.
+    include_headers
+        Whether the column ``headers`` is read.
+    fetch_max_bytes, max_partition_fetch_bytes
+        How much one answer may hold; the smaller one counts, since a Fetch is for one partition.
+        A single larger batch is read nevertheless. A reader has two answers in memory.
+    fetch_max_wait_ms, fetch_min_bytes
+        How long a broker may wait for how much. They count only while a broker does not show
+        yet what the planner has already seen; a range that is there is read without waiting.
+    check_crcs
+        Whether the checksum of every batch is verified.
+    request_timeout_ms
+        How long one request may take before its connection is given up.
+    default_api_timeout_ms
+        How long reading may make no progress before it fails; at least four seconds, since less
+        would report a loss as a broker that is down.
+
+    Raises
+    ------
+    ConfigError
+        If a number is out of range; the message has Kafka's name of it.
+    """
+
+    isolation: Isolation = Isolation.READ_COMMITTED
+    fail_on_data_loss: bool = True
+    include_headers: bool = False
+    fetch_max_bytes: int = 52_428_800
+    max_partition_fetch_bytes: int = 4_194_304
+    fetch_max_wait_ms: int = 500
+    fetch_min_bytes: int = 1
+    check_crcs: bool = True
+    request_timeout_ms: int = 30_000
+    default_api_timeout_ms: int = 60_000
+
+    def __post_init__(self) -> None:
+        for option, (name, least) in _NUMBERS.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
+                raise ConfigError(
+                    f"Kafka option {option!r} cannot be {value!r}",
+                    what_to_do=f"give a whole number of at least {least}",
+                    option=option,
+                )
+
+    @classmethod
+    def from_options(
+        cls,
+        options: Mapping[str, str],
+        *,
+        fail_on_data_loss: bool = True,
+        include_headers: bool = False,
+    ) -> ReaderSettings:
+        """Translate consumer settings, by Kafka's names with or without the prefix ``kafka.``.
+
+        Called by the source on the driver, with what is left of the user's options when those of
+        the connection are taken out. A harmless option is accepted and changes nothing.
+
+        Raises
+        ------
+        ConfigError
+            If an option is not known here or its value cannot be used.
+
+        Examples
+        --------
+        >>> ReaderSettings.from_options({"kafka.fetch.max.bytes": "1000000"}).fetch_max_bytes
+        1000000
+        """
+        given: dict[str, Any] = {}
+        for option, text in options.items():
+            bare = option.removeprefix(_PREFIX)
+            if bare in HARMLESS_OPTIONS:
+                continue
+            if bare not in READER_OPTIONS:
+                raise ConfigError(
+                    f"Kafka option {option!r} cannot be used",
+                    why="the reader of the source does not know it",
+                    what_to_do=f"remove it; known are {', '.join(sorted(READER_OPTIONS))}",
+                    option=bare,
+                )
+            if bare in _NUMBERS:
+                given[_NUMBERS[bare][0]] = _number(option, text)
+            else:
+                name, values = _WORDS[bare]
+                given[name] = _word(option, text, values)
+        return cls(fail_on_data_loss=fail_on_data_loss, include_headers=include_headers, **given)
+
+    @property
+    def patience_ms(self) -> int:
+        """How long reading may make no progress."""
+        return max(self.default_api_timeout_ms, 2 * DOUBT_MS)
+
+    def fetch_limits(self) -> FetchLimits:
+        """Return the limits of a Fetch that takes what is there and does not wait."""
+        largest = MAX_FRAME_BYTES - _FRAME_RESERVE_BYTES
+        return FetchLimits(
+            self.isolation,
+            min(self.fetch_max_bytes, largest),
+            min(self.max_partition_fetch_bytes, largest),
+            min(self.request_timeout_ms, self.patience_ms),
+        )
+
+    def waiting_limits(self) -> FetchLimits:
+        """Return the limits of a Fetch that waits for what the broker does not show yet."""
+        limits = self.fetch_limits()
+        # An answer that is held back longer than the request may take costs the connection.
+        max_wait_ms = min(self.fetch_max_wait_ms, limits.request_timeout_ms // 2)
+        return replace(limits, max_wait_ms=max_wait_ms, min_bytes=self.fetch_min_bytes)
+
+
+#: Kafka's name -> (field, least value).
+_NUMBERS: dict[str, tuple[str, int]] = {
+    "fetch.max.bytes": ("fetch_max_bytes", 1),
+    "max.partition.fetch.bytes": ("max_partition_fetch_bytes", 1),
+    "fetch.max.wait.ms": ("fetch_max_wait_ms", 0),
+    "fetch.min.bytes": ("fetch_min_bytes", 0),
+    "request.timeout.ms": ("request_timeout_ms", 1),
+    "default.api.timeout.ms": ("default_api_timeout_ms", 1),
+}
+#: Kafka's name -> (field, values).
+_WORDS: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "check.crcs": ("check_crcs", {"true": True, "false": False}),
+    "isolation.level": (
+        "isolation",
+        {"read_committed": Isolation.READ_COMMITTED, "read_uncommitted": Isolation.READ_UNCOMMITTED},
+    ),
+}
+#: The consumer settings that mean something here, without the prefix ``kafka.``.
+READER_OPTIONS = frozenset(_NUMBERS) | frozenset(_WORDS)
+
+
+def _number(option: str, text: str) -> int:
+    if not text.strip().isdecimal():
+        raise ConfigError(f"Kafka option {option!r} must be a whole number, not {text!r}", option=option)
+    return int(text)
+
+
+def _word(option: str, text: str, values: Mapping[str, Any]) -> Any:
+    if text.strip().lower() not in values:
+        raise ConfigError(
+            f"Kafka option {option!r} cannot be {text!r}",
+            what_to_do=f"use one of {', '.join(values)}",
+            option=option,
+        )
+    return values[text.strip().lower()]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a Kafka sink promises about its records, and which headers of ours they carry.
+
+
+class DeliveryGuarantee(enum.Enum):
+    """What becomes of the records of a Kafka sink when something fails; the values are the JVM writer's."""
+
+    #: Transactions that are committed with the checkpoint: a read_committed reader sees each record once.
+    EXACTLY_ONCE = "exactly-once"
+    #: Idempotent, acknowledged by all in-sync replicas before the task is done. Visible at once; what is
+    #: processed again after a failure is written again.
+    AT_LEAST_ONCE = "at-least-once"
+    #: As the producer's own settings say (``acks`` may be 0 or 1). A flush at the end of a task is all that
+    #: is waited for, so records can be lost as well as written twice.
+    NONE = "none"
+
+
+class RecordHeaders(enum.Enum):
+    """Which headers of ours every record of a Kafka sink carries; each costs bytes and time."""
+
+    #: `flinkish-job`, `flinkish-uid`, `flinkish-checkpoint` and `flinkish-batch`.
+    FULL = "FULL"
+    #: `flinkish-batch` only, by which the others can be looked up.
+    BATCH = "BATCH"
+    #: None, the default. After a rewind to a checkpoint readers cannot tell dead records from live ones.
+    NONE = "NONE"
+
+
+# ----------------------------------------------------------------------------------------------------------
+# How a task writes into its Kafka transaction: checked on the driver, pickled into tasks.
+#
+# Producer settings have Kafka's names. Only those that mean something here are taken; an unknown one is
+# refused, because a setting that silently does nothing is found out in production. No message quotes a
+# value: people put secrets among them.
+
+
+#: The Java producer's default for max.request.size.
+DEFAULT_MAX_REQUEST_BYTES = 1_048_576
+
+
+class Acks(enum.IntEnum):
+    """Whose acknowledgement a record needs; the numbers are the protocol's."""
+
+    NOBODY = 0
+    LEADER = 1
+    ALL = -1
+
+
+class OnRefusal(enum.Enum):
+    """What to do with a record that cannot be written as it is; the values are the JVM writer's."""
+
+    FAIL = "fail"
+    DROP = "drop"
+    DEAD_LETTER = "dead-letter"
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerSettings:
+    """The settings of a Kafka producer that mean something to this writer.
+
+    Parameters
+    ----------
+    codec
+        ``compression.type``.
+    batch_bytes
+        ``batch.size``: no batch is larger before compression, but for one with a single record;
+        also how much goes to one partition before records without key turn to the next.
+    max_request_bytes
+        ``max.request.size``: the most one record may take, and the most one request takes.
+        None: 1 MiB, or more where the limit for records is higher.
+    request_timeout_ms
+        ``request.timeout.ms``: how long a broker may take to answer.
+    delivery_timeout_ms
+        ``delivery.timeout.ms``: how long one thing is tried again before the attempt fails.
+    acks
+        ``acks``; anything but ALL is for ``DeliveryGuarantee.NONE``.
+    """
+
+    codec: Codec = Codec.NONE
+    batch_bytes: int = 262_144
+    max_request_bytes: int | None = None
+    request_timeout_ms: int = 30_000
+    delivery_timeout_ms: int = 120_000
+    acks: Acks = Acks.ALL
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name not in ("codec", "acks") and value is not None:
+                require_positive(one.name, value)
+
+    @classmethod
+    def of(
+        cls, settings: Mapping[str, str], guarantee: DeliveryGuarantee = DeliveryGuarantee.EXACTLY_ONCE
+    ) -> ProducerSettings:
+        """Return what `settings` say, under Kafka's names, with or without ``kafka.`` before them.
+
+        Unless the guarantee is NONE, ``acks`` may be given only as ``all`` and ``enable.idempotence`` only
+        as ``true``. ``linger.ms`` has no meaning here: what is written is sent when there is enough of
+        it, or when the task ends.
+
+        Raises
+        ------
+        ConfigError
+            If a name is unknown (the message lists the known ones) or a value cannot be used.
+
+        Examples
+        --------
+        >>> ProducerSettings.of({"compression.type": "zstd", "kafka.batch.size": "65536"}).batch_bytes
+        65536
+        """
+        parsed: dict[str, Any] = {}
+        for given, value in settings.items():
+            name = given.removeprefix(_PREFIX)
+            if name not in _KNOWN:
+                raise ConfigError(
+                    f"the producer setting '{given}' is not known",
+                    why="records are written from Python, without Kafka's Java producer",
+                    what_to_do=f"leave it out; known are {', '.join(sorted(_KNOWN))}",
+                    setting=given,
+                )
+            attribute, parse = _KNOWN[name]
+            result = parse(name, value)
+            if attribute:
+                parsed[attribute] = result
+        if guarantee is not DeliveryGuarantee.NONE and parsed.get("acks", Acks.ALL) is not Acks.ALL:
+            raise ConfigError(
+                "the producer setting 'acks' must be all",
+                why="a record that only the leader has can be lost after its task was done",
+                setting="acks",
+            )
+        return cls(**parsed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagingSettings:
+    """Everything a task needs to write one transaction; safe to print, and to pickle into tasks.
+
+    Parameters
+    ----------
+    connection
+        Where Kafka is.
+    transactional_id
+        Of this task attempt alone: two attempts that share one fence each other. None where there is no
+        transaction, which is under every guarantee but EXACTLY_ONCE.
+    transaction_timeout_ms
+        How long the transaction may stay open until it is committed; at most the broker's
+        transaction.max.timeout.ms.
+    guarantee
+        What is promised about the records.
+    uid
+        Of the sink, for its dead letters.
+    max_record_bytes
+        The most a record may take with everything around it; at most what its topic takes.
+    max_dead_letter_bytes
+        The same for dead letters; None: as for other records.
+    default_topic
+        The topic of records that name none.
+    topics
+        Those that records may name; None: any.
+    partitions
+        How many each of `topics` has, for records that name one; None: Kafka is asked, and a record that
+        names another one fails the task.
+    oversize
+        What to do with larger records.
+    dead_letter_topic
+        Where they go under ``OnRefusal.DEAD_LETTER``, as part of the same transaction.
+    bad_record, bad_record_topic
+        The same for records that cannot be written for another reason.
+    producer
+        How batches are made and sent.
+    """
+
+    connection: KafkaConnection
+    transactional_id: str | None
+    transaction_timeout_ms: int
+    guarantee: DeliveryGuarantee = DeliveryGuarantee.EXACTLY_ONCE
+    uid: str = ""
+    max_record_bytes: int = DEFAULT_MAX_REQUEST_BYTES
+    max_dead_letter_bytes: int | None = None
+    default_topic: str | None = None
+    topics: frozenset[str] | None = None
+    partitions: Mapping[str, int] | None = None
+    oversize: OnRefusal = OnRefusal.FAIL
+    dead_letter_topic: str | None = None
+    bad_record: OnRefusal = OnRefusal.FAIL
+    bad_record_topic: str | None = None
+    producer: ProducerSettings = field(default_factory=ProducerSettings)
+
+    def __post_init__(self) -> None:
+        require_positive("transaction_timeout_ms", self.transaction_timeout_ms)
+        require_positive("max_record_bytes", self.max_record_bytes)
+        if (self.guarantee is DeliveryGuarantee.EXACTLY_ONCE) is not bool(self.transactional_id):
+            raise ConfigError(
+                "a Kafka transaction needs a transactional id, and nothing else has one",
+                guarantee=self.guarantee,
+            )
+        for name, action, topic in (
+            ("oversize", self.oversize, self.dead_letter_topic),
+            ("bad", self.bad_record, self.bad_record_topic),
+        ):
+            if action is OnRefusal.DEAD_LETTER and not topic:
+                raise ConfigError(
+                    f"{name} records go to the dead-letter topic, and there is none",
+                    what_to_do="name a topic",
+                )
+
+    @property
+    def dead_letter_limit_bytes(self) -> int:
+        """The most a dead letter may take; only the head of a larger record is kept."""
+        own = self.max_dead_letter_bytes
+        return self.record_limit_bytes if own is None else min(own, self.request_limit_bytes)
+
+    @property
+    def record_limit_bytes(self) -> int:
+        """The most a record may take: the smaller of ours and ``max.request.size``."""
+        given = self.producer.max_request_bytes
+        return self.max_record_bytes if given is None else min(given, self.max_record_bytes)
+
+    @property
+    def request_limit_bytes(self) -> int:
+        """The most the batches of one request may take, unless it is a single batch."""
+        return self.producer.max_request_bytes or max(DEFAULT_MAX_REQUEST_BYTES, self.max_record_bytes)
+
+    @property
+    def batch_limit_bytes(self) -> int:
+        """The most several records may take in one batch."""
+        return min(self.producer.batch_bytes, self.record_limit_bytes)
+
+
+def _codec(name: str, value: str) -> Codec:
+    known = {codec.name.lower(): codec for codec in Codec}
+    if value.strip().lower() not in known:
+        raise ConfigError(f"the producer setting '{name}' must be one of {', '.join(known)}", setting=name)
+    return known[value.strip().lower()]
+
+
+def _whole(name: str, value: str) -> int:
+    if not value.strip().isdecimal() or int(value) <= 0:
+        raise ConfigError(f"the producer setting '{name}' must be a whole number above zero", setting=name)
+    return int(value)
+
+
+def _pause(name: str, value: str) -> None:
+    if not value.strip().isdecimal():
+        raise ConfigError(f"the producer setting '{name}' must be a whole number", setting=name)
+
+
+def _acks(name: str, value: str) -> Acks:
+    known = {"all": Acks.ALL, "-1": Acks.ALL, "1": Acks.LEADER, "0": Acks.NOBODY}
+    if value.strip().lower() not in known:
+        raise ConfigError(f"the producer setting '{name}' must be all, 1 or 0", setting=name)
+    return known[value.strip().lower()]
+
+
+def _truth(name: str, value: str) -> None:
+    if value.strip().lower() not in ("true", "false"):
+        raise ConfigError(f"the producer setting '{name}' must be true or false", setting=name)
+
+
+#: Kafka's name -> our attribute ("" for none) and how a value is read.
+_KNOWN: dict[str, tuple[str, Callable[[str, str], Any]]] = {
+    "acks": ("acks", _acks),
+    "batch.size": ("batch_bytes", _whole),
+    "compression.type": ("codec", _codec),
+    "delivery.timeout.ms": ("delivery_timeout_ms", _whole),
+    # Checked against the guarantee by the sink; without one nothing here is idempotent.
+    "enable.idempotence": ("", _truth),
+    "linger.ms": ("", _pause),
+    "max.request.size": ("max_request_bytes", _whole),
+    "request.timeout.ms": ("request_timeout_ms", _whole),
+}

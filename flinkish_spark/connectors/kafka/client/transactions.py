@@ -1,0 +1,601 @@
+"""Ending prepared transactions from another process, and what the log says became of one."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+from kafka import TopicPartition
+from kafka.admin import OffsetSpec
+
+from flinkish_spark.connectors.kafka.client.client import (
+    END_TXN_VERSION,
+    UNAUTHORIZED,
+    UNSETTLED,
+    Batch,
+    Code,
+    EndAction,
+    Isolation,
+    KafkaWire,
+    LogSlice,
+    Marker,
+    TransactionView,
+    name_of,
+    pauses_ms,
+)
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.core.clock import Clock, SystemClock
+from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError, CorruptObjectError
+from flinkish_spark.protocol.codec import ADDED, Stored, read
+from flinkish_spark.protocol.ids import JobUuid, TransactionalId
+from flinkish_spark.protocol.records import CommitAnswer, Outcome
+
+# ----------------------------------------------------------------------------------------------------------
+# What became of a transaction, told by the log itself.
+#
+# A coordinator's "fenced" or "unknown id" says nothing about the data: the transaction may have been
+# committed before. So a committable names one record of its own, and its place in the log is read before
+# anything is concluded. Rules:
+#
+# - The batch at that place must carry the committable's producer id and epoch; a topic that was
+#   created again, or a log that was truncated, puts somebody else's record there.
+# - Where the last stable offset is beyond it, the broker's list of aborted transactions decides.
+# - Where it is not (another producer's older transaction may hold it back), or where compaction
+#   took the record, the first marker of that producer id after the place decides.
+# - Nobody answers, or no marker yet: undecided. Only a finding from the log counts as proof.
+
+
+#: Enough for the one batch at the place; Kafka sends a whole batch even if it is larger.
+_PEEK_BYTES = 64 * 1024
+_SCAN_BYTES = 4 * 1024 * 1024
+#: A broker that just started may not know a topic yet; this many answers in a row are believed.
+_ABSENCES_BELIEVED = 4
+
+
+class Fate(enum.Enum):
+    """What the log says about a transaction."""
+
+    COMMITTED = "COMMITTED"
+    ABORTED = "ABORTED"
+    #: Still open, its markers are not written yet, or the log could not be read.
+    UNDECIDED = "UNDECIDED"
+    #: The place no longer holds the record and no marker tells why.
+    GONE = "GONE"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A fate, with the observation that proves it."""
+
+    fate: Fate
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence(Stored):
+    """The place of one record that a transaction wrote."""
+
+    IS_CLOSED: ClassVar = True
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.topic, str) or not self.topic:
+            raise ValueError(f"evidence needs a topic, got {self.topic!r}")
+        for name, value in (("partition", self.partition), ("offset", self.offset)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise ValueError(f"evidence needs a {name} >= 0, got {value!r}")
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition} offset {self.offset}"
+
+
+def judge_stable(seen: LogSlice, place: Evidence, producer_id: int, producer_epoch: int) -> Finding | None:
+    """Judge a read_committed slice that starts at `place`; None if only a marker can tell."""
+    if seen.last_stable_offset <= place.offset:
+        return None
+    batch = _covering(seen, place.offset)
+    if batch is not None and (batch.producer_id, batch.producer_epoch) != (producer_id, producer_epoch):
+        return Finding(
+            Fate.GONE,
+            f"{place} holds a record of producer {batch.producer_id} epoch {batch.producer_epoch}: "
+            "the topic was created again or its log was truncated",
+        )
+    if any(pid == producer_id and first <= place.offset for pid, first in seen.aborted):
+        return Finding(Fate.ABORTED, f"{place} lies in an aborted transaction")
+    if batch is None or batch.records == 0:
+        return None
+    return Finding(Fate.COMMITTED, f"{place} is visible to read_committed readers")
+
+
+def judge_markers(
+    seen: LogSlice, place: Evidence, producer_id: int, producer_epoch: int, is_record_there: bool
+) -> Finding | None:
+    """Judge by the first marker of `producer_id` in `seen`; None if there is none.
+
+    A marker of another epoch counts only while the record is still there: without it, the
+    producer's next transaction may be meant, and compaction may have taken our own marker.
+    """
+    for batch in seen.batches:
+        if batch.marker is None or batch.producer_id != producer_id or batch.last_offset <= place.offset:
+            continue
+        if batch.producer_epoch == producer_epoch or is_record_there:
+            fate = Fate.COMMITTED if batch.marker is Marker.COMMIT else Fate.ABORTED
+            return Finding(
+                fate, f"{place} was ended by the {batch.marker.name} marker at {batch.last_offset}"
+            )
+        return Finding(Fate.GONE, f"{place} and the end of its transaction were compacted away")
+    return None
+
+
+def _covering(seen: LogSlice, offset: int) -> Batch | None:
+    return next((b for b in seen.batches if b.base_offset <= offset <= b.last_offset), None)
+
+
+class EvidenceReader:
+    """Reads places in the log over a shared connection; see the rules of this module.
+
+    Parameters
+    ----------
+    wire
+        The connection; it reconnects by itself.
+    patience_ms
+        How long an undecided place is read again before it is reported as such.
+    """
+
+    def __init__(self, wire: KafkaWire, *, patience_ms: int = 2_000) -> None:
+        self._wire = wire
+        self._patience_ms = patience_ms
+
+    def read(self, place: Evidence, producer_id: int, producer_epoch: int) -> Finding:
+        """Return what became of the transaction of (`producer_id`, `producer_epoch`) at `place`.
+
+        Reads again while the place is undecided, for at most `patience_ms`: markers follow
+        within milliseconds of the decision. Typically 2 to 10 ms.
+
+        Raises
+        ------
+        BrokerUnavailableError
+            If nobody answered.
+        AuthorizationError
+            If the principal may not read the topic.
+        """
+        finding = Finding(Fate.UNDECIDED, f"{place} was not read")
+        absences = 0
+        wire = self._wire
+        for _left_ms in pauses_ms(self._patience_ms, wire.clock):
+            seen = self._fetch(place, place.offset, Isolation.READ_COMMITTED, _PEEK_BYTES)
+            if seen.code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+                absences += 1
+                finding = Finding(Fate.UNDECIDED, f"{place}: the broker does not know the partition")
+                if absences == _ABSENCES_BELIEVED:
+                    return Finding(
+                        Fate.GONE, f"topic {place.topic} (partition {place.partition}) was deleted"
+                    )
+                continue
+            absences = 0
+            finding = self._judge(seen, place, producer_id, producer_epoch)
+            if finding.fate is not Fate.UNDECIDED:
+                return finding
+        return finding
+
+    def _fetch(self, place: Evidence, offset: int, isolation: Isolation, max_bytes: int) -> LogSlice:
+        seen = self._wire.fetch(place.topic, place.partition, offset, isolation, max_bytes)
+        if seen.code in UNAUTHORIZED:
+            raise AuthorizationError(
+                f"Kafka refuses this principal READ on topic {place.topic!r}, which is needed to tell "
+                f"whether a transaction was committed ({name_of(seen.code)})",
+                code=seen.code,
+            )
+        return seen
+
+    def _judge(self, seen: LogSlice, place: Evidence, producer_id: int, producer_epoch: int) -> Finding:
+        if seen.code == Code.OFFSET_OUT_OF_RANGE:
+            return self._outside(place)
+        if seen.code != Code.NONE:
+            return Finding(Fate.UNDECIDED, f"{place} cannot be read now (error {name_of(seen.code)})")
+        stable = judge_stable(seen, place, producer_id, producer_epoch)
+        return stable if stable is not None else self._scan(place, producer_id, producer_epoch)
+
+    def _outside(self, place: Evidence) -> Finding:
+        partition = TopicPartition(place.topic, place.partition)
+        found = self._wire.call(
+            f"find the start of {place.topic}-{place.partition}",
+            lambda admin: admin.list_partition_offsets({partition: OffsetSpec.EARLIEST}),
+        )
+        start = found[partition].offset
+        if place.offset < start:
+            return Finding(Fate.GONE, f"{place} was deleted, the log starts at {start}: the evidence is gone")
+        return Finding(
+            Fate.GONE,
+            f"{place} is beyond the end of the log: the topic was created again or its log was truncated",
+        )
+
+    def _scan(self, place: Evidence, producer_id: int, producer_epoch: int) -> Finding:
+        """Look for the end of the transaction from `place` on, for at most `patience_ms`."""
+        clock = self._wire.clock
+        end_ms = clock.monotonic_ms() + self._patience_ms
+        next_offset, is_record_there = place.offset, False
+        while True:
+            seen = self._fetch(place, next_offset, Isolation.READ_UNCOMMITTED, _SCAN_BYTES)
+            if seen.code != Code.NONE:
+                return Finding(Fate.UNDECIDED, f"{place} cannot be read now (error {name_of(seen.code)})")
+            if next_offset == place.offset and (batch := _covering(seen, place.offset)) is not None:
+                is_record_there = True
+                if (batch.producer_id, batch.producer_epoch) != (producer_id, producer_epoch):
+                    return Finding(Fate.GONE, f"{place} holds a record of another producer")
+            found = judge_markers(seen, place, producer_id, producer_epoch, is_record_there)
+            if found is not None:
+                return found
+            if seen.batches:
+                next_offset = seen.batches[-1].last_offset + 1
+            if not seen.batches or next_offset >= seen.high_watermark:
+                break
+            if clock.monotonic_ms() > end_ms:
+                return Finding(
+                    Fate.UNDECIDED, f"{place}: no end of the transaction up to offset {next_offset}"
+                )
+        if is_record_there or seen.high_watermark <= place.offset:
+            return Finding(Fate.UNDECIDED, f"{place} is still open")
+        return Finding(Fate.GONE, f"{place} was compacted away and no marker is left: the evidence is gone")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Ending prepared transactions from another process than the one that wrote them.
+#
+# Rules:
+#
+# - A handle is (transactional id, producer id, epoch). It names *one* transaction only because the
+#   writer asks for a new epoch before every transaction; otherwise committing an old handle would
+#   commit whatever is open under it now.
+# - Code 0 is the only answer that is believed as it stands. On every other answer the record named
+#   in the committable is read in the log first.
+# - "Nobody answered" is never an answer: the broker may have acted. It becomes RETRY.
+
+
+_CLOCK = SystemClock()
+_ONGOING = "Ongoing"
+_OPEN_STATES = (_ONGOING, "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
+#: The time limit is that of the next transaction, and this client never begins one; small
+#: enough for any broker's maximum.
+_FENCING_TIMEOUT_MS = 10_000
+_EVIDENCE_PATIENCE_MS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaCommittable(Stored):
+    """A prepared transaction: what any process needs to commit or abort it.
+
+    Written by the task that staged the records, after every record was acknowledged; stored in
+    the staged file and in the decision; used by :class:`TransactionClient`.
+
+    Parameters
+    ----------
+    transactional_id, producer_id, producer_epoch
+        The handle.
+    evidence
+        The place of any one record of this transaction.
+    records
+        How many records it holds, at least one; an empty transaction is no committable.
+    protocol_version
+        The EndTxn version the handle was prepared for.
+    """
+
+    IS_CLOSED: ClassVar = True
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    evidence: Evidence
+    records: int
+    protocol_version: int = field(default=END_TXN_VERSION, metadata=ADDED)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.transactional_id, str) or not self.transactional_id:
+            raise ValueError(f"a committable needs a transactional id, got {self.transactional_id!r}")
+        lowest = {"producer_id": 0, "producer_epoch": 0, "records": 1}
+        for name, least in lowest.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+        if self.protocol_version != END_TXN_VERSION:
+            raise ValueError(
+                f"EndTxn version {self.protocol_version!r} is not supported, only {END_TXN_VERSION}"
+            )
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Return the committable that `value` holds.
+
+        Raises
+        ------
+        CorruptObjectError
+            If a field is missing, unknown or out of range.
+        """
+        try:
+            found: Self = read(cls, value)
+        except ValueError as wrong:
+            raise CorruptObjectError("A stored Kafka committable cannot be read", why=str(wrong)) from wrong
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    """Whether a committable can still be committed, with the observation."""
+
+    alive: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction that still holds back read_committed readers."""
+
+    transactional_id: TransactionalId
+    producer_id: int
+    state: str
+
+
+class TransactionClient:
+    """Commits, aborts and looks up transactions that other processes prepared.
+
+    Used by the coordinator, again and again over hours; it reconnects by itself after a broker
+    restart. All calls are idempotent, keep nothing between them and may be repeated after a
+    crash by a new process. One instance belongs to one thread.
+
+    Parameters
+    ----------
+    connection
+        Where Kafka is.
+    retry_budget_ms
+        How long one call keeps asking a coordinator that cannot answer yet.
+    evidence_patience_ms
+        How long an undecided place in the log is read again before the answer is RETRY.
+    clock
+        Time, replaceable in tests.
+    """
+
+    def __init__(
+        self,
+        connection: KafkaConnection,
+        *,
+        retry_budget_ms: int = 15_000,
+        evidence_patience_ms: int = _EVIDENCE_PATIENCE_MS,
+        clock: Clock = _CLOCK,
+    ) -> None:
+        self._use(KafkaWire(connection, timeout_ms=retry_budget_ms, clock=clock), evidence_patience_ms)
+
+    @classmethod
+    def over(cls, wire: KafkaWire) -> TransactionClient:
+        """Return a client that asks over `wire`; the two are used, and closed, as one."""
+        client = cls.__new__(cls)
+        client._use(wire, _EVIDENCE_PATIENCE_MS)
+        return client
+
+    def _use(self, wire: KafkaWire, evidence_patience_ms: int) -> None:
+        self._wire, self._budget_ms = wire, wire.timeout_ms
+        self._reader = EvidenceReader(wire, patience_ms=evidence_patience_ms)
+
+    def close(self) -> None:
+        """Close the connection; a later call opens it again."""
+        self._wire.close()
+
+    def __enter__(self) -> TransactionClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def commit(self, committable: KafkaCommittable) -> CommitAnswer:
+        """Make the records of a decided committable visible.
+
+        Returns
+        -------
+        CommitAnswer
+            COMMITTED (also when repeated while the coordinator still remembers),
+            ALREADY_COMMITTED (the log shows it), RETRY (nothing is known), or LOST (the log shows
+            that it was aborted, or the record is gone; the detail says which).
+
+        Raises
+        ------
+        AuthorizationError
+            If Kafka refuses the principal.
+        """
+        return self._ended(committable, EndAction.COMMIT)
+
+    def abort(self, committable: KafkaCommittable) -> CommitAnswer:
+        """Drop the records of a committable that was never decided.
+
+        Returns
+        -------
+        CommitAnswer
+            COMMITTED (it is aborted), ALREADY_COMMITTED (it was gone before), RETRY, or FENCED
+            (somebody else committed it: another owner decided).
+
+        Raises
+        ------
+        AuthorizationError
+            If Kafka refuses the principal.
+        """
+        return self._ended(committable, EndAction.ABORT)
+
+    def is_alive(self, committables: Iterable[KafkaCommittable]) -> dict[KafkaCommittable, Liveness]:
+        """Tell for each committable whether its transaction is still open under its own epoch.
+
+        One request to each coordinator. To be called right before a decision; a transaction may
+        still reach its time limit between this and the commit.
+
+        Raises
+        ------
+        BrokerUnavailableError
+            If a coordinator could not tell within the retry budget; nothing is concluded then.
+        AuthorizationError
+            If Kafka refuses the principal.
+        """
+        wanted = list(committables)
+        views = self._described(sorted({one.transactional_id for one in wanted}))
+        return {one: _liveness(one, views[one.transactional_id]) for one in wanted}
+
+    def list_of_job(self, job: JobUuid) -> list[OpenTransaction]:
+        """Return the open transactions of `job`, by exact parsing of their ids.
+
+        Foreign ids never match, whatever they begin with.
+
+        Raises
+        ------
+        BrokerUnavailableError
+            If not all brokers answered.
+        """
+        found: list[OpenTransaction] = []
+        for row in self._wire.list_transactions(_OPEN_STATES):
+            parsed = TransactionalId.parse(row.transactional_id)
+            # Leading zeros parse to the same numbers; only the spelling we write is ours.
+            if parsed is not None and parsed.job == job and str(parsed) == row.transactional_id:
+                found.append(OpenTransaction(parsed, row.producer_id, row.state))
+        return sorted(found, key=lambda one: one.transactional_id)
+
+    def abort_open(self, transactional_id: TransactionalId) -> CommitAnswer:
+        """Abort whatever is open under a leftover id, and fence its producers.
+
+        A new epoch is taken and not just the transaction ended: a task that is still writing
+        would otherwise open the next one under the same id.
+
+        Returns
+        -------
+        CommitAnswer
+            COMMITTED (something was open and is aborted), ALREADY_COMMITTED (nothing was open),
+            FENCED (its commit was under way; it has been left to finish), or RETRY.
+
+        Raises
+        ------
+        AuthorizationError
+            If Kafka refuses the principal.
+        """
+        name = str(transactional_id)
+        try:
+            view = self._described([name])[name]
+        except BrokerUnavailableError as lost:
+            return CommitAnswer(Outcome.RETRY, str(lost))
+        if view.code == Code.TRANSACTIONAL_ID_NOT_FOUND:
+            return CommitAnswer(Outcome.ALREADY_COMMITTED, f"{name} is unknown to Kafka")
+        code, lost_detail = self._settled(
+            name,
+            lambda left_ms: (
+                self._wire.init_producer_id(name, _FENCING_TIMEOUT_MS, connect_within_ms=left_ms).code
+            ),
+        )
+        if code != Code.NONE:
+            return CommitAnswer(Outcome.RETRY, f"{name} was not fenced: {lost_detail or name_of(code)}")
+        if view.state == "PrepareCommit":
+            return CommitAnswer(Outcome.FENCED, f"{name} was committed by another owner")
+        if view.state in _OPEN_STATES:
+            return CommitAnswer(Outcome.COMMITTED, f"{name} was open and is aborted")
+        return CommitAnswer(Outcome.ALREADY_COMMITTED, f"nothing was open under {name} ({view.state})")
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _ended(self, one: KafkaCommittable, action: EndAction) -> CommitAnswer:
+        code, lost_detail = self._settled(
+            one.transactional_id,
+            lambda left_ms: self._wire.end_transaction(
+                one.transactional_id,
+                one.producer_id,
+                one.producer_epoch,
+                action,
+                version=one.protocol_version,
+                connect_within_ms=left_ms,
+            ),
+        )
+        if code == Code.NONE:
+            return CommitAnswer(Outcome.COMMITTED, f"{one.transactional_id}: {action.value.lower()} accepted")
+        if lost_detail or code in UNSETTLED:
+            return CommitAnswer(Outcome.RETRY, f"{one.transactional_id}: {lost_detail or name_of(code)}")
+        try:
+            finding = self._reader.read(one.evidence, one.producer_id, one.producer_epoch)
+        except BrokerUnavailableError as lost:
+            return CommitAnswer(Outcome.RETRY, f"{one.transactional_id}: {name_of(code)}; {lost}")
+        return _concluded(action, finding, f"{one.transactional_id}: Kafka answered {name_of(code)}")
+
+    def _settled(self, transactional_id: str, ask: Callable[[int], int]) -> tuple[int, str]:
+        """Ask until the coordinator settles; return the last code and why nobody answered, if so."""
+        code, lost_detail = int(Code.COORDINATOR_NOT_AVAILABLE), ""
+        for left_ms in pauses_ms(self._budget_ms, self._wire.clock):
+            try:
+                code, lost_detail = ask(left_ms), ""
+            except BrokerUnavailableError as lost:
+                lost_detail = str(lost)
+                continue
+            if code in UNAUTHORIZED:
+                raise AuthorizationError(
+                    f"Kafka refuses this principal WRITE on transactional id {transactional_id!r} "
+                    f"or on a topic of its transaction ({name_of(code)})",
+                    code=code,
+                )
+            if code not in UNSETTLED:
+                break
+        return code, lost_detail
+
+    def _described(self, transactional_ids: list[str]) -> dict[str, TransactionView]:
+        views: dict[str, TransactionView] = {}
+        waiting = transactional_ids
+        for _left_ms in pauses_ms(self._budget_ms, self._wire.clock):
+            views.update(self._wire.describe_transactions(waiting))
+            waiting = [one for one in waiting if one not in views or views[one].code in UNSETTLED]
+            if not waiting:
+                break
+        else:
+            raise BrokerUnavailableError(
+                f"The coordinator of {len(waiting)} Kafka transactions, among them {waiting[0]}, could not "
+                f"describe them within {self._budget_ms} ms",
+                what_to_do="wait for the cluster to settle",
+                transactional_ids=waiting,
+            )
+        for transactional_id, view in views.items():
+            if view.code in UNAUTHORIZED:
+                raise AuthorizationError(
+                    f"Kafka refuses this principal DESCRIBE on transactional id {transactional_id!r} "
+                    f"({name_of(view.code)})",
+                    code=view.code,
+                )
+        return views
+
+
+def _liveness(one: KafkaCommittable, view: TransactionView) -> Liveness:
+    if view.code != Code.NONE:
+        return Liveness(False, f"Kafka answered {name_of(view.code)}")
+    if (view.producer_id, view.producer_epoch) != (one.producer_id, one.producer_epoch):
+        return Liveness(
+            False,
+            f"producer {one.producer_id} epoch {one.producer_epoch} was replaced by producer "
+            f"{view.producer_id} epoch {view.producer_epoch} (state {view.state})",
+        )
+    return Liveness(view.state == _ONGOING, f"state {view.state}")
+
+
+_COMMIT_OUTCOMES = {
+    Fate.COMMITTED: Outcome.ALREADY_COMMITTED,
+    Fate.ABORTED: Outcome.LOST,
+    Fate.GONE: Outcome.LOST,
+    Fate.UNDECIDED: Outcome.RETRY,
+}
+_ABORT_OUTCOMES = {
+    Fate.COMMITTED: Outcome.FENCED,
+    Fate.ABORTED: Outcome.ALREADY_COMMITTED,
+    Fate.GONE: Outcome.ALREADY_COMMITTED,
+    Fate.UNDECIDED: Outcome.RETRY,
+}
+
+
+def _concluded(action: EndAction, finding: Finding, said: str) -> CommitAnswer:
+    if action is EndAction.COMMIT:
+        return CommitAnswer(
+            _COMMIT_OUTCOMES[finding.fate], f"{said}; {finding.detail}", finding.fate is Fate.ABORTED
+        )
+    outcome = _ABORT_OUTCOMES[finding.fate]
+    if outcome is Outcome.FENCED:
+        return CommitAnswer(outcome, f"was committed by another owner ({said}; {finding.detail})")
+    return CommitAnswer(outcome, f"{said}; {finding.detail}")

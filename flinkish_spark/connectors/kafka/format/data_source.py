@@ -1,0 +1,114 @@
+"""`format("flinkish-kafka")` as Spark sees it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import types as T
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceWriter
+
+from flinkish_spark.bridge.settings import SETTINGS
+from flinkish_spark.connectors.kafka.format.options import parse_any, parse_batch, parse_sink, parse_stream
+from flinkish_spark.connectors.kafka.format.writer import EpochObserver
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.steps import SilentObserver
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from flinkish_spark.connectors.kafka.format.writer import KafkaStreamWriter
+
+
+FORMAT_NAME = "flinkish-kafka"
+#: Spark's pattern for the names of options whose values it does not print; one of the session's.
+_REDACTION = "spark.sql.redaction.options.regex"
+#: A private key may be given as it stands (KIP-651), and a login is more than its password.
+_SECRETS = r"(?i)ssl\.keystore\.key|sasl\.jaas\.config|password"
+
+
+class FlinkishKafka(DataSource):
+    """Kafka for Spark, exactly once, without a JAR.
+
+    Takes the options of Spark's own ``format("kafka")`` and has its columns; what differs is in
+    `docs/drop-in.md`. Made by Spark, in Python processes of its own.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format name."""
+        return FORMAT_NAME
+
+    def schema(self) -> str:
+        """Return the columns of a read, after a look at its options."""
+        from flinkish_spark.connectors.kafka.format.reader import schema_of
+
+        return schema_of(parse_any(self.options))
+
+    def reader(self, schema: T.StructType) -> DataSourceReader:
+        """Return the reader of a batch query."""
+        from flinkish_spark.connectors.kafka.format.reader import KafkaBatchReader
+
+        return KafkaBatchReader(parse_batch(self.options))
+
+    def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:
+        """Return the reader of a streaming query."""
+        from flinkish_spark.connectors.kafka.format.reader import AlignedStreamReader, KafkaStreamReader
+
+        options = parse_stream(self.options)
+        return KafkaStreamReader(options) if options.upstream is None else AlignedStreamReader(options)
+
+    def streamWriter(self, schema: T.StructType, overwrite: bool) -> KafkaStreamWriter:
+        """Return the writer of a streaming query."""
+        from flinkish_spark.connectors.kafka.format.writer import KafkaStreamWriter
+
+        return KafkaStreamWriter(parse_sink(self.options, schema), self.observer)
+
+    def writer(self, schema: T.StructType, overwrite: bool) -> DataSourceWriter:
+        """Refuse: a batch query has no checkpoint that a repetition could be recognised by."""
+        raise ConfigError(
+            f"format('{FORMAT_NAME}') writes streams only",
+            why="a batch query that is run again cannot be told from a new one",
+            what_to_do="use writeStream with trigger(availableNow=True), or format('kafka')",
+        )
+
+    @staticmethod
+    def observer() -> EpochObserver:
+        """Return who watches the steps of the sink; crash tests override it."""
+        return SilentObserver()
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("flinkish-kafka")` known to a session. Call it once per session.
+
+    Needs this package on the driver and on the executors, and no JAR. Uses nothing of the session that
+    Spark Connect does not have, but has been tried on classic sessions only. Adds the names of this
+    format's secret options to the session's ``spark.sql.redaction.options.regex``, so that no plan
+    shows them.
+
+    Parameters
+    ----------
+    spark
+        The session.
+
+    Examples
+    --------
+    >>> register(spark)  # doctest: +SKIP
+    >>> query = (  # doctest: +SKIP
+    ...     df.writeStream.format("flinkish-kafka")
+    ...     .option("kafka.bootstrap.servers", "broker:9092")
+    ...     .option("topic", "totals")
+    ...     .option("checkpointLocation", "/data/checkpoints/totals")
+    ...     .start()
+    ... )
+    """
+    _redact_options(spark)
+    spark.dataSource.register(FlinkishKafka)
+
+
+def _redact_options(spark: SparkSession) -> None:
+    """Let Spark hide the options of this format that its own patterns do not know, in plans and the UI."""
+
+    def with_ours(before: str) -> str:
+        return before if _SECRETS in before else "|".join(filter(None, (before, _SECRETS)))
+
+    SETTINGS.change(spark, _REDACTION, with_ours)

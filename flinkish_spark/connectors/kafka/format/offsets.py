@@ -1,0 +1,285 @@
+"""What the brokers have now, and what is missing: the policy for lost data."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from flinkish_spark.connectors.kafka.client.admin import (
+    Positions,
+    TopicPartitions,
+    TopicPattern,
+    unknown_topic,
+)
+from flinkish_spark.connectors.kafka.client.client import Isolation, seen_to_stay
+from flinkish_spark.connectors.kafka.format.options import (
+    EARLIEST,
+    LATEST,
+    Bound,
+    NoOffsetStrategy,
+    SourceOptions,
+)
+from flinkish_spark.connectors.kafka.offsets import first_at_least_as_late
+from flinkish_spark.core.clock import SystemClock
+from flinkish_spark.core.errors import ConfigError, GraphError, InputLostError
+from flinkish_spark.protocol.ids import Place
+
+# ----------------------------------------------------------------------------------------------------------
+# What the brokers have now: partitions, first and last offsets, offsets for timestamps.
+
+
+class OffsetFinder:
+    """Turns options into offsets by asking the brokers; one per reader, on the driver.
+
+    Parameters
+    ----------
+    positions
+        The brokers.
+    options
+        Of the source.
+    """
+
+    def __init__(self, positions: Positions, options: SourceOptions) -> None:
+        self._positions, self._options = positions, options
+
+    def places(self) -> frozenset[Place]:
+        """Return the partitions to read now.
+
+        Raises
+        ------
+        GraphError
+            A topic that was named does not exist.
+        """
+        wanted = self._options.subscription
+        if wanted.assigned:
+            existing = self._existing({topic for topic, _ in wanted.assigned})
+            for topic, partition in wanted.assigned:
+                if partition >= existing[topic].partitions:
+                    raise GraphError(
+                        f"the topic '{topic}' has no partition {partition}",
+                        why=f"it has {existing[topic].partitions} partitions",
+                        what_to_do="correct the option 'assign'",
+                    )
+            return frozenset(wanted.assigned)
+        if wanted.pattern:
+            return frozenset(Positions.places(self._positions.matching(TopicPattern(wanted.pattern))))
+        return frozenset(Positions.places(self._existing(set(wanted.topics))))
+
+    def existing_places(self) -> frozenset[Place]:
+        """Return those of the partitions to read that exist now."""
+        wanted = self._options.subscription
+        if wanted.pattern:
+            return self.places()
+        found = frozenset(
+            Positions.places(self._positions.topics(wanted.topics or {t for t, _ in wanted.assigned}))
+        )
+        return found & frozenset(wanted.assigned) if wanted.assigned else found
+
+    def _existing(self, topics: set[str]) -> dict[str, TopicPartitions]:
+        existing = self._positions.topics(topics)
+        missing = sorted(topics - existing.keys())
+        if missing:
+            raise unknown_topic(missing[0], self._options.connection.servers)
+        return existing
+
+    def earliest(self, places: Iterable[Place]) -> dict[Place, int]:
+        """Return first offsets."""
+        return self._positions.earliest(places)
+
+    def latest(self, places: Iterable[Place], isolation: Isolation | None = None) -> dict[Place, int]:
+        """Return last offsets; under the source's isolation unless another one is named."""
+        return self._positions.latest(places, isolation or self._options.reader.isolation)
+
+    def starting(self) -> dict[Place, int]:
+        """Return where a new query begins, for every partition."""
+        return self._resolved(self._options.starting, "starting")
+
+    def ending(self) -> dict[Place, int]:
+        """Return where a batch read ends, for every partition."""
+        return self._resolved(self._options.ending, "ending")
+
+    def _resolved(self, bound: Bound, side: str) -> dict[Place, int]:
+        places = self.places()
+        if bound.everywhere is not None:
+            return self.earliest(places) if bound.everywhere == EARLIEST else self.latest(places)
+        if bound.offsets is not None:
+            _check_same_places(places, bound.offsets, f"{side}Offsets")
+            symbols = {LATEST: self.latest, EARLIEST: self.earliest}
+            found = {place: offset for place, offset in bound.offsets.items() if offset >= 0}
+            for symbol, ask in symbols.items():
+                found.update(ask([place for place, offset in bound.offsets.items() if offset == symbol]))
+            return found
+        if bound.timestamp_ms is not None:
+            return self._at_times(dict.fromkeys(places, bound.timestamp_ms), side)
+        assert bound.timestamps_ms is not None
+        _check_same_places(places, bound.timestamps_ms, f"{side}OffsetsByTimestamp")
+        return self._at_times(bound.timestamps_ms, side)
+
+    def _at_times(self, wanted: Mapping[Place, int], side: str) -> dict[Place, int]:
+        if side == "ending" or self._options.when_no_offset is not NoOffsetStrategy.ERROR:
+            return first_at_least_as_late(wanted, self._asked_times, self.latest)
+        # As in Spark: an end that nothing reaches is the end, a start that nothing reaches an error.
+        found: dict[Place, int] = {}
+        for place, offset in sorted(self._asked_times(wanted).items()):
+            if offset is not None:
+                found[place] = offset
+                continue
+            topic, partition = place
+            raise ConfigError(
+                f"no record of {topic}-{partition} is as new as the timestamp {wanted[place]}",
+                what_to_do="choose an earlier timestamp, or set startingOffsetsByTimestampStrategy to latest",
+            )
+        return found
+
+    def _asked_times(self, wanted: Mapping[Place, int]) -> dict[Place, int | None]:
+        return self._positions.at_timestamps(wanted, self._options.reader.isolation)
+
+
+def _check_same_places(places: frozenset[Place], given: Mapping[Place, int], option: str) -> None:
+    if places != given.keys():
+        odd = sorted(places ^ given.keys())[0]
+        state = "is not in it" if odd in places else "is not read by this source"
+        raise ConfigError(
+            f"the option '{option}' and the partitions that are read differ: {odd[0]}-{odd[1]} {state}",
+            what_to_do="name every partition: -2 stands for the first offset, -1 for the end",
+            option=option,
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What there is to read now, and what is missing: the source's policy for lost data.
+
+
+LOG = logging.getLogger(__name__)
+#: How often partitions that were added, or topics that match a pattern, are looked for.
+_LOOK_FOR_PARTITIONS_S = 5.0
+_CLOCK = SystemClock()
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One look at the topics: the ends, and what is missing of what was read before."""
+
+    ends: Mapping[Place, int]
+    losses: tuple[str, ...]
+
+
+class TopicWatch:
+    """Answers the same questions every few milliseconds; one per reader, on the driver.
+
+    Parameters
+    ----------
+    finder
+        Asks the brokers.
+    fails_on_loss
+        Spark's option `failOnDataLoss`.
+    """
+
+    def __init__(self, finder: OffsetFinder, fails_on_loss: bool) -> None:
+        self._finder, self._fails_on_loss = finder, fails_on_loss
+        self._places: frozenset[Place] = frozenset()
+        self._looked_at = float("-inf")
+        self._reported: set[str] = set()
+
+    def ends(self, begin: Mapping[Place, int]) -> dict[Place, int]:
+        """Return where each partition ends now.
+
+        Parameters
+        ----------
+        begin
+            How far the query has read. With `failOnDataLoss` no end is before it. Without, an end
+            may be: the log was made anew, and the query goes on there.
+
+        Raises
+        ------
+        InputLostError
+            With `failOnDataLoss`, if something that was read, or is still to be read, is gone.
+        """
+        if not self._fails_on_loss:
+            return self._ends_there_are(begin)
+        look = seen_to_stay(lambda: self._look(begin), lambda seen: bool(seen.losses), _CLOCK)
+        self._report(look.losses)
+        return {place: max(end, begin.get(place, 0)) for place, end in look.ends.items()}
+
+    def look_again(self) -> None:
+        """Look for partitions at the next call: somebody knows of some that are not known here."""
+        self._looked_at = float("-inf")
+
+    def with_new(self, begin: Mapping[Place, int], end: Mapping[Place, int]) -> dict[Place, int]:
+        """Return `begin` with the first offsets of the partitions that only `end` has."""
+        added = sorted(end.keys() - begin.keys())
+        if not added:
+            return dict(begin)
+        try:
+            first = self._finder.earliest(added)
+        except InputLostError as error:
+            self._report((str(error),))
+            first = {place: end[place] for place in added}
+        self._report(tuple(f"{t}-{p} from 0 to {o - 1}" for (t, p), o in sorted(first.items()) if o > 0))
+        return {**begin, **first}
+
+    def _ends_there_are(self, begin: Mapping[Place, int]) -> dict[Place, int]:
+        places = self._known(self._finder.existing_places)
+        try:
+            ends = self._finder.latest(places)
+        except InputLostError:
+            # Deleted since the last look.
+            self._looked_at = float("-inf")
+            ends = self._finder.latest(self._known(self._finder.existing_places))
+        hidden = self._hidden(begin, ends)
+        self._report(self._missing(begin, ends, hidden))
+        return {place: begin[place] if place in hidden else end for place, end in ends.items()}
+
+    def _look(self, begin: Mapping[Place, int]) -> _Look:
+        try:
+            ends = self._finder.latest(self._known(self._finder.places))
+        except (GraphError, InputLostError) as error:
+            # A topic or a partition of the last look does not exist any more.
+            look = _Look(begin, (str(error),))
+        else:
+            look = _Look(ends, self._missing(begin, ends, self._hidden(begin, ends)))
+        if look.losses:
+            self._looked_at = float("-inf")
+        return look
+
+    def _known(self, ask: Callable[[], frozenset[Place]]) -> frozenset[Place]:
+        now = time.monotonic()
+        if now - self._looked_at > _LOOK_FOR_PARTITIONS_S:
+            self._places, self._looked_at = ask(), now
+        return self._places
+
+    def _hidden(self, begin: Mapping[Place, int], ends: Mapping[Place, int]) -> frozenset[Place]:
+        """Return the partitions whose end is before what was read only because a transaction is open.
+
+        Whoever read without read_committed before has read more than is shown now.
+        """
+        behind = [place for place, end in ends.items() if end < begin.get(place, 0)]
+        marks = self._finder.latest(behind, Isolation.READ_UNCOMMITTED) if behind else {}
+        return frozenset(place for place, mark in marks.items() if mark >= begin[place])
+
+    @staticmethod
+    def _missing(
+        begin: Mapping[Place, int], ends: Mapping[Place, int], hidden: frozenset[Place]
+    ) -> tuple[str, ...]:
+        gone = [f"{t}-{p} from {o} on" for (t, p), o in sorted(begin.items()) if (t, p) not in ends]
+        back = [
+            f"{t}-{p} from {ends[t, p]} to {o - 1}, which were read"
+            for (t, p), o in sorted(begin.items())
+            if ends.get((t, p), o) < o and (t, p) not in hidden
+        ]
+        return (*gone, *back)
+
+    def _report(self, losses: tuple[str, ...]) -> None:
+        if losses and self._fails_on_loss:
+            raise InputLostError(
+                f"input is gone: missing are the offsets {'; '.join(losses)}",
+                why="Kafka's retention removed records that the query had not read, or a topic was "
+                "deleted or created again",
+                what_to_do="restore the topic, or set failOnDataLoss to false to go on without them",
+            )
+        for loss in losses:
+            if loss not in self._reported:
+                LOG.warning("input is gone and failOnDataLoss is false: %s", loss)
+                self._reported.add(loss)

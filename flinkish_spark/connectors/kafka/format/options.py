@@ -1,0 +1,637 @@
+"""The options of `format("kafka")`, parsed and checked."""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlparse
+
+from pyspark.sql import types as T
+
+from flinkish_spark.connectors.kafka.chaining.upstream import UpstreamJob
+from flinkish_spark.connectors.kafka.client.admin import TopicPattern
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, is_connection_option
+from flinkish_spark.connectors.kafka.client.settings import ProducerSettings, ReaderSettings
+from flinkish_spark.connectors.rates import RateLimit
+from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.protocol.ids import Place
+
+# ----------------------------------------------------------------------------------------------------------
+# The options of `format("kafka")`, which of them mean what here, and what to say about others.
+#
+# Spark hands a data source its options with lower-case names; the table below restores the spelling of
+# Spark's documentation for messages.
+
+
+_KAFKA = "kafka."
+
+#: Of Spark's Kafka source.
+READ = (
+    "assign",
+    "subscribe",
+    "subscribePattern",
+    "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "failOnDataLoss",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "includeHeaders",
+)
+READ_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+#: Ours, for reading.
+BARRIER_RECORDS = "flinkish.barrier.records"
+PER_SECOND = "flinkish.max.offsets.per.second"
+READ_OWN = ("flinkish.group.id", BARRIER_RECORDS, PER_SECOND)
+#: Options about consumers that do not exist here: accepted, so that only one word has to change.
+READ_WITHOUT_MEANING = (
+    "groupIdPrefix",
+    "kafkaConsumer.pollTimeoutMs",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "kafka.group.id",
+)
+WRITE = ("topic", "checkpointLocation")
+#: What Spark itself puts among the options of any sink or source.
+_OF_SPARK = ("path", "checkpointLocation", "queryName", "numPartitions", "__python_data_source_user_schema")
+
+#: Set by this package inside an environment's job; not for users.
+CONTROL_PATH = "flinkish.control.path"
+#: The same: folder in which a job keeps where its source began.
+FIRST_OFFSETS = "flinkish.first.offsets"
+#: The same: uid of the source, and the control file beside which it is told what to hold back.
+HELD_SOURCE, HELD_PATH = "flinkish.held.source", "flinkish.held.path"
+#: The same: the upstream job whose checkpoints the source follows, see `connectors/kafka/chaining/upstream.py`.
+UPSTREAM = "flinkish.upstream"
+#: The same: the position that a seeded job begins with, and between which cuts that is.
+UPSTREAM_START = "flinkish.upstream.start"
+
+_REFUSED = {
+    "kafka.auto.offset.reset": "set startingOffsets instead",
+    "kafka.key.deserializer": "keys are always bytes; cast the column",
+    "kafka.value.deserializer": "values are always bytes; cast the column",
+    "kafka.key.serializer": "keys are bytes or strings; cast the column",
+    "kafka.value.serializer": "values are bytes or strings; cast the column",
+    "kafka.enable.auto.commit": "set flinkish.group.id to have offsets committed after the sink",
+    "kafka.interceptor.classes": "there is no Java client here; leave it out",
+    "kafka.transactional.id": "the sink leases transactional ids itself; leave it out",
+}
+#: Of the Java producer; nothing here corresponds to them, and nothing is lost by that.
+_PRODUCER_WITHOUT_MEANING = frozenset(
+    {
+        "buffer.memory",
+        "max.block.ms",
+        "max.in.flight.requests.per.connection",
+        "metadata.max.idle.ms",
+        "receive.buffer.bytes",
+        "retries",
+        "send.buffer.bytes",
+    }
+)
+
+
+def check_names(options: Iterable[str], known: Iterable[str], what: str) -> None:
+    """Refuse unknown options with the nearest known name.
+
+    Names under ``kafka.`` are left to the client they are for.
+
+    Parameters
+    ----------
+    options
+        Names as given, in any case.
+    known
+        Names in Spark's spelling.
+    what
+        ``"source"`` or ``"sink"``, for the message.
+
+    Raises
+    ------
+    ConfigError
+        An option is unknown, or refused for a reason.
+    """
+    spelled = {name.lower(): name for name in (*known, *_OF_SPARK)}
+    for name in sorted(options):
+        refused = next((why for bad, why in _REFUSED.items() if bad == name.lower()), None)
+        if refused is not None:
+            raise ConfigError(f"the option '{name}' cannot be set", what_to_do=refused, option=name)
+        if name.lower() in spelled or name.lower().startswith(_KAFKA):
+            continue
+        near = difflib.get_close_matches(name.lower(), spelled, n=1)
+        meant = f"did you mean '{spelled[near[0]]}'?" if near else ""
+        raise ConfigError(
+            f"the Kafka {what} has no option '{name}'",
+            what_to_do=meant or f"choose from {', '.join(sorted(set(known)))}, and kafka.<client option>",
+            option=name,
+        )
+
+
+def split_kafka_options(options: Mapping[str, str]) -> tuple[str, dict[str, str], dict[str, str]]:
+    """Return bootstrap servers, connection options and client settings, without the prefix.
+
+    Raises
+    ------
+    ConfigError
+        ``kafka.bootstrap.servers`` is missing.
+    """
+    under = {
+        name.lower().removeprefix(_KAFKA): value
+        for name, value in options.items()
+        if name.lower().startswith(_KAFKA)
+    }
+    servers = under.pop("bootstrap.servers", "").strip()
+    if not servers:
+        raise ConfigError(
+            "the option 'kafka.bootstrap.servers' is missing",
+            what_to_do='add .option("kafka.bootstrap.servers", "host:port,host:port")',
+            option="kafka.bootstrap.servers",
+        )
+    connection = {name: value for name, value in under.items() if is_connection_option(name)}
+    # Both the connection and the client have a say in how long an answer may take.
+    client = {n: v for n, v in under.items() if n not in connection or n == "request.timeout.ms"}
+    return servers, connection, client
+
+
+def producer_settings(client: Mapping[str, str]) -> dict[str, str]:
+    """Return a sink's client settings without those that say what is so anyway, or mean nothing here.
+
+    Raises
+    ------
+    ConfigError
+        One of them asks for less than exactly once needs.
+    """
+    left = dict(client)
+    if left.pop("enable.idempotence", "true").strip().lower() != "true":
+        raise ConfigError(
+            "the option 'kafka.enable.idempotence' cannot be false",
+            what_to_do="leave it out: every producer of the sink is idempotent",
+        )
+    return {name: value for name, value in left.items() if name not in _PRODUCER_WITHOUT_MEANING}
+
+
+class Given:
+    """The options as they were given, read by Spark's names in any case."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._values = {name.lower(): value for name, value in options.items()}
+
+    def __contains__(self, name: str) -> bool:
+        return name.lower() in self._values
+
+    def text(self, name: str) -> str | None:
+        """Return the value without surrounding blanks, None if not given."""
+        value = self._values.get(name.lower())
+        return None if value is None else value.strip()
+
+    def flag(self, name: str, otherwise: bool) -> bool:
+        """Return a boolean option."""
+        value = self.text(name)
+        if value is None:
+            return otherwise
+        if value.lower() not in ("true", "false"):
+            raise ConfigError(f"the option '{name}' is {value!r}", what_to_do="set it to true or false")
+        return value.lower() == "true"
+
+    def positive(self, name: str) -> int | None:
+        """Return a whole number above 0, None if not given."""
+        value = self.text(name)
+        if value is None:
+            return None
+        if not value.isdecimal() or int(value) == 0:
+            raise ConfigError(
+                f"the option '{name}' is {value!r}",
+                what_to_do="set it to a whole number above 0",
+                option=name,
+            )
+        return int(value)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The options of the Kafka source, parsed: which topics, from where to where, in what portions.
+
+
+#: Stand for "the first" and "behind the last" in Spark's JSON of offsets.
+EARLIEST, LATEST = -2, -1
+_OF_JOBS = (
+    CONTROL_PATH,
+    FIRST_OFFSETS,
+    HELD_SOURCE,
+    HELD_PATH,
+    UPSTREAM,
+    UPSTREAM_START,
+)
+_UNIT_MS = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION = re.compile(r"(\d+)\s*(ms|s|m|min|h|d|)", re.IGNORECASE)
+_DEFAULT_TRIGGER_DELAY_MS = 900_000
+_Choice = TypeVar("_Choice", bound=enum.Enum)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """Which partitions are read; exactly one of the three is set."""
+
+    topics: tuple[str, ...] = ()
+    pattern: str = ""
+    assigned: tuple[Place, ...] = ()
+
+
+class NoOffsetStrategy(enum.Enum):
+    """What a timestamp means that no record of a partition reaches."""
+
+    ERROR = "error"
+    LATEST = "latest"
+
+
+class BarrierRecordPolicy(enum.Enum):
+    """What is done with the barrier records of another job that lie among the records."""
+
+    #: They are records like any other, as to every other reader.
+    DELIVER = "deliver"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """One end of what is read, before the brokers were asked.
+
+    Parameters
+    ----------
+    everywhere
+        EARLIEST or LATEST for all partitions, or None.
+    offsets
+        An offset, EARLIEST or LATEST by partition.
+    timestamp_ms
+        For all partitions, or None.
+    timestamps_ms
+        By partition.
+    """
+
+    everywhere: int | None = None
+    offsets: Mapping[Place, int] | None = None
+    timestamp_ms: int | None = None
+    timestamps_ms: Mapping[Place, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """Everything a reader needs; safe to pickle into tasks, holds secrets inside `connection` only."""
+
+    connection: KafkaConnection
+    reader: ReaderSettings
+    subscription: Subscription
+    starting: Bound
+    ending: Bound
+    when_no_offset: NoOffsetStrategy
+    max_per_trigger: int | None
+    min_per_trigger: int | None
+    max_trigger_delay_ms: int
+    min_partitions: int | None
+    max_per_partition: int | None
+    group_id: str
+    control_path: str
+    first_offsets: str
+    barrier_records: BarrierRecordPolicy
+    upstream: UpstreamJob | None
+    upstream_start: str
+    held_source: str = ""
+    held_path: str = ""
+    pace: RateLimit = field(default_factory=RateLimit)
+
+
+def parse_batch(options: Mapping[str, str]) -> SourceOptions:
+    """Return the options of a batch read.
+
+    Raises
+    ------
+    ConfigError
+        An option is unknown, missing or contradicts another.
+    """
+    return _parse(options, READ_BATCH_ONLY, otherwise=EARLIEST)
+
+
+def parse_stream(options: Mapping[str, str]) -> SourceOptions:
+    """Return the options of a streaming read; see :func:`parse_batch`."""
+    given = Given(options)
+    for name in READ_BATCH_ONLY:
+        if name in given:
+            raise ConfigError(
+                f"the option '{name}' is for batch reads", what_to_do="leave it out: a stream has no end"
+            )
+    return _parse(options, (), otherwise=LATEST)
+
+
+def parse_any(options: Mapping[str, str]) -> SourceOptions:
+    """Return the options of a read of which Spark has not said yet whether it is a stream."""
+    return _parse(options, READ_BATCH_ONLY, otherwise=LATEST)
+
+
+def _parse(options: Mapping[str, str], extra: tuple[str, ...], *, otherwise: int) -> SourceOptions:
+    known = (*READ, *READ_OWN, *READ_WITHOUT_MEANING, *extra, *_OF_JOBS)
+    check_names(options, known, "source")
+    given = Given(options)
+    servers, connection, consumer = split_kafka_options(options)
+    consumer.pop("group.id", None)
+    least, most = given.positive("minOffsetsPerTrigger"), given.positive("maxOffsetsPerTrigger")
+    if least is not None and most is not None and least > most:
+        raise ConfigError(f"minOffsetsPerTrigger ({least}) is above maxOffsetsPerTrigger ({most})")
+    return SourceOptions(
+        connection=KafkaConnection(servers, connection),
+        reader=ReaderSettings.from_options(
+            consumer,
+            fail_on_data_loss=given.flag("failOnDataLoss", True),
+            include_headers=given.flag("includeHeaders", False),
+        ),
+        subscription=_subscription(given),
+        starting=_bound(given, "starting", otherwise),
+        ending=_bound(given, "ending", LATEST),
+        when_no_offset=_one_of(given, "startingOffsetsByTimestampStrategy", NoOffsetStrategy.ERROR),
+        max_per_trigger=most,
+        min_per_trigger=least,
+        max_trigger_delay_ms=_duration_ms(given, "maxTriggerDelay", _DEFAULT_TRIGGER_DELAY_MS),
+        min_partitions=given.positive("minPartitions"),
+        max_per_partition=given.positive("maxRecordsPerPartition"),
+        group_id=given.text("flinkish.group.id") or "",
+        control_path=given.text(CONTROL_PATH) or "",
+        first_offsets=given.text(FIRST_OFFSETS) or "",
+        barrier_records=_one_of(given, BARRIER_RECORDS, BarrierRecordPolicy.DELIVER),
+        upstream=_upstream(given),
+        upstream_start=given.text(UPSTREAM_START) or "",
+        held_source=given.text(HELD_SOURCE) or "",
+        held_path=given.text(HELD_PATH) or "",
+        pace=_pace(given),
+    )
+
+
+def _subscription(given: Given) -> Subscription:
+    chosen = [name for name in ("assign", "subscribe", "subscribePattern") if name in given]
+    if len(chosen) != 1:
+        raise ConfigError(
+            f"{' and '.join(chosen) or 'none'} of assign, subscribe and subscribePattern is set",
+            what_to_do="set exactly one of them",
+        )
+    text = given.text(chosen[0]) or ""
+    if chosen[0] == "subscribePattern":
+        TopicPattern(text)
+        if text:
+            return Subscription(pattern=text)
+    elif chosen[0] == "subscribe":
+        topics = tuple(dict.fromkeys(t.strip() for t in text.split(",") if t.strip()))
+        if topics:
+            return Subscription(topics=topics)
+    else:
+        return Subscription(assigned=_assigned(text))
+    raise ConfigError(f"the option '{chosen[0]}' is empty", what_to_do="name at least one topic")
+
+
+def _assigned(text: str) -> tuple[Place, ...]:
+    example = '{"topicA":[0,1],"topicB":[2,4]}'
+    found = _json_object("assign", text, example)
+    places = []
+    for topic, partitions in found.items():
+        if not isinstance(partitions, list) or not all(_is_whole(p) and p >= 0 for p in partitions):
+            raise ConfigError(f"the option 'assign' is {text!r}", what_to_do=f"write it like {example}")
+        places += [(topic, p) for p in partitions]
+    if not places:
+        raise ConfigError("the option 'assign' names no partition", what_to_do=f"write it like {example}")
+    return tuple(sorted(set(places)))
+
+
+def _bound(given: Given, side: str, otherwise: int) -> Bound:
+    """Return one end; as in Spark a timestamp for all wins over timestamps, and these over offsets."""
+    timestamp = given.text(f"{side}Timestamp")
+    if timestamp is not None:
+        if not timestamp.isdecimal():
+            raise ConfigError(
+                f"the option '{side}Timestamp' is {timestamp!r}", what_to_do="give milliseconds since 1970"
+            )
+        return Bound(timestamp_ms=int(timestamp))
+    by_timestamp = given.text(f"{side}OffsetsByTimestamp")
+    if by_timestamp is not None:
+        return Bound(timestamps_ms=_places(f"{side}OffsetsByTimestamp", by_timestamp, lowest=0))
+    text = given.text(f"{side}Offsets")
+    if text is None:
+        return Bound(everywhere=otherwise)
+    word = {"earliest": EARLIEST, "latest": LATEST}.get(text.lower())
+    if word is not None:
+        if side == "ending" and word == EARLIEST:
+            raise ConfigError("endingOffsets is 'earliest'", what_to_do="use latest or offsets as JSON")
+        return Bound(everywhere=word)
+    return Bound(offsets=_places(f"{side}Offsets", text, lowest=LATEST if side == "ending" else EARLIEST))
+
+
+def _places(name: str, text: str, *, lowest: int) -> dict[Place, int]:
+    example = '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}'
+    found: dict[Place, int] = {}
+    for topic, partitions in _json_object(name, text, example).items():
+        if not isinstance(partitions, dict):
+            raise ConfigError(f"the option '{name}' is {text!r}", what_to_do=f"write it like {example}")
+        for partition, value in partitions.items():
+            if not partition.isdecimal() or not _is_whole(value) or value < lowest:
+                raise ConfigError(
+                    f"the option '{name}' has {value!r} for {topic}-{partition}",
+                    what_to_do=f"write it like {example}",
+                )
+            found[topic, int(partition)] = value
+    return found
+
+
+def _json_object(name: str, text: str, example: str) -> dict[str, object]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f"the option '{name}' is {text!r}", what_to_do=f"write it like {example}", option=name
+        )
+    return found
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _one_of(given: Given, name: str, otherwise: _Choice) -> _Choice:
+    text = given.text(name)
+    if not text:
+        return otherwise
+    kind = type(otherwise)
+    try:
+        return kind(text.lower())
+    except ValueError:
+        words = " or ".join(choice.value for choice in kind)
+        raise ConfigError(f"{name} is {text!r}", what_to_do=f"use {words}") from None
+
+
+def _upstream(given: Given) -> UpstreamJob | None:
+    text = given.text(UPSTREAM)
+    if not text:
+        return None
+    if "minOffsetsPerTrigger" in given:
+        raise ConfigError(
+            "minOffsetsPerTrigger and an upstream job are set",
+            why="a micro-batch ends where the upstream job's checkpoint does, however little that is",
+            what_to_do="leave minOffsetsPerTrigger out",
+        )
+    if PER_SECOND in given:
+        raise ConfigError(
+            f"{PER_SECOND} and an upstream job are set",
+            why="a micro-batch ends where the upstream job's checkpoint does",
+            what_to_do="set maxOffsetsPerTrigger",
+        )
+    return UpstreamJob.from_option(text)
+
+
+def _pace(given: Given) -> RateLimit:
+    text = given.text(PER_SECOND)
+    if text is None:
+        return RateLimit()
+    try:
+        return RateLimit(records_per_second=float(text))
+    except ValueError:
+        raise ConfigError(
+            f"the option '{PER_SECOND}' is {text!r}", what_to_do="set it to a number above 0"
+        ) from None
+
+
+def _duration_ms(given: Given, name: str, otherwise: int) -> int:
+    text = given.text(name)
+    if text is None:
+        return otherwise
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"the option '{name}' is {text!r}", what_to_do="write it like 15m or 30s")
+    return int(match[1]) * _UNIT_MS[match[2].lower()]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The options and the columns of the Kafka sink, checked before anything is written.
+
+
+#: How long staged rows may wait for their commit: the rest of the micro-batch, or a restart. Shorter than
+#: the broker's maximum, since what a dead driver left open holds readers back for so long.
+_DEFAULT_TRANSACTION_TIMEOUT_MS = 300_000
+
+_TEXT = ("string", "binary")
+#: Columns of the sink and the types they may have, as in Spark's own.
+_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "key": _TEXT,
+    "value": _TEXT,
+    "headers": ("array<struct<key:string,value:binary>>",),
+    "topic": ("string",),
+    "partition": ("int",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """Everything a writer needs; safe to pickle into tasks, holds secrets inside `connection` only.
+
+    Parameters
+    ----------
+    topic
+        Wins over a column `topic`; None if there is none.
+    columns
+        Which of the sink's columns the query has.
+    """
+
+    connection: KafkaConnection
+    producer: ProducerSettings
+    topic: str | None
+    columns: tuple[str, ...]
+    checkpoint_location: Path
+    transaction_timeout_ms: int
+
+
+def parse_sink(options: Mapping[str, str], schema: T.StructType) -> SinkOptions:
+    """Return the options of a streaming write.
+
+    Raises
+    ------
+    ConfigError
+        An option is unknown, missing or cannot be used.
+    SchemaError
+        A column is missing or has another type than the sink takes.
+    """
+    check_names(options, WRITE, "sink")
+    given = Given(options)
+    servers, connection, producer = split_kafka_options(options)
+    timeout = producer.pop("transaction.timeout.ms", str(_DEFAULT_TRANSACTION_TIMEOUT_MS)).strip()
+    if not timeout.isdecimal() or int(timeout) == 0:
+        raise ConfigError(
+            f"kafka.transaction.timeout.ms is {timeout!r}", what_to_do="give milliseconds above 0"
+        )
+    topic = given.text("topic")
+    if topic == "":
+        raise ConfigError("the option 'topic' is empty", what_to_do="name a topic, or leave the option out")
+    return SinkOptions(
+        KafkaConnection(servers, connection),
+        ProducerSettings.of(producer_settings(producer)),
+        topic,
+        _checked_columns(schema, topic),
+        _local_path(given.text("checkpointLocation")),
+        int(timeout),
+    )
+
+
+def _checked_columns(schema: T.StructType, topic: str | None) -> tuple[str, ...]:
+    found = []
+    for name, allowed in _COLUMNS.items():
+        if name not in schema.names:
+            continue
+        kind = schema[name].dataType.simpleString()
+        if kind not in allowed:
+            raise SchemaError(
+                f"the column '{name}' is {kind}",
+                why=f"the Kafka sink takes {' or '.join(allowed)}",
+                what_to_do=f"cast it, for example CAST({name} AS {allowed[0].upper()})",
+                column=name,
+            )
+        found.append(name)
+    if "value" not in found:
+        raise SchemaError(
+            "the query has no column 'value'",
+            why=f"its columns are {', '.join(schema.names)}",
+            what_to_do="select one, for example to_json(struct(*)) AS value",
+        )
+    if topic is None and "topic" not in found:
+        raise ConfigError(
+            "the Kafka sink has no topic",
+            why="there is neither an option 'topic' nor a column of that name",
+            what_to_do='add .option("topic", "name")',
+        )
+    return tuple(found)
+
+
+def _local_path(text: str | None) -> Path:
+    if not text:
+        raise ConfigError(
+            "the option 'checkpointLocation' is missing",
+            why="the sink keeps its commits beside Spark's checkpoint and cannot see a location that comes "
+            "from the session's settings",
+            what_to_do='add .option("checkpointLocation", "/absolute/path") to this query',
+            option="checkpointLocation",
+        )
+    url = urlparse(text)
+    # Hadoop takes a path as it stands: %20 in it are three characters.
+    path = Path(url.path if url.scheme == "file" else text)
+    mounted = Path("/dbfs") / text.removeprefix("dbfs:").lstrip("/")
+    if url.scheme == "dbfs" and Path("/dbfs").is_dir():
+        path = mounted
+    elif url.scheme not in ("", "file") or not path.is_absolute():
+        raise ConfigError(
+            f"the checkpointLocation {text!r} cannot be used",
+            why="it must be an absolute path that Python on the driver can open: commits are files in it",
+            what_to_do="use a local or mounted directory, such as /data/checkpoints/app",
+            option="checkpointLocation",
+        )
+    return path

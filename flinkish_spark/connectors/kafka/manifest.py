@@ -1,0 +1,202 @@
+"""A manifest in a Kafka topic: one record per checkpoint, exactly once for read_committed readers.
+
+The record is staged like any sink's: in a transaction whose handle is stored in the job directory before it
+is committed, so that a repetition ends the same transaction. One that timed out in between is staged anew,
+with the topic's log as the evidence that it was not visible.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from flinkish_spark.connectors.kafka.client.admin import PREFLIGHT_TIMEOUT_MS, KafkaAdmin, unknown_topic
+from flinkish_spark.connectors.kafka.client.client import KafkaWire
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
+from flinkish_spark.connectors.kafka.client.producer import StagedTransaction
+from flinkish_spark.connectors.kafka.client.settings import StagingSettings
+from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable, TransactionClient
+from flinkish_spark.contracts.manifest import Manifest, ManifestContext, ManifestWriter
+from flinkish_spark.contracts.sink import another_timeline
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault, InternalError
+from flinkish_spark.core.store import CreateResult, SealedObjects
+from flinkish_spark.protocol.decisions import ManifestRecord
+from flinkish_spark.protocol.envelope import seal
+from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch, TransactionalId
+from flinkish_spark.protocol.records import CommitAnswer, Outcome
+from flinkish_spark.protocol.timeline import Mark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+LOG = logging.getLogger(__name__)
+#: The task number in the transactional id; Spark numbers no partition so high. Block 0 is never leased.
+MANIFEST_TASK = 999_999_998
+#: A record is committed right behind being staged; what a crash leaves open should not hide others for long.
+_TRANSACTION_TIMEOUT_MS = 60_000
+_FOLDER = "manifest"
+
+
+@dataclass(frozen=True)
+class KafkaManifest(Manifest):
+    """Write a JSON record per confirmed checkpoint to a Kafka topic.
+
+    The key is ``<job uuid>/<checkpoint>``, so a compacted topic keeps one record of each. All records of a
+    job are in one partition, in order. Read it with ``isolation.level=read_committed``.
+
+    Parameters
+    ----------
+    bootstrap_servers
+        ``"host:port,host:port"``.
+    topic
+        An existing topic; several jobs may share it.
+    options
+        Connection and security options under Kafka's or Spark's names.
+
+    Examples
+    --------
+    >>> KafkaManifest("localhost:9092", "checkpoints").topic
+    'checkpoints'
+    """
+
+    bootstrap_servers: str
+    topic: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.topic, str) or not self.topic:
+            raise ConfigError("the Kafka manifest has no topic", what_to_do="name an existing topic")
+
+    @cached_property
+    def connection(self) -> KafkaConnection:
+        """How the brokers are reached."""
+        return KafkaConnection(self.bootstrap_servers, self.options)
+
+    def preflight(self, spark: SparkSession, context: ManifestContext) -> None:
+        """Refuse an unknown topic and missing rights."""
+        with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
+            if self.topic not in admin.topics([self.topic]):
+                raise unknown_topic(self.topic, self.connection.servers, of="the manifest")
+            probe = TransactionalId(context.job, OwnerEpoch(0), 0, MANIFEST_TASK, 0)
+            admin.probe_transactional_id(str(probe), _TRANSACTION_TIMEOUT_MS)
+
+    def create_writer(self, spark: SparkSession, context: ManifestContext) -> ManifestWriter:
+        """Return the writer."""
+        return _KafkaManifestWriter(self, context)
+
+
+class _KafkaManifestWriter(ManifestWriter):
+    def __init__(self, manifest: KafkaManifest, context: ManifestContext) -> None:
+        self._manifest, self._context = manifest, context
+        self._objects = SealedObjects(context.store, "the job directory")
+        wire = KafkaWire(manifest.connection)
+        self._client = TransactionClient.over(wire)
+        self._marks = KafkaMarks(KafkaAdmin.over(wire), context.job, ".manifest", manifest.topic)
+
+    def newest_marks(self) -> Sequence[Mark]:
+        """Ask the brokers."""
+        mark = self._marks.newest()
+        return () if mark is None else (mark,)
+
+    def write(self, record: ManifestRecord) -> CommitAnswer:
+        """Commit the record that is staged for the checkpoint, or stage it."""
+        try:
+            return self._write(record)
+        except EnvironmentFault as fault:
+            if not fault.restartable:
+                raise
+            return CommitAnswer(Outcome.RETRY, str(fault))
+
+    def _write(self, record: ManifestRecord) -> CommitAnswer:
+        found, ours = self._marks.newest(), self._context.timeline.mark_of(record.checkpoint)
+        why = "" if found is None else self._context.timeline.why_not_ours(found, record.checkpoint)
+        if found is not None and why:
+            raise another_timeline("the manifest", found, record.checkpoint, why)
+        if found != ours:
+            # This order matters: a directory of before must not write a record that readers have seen.
+            self._marks.leave(ours)
+        numbers = self._objects.numbers(self._folder(record.checkpoint))
+        if numbers:
+            answer = self._client.commit(self._staged(record.checkpoint, max(numbers)))
+            if answer.outcome is not Outcome.LOST or not answer.is_proven_aborted:
+                return answer if answer.outcome is not Outcome.LOST else _unproven(answer)
+            LOG.info("the manifest's record of checkpoint %s is staged again: %s", record.checkpoint, answer)
+        handle = self._stage(record)
+        number = max(numbers, default=0) + 1
+        # This order matters: a repetition must find the transaction that may be committed already.
+        created = self._context.store.create_if_absent(
+            f"{self._folder(record.checkpoint)}/{number}.json", seal("manifest", handle.to_json())
+        )
+        if created is CreateResult.EXISTS:
+            self._client.abort(handle)
+            return CommitAnswer(Outcome.RETRY, "another owner has staged the same record")
+        if self._is_deposed():
+            # A newer owner may have written the record, confirmed the checkpoint and deleted the name that
+            # this one has just created. One that takes over from here on finds the name, and ends the same
+            # transaction.
+            self._client.abort(handle)
+            return CommitAnswer(Outcome.FENCED, "a newer owner writes the manifest")
+        answer = self._client.commit(handle)
+        self._forget_before(record.checkpoint)
+        return answer
+
+    def _is_deposed(self) -> bool:
+        return max(self._objects.numbers("owners"), default=0) > int(self._context.owner_epoch)
+
+    def _staged(self, checkpoint: CheckpointId, number: int) -> KafkaCommittable:
+        return self._objects.read(
+            f"{self._folder(checkpoint)}/{number}.json", "manifest", KafkaCommittable.from_json
+        )
+
+    def _stage(self, record: ManifestRecord) -> KafkaCommittable:
+        context = self._context
+        body = {"job": str(context.job), "job_name": context.job_name, **record.to_json()}
+        settings = StagingSettings(
+            connection=self._manifest.connection,
+            # One at a time: the record of a checkpoint is staged behind the receipt of the one before.
+            transactional_id=str(TransactionalId(context.job, context.owner_epoch, 0, MANIFEST_TASK, 0)),
+            transaction_timeout_ms=_TRANSACTION_TIMEOUT_MS,
+            default_topic=self._manifest.topic,
+        )
+        with StagedTransaction(settings) as transaction:
+            transaction.write(
+                pa.array([f"{context.job}/{record.checkpoint}".encode()], pa.binary()),
+                pa.array([json.dumps(body).encode()], pa.binary()),
+                partitions=pa.array([self._partition()], pa.int32()),
+            )
+            committable = transaction.prepare()
+        if committable is None:
+            raise InternalError("a transaction of one record was empty")
+        return committable
+
+    def _partition(self) -> int:
+        """Return the job's partition; the topic has had it since the first record of the job."""
+        return 0
+
+    def _forget_before(self, checkpoint: CheckpointId) -> None:
+        for known in self._objects.numbers(_FOLDER, ""):
+            if known < int(checkpoint):
+                for number in self._objects.numbers(f"{_FOLDER}/{known}"):
+                    self._context.store.delete(f"{_FOLDER}/{known}/{number}.json")
+
+    @staticmethod
+    def _folder(checkpoint: CheckpointId) -> str:
+        return f"{_FOLDER}/{checkpoint}"
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+
+def _unproven(answer: CommitAnswer) -> CommitAnswer:
+    """Take a record that may have been visible for written: its proof expired, so it is old."""
+    LOG.warning("the manifest may lack a record: %s", answer.detail)
+    return CommitAnswer(Outcome.ALREADY_COMMITTED, f"nothing proves that it was not written: {answer.detail}")

@@ -1,0 +1,913 @@
+"""Where a Kafka source begins, stands and ends: partitions, starts, ends, groups."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from flinkish_spark.connectors.kafka.checks import InputChecks, raise_if_it_stays
+from flinkish_spark.connectors.kafka.client.admin import (
+    PREFLIGHT_TIMEOUT_MS,
+    GroupCommit,
+    KafkaAdmin,
+    OffsetDirection,
+    Positions,
+    TopicPattern,
+)
+from flinkish_spark.connectors.kafka.client.client import seen_to_stay
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.marks import newest_of
+from flinkish_spark.contracts.source import Source, SourceStart
+from flinkish_spark.core.clock import Clock
+from flinkish_spark.core.errors import (
+    ConfigError,
+    EnvironmentFault,
+    GraphError,
+    InputLostError,
+    JobDirError,
+    SchemaError,
+)
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.offset_log import LoggedOffsets
+from flinkish_spark.core.store import LocalStore
+from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable
+from flinkish_spark.protocol.codec import Form, Stored, stored
+from flinkish_spark.protocol.ids import JobUuid, Place
+from flinkish_spark.protocol.limits import checked_choice, checked_whole
+from flinkish_spark.protocol.plan_layout import offsets_in
+from flinkish_spark.protocol.timeline import Mark
+from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.channels import channel_of, check_told_apart
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from flinkish_spark.connectors.kafka.chaining.upstream import UpstreamJob
+    from flinkish_spark.protocol.plan_layout import Position
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Where a record comes from, as columns beside its fields: for the audit, and for whoever needs it.
+
+
+#: What can be asked for; the column is called the same with an underscore in front.
+METADATA = ("topic", "partition", "offset", "timestamp")
+#: What only the planner asks for: the record's timestamp as event time.
+OWN_TIME = "event time"
+
+
+def checked_metadata(metadata: Sequence[str]) -> tuple[str, ...]:
+    """Return the names that a user asked for, each once.
+
+    Raises
+    ------
+    ConfigError
+        It is no list, or one of them is not known.
+
+    Examples
+    --------
+    >>> checked_metadata(["topic", "offset"])
+    ('topic', 'offset')
+    """
+    # A set is no list: columns have an order, the same in every process.
+    is_list = isinstance(metadata, Sequence) and not isinstance(metadata, str)
+    if not is_list or not all(name in METADATA for name in metadata):
+        raise ConfigError(
+            f"metadata is {metadata!r}",
+            why=f"it must be a list of names among {', '.join(METADATA)}",
+            what_to_do='give it like metadata=["topic", "partition", "offset"], or leave it out',
+        )
+    return tuple(dict.fromkeys(metadata))
+
+
+def metadata_columns(metadata: Sequence[str]) -> list[Column]:
+    """Return the columns, made from those of a Kafka reader."""
+    columns = {name: F.col(name) for name in METADATA} | {OWN_TIME: F.unix_millis("timestamp")}
+    return [columns[name].alias(column) for name, column in zip(metadata, names_of(metadata), strict=True)]
+
+
+def names_of(metadata: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the columns."""
+    return tuple(C.TIME if name == OWN_TIME else f"_{name}" for name in metadata)
+
+
+def check_names(metadata: Sequence[str], fields: T.StructType) -> None:
+    """Raise SchemaError if a field of the records has the name of a metadata column."""
+    # Spark does not tell names apart by case.
+    taken = {name.lower() for name in fields.names}
+    both = [name for name in names_of(metadata) if name in taken]
+    if both:
+        raise SchemaError(
+            f"the JSON schema has a field '{both[0]}', and metadata asks for a column of that name",
+            what_to_do=f"leave '{both[0][1:]}' out of metadata, or rename the field",
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Which partitions a Kafka source reads: all of its topics', or some that were named.
+
+
+#: By topic, the partitions that are read; empty for all of all topics.
+Partitions = Mapping[str, tuple[int, ...]]
+#: The control file of a plan that belongs to no job (`planning/planner.py`).
+NO_CONTROL = "no-control"
+
+
+def checked_topics(topics: object) -> tuple[str, ...]:
+    """Return the names that a user gave, each once, or raise ConfigError."""
+    if isinstance(topics, str) or not topics or not isinstance(topics, Sequence):
+        raise _no_topics(topics)
+    if not all(isinstance(name, str) and name for name in topics):
+        raise _no_topics(topics)
+    return tuple(dict.fromkeys(topics))
+
+
+def _no_topics(topics: object) -> ConfigError:
+    return ConfigError(
+        f"topics is {topics!r}",
+        what_to_do='give a list of topic names: topics=["orders"]; or a pattern: pattern="orders-.*"',
+    )
+
+
+def checked_partitions(partitions: object, topics: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return the partitions that a user named, or raise ConfigError.
+
+    Examples
+    --------
+    >>> checked_partitions({"orders": [1, 0, 1]}, ["orders"])
+    {'orders': (0, 1)}
+    """
+    to_do = 'name partitions of every topic: partitions={"orders": [0, 1]}; or leave it out'
+    if partitions is None:
+        return {}
+    if not isinstance(partitions, Mapping) or partitions.keys() != set(topics):
+        raise unusable("partitions", partitions, wanted="numbers by each of the topics", what_to_do=to_do)
+    found = {}
+    for topic, numbers in partitions.items():
+        if isinstance(numbers, str) or not isinstance(numbers, Sequence) or not numbers:
+            raise unusable(f"partitions[{topic!r}]", numbers, wanted="a list of numbers", what_to_do=to_do)
+        with refused_as_config_errors(to_do):
+            found[topic] = tuple(sorted({checked_whole("a partition", one, least=0) for one in numbers}))
+    return found
+
+
+def places_in(admin: KafkaAdmin, topics: Sequence[str], partitions: Partitions) -> list[Place]:
+    """Return the partitions that are read now.
+
+    Raises
+    ------
+    GraphError
+        One that was named does not exist.
+    """
+    there = {name: found.partitions for name, found in sorted(admin.topics(topics).items())}
+    if not partitions:
+        return [(name, number) for name, count in there.items() for number in range(count)]
+    for topic, numbers in partitions.items():
+        if topic in there and numbers[-1] >= there[topic]:
+            raise GraphError(
+                f"the topic '{topic}' has no partition {numbers[-1]}",
+                why=f"it has {there[topic]} partitions",
+                what_to_do="correct the source's partitions",
+            )
+    return [(topic, number) for topic, numbers in sorted(partitions.items()) for number in numbers]
+
+
+def by_topic(offsets: Mapping[Place, int]) -> dict[str, dict[str, int]]:
+    """Return offsets as they are stored, and as Spark's options have them."""
+    found: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in sorted(offsets.items()):
+        found.setdefault(topic, {})[str(partition)] = offset
+    return found
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a Kafka source reads: topics by name, some of their partitions, or topics by a pattern."""
+
+    topics: tuple[str, ...] = ()
+    partitions: Partitions = field(default_factory=dict)
+    pattern: str = ""
+
+    @classmethod
+    def of(cls, topics: object, pattern: object, partitions: object) -> Wanted:
+        """Return what a user asked for, or raise ConfigError."""
+        if pattern:
+            if topics or partitions:
+                raise ConfigError(
+                    "a pattern is given, and topics or partitions", what_to_do="leave one of them out"
+                )
+            text = instance_of("pattern", pattern, str, what_to_do='give a pattern: "orders-.*"')
+            return cls(pattern=TopicPattern(text).text)
+        names = checked_topics(topics)
+        return cls(names, checked_partitions(partitions, names))
+
+    def places(self, positions: Positions, clock: Clock) -> list[Place]:
+        """Return the partitions that there are now.
+
+        Raises
+        ------
+        InputLostError
+            A topic that is named is gone, and stays so.
+        """
+        if self.pattern:
+            return sorted(Positions.places(positions.matching(TopicPattern(self.pattern))))
+        found = seen_to_stay(
+            lambda: positions.topics(self.topics), lambda one: len(one) < len(self.topics), clock
+        )
+        missing = [topic for topic in self.topics if topic not in found]
+        if missing:
+            raise InputLostError(
+                f"the input topic '{missing[0]}' was deleted",
+                why="the job has not read all of it, or cannot know that it has",
+                what_to_do="restore the topic, or start a new job with a new job_dir",
+            )
+        if self.partitions:
+            return [(topic, one) for topic, numbers in self.partitions.items() for one in numbers]
+        return list(Positions.places(found))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Where a Kafka source begins to read, in a job that has no checkpoint yet.
+#
+# Offsets that have to be asked for are asked for once, at the first start, and kept in the job directory: a
+# group's offsets and the end of a topic are others a moment later.
+
+
+class StartingOffsets(enum.Enum):
+    """Where a job that has no checkpoint yet begins to read."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+class KafkaStart(ABC):
+    """Says where each partition begins; one of the classes below."""
+
+    @abstractmethod
+    def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
+        """Return the first offset of each partition that is read. Called before the first start.
+
+        Raises
+        ------
+        ConfigError
+            It does not fit what the topics hold.
+        """
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether it goes by the group of the source, and so cannot do without."""
+        return False
+
+    def of_group(self, group_id: str) -> KafkaStart:
+        """Return it for a source with that group."""
+        return self
+
+
+@dataclass(frozen=True)
+class StartAtTimestamp(KafkaStart):
+    """Begins each partition at its first record that is at least as late; without one, with what comes.
+
+    Parameters
+    ----------
+    timestamp_ms
+        Milliseconds since 1970.
+    """
+
+    timestamp_ms: int
+
+    def __post_init__(self) -> None:
+        with refused_as_config_errors("give milliseconds since 1970"):
+            checked_whole("timestamp_ms", self.timestamp_ms, least=0, most=(1 << 63) - 1)
+
+    def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
+        """Return the offsets of those records."""
+        return first_at_least_as_late(
+            dict.fromkeys(places, self.timestamp_ms), admin.offsets_at, admin.end_offsets
+        )
+
+
+@dataclass(frozen=True)
+class StartAtOffsets(KafkaStart):
+    """Begins partitions at offsets.
+
+    Parameters
+    ----------
+    starts
+        Topic -> partition -> the first offset that is read. It must be there, or be the end.
+    otherwise
+        Where the partitions begin that are not named.
+
+    Examples
+    --------
+    >>> StartAtOffsets({"orders": {0: 1_000}}, otherwise=StartingOffsets.LATEST).starts["orders"][0]
+    1000
+    """
+
+    starts: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    otherwise: StartingOffsets = StartingOffsets.EARLIEST
+
+    def __post_init__(self) -> None:
+        to_do = 'give numbers by topic and partition: {"orders": {0: 1_000, 1: 1_200}}'
+        if not isinstance(self.starts, Mapping):
+            raise unusable("starts", self.starts, wanted="offsets by topic and partition", what_to_do=to_do)
+        for topic, offsets in self.starts.items():
+            if not isinstance(offsets, Mapping):
+                raise unusable(f"starts[{topic!r}]", offsets, wanted="offsets by partition", what_to_do=to_do)
+            with refused_as_config_errors(to_do):
+                for partition, offset in offsets.items():
+                    checked_whole("a partition", partition, least=0)
+                    checked_whole(f"the start of {topic}-{partition}", offset, least=0)
+        with refused_as_config_errors("give StartingOffsets.EARLIEST or StartingOffsets.LATEST"):
+            checked_choice("otherwise", self.otherwise, StartingOffsets)
+
+    def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
+        """Return the offsets, if the topics hold them."""
+        given = {(topic, number): at for topic, all_ in self.starts.items() for number, at in all_.items()}
+        unknown = sorted(given.keys() - set(places))
+        if unknown:
+            topic, partition = unknown[0]
+            raise ConfigError(
+                f"the source begins at an offset of {topic}-{partition}, which it does not read",
+                what_to_do="correct starting_offsets=StartAtOffsets(...)",
+            )
+        return _held(admin, places, given, self.otherwise, "StartAtOffsets names")
+
+
+@dataclass(frozen=True)
+class StartAtCommitted(KafkaStart):
+    """Begins where a consumer group stands, to take its work over.
+
+    Parameters
+    ----------
+    group_id
+        Of the group; empty for the source's own.
+    otherwise
+        Where the partitions begin for which the group has no offset.
+    """
+
+    group_id: str = ""
+    otherwise: StartingOffsets = StartingOffsets.EARLIEST
+
+    def __post_init__(self) -> None:
+        instance_of("group_id", self.group_id, str, what_to_do="give a name, or leave it out")
+        with refused_as_config_errors("give StartingOffsets.EARLIEST or StartingOffsets.LATEST"):
+            checked_choice("otherwise", self.otherwise, StartingOffsets)
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether none was named."""
+        return not self.group_id
+
+    def of_group(self, group_id: str) -> KafkaStart:
+        """Return it with the group that it goes by."""
+        return StartAtCommitted(self.group_id or group_id, self.otherwise)
+
+    def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
+        """Return the group's offsets, if the topics hold them."""
+        wanted = set(places)
+        known = {at: offset for at, offset in admin.committed_offsets(self.group_id).items() if at in wanted}
+        return _held(admin, places, known, self.otherwise, f"the group '{self.group_id}' stands at")
+
+
+def first_at_least_as_late(
+    timestamps_ms: Mapping[Place, int],
+    offsets_at: Callable[[Mapping[Place, int]], Mapping[Place, int | None]],
+    end_offsets: Callable[[Iterable[Place]], Mapping[Place, int]],
+) -> dict[Place, int]:
+    """Return the offset of each partition's first record that is at least as late, or else its end.
+
+    Kafka has no request for both. The topics move on between two: so the end of a partition without such a
+    record is one at which there was none yet, and every such record that comes lies at it or behind it.
+    """
+    # This order matters: a record that comes in between is found, and not taken for the end.
+    ends = end_offsets(timestamps_ms)
+    found = offsets_at(timestamps_ms)
+    return {place: ends[place] if at is None else at for place, at in found.items()}
+
+
+def start_offsets(
+    start: StartingOffsets | KafkaStart, admin: KafkaAdmin, places: Sequence[Place]
+) -> dict[Place, int]:
+    """Return where each partition begins now.
+
+    Raises
+    ------
+    ConfigError
+        Records from there on are gone, or a partition is none of the source.
+    """
+    return start.offsets(admin, places) if isinstance(start, KafkaStart) else _ends(admin, places, start)
+
+
+def checked_start(start: Any, group_id: str) -> StartingOffsets | KafkaStart:
+    """Return what a user gave as `starting_offsets`, or raise ConfigError."""
+    what_to_do = (
+        "give StartingOffsets.EARLIEST or LATEST, StartAtTimestamp(...), StartAtOffsets(...) "
+        "or StartAtCommitted(...)"
+    )
+    if isinstance(start, KafkaStart):
+        if start.needs_group and not group_id:
+            raise ConfigError(
+                "the source begins at the offsets of a consumer group, and no group is named",
+                what_to_do='give the source a group_id, or name one: StartAtCommitted("orders-consumers")',
+            )
+        return start.of_group(group_id)
+    try:
+        return StartingOffsets(start)
+    except ValueError:
+        raise unusable(
+            "starting_offsets", start, wanted="a place to begin at", what_to_do=what_to_do
+        ) from None
+
+
+def _ends(admin: KafkaAdmin, places: Iterable[Place], which: StartingOffsets) -> dict[Place, int]:
+    return admin.beginning_offsets(places) if which is StartingOffsets.EARLIEST else admin.end_offsets(places)
+
+
+def _held(
+    admin: KafkaAdmin,
+    places: Sequence[Place],
+    given: Mapping[Place, int],
+    otherwise: StartingOffsets,
+    who: str,
+) -> dict[Place, int]:
+    """Return the offsets of all partitions, or raise ConfigError if one of the given ones is not there."""
+    first, last = admin.beginning_offsets(given), admin.end_offsets(given)
+    for (topic, partition), offset in sorted(given.items()):
+        place = topic, partition
+        if not first[place] <= offset <= last[place]:
+            raise ConfigError(
+                f"{who} the offset {offset} of {topic}-{partition}, "
+                f"which holds {first[place]} to {last[place]}",
+                why="records from there on are gone, or have not come yet",
+                what_to_do="begin at an offset that is there, or at StartingOffsets.EARLIEST",
+                topic=topic,
+            )
+    return {**_ends(admin, [place for place in places if place not in given], otherwise), **given}
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The part of a Kafka source that has to do with its beginning: at a savepoint, or at the first start.
+
+
+#: Spark's number for "the first offset there is".
+_EARLIEST = -2
+
+
+class StartsAtOffsets(Source):
+    """A source of Kafka topics that can begin at any offset of any partition."""
+
+    kind = "kafka"
+    metadata: tuple[str, ...] = ()
+    #: By topic; empty for all.
+    partitions: Partitions = {}  # noqa: RUF012 - never changed
+    pattern: str = ""
+    starting_offsets: StartingOffsets | KafkaStart
+    _start: SourceStart | None
+    #: Under which its job knows it.
+    _uid: str = ""
+
+    @property
+    def connection(self) -> KafkaConnection:
+        """Return how the brokers are reached."""
+        raise NotImplementedError
+
+    def bound(self, uid: str) -> Self:
+        """Return this source under its uid."""
+        known = copy(self)
+        known.__dict__["_uid"] = uid
+        return known
+
+    @property
+    def topic_pattern(self) -> str:  # type: ignore[override]
+        """What topics are read by, if not by their names."""
+        return self.pattern
+
+    @property
+    def is_positionable(self) -> bool:
+        """Whether it can begin anywhere."""
+        return True
+
+    def starting_at(self, start: SourceStart) -> Self:
+        """Return this source with another beginning."""
+        moved = copy(self)
+        moved.__dict__["_start"] = start
+        # A connection belongs to one thread, and so to one source.
+        for name in ("_admin", "_watch_admin"):
+            moved.__dict__.pop(name, None)
+        return moved
+
+    def with_own_time(self) -> Self:
+        """Return this source with the timestamp of Kafka's records."""
+        timed = copy(self)
+        timed.__dict__["metadata"] = (*self.metadata, OWN_TIME)
+        return timed
+
+    def channels_in(self, position: LoggedOffsets) -> frozenset[int]:
+        """Return the partitions, by the number that their records have as their channel."""
+        return self.channels_of(self.offsets_in(position))
+
+    def offsets_in(self, position: LoggedOffsets) -> dict[str, dict[int, int]]:
+        """Return topic -> partition -> next offset of what this source has read."""
+        return position.kafka(frozenset(self._of_mine(position.topics())))
+
+    def topics_now(self) -> Sequence[str]:
+        """Return the topics that are named; of a pattern, those that there are now.
+
+        May be called in any thread: a connection belongs to one, so each call has its own.
+
+        Raises
+        ------
+        ConfigError
+            Two that match would have one number.
+        """
+        if not self.pattern:
+            return self.topics
+        with Positions(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as brokers:
+            found = sorted(brokers.matching(TopicPattern(self.pattern)))
+        check_told_apart(found)
+        return found
+
+    def topics_at(self, position: LoggedOffsets | None) -> Sequence[str]:
+        """Return :meth:`topics_now`; of a pattern, also those that were read and may be gone."""
+        if not self.pattern or position is None:
+            return self.topics_now()
+        return sorted({*self.topics_now(), *self._of_mine(position.topics())})
+
+    def _of_mine(self, topics: Iterable[str]) -> list[str]:
+        mine: Collection[str] | TopicPattern = TopicPattern(self.pattern) if self.pattern else self.topics
+        return [topic for topic in topics if topic in mine]
+
+    def channels_of(self, partitions: Mapping[str, Iterable[int]]) -> frozenset[int]:
+        """Return the channels of partitions by topic."""
+        return frozenset(
+            channel_of(self.topics, topic, partition)
+            for topic in self._of_mine(partitions)
+            for partition in partitions[topic]
+        )
+
+    def places(self, admin: KafkaAdmin) -> list[Place]:
+        """Return the partitions that are read now; see :func:`~.kafka_places.places_in`."""
+        return places_in(admin, self.topics_now(), self.partitions)
+
+    def starting_option(self, control_path: str) -> str:
+        """Return the option `startingOffsets`: Spark wants every partition named.
+
+        Partitions and topics that are not in what is known were added since, and are read whole.
+        """
+        known = self._known_offsets(control_path)
+        if isinstance(known, StartingOffsets):
+            return known.value
+        with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
+            places = self.places(admin)
+        return json.dumps(by_topic({(t, p): known.get(t, {}).get(str(p), _EARLIEST) for t, p in places}))
+
+    def _known_offsets(self, control_path: str) -> StartingOffsets | Mapping[str, Mapping[str, int]]:
+        if self._start is not None:
+            return offsets_in(self._start.position)
+        path, name = Path(control_path), self.fact("start")
+        # Spark's reader asks for the end in every scan, the dead letters' too, and again where its log is
+        # begun anew. Of the first offsets either scan reads what there is; the Python reader keeps its own.
+        is_asked_again = self.starting_offsets is StartingOffsets.LATEST and self.needs_kafka_jars
+        if isinstance(self.starting_offsets, StartingOffsets) and not (
+            is_asked_again and path.name != NO_CONTROL
+        ):
+            return self.starting_offsets
+        if path.name == NO_CONTROL:
+            return self._asked_offsets()
+        job_dir = JobDir(LocalStore(path.parent.parent))
+        if job_dir.known_uuid() is None:
+            # A plan that is only looked at, before the first start.
+            return StartingOffsets.EARLIEST
+        recorded = job_dir.recorded(name)
+        if recorded is None:
+            recorded = job_dir.recorded_once(name, {"offsets": self._asked_offsets()})
+        offsets: Mapping[str, Mapping[str, int]] = recorded["offsets"]
+        return offsets
+
+    def _asked_offsets(self) -> dict[str, dict[str, int]]:
+        with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
+            return by_topic(start_offsets(self.starting_offsets, admin, self.places(admin)))
+
+    def check_start(self, uid: str, position: Position) -> None:
+        """Compare a savepoint's offsets with what the topics still hold."""
+        logged = LoggedOffsets((offsets_in(position),))
+        topics = self.topics_at(logged)
+        with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
+            checks = InputChecks(admin, topics)
+            raise_if_it_stays(lambda: checks.gone(uid, logged))
+
+    def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Mapping[str, str]]:
+        """Return the ids of the topics as the job recorded them at its first start, by fact."""
+        names = [f"topic-{uid}-{topic}" for topic in self.topics_now()]
+        facts = {name: job_dir.recorded(name) for name in names}
+        return {name: fact for name, fact in facts.items() if fact is not None}
+
+    def fact(self, what: str) -> str:
+        """Return the name under which the job keeps `what` of this source."""
+        # No two sources of a job read one topic. No topic has a blank in its name.
+        read = self.topics or (f"pattern {self.pattern}",)
+        return f"kafka-{what}-{hashlib.sha256(repr(read).encode()).hexdigest()[:16]}"
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Where a Kafka source ends, if it does.
+#
+# The end is fixed at the first start and kept in the job directory: records that come later are not read,
+# however often the job is started. Neither reader can be told to stop at an offset, so records from the end
+# on are left out of the stream; a partition has ended when its logged offset has reached the end.
+
+
+#: Topic -> partition -> the first offset that is not read.
+Ends = Mapping[str, Mapping[str, int]]
+
+
+class KafkaEnd(Stored, ABC):
+    """Says where each partition ends; one of the classes below."""
+
+    @abstractmethod
+    def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
+        """Return the first offset of each partition that is not read. Called at the first start."""
+
+
+@dataclass(frozen=True)
+class EndAtLatest(KafkaEnd):
+    """Reads what there is when the job starts for the first time."""
+
+    TAG: ClassVar = ("end", "latest")
+
+    def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
+        """Return where the partitions end now, for readers of committed records."""
+        return admin.end_offsets(places)
+
+
+@dataclass(frozen=True)
+class EndAtTimestamp(KafkaEnd):
+    """Reads each partition up to its first record that is at least as late.
+
+    Where there is none when the job starts for the first time, up to what there is then.
+
+    Parameters
+    ----------
+    timestamp_ms
+        Milliseconds since 1970.
+    """
+
+    TAG: ClassVar = ("end", "timestamp")
+
+    timestamp_ms: int
+
+    def __post_init__(self) -> None:
+        with refused_as_config_errors("give milliseconds since 1970"):
+            checked_whole("timestamp_ms", self.timestamp_ms, least=0, most=(1 << 63) - 1)
+
+    def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
+        """Return the offsets of those records."""
+        return first_at_least_as_late(
+            dict.fromkeys(places, self.timestamp_ms), admin.offsets_at, admin.end_offsets
+        )
+
+
+@dataclass(frozen=True)
+class EndAtOffsets(KafkaEnd):
+    """Reads each partition up to an offset, which may lie in the future.
+
+    Parameters
+    ----------
+    ends
+        Topic -> partition -> the first offset that is not read. Every partition is named.
+
+    Examples
+    --------
+    >>> EndAtOffsets({"orders": {0: 1_000, 1: 1_200}}).to_json()["offsets"]
+    {'orders': {'0': 1000, '1': 1200}}
+    """
+
+    TAG: ClassVar = ("end", "offsets")
+
+    ends: Mapping[str, Mapping[Annotated[int, Form(str, int)], int]] = field(
+        default_factory=dict, metadata=stored("offsets")
+    )
+
+    def __post_init__(self) -> None:
+        to_do = 'give a number for every partition: {"orders": {0: 1_000, 1: 1_200}}'
+        if not isinstance(self.ends, Mapping):
+            raise unusable("ends", self.ends, wanted="offsets by topic and partition", what_to_do=to_do)
+        for topic, offsets in self.ends.items():
+            if not isinstance(offsets, Mapping):
+                raise unusable(f"ends[{topic!r}]", offsets, wanted="offsets by partition", what_to_do=to_do)
+            with refused_as_config_errors(to_do):
+                for partition, offset in offsets.items():
+                    checked_whole("a partition", partition, least=0)
+                    checked_whole(f"the end of {topic}-{partition}", offset, least=0)
+
+    def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
+        """Return the offsets, if they are those of all partitions."""
+        given = {
+            (topic, partition): at for topic, ends in self.ends.items() for partition, at in ends.items()
+        }
+        different = sorted(set(given) ^ set(places))
+        if different:
+            topic, partition = different[0]
+            raise ConfigError(
+                f"the ends of the source do not fit its topics at partition {partition} of '{topic}'",
+                why="an end is needed for every partition, and for no other",
+                what_to_do="name all partitions of all topics in ending=EndAtOffsets(...)",
+            )
+        return given
+
+
+class EndsAtOffsets(StartsAtOffsets):
+    """A source of Kafka topics that may have an end."""
+
+    topics: tuple[str, ...]
+    ending: KafkaEnd | None
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it was given an end."""
+        return self.ending is not None
+
+    def has_ended(self, position: LoggedOffsets) -> bool:
+        """Whether every partition was read up to its end."""
+        ends, read = self._known_ends, self.offsets_in(position)
+        return ends is not None and all(
+            read.get(topic, {}).get(int(partition), -1) >= end
+            for topic, partitions in ends.items()
+            for partition, end in partitions.items()
+        )
+
+    def channels_in(self, position: LoggedOffsets) -> frozenset[int]:
+        """Return the partitions that are not at their end: the others bring nothing any more."""
+        ends, read = self._known_ends, self.offsets_in(position)
+        if ends is None:
+            return self.channels_of(read)
+        return self.channels_of(
+            {
+                topic: [p for p, at in found.items() if at < ends.get(topic, {}).get(str(p), 0)]
+                for topic, found in read.items()
+            }
+        )
+
+    def check_end(self, admin: KafkaAdmin) -> None:
+        """Raise ConfigError if the end does not fit the topics. Called before anything starts."""
+        if self.ending is not None:
+            self.ending.offsets(admin, self.places(admin))
+
+    def fix_end(self, admin: KafkaAdmin, job_dir: JobDir) -> None:
+        """Record the end at the first start. Called before each start of the query.
+
+        Raises
+        ------
+        JobDirError
+            The job began with another end.
+        """
+        if self.ending is None or self._known_ends is not None:
+            return
+        wanted, name = self.ending.to_json(), self.fact("end")
+        recorded = job_dir.recorded(name)
+        if recorded is None:
+            offsets: dict[str, dict[str, int]] = {topic: {} for topic in self.topics}
+            for (topic, partition), offset in self.ending.offsets(admin, self.places(admin)).items():
+                offsets.setdefault(topic, {})[str(partition)] = offset
+            recorded = job_dir.recorded_once(name, {"ending": wanted, "offsets": offsets})
+        if recorded["ending"] != wanted:
+            read = ", ".join(self.topics) or self.pattern
+            raise JobDirError(
+                f"the source of {read} has the end {recorded['ending']}, not {wanted}",
+                why="the end is fixed at the first start",
+                what_to_do="give that end again, or start a new job with a new job_dir",
+            )
+        self.__dict__["_ends"] = recorded["offsets"]
+
+    def ends_in(self, control_path: str) -> Ends | None:
+        """Return the ends as they were recorded; None without any, and before the first start."""
+        if self.ending is None or self._known_ends is not None:
+            return self._known_ends
+        recorded = JobDir(LocalStore(Path(control_path).parent.parent)).recorded(self.fact("end"))
+        return None if recorded is None else recorded["offsets"]
+
+    @property
+    def _known_ends(self) -> Ends | None:
+        ends: Ends | None = self.__dict__.get("_ends")
+        return ends
+
+    def before_end(self, offsets: Mapping[str, Mapping[int, int]]) -> dict[str, dict[int, int]]:
+        """Return offsets, not beyond the ends; topics and partitions that were added later are left out."""
+        ends = self._known_ends
+        if ends is None:
+            return {topic: dict(found) for topic, found in offsets.items()}
+        return {
+            topic: {p: min(at, ends[topic][str(p)]) for p, at in found.items() if str(p) in ends[topic]}
+            for topic, found in offsets.items()
+            if topic in ends
+        }
+
+
+def checked_end(ending: KafkaEnd | None, aligned_with: UpstreamJob | None) -> KafkaEnd | None:
+    """Return the end that a user gave a source, or raise ConfigError."""
+    if ending is None:
+        return None
+    if aligned_with is not None:
+        raise ConfigError(
+            "a source with an end cannot be aligned with an upstream job",
+            why="its last checkpoint would wait for a barrier of that job's, which may lie behind the end",
+            what_to_do="leave out ending or aligned_with",
+        )
+    what_to_do = "give EndAtLatest(), EndAtOffsets({...}) or EndAtTimestamp(...), or leave it out"
+    return instance_of("ending", ending, KafkaEnd, what_to_do=what_to_do)  # type: ignore[type-abstract]
+
+
+def cut_at(raw: DataFrame, ends: Ends | None, is_barrier: Column | None = None) -> DataFrame:
+    """Leave out the records of a raw stream from the ends on; a partition without an end has none."""
+    if ends is None:
+        return raw
+    is_before = F.lit(False)
+    for topic, partitions in ends.items():
+        for partition, end in partitions.items():
+            is_there = (F.col("topic") == topic) & (F.col("partition") == int(partition))
+            is_before = is_before | (is_there & (F.col("offset") < end))
+    return raw.where(is_before if is_barrier is None else is_barrier | is_before)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The consumer group of a Kafka source: told where the job is, behind the sinks.
+
+
+class GroupIsActive(EnvironmentFault):
+    """Consumers are members of the job's group; committing its offsets has to wait."""
+
+    restartable = True
+
+
+def store_offsets(
+    admin: KafkaAdmin,
+    group: str,
+    offsets: Mapping[str, Mapping[int, int]],
+    direction: OffsetDirection,
+    note: str = "",
+) -> dict[str, Mapping[str, Mapping[str, int]]]:
+    """Set a group's offsets; return them as a receipt has them. May be repeated.
+
+    Parameters
+    ----------
+    group
+        Empty: nothing is set.
+    offsets
+        By topic and partition. Those of topics that are gone are left as they are.
+    note
+        Stands beside them.
+
+    Raises
+    ------
+    GroupIsActive
+        The group has members, and Kafka takes offsets from them alone.
+    """
+    if not group:
+        return {}
+    flat = {(t, p): o for t, ps in offsets.items() for p, o in ps.items()}
+    try:
+        answer = admin.commit_offsets(group, flat, direction, note)
+    except InputLostError:
+        answer = GroupCommit.UNCHANGED
+    check_committed(answer, group)
+    return {group: {t: {str(p): o for p, o in ps.items()} for t, ps in offsets.items()}}
+
+
+def group_marks(admin: KafkaAdmin, group: str, job: JobUuid) -> Sequence[Mark]:
+    """Return the newest mark of a job beside a group's offsets; none without a group."""
+    mark = newest_of(admin.committed_notes(group).values(), job) if group else None
+    return () if mark is None else (mark,)
+
+
+def commit_places(admin: KafkaAdmin, group: str, offsets: Mapping[Place, int], note: str) -> None:
+    """Commit a group's offsets, forward only, with a note beside them; of a source of splits.
+
+    Raises
+    ------
+    GroupIsActive
+        As for :func:`store_offsets`.
+    """
+    check_committed(admin.commit_offsets(group, offsets, note=note), group)
+
+
+def check_committed(answer: GroupCommit, group: str) -> None:
+    """Raise GroupIsActive if Kafka did not take the offsets for that reason."""
+    if answer is GroupCommit.ACTIVE_MEMBERS:
+        raise GroupIsActive(
+            f"the consumer group '{group}' has active members",
+            why="Kafka then takes offsets from those members only",
+            what_to_do="stop the consumers, or give the job a group of its own; "
+            "the receipt stays open until then",
+            group=group,
+        )

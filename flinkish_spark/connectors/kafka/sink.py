@@ -1,0 +1,273 @@
+"""The Kafka sink: one transaction per task and micro-batch, committed with the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flinkish_spark.bridge.shim import refused_producer_setting
+from flinkish_spark.connectors.kafka.avro import check_avro
+from flinkish_spark.connectors.kafka.client.admin import PREFLIGHT_TIMEOUT_MS, KafkaAdmin, unknown_topic
+from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
+from flinkish_spark.connectors.kafka.client.batches import require_codec
+from flinkish_spark.connectors.kafka.client.client import KafkaWire, ProduceClient
+from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
+from flinkish_spark.connectors.kafka.client.settings import (
+    DEFAULT_MAX_REQUEST_BYTES,
+    DeliveryGuarantee,
+    ProducerSettings,
+)
+from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
+from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
+from flinkish_spark.connectors.kafka.writer import (
+    JvmWriter,
+    KafkaCommitter,
+    PythonWriter,
+    check_columns,
+    jvm_options,
+)
+from flinkish_spark.contracts.sink import Committer, Sink, SinkContext, SinkWriter
+from flinkish_spark.core.config import CheckpointingMode
+from flinkish_spark.core.errors import AuthorizationError, ConfigError, raise_translated
+from flinkish_spark.core.formats import Avro
+from flinkish_spark.protocol.ids import OwnerEpoch, TransactionalId
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What is said when the brokers do not allow a sink's transactions to be as long as the job needs.
+
+
+_SETTING = "transaction.max.timeout.ms"
+
+
+def with_advice(refused: ConfigError, uid: str, needed_ms: int) -> ConfigError:
+    """Return a broker's refusal of a sink's transaction timeout, with what helps.
+
+    Parameters
+    ----------
+    refused
+        As :meth:`KafkaAdmin.probe_transactional_id` raised it; returned as it is if it is another one.
+    uid
+        The sink.
+    needed_ms
+        Checkpoint interval + restart budget: a shorter timeout than that is refused, too.
+    """
+    timeout_ms, maximum_ms = refused.facts.get("timeout_ms"), refused.facts.get("maximum_ms")
+    if timeout_ms is None:
+        return refused
+    advice = f"raise {_SETTING} of the brokers to {timeout_ms} or more"
+    if not isinstance(maximum_ms, int):
+        advice += f", or lower transaction_timeout_ms, to {needed_ms} at the lowest"
+    elif maximum_ms >= needed_ms:
+        advice += f", or lower transaction_timeout_ms to {maximum_ms}"
+    else:
+        advice = (
+            f"raise {_SETTING} of the brokers to {needed_ms} or more, or lower interval_ms + "
+            f"restart_budget_ms to {maximum_ms} or less, and set transaction_timeout_ms in between"
+        )
+    return ConfigError(
+        f"the transaction timeout of sink '{uid}' is {timeout_ms} ms, which the brokers do not allow",
+        why=refused.why,
+        what_to_do=advice,
+        **refused.facts,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a Kafka sink is asked before anything starts, beside the types of its columns.
+
+
+#: What must fit into delivery.timeout.ms, with the writer's own defaults.
+_DELIVERY_PARTS_MS = {"linger.ms": 20, "request.timeout.ms": 30_000}
+
+
+def preflight(sink: KafkaSinkSettings, spark: SparkSession, context: SinkContext) -> None:
+    """Refuse what cannot work; see :meth:`~flinkish_spark.KafkaSink.preflight`."""
+    check_columns(sink, context.schema, context.uid)
+    for part, form in (("key", sink.key_format), ("value", sink.value)):
+        if isinstance(form, Avro):
+            check_avro(spark, form, context.schema, f"the {part} of sink '{context.uid}'")
+    _check_barriers(sink, context)
+    _check_settings(sink, spark, context.uid)
+    is_exact = sink.delivery is DeliveryGuarantee.EXACTLY_ONCE
+    if is_exact:
+        _check_timeout(sink, context)
+    wire = KafkaWire(sink.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS)
+    with KafkaAdmin.over(wire) as admin:
+        found = admin.topics(sink.topics)
+        for topic in sink.topics:
+            if topic not in found:
+                raise unknown_topic(topic, sink.connection.servers, of=f"sink '{context.uid}'")
+        _check_rights(sink, wire, context.uid)
+        if is_exact:
+            # Block 0 of owner 0 is never leased, and it has the prefix that ACLs are written for.
+            probe = TransactionalId(context.job, OwnerEpoch(0), 0, 0, 0)
+            needed_ms = context.checkpoint.interval_ms + context.checkpoint.restart_budget_ms
+            try:
+                admin.probe_transactional_id(str(probe), sink.transaction_timeout_ms)
+            except ConfigError as refused:
+                raise_translated(with_advice(refused, context.uid, needed_ms), refused)
+
+
+def _check_barriers(sink: KafkaSinkSettings, context: SinkContext) -> None:
+    if sink.barriers is BarrierRecords.NONE:
+        return
+    if context.checkpoint.mode is CheckpointingMode.AT_LEAST_ONCE:
+        raise ConfigError(
+            f"the sink '{context.uid}' writes barrier records, and the job's checkpoints have "
+            "CheckpointingMode.AT_LEAST_ONCE",
+            why="then a branch may stage records of a checkpoint behind the barrier record of it",
+            what_to_do="use CheckpointingMode.EXACTLY_ONCE, or leave barriers out",
+        )
+
+
+def _check_settings(sink: KafkaSinkSettings, spark: SparkSession, uid: str) -> None:
+    if not sink.needs_shim:
+        require_codec(ProducerSettings.of(sink.producer, sink.delivery).codec)
+        return
+    refused = refused_producer_setting(spark, jvm_options(sink, DEFAULT_MAX_REQUEST_BYTES))
+    if refused:
+        raise ConfigError(
+            f"the Kafka client refuses the producer's settings of sink '{uid}'{refused}",
+            what_to_do="correct them; their values are not shown, they may be secret",
+        )
+    check_delivery_timeout({**sink.connection.for_java(), **sink.producer}, uid)
+
+
+def check_delivery_timeout(settings: Mapping[str, str], uid: str) -> None:
+    """Refuse a delivery timeout that the client refuses only when a task makes a producer.
+
+    Parameters
+    ----------
+    settings
+        Under Kafka's names, with or without ``kafka.`` before them; each is a value that the client takes.
+    """
+    known = {name.removeprefix("kafka."): value for name, value in settings.items()}
+    if "delivery.timeout.ms" not in known:
+        return
+    parts = {name: int(known.get(name, default)) for name, default in _DELIVERY_PARTS_MS.items()}
+    if int(known["delivery.timeout.ms"]) < sum(parts.values()):
+        raise ConfigError(
+            f"the Kafka client refuses the producer's settings of sink '{uid}': delivery.timeout.ms is less "
+            f"than {sum(parts.values())} ms",
+            why=" + ".join(f"{name} ({value} ms)" for name, value in parts.items()) + " must fit into it",
+            what_to_do="raise delivery.timeout.ms, or lower the others",
+            setting="delivery.timeout.ms",
+        )
+
+
+def _check_timeout(sink: KafkaSinkSettings, context: SinkContext) -> None:
+    least = context.checkpoint.interval_ms + context.checkpoint.restart_budget_ms
+    if sink.transaction_timeout_ms < least:
+        raise ConfigError(
+            f"the transaction timeout of sink '{context.uid}' is {sink.transaction_timeout_ms} ms, "
+            f"shorter than checkpoint interval + restart budget = {least} ms",
+            why="the broker would abort staged data while the job restarts",
+            what_to_do=f"set transaction_timeout_ms to {least} or more, or lower restart_budget_ms",
+        )
+
+
+def _check_rights(sink: KafkaSinkSettings, wire: KafkaWire, uid: str) -> None:
+    client = ProduceClient(wire)
+    denied = wire.call("ask for rights on topics", lambda _admin: client.unwritable(sink.topics))
+    if denied:
+        raise AuthorizationError(
+            f"Kafka refuses this principal WRITE on the topic '{denied[0]}' of sink '{uid}'",
+            what_to_do="add an ACL that allows WRITE and DESCRIBE on it",
+            topic=denied[0],
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The Kafka sink: one transaction per task and micro-batch, committed with the checkpoint.
+#
+# Executors write through the JAR of this package, or in Python, and leave the transaction open; the driver
+# ends it later from its handle (transactional id, producer id, epoch). Each task attempt has an id of its
+# own, InitProducerId comes before every transaction, and an id is used again only after the receipt, so a
+# handle can never name somebody else's transaction. Under a weaker
+# :class:`~flinkish_spark.connectors.kafka.client.settings.DeliveryGuarantee` there is no transaction, no id
+# and no handle.
+
+
+@dataclass(frozen=True)
+class KafkaSink(KafkaSinkSettings, Sink):
+    """Write to Kafka topics, exactly once for readers with ``isolation.level=read_committed``.
+
+    What a null means in each part of a record is said in `docs/kafka-sink.md`.
+
+    Parameters
+    ----------
+    bootstrap_servers
+        ``"host:port,host:port"``.
+    topic
+        An existing topic; of the records that name no other.
+    key
+        Column that becomes the record key (as its string; BINARY as it is), or ``Json("user STRING")`` or
+        ``Avro(schema)`` for the fields that these name; empty for no key.
+    value
+        ``Json()`` writes all fields as a JSON object, ``Json("user STRING")`` those that it names,
+        ``Avro(schema)`` a record of its schema, ``Raw("column")`` one column as it is.
+    transaction_timeout_ms
+        How long staged data may wait for its checkpoint, restarts included; at most the broker's
+        transaction.max.timeout.ms, at least interval + restart budget. Of no meaning without
+        transactions.
+    on_oversize
+        What to do with a record larger than the topic takes; None: as `on_bad_record` says.
+    options
+        Connection and security options under Kafka's or Spark's names.
+    producer
+        Further settings of the producer, such as ``{"compression.type": "zstd"}``.
+    writer
+        ``"jvm"``: the writer in the JAR of this package. ``"python"``: its twin in Python, which
+        needs no JAR. May differ from one start of a job to the next.
+    barriers
+        ``BarrierRecords.EACH_CHECKPOINT`` writes one barrier record per partition and checkpoint, which
+        a job chained behind this one can align on (`docs/chained-jobs.md`). Other readers have to
+        skip records without value. Needs EXACTLY_ONCE and a single topic.
+    delivery
+        What is promised about the records; may differ from one start of a job to the next.
+    headers
+        Name of a header -> the column (STRING or BINARY) with its value. Or one column with all headers,
+        in their order: ARRAY<STRUCT<key: STRING, value: BINARY>>.
+    timestamp
+        Column (TIMESTAMP, or BIGINT in milliseconds since 1970) with the record's timestamp.
+    partition
+        Column (INT) with the record's partition.
+    topic_column
+        Column (STRING) with the record's topic: `topic` or one of `other_topics`.
+    other_topics
+        The topics, beside `topic`, that records may name; they exist.
+    on_bad_record
+        What to do with a record that names a topic that is not declared or a partition that there is
+        not, has a timestamp before 1970 or after 9999, or does not fit its Avro schema.
+    record_headers
+        Which headers of ours each record carries. `BATCH` tells readers, after a rewind to an older
+        checkpoint, which records are left over from what was given up.
+    """
+
+    def preflight(self, spark: SparkSession, context: SinkContext) -> None:
+        """Refuse what cannot work.
+
+        Unknown columns and wrong types, formats that do not fit the stream, settings that the producer
+        does not take, unknown topics, missing rights; of transactions, where there are any, a timeout
+        that does not fit and a right that is missing.
+        """
+        preflight(self, spark, context)
+
+    def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
+        """Return the staging half."""
+        return JvmWriter(self, context) if self.needs_shim else PythonWriter(self, context)
+
+    def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
+        """Return the committing half; without transactions it ends those that an earlier start left."""
+        wire = KafkaWire(self.connection)
+        marks = None
+        if self.topics and self.delivery is DeliveryGuarantee.EXACTLY_ONCE:
+            marks = KafkaMarks(KafkaAdmin.over(wire), context.job, context.uid, min(self.topics))
+        committer = KafkaCommitter(TransactionClient.over(wire), context, marks)
+        committer.staged_lifetime_ms = self.transaction_timeout_ms
+        return committer

@@ -1,0 +1,214 @@
+"""What a Kafka sink is told: topics, formats, columns, policies, the promise; checked when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee, RecordHeaders
+from flinkish_spark.core.config import require_positive
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.formats import Avro, BadRecordPolicy, DeadLetter, Engine, Json, OnBadRecord, Raw
+from flinkish_spark.core.validation import instance_of, values_by_name
+
+#: The broker's default for transaction.max.timeout.ms.
+DEFAULT_TRANSACTION_TIMEOUT_MS = 900_000
+#: Headers that are ours to write.
+_OUR_HEADERS = "flinkish-"
+#: Settings that are the sink's own.
+_OWN = frozenset(
+    {
+        "bootstrap.servers",
+        "key.serializer",
+        "transaction.timeout.ms",
+        "transaction.two.phase.commit.enable",
+        "transactional.id",
+        "value.serializer",
+    }
+)
+#: Setting -> the values that leave idempotence as it is.
+_IDEMPOTENT: Mapping[str, frozenset[str]] = {
+    "acks": frozenset({"all", "-1"}),
+    "enable.idempotence": frozenset({"true"}),
+    "max.in.flight.requests.per.connection": frozenset("12345"),
+}
+
+
+@dataclass(frozen=True)
+class KafkaSinkSettings:
+    """The parameters of :class:`~flinkish_spark.KafkaSink`, and what follows of them."""
+
+    bootstrap_servers: str
+    topic: str
+    key: str | Json | Raw | Avro = ""
+    value: Json | Raw | Avro = field(default_factory=Json)
+    transaction_timeout_ms: int = DEFAULT_TRANSACTION_TIMEOUT_MS
+    on_oversize: BadRecordPolicy | None = None
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    producer: Mapping[str, str] = field(default_factory=dict, repr=False)
+    writer: str | Engine = Engine.JVM
+    barriers: BarrierRecords = BarrierRecords.NONE
+    delivery: DeliveryGuarantee = DeliveryGuarantee.EXACTLY_ONCE
+    headers: Mapping[str, str] | str = field(default_factory=dict)
+    timestamp: str = ""
+    partition: str = ""
+    topic_column: str = ""
+    other_topics: Sequence[str] = ()
+    on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
+    record_headers: RecordHeaders = RecordHeaders.NONE
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "writer", Engine.of(self.writer, "writer"))
+        object.__setattr__(self, "barriers", _barriers(self.barriers))
+        instance_of(
+            "delivery", self.delivery, DeliveryGuarantee, what_to_do="use DeliveryGuarantee.EXACTLY_ONCE"
+        )
+        instance_of(
+            "record_headers", self.record_headers, RecordHeaders, what_to_do="use RecordHeaders.BATCH"
+        )
+        require_positive("transaction_timeout_ms", self.transaction_timeout_ms)
+        if not self.topic:
+            raise ConfigError("the Kafka sink has no topic", what_to_do="name an existing topic")
+        for name, form in (("key", self.key_format), ("value", self.value)):
+            if form is not None and not isinstance(form, Json | Raw | Avro):
+                raise ConfigError(f"{name} is {form!r}", what_to_do='use Json(), Avro(...) or Raw("column")')
+        self._check_topics()
+        self._check_headers()
+        for name in ("options", "producer"):
+            values_by_name(name, getattr(self, name), what_to_do="give a dict of Kafka's settings")
+        for name, policy in (("on_bad_record", self.on_bad_record), ("on_oversize", self.oversize_policy)):
+            if not isinstance(policy, BadRecordPolicy):
+                raise ConfigError(
+                    f"{name} is {type(policy).__name__}",
+                    what_to_do="use OnBadRecord.FAIL or DeadLetter(topic)",
+                )
+        if any(isinstance(one, DeadLetter) and one.transaction_timeout_ms for one in self._policies):
+            raise ConfigError(
+                "a dead letter of a Kafka sink has a transaction_timeout_ms",
+                why="it is written in the transactions of its sink",
+                what_to_do="give it to the sink",
+            )
+        check_producer(self.producer, self.delivery)
+
+    def _check_topics(self) -> None:
+        others = self.other_topics
+        if isinstance(others, str) or not all(isinstance(name, str) and name for name in others):
+            raise ConfigError(f"other_topics is {others!r}", what_to_do='give a list: other_topics=["late"]')
+        object.__setattr__(self, "other_topics", tuple(dict.fromkeys(others)))
+        if self.other_topics and not self.topic_column:
+            raise ConfigError(
+                "other_topics is given and topic_column is not", what_to_do="name the column with the topic"
+            )
+        if self.barriers is BarrierRecords.NONE:
+            return
+        if self.delivery is not DeliveryGuarantee.EXACTLY_ONCE:
+            raise ConfigError(
+                f"barrier records cannot be written with DeliveryGuarantee.{self.delivery.name}",
+                why="a barrier record says that everything before it belongs to its checkpoint",
+                what_to_do="use DeliveryGuarantee.EXACTLY_ONCE, or leave barriers out",
+            )
+        if self.topic_column:
+            raise ConfigError(
+                "barrier records cannot be written by a sink with a topic_column",
+                why="they go into the partitions of one topic",
+                what_to_do="use a sink for each topic, or leave barriers out",
+            )
+
+    def _check_headers(self) -> None:
+        if isinstance(self.headers, str):
+            return
+        for name, column in self.headers.items():
+            is_text = isinstance(name, str) and isinstance(column, str)
+            if not is_text or not name or not column or name.startswith(_OUR_HEADERS):
+                raise ConfigError(
+                    f"headers has the entry {name!r}: {column!r}",
+                    why=f"names beginning with '{_OUR_HEADERS}' are the sink's own",
+                    what_to_do='give names of headers with their columns: headers={"trace": "trace_id"}',
+                )
+
+    @property
+    def needs_shim(self) -> bool:
+        """Whether the JAR's writer is used."""
+        return self.writer is Engine.JVM
+
+    @property
+    def key_format(self) -> Json | Raw | Avro | None:
+        """How the key is made; None for no key."""
+        if isinstance(self.key, str):
+            return Raw(self.key) if self.key else None
+        return self.key
+
+    @property
+    def oversize_policy(self) -> BadRecordPolicy:
+        """What becomes of records that are too large."""
+        return self.on_bad_record if self.on_oversize is None else self.on_oversize
+
+    @property
+    def data_topics(self) -> tuple[str, ...]:
+        """The topics of records that are written as they are."""
+        return tuple(dict.fromkeys((self.topic, *self.other_topics)))
+
+    @property
+    def dead_letter_topics(self) -> tuple[str, ...]:
+        """The topics of refused records."""
+        return tuple(dict.fromkeys(one.topic for one in self._policies if isinstance(one, DeadLetter)))
+
+    @property
+    def _policies(self) -> tuple[BadRecordPolicy, BadRecordPolicy]:
+        return self.oversize_policy, self.on_bad_record
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Every topic that is written, those of dead letters included."""
+        return tuple(dict.fromkeys((*self.data_topics, *self.dead_letter_topics)))
+
+    @cached_property
+    def connection(self) -> KafkaConnection:
+        """How the brokers are reached."""
+        return KafkaConnection(self.bootstrap_servers, self.options)
+
+    def producer_option(self, name: str) -> str | None:
+        """Return a producer's setting by Kafka's name, however it was spelt; None if it is not set."""
+        return self.producer.get(name, self.producer.get(f"kafka.{name}"))
+
+
+def _barriers(value: object) -> BarrierRecords:
+    try:
+        return BarrierRecords(value)
+    except ValueError:
+        names = " or ".join(f"BarrierRecords.{one.name}" for one in BarrierRecords)
+        raise ConfigError(f"barriers is {value!r}", what_to_do=f"use {names}") from None
+
+
+def check_producer(producer: Mapping[str, str], guarantee: DeliveryGuarantee) -> None:
+    """Refuse settings of the producer that are the sink's own, or that break what it promises.
+
+    Raises
+    ------
+    ConfigError
+        With the setting's name; never its value, which may be a secret.
+    """
+    for given, value in producer.items():
+        name = str(given).removeprefix("kafka.")
+        if name in _OWN:
+            raise ConfigError(
+                f"the producer setting '{given}' cannot be set",
+                why="the sink sets it itself, and exactly-once depends on it",
+                what_to_do="use the sink's own parameters, or leave it out",
+                setting=given,
+            )
+        if not isinstance(value, str):
+            raise ConfigError(f"the producer setting '{given}' must be text", setting=given)
+        if guarantee is DeliveryGuarantee.NONE:
+            continue
+        allowed, text = _IDEMPOTENT.get(name), value.strip().lower()
+        if (allowed is not None and text not in allowed) or (name == "retries" and text == "0"):
+            raise ConfigError(
+                f"the producer setting '{given}' cannot have this value",
+                why=f"DeliveryGuarantee.{guarantee.name} depends on it",
+                what_to_do="leave it out, or use DeliveryGuarantee.NONE",
+                setting=given,
+            )

@@ -1,0 +1,667 @@
+"""The Kafka source: Spark's native one or ours in Python, read_committed, with honest group offsets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from flinkish_spark.connectors.json import bad_records, decoded, json_schema
+from flinkish_spark.connectors.kafka.checks import (
+    HEADERS,
+    InputChecks,
+    check_letter_topic,
+    check_topic_retention,
+    letter_topic,
+    letters_of,
+    letters_uid,
+    raise_if_it_stays,
+)
+from flinkish_spark.connectors.kafka.client.admin import (
+    PREFLIGHT_TIMEOUT_MS,
+    KafkaAdmin,
+    OffsetDirection,
+    TopicPattern,
+    unknown_topic,
+)
+from flinkish_spark.connectors.kafka.client.barriers import is_compacted
+from flinkish_spark.connectors.kafka.client.client import WIRES, WirePool
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.format import options as names
+from flinkish_spark.connectors.kafka.format.data_source import FORMAT_NAME, register
+from flinkish_spark.connectors.kafka.format.options import (
+    CONTROL_PATH,
+    FIRST_OFFSETS,
+    HELD_PATH,
+    HELD_SOURCE,
+    PER_SECOND,
+)
+from flinkish_spark.connectors.kafka.offsets import (
+    NO_CONTROL,
+    EndsAtOffsets,
+    KafkaEnd,
+    KafkaStart,
+    Partitions,
+    StartingOffsets,
+    Wanted,
+    check_names,
+    checked_end,
+    checked_metadata,
+    checked_start,
+    cut_at,
+    group_marks,
+    metadata_columns,
+    names_of,
+    store_offsets,
+)
+from flinkish_spark.connectors.rates import RateLimit
+from flinkish_spark.contracts.source import SideOutput, SourceStart
+from flinkish_spark.core.errors import (
+    BAD_TIME_MARKER,
+    ConfigError,
+    GraphError,
+)
+from flinkish_spark.core.formats import Engine, Json, OnBadRecord, Raw
+from flinkish_spark.core.upstream_cut import UPSTREAM_KEY
+from flinkish_spark.core.validation import instance_of, refused_as_config_errors, values_by_name
+from flinkish_spark.protocol.ids import JobUuid
+from flinkish_spark.protocol.input_gate import AlignmentMode
+from flinkish_spark.protocol.limits import UNLIMITED, Unlimited, checked_whole
+from flinkish_spark.protocol.timeline import Mark
+from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.channels import TOPIC_BITS, TOPIC_SHIFT, check_told_apart
+from flinkish_spark.types.record_time import FIRST_MS, LAST_MS, NO_TIME_MS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamReader
+
+    from flinkish_spark.connectors.kafka.chaining.upstream import UpstreamJob
+    from flinkish_spark.contracts.sink import Sink
+    from flinkish_spark.core.job_dir import JobDir
+    from flinkish_spark.core.offset_log import LoggedOffsets
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What the Kafka source tells Spark's reader, and what a user cannot tell it.
+
+
+#: Kafka's consumer is made for long polls. A micro-batch reads a range that is there already, and
+#: loses half a second to a fetch that waits for records behind the range; 100,000 records take
+#: 0.2 s with these settings and 0.8 s without.
+READER_DEFAULTS = {"kafka.fetch.max.wait.ms": "20", "kafka.max.poll.records": "5000"}
+KAFKA_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp")
+#: Reader options that the source sets itself, in lower case.
+RESERVED = frozenset(
+    {
+        "subscribe",
+        "subscribepattern",
+        "assign",
+        "startingoffsets",
+        "failondataloss",
+        "kafka.isolation.level",
+        "maxoffsetspertrigger",
+        "kafka.bootstrap.servers",
+        "kafka.group.id",
+        "groupidprefix",
+        "flinkish.group.id",
+        CONTROL_PATH,
+        FIRST_OFFSETS,
+        HELD_PATH,
+        HELD_SOURCE,
+        PER_SECOND,
+    }
+)
+
+
+def subscription(
+    topics: Sequence[str], partitions: Mapping[str, Sequence[int]], pattern: str = ""
+) -> dict[str, str]:
+    """Return the option that says what is read.
+
+    Examples
+    --------
+    >>> subscription(["orders"], {}), subscription(["orders"], {"orders": (0, 1)})
+    ({'subscribe': 'orders'}, {'assign': '{"orders": [0, 1]}'})
+    """
+    if pattern:
+        return {"subscribePattern": pattern}
+    if not partitions:
+        return {"subscribe": ",".join(topics)}
+    return {"assign": json.dumps({topic: list(numbers) for topic, numbers in partitions.items()})}
+
+
+def for_jvm(pattern: str) -> str:
+    """Return a pattern as Spark's own reader wants it, which looks for it anywhere in a topic's name.
+
+    Examples
+    --------
+    >>> for_jvm("orders-[0-9]|clicks")
+    '^(?:orders-[0-9]|clicks)$'
+    """
+    return f"^(?:{pattern})$" if pattern else ""
+
+
+def ranges_between(
+    starts: Mapping[str, Mapping[int, int]], ends: Mapping[str, Mapping[int, int]]
+) -> dict[str, str] | None:
+    """Return the options of a batch read of what a micro-batch has read; None if that was nothing.
+
+    Parameters
+    ----------
+    starts
+        By topic and partition; what is not in it is read from the first record there is.
+
+    Examples
+    --------
+    >>> ranges_between({}, {"orders": {0: 7}})["startingOffsets"]
+    '{"orders": {"0": -2}}'
+    """
+    if not ends:
+        return None
+    earliest = -2
+    wanted = {t: {p: starts.get(t, {}).get(p, earliest) for p in ps} for t, ps in ends.items()}
+    return {
+        # Not the topics: they may have more partitions by now.
+        "assign": json.dumps({topic: sorted(numbers) for topic, numbers in ends.items()}),
+        "startingOffsets": json.dumps(wanted),
+        "endingOffsets": json.dumps(ends),
+    }
+
+
+def with_checked_times(records: DataFrame) -> DataFrame:
+    """Return records whose `timestamp` is one: a record without a time has -1 in Kafka, here it has null.
+
+    Any other time in none of the years 1 to 9999 ends the query with an error that names the record.
+    """
+    ms = F.unix_millis("timestamp")
+    is_time = ms.isNull() | ms.between(FIRST_MS, LAST_MS)
+    place = F.to_json(F.struct("topic", "partition", "offset", ms.alias("timestamp_ms")))
+    message = F.concat(F.lit(BAD_TIME_MARKER), place)
+    checked = F.when(is_time, F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
+    return with_known_times(records.where(checked))
+
+
+def with_known_times(records: DataFrame) -> DataFrame:
+    """Return records whose `timestamp` is null where they have none."""
+    is_known = F.unix_millis("timestamp") != NO_TIME_MS
+    return records.withColumn("timestamp", F.when(is_known, F.col("timestamp")))
+
+
+def channel_column(topics: Sequence[str]) -> Column:
+    """Return the number of each record's partition as a channel.
+
+    Parameters
+    ----------
+    topics
+        Of the source, as :func:`~.kafka.channels.channel_of` takes them.
+    """
+    channel = F.col("partition").cast("long")
+    if len(topics) != 1:
+        number = F.crc32(F.col("topic").cast("binary")).bitwiseAND(F.lit(TOPIC_BITS).cast("long"))
+        channel = F.shiftleft(number, TOPIC_SHIFT) + channel
+    return channel.alias(C.CHANNEL)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# How many offsets a second a Kafka source may take.
+
+
+def checked_pace(
+    most: float | Unlimited, reader: str | Engine, aligned_with: UpstreamJob | None
+) -> float | Unlimited:
+    """Return what a user gave as `max_offsets_per_second`, or raise ConfigError."""
+    if most is UNLIMITED:
+        return most
+    if Engine.of(reader, "reader") is not Engine.PYTHON:
+        raise ConfigError(
+            "max_offsets_per_second needs the Python reader",
+            why="Spark's own Kafka source counts records of a micro-batch, and no seconds",
+            what_to_do='add reader="python"; or set max_offsets_per_trigger, and trigger_interval_ms of '
+            "the environment",
+        )
+    if aligned_with is not None:
+        raise ConfigError(
+            "max_offsets_per_second and aligned_with are set for one source",
+            why="a micro-batch ends where the upstream job's checkpoint does",
+            what_to_do="set max_offsets_per_trigger, or leave one of them out",
+        )
+    return RateLimit(records_per_second=most).records_per_second
+
+
+def pace_option(most: float | Unlimited) -> dict[str, str]:
+    """Return the option that tells the reader."""
+    return {} if isinstance(most, Unlimited) else {PER_SECOND: repr(float(most))}
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a Kafka source needs to follow the checkpoints of the job that writes its topics.
+
+
+#: Barrier records are no records of the stream, also of a job that does not follow them.
+SKIP = {names.BARRIER_RECORDS: "skip"}
+
+
+def check_upstream(
+    upstream: UpstreamJob | None, reader: Engine, has_side_outputs: bool, reads_some: bool
+) -> None:
+    """Refuse settings of a source that cannot be aligned; called when the source is made."""
+    if upstream is None:
+        return
+    if reader is not Engine.PYTHON:
+        raise ConfigError(
+            "aligned_with needs the Python reader",
+            why="Spark's own Kafka source cannot stop at a barrier record",
+            what_to_do='add reader="python"',
+        )
+    if reads_some:
+        raise ConfigError(
+            "aligned_with and partitions, or a pattern, are set for one source",
+            why="a cut of the upstream job has a barrier in every partition of topics that are named",
+            what_to_do="name the topics, and leave out partitions; or leave out aligned_with",
+        )
+    if has_side_outputs:
+        raise ConfigError(
+            "aligned_with and a dead-letter topic are set for one source",
+            why="unreadable records are read by a second scan, which ends elsewhere than the cut",
+            what_to_do="choose OnBadRecord.FAIL or OnBadRecord.DROP",
+        )
+
+
+def check_alignable(upstream: UpstreamJob | None, reader: Engine, uid: str) -> None:
+    """Refuse to hold back partitions of a source whose reader cannot; called before anything starts."""
+    if reader is not Engine.PYTHON:
+        raise GraphError(
+            f"the source '{uid}' cannot be aligned with others",
+            why="Spark's own Kafka source cannot hold back a partition that is ahead",
+            what_to_do='read it with KafkaSource(..., reader="python"), or leave '
+            "with_watermark_alignment() out and set max_offsets_per_trigger",
+            uid=uid,
+        )
+    if upstream is not None:
+        raise GraphError(
+            f"the source '{uid}' follows an upstream job, and has with_watermark_alignment()",
+            why="a partition that is held back would never come to the barrier for which the others wait",
+            what_to_do="leave out with_watermark_alignment() or aligned_with",
+            uid=uid,
+        )
+
+
+def check_alone(upstream: UpstreamJob | None, control_path: str) -> None:
+    """Refuse a plan in which other sources decide where barriers are; called by the planner."""
+    if upstream is not None and Path(control_path).name != NO_CONTROL:
+        raise GraphError(
+            "a source with aligned_with is not the only source of its job",
+            why="each source would draw a checkpoint at a place of its own, and no cut would be one",
+            what_to_do="read all topics of the upstream job with one source, or leave aligned_with out",
+        )
+
+
+def check_policies(
+    upstream: UpstreamJob | None, connection: KafkaConnection, topics: Sequence[str], pool: WirePool = WIRES
+) -> None:
+    """Refuse to draw cuts ahead of barriers in topics that lose them; called by the preflight."""
+    if upstream is None or upstream.mode in (AlignmentMode.ALIGNED, AlignmentMode.AT_LEAST_ONCE):
+        return
+    with pool.wire(connection) as wire:
+        compacted = next((topic for topic in topics if is_compacted(wire, topic)), None)
+    if compacted is not None:
+        raise ConfigError(
+            f"the topic '{compacted}' is compacted, and its source has AlignmentMode.{upstream.mode.name}",
+            why="compaction may remove a barrier record after the checkpoint was drawn ahead of it, which "
+            "then names a cut that is none",
+            what_to_do="use AlignmentMode.ALIGNED, or a topic with cleanup.policy=delete",
+            topic=compacted,
+        )
+
+
+def reader_options(upstream: UpstreamJob | None, start: SourceStart | None) -> dict[str, str]:
+    """Return the options of the Python reader that make it follow the upstream job.
+
+    Parameters
+    ----------
+    start
+        Where the source begins in a lineage that was seeded: there it is between the same cuts.
+    """
+    if upstream is None:
+        return {}
+    options = {names.UPSTREAM: upstream.to_option()}
+    if start is not None and UPSTREAM_KEY in start.position:
+        options[names.UPSTREAM_START] = json.dumps(start.position)
+    return options
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The Kafka source: Spark's native one or ours in Python, read_committed, with honest group offsets.
+
+
+_OPTIONS_TO_DO = 'give options by name: {"name": "value"}; or leave it out'
+
+
+@dataclass(frozen=True, init=False)
+class KafkaSource(EndsAtOffsets):
+    """Read Kafka topics.
+
+    Parameters
+    ----------
+    bootstrap_servers
+        ``"host:port,host:port"``.
+    topics
+        Topics that exist; partitions may be added while the job runs.
+    pattern
+        In place of topics: a regular expression that the whole name of a topic matches, ``"orders-.*"``.
+        Topics that come later are read from their first record; one that is deleted fails the job.
+    group_id
+        Consumer group whose offsets are committed after every sink, so that lag tools see what is
+        really done. No consumer of the group may be active. Empty: no offsets are committed.
+    value
+        ``Json("field TYPE, ...")`` or ``Raw()``.
+    starting_offsets
+        Where the first start of the job begins: StartingOffsets.EARLIEST or LATEST, StartAtTimestamp(...),
+        StartAtOffsets(...) or StartAtCommitted(...). Later starts go on from the checkpoint.
+    max_offsets_per_trigger
+        Most records per micro-batch; 0 for no limit.
+    max_offsets_per_second
+        On average, up to a second's worth at once; of the Python reader.
+    options
+        Connection and security options under Kafka's or Spark's names.
+    reader_options
+        Further options of Spark's Kafka source, such as ``{"minPartitions": "8"}``.
+    reader
+        ``"jvm"``: Spark's own source. ``"python"``: this package's, which needs no JAR and injects a
+        barrier behind the records of every partition. Fixed for the life of a job_dir.
+    aligned_with
+        The job that writes the topics, if checkpoints are to be drawn at its checkpoints: see
+        :class:`~flinkish_spark.connectors.kafka.chaining.upstream.UpstreamJob`. May change from start to start.
+    metadata
+        Any of ``"topic"``, ``"partition"``, ``"offset"``, ``"timestamp"``: columns of the stream beside the
+        fields, called ``_topic`` and so on. What `flinkish audit` goes by (`docs/audit.md`).
+    ending
+        EndAtLatest(), EndAtOffsets(...) or EndAtTimestamp(...), fixed at the first start; the job ends
+        when all of its sources have. None: the topics have no end.
+    partitions
+        By topic, those that are read, and no others however many there come to be. None for all, and for
+        those that are added while the job runs.
+
+    Notes
+    -----
+    Reads committed records only, fails on lost data, and neither can be switched off: without
+    them exactly-once is not true.
+    """
+
+    bootstrap_servers: str
+    topics: tuple[str, ...]
+    group_id: str = ""
+    value: Json | Raw = field(default_factory=Raw)
+    starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST
+    max_offsets_per_trigger: int = 0
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    reader_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    reader: Engine = Engine.JVM
+    aligned_with: UpstreamJob | None = None
+    metadata: tuple[str, ...] = ()
+    ending: KafkaEnd | None = None
+    partitions: Partitions = field(default_factory=dict)
+    pattern: str = ""
+    max_offsets_per_second: float | Unlimited = UNLIMITED
+    _start: SourceStart | None = field(default=None, repr=False)
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        topics: Sequence[str] = (),
+        *,
+        pattern: str = "",
+        group_id: str = "",
+        value: Json | Raw = Raw(),  # noqa: B008 - a frozen value
+        starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST,
+        max_offsets_per_trigger: int = 0,
+        options: Mapping[str, str] | None = None,
+        reader_options: Mapping[str, str] | None = None,
+        reader: str | Engine = Engine.JVM,
+        aligned_with: UpstreamJob | None = None,
+        metadata: Sequence[str] = (),
+        ending: KafkaEnd | None = None,
+        partitions: Mapping[str, Sequence[int]] | None = None,
+        max_offsets_per_second: float | Unlimited = UNLIMITED,
+    ) -> None:
+        read = Wanted.of(topics, pattern, partitions)
+        check_told_apart(read.topics)
+        group_id = instance_of("group_id", group_id, str, what_to_do="give a name, or leave it out")
+        with refused_as_config_errors("give a number of records, or 0 for no limit"):
+            checked_whole("max_offsets_per_trigger", max_offsets_per_trigger, least=0)
+        for name, content in (
+            ("bootstrap_servers", bootstrap_servers),
+            ("topics", read.topics),
+            ("group_id", group_id),
+            ("value", value),
+            ("starting_offsets", checked_start(starting_offsets, group_id)),
+            ("max_offsets_per_trigger", max_offsets_per_trigger),
+            ("options", values_by_name("options", options, what_to_do=_OPTIONS_TO_DO)),
+            ("reader_options", values_by_name("reader_options", reader_options, what_to_do=_OPTIONS_TO_DO)),
+            ("reader", Engine.of(reader, "reader")),
+            ("aligned_with", aligned_with),
+            ("metadata", checked_metadata(metadata)),
+            ("ending", checked_end(ending, aligned_with)),
+            ("partitions", read.partitions),
+            ("pattern", read.pattern),
+            ("max_offsets_per_second", checked_pace(max_offsets_per_second, reader, aligned_with)),
+            ("_start", None),
+        ):
+            object.__setattr__(self, name, content)
+        _ = self.connection  # Raises if servers or options cannot be used.
+        for name in self.reader_options:
+            if name.lower() in RESERVED:
+                raise ConfigError(
+                    f"the reader option '{name}' cannot be set",
+                    why="the source sets it itself, and exactly-once depends on it",
+                    what_to_do="leave it out",
+                )
+        if not isinstance(value, Json | Raw):
+            raise ConfigError(f"value is {value!r}", what_to_do='use Json("field TYPE, ...") or Raw()')
+        if isinstance(value, Json):
+            check_names(self.metadata, json_schema(value))
+        check_upstream(
+            self.aligned_with, self.reader, self.has_side_outputs, bool(self.partitions or self.pattern)
+        )
+
+    @cached_property
+    def connection(self) -> KafkaConnection:
+        """How the brokers are reached."""
+        return KafkaConnection(self.bootstrap_servers, self.options)
+
+    @property
+    def needs_kafka_jars(self) -> bool:
+        """Whether Spark's own Kafka source reads."""
+        return self.reader is Engine.JVM
+
+    @property
+    def is_checked_apart(self) -> bool:
+        """Brokers are asked, and nobody else."""
+        return True
+
+    @property
+    def has_side_outputs(self) -> bool:
+        """Whether unreadable records go to a dead-letter topic."""
+        return bool(letter_topic(self.value))
+
+    @property
+    def plan_name(self) -> str:
+        """Tell apart what a log was written by: the reader, and how channels are numbered."""
+        reader = "" if self.reader is Engine.JVM else f"kafka-{self.reader.value}"
+        return " ".join(filter(None, (reader, "pattern" if self.pattern else "")))
+
+    @property
+    def drops_records(self) -> bool:
+        """Whether the policy for bad records is to drop them."""
+        return isinstance(self.value, Json) and self.value.on_bad_record is OnBadRecord.DROP
+
+    @cached_property
+    def _admin(self) -> KafkaAdmin:
+        return KafkaAdmin(self.connection)
+
+    @cached_property
+    def _watch_admin(self) -> KafkaAdmin:
+        # Another thread's: an admin belongs to one.
+        return KafkaAdmin(self.connection)
+
+    # -- planning -------------------------------------------------------------------------------
+    def load(self, spark: SparkSession, control_path: str) -> DataFrame:
+        """Return the stream with fields, channel and offset."""
+        check_alone(self.aligned_with, control_path)
+        return self._fields(self._raw(spark, control_path, {}), (C.CHANNEL, C.SEQUENCE), None)
+
+    def load_marked(self, spark: SparkSession, control_path: str) -> DataFrame | None:
+        """Return the Python reader's stream, whose partitions each end with a barrier."""
+        if self.reader is Engine.JVM:
+            return None
+        raw = self._python_raw(spark, control_path)
+        # Not by the kind: a later filter on it would let Spark's optimizer put its value into the check
+        # of the records' values, and run that check first.
+        is_barrier = F.col("topic").isNull()
+        control = (C.KIND, C.CHECKPOINT, C.CHANNEL, C.SEQUENCE)
+        return self._fields(raw, control, is_barrier)
+
+    def _fields(self, raw: DataFrame, kept: Sequence[str], is_barrier: Column | None) -> DataFrame:
+        if isinstance(self.value, Raw):
+            return raw
+        # Two scans that begin at different places count apart what they drop.
+        # A name of Spark's, in which a pattern might be anything.
+        read = ("topics", *self.topics) if self.topics else ("pattern", self.fact("pattern"))
+        counted_as = ("" if self._start is None else self._start.label, *read)
+        return decoded(raw, self.value, counted_as, (*names_of(self.metadata), *kept), is_barrier)
+
+    def side_uids(self, uid: str) -> tuple[str, ...]:
+        """Return the uid of the dead-letter sink."""
+        return (letters_uid(uid),) if self.has_side_outputs else ()
+
+    def side_outputs(
+        self, spark: SparkSession, uid: str, control_path: str, peers: Sequence[Sink]
+    ) -> tuple[SideOutput, ...]:
+        """Return the dead-letter stream: a second scan that keeps the unreadable records only."""
+        if not isinstance(self.value, Json) or not self.has_side_outputs:
+            return ()
+        raw = self._raw(spark, control_path, {"includeHeaders": "true"}, HEADERS)
+        return (letters_of(raw, self.value, uid, self.connection, self.reader, peers),)
+
+    def find_bad_record(
+        self, spark: SparkSession, start: LoggedOffsets | None, end: LoggedOffsets
+    ) -> tuple[str, int, int] | None:
+        """Read one micro-batch's range again, without Spark's fail-fast, up to its first bad record."""
+        ranges = ranges_between({} if start is None else self.offsets_in(start), self.offsets_in(end))
+        if not isinstance(self.value, Json) or ranges is None:
+            return None
+        reader = spark.read.format(self._format_in(spark)).options(**self.connection.for_spark())
+        reader = reader.options(failOnDataLoss="false")
+        skip = {} if self.reader is Engine.JVM else SKIP
+        reader = reader.options(**ranges, **{"kafka.isolation.level": "read_committed", **skip})
+        found = bad_records(reader.load(), self.value).select("topic", "partition", "offset").first()
+        return None if found is None else (found.topic, found.partition, found.offset)
+
+    def _format_in(self, spark: SparkSession) -> str:
+        if self.reader is Engine.JVM:
+            return "kafka"
+        register(spark)
+        return FORMAT_NAME
+
+    def _raw(
+        self, spark: SparkSession, control_path: str, more: Mapping[str, str], *columns: str
+    ) -> DataFrame:
+        """Return the scan with channel and offset.
+
+        Parameters
+        ----------
+        more
+            Options of the reader, beside the source's.
+        columns
+            Those that these add.
+        """
+        frame = self._stream(spark, control_path, more).load()
+        frame = with_checked_times(cut_at(frame, self.ends_in(control_path)))
+        own = [*map(F.col, (*KAFKA_COLUMNS, *columns)), *metadata_columns(self.metadata)]
+        return frame.select(*own, channel_column(self.topics), F.col("offset").alias(C.SEQUENCE))
+
+    def _python_raw(self, spark: SparkSession, control_path: str) -> DataFrame:
+        upstream = reader_options(self.aligned_with, self._start)
+        frame = self._stream(spark, control_path, {CONTROL_PATH: control_path, **upstream}).load()
+        is_record = F.col(C.KIND) == int(C.Kind.RECORD)
+        frame = with_checked_times(cut_at(frame, self.ends_in(control_path), F.col("topic").isNull()))
+        channel = F.when(is_record, channel_column(self.topics)).otherwise(F.col(C.CHANNEL))
+        place = F.coalesce("offset", F.lit(0).cast("long"))
+        own = [*map(F.col, KAFKA_COLUMNS), *metadata_columns(self.metadata)]
+        return frame.select(*own, C.KIND, C.CHECKPOINT, channel.alias(C.CHANNEL), place.alias(C.SEQUENCE))
+
+    def _stream(self, spark: SparkSession, control_path: str, more: Mapping[str, str]) -> DataStreamReader:
+        folder = str(Path(control_path).parent) if self._start is None else self._start.folder
+        held = {HELD_PATH: control_path, HELD_SOURCE: self._uid} if self._uid else {}
+        own = {FIRST_OFFSETS: folder, **held, **pace_option(self.max_offsets_per_second)}
+        own = {**own, **SKIP} if self.reader is Engine.PYTHON else READER_DEFAULTS
+        reader = spark.readStream.format(self._format_in(spark)).options(**self.connection.for_spark())
+        reader = reader.options(**{**own, **self.reader_options, **more})
+        pattern = self.pattern if self.reader is Engine.PYTHON else for_jvm(self.pattern)
+        reader = reader.options(**subscription(self.topics, self.partitions, pattern))
+        reader = reader.option("startingOffsets", self.starting_option(control_path))
+        reader = reader.option("failOnDataLoss", "true").option("kafka.isolation.level", "read_committed")
+        if self.max_offsets_per_trigger:
+            reader = reader.option("maxOffsetsPerTrigger", str(self.max_offsets_per_trigger))
+        return reader
+
+    # -- checks ---------------------------------------------------------------------------------
+    def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
+        """Refuse brokers that do not answer, and topics that do not exist or cannot be followed."""
+        letters = letter_topic(self.value)
+        check_letter_topic(uid, letters, self.topics or TopicPattern(self.pattern))
+        wanted = [*self.topics, *filter(None, [letters])]
+        with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
+            found = admin.topics(wanted)
+            missing = [t for t in wanted if t not in found]
+            if missing:
+                raise unknown_topic(missing[0], self.connection.servers, of=f"source '{uid}'")
+            self.places(admin)  # Raises if one that was named is not there.
+            self.check_end(admin)
+        check_policies(self.aligned_with, self.connection, self.topics)
+
+    def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
+        """Compare topics and offsets with what the job still has to read; fix the end."""
+        self.fix_end(self._admin, job_dir)
+        checks = InputChecks(self._admin, self.topics_at(position))
+        raise_if_it_stays(lambda: checks.replaced(job_dir, uid, position) or checks.gone(uid, position))
+
+    def check_identity(self, job_dir: JobDir, uid: str) -> None:
+        """Compare the topics' ids: Spark does not notice a topic that was created again."""
+        checks = InputChecks(self._watch_admin, self.topics_now())
+        raise_if_it_stays(lambda: checks.replaced(job_dir, uid, None))
+
+    def check_alignable(self, uid: str) -> None:
+        """Refuse where the reader cannot hold back single partitions."""
+        check_alignable(self.aligned_with, self.reader, uid)
+
+    def check_retention(self, uid: str, needed_ms: int) -> None:
+        """Refuse topics that give up records before a replay would have read them again."""
+        check_topic_retention(self.connection, self.topics_now(), uid, needed_ms)
+
+    # -- after the sinks ------------------------------------------------------------------------
+    def commit_offsets(
+        self, position: LoggedOffsets, note: str = ""
+    ) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
+        """Commit the group's offsets, forward only."""
+        return self._store_offsets(position, OffsetDirection.FORWARD_ONLY, note)
+
+    def newest_marks(self, job: JobUuid) -> Sequence[Mark]:
+        """Ask the group."""
+        return group_marks(self._admin, self.group_id, job)
+
+    def lower_offsets(self, position: LoggedOffsets) -> None:
+        """Set the group's offsets to `position`, also downwards: somebody ordered a rewind."""
+        self._store_offsets(position, OffsetDirection.REWIND)
+
+    def _store_offsets(
+        self, position: LoggedOffsets, direction: OffsetDirection, note: str = ""
+    ) -> dict[str, Mapping[str, Mapping[str, int]]]:
+        offsets = self.before_end(self.offsets_in(position))
+        return store_offsets(self._admin, self.group_id, offsets, direction, note)

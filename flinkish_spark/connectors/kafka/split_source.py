@@ -1,0 +1,518 @@
+"""Kafka as a source of splits, which can stand behind history in a hybrid source."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from flinkish_spark.connectors.json import decoded, json_schema
+from flinkish_spark.connectors.kafka.checks import (
+    HEADERS,
+    InputChecks,
+    check_letter_topic,
+    check_topic_retention,
+    letter_topic,
+    letters_of,
+    letters_uid,
+    raise_if_it_stays,
+)
+from flinkish_spark.connectors.kafka.client.admin import (
+    PREFLIGHT_TIMEOUT_MS,
+    KafkaAdmin,
+    Positions,
+    TopicPattern,
+    unknown_topic,
+)
+from flinkish_spark.connectors.kafka.client.client import Isolation, seen_to_stay
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.offsets import (
+    KafkaEnd,
+    KafkaStart,
+    StartingOffsets,
+    Wanted,
+    check_names,
+    checked_end,
+    checked_metadata,
+    checked_start,
+    commit_places,
+    first_at_least_as_late,
+    group_marks,
+    metadata_columns,
+    names_of,
+    places_in,
+    start_offsets,
+)
+from flinkish_spark.connectors.kafka.source import with_known_times
+from flinkish_spark.connectors.rates import RateLimit
+from flinkish_spark.connectors.splits import Offset, SplitPosition, SplitSource, logged_positions
+from flinkish_spark.contracts.source import SideOutput
+from flinkish_spark.core.clock import SystemClock
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.formats import Engine, Json, OnBadRecord
+from flinkish_spark.core.offset_log import LoggedOffsets
+from flinkish_spark.core.store import LocalStore, SealedObjects
+from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable, values_by_name
+from flinkish_spark.protocol.envelope import seal
+from flinkish_spark.protocol.ids import JobUuid, Place
+from flinkish_spark.protocol.limits import checked_whole
+from flinkish_spark.protocol.timeline import Mark
+from flinkish_spark.transport import columns as C
+from flinkish_spark.types.schemas import PREFIX, output_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from flinkish_spark.contracts.sink import Sink
+    from flinkish_spark.core.job_dir import JobDir
+    from flinkish_spark.protocol.plan_layout import Position
+
+
+# ----------------------------------------------------------------------------------------------------------
+# JSON values of a source of Kafka records: the columns that decoding needs, and what comes of them.
+
+
+#: What the decoder looks at, and what metadata and event times are made of.
+_NEEDED = T.StructType(
+    [
+        T.StructField("key", T.BinaryType()),
+        T.StructField("value", T.BinaryType()),
+        T.StructField("topic", T.StringType()),
+        T.StructField("partition", T.IntegerType()),
+        T.StructField("offset", T.LongType()),
+        T.StructField("timestamp", T.TimestampType()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What becomes of the records of a source.
+
+    Parameters
+    ----------
+    value
+        Fields of the JSON objects, and what is done with values that are none.
+    metadata
+        As for a :class:`~flinkish_spark.connectors.kafka.source.KafkaSource`.
+    """
+
+    value: Json
+    metadata: tuple[str, ...]
+
+    @classmethod
+    def of(cls, value: object, metadata: Sequence[str]) -> Decoding | None:
+        """Return what a user asked for; None if records come as they are.
+
+        Raises
+        ------
+        ConfigError, SchemaError
+            It cannot be.
+        """
+        names = checked_metadata(metadata)
+        if value is None:
+            if names:
+                raise ConfigError(
+                    "metadata is asked for, and nothing is decoded",
+                    what_to_do='name the fields: schema="value STRING, topic STRING, offset LONG"',
+                )
+            return None
+        if not isinstance(value, Json):
+            to_do = 'give Json("field TYPE, ..."), or leave it out and name fields with schema='
+            raise unusable("value", value, wanted="a Json(...)", what_to_do=to_do)
+        check_names(names, json_schema(value))
+        return cls(value, names)
+
+    @property
+    def needed(self) -> T.StructType:
+        """The fields that are read."""
+        return _NEEDED
+
+    @property
+    def drops_records(self) -> bool:
+        """Whether bad records are left out and counted."""
+        return self.value.on_bad_record is OnBadRecord.DROP
+
+    def applied(self, raw: DataFrame, counted_as: Sequence[str]) -> DataFrame:
+        """Return the records' fields, metadata and what stands beside them.
+
+        Parameters
+        ----------
+        raw
+            Has the fields :attr:`needed`, and control columns.
+        counted_as
+            Tells what is counted from what others count.
+        """
+        control = [column for column in raw.columns if column.startswith(PREFIX)]
+        with_metadata = raw.select("*", *metadata_columns(self.metadata))
+        return decoded(with_metadata, self.value, counted_as, [*names_of(self.metadata), *control])
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Kafka as a source of splits, which can stand behind history in a hybrid source.
+#
+# A split is a partition, its offset Kafka's. Records are read by this package's reader of ranges, without a
+# JAR, and come as they are: decoding is left to a transform, the same for history and for what is live.
+
+
+_CLOCK = SystemClock()
+_COMMITTED = Isolation.READ_COMMITTED
+#: How often the brokers are asked which partitions there are.
+_TOPICS_EVERY_S = 5.0
+#: Read for dead letters only.
+_HEADERS = T.StructField(
+    HEADERS,
+    T.ArrayType(T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())])),
+)
+#: Fields that a record can have, with the types of each.
+_FIELDS: Mapping[str, tuple[T.DataType, ...]] = {
+    "key": (T.BinaryType(), T.StringType()),
+    "value": (T.BinaryType(), T.StringType()),
+    "topic": (T.StringType(),),
+    "partition": (T.IntegerType(), T.LongType()),
+    "offset": (T.LongType(),),
+    "timestamp": (T.TimestampType(),),
+}
+
+
+class KafkaRecordsSource(SplitSource):
+    """Reads Kafka topics without a JAR, records as they are; also as a part of a hybrid source.
+
+    Otherwise take a :class:`~flinkish_spark.connectors.kafka.source.KafkaSource`, which may read through the JVM.
+    Partitions, and topics that match, are found within 5 s of being made, and are read from their first
+    record; one that is deleted fails the job.
+
+    Parameters
+    ----------
+    bootstrap_servers, group_id, options, partitions
+        As for a KafkaSource.
+    topics
+        Names of topics; without them, a pattern.
+    pattern
+        A regular expression that the whole name of a topic matches, ``"orders-.*"``; also of topics that
+        come later.
+    schema
+        Any of the fields key and value (BINARY, or STRING if all are UTF-8), topic, partition, offset and
+        timestamp. Left out where `value` says what the fields are.
+    value, metadata
+        ``Json("field TYPE, ...")`` with what is done with bad records, and columns beside its fields,
+        as for a KafkaSource; dead letters are written without the JAR. Not in a hybrid source. Without it
+        records come as they are.
+    starting_offsets
+        As for a KafkaSource, asked for when the source begins to be read: in a hybrid source, behind the part
+        in front of it.
+    starting_at_ms
+        Begins each partition, also one that comes later, at its first record that is at least as late, in
+        milliseconds since 1970; where there is none yet, with what comes. 0 for everything that is there.
+    ending
+        As for a KafkaSource, fixed when the source begins to be read.
+    rate
+        Most records, which are counted by offsets.
+
+    Raises
+    ------
+    ConfigError, SchemaError
+        An argument cannot be used.
+
+    Examples
+    --------
+    >>> live = KafkaRecordsSource("broker:9092", ["orders"], starting_at_ms=1_767_225_600_000)
+    >>> live.schema.simpleString()
+    'struct<value:string>'
+    """
+
+    kind = "kafka-records"
+    #: The column with the records' times, and the field that is read for it alone.
+    _own_time: str = ""
+    _added: str = ""
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        topics: Sequence[str] = (),
+        *,
+        pattern: str = "",
+        partitions: Mapping[str, Sequence[int]] | None = None,
+        schema: str | T.StructType = "value STRING",
+        value: Json | None = None,
+        metadata: Sequence[str] = (),
+        starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST,
+        starting_at_ms: int = 0,
+        ending: KafkaEnd | None = None,
+        group_id: str = "",
+        options: Mapping[str, str] | None = None,
+        rate: RateLimit | None = None,
+    ) -> None:
+        with refused_as_config_errors("give milliseconds since 1970"):
+            checked_whole("starting_at_ms", starting_at_ms, least=0, most=(1 << 63) - 1)
+        self.connection = KafkaConnection(
+            bootstrap_servers,
+            values_by_name("options", options, what_to_do='give options by name: {"name": "value"}'),
+        )
+        self._wanted = Wanted.of(topics, pattern, partitions)
+        self.decoding = Decoding.of(value, metadata)
+        wanted = schema if self.decoding is None else self.decoding.needed
+        self.schema: T.StructType = output_schema(wanted, "a source of Kafka records")
+        for field in self.schema:
+            if field.dataType not in _FIELDS.get(field.name, ()):
+                raise ConfigError(
+                    f"a Kafka record has no field '{field.name}' of type {field.dataType.simpleString()}",
+                    what_to_do=f"choose among {', '.join(_FIELDS)}; key and value as BINARY or STRING",
+                )
+        self.group_id = instance_of("group_id", group_id, str, what_to_do="give a name, or leave it out")
+        self.rate = RateLimit() if rate is None else rate
+        self._from_ms, self._begin = starting_at_ms, checked_start(starting_offsets, self.group_id)
+        if starting_at_ms and self._begin is not StartingOffsets.EARLIEST:
+            raise ConfigError(
+                "starting_at_ms and starting_offsets are set for one source",
+                what_to_do="leave one of them out",
+            )
+        self._ending = checked_end(ending, None)
+        self._partitions: list[str] = []
+        self._looked_at = float("-inf")
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("_positions", "_admin", "_starts", "_ends")
+        kept = {name: value for name, value in self.__dict__.items() if name not in own}
+        return {**kept, "_partitions": [], "_looked_at": float("-inf")}
+
+    @cached_property
+    def _positions(self) -> Positions:
+        return Positions(self.connection)
+
+    @cached_property
+    def _admin(self) -> KafkaAdmin:
+        return KafkaAdmin(self.connection)
+
+    @property
+    def is_bounded(self) -> bool:  # type: ignore[override]
+        """Whether it was given an end."""
+        return self._ending is not None
+
+    # -- between micro-batches ------------------------------------------------------------------
+    def splits(self) -> Sequence[str]:
+        """Return the partitions."""
+        if time.monotonic() - self._looked_at >= _TOPICS_EVERY_S:
+            # This order matters: every partition that has an end is there by then, and none is left out.
+            ends = self._ends
+            places = self._wanted.places(self._positions, _CLOCK)
+            self._partitions = [_split(at) for at in places if ends is None or _split(at) in ends]
+            self._looked_at = time.monotonic()
+        return self._partitions
+
+    def first(self, split: str) -> int:
+        """Return where a partition begins to be read."""
+        place = _place(split)
+        if self._from_ms:
+            brokers = self._positions
+            return first_at_least_as_late(
+                {place: self._from_ms},
+                lambda times_ms: brokers.at_timestamps(times_ms, _COMMITTED),
+                lambda places: brokers.latest(places, _COMMITTED),
+            )[place]
+        # What comes later than the source, or than the savepoint that it goes on from, is read whole.
+        is_first = self._begin is not StartingOffsets.EARLIEST and self._fs_start is None
+        at = self._starts.get(split) if is_first else None
+        return self._positions.earliest([place])[place] if at is None else at
+
+    def latest(self, split: str, start: int, limit: int | None) -> int:
+        """Return the end of a partition for readers of committed records."""
+        place = _place(split)
+        # A broker that has just started may not know its end yet.
+        end = seen_to_stay(
+            lambda: self._positions.latest([place], _COMMITTED)[place], lambda at: at < start, _CLOCK
+        )
+        last = self.end(split)
+        end = end if last is None else max(start, min(end, last))
+        return end if limit is None else min(end, start + limit)
+
+    def end(self, split: str) -> int | None:
+        """Return where a partition ends, if the source does."""
+        return None if self._ends is None else self._ends[split]
+
+    @cached_property
+    def _starts(self) -> dict[str, int]:
+        return self._fixed("starts", lambda places: start_offsets(self._begin, self._admin, places))
+
+    @cached_property
+    def _ends(self) -> dict[str, int] | None:
+        ending = self._ending
+        if ending is None:
+            return None
+        name = hashlib.sha256(json.dumps(ending.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+        return self._fixed(f"ends-{name}", lambda places: ending.offsets(self._admin, places))
+
+    def _fixed(self, name: str, ask: Callable[[Sequence[Place]], dict[Place, int]]) -> dict[str, int]:
+        """Return offsets by split as they were found at the first call in the life of the job."""
+        if not self._fs_folder:
+            return {_split(place): at for place, at in self._asked(ask).items()}
+        store = LocalStore(self.job_folder)
+        objects, kind = SealedObjects(store, str(store.root)), "kafka-offsets"
+        if objects.optional(f"{name}.json", kind, dict) is None:
+            found = {_split(place): at for place, at in self._asked(ask).items()}
+            store.create_if_absent(f"{name}.json", seal(kind, {"offsets": found}))
+        offsets: dict[str, int] = objects.read(f"{name}.json", kind, dict)["offsets"]
+        return offsets
+
+    def _asked(self, ask: Callable[[Sequence[Place]], dict[Place, int]]) -> dict[Place, int]:
+        return ask(self._wanted.places(self._positions, _CLOCK))
+
+    def close(self) -> None:
+        """Close the connections."""
+        for name in ("_positions", "_admin"):
+            if name in self.__dict__:
+                self.__dict__.pop(name).close()
+
+    # -- in a task ------------------------------------------------------------------------------
+    def read(self, split: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Yield the committed records of a range."""
+        from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeReader
+        from flinkish_spark.connectors.kafka.client.settings import ReaderSettings
+
+        topic, partition = _place(split)
+        names = self.record_type.names
+        settings = ReaderSettings(include_headers=HEADERS in names)
+        reader = RangeReader(self.connection, settings)
+        for batch in reader.read(OffsetRange(topic, partition, start, end)):
+            yield batch.select(names)
+
+    # -- on the driver --------------------------------------------------------------------------
+    def with_own_time(self) -> Self:
+        """Return this source with the timestamp of Kafka's records."""
+        timed = self._with("_own_time", C.TIME)
+        return timed if "timestamp" in self.schema.names else timed._with("_added", "timestamp")
+
+    @property
+    def record_type(self) -> T.StructType:
+        """The fields, and the timestamp if only the time of a record is asked for."""
+        added = [T.StructField(self._added, T.TimestampType())] if self._added else []
+        return T.StructType([*self.schema, *added])
+
+    def load(self, spark: SparkSession, control_path: str) -> DataFrame:
+        """Return the stream, with the records' times where they are asked for."""
+        frame = super().load(spark, control_path)
+        if "timestamp" in frame.columns:
+            frame = with_known_times(frame)
+        if self._own_time:
+            frame = frame.withColumn(self._own_time, F.unix_millis("timestamp"))
+        if self.decoding is not None:
+            # Two scans that begin at different places count apart what they drop.
+            label = "" if self._fs_start is None else self._fs_start.label
+            return self.decoding.applied(frame, (label, "uid", self._fs_uid))
+        return frame.drop(self._added) if self._added else frame
+
+    @property
+    def drops_records(self) -> bool:
+        """Whether the policy for bad records is to drop them."""
+        return self.decoding is not None and self.decoding.drops_records
+
+    @property
+    def has_side_outputs(self) -> bool:
+        """Whether unreadable records go to a dead-letter topic."""
+        return bool(self._letters)
+
+    @property
+    def _letters(self) -> str:
+        return "" if self.decoding is None else letter_topic(self.decoding.value)
+
+    def side_uids(self, uid: str) -> tuple[str, ...]:
+        """Return the uid of the dead-letter sink."""
+        return (letters_uid(uid),) if self.has_side_outputs else ()
+
+    def side_outputs(
+        self, spark: SparkSession, uid: str, control_path: str, peers: Sequence[Sink]
+    ) -> tuple[SideOutput, ...]:
+        """Return the dead-letter stream: a second scan that keeps the unreadable records only."""
+        if self.decoding is None or not self.has_side_outputs:
+            return ()
+        scan = self._with("schema", T.StructType([*self.schema, _HEADERS]))
+        scan = scan._with("_fs_format", f"{self._fs_format}-letters")
+        raw = super(KafkaRecordsSource, scan).load(spark, control_path)
+        return (letters_of(raw, self.decoding.value, uid, self.connection, Engine.PYTHON, peers),)
+
+    def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
+        """Refuse brokers that do not answer, and topics and partitions that do not exist."""
+        super().preflight(spark, job_dir, uid)
+        read = self._wanted.topics or TopicPattern(self._wanted.pattern)
+        check_letter_topic(uid, self._letters, read)
+        wanted = [*self._wanted.topics, *filter(None, [self._letters])]
+        with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
+            found = admin.topics(wanted)
+            places_in(admin, self._wanted.topics, self._wanted.partitions)
+        missing = [topic for topic in wanted if topic not in found]
+        if missing:
+            raise unknown_topic(missing[0], self.connection.servers, of=f"source '{uid}'")
+
+    def check_retention(self, uid: str, needed_ms: int) -> None:
+        """Refuse topics that give up records before a replay would have read them again."""
+        check_topic_retention(self.connection, self._topics_now(), uid, needed_ms)
+
+    def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
+        """Compare topics and offsets with what the job still has to read."""
+        scans = [] if position is None else logged_positions(position, uid)
+        logged = LoggedOffsets(tuple(_by_topic(scan.offsets) for scan in scans)) if scans else None
+        checks = InputChecks(self._admin, self._topics_in(logged))
+        raise_if_it_stays(lambda: checks.replaced(job_dir, uid, logged) or checks.gone(uid, logged))
+
+    def check_start(self, uid: str, position: Position) -> None:
+        """Compare a savepoint's offsets with what the topics still hold."""
+        logged = LoggedOffsets((_by_topic(SplitPosition.from_json(position).offsets),))
+        checks = InputChecks(self._admin, self._topics_in(logged))
+        raise_if_it_stays(lambda: checks.gone(uid, logged))
+
+    def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
+        """Return the ids of the topics as the job recorded them when it first met each."""
+        facts = {name: job_dir.recorded(name) for name in (f"topic-{uid}-{t}" for t in self._topics_now())}
+        return {name: fact for name, fact in facts.items() if fact is not None}
+
+    def _topics_now(self) -> Sequence[str]:
+        if not self._wanted.pattern:
+            return self._wanted.topics
+        # A connection belongs to one thread, and this is called by several.
+        with Positions(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as brokers:
+            return sorted(brokers.matching(TopicPattern(self._wanted.pattern)))
+
+    def _topics_in(self, logged: LoggedOffsets | None) -> Sequence[str]:
+        """Return the topics that are named; of a pattern, those that match or were read."""
+        if not self._wanted.pattern:
+            return self._wanted.topics
+        begun = {topic for scan in logged.sources for topic in scan} if logged is not None else set()
+        return sorted(begun | set(self._topics_now()))
+
+    def committed(self, offsets: Mapping[str, Offset]) -> None:
+        """Commit the group's offsets, forward only."""
+        self._tell(offsets, "")
+
+    def _tell(self, offsets: Mapping[str, Offset], note: str) -> None:
+        if self.group_id:
+            flat = {_place(split): int(offset) for split, offset in offsets.items()}
+            commit_places(self._admin, self.group_id, flat, note)
+
+    def newest_marks(self, job: JobUuid) -> Sequence[Mark]:
+        """Ask the group."""
+        return group_marks(self._admin, self.group_id, job)
+
+
+def _split(place: Place) -> str:
+    return f"{place[0]}:{place[1]}"
+
+
+def _place(split: str) -> Place:
+    topic, _, partition = split.rpartition(":")
+    return topic, int(partition)
+
+
+def _by_topic(offsets: Mapping[str, Offset]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for split, offset in offsets.items():
+        topic, partition = _place(split)
+        found.setdefault(topic, {})[str(partition)] = int(offset)
+    return found

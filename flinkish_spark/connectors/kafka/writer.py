@@ -1,0 +1,737 @@
+"""Both halves of the Kafka sink behind its settings: columns, the writers, barriers, the committer."""
+
+from __future__ import annotations
+
+import json
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from pyspark import TaskContext
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from flinkish_spark.bridge.plans import Selection
+from flinkish_spark.bridge.shim import stage_kafka
+from flinkish_spark.connectors.json import json_schema
+from flinkish_spark.connectors.kafka.avro import avro_column, avro_misfit
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
+from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords, BarrierWriter
+from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
+from flinkish_spark.connectors.kafka.client.producer import MAX_ATTEMPT_INDEX
+from flinkish_spark.connectors.kafka.client.settings import (
+    DEFAULT_MAX_REQUEST_BYTES,
+    DeliveryGuarantee,
+    OnRefusal,
+    ProducerSettings,
+    RecordHeaders,
+    StagingSettings,
+)
+from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable, Liveness, TransactionClient
+from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
+from flinkish_spark.connectors.row_count import RowCount, reports
+from flinkish_spark.contracts.sink import Committer, SinkContext, SinkWriter, StageRequest, StageResult
+from flinkish_spark.core.errors import BrokerUnavailableError, CorruptObjectError, InternalError, SchemaError
+from flinkish_spark.core.formats import Avro, BadRecordPolicy, DeadLetter, Json, Raw
+from flinkish_spark.protocol.ids import CheckpointId, TransactionalId
+from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
+from flinkish_spark.protocol.timeline import Mark
+from flinkish_spark.transport import columns as C
+from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.exact_text import exact_text, json_of, unfit_for_json, unfit_for_text
+from flinkish_spark.worker.daemon import freeze_modules
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from flinkish_spark.connectors.kafka.client.producer import StagedTransaction
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The Kafka sink's writer in pure Python: the JVM writer's twin, for where no JAR can be loaded.
+#
+# Same rows in, same acks and committables out; either side can end what the other prepared.
+
+
+@dataclass(frozen=True)
+class StageInPython:
+    """Callable for mapInArrow: stages the rows of one task, yields one row, its report as JSON.
+
+    Parameters
+    ----------
+    settings
+        Of the transaction; its transactional id is the prefix that task and attempt are added to.
+    headers
+        What every record gets of ours.
+    """
+
+    settings: StagingSettings
+    headers: tuple[tuple[str, bytes], ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Stage one task's rows; called once per task attempt."""
+        import pyarrow as pa
+
+        from flinkish_spark.connectors.kafka.client.producer import StagedTransaction, free_transactional_id
+
+        freeze_modules()
+        task = TaskContext.get()
+        if task is None:
+            raise InternalError("rows are staged outside of a task")
+        name = self.settings.transactional_id
+        if name is not None:
+            partition, attempt = task.partitionId(), task.attemptNumber()
+            name = free_transactional_id(self.settings.connection, name, partition, attempt)
+        settings = replace(self.settings, transactional_id=name)
+        ack = RowCount(task.partitionId())
+        with StagedTransaction(settings, common_headers=self.headers) as transaction:
+            for batch in batches:
+                records = ack.admit(batch)
+                if records.num_rows:
+                    _write(transaction, records)
+            prepared = transaction.prepare()
+            counts = transaction.counts
+        done = replace(ack.done(), dropped=counts.dropped, dead_lettered=counts.dead_lettered)
+        report = {**done.to_json(), "committable": None if prepared is None else prepared.to_json()}
+        yield pa.record_batch([pa.array([json.dumps(report)])], names=["report"])
+
+
+def _write(transaction: StagedTransaction, records: pa.RecordBatch) -> None:
+    """Write a batch of the columns of `flinkish_spark.connectors.kafka.writer`."""
+    columns = dict(zip(records.schema.names, records.columns, strict=True))
+    transaction.write(
+        columns["key"],
+        columns["value"],
+        columns.get("headers"),
+        topics=columns["topic"],
+        partitions=columns.get("partition"),
+        timestamps_ms=_timestamps(transaction, columns.get("timestamp")),
+        misfits=columns.get("misfit"),
+    )
+
+
+def _timestamps(transaction: StagedTransaction, column: Any) -> Any:
+    """Return a column's milliseconds; null is the time of writing."""
+    if column is None or not column.null_count:
+        return None if column is None else column.to_numpy()
+    return column.fill_null(transaction.now_ms()).to_numpy()
+
+
+# ----------------------------------------------------------------------------------------------------------
+# From a stream's fields to the parts of a Kafka record, as columns that both writers take.
+#
+# | part | from | null | |---|---|---| | key | one column, or several as JSON or Avro | no key | | value |
+# `Raw`: one column; `Json`, `Avro`: several | of `Raw` a tombstone; the others never are | | topic |
+# `topic_column` | the sink's topic | | partition | `partition` | the partitioner decides | | timestamp |
+# `timestamp` | the time of writing | | a header | its column in `headers` | the record does not have it |
+
+
+Format = Json | Raw | Avro
+#: The columns that every writer gets, before those that not every sink has.
+KEY, VALUE, TOPIC = "key", "value", "topic"
+_LIST_OF_HEADERS = "array<struct<key:string,value:binary>>"
+PARTITION, TIMESTAMP, HEADERS, MISFIT = "partition", "timestamp", "headers", "misfit"
+
+
+def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> None:
+    """Refuse columns that the stream does not have, or whose type is not what they are used for.
+
+    Raises
+    ------
+    SchemaError
+        With the role, the column and what to choose from.
+    """
+    for part, form in (("key", sink.key_format), ("value", sink.value)):
+        for name in _named(form):
+            _kind(schema, uid, part, name)
+        _check_types(part, form, schema, uid)
+    wanted: list[tuple[str, str, tuple[type[T.DataType], ...], str]] = [
+        ("topic", sink.topic_column, (T.StringType,), "STRING"),
+        ("partition", sink.partition, (T.ByteType, T.ShortType, T.IntegerType), "INT"),
+        ("timestamp", sink.timestamp, (T.TimestampType, T.LongType), "TIMESTAMP, or BIGINT in milliseconds"),
+    ]
+    bytes_or_text = (T.StringType, T.BinaryType)
+    if isinstance(sink.headers, str):
+        _check_list_of_headers(_kind(schema, uid, "list of headers", sink.headers), sink.headers, uid)
+    else:
+        wanted += [(f"header '{n}'", c, bytes_or_text, "STRING or BINARY") for n, c in sink.headers.items()]
+    for role, column, kinds, words in wanted:
+        if column and not isinstance(kind := _kind(schema, uid, role, column), kinds):
+            raise SchemaError(
+                f"the {role} of sink '{uid}' is the column '{column}' of type {kind.simpleString()}",
+                why=f"it must be {words}",
+                what_to_do="cast it in a transform",
+                column=column,
+            )
+
+
+def _check_list_of_headers(kind: T.DataType, column: str, uid: str) -> None:
+    if kind.simpleString() != _LIST_OF_HEADERS:
+        raise SchemaError(
+            f"the list of headers of sink '{uid}' is the column '{column}' of type {kind.simpleString()}",
+            why=f"it must be {_LIST_OF_HEADERS}",
+            what_to_do='cast it in a transform, or name headers one by one: headers={"name": "column"}',
+            column=column,
+        )
+
+
+def _check_types(part: str, form: Format | None, schema: T.StructType, uid: str) -> None:
+    """Refuse a field whose values have no bytes that say exactly what they are; Avro is asked elsewhere."""
+    match form:
+        case Raw():
+            unfit, names = unfit_for_text, [form.column]
+        case Json():
+            unfit, names = unfit_for_json, _named(form) or schema.names
+        case _:
+            return
+    for name in names:
+        if (why := unfit(schema[name].dataType)) is not None:
+            raise SchemaError(
+                f"the {part} of sink '{uid}' has the field '{name}', which cannot be written exactly",
+                why=why,
+                what_to_do="convert it in a transform, for example by a cast to STRING",
+                column=name,
+            )
+
+
+def _kind(schema: T.StructType, uid: str, role: str, column: str) -> T.DataType:
+    if column not in schema.names:
+        raise SchemaError(
+            f"the {role} of sink '{uid}' is the column '{column}', which its stream does not have",
+            what_to_do=f"choose from {', '.join(schema.names)}",
+        )
+    return schema[column].dataType
+
+
+def _named(form: Format | None) -> list[str]:
+    """Return the columns that a format names itself; those of an Avro schema are compared by Spark."""
+    match form:
+        case Raw():
+            return [form.column]
+        case Json() if form.schema:
+            return list(json_schema(form).names)
+        case _:
+            return []
+
+
+def record_columns(sink: KafkaSinkSettings, schema: T.StructType) -> dict[str, Column]:
+    """Return the parts of a record by name, in the order in which the writers want them.
+
+    Key, value and topic are always there; of the others those that the sink has.
+    """
+    key_misfit, value_misfit = _misfit(sink.key_format, schema), _misfit(sink.value, schema)
+    found = {
+        KEY: _encoded(sink.key_format, schema, key_misfit, instead=None),
+        # What a dead letter of a record that has no Avro form tells of it.
+        VALUE: _encoded(sink.value, schema, value_misfit, instead=_json(schema.names)),
+        TOPIC: F.col(quoted(sink.topic_column)) if sink.topic_column else F.lit(None).cast("string"),
+    }
+    if sink.partition:
+        found[PARTITION] = F.col(quoted(sink.partition)).cast("int")
+    if sink.timestamp:
+        found[TIMESTAMP] = _milliseconds(schema, sink.timestamp)
+    if sink.headers:
+        found[HEADERS] = _headers(sink.headers)
+    misfits = [one for one in (key_misfit, value_misfit) if one is not None]
+    if misfits:
+        found[MISFIT] = F.coalesce(*misfits)
+    return {name: column.alias(name) for name, column in found.items()}
+
+
+def _misfit(form: Format | None, schema: T.StructType) -> Column | None:
+    return avro_misfit(form, schema) if isinstance(form, Avro) else None
+
+
+def _encoded(
+    form: Format | None, schema: T.StructType, misfit: Column | None, *, instead: Column | None
+) -> Column:
+    match form:
+        case None:
+            return F.lit(None).cast("binary")
+        case Raw():
+            return _as_bytes(schema, form.column)
+        case Json():
+            return _json(list(json_schema(form).names) if form.schema else schema.names)
+        case Avro() if misfit is None:
+            return avro_column(form, schema)
+        case Avro():
+            fitting = F.when(misfit.isNull(), avro_column(form, schema))
+            return fitting if instead is None else fitting.otherwise(instead)
+
+
+def _json(names: list[str]) -> Column:
+    fields = F.struct(*[F.col(quoted(n)).alias(n) for n in names])
+    return json_of(fields, null_fields=True).cast("binary")
+
+
+def _as_bytes(schema: T.StructType, column: str) -> Column:
+    kind = schema[column].dataType
+    value = F.col(quoted(column))
+    return value if isinstance(kind, T.BinaryType) else exact_text(value, kind).cast("binary")
+
+
+def _milliseconds(schema: T.StructType, column: str) -> Column:
+    value = F.col(quoted(column))
+    return F.unix_millis(value) if isinstance(schema[column].dataType, T.TimestampType) else value
+
+
+def _headers(headers: Mapping[str, str] | str) -> Column:
+    if isinstance(headers, str):
+        return F.col(quoted(headers))
+    entries = [
+        F.struct(F.lit(name).alias("key"), F.col(quoted(column)).cast("binary").alias("value"))
+        for name, column in headers.items()
+    ]
+    return F.filter(F.array(*entries), lambda entry: entry["value"].isNotNull())
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Barrier records as committables of a Kafka sink.
+#
+# A barrier record is staged, decided, committed, aborted and swept like data, with one difference: it
+# belongs to one checkpoint for ever. When that checkpoint is aborted its committables pass to the next one;
+# the data becomes visible with that, the barrier record must never. Whoever commits tells the two apart by
+# what the committable itself says, so every process, and every repetition, decides alike.
+
+
+LOG = logging.getLogger(__name__)
+#: The task number in the transactional id of barrier records; Spark numbers no partition so high.
+BARRIER_TASK = 999_999_999
+_BARRIER = "barrier_of"
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaStaged:
+    """A committable of a Kafka sink: the records of a task, or the barrier records of a checkpoint.
+
+    Parameters
+    ----------
+    handle
+        Of the transaction.
+    barrier_of
+        The checkpoint; None for data.
+    """
+
+    handle: KafkaCommittable
+    barrier_of: CheckpointId | None = None
+
+    def to_payload(self) -> dict[str, Any]:
+        """Return the stored form; data is stored as its handle alone."""
+        more = {} if self.barrier_of is None else {_BARRIER: int(self.barrier_of)}
+        return {**self.handle.to_json(), **more}
+
+    @classmethod
+    def of(cls, payload: Mapping[str, Any]) -> KafkaStaged:
+        """Read the stored form.
+
+        Raises
+        ------
+        CorruptObjectError
+            A field is missing, unknown or out of range.
+        """
+        fields = dict(payload)
+        barrier_of = fields.pop(_BARRIER, None)
+        try:
+            checkpoint = None if barrier_of is None else CheckpointId(barrier_of)
+        except ValueError as wrong:
+            raise CorruptObjectError("a stored Kafka committable cannot be read", why=str(wrong)) from wrong
+        return cls(KafkaCommittable.from_json(fields), checkpoint)
+
+    def belongs_to(self, checkpoint: CheckpointId) -> bool:
+        """Whether committing `checkpoint` makes this visible."""
+        return self.barrier_of in (None, checkpoint)
+
+
+def checkpoint_in(tasks: Iterable[TaskAck]) -> CheckpointId | None:
+    """Return the checkpoint whose barrier the tasks of a micro-batch saw, the newest if several."""
+    return max((barrier.checkpoint for task in tasks for barrier in task.barriers), default=None)
+
+
+def stage_barrier(
+    writer: BarrierWriter, checkpoint: CheckpointId, request: StageRequest, context: SinkContext
+) -> KafkaStaged:
+    """Stage the barrier records behind the data of a micro-batch, all of which is flushed."""
+    # The block is this micro-batch's alone, so no other transaction can have this id.
+    name = TransactionalId(context.job, context.owner_epoch, request.block, BARRIER_TASK, 0)
+    return KafkaStaged(writer.stage(checkpoint, request.lineage, str(name)), checkpoint)
+
+
+def committed(client: TransactionClient, checkpoint: CheckpointId, staged: KafkaStaged) -> CommitAnswer:
+    """Commit what belongs to a decided checkpoint, abort the barrier records of another one."""
+    if not staged.belongs_to(checkpoint):
+        return client.abort(staged.handle)
+    answer = client.commit(staged.handle)
+    if staged.barrier_of is None or answer.outcome is not Outcome.LOST:
+        return answer
+    # No record of anybody is missing: readers that follow this job's checkpoints wait for the next.
+    LOG.warning("the barrier records of checkpoint %s are lost, no data is: %s", checkpoint, answer.detail)
+    return CommitAnswer(Outcome.ALREADY_COMMITTED, f"barrier records only, given up: {answer.detail}")
+
+
+def bound(staged: Sequence[KafkaStaged]) -> dict[int, KafkaStaged]:
+    """Return by position what must be alive for a decision: data, and the newest barrier records."""
+    newest = max((one.barrier_of for one in staged if one.barrier_of is not None), default=None)
+    return {i: one for i, one in enumerate(staged) if one.barrier_of in (None, newest)}
+
+
+def staged_in(committables: Sequence[Committable]) -> list[KafkaStaged]:
+    """Return what the committables of one sink stand for."""
+    return [KafkaStaged.of(committable.payload) for committable in committables]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The staging half of the Kafka sink: one output per task, written by the JAR or in Python.
+
+
+#: Which job and which of its sinks wrote a record.
+JOB_HEADER, UID_HEADER = "flinkish-job", "flinkish-uid"
+#: The checkpoint that a record was expected to become visible with.
+CHECKPOINT_HEADER = "flinkish-checkpoint"
+#: Which micro-batch wrote a record, as ``<lineage>/<batch>``.
+BATCH_HEADER = "flinkish-batch"
+
+
+class KafkaWriter(SinkWriter):
+    """Writes the records of a micro-batch into one output per task."""
+
+    def __init__(self, sink: KafkaSinkSettings, context: SinkContext) -> None:
+        self._sink, self._context = sink, context
+        with KafkaAdmin(sink.connection) as admin:
+            limits = {name: info.max_message_bytes for name, info in admin.topics(sink.topics).items()}
+        own = int(sink.producer_option("max.request.size") or DEFAULT_MAX_REQUEST_BYTES)
+        self._max_record_bytes = min([own, *(limits[name] for name in sink.data_topics if name in limits)])
+        letters = [limits[name] for name in sink.dead_letter_topics if name in limits]
+        self._max_dead_letter_bytes = min([own, *letters])
+        columns = record_columns(sink, context.schema)
+        self._names = tuple(columns)
+        self._parts = Selection([*map(F.col, C.SINK_CONTROL), *columns.values()])
+        self._barriers: BarrierWriter | None = None
+        if sink.barriers is BarrierRecords.EACH_CHECKPOINT:
+            self._barriers = BarrierWriter(
+                sink.connection, sink.topic, context.job, context.uid, sink.transaction_timeout_ms
+            )
+
+    def stage(self, request: StageRequest) -> StageResult:
+        """Stage, tell acks and committables apart, and close a checkpoint with its barrier records."""
+        found = self._reports(self._parts.of(request.rows), self._names, request)
+        staged = [
+            KafkaStaged(KafkaCommittable.from_json(r["committable"])) for r in found if r["committable"]
+        ]
+        tasks = tuple(TaskAck.from_json(r) for r in found)
+        checkpoint = checkpoint_in(tasks)
+        if self._barriers is not None and checkpoint is not None:
+            # Last, so that its offsets and its commit come behind those of the data.
+            staged.append(stage_barrier(self._barriers, checkpoint, request, self._context))
+        return StageResult(tasks, tuple(one.to_payload() for one in staged))
+
+    @abstractmethod
+    def _reports(
+        self, rows: DataFrame, columns: Sequence[str], request: StageRequest
+    ) -> Sequence[Mapping[str, Any]]:
+        """Write; return each task's ack with its committable. `columns` come behind the control columns."""
+
+    def _prefix(self, request: StageRequest) -> str:
+        return TransactionalId.prefix(self._context.job, self._context.owner_epoch, request.block)
+
+    def _headers(self, request: StageRequest) -> dict[str, str]:
+        """Return what every record of a micro-batch carries of ours."""
+        batch = {BATCH_HEADER: f"{request.lineage}/{request.batch}"}
+        match self._sink.record_headers:
+            case RecordHeaders.NONE:
+                return {}
+            case RecordHeaders.BATCH:
+                return batch
+            case RecordHeaders.FULL:
+                job, uid = str(self._context.job), self._context.uid
+                checkpoint = str(request.checkpoint)
+                return {JOB_HEADER: job, UID_HEADER: uid, CHECKPOINT_HEADER: checkpoint, **batch}
+
+    def _declared(self) -> list[str] | None:
+        return list(self._sink.data_topics) if self._sink.topic_column else None
+
+    def _partitions(self) -> dict[str, int] | None:
+        """Ask now: partitions may have been added, and a record may name one of them."""
+        if not self._sink.partition:
+            return None
+        with KafkaAdmin(self._sink.connection) as admin:
+            return {name: info.partitions for name, info in admin.topics(self._sink.data_topics).items()}
+
+
+class PythonWriter(KafkaWriter):
+    """Runs the writer in Python workers."""
+
+    def _reports(
+        self, rows: DataFrame, columns: Sequence[str], request: StageRequest
+    ) -> Sequence[Mapping[str, Any]]:
+        sink = self._sink
+        is_exact = sink.delivery is DeliveryGuarantee.EXACTLY_ONCE
+        oversize, letters = _policy(sink.oversize_policy)
+        bad_record, bad_letters = _policy(sink.on_bad_record)
+        declared = self._declared()
+        settings = StagingSettings(
+            connection=sink.connection,
+            transactional_id=self._prefix(request) if is_exact else None,
+            transaction_timeout_ms=sink.transaction_timeout_ms,
+            guarantee=sink.delivery,
+            uid=self._context.uid,
+            max_record_bytes=self._max_record_bytes,
+            max_dead_letter_bytes=self._max_dead_letter_bytes,
+            default_topic=sink.topic,
+            topics=None if declared is None else frozenset(declared),
+            partitions=self._partitions(),
+            oversize=oversize,
+            dead_letter_topic=letters,
+            bad_record=bad_record,
+            bad_record_topic=bad_letters,
+            producer=ProducerSettings.of(sink.producer, sink.delivery),
+        )
+        headers = tuple((name, text.encode()) for name, text in self._headers(request).items())
+        return reports(rows, StageInPython(settings, headers))
+
+
+class JvmWriter(KafkaWriter):
+    """Runs the writer of the JAR."""
+
+    def _reports(
+        self, rows: DataFrame, columns: Sequence[str], request: StageRequest
+    ) -> Sequence[Mapping[str, Any]]:
+        places = {name: len(C.SINK_CONTROL) + place for place, name in enumerate(columns)}
+        optional = (PARTITION, TIMESTAMP, HEADERS, MISFIT)
+        options = {
+            **jvm_options(self._sink, self._max_record_bytes),
+            "transactional_id_prefix": self._prefix(request),
+            "headers": self._headers(request),
+            "uid": self._context.uid,
+            "max_dead_letter_bytes": self._max_dead_letter_bytes,
+            "topics": self._declared(),
+            "partitions": self._partitions(),
+            "columns": {name: places[name] for name in optional if name in places},
+        }
+        return stage_kafka(rows, options)
+
+
+def jvm_options(sink: KafkaSinkSettings, max_record_bytes: int) -> dict[str, Any]:
+    """Return the options of the JAR's writer that are the same for all micro-batches of a sink."""
+    producer = {name.removeprefix("kafka."): value for name, value in sink.producer.items()}
+    oversize, letters = _policy(sink.oversize_policy)
+    bad_record, bad_letters = _policy(sink.on_bad_record)
+    return {
+        "producer": {**sink.connection.for_java(), **producer},
+        "delivery": sink.delivery.value,
+        "topic": sink.topic,
+        "transactional_id_prefix": "",
+        "max_attempt_index": MAX_ATTEMPT_INDEX,
+        "transaction_timeout_ms": sink.transaction_timeout_ms,
+        "max_record_bytes": max_record_bytes,
+        "oversize": oversize.value,
+        "dead_letter_topic": letters,
+        "bad_record": bad_record.value,
+        "bad_record_topic": bad_letters,
+    }
+
+
+def _policy(policy: BadRecordPolicy) -> tuple[OnRefusal, str | None]:
+    if isinstance(policy, DeadLetter):
+        return OnRefusal.DEAD_LETTER, policy.topic
+    return OnRefusal(policy.value), None
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The committing half of the Kafka sink: transactions are ended in order, whole micro-batches at a time.
+#
+# What :meth:`KafkaCommitter.commit` answers, and what a replay may rely on:
+#
+# - Answers come in the order of the committables and end at the first that is not done. So what is
+#   committed is always a beginning of the committables, in this call and in all earlier ones, and
+#   nothing behind the last answer has ever been committed.
+# - Before the first transaction of a micro-batch is committed the coordinators are asked about all of
+#   them. If one is lost and none was committed before, none is: LOST stands at the first committable of
+#   the micro-batch, which may itself still be open. That micro-batch can be staged again as a whole.
+# - If some were committed before (by a process that died, or by this one before a time limit struck),
+#   LOST stands at the first lost one, and everything before it is done. Then only the tasks from there
+#   on can be staged again, by :meth:`KafkaCommitter.task_of`.
+# - `is_proven_aborted` of LOST is about every lost transaction of the micro-batch, and false if
+#   somebody committed one behind the last answer, which no process of this package does.
+# - RETRY says that nothing is known, or that a time limit struck between the look and the commit.
+
+
+MicroBatch = Sequence[KafkaStaged]
+
+
+class KafkaCommitter(Committer):
+    """Ends what tasks staged; see the module's head.
+
+    Parameters
+    ----------
+    client
+        Asks the coordinators; closed with the committer.
+    marks
+        Says at the brokers which checkpoint was committed; None for nothing.
+    """
+
+    def __init__(
+        self, client: TransactionClient, context: SinkContext, marks: KafkaMarks | None = None
+    ) -> None:
+        self._client, self._context, self._marks = client, context, marks
+
+    def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
+        """Commit whole micro-batches in the given order, stopping at what is not done.
+
+        The barrier records of a checkpoint that was aborted are aborted here.
+        """
+        micro_batches = list(_micro_batches(staged_in(committables)))
+        try:
+            if micro_batches:
+                self._mark(checkpoint)
+            alive = self._looked_at(micro_batches)
+        except BrokerUnavailableError as unanswered:
+            return [CommitAnswer(Outcome.RETRY, str(unanswered))]
+        answers: list[CommitAnswer] = []
+        for micro_batch in micro_batches:
+            answers += self._committed(checkpoint, micro_batch, alive)
+            if not answers[-1].outcome.is_done:
+                break
+        return answers
+
+    def newest_marks(self) -> Sequence[Mark]:
+        """Ask the brokers."""
+        mark = None if self._marks is None else self._marks.newest()
+        return () if mark is None else (mark,)
+
+    def _mark(self, checkpoint: CheckpointId) -> None:
+        """Leave the mark of a checkpoint; raise AnotherTimelineError if that of another timeline is there.
+
+        This order matters: before the first transaction ends, since readers may see its records from then on,
+        and a directory of before must not write them again.
+        """
+        if self._marks is None:
+            return
+        found, ours = self._marks.newest(), self._context.timeline.mark_of(checkpoint)
+        if found is not None:
+            self._context.require_ours(found, checkpoint)
+        if found != ours:
+            self._marks.leave(ours)
+
+    def _looked_at(self, micro_batches: Sequence[MicroBatch]) -> Mapping[KafkaCommittable, Liveness]:
+        """Ask about every micro-batch that could be committed halfway: one request to a coordinator."""
+        data = [[one.handle for one in batch if one.barrier_of is None] for batch in micro_batches]
+        handles = [handle for of_one in data if len(of_one) > 1 for handle in of_one]
+        return self._client.is_alive(handles) if handles else {}
+
+    def _committed(
+        self, checkpoint: CheckpointId, micro_batch: MicroBatch, alive: Mapping[KafkaCommittable, Liveness]
+    ) -> list[CommitAnswer]:
+        """Commit one micro-batch; all answers are done but the last one."""
+        # A transaction that is not open under its own epoch never is again, so that asking for its commit
+        # changes nothing and tells what became of it: committed before, or lost.
+        settled = {
+            position: self._client.commit(one.handle)
+            for position, one in enumerate(micro_batch)
+            if one.handle in alive and not alive[one.handle].alive
+        }
+        lost = {position: answer for position, answer in settled.items() if _is(answer, Outcome.LOST)}
+        is_touched = any(answer.outcome.is_done for answer in settled.values())
+        unknown = next((answer for answer in settled.values() if _is(answer, Outcome.RETRY)), None)
+        if lost and not is_touched and unknown is None:
+            return [_lost(lost, micro_batch, settled)]
+        answers: list[CommitAnswer] = []
+        for position, one in enumerate(micro_batch):
+            known = settled.get(position)
+            if unknown is not None and (known is None or not known.outcome.is_done):
+                # What became of the rest of the micro-batch is to be known first.
+                answers.append(unknown)
+            elif position in lost:
+                answers.append(_lost(lost, micro_batch, settled))
+            else:
+                answers.append(known or self._ended(checkpoint, one, alive))
+            if not answers[-1].outcome.is_done:
+                break
+        return answers
+
+    def _ended(
+        self, checkpoint: CheckpointId, one: KafkaStaged, alive: Mapping[KafkaCommittable, Liveness]
+    ) -> CommitAnswer:
+        answer = committed(self._client, checkpoint, one)
+        if one.handle in alive and _is(answer, Outcome.LOST):
+            # It was open at the look. The next call looks again and sees the micro-batch as a whole.
+            return CommitAnswer(Outcome.RETRY, f"lost since it was looked at: {answer.detail}")
+        return answer
+
+    def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
+        """End each transaction with ABORT."""
+        return [self._client.abort(staged.handle) for staged in staged_in(committables)]
+
+    def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
+        """Ask the transaction coordinators."""
+        handles = {index: one.handle for index, one in bound(staged_in(committables)).items()}
+        alive = self._client.is_alive(handles.values())
+        who = f"sink '{self._context.uid}', transaction"
+        return {
+            index: f"{who} {handle.transactional_id}: {alive[handle].reason}"
+            for index, handle in handles.items()
+            if not alive[handle].alive
+        }
+
+    def task_of(self, committable: Committable) -> int | None:
+        """Return the Spark partition that a transaction's id names; None for barrier records."""
+        staged = KafkaStaged.of(committable.payload)
+        name = TransactionalId.parse(staged.handle.transactional_id)
+        return None if name is None or staged.barrier_of is not None else name.task
+
+    def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
+        """Abort open transactions of this job that nobody will decide."""
+        names = {str(c.payload.get("transactional_id", "")) for c in kept}
+        aborted = 0
+        listed = self._client.list_of_job(self._context.job)
+        # This order matters: a block that is leased after the listing has nothing in it.
+        leased = running_blocks()
+        for found in listed:
+            mine = found.transactional_id.owner_epoch == self._context.owner_epoch
+            newer = found.transactional_id.owner_epoch > self._context.owner_epoch
+            running = mine and found.transactional_id.block in leased
+            if newer or running or str(found.transactional_id) in names:
+                continue
+            self._client.abort_open(found.transactional_id)
+            aborted += 1
+        return aborted
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+
+def _micro_batches(staged: Sequence[KafkaStaged]) -> Iterator[MicroBatch]:
+    """Yield what belongs to one micro-batch: it has a block of its own until the receipt."""
+
+    def block_of(one: KafkaStaged) -> tuple[object, ...]:
+        name = TransactionalId.parse(one.handle.transactional_id)
+        # A name that is not ours stands for itself.
+        return (one.handle,) if name is None else (name.owner_epoch, name.block)
+
+    for _, of_one_block in groupby(staged, block_of):
+        yield list(of_one_block)
+
+
+def _lost(
+    lost: Mapping[int, CommitAnswer], micro_batch: MicroBatch, settled: Mapping[int, CommitAnswer]
+) -> CommitAnswer:
+    """Return the answer about a micro-batch that has lost transactions."""
+    first = min(lost)
+    is_proven = all(answer.is_proven_aborted for answer in lost.values())
+    detail = lost[first].detail
+    if len(micro_batch) > 1:
+        detail += f" ({len(lost)} of the {len(micro_batch)} transactions of its micro-batch are lost)"
+    behind = [p for p, answer in settled.items() if p > first and answer.outcome.is_done]
+    if behind:
+        name = micro_batch[behind[0]].handle.transactional_id
+        detail += f"; {name} behind it was committed, by nobody of this package"
+    return replace(lost[first], detail=detail, is_proven_aborted=is_proven and not behind)
+
+
+def _is(answer: CommitAnswer, outcome: Outcome) -> bool:
+    return answer.outcome is outcome

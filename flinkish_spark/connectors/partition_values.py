@@ -1,0 +1,81 @@
+"""Values of partition columns: a store keeps them as text, in a folder's name or its log, and reads it back.
+
+Where the text stands for another value, two of a stream's values would be one partition, without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from flinkish_spark.types.ddl import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+#: What stands for null in a folder's name.
+NULL_BUCKET = "__HIVE_DEFAULT_PARTITION__"
+
+
+#: Types whose text may not be the value again: a TIMESTAMP's is a time of the session's zone.
+_WITH_ANOTHER_TEXT = (T.TimestampType, T.FloatType, T.DoubleType)
+
+
+def why_no_partition(kind: T.DataType) -> str:
+    """Return why values of a type cannot say which partition a record is in; empty if they can."""
+    if isinstance(kind, T.BinaryType):
+        return "bytes are no text: different ones would be one partition"
+    if isinstance(kind, T.StringType) and not kind.isUTF8BinaryCollation():
+        return f"its collation {kind.collation} takes different texts for equal"
+    return ""
+
+
+def partition_conditions(frame: DataFrame, names: Iterable[str]) -> Iterator[tuple[str, Column]]:
+    """Yield what must be true of each record, and how errors say it.
+
+    Parameters
+    ----------
+    names
+        Partition columns; those that the frame does not have are left out. Case does not matter.
+    """
+    fields = {field.name.lower(): field for field in frame.schema}
+    for field in (fields[name.lower()] for name in names if name.lower() in fields):
+        column, what = F.col(quoted(field.name)), f"the partition column {field.name}"
+        if isinstance(field.dataType, T.StringType):
+            is_kept = ~column.isin("", NULL_BUCKET)
+            yield f"{what} NOT IN ('', '{NULL_BUCKET}'), which would become NULL,", column.isNull() | is_kept
+        elif isinstance(field.dataType, _WITH_ANOTHER_TEXT):
+            again = column.cast("string").cast(field.dataType)
+            yield f"{what} being the value of its text", column.eqNullSafe(again)
+
+
+def refusing(frame: DataFrame, names: Iterable[str], marker: str) -> DataFrame:
+    """Return the same frame, which fails at a record that a partition column cannot keep.
+
+    Parameters
+    ----------
+    marker
+        What the error's text begins with.
+    """
+    return refusing_others(frame, partition_conditions(frame, names), marker)
+
+
+def refusing_others(frame: DataFrame, conditions: Iterable[tuple[str, Column]], marker: str) -> DataFrame:
+    """Return the same frame, which fails at a record of which a condition is not true.
+
+    Parameters
+    ----------
+    conditions
+        What errors say of each, and the condition.
+    marker
+        What the error's text begins with.
+    """
+    row = F.to_json(F.struct(*[F.col(quoted(name)) for name in frame.columns]))
+    for what, is_kept in conditions:
+        text = F.concat(F.lit(f"{marker} {what} is violated by the record "), F.substring(row, 1, 1_000))
+        frame = frame.where(F.when(is_kept, F.lit(True)).otherwise(F.raise_error(text).cast("boolean")))
+    return frame

@@ -1,0 +1,122 @@
+"""The staging half of a Delta sink: data files where they will stay, or rows that wait in a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark import TaskContext
+from pyspark.sql import functions as F
+
+from flinkish_spark.core.clock import wall_ms
+from flinkish_spark.core.errors import EnvironmentFault, InternalError
+from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.latency import SINK_REPORTER
+from flinkish_spark.protocol.records import Barrier, TaskAck, TimeReport
+from flinkish_spark.transport import columns as C
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+
+class RowsDifferError(EnvironmentFault):
+    """Rows were counted that were not written, or the other way round; the micro-batch is run again."""
+
+    restartable = True
+    ends_when_repeated = True
+
+
+class CountedRows:
+    """Stands in for the JAR's row tap: counts in a pass of its own over the kept micro-batch.
+
+    Parameters
+    ----------
+    rows
+        Control columns and fields of a micro-batch.
+    """
+
+    def __init__(self, rows: DataFrame) -> None:
+        self._rows = rows
+        self.records = rows.where(F.col(C.KIND) == int(C.Kind.RECORD))
+
+    def acks(self) -> Sequence[TaskAck]:
+        """Return one ack per partition."""
+        control = self._rows.select(C.KIND, C.CHECKPOINT, C.CHANNEL, C.HASH)
+        return tuple(TaskAck.from_json(report) for report in reports(control, count_in_python))
+
+
+_WRAP = 1 << 64
+
+
+class RowCount:
+    """Counts records, and takes barriers, reports and markers out, as the row tap in the JAR does.
+
+    Parameters
+    ----------
+    partition
+        Spark partition index of the task.
+    """
+
+    def __init__(self, partition: int) -> None:
+        self._partition = partition
+        self._rows = self._digest = 0
+        self._barriers: list[Barrier] = []
+        self._reports: list[TimeReport] = []
+
+    def admit(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Count a batch's rows; return its records alone."""
+        import pyarrow.compute as pc
+
+        is_record = pc.equal(batch.column(C.KIND), int(C.Kind.RECORD))
+        control = batch.select(list(C.SINK_CONTROL)).filter(pc.invert(is_record))
+        if control.num_rows:
+            self._note(control)
+        records = batch.filter(is_record) if control.num_rows else batch
+        self._rows += records.num_rows
+        # Adding up as unsigned numbers wraps, as the digest is defined.
+        hashes = records.column(C.HASH).to_numpy(zero_copy_only=False).view("uint64")
+        self._digest = (self._digest + int(hashes.sum(dtype="uint64"))) % _WRAP
+        return records
+
+    def _note(self, control: pa.RecordBatch) -> None:
+        """Note control rows; of kinds that are for nobody here, nothing."""
+        for kind, first, place, second in zip(
+            *(column.to_pylist() for column in control.columns), strict=True
+        ):
+            if kind == int(C.Kind.BARRIER):
+                self._barriers.append(Barrier(CheckpointId(first), place))
+            elif kind == int(C.Kind.MARKER):
+                self._reports.append(TimeReport(SINK_REPORTER, place, first, wall_ms()))
+            elif kind >= C.FIRST_REPORT:
+                self._reports.append(TimeReport(kind - C.FIRST_REPORT, place, first, second))
+
+    def done(self) -> TaskAck:
+        """Return the task's acknowledgement."""
+        return TaskAck(
+            self._partition,
+            self._rows,
+            self._digest,
+            tuple(self._barriers),
+            reports=tuple(self._reports),
+        )
+
+
+def count_in_python(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Count one task's rows; for mapInArrow, yields one row, the ack as JSON."""
+    import pyarrow as pa
+
+    task = TaskContext.get()
+    if task is None:
+        raise InternalError("rows are counted outside of a task")
+    ack = RowCount(task.partitionId())
+    for batch in batches:
+        ack.admit(batch)
+    yield pa.record_batch([pa.array([json.dumps(ack.done().to_json())])], names=["report"])
+
+
+def reports(rows: DataFrame, function: Any) -> Sequence[dict[str, Any]]:
+    """Run `function` over every partition and return its reports, in order of partition."""
+    found = [json.loads(row.report) for row in C.map_in_arrow(rows, function, "report STRING").collect()]
+    return sorted(found, key=lambda report: int(report["partition"]))

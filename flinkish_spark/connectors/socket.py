@@ -1,0 +1,613 @@
+"""Lines of text from a TCP socket, durable before anybody is told of them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+import socket
+import struct
+import threading
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from flinkish_spark.connectors.rates import RateLimit
+from flinkish_spark.connectors.splits import Offset, SourceUnavailable, SplitSource, logged_positions
+from flinkish_spark.core.errors import (
+    ConfigError,
+    CorruptObjectError,
+    FlinkishError,
+    InputLostError,
+    StoreError,
+)
+from flinkish_spark.core.forks import OwnFile
+from flinkish_spark.core.store import LocalStore, ObjectMissing, make_directories, sync_directory
+from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable
+from flinkish_spark.protocol.limits import MOST_MS, Limit, checked_limit, checked_whole, exceeds
+
+if TYPE_CHECKING:
+    from flinkish_spark.core.job_dir import JobDir
+    from flinkish_spark.core.offset_log import LoggedOffsets
+    from flinkish_spark.protocol.plan_layout import Position
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Lines that came over a socket, durable before anybody is told of them.
+#
+# A folder of segments, each named by the position of its first byte in the whole log. A line is a frame:
+# length, checksum, bytes. A process that dies may leave a frame half written; the next writer cuts it off.
+# It was never offered: a reader makes what it offers durable first. The end is a file of its own, so that
+# no line can be taken for it.
+#
+# One process writes at a time: it holds a lock on a file that it has open, so the lock goes with the
+# process.
+
+
+_FRAME = struct.Struct(">II")
+_ENDING, _LAST = ".log", "end"
+#: A segment is deleted whole, so it should not be much larger than what a few checkpoints cover.
+SEGMENT_BYTES = 16 << 20
+#: No frame is longer; a length above it is damage.
+MOST_LINE_BYTES = 1 << 28
+
+
+def segments(folder: Path) -> list[int]:
+    """Return the positions at which segments begin, in order."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    stems = [name.removesuffix(_ENDING) for name in names if name.endswith(_ENDING)]
+    return sorted(int(stem) for stem in stems if stem.isdecimal())
+
+
+def _path(folder: Path, first: int) -> Path:
+    return folder / f"{first:020d}{_ENDING}"
+
+
+def _frames(file: BinaryIO, at: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the bytes of whole frames and the position behind each; `at` is where `file` stands."""
+    while True:
+        head = file.read(_FRAME.size)
+        if len(head) < _FRAME.size:
+            return
+        length, checksum = _FRAME.unpack(head)
+        data = file.read(length) if length <= MOST_LINE_BYTES else b""
+        if len(data) < length or _checksum(data) != checksum:
+            return
+        at += _FRAME.size + length
+        yield at, data
+
+
+def _checksum(data: bytes) -> int:
+    # Begun at 1: zeros, which a file system may leave behind a power cut, are no empty line.
+    return zlib.crc32(data, 1)
+
+
+class SocketLogWriter:
+    """Appends; belongs to one thread of one process.
+
+    Parameters
+    ----------
+    folder
+        Of the log.
+    lock
+        The lock, which this writer now owns.
+    """
+
+    def __init__(self, folder: Path, lock: OwnFile) -> None:
+        self._folder, self._lock = folder, lock
+        known = segments(folder)
+        self._first = known[-1] if known else 0
+        self._file = self._opened(_path(folder, self._first))
+        self._at = max((behind for behind, _ in _frames(self._file, self._first)), default=self._first)
+        self._file.truncate(self._at - self._first)
+        self._file.seek(self._at - self._first)
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether it was written that no line will follow."""
+        return (self._folder / _LAST).exists()
+
+    @classmethod
+    def take(cls, folder: Path) -> SocketLogWriter | None:
+        """Return the writer, or None while another process has it.
+
+        Raises
+        ------
+        StoreError
+            The disk refuses.
+        """
+        try:
+            make_directories(folder)
+            lock = OwnFile(folder / "lock", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.close()
+                return None
+            return cls(folder, lock)
+        except OSError as error:
+            raise _failed(folder, error) from error
+
+    def append(self, lines: Sequence[bytes]) -> None:
+        """Write lines; they are durable on return.
+
+        Raises
+        ------
+        StoreError
+            The disk refuses. This writer must not be used any more.
+        """
+        data = b"".join(_FRAME.pack(len(line), _checksum(line)) + line for line in lines)
+        try:
+            if self._at - self._first >= SEGMENT_BYTES:
+                self._file.close()
+                self._first = self._at
+                self._file = self._opened(_path(self._folder, self._first))
+            self._file.write(data)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise _failed(self._folder, error) from error
+        self._at += len(data)
+
+    def end(self) -> None:
+        """Write that no line will follow; durable on return."""
+        LocalStore(self._folder).put(_LAST, str(self._at).encode())
+
+    def _opened(self, path: Path) -> BinaryIO:
+        is_new = not path.exists()
+        # Not for appending alone: what is half written is cut off.
+        file = open(path, "w+b" if is_new else "r+b")  # noqa: SIM115 - held until close()
+        if is_new:
+            sync_directory(self._folder)
+        return file
+
+    def close(self) -> None:
+        """Let another process write."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+        if self._lock.is_open:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            self._lock.close()
+
+
+class SocketLogReader:
+    """Reads what there is, beside any writer; may be used by any process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def extent(self) -> tuple[int, int]:
+        """Return the positions in front of the first and behind the last byte that is there."""
+        known = segments(self._folder)
+        return (known[0], known[-1] + _path(self._folder, known[-1]).stat().st_size) if known else (0, 0)
+
+    def advance(self, start: int, limit: int | None) -> int:
+        """Return the position behind at most `limit` lines from `start` on; they are durable on return.
+
+        Raises
+        ------
+        InputLostError
+            There are no lines at `start` any more.
+        """
+        known, at, left = segments(self._folder), start, limit
+        self._check_first(start, known)
+        for first in _from(known, start):
+            if first > at:
+                raise self._damaged(at, first)
+            with open(_path(self._folder, first), "rb") as file:
+                file.seek(at - first)
+                before = at
+                for behind, _ in itertools.islice(_frames(file, at), left):
+                    at, left = behind, None if left is None else left - 1
+                if at > before:
+                    # The writer may not have come to it yet.
+                    os.fsync(file.fileno())
+            if left == 0:
+                break
+        return at
+
+    def ends_at(self) -> int | None:
+        """Return the position behind the last line for ever; None while lines may follow."""
+        try:
+            return int(LocalStore(self._folder).read(_LAST))
+        except ObjectMissing:
+            return None
+
+    def read(self, start: int, end: int) -> Iterator[bytes]:
+        """Yield the lines between two positions that :meth:`advance` gave.
+
+        Raises
+        ------
+        InputLostError
+            They were deleted, since no checkpoint needed them any more.
+        CorruptObjectError
+            They are damaged.
+        """
+        known, at = segments(self._folder), start
+        if start < end:
+            self._check_first(start, known)
+        for first in _from(known, start):
+            if at == end:
+                return
+            if first > at:
+                break
+            with open(_path(self._folder, first), "rb") as file:
+                file.seek(at - first)
+                for behind, data in _frames(file, at):
+                    if behind > end:
+                        break
+                    at = behind
+                    yield data
+        if at != end:
+            raise self._damaged(at, end)
+
+    def _damaged(self, at: int, end: int) -> CorruptObjectError:
+        return CorruptObjectError(
+            f"the log in {self._folder} cannot be read from position {at} to {end}",
+            why="a line fails its checksum, or is gone",
+            what_to_do="restore the folder from a backup",
+        )
+
+    def _check_first(self, start: int, known: Sequence[int]) -> None:
+        if start < (known[0] if known else 0) or (start and not known):
+            raise InputLostError(
+                f"the lines from position {start} of {self._folder} on are gone",
+                why="they lay behind the oldest retained checkpoint, or the folder was cleared",
+                what_to_do="restore the folder from a backup, or start a new job with a new job_dir",
+            )
+
+
+def _from(known: Sequence[int], start: int) -> list[int]:
+    """Return the segments that hold something from `start` on."""
+    return [*(first for first, following in itertools.pairwise(known) if following > start), *known[-1:]]
+
+
+def forget_before(folder: Path, position: int) -> None:
+    """Delete the segments that lie wholly before a position; the newest stays."""
+    for first, following in itertools.pairwise(segments(folder)):
+        if following <= position:
+            _path(folder, first).unlink(missing_ok=True)
+
+
+def _failed(folder: Path, error: OSError) -> StoreError:
+    return StoreError.of_system(
+        error,
+        f"the log of lines in {folder} cannot be written",
+        what_to_do="check that the disk is there, has room, and may be written by this user",
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The one connection of a socket source: from bytes to lines in the log, in a thread of its own.
+
+
+_RECEIVE_BYTES = 1 << 16
+_CONNECT_TIMEOUT_S = 10.0
+#: How long a stop may have to wait for a quiet peer.
+_LOOK_UP_S = 0.2
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Whom to read from, and how stubbornly.
+
+    Parameters
+    ----------
+    max_retries
+        How many tries in a row may bring nothing; 0 for one connection.
+    retry_delay_ms
+        Between two tries.
+    """
+
+    host: str
+    port: int
+    delimiter: bytes
+    max_retries: Limit
+    retry_delay_ms: int
+    max_line_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+class LineTooLong(ConfigError):
+    """A line is longer than allowed; `lines` are those in front of it that ended in the same piece."""
+
+    def __init__(self, length: int, most: int, lines: list[bytes]) -> None:
+        super().__init__(
+            f"a line of {length} bytes came over the socket, and max_line_bytes is {most}",
+            what_to_do="raise max_line_bytes, or look whether the delimiter is the peer's",
+        )
+        self.lines = lines
+
+
+class LineSplitter:
+    r"""Cuts a stream of bytes into lines, wherever the pieces end.
+
+    Examples
+    --------
+    >>> lines = LineSplitter(b"\n", 100)
+    >>> lines.feed(b"a\r\nb"), lines.feed(b"c\nd"), lines.finish()
+    ([b'a'], [b'bc'], [b'd'])
+    """
+
+    def __init__(self, delimiter: bytes, max_line_bytes: int) -> None:
+        self._delimiter, self._most = delimiter, max_line_bytes
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the lines that end in `data`.
+
+        Raises
+        ------
+        LineTooLong
+            A line is longer than allowed.
+        """
+        *lines, self._rest = (self._rest + data).split(self._delimiter)
+        bare = [self._bare(line) for line in lines]
+        for at, line in enumerate((*lines, self._rest)):
+            if len(line) > self._most:
+                raise LineTooLong(len(line), self._most, bare[:at])
+        return bare
+
+    def finish(self) -> list[bytes]:
+        """Return what came behind the last delimiter, if anything did."""
+        rest, self._rest = self._rest, b""
+        return [self._bare(rest)] if rest else []
+
+    def _bare(self, line: bytes) -> bytes:
+        return line.removesuffix(b"\r") if self._delimiter == b"\n" else line
+
+
+class Connection:
+    """Receives until the peer is done or tries are used up.
+
+    Parameters
+    ----------
+    writer
+        Of the log; closed with this.
+    """
+
+    def __init__(self, peer: Peer, writer: SocketLogWriter) -> None:
+        self._peer, self._writer = peer, writer
+        self._stopping = threading.Event()
+        #: Why no more lines will come, though the peer did not end them.
+        self.failure: FlinkishError | None = None
+        self._thread = threading.Thread(target=self._run, name=f"flinkish-socket-{peer}", daemon=True)
+
+    def start(self) -> None:
+        """Begin in a thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the connection; what it has received is in the log."""
+        self._stopping.set()
+        self._thread.join(_CONNECT_TIMEOUT_S + 1)
+        self._writer.close()
+
+    def _run(self) -> None:
+        try:
+            self._receive_until_over()
+        except FlinkishError as error:
+            self.failure = error
+        except Exception as error:
+            self.failure = SourceUnavailable(f"reading from {self._peer} failed", why=repr(error))
+
+    def _receive_until_over(self) -> None:
+        tries = 0
+        while not self._stopping.is_set() and not self._writer.is_ended:
+            found, trouble = self._one_connection()
+            if self._stopping.is_set():
+                return
+            tries = 1 if found else tries + 1
+            if exceeds(tries, self._peer.max_retries):
+                if trouble is None:
+                    self._writer.end()
+                    return
+                raise SourceUnavailable(
+                    f"no more lines come from {self._peer}",
+                    why=str(trouble),
+                    what_to_do="see to the peer; the restart strategy says how often the job tries again",
+                )
+            self._stopping.wait(self._peer.retry_delay_ms / 1_000)
+
+    def _one_connection(self) -> tuple[bool, OSError | None]:
+        """Return whether anything came, and how it ended: None if the peer closed it in order."""
+        splitter, found = LineSplitter(self._peer.delimiter, self._peer.max_line_bytes), False
+        try:
+            address = (self._peer.host, self._peer.port)
+            with socket.create_connection(address, _CONNECT_TIMEOUT_S) as connection:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                connection.settimeout(_LOOK_UP_S)
+                while not self._stopping.is_set():
+                    try:
+                        data = connection.recv(_RECEIVE_BYTES)
+                    except TimeoutError:
+                        continue
+                    if not data:
+                        break
+                    found = True
+                    try:
+                        self._keep(splitter.feed(data))
+                    except LineTooLong as error:
+                        # Nobody sends again what came in front of it.
+                        self._keep(error.lines)
+                        raise
+            trouble = None
+        except OSError as error:
+            trouble = error
+        # A line does not go on in another connection, and what was received is not thrown away.
+        self._keep(splitter.finish())
+        return found, trouble
+
+    def _keep(self, lines: list[bytes]) -> None:
+        if lines:
+            self._writer.append(lines)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Lines of text from a TCP socket.
+
+
+_SPLIT = "lines"
+
+
+class SocketTextSource(SplitSource):
+    r"""Reads lines that a server sends.
+
+    A line is written to a log in the job directory and is durable before the job sees it: from then on it
+    takes part in checkpoints like a record of any other source. What the peer sent and this process had not
+    written down when it died is gone, since nobody can ask a socket twice.
+
+    The job ends when the peer closes the connection in order and no retry is left; an error then fails
+    the query, and the restart strategy decides.
+
+    Parameters
+    ----------
+    host, port
+        Of the server. One connection per job, whatever reads the stream.
+    delimiter
+        Between lines. With ``"\n"``, a ``"\r"`` in front of it is taken away. What comes behind the last
+        one is a line, too, when the connection ends.
+    max_retries
+        How many tries in a row to connect again may bring nothing; 0 for none, UNLIMITED for ever.
+    retry_delay_ms
+        Between two tries.
+    max_line_bytes
+        A longer line fails the job.
+    rate
+        What micro-batches may take.
+
+    Raises
+    ------
+    ConfigError
+        An argument cannot be used.
+
+    Examples
+    --------
+    >>> lines = SocketTextSource("logs.example.org", 9_999, max_retries=5)
+    >>> lines.schema
+    'value STRING'
+    """
+
+    kind = "socket"
+    schema = "value STRING"
+    is_bounded = True
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        delimiter: str = "\n",
+        max_retries: Limit = 0,
+        retry_delay_ms: int = 500,
+        max_line_bytes: int = 1 << 24,
+        rate: RateLimit | None = None,
+    ) -> None:
+        for name, text in (("host", host), ("delimiter", delimiter)):
+            if not instance_of(name, text, str, what_to_do="give a text"):
+                raise ConfigError(f"{name} is empty", what_to_do="give a text")
+            if any("\ud800" <= letter <= "\udfff" for letter in text):
+                raise unusable(name, text, wanted="a text of Unicode characters", what_to_do="give a text")
+        with refused_as_config_errors("see the documentation of SocketTextSource"):
+            checked_whole("port", port, least=1, most=65_535)
+            checked_limit("max_retries", max_retries, least=0)
+            checked_whole("retry_delay_ms", retry_delay_ms, least=0, most=MOST_MS)
+            checked_whole("max_line_bytes", max_line_bytes, least=1, most=MOST_LINE_BYTES)
+        self.rate = RateLimit() if rate is None else rate
+        self.peer = Peer(host, port, delimiter.encode(), max_retries, retry_delay_ms, max_line_bytes)
+        self._connection: Connection | None = None
+
+    # -- between micro-batches ------------------------------------------------------------------
+    def splits(self) -> Sequence[str]:
+        """Return the one split."""
+        return [_SPLIT]
+
+    def latest(self, split: str, start: int, limit: int | None) -> int:
+        """Return how far the log goes; connect, if no other process has the connection.
+
+        Raises
+        ------
+        SourceUnavailable
+            The tries are used up.
+        """
+        log = SocketLogReader(self.job_folder)
+        if log.ends_at() is None:
+            self._connect()
+        end = log.advance(start, limit)
+        # Only now: what came before a failure is not held back by it.
+        if end == start and self._connection is not None and self._connection.failure is not None:
+            raise self._connection.failure
+        return end
+
+    def _connect(self) -> None:
+        """Begin to receive, unless this process or another one does already."""
+        if self._connection is None:
+            writer = SocketLogWriter.take(self.job_folder)
+            if writer is not None:
+                self._connection = Connection(self.peer, writer)
+                self._connection.start()
+
+    def end(self, split: str) -> int | None:
+        """Return where the lines ended; None while more may come."""
+        return SocketLogReader(self.job_folder).ends_at()
+
+    def records_between(self, split: str, start: int, end: int) -> int:
+        """Count the lines: positions are bytes."""
+        return sum(1 for _ in SocketLogReader(self.job_folder).read(start, end))
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # -- in a task ------------------------------------------------------------------------------
+    def read(self, split: str, start: int, end: int) -> Iterator[tuple[str]]:
+        """Yield lines out of the log; bytes that are no UTF-8 are replaced."""
+        for line in SocketLogReader(self.job_folder).read(start, end):
+            yield (line.decode("utf-8", errors="replace"),)
+
+    # -- on the driver --------------------------------------------------------------------------
+    def released(self, offsets: Mapping[str, Offset]) -> None:
+        """Delete segments of the log that no checkpoint needs."""
+        forget_before(self.job_folder, offsets[_SPLIT])
+
+    def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
+        """Refuse to go on, or back, to lines that were deleted."""
+        super().check_input(job_dir, uid, position)
+        first, last = SocketLogReader(self.job_folder).extent()
+        for scan in logged_positions(position, uid) if position is not None else ():
+            at = scan.offsets.get(_SPLIT, 0)
+            if not first <= at <= last:
+                raise InputLostError(
+                    f"lines of source '{uid}' are gone: it stood at {at}, and there are {first} to {last}",
+                    why="they lay behind the oldest retained checkpoint, or the folder was cleared",
+                    what_to_do="go back to a retained checkpoint, or start a new job with a new job_dir",
+                )
+
+    def check_start(self, uid: str, position: Position) -> None:
+        """Refuse a savepoint of another job: its lines are in that job's directory.
+
+        Raises
+        ------
+        InputLostError
+            Always.
+        """
+        raise InputLostError(
+            f"the source '{uid}' cannot go on where the savepoint stood",
+            why="what came over its socket is kept in the directory of the job that took the savepoint",
+            what_to_do="give the source another uid, and allow its old position to be left out: "
+            "non_restored=NonRestoredState.ALLOW",
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A connection belongs to one process.
+        return {**self.__dict__, "_connection": None}

@@ -1,0 +1,1071 @@
+"""A source of your own: which splits there are, how far each goes, and how Spark sees it."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+import numbers
+import time
+import uuid
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+
+from pyspark.sql import types as T
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
+
+from flinkish_spark.checkpoint.control import read_held
+from flinkish_spark.connectors.rates import Pace, RateLimit, shares
+from flinkish_spark.contracts.source import Source, SourceStart
+from flinkish_spark.core.errors import (
+    ConfigError,
+    CorruptObjectError,
+    EnvironmentFault,
+    FlinkishError,
+    InputLostError,
+    may_pass,
+)
+from flinkish_spark.core.iterators import USER_ERRORS, elements_of
+from flinkish_spark.core.store import LocalStore, SealedObjects
+from flinkish_spark.core.validation import instance_of, refuse_if_never_run
+from flinkish_spark.protocol.codec import Form, Presence, Stored, read, stored
+from flinkish_spark.protocol.envelope import seal
+from flinkish_spark.protocol.plan_layout import OWN_KEYS, SPLITS, Position, lowest
+from flinkish_spark.transport import columns as C
+from flinkish_spark.types.rows import OutputError, RowWriter
+from flinkish_spark.types.to_arrow import first_missing, has_required
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from flinkish_spark.core.job_dir import JobDir
+    from flinkish_spark.core.offset_log import LoggedOffsets
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Where a source of splits stands, as it travels in Spark's offset log and in savepoints.
+
+
+_UID, _ENDED, _DONE = f"{OWN_KEYS}source", f"{OWN_KEYS}ended", f"{OWN_KEYS}done"
+
+#: A JSON value that the source alone understands; of most a number that rises.
+Offset = Any
+_PAIRS = Form(
+    lambda offsets: [list(pair) for pair in offsets.items()],
+    lambda pairs: dict(read(tuple[tuple[str, Offset], ...], pairs)),
+)
+
+
+@dataclass(frozen=True)
+class SplitPosition(Stored):
+    """How far each split was read.
+
+    Parameters
+    ----------
+    uid
+        Of the source.
+    offsets
+        By split, in the order in which the splits were found. The place in it is the split's number
+        and its channel: splits are added behind, and never removed.
+    is_ended
+        Whether there will never be more: the source is bounded and was read to its end.
+    done
+        Splits that have come to their end: they bring nothing any more.
+
+    Examples
+    --------
+    >>> SplitPosition("orders", {"a": 3}).to_json()
+    {'flinkish:source': 'orders', 'flinkish:splits': [['a', 3]]}
+    """
+
+    uid: str = field(metadata=stored(_UID))
+    offsets: Annotated[Mapping[str, Offset], _PAIRS] = field(metadata=stored(SPLITS))
+    is_ended: bool = field(default=False, metadata=stored(_ENDED, Presence.LEFT_OUT))
+    done: frozenset[str] = field(default=frozenset(), metadata=stored(_DONE, Presence.LEFT_OUT, at=2))
+
+    @classmethod
+    def from_json(cls, value: Position) -> Self:
+        """Read what was logged.
+
+        Raises
+        ------
+        CorruptObjectError
+            It is no position of a source of splits.
+        """
+        try:
+            found: Self = read(cls, value)
+        except ValueError as error:
+            raise CorruptObjectError(
+                f"{json.dumps(value)[:200]} is no position of a source of splits",
+                why=f"it was logged by another kind of source, or is damaged ({error})",
+                what_to_do="give the source a uid of its own; or restore the file from a backup",
+            ) from error
+        return found
+
+    def numbers(self) -> dict[str, int]:
+        """Return the number of each split."""
+        return {name: number for number, name in enumerate(self.offsets)}
+
+    def open_numbers(self) -> frozenset[int]:
+        """Return the numbers of the splits that may bring more."""
+        return frozenset(number for name, number in self.numbers().items() if name not in self.done)
+
+    def moved_to(self, offsets: Mapping[str, Offset]) -> SplitPosition:
+        """Return this position with other offsets; new splits come behind the known ones."""
+        return replace(self, offsets={**self.offsets, **offsets})
+
+
+def logged_positions(position: LoggedOffsets, uid: str) -> list[SplitPosition]:
+    """Return where the scans of a source stood, one for each time that the plan reads it."""
+    return [
+        SplitPosition.from_json(source)
+        for source in position.sources
+        if isinstance(source, dict) and source.get(_UID) == uid
+    ]
+
+
+def lowest_offsets(positions: Collection[SplitPosition]) -> dict[str, Offset]:
+    """Return up to where every scan has read, by split, as far as that can be told.
+
+    Where scans differ and offsets are no numbers, a split is left out.
+    """
+    if not positions:
+        return {}
+    found = lowest([one.to_json() for one in positions])
+    return dict(SplitPosition.from_json(found).offsets)
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a number, so that offsets like it have an order.
+
+    Examples
+    --------
+    >>> is_number(2), is_number(2.5), is_number(True), is_number("2")
+    (True, True, False, False)
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def refuse_no_json(value: Offset) -> str:
+    """Return why a value cannot be an offset; empty if it can."""
+    try:
+        again = json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        return f"it is no JSON value: {error}"
+    return "" if again == value and value is not None else "it does not come back from JSON as it was"
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A source of your own: one class that says which splits there are, how far each goes, and reads a piece.
+#
+# The order of calls, what may happen twice and whole examples are in `docs/sources.md`.
+
+
+#: What this package calls, and nobody awaits.
+_METHODS = ("splits", "first", "latest", "end", "committed", "released", "fingerprint", "close")
+#: The records of a piece, in their order.
+Rows = Iterator[tuple[Any, ...]] | Iterator["pa.RecordBatch"]
+
+
+class SourceUnavailable(EnvironmentFault):
+    """A source cannot be asked now; the query is started again."""
+
+    restartable = True
+
+
+class SourceFailed(SourceUnavailable):
+    """The system refuses what a source asks for, as a file that is not there: such failures are counted."""
+
+    ends_when_repeated = True
+
+
+class SplitSource(Source):
+    """Base class of sources that a user writes.
+
+    The input is divided into *splits*, named by the source, each an order of records with *offsets* in
+    between: JSON values, of most sources a number that rises. A micro-batch reads each split from one
+    offset to another. Both are logged before it runs and are part of every checkpoint, so a record takes
+    part in exactly one checkpoint, wherever a process dies.
+
+    A subclass gives :attr:`schema` and writes :meth:`splits`, :meth:`latest` and :meth:`read`. An object
+    holds settings only: it is serialised and sent to Spark's processes, as functions are. Every process
+    has a copy of its own; what a method keeps in attributes is seen by nobody else.
+
+    Examples
+    --------
+    >>> class Squares(SplitSource):
+    ...     schema = "n LONG, square LONG"
+    ...
+    ...     def splits(self):
+    ...         return ["all"]
+    ...
+    ...     def latest(self, split, start, limit):
+    ...         return start + (100 if limit is None else min(limit, 100))
+    ...
+    ...     def read(self, split, start, end):
+    ...         return ((n, n * n) for n in range(start, end))
+    >>> list(Squares().read("all", 2, 4))
+    [(2, 4), (3, 9)]
+    """
+
+    #: Fields of a record: ``"name TYPE, ..."`` or a StructType.
+    schema: str | T.StructType
+    #: What its offsets are offsets in. A job refuses to go on with another kind under the same uid.
+    kind: str = "splits"
+    #: Whether it comes to an end: :meth:`splits` names all there will ever be, and :meth:`end` knows each.
+    is_bounded: bool = False
+    #: What micro-batches may take; see :meth:`limited`.
+    rate: RateLimit = RateLimit()
+    _fs_uid: str = ""
+    _fs_format: str = ""
+    _fs_start: SourceStart | None = None
+    _fs_folder: str = ""
+
+    # -- in a process of Spark's on the driver, between micro-batches -------------------------------
+    @abstractmethod
+    def splits(self) -> Sequence[str]:
+        """Return the names of all splits that there are now.
+
+        Called before every micro-batch, and every few milliseconds on an idle stream. Splits may be
+        added; one that is no longer named counts as lost input. The number of a split, by which its
+        records are ordered among others, is its place in the order of finding.
+        """
+
+    def first(self, split: str) -> Offset:
+        """Return where a split begins to be read: by default 0.
+
+        Called once per split and job; the answer is kept in the job directory.
+        """
+        return 0
+
+    @abstractmethod
+    def latest(self, split: str, start: Offset, limit: int | None) -> Offset:
+        """Return up to where `split` can be read now; `start` if there is nothing new.
+
+        What lies before it must be readable again, the same, until a checkpoint behind it is confirmed
+        and retained checkpoints are gone.
+
+        Parameters
+        ----------
+        start
+            Where the micro-batch begins in this split.
+        limit
+            How many records the micro-batch may take from it; None for any number. The source sees to
+            it as well as it can: only it knows how many records lie between two offsets.
+        """
+
+    def end(self, split: str) -> Offset | None:
+        """Return where a split ends for good; None for never, or if that is not known yet.
+
+        Of a bounded source; the job takes a last checkpoint when all splits have come to their end.
+        """
+        return None
+
+    def records_between(self, split: str, start: Offset, end: Offset) -> int | None:
+        """Return how many records lie between two offsets; None if that is not known.
+
+        By default the difference of numbers. Only asked if there is a limit; what is not known counts as
+        all that the limit allowed.
+        """
+        return end - start if type(start) is int and type(end) is int else None
+
+    def close(self) -> None:
+        """Let go of what the methods above have opened. Called when the query ends, in their process."""
+
+    # -- in a task ----------------------------------------------------------------------------------
+    @abstractmethod
+    def read(self, split: str, start: Offset, end: Offset) -> Rows:
+        """Yield the records from `start` up to `end`: tuples, or Arrow RecordBatches.
+
+        Called in a task, again for the same piece after a failure, and then maybe in another process,
+        days later. It must yield the same records in the same order every time.
+        """
+
+    # -- in the user's process ----------------------------------------------------------------------
+    def committed(self, offsets: Mapping[str, Offset]) -> None:
+        """Take note that everything before `offsets` is committed in every sink.
+
+        Called once per checkpoint, by the driver, behind the last sink and before the receipt; so again
+        after a crash between the two. Never lower than before, but for a rewind. Retained checkpoints need
+        input before it: what may be deleted says :meth:`released`.
+
+        Raises
+        ------
+        OSError
+            It cannot be done now; it is called again until it can.
+        """
+
+    def released(self, offsets: Mapping[str, Offset]) -> None:
+        """Take note that nothing before `offsets` will be read again: it may be deleted.
+
+        Called behind :meth:`committed`, with where the oldest checkpoint stands that can be gone back
+        to. The same rules hold.
+        """
+
+    def fingerprint(self) -> Mapping[str, Any]:
+        """Return what must stay the same for the life of the job, as JSON values; empty by default.
+
+        Compared at every start: offsets mean nothing in another input.
+        """
+        return {}
+
+    # -- settings -----------------------------------------------------------------------------------
+    def limited(self, rate: RateLimit) -> Self:
+        """Return this source with a limit. May differ from start to start.
+
+        Examples
+        --------
+        >>> CollectionSource([(1,)], "n LONG").limited(RateLimit(records_per_batch=10))  # doctest: +SKIP
+        """
+        what_to_do = "give RateLimit(records_per_second=..., records_per_batch=...)"
+        return self._with("rate", instance_of("rate", rate, RateLimit, what_to_do=what_to_do))
+
+    @property
+    def job_folder(self) -> Path:
+        """A directory of the source's own in the job directory, for what it must keep; not made yet.
+
+        The same in every process and at every start. Known from the start of the job on.
+        """
+        if not self._fs_folder:
+            raise ConfigError(
+                "a source has a folder from the start of its job on", what_to_do="use it in a job"
+            )
+        return Path(self._fs_folder)
+
+    def _with(self, name: str, value: object) -> Self:
+        moved = copy.copy(self)
+        # Subclasses may be frozen dataclasses.
+        object.__setattr__(moved, name, value)
+        return moved
+
+    # -- the contract of sources ---------------------------------------------------------------------
+    @property
+    def record_type(self) -> T.StructType:
+        """The schema as Spark's type."""
+        from flinkish_spark.types.schemas import output_schema
+
+        return output_schema(self.schema, self._fs_uid or type(self).__name__)
+
+    def bound(self, uid: str) -> Self:
+        """Return this source under its uid in a job, after a look at what the user wrote.
+
+        Raises
+        ------
+        ConfigError, SchemaError
+            The class cannot be used: its schema, a method, or something in it that cannot travel.
+        """
+        if not hasattr(self, "schema"):
+            raise ConfigError(
+                f"the source '{uid}' has no schema", what_to_do='write schema = "name TYPE, ..." in its class'
+            )
+        instance_of(
+            "rate", self.rate, RateLimit, what_to_do="give RateLimit(...), or leave the attribute alone"
+        )
+        # Of its class, too: no source of splits has any.
+        if self.topics:
+            raise ConfigError(
+                f"the source '{uid}' has an attribute 'topics'",
+                why="that name has a meaning of its own: records would be taken for those of Kafka topics",
+                what_to_do="call the attribute otherwise",
+            )
+        for name in _METHODS:
+            refuse_if_never_run(getattr(self, name), f"{type(self).__name__}.{name}()")
+        # A name of a format has no dots: Spark would look for a class.
+        name = f"flinkish-{uid.replace('.', '-')}-{uuid.uuid4().hex[:8]}"
+        known = self._with("_fs_uid", uid)._with("_fs_format", name)
+        _ = known.record_type  # Raises if they cannot be read.
+        check_travels(known, uid)
+        return known
+
+    @property
+    def plan_name(self) -> str:
+        """Tell kinds of sources apart: the job directory refuses another kind under a uid."""
+        return self.kind
+
+    @property
+    def is_positionable(self) -> bool:
+        """Whether it can begin anywhere."""
+        return True
+
+    def check_alignable(self, uid: str) -> None:
+        """Do nothing: its reader holds back single splits."""
+
+    def starting_at(self, start: SourceStart) -> Self:
+        """Return this source with another beginning."""
+        return self._with("_fs_start", start)._with("_fs_format", f"{self._fs_format}-{start.label}")
+
+    def load(self, spark: SparkSession, control_path: str) -> DataFrame:
+        """Return the stream: fields, the split's number as channel, the place in the split as sequence."""
+        folder = str(Path(control_path).parent) if self._fs_start is None else self._fs_start.folder
+        job_root = Path(control_path).parents[1]
+        # A stream outside of a job has no job directory.
+        own = self._with("_fs_folder", str(_own_folder(job_root, self._fs_uid)) if job_root.name else "")
+        is_in_job = bool(job_root.name)
+        source = data_source_of(own, folder if is_in_job else "", control_path if is_in_job else "")
+        spark.dataSource.register(source)
+        return spark.readStream.format(source.name()).load()
+
+    def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
+        """Take note of where the job is."""
+        if isinstance(job_dir.store, LocalStore):
+            object.__setattr__(self, "_fs_folder", str(_own_folder(job_dir.store.root, uid)))
+
+    def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
+        """Return the fingerprint as the job recorded it at its first start."""
+        recorded = job_dir.recorded(_fact(uid))
+        return {} if recorded is None else {_fact(uid): recorded}
+
+    def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
+        """Compare the fingerprint with that of the first start."""
+        try:
+            now = dict(self.fingerprint())
+        except OSError as error:
+            what = f"the source '{uid}' cannot say which input it reads"
+            raise SourceUnavailable.of_system(error, what) from error
+        except FlinkishError:
+            raise
+        except USER_ERRORS as error:
+            mend = "correct fingerprint(); the job goes on from the last checkpoint"
+            raise _failed(uid, "was asked which input it reads", error, mend) from error
+        if now and job_dir.recorded_once(_fact(uid), now) != now:
+            raise InputLostError(
+                f"the input of source '{uid}' is another one than at the job's first start",
+                why="the offsets of the checkpoint mean other records in it",
+                what_to_do="give the source its input again, or start a new job with a new job_dir",
+                uid=uid,
+            )
+
+    def commit_offsets(
+        self, position: LoggedOffsets, note: str = ""
+    ) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
+        """Tell the user's source; it is no consumer group, so the receipt names nothing."""
+        is_told, may_delete = self._overrides("committed"), self._overrides("released")
+        offsets = lowest_offsets(logged_positions(position, self._fs_uid)) if is_told or may_delete else {}
+        if not offsets:
+            return {}
+        try:
+            if is_told:
+                self._tell(offsets, note)
+            if may_delete:
+                self._release()
+        except OSError as error:
+            raise SourceUnavailable(
+                f"the source '{self._fs_uid}' cannot take note of a checkpoint now", why=str(error)
+            ) from error
+        except FlinkishError:
+            raise
+        except USER_ERRORS as error:
+            mend = "correct committed() or released(); the checkpoint is finished by the next start"
+            raise _failed(self._fs_uid, "was told of a checkpoint", error, mend) from error
+        return {}
+
+    def _tell(self, offsets: Mapping[str, Offset], note: str) -> None:
+        """Call :meth:`committed`; where the system keeps a note beside the offsets, the mark goes with it."""
+        self.committed(offsets)
+
+    def _overrides(self, method: str) -> bool:
+        return getattr(type(self), method) is not getattr(SplitSource, method)
+
+    def _release(self) -> None:
+        """Say what no checkpoint needs, of those that can be gone back to.
+
+        The newest has no receipt yet: it may have to be replayed, from where the one before it ends.
+        """
+        from flinkish_spark.core.job_dir import JobDir
+        from flinkish_spark.core.offset_log import LoggedOffsets
+
+        commits = JobDir(LocalStore(self.job_folder.parents[1])).live_commits()
+        if len(commits) < 2:
+            return
+        logged = [LoggedOffsets.parse(decision.offsets_text) for decision in commits]
+        needed = lowest_offsets([scan for one in logged for scan in logged_positions(one, self._fs_uid)])
+        if needed:
+            self.released(needed)
+
+    def channels_in(self, position: LoggedOffsets) -> frozenset[int]:
+        """Return the numbers of the splits that have not come to their end."""
+        scans = logged_positions(position, self._fs_uid)
+        return frozenset(number for scan in scans for number in scan.open_numbers())
+
+    def has_ended(self, position: LoggedOffsets) -> bool:
+        """Whether every scan has logged the end."""
+        scans = logged_positions(position, self._fs_uid)
+        return bool(scans) and all(scan.is_ended for scan in scans)
+
+    # -- for sources made of others ------------------------------------------------------------------
+    def splits_from(self, position: SplitPosition) -> Sequence[str]:
+        """Return the splits that may be read from `position` on, among them all that are in it."""
+        return self.splits()
+
+    def is_at_end(self, position: SplitPosition) -> bool:
+        """Whether a bounded source has nothing behind `position`, now and for ever."""
+        return self.is_bounded and all(
+            reaches(offset, self.end(name)) for name, offset in position.offsets.items()
+        )
+
+
+def _failed(uid: str, when: str, error: BaseException, mend: str) -> FlinkishError:
+    from flinkish_spark.checkpoint.failures import RepeatableUserError
+
+    return RepeatableUserError(
+        f"the source '{uid}' failed when it {when}",
+        why=f"{type(error).__name__}: {error}",
+        what_to_do=mend,
+        uid=uid,
+    )
+
+
+def reaches(offset: Offset, end: Offset | None) -> bool:
+    """Whether a split that was read up to `offset` has come to `end`."""
+    if is_number(offset) and is_number(end):
+        return bool(offset >= end)
+    return end is not None and bool(offset == end)
+
+
+def _own_folder(job_root: Path, uid: str) -> Path:
+    return job_root / "sources" / uid
+
+
+def _fact(uid: str) -> str:
+    return f"source-{uid}"
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Whether what a user's source says can be worked with.
+
+
+def check_travels(source: SplitSource, uid: str) -> None:
+    """Raise ConfigError if the source cannot be sent to Spark's processes."""
+    from pyspark import cloudpickle
+
+    try:
+        cloudpickle.dumps(source)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise ConfigError(
+            f"the source '{uid}' cannot be sent to Spark's processes",
+            why=str(error),
+            what_to_do="keep settings in its attributes, and open connections and files in its methods",
+        ) from error
+
+
+def gone_through(found: Any) -> Any:
+    """Return what a source gave as a tuple, if it is several things; a text is not meant as such.
+
+    Going through it is work of the source, which may fail.
+    """
+    is_many = isinstance(found, Iterable) and not isinstance(found, str | bytes)
+    return tuple(elements_of(found)) if is_many else found
+
+
+def checked_splits(uid: str, found: Any, position: SplitPosition) -> Sequence[str]:
+    """Return the names of splits that a source gave, behind :func:`gone_through`.
+
+    Raises
+    ------
+    ConfigError
+        They are no names, or not different from each other.
+    InputLostError
+        A split that the job has begun to read is not among them.
+    """
+    names = found if isinstance(found, tuple) else ()
+    if not isinstance(found, tuple) or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(
+            f"splits() of source '{uid}' returned {found!r}", what_to_do='return a list of names: ["all"]'
+        )
+    if len(set(names)) != len(names):
+        raise ConfigError(f"splits() of source '{uid}' names a split twice: {sorted(names)}")
+    gone = [name for name in position.offsets if name not in set(names)]
+    if gone:
+        until = position.offsets[gone[0]]
+        raise InputLostError(
+            f"the split '{gone[0]}' of source '{uid}' is gone: it was read up to {until!r}",
+            why="the job cannot know that it has read all of it",
+            what_to_do="let splits() name every split that it has ever named",
+        )
+    return names
+
+
+def checked_end(uid: str, split: str, found: Any) -> Offset | None:
+    """Return the end of a split that a source gave.
+
+    Raises
+    ------
+    ConfigError
+        It is no number that anything comes to.
+    """
+    if is_number(found) and not math.isfinite(found):
+        raise ConfigError(
+            f"end() of source '{uid}' returned {found!r} for the split '{split}'",
+            why="no offset comes to it, so the job would never end",
+            what_to_do="return an offset; or None while the end is not known",
+        )
+    return found
+
+
+def checked_count(uid: str, split: str, found: Any) -> int | None:
+    """Return a number of records that a source gave.
+
+    Raises
+    ------
+    ConfigError
+        It is none.
+    """
+    is_count = isinstance(found, numbers.Real) and not isinstance(found, bool)
+    if found is None or (is_count and 0 <= found < math.inf):
+        return None if found is None else int(found)
+    raise ConfigError(
+        f"records_between() of source '{uid}' returned {found!r} for the split '{split}'",
+        what_to_do="return how many records lie between the offsets, or None if that is not known",
+    )
+
+
+def checked_offset(uid: str, split: str, start: Offset, found: Any, method: str) -> Offset:
+    """Return an offset that a source gave.
+
+    Raises
+    ------
+    ConfigError
+        It is no JSON value.
+    InputLostError
+        It lies before `start`.
+    """
+    why = refuse_no_json(found)
+    if why:
+        raise ConfigError(
+            f"{method}() of source '{uid}' returned {found!r} for the split '{split}'",
+            why=why,
+            what_to_do="return a number, a text, or a list or dict of such with texts as keys",
+        )
+    if is_number(found) and is_number(start) and found < start:
+        raise InputLostError(
+            f"the split '{split}' of source '{uid}' ends at {found}, and was read up to {start}",
+            why="records that the job has read are gone, or the input is another one",
+            what_to_do="restore the input, or start a new job with a new job_dir",
+        )
+    return found
+
+
+def moved(offsets: Mapping[str, Offset], ends: Mapping[str, Offset]) -> list[str]:
+    """Return the splits of which there is something to read between two positions."""
+    return [name for name, end in ends.items() if offsets.get(name) != end]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Columns of a source's batches with their declared types, and what is within them.
+#
+# Arrow casts more than another width of the same: a text becomes a number, a number a time in microseconds
+# or a text, 2 becomes true. What a function emits as columns is refused then, and so is what a source
+# yields.
+
+
+#: The days since 1970 of the years 1 to 9999; Arrow takes others, of which Python makes no date.
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
+_PER_DAY = {unit: 86_400 * 10**digits for unit, digits in (("s", 0), ("ms", 3), ("us", 6), ("ns", 9))}
+
+
+def as_declared(column: pa.Array, field: pa.Field) -> pa.Array:
+    """Return a column with a field's type.
+
+    Raises
+    ------
+    ValueError
+        It is of another type, or a value of it would be another one.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> as_declared(pa.array([1], pa.int8()), pa.field("n", pa.int64())).type
+    DataType(int64)
+    >>> as_declared(pa.array(["1"]), pa.field("n", pa.int64()))
+    Traceback (most recent call last):
+    ValueError: the column 'n' is string, declared is int64: '1'
+    """
+    import pyarrow as pa
+
+    from flinkish_spark.types.to_arrow import exact_cast
+
+    if column.type == field.type:
+        return column
+    if not _is_the_same(column.type, field.type):
+        there = column.drop_null()
+        value = f": {there[0].as_py()!r:.200}" if len(there) else ""
+        raise ValueError(f"the column {field.name!r} is {column.type}, declared is {field.type}{value}")
+    try:
+        return exact_cast(column, field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ValueError(f"the column {field.name!r} does not fit {field.type}: {error}") from error
+
+
+def _is_the_same(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether a cast changes a type's width only.
+
+    Of a struct the declared fields are taken, as of the batch itself. Texts may come as the bytes of them.
+    """
+    import pyarrow as pa
+
+    from flinkish_spark.types.to_arrow import is_of_kind
+
+    kinds = pa.types
+    if kinds.is_null(given):
+        return True
+    if kinds.is_struct(given) and kinds.is_struct(wanted):
+        there = {field.name: field.type for field in given}
+        return all(_is_the_same(there.get(field.name, pa.null()), field.type) for field in wanted)
+    if kinds.is_map(given) and kinds.is_map(wanted):
+        pairs = (given.key_type, wanted.key_type), (given.item_type, wanted.item_type)
+        return all(_is_the_same(*pair) for pair in pairs)
+    if kinds.is_list(wanted):
+        forms = (kinds.is_list, kinds.is_large_list, kinds.is_fixed_size_list)
+        is_list = any(is_one(given) for is_one in forms)
+        return is_list and _is_the_same(given.value_type, wanted.value_type)
+    if kinds.is_fixed_size_binary(given) or kinds.is_binary_view(given) or kinds.is_string_view(given):
+        given = pa.string() if kinds.is_string_view(given) else pa.binary()
+    return is_of_kind(given, wanted) or (is_of_kind(given, pa.binary()) and is_of_kind(wanted, pa.string()))
+
+
+def beyond_years(column: pa.Array) -> npt.NDArray[np.bool_]:
+    """Return which dates and times are in no year from 1 to 9999, by UTC; nothing for another type.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> beyond_years(pa.array([-719_163, -719_162, None, 2_932_897], pa.date32())).tolist()
+    [True, False, False, True]
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_date32(kind):
+        per_day, whole = 1, column.cast(pa.int32())
+    elif pa.types.is_timestamp(kind):
+        per_day, whole = _PER_DAY[kind.unit], column.cast(pa.int64())
+    else:
+        return np.zeros(0, np.bool_)
+    days = whole.fill_null(0).to_numpy(zero_copy_only=False) // per_day
+    beyond: npt.NDArray[np.bool_] = (days < _FIRST_DAY) | (days > _LAST_DAY)
+    return beyond
+
+
+def leaves(column: pa.Array) -> Iterator[pa.Array]:
+    """Yield a column, or of one with parts their values, at any depth.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> column = pa.array([[("k", [1, 2])]], pa.map_(pa.string(), pa.list_(pa.int8())))
+    >>> [leaf.to_pylist() for leaf in leaves(column)]
+    [['k'], [1, 2]]
+    """
+    import pyarrow as pa
+
+    if pa.types.is_map(column.type):
+        first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
+        for part in (column.keys, column.items):
+            yield from leaves(part.slice(first, last - first))
+    elif pa.types.is_struct(column.type):
+        for part in column.flatten():
+            yield from leaves(part)
+    elif pa.types.is_nested(column.type):
+        yield from leaves(column.flatten())
+    else:
+        yield column
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A source of splits as Spark sees it: a streaming DataSource whose offset is the position.
+#
+# The reader lives in one Python process per scan that Spark keeps on the driver, and a copy of it in every
+# task. Spark logs what :meth:`SplitStreamReader.latestOffset` returns before it runs the micro-batch; a
+# micro-batch that is run again asks nobody where it begins or ends.
+#
+# Spark does not log where the first micro-batch begins. A split begins at 0, or where the source says; what
+# it says is kept in the job directory, since after a crash it might say something else.
+
+
+#: Spark asks every 10 ms while there is nothing to read; the source is asked this often.
+_ASK_EVERY_S = 0.025
+_T = TypeVar("_T")
+
+
+class SplitPiece(InputPartition):
+    """What one task reads of one split."""
+
+    def __init__(self, number: int, split: str, start: Offset, end: Offset) -> None:
+        super().__init__(None)
+        self.number, self.split, self.start, self.end = number, split, start, end
+
+
+class SplitStreamReader(DataSourceStreamReader):
+    """Asks the source, and keeps to its limits.
+
+    Parameters
+    ----------
+    source
+        Bound to its uid.
+    folder
+        Where the beginnings of splits are kept: the job's, or of a lineage that begins at a savepoint.
+        Empty for a stream outside of a job.
+    control_path
+        Beside which it is told what to hold back; empty as well.
+    """
+
+    def __init__(self, source: SplitSource, folder: str, control_path: str = "") -> None:
+        self._source, self._folder, self._control_path = source, folder, control_path
+        self._pace = Pace(source.rate, time.monotonic())
+        self._turn, self._asked_at = 0, float("-inf")
+
+    @property
+    def _uid(self) -> str:
+        return self._source._fs_uid
+
+    # -- offsets --------------------------------------------------------------------------------
+    def initialOffset(self) -> dict[str, Any]:
+        """Return where a query without a log begins: in a savepoint, or with no split known."""
+        if self._source._fs_start is None:
+            return SplitPosition(self._uid, {}).to_json()
+        return SplitPosition.from_json(self._source._fs_start.position).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return no limit of Spark's: the source has its own."""
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return where the next micro-batch ends; `start` if there is nothing new."""
+        position = SplitPosition.from_json(start)
+        if position.is_ended:
+            return start
+        self._wait_a_little()
+        found = self._ask("splits", lambda: gone_through(self._source.splits_from(position)))
+        names = checked_splits(self._uid, found, position)
+        known = position.moved_to({name: self._first(name) for name in names if name not in position.offsets})
+        held = read_held(self._control_path, self._uid)
+        free = [name for name, number in known.numbers().items() if not held.holds(number)]
+        wanting = [name for name in free if not self._is_at_end(name, known.offsets[name])]
+        ends = self._latest(known, wanting)
+        end = known.moved_to(ends)
+        is_ended = self._ask("end", lambda: self._source.is_at_end(end))
+        done = frozenset(name for name, offset in end.offsets.items() if self._is_at_end(name, offset))
+        return SplitPosition(self._uid, end.offsets, is_ended, done).to_json()
+
+    def _latest(self, position: SplitPosition, wanting: list[str]) -> dict[str, Offset]:
+        """Ask the splits that have not ended how far they can be read, within the limits."""
+        allowed = shares(self._pace.allowance(time.monotonic()), wanting, self._turn)
+        self._turn += 1
+        ends = {}
+        for name, limit in allowed.items():
+            if limit == 0:
+                continue
+            start = position.offsets[name]
+            found = self._ask("latest", lambda: self._source.latest(name, start, limit))  # noqa: B023
+            ends[name] = checked_offset(self._uid, name, start, found, "latest")
+            if limit is not None and ends[name] != start:
+                end = ends[name]
+                taken = self._ask("records_between", lambda: self._source.records_between(name, start, end))  # noqa: B023
+                count = checked_count(self._uid, name, taken)
+                self._pace.took(limit if count is None else count)
+        return ends
+
+    def _is_at_end(self, split: str, offset: Offset) -> bool:
+        end = self._ask("end", lambda: self._source.end(split))
+        return reaches(offset, checked_end(self._uid, split, end))
+
+    def _first(self, split: str) -> Offset:
+        """Return where a split begins, asking the source once in the life of the job."""
+        if type(self._source).first is SplitSource.first:
+            return 0
+        if not self._folder:
+            return self._ask("first", lambda: self._source.first(split))
+        store = LocalStore(Path(self._folder))
+        objects = SealedObjects(store, str(store.root))
+        digest = hashlib.sha256(split.encode()).hexdigest()[:24]
+        key, kind = f"first-splits/{self._uid}/{digest}.json", "first-split"
+        if objects.optional(key, kind, dict) is None:
+            first = self._ask("first", lambda: self._source.first(split))
+            checked_offset(self._uid, split, first, first, "first")
+            store.create_if_absent(key, seal(kind, {"split": split, "offset": first}))
+        return objects.read(key, kind, dict)["offset"]
+
+    def _wait_a_little(self) -> None:
+        left = self._asked_at + _ASK_EVERY_S - time.monotonic()
+        if left > 0:
+            time.sleep(left)
+        self._asked_at = time.monotonic()
+
+    def _ask(self, method: str, question: Callable[[], _T]) -> _T:
+        with named_failures(self._uid, method):
+            return question()
+
+    def stop(self) -> None:
+        """Let the source close what it has opened."""
+        self._source.close()
+
+    # -- reading --------------------------------------------------------------------------------
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Return a piece for every split of which there is something to read."""
+        begins, ends = SplitPosition.from_json(start).offsets, SplitPosition.from_json(end)
+        begins = {name: begins[name] if name in begins else self._first(name) for name in ends.offsets}
+        numbers = ends.numbers()
+        return [
+            SplitPiece(numbers[name], name, begins[name], ends.offsets[name])
+            for name in moved(begins, ends.offsets)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Yield the records of one piece with channel and sequence. Called in a task."""
+        assert isinstance(partition, SplitPiece)
+        with named_failures(self._uid, "read"):
+            found = iter(elements_of(self._source.read(partition.split, partition.start, partition.end)))
+        place = partition.start if type(partition.start) is int else 0
+        rows = _Rows(self._source.record_type, partition.number, place)
+        while True:
+            # Only the work of the source and its records is named: Spark's own goes on at the yields.
+            with named_failures(self._uid, "read"):
+                one = next(found, _NO_MORE)
+                made = rows.of(one)
+            yield from made
+            if one is _NO_MORE:
+                return
+
+
+_PLACE = (T.StructField(C.CHANNEL, T.LongType()), T.StructField(C.SEQUENCE, T.LongType()))
+
+
+#: Not None, which a source may have yielded by mistake: it would end the piece, and lose what follows.
+_NO_MORE: Any = object()
+#: Rows that become one batch.
+_HELD_ROWS = 1024
+
+
+class _Rows:
+    """What a source yields in one piece, as Arrow with channel and sequence behind the fields.
+
+    Spark would turn rows into Arrow itself: it cuts 1.5 to 1, makes a text of any value, and says of what it
+    refuses neither the field nor the source.
+    """
+
+    def __init__(self, fields: T.StructType, channel: int, place: int) -> None:
+        self._writer, self._types = RowWriter.of(fields), T.StructType([*fields, *_PLACE])
+        self._required = [field for field in fields if not field.nullable or has_required(field.dataType)]
+        self._channel, self._place = channel, place
+        self._held: list[Any] = []
+
+    def of(self, one: Any) -> list[pa.RecordBatch]:
+        """Take a record, a batch of them, or the end; return what is complete by that."""
+        import pyarrow as pa
+
+        if isinstance(one, pa.RecordBatch):
+            return [*self._written(), *self._complete(self._placed(one))]
+        if one is _NO_MORE:
+            return self._written()
+        self._held.append(one)
+        return self._written() if len(self._held) == _HELD_ROWS else []
+
+    def _written(self) -> list[pa.RecordBatch]:
+        import pyarrow as pa
+
+        held, self._held = self._held, []
+        if not held:
+            return []
+        try:
+            columns = self._writer.write(held)
+        except OutputError as error:
+            raise ValueError(f"it {str(error).replace('emitted', 'yielded', 1)}") from None
+        return self._placed(pa.RecordBatch.from_arrays(columns, names=self._types.names[: -len(_PLACE)]))
+
+    def _complete(self, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """Refuse nulls where the schema says that there are none; of rows their writer sees to it."""
+        for batch in batches:
+            for field in self._required:
+                if missing := first_missing(field, batch.column(field.name)):
+                    raise ValueError(f"it yielded a wrong value: {missing}, in row {missing.row} of a batch")
+        return batches
+
+    def _placed(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        first, self._place = self._place, self._place + batch.num_rows
+        return [_with_place(batch, self._channel, first, self._types)] if batch.num_rows else []
+
+
+def _with_place(batch: pa.RecordBatch, channel: int, place: int, types: T.StructType) -> pa.RecordBatch:
+    """Return a batch as Spark wants it: types of the schema, and the control columns behind."""
+    import numpy as np
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    schema, rows = to_arrow_schema(types, timezone="UTC"), batch.num_rows
+    own = [as_declared(batch.column(one.name), one) for one in list(schema)[: -len(_PLACE)]]
+    control = [np.full(rows, channel, np.int64), np.arange(place, place + rows, dtype=np.int64)]
+    return pa.RecordBatch.from_arrays([*own, *map(pa.array, control)], schema=schema)
+
+
+@contextmanager
+def named_failures(uid: str, method: str) -> Iterator[None]:
+    """Say which method of which source failed: Spark passes on only text.
+
+    An OSError means that the source cannot be asked now, or is refused what it asks for, which is counted.
+    Any other error is one of its code.
+    """
+    try:
+        yield
+    except FlinkishError:
+        raise
+    except OSError as error:
+        # Only the name of a class passes through Spark.
+        raise (SourceUnavailable if may_pass(error) else SourceFailed)(
+            f"{method}() of source '{uid}' failed", why=f"{type(error).__name__}: {error}"
+        ) from error
+    except USER_ERRORS as error:
+        from flinkish_spark.core.errors import USER_FUNCTION_MARKER
+
+        what = {
+            "uid": uid,
+            "what": f"{method}() of source '{uid}'",
+            "error": f"{type(error).__name__}: {error}",
+        }
+        raise RuntimeError(f"{USER_FUNCTION_MARKER} {json.dumps(what)}") from error
+
+
+class SplitDataSource(DataSource):
+    """Base of the classes that :func:`data_source_of` makes."""
+
+    _format: str
+    _source: SplitSource
+    _folder: str
+    _control_path: str
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format name."""
+        return cls._format
+
+    def schema(self) -> T.StructType:
+        """Return the source's fields, channel and sequence."""
+        return T.StructType([*self._source.record_type, *_PLACE])
+
+    def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:
+        """Return the reader."""
+        return SplitStreamReader(self._source, self._folder, self._control_path)
+
+
+def data_source_of(source: SplitSource, folder: str, control_path: str = "") -> type[SplitDataSource]:
+    """Return the class that Spark is given for a source; see :class:`SplitStreamReader`.
+
+    The source travels in it, and not in an option: options are part of plans that people look at.
+    """
+    own = {
+        "_format": source._fs_format,
+        "_source": source,
+        "_folder": folder,
+        "_control_path": control_path,
+    }
+    # Not importable, so that it is sent with what is in it.
+    return type("SplitDataSourceOf", (SplitDataSource,), {**own, "__module__": "__main__"})

@@ -1,0 +1,945 @@
+"""A sink of your own that commits exactly once: what to write, and how it is run."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import copy
+import datetime
+import decimal
+import enum
+import hashlib
+import json
+import logging
+import math
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pyspark import TaskContext
+from pyspark.sql import Row
+from pyspark.sql import functions as F
+
+from flinkish_spark.bridge.session import said
+from flinkish_spark.checkpoint.failures import RepeatableUserError
+from flinkish_spark.connectors.row_count import RowCount
+from flinkish_spark.contracts.sink import (
+    Committer,
+    CompletedCheckpoint,
+    Sink,
+    SinkContext,
+    SinkWriter,
+    StageRequest,
+    StageResult,
+)
+from flinkish_spark.core.errors import (
+    BadRecordError,
+    ConfigError,
+    CorruptObjectError,
+    EnvironmentFault,
+    FlinkishError,
+    InternalError,
+    SchemaError,
+    UserFunctionError,
+)
+from flinkish_spark.core.formats import OnBadRecord
+from flinkish_spark.core.iterators import USER_ERRORS, pairs_of
+from flinkish_spark.core.validation import refuse_if_never_run
+from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
+from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
+from flinkish_spark.transport.columns import map_in_arrow
+from flinkish_spark.worker.daemon import freeze_modules
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A sink of your own that commits exactly once: what to write for a system that this package has none for.
+#
+# The lifecycle, who calls what, and a whole example over SQLite are in `docs/two-phase-sinks.md`.
+
+
+#: What this package calls, and nobody awaits.
+_METHODS = (
+    *("begin", "write", "write_batch", "flush", "discard", "commit", "abort", "recover_and_commit"),
+    *("recover_and_abort", "why_lost", "list_open", "checkpoint_complete", "close"),
+)
+#: What a method that ends something may answer; None: it is done.
+Answer = CommitAnswer | Outcome | None
+
+
+class RecordRefused(Exception):
+    """Raised by :meth:`TwoPhaseCommitSink.write` for a record that the system will never take.
+
+    Nothing of the record may have been written when it is raised. What becomes of it says
+    :attr:`TwoPhaseCommitSink.on_refused`, or a :class:`WithDeadLetters` around the sink.
+
+    Parameters
+    ----------
+    reason
+        Why, for people; goes into error messages and dead letters.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class SinkTransaction:
+    """What one task attempt is about to stage; given to :meth:`TwoPhaseCommitSink.begin`.
+
+    Parameters
+    ----------
+    name
+        No other attempt of any task, micro-batch, start or job has it. At most 130 lower-case letters,
+        digits and dashes. Name by it whatever is created outside, so that leftovers can be found.
+    uid
+        The sink's uid.
+    batch
+        Lineage and micro-batch as ``"<lineage>/<batch>"``; the rows of a micro-batch that is staged again
+        have the same.
+    task
+        Spark partition index.
+    fields
+        Names of the records' fields.
+    """
+
+    name: str
+    uid: str
+    batch: str
+    task: int
+    fields: tuple[str, ...]
+
+
+class TwoPhaseCommitSink(Sink):
+    """Base class of sinks that stage in Spark tasks and commit with the checkpoint.
+
+    An object holds settings only: it is serialised and sent to the tasks, as functions are. Every task
+    attempt, and the committing side of every start of the job, has a copy of its own; what a method keeps
+    in attributes is seen by nobody else. So make connections in :meth:`begin` and :meth:`commit`.
+
+    A subclass writes :meth:`begin`, :meth:`write` or :meth:`write_batch`, :meth:`flush`, :meth:`commit`
+    and :meth:`abort`, and :meth:`list_open` unless the system clears unfinished things away by itself.
+    """
+
+    #: What happens to a record that :meth:`write` refuses: the job fails, or it is left out and counted.
+    on_refused: OnBadRecord = OnBadRecord.FAIL
+    #: Exceptions that say that the system cannot be asked now. Raised by `commit` or `abort` they mean: call
+    #: again; raised in a task: start the micro-batch again, as the restart strategy says. Any other
+    #: exception is taken for an error of the sink's code and ends the job when it comes a second time.
+    retry_on: tuple[type[Exception], ...] = (OSError,)
+
+    # -- in a task ----------------------------------------------------------------------------------
+    @abstractmethod
+    def begin(self, transaction: SinkTransaction) -> Any:
+        """Open something of this attempt's own under ``transaction.name``; return a handle.
+
+        Called in a task, before its first record; not at all by a task without records.
+        The handle stays in this process.
+        """
+
+    def write(self, handle: Any, record: Row) -> None:
+        """Write one record, invisibly.
+
+        Parameters
+        ----------
+        record
+            ``record.user``, ``record["user"]``, and a tuple in the order of the fields. TIMESTAMP
+            fields are datetimes in UTC; structs and maps are dicts.
+
+        Raises
+        ------
+        RecordRefused
+            The system will never take this record; nothing of it was written.
+        """
+        raise NotImplementedError
+
+    def write_batch(self, handle: Any, batch: pa.RecordBatch) -> Mapping[int, str]:
+        """Write many records; the default calls :meth:`write` for each. For where columns are faster.
+
+        Parameters
+        ----------
+        batch
+            The records, at least one; timestamps are in UTC.
+
+        Returns
+        -------
+        mapping
+            For each refused record its row in the batch and the reason; empty if all were written.
+        """
+        refused = {}
+        for index, record in enumerate(records_of(batch)):
+            try:
+                self.write(handle, record)
+            except RecordRefused as refusal:
+                refused[index] = refusal.reason
+        return refused
+
+    @abstractmethod
+    def flush(self, handle: Any) -> Any:
+        """Pre-commit: make everything durable, still invisible, and let go of the handle.
+
+        Called once, behind the last record.
+
+        Returns
+        -------
+        JSON value
+            The committable: all that any process, on any machine of the job, needs to commit or abort
+            this. No secrets: it is stored in the job directory.
+        """
+
+    def discard(self, handle: Any) -> None:
+        """Undo an attempt that failed before it was flushed, as far as that is easy.
+
+        Called in the task, if it can still be called: a task that is killed says nothing, so
+        :meth:`list_open` has to find what is left. The default leaves it to that.
+        """
+
+    # -- on the driver ------------------------------------------------------------------------------
+    @abstractmethod
+    def commit(self, committable: Any, checkpoint: CheckpointId) -> Answer:
+        """Make visible what a decided checkpoint names, all at once.
+
+        Called any number of times for the same committable, also by another process and behind a
+        success; every call but the first that succeeds must change nothing.
+
+        Parameters
+        ----------
+        checkpoint
+            The same in every repetition.
+
+        Returns
+        -------
+        CommitAnswer, Outcome or None
+            None: it is committed. ``Outcome.ALREADY_COMMITTED`` for a repetition, if it is known to be
+            one. LOST if the staged data is gone and was not committed before: the job stops; or, with
+            ``is_proven_aborted=True``, stages these rows again. That says that nothing of it ever was or
+            will be visible. FENCED if a newer process of the job has taken over.
+
+        Raises
+        ------
+        Exception
+            One of :attr:`retry_on`: it is called again, however long that takes.
+        """
+
+    @abstractmethod
+    def abort(self, committable: Any) -> Answer:
+        """Remove what was staged and is in no decided checkpoint.
+
+        Called any number of times, also for what is gone already and for what :meth:`list_open` found,
+        never for what was committed. Nothing of it may become visible later.
+        """
+
+    def recover_and_commit(self, committable: Any, checkpoint: CheckpointId) -> Answer:
+        """Do what :meth:`commit` does, for what an earlier process of the job has staged.
+
+        For systems where a connection has to be taken over first. The default is :meth:`commit`.
+        """
+        return self.commit(committable, checkpoint)
+
+    def recover_and_abort(self, committable: Any) -> Answer:
+        """Do what :meth:`abort` does, for what an earlier process of the job has staged."""
+        return self.abort(committable)
+
+    def why_lost(self, committable: Any) -> str:
+        """Return why a committable cannot be committed any more; empty if it can.
+
+        Asked right before the checkpoint is decided, where giving up costs a repetition of some
+        micro-batches; behind the decision it would cost the job. The default believes that it can.
+        """
+        return ""
+
+    def list_open(self, prefix: str) -> Mapping[str, Any]:
+        """Find what was begun and neither committed nor aborted.
+
+        Called at every start and behind every checkpoint, to find what failed, killed and speculative
+        attempts left. Names that are none of ours are passed over; those of attempts that still run or
+        will still be decided too. The default finds nothing: then leftovers stay until the system
+        removes them.
+
+        Parameters
+        ----------
+        prefix
+            The names of this sink's transactions begin with it; so may others.
+
+        Returns
+        -------
+        mapping
+            For each transaction's name what :meth:`abort` takes.
+        """
+        return {}
+
+    def checkpoint_complete(self, completed: CompletedCheckpoint) -> Answer:
+        """Do what goes by checkpoints and not by transactions.
+
+        Called when all sinks have committed the checkpoint, also if this one had nothing in it; again
+        after a crash. The default does nothing.
+        """
+        return Outcome.ALREADY_COMMITTED
+
+    def close(self) -> None:
+        """Release the connections of the committing side. Nothing is flushed or committed here."""
+
+    # -- what Sink asks for -------------------------------------------------------------------------
+    def preflight(self, spark: SparkSession, context: SinkContext) -> None:
+        """Refuse a sink that writes no records or cannot be sent to the tasks.
+
+        A subclass that checks more calls this too. Nothing may be changed outside.
+        """
+        from flinkish_spark.connectors.buffer import require_bufferable
+
+        own = type(self)
+        if own.write is TwoPhaseCommitSink.write and own.write_batch is TwoPhaseCommitSink.write_batch:
+            raise ConfigError(
+                f"the class {own.__name__} of sink '{context.uid}' writes no records",
+                why="it has neither write() nor write_batch()",
+                what_to_do="define write(self, handle, record)",
+            )
+        for name in _METHODS:
+            what = f"{name}() of the class {own.__name__} of sink '{context.uid}'"
+            refuse_if_never_run(getattr(own, name), what)
+        if not isinstance(self.on_refused, OnBadRecord):
+            raise ConfigError(
+                f"on_refused of sink '{context.uid}' is {self.on_refused!r}",
+                what_to_do="use OnBadRecord.FAIL or OnBadRecord.DROP, or WithDeadLetters(sink, ...)",
+            )
+        given = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
+        if not all(isinstance(one, type) and issubclass(one, Exception) for one in given):
+            raise ConfigError(
+                f"retry_on of sink '{context.uid}' is {self.retry_on!r}",
+                why="it names the exceptions that mean: call again",
+                what_to_do="give a tuple of exception classes, such as (OSError,)",
+            )
+        twice = {name for name in context.schema.names if context.schema.names.count(name) > 1}
+        if twice:
+            raise SchemaError(
+                f"sink '{context.uid}' gets two fields with the name '{min(twice)}'",
+                what_to_do="rename one of them",
+            )
+        require_bufferable(context, "hand Python")
+        check_serialisable(self, context.uid)
+
+    def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
+        """Return the staging half."""
+        return TwoPhaseWriter(self, context)
+
+    def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
+        """Return the committing half, with a copy of this object."""
+        return TwoPhaseCommitter(self, context)
+
+
+def own_copy(sink: TwoPhaseCommitSink) -> TwoPhaseCommitSink:
+    """Return a copy that shares nothing with `sink` that can be changed.
+
+    What cannot be copied, such as a module, is shared; a connection is not among it, since a sink with
+    one is refused before the job starts.
+    """
+    try:
+        return copy.deepcopy(sink)
+    except Exception:
+        copied = copy.copy(sink)
+    for name, value in list(getattr(copied, "__dict__", {}).items()):
+        with contextlib.suppress(Exception):
+            # Not setattr, which a frozen dataclass refuses.
+            copied.__dict__[name] = copy.deepcopy(value)
+    return copied
+
+
+def check_serialisable(sink: TwoPhaseCommitSink, uid: str) -> None:
+    """Raise UserFunctionError, naming the attribute, if a sink cannot be sent to the tasks."""
+    error = _why_not_serialisable(sink)
+    if error is None:
+        return
+    names = [*getattr(sink, "__dict__", {}), *(n for c in type(sink).__mro__ for n in _slots_of(c))]
+    guilty = next((n for n in names if _why_not_serialisable(getattr(sink, n, None))), None)
+    whose = "" if guilty is None else f"its attribute '{guilty}' ({type(getattr(sink, guilty)).__name__}): "
+    raise UserFunctionError(
+        f"the sink '{uid}' cannot be sent to the tasks",
+        why=f"{whose}{type(error).__name__}: {error}",
+        what_to_do="make sessions, locks and connections in begin() and commit(), not in __init__",
+        uid=uid,
+        attribute=guilty,
+    )
+
+
+def _why_not_serialisable(value: object) -> Exception | None:
+    from pyspark import cloudpickle
+
+    try:
+        cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        return error
+    return None
+
+
+def _slots_of(one: type) -> tuple[str, ...]:
+    slots = one.__dict__.get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Names of the transactions of two-phase sinks: one per task attempt, told apart exactly.
+
+
+_NAME = re.compile(r"flinkish-([0-9a-f]{32})-([0-9a-f]{8})-(\d{1,18})-(\d{1,18})-(\d{1,9})-(\d{1,18})")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TransactionName:
+    """Name of what one task attempt stages: job, sink, owner epoch, block, task, attempt.
+
+    At most 130 characters, of lower-case letters, digits and dashes: fit for a file, a table's key or
+    the global id of a prepared transaction.
+
+    Parameters
+    ----------
+    sink
+        Eight hex digits made from the sink's uid, see :meth:`mark_of`.
+    block
+        Leased for the micro-batch; used again only behind the receipt of it.
+    task
+        Spark partition index.
+    attempt
+        Spark's number of the task attempt, which no other attempt in its application has. The number
+        that counts from 0 is not: it begins anew when a stage is run again while old tasks still write.
+
+    Examples
+    --------
+    >>> name = TransactionName(JobUuid("0" * 32), TransactionName.mark_of("table"), OwnerEpoch(1), 2, 3, 4)
+    >>> TransactionName.parse(str(name)) == name
+    True
+    """
+
+    job: JobUuid
+    sink: str
+    owner_epoch: OwnerEpoch
+    block: int
+    task: int
+    attempt: int
+
+    def __str__(self) -> str:
+        parts = (self.owner_epoch, self.block, self.task, self.attempt)
+        return self.prefix(self.job, self.sink) + "-".join(map(str, parts))
+
+    @staticmethod
+    def mark_of(uid: str) -> str:
+        """Return eight hex digits for a sink's uid, which may be too long for a name."""
+        return hashlib.sha256(uid.encode()).hexdigest()[:8]
+
+    @staticmethod
+    def prefix(job: JobUuid, sink: str) -> str:
+        """Return what all names of one sink of one job begin with."""
+        return f"flinkish-{job}-{sink}-"
+
+    @classmethod
+    def parse(cls, text: str) -> TransactionName | None:
+        """Return the name, or None if `text` is not one of ours."""
+        match = _NAME.fullmatch(text)
+        if match is None:
+            return None
+        job, sink, owner, block, task, attempt = match.groups()
+        return cls(JobUuid(job), sink, OwnerEpoch(int(owner)), int(block), int(task), int(attempt))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Records as a sink of the user's sees them: rows of an Arrow batch, and one as JSON.
+
+
+def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch whose points in time are in UTC instead of the session's time zone."""
+    import pyarrow as pa
+
+    columns = []
+    for column in batch.columns:
+        wanted = _in_utc(column.type)
+        columns.append(column if wanted == column.type else column.cast(wanted))
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _in_utc(kind: pa.DataType) -> pa.DataType:
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, "UTC")
+    if pa.types.is_struct(kind):
+        return pa.struct([f.with_type(_in_utc(f.type)) for f in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_in_utc(kind.value_type)))
+    if pa.types.is_map(kind):
+        item = kind.item_field.with_type(_in_utc(kind.item_type))
+        return pa.map_(kind.key_field.with_type(_in_utc(kind.key_type)), item)
+    return kind
+
+
+def records_of(batch: pa.RecordBatch) -> Iterator[Row]:
+    """Yield the records of a batch, in order."""
+    from flinkish_spark.types.to_python import to_values
+
+    # A Row of names makes rows with these fields; unlike Row(**fields) it takes any name.
+    make = Row(*batch.schema.names)
+    columns = [to_values(column) for column in batch.columns]
+    for values in zip(*columns, strict=True):
+        yield make(*values)
+
+
+def record_as_json(record: Row) -> str:
+    """Return a record as a JSON object, for people and for putting it right later.
+
+    Decimals are strings, points in time and dates ISO 8601, binary values base64, NaN and infinities
+    the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
+    """
+    fields = zip(record.__fields__, record, strict=True)
+    return json.dumps({name: _plain(value) for name, value in fields}, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, bytes | bytearray):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, decimal.Decimal):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {_as_key(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def _as_key(value: Any) -> str:
+    plain = _plain(value)
+    return plain if isinstance(plain, str) else json.dumps(plain)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a two-phase sink of the user's does in a Spark task: one transaction, or none without records.
+
+
+LOG = logging.getLogger(__name__)
+_T = TypeVar("_T")
+#: Control columns in front of the fields, see StageRequest.
+_CONTROL_WIDTH = 4
+#: Columns of what a task yields: its report in one row; behind Refusals.KEEP a row per refused record.
+REPORT, REASON, RECORD = "report", "reason", "record"
+#: Longest reason in a dead letter; it is a user's text, and may quote the record.
+_MOST_REASON = 1_000
+TASK_SCHEMA = f"{REPORT} STRING, {REASON} STRING, {RECORD} STRING"
+
+
+class Refusals(enum.Enum):
+    """What a task does with records that the sink refuses."""
+
+    #: Fail, with the reason.
+    FAIL = "fail"
+    #: Count them.
+    DROP = "drop"
+    #: Count them, and yield them with the reason.
+    KEEP = "keep"
+
+
+class SinkUnavailable(EnvironmentFault):
+    """The system of a two-phase sink could not be used; the micro-batch is run again."""
+
+    restartable = True
+
+
+@dataclass(frozen=True)
+class StageTransaction:
+    """Callable for mapInArrow: stages the rows of one task, see :data:`TASK_SCHEMA`.
+
+    Parameters
+    ----------
+    sink
+        The user's; every task attempt gets a copy.
+    job, uid, owner_epoch, block
+        For the name of the transaction.
+    batch
+        Lineage and micro-batch, for :class:`SinkTransaction`.
+    """
+
+    sink: TwoPhaseCommitSink
+    job: str
+    uid: str
+    owner_epoch: int
+    block: int
+    batch: str
+    refusals: Refusals
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Stage one task's rows; called once per task attempt."""
+        freeze_modules()
+        task = TaskContext.get()
+        if task is None:
+            raise InternalError("rows are staged outside of a task")
+        ack = RowCount(task.partitionId())
+        with _OpenTransaction(self, task.partitionId(), task.taskAttemptId()) as transaction:
+            for batch in batches:
+                records = ack.admit(batch)
+                if records.num_rows == 0:
+                    continue
+                fields = in_utc(records.select(range(_CONTROL_WIDTH, records.num_columns)))
+                refused = transaction.write(fields)
+                if refused and self.refusals is Refusals.KEEP:
+                    yield _refused_rows(fields, refused)
+            committable = transaction.flush()
+        done = ack.done()
+        if self.refusals is Refusals.KEEP:
+            done = replace(done, dead_lettered=transaction.refused)
+        else:
+            done = replace(done, dropped=transaction.refused)
+        yield _rows([json.dumps({**done.to_json(), "committable": committable})], [None], [None])
+
+
+class _OpenTransaction:
+    """The user's sink in one task attempt; begun with the first records, discarded on any failure."""
+
+    def __init__(self, stage: StageTransaction, task: int, attempt: int) -> None:
+        self._stage, self._sink, self._task = stage, stage.sink, task
+        epoch, mark = OwnerEpoch(stage.owner_epoch), TransactionName.mark_of(stage.uid)
+        self.name = str(TransactionName(JobUuid(stage.job), mark, epoch, stage.block, task, attempt))
+        self.refused = 0
+        by_record = type(self._sink).write_batch is TwoPhaseCommitSink.write_batch
+        self._writing = "write" if by_record else "write_batch"
+        self._is_open = False
+        self._handle: Any = None
+
+    def __enter__(self) -> _OpenTransaction:
+        return self
+
+    def write(self, records: pa.RecordBatch) -> Mapping[int, str]:
+        """Write; return the refused records' rows and reasons."""
+        if not self._is_open:
+            stage = self._stage
+            fields = tuple(records.schema.names)
+            transaction = SinkTransaction(self.name, stage.uid, stage.batch, self._task, fields)
+            self._handle = self._call("begin", self._sink.begin, transaction)
+            self._is_open = True
+        refused = self._call(self._writing, self._written, records)
+        if refused and self._stage.refusals is Refusals.FAIL:
+            raise refused_record(self._stage.uid, next(iter(refused.values())))
+        self.refused += len(refused)
+        return refused
+
+    def _written(self, records: pa.RecordBatch) -> Mapping[int, str]:
+        refused = dict(pairs_of(self._sink.write_batch(self._handle, records) or {}))
+        if not refused.keys() <= set(range(records.num_rows)):
+            raise IndexError(f"it refused rows {sorted(refused)} of {records.num_rows}")
+        return refused
+
+    def flush(self) -> Mapping[str, Any] | None:
+        """Pre-commit; return the committable's payload, None if nothing was begun."""
+        if not self._is_open:
+            return None
+        committable = self._call("flush", self._sink.flush, self._handle)
+        self._is_open = False
+        return {"transaction": self.name, "committable": self._checked(committable)}
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or not self._is_open:
+            return
+        try:
+            self._sink.discard(self._handle)
+        except Exception as trouble:
+            # The failure that led here is the one to report; the sweep finds what is left.
+            LOG.warning("discard() of the sink '%s' failed: %s", self._stage.uid, trouble)
+
+    def _call(self, name: str, method: Callable[..., _T], *arguments: Any) -> _T:
+        with blaming(self._sink, self._stage.uid, name):
+            return method(*arguments)
+
+    def _checked(self, committable: Any) -> Any:
+        """Return the committable as it will be read back, or refuse it."""
+        with blaming(self._sink, self._stage.uid, "flush"):
+            try:
+                stored = json.loads(json.dumps(committable, allow_nan=False))
+            except (TypeError, ValueError) as error:
+                raise TypeError(f"the committable is no JSON value: {error}") from error
+            if stored != (list(committable) if isinstance(committable, tuple) else committable):
+                raise TypeError(
+                    "the committable changes when it is stored as JSON: use text as keys, and lists"
+                )
+            return stored
+
+
+@contextmanager
+def blaming(sink: TwoPhaseCommitSink, uid: str, method: str) -> Iterator[None]:
+    """Turn what the user's code raises in a task into an error that names it on the driver."""
+    try:
+        yield
+    except FlinkishError:
+        raise
+    except RecordRefused as refusal:
+        raise refused_record(uid, refusal.reason) from refusal
+    except sink.retry_on as error:
+        text = f"{method}() of the sink '{uid}': {type(error).__name__}: {error}"
+        raise SinkUnavailable(_one_line(text)) from error
+    except USER_ERRORS as error:
+        # Imported here: it brings pandas, which a task that goes well does not need.
+        from flinkish_spark.core.errors import USER_FUNCTION_MARKER
+        from flinkish_spark.worker.keyed_operator import OperatorFailed
+
+        facts = {"uid": uid, "error": f"{type(error).__name__}: {error}"}
+        facts["what"] = f"{method}() of the sink '{uid}'"
+        raise OperatorFailed(f"{USER_FUNCTION_MARKER} {json.dumps(facts)}") from error
+
+
+def refused_record(uid: str, reason: str) -> BadRecordError:
+    """Return the error of a record that a sink refuses; the driver knows it by its marker."""
+    from flinkish_spark.core.errors import BAD_RECORD_MARKER
+
+    return BadRecordError(_one_line(f"{BAD_RECORD_MARKER} the sink '{uid}' refuses it: {reason}"))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _refused_rows(records: pa.RecordBatch, refused: Mapping[int, str]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    chosen = records.take(pa.array(sorted(refused), pa.int64()))
+    reasons = [str(refused[index])[:_MOST_REASON] for index in sorted(refused)]
+    return _rows([None] * len(reasons), reasons, [record_as_json(one) for one in records_of(chosen)])
+
+
+def _rows(*columns: list[str | None] | list[str] | list[None]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    arrays = [pa.array(column, pa.string()) for column in columns]
+    return pa.record_batch(arrays, names=[REPORT, REASON, RECORD])
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The committing half of two-phase sinks: from the user's answers and exceptions to outcomes.
+
+
+class TwoPhaseCommitter(Committer):
+    """Ends the transactions of a two-phase sink.
+
+    Parameters
+    ----------
+    sink
+        As the user made it. A copy is worked with, so that connections it keeps do not travel to tasks.
+    """
+
+    def __init__(self, sink: TwoPhaseCommitSink, context: SinkContext) -> None:
+        self._sink, self._context = own_copy(sink), context
+
+    def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
+        """Commit each, in the given order, stopping at the first that is not done."""
+        answers: list[CommitAnswer] = []
+        for committable in committables:
+            name, stored = self._parts_of(committable)
+            ours = name.owner_epoch == self._context.owner_epoch
+            method = "commit" if ours else "recover_and_commit"
+            answers.append(self._ask(method, stored, checkpoint))
+            if not answers[-1].outcome.is_done:
+                # What is lost must be a suffix (DESIGN 8.3): nothing is committed behind it.
+                break
+        return answers
+
+    def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
+        """Abort each."""
+        return [self._abort(*self._parts_of(committable)) for committable in committables]
+
+    def _abort(self, name: TransactionName, stored: Any) -> CommitAnswer:
+        ours = name.owner_epoch == self._context.owner_epoch
+        answer = self._ask("abort" if ours else "recover_and_abort", stored)
+        if answer.outcome is Outcome.LOST:
+            # Gone is what was asked for.
+            return CommitAnswer(Outcome.ALREADY_COMMITTED, answer.detail)
+        return answer
+
+    def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
+        """Ask the sink about each."""
+        dead = {}
+        for index, committable in enumerate(committables):
+            name, stored = self._parts_of(committable)
+            why = self._call("why_lost", stored)
+            if why:
+                dead[index] = f"sink '{self._context.uid}', {name}: {why}"
+        return dead
+
+    def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
+        """Abort what the sink lists and nobody will decide."""
+        job, mark = self._context.job, TransactionName.mark_of(self._context.uid)
+        listed = self._call("list_open", TransactionName.prefix(job, mark))
+        if not (isinstance(listed, Mapping) and all(isinstance(name, str) for name in listed)):
+            raise RepeatableUserError(
+                f"list_open() of the sink '{self._context.uid}' returned a {type(listed).__name__}",
+                what_to_do="return a dict: for each transaction's name what abort() takes",
+                uid=self._context.uid,
+            )
+        if not listed:
+            return 0
+        # This order matters: a block that is leased after the listing has nothing in it.
+        running = running_blocks()
+        names = {str(c.payload.get("transaction", "")) for c in kept}
+        aborted = 0
+        for text, stored in listed.items():
+            name = TransactionName.parse(text)
+            # Exactly ours: a prefix may fit what somebody else made.
+            if name is None or (name.job, name.sink) != (job, mark) or text in names:
+                continue
+            mine = name.owner_epoch == self._context.owner_epoch
+            newer = name.owner_epoch > self._context.owner_epoch
+            if newer or (mine and name.block in running):
+                continue
+            answer = self._abort(name, stored)
+            if answer.outcome.is_done:
+                aborted += 1
+            else:
+                LOG.warning(
+                    "sink '%s' keeps the leftover %s for now: %s", self._context.uid, name, answer.detail
+                )
+        return aborted
+
+    def checkpoint_complete(self, completed: CompletedCheckpoint) -> CommitAnswer:
+        """Ask the sink."""
+        return self._ask("checkpoint_complete", completed)
+
+    def task_of(self, committable: Committable) -> int | None:
+        """Return the Spark partition: a transaction holds the rows of one task."""
+        return self._parts_of(committable)[0].task
+
+    def close(self) -> None:
+        """Let the sink release its connections."""
+        self._sink.close()
+
+    def _parts_of(self, committable: Committable) -> tuple[TransactionName, Any]:
+        name = TransactionName.parse(str(committable.payload.get("transaction", "")))
+        if name is None or "committable" not in committable.payload:
+            raise CorruptObjectError(
+                f"a committable of sink '{self._context.uid}' is none of a two-phase sink",
+                what_to_do="start the job once with the sink that wrote it, then change it",
+                uid=self._context.uid,
+            )
+        return name, committable.payload["committable"]
+
+    def _ask(self, method: str, *arguments: Any) -> CommitAnswer:
+        """Call a method that ends something; an outage is an answer."""
+        try:
+            answer: Answer = self._call(method, *arguments)
+        except EnvironmentFault as fault:
+            if not fault.restartable:
+                raise
+            return CommitAnswer(Outcome.RETRY, str(fault))
+        if answer is None:
+            return CommitAnswer(Outcome.COMMITTED)
+        if isinstance(answer, Outcome):
+            said = f"{method}() answered {answer.name}"
+            return CommitAnswer(answer, "" if answer.is_done else said)
+        if isinstance(answer, CommitAnswer):
+            return answer
+        raise RepeatableUserError(
+            f"{method}() of the sink '{self._context.uid}' returned a {type(answer).__name__}",
+            what_to_do="return None, an Outcome or a CommitAnswer",
+            uid=self._context.uid,
+        )
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the user's.
+
+        Raises
+        ------
+        SinkUnavailable
+            It raised one of the exceptions that mean: ask again.
+        RepeatableUserError
+            It raised another one.
+        """
+        what = f"{method}() of the sink '{self._context.uid}'"
+        try:
+            return getattr(self._sink, method)(*arguments)
+        except FlinkishError:
+            raise
+        except self._sink.retry_on as error:
+            raise SinkUnavailable(f"{what}: {said(error)}") from error
+        except USER_ERRORS as error:
+            raise RepeatableUserError(
+                f"{what} failed",
+                why=said(error),
+                what_to_do="correct the sink and start the job again; what was decided is committed then",
+                uid=self._context.uid,
+            ) from error
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The staging half of two-phase sinks.
+
+
+@dataclass(frozen=True, slots=True)
+class StagedWithRefused:
+    """What was staged, and what the sink refused: rows `reason` and `record`, as JSON."""
+
+    result: StageResult
+    refused: DataFrame
+
+    @property
+    def refused_count(self) -> int:
+        """How many records were refused."""
+        return sum(task.dead_lettered for task in self.result.tasks)
+
+
+class TwoPhaseWriter(SinkWriter):
+    """Stages micro-batches, one transaction per task.
+
+    Parameters
+    ----------
+    sink
+        As the user made it; serialised anew for every micro-batch.
+    """
+
+    def __init__(self, sink: TwoPhaseCommitSink, context: SinkContext) -> None:
+        self._sink, self._context = sink, context
+
+    def stage(self, request: StageRequest) -> StageResult:
+        """Stage; refused records go as the sink's policy says."""
+        is_dropped = self._sink.on_refused is OnBadRecord.DROP
+        rows = self._staging(request, Refusals.DROP if is_dropped else Refusals.FAIL)
+        return _result(row.report for row in rows.collect())
+
+    @contextmanager
+    def staging_with_refused(self, request: StageRequest) -> Iterator[StagedWithRefused]:
+        """Stage; give out what was refused, which is kept as long as the block lasts."""
+        # Kept, because going over the rows a second time would stage them a second time.
+        rows = self._staging(request, Refusals.KEEP).persist()
+        try:
+            found = rows.where(F.col(REPORT).isNotNull()).collect()
+            refused = rows.where(F.col(REASON).isNotNull()).select(REASON, RECORD)
+            yield StagedWithRefused(_result(row.report for row in found), refused)
+        finally:
+            rows.unpersist()
+
+    def _staging(self, request: StageRequest, refusals: Refusals) -> DataFrame:
+        context = self._context
+        stage = StageTransaction(
+            sink=self._sink,
+            job=str(context.job),
+            uid=context.uid,
+            owner_epoch=int(context.owner_epoch),
+            block=request.block,
+            batch=batch_label(request),
+            refusals=refusals,
+        )
+        return map_in_arrow(request.rows, stage, TASK_SCHEMA)
+
+
+def batch_label(request: StageRequest) -> str:
+    """Return the name of a micro-batch that a rewind does not make ambiguous."""
+    return f"{request.lineage}/{request.batch}"
+
+
+def _result(reports: Iterator[str]) -> StageResult:
+    found: list[dict[str, Any]] = sorted(map(json.loads, reports), key=lambda one: int(one["partition"]))
+    payloads = tuple(one["committable"] for one in found if one["committable"] is not None)
+    return StageResult(tuple(TaskAck.from_json(one) for one in found), payloads)

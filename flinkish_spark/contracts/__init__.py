@@ -1,0 +1,1 @@
+"""What a connector implements: the contracts of sources, sinks, manifests and hooks."""

@@ -1,0 +1,378 @@
+"""The contract of a sink that commits exactly once (DESIGN 9).
+
+Life of the data of one sink, in order. `W` is the writer, whose tasks run on executors; `C` the
+committer, in the user's process:
+
+1. **begin** (W): a task attempt opens something of its own, under a name that no other attempt has:
+   owner epoch, block, task, attempt. Attempts that fail, and speculative ones, leave theirs behind.
+2. **write** (W): records go in, durably or on their way, invisibly.
+3. **flush** = pre-commit (W): everything is durable and still invisible; the **committable** says how
+   any process can commit or abort it later. 1 to 3 are :meth:`SinkWriter.stage`, which may be
+   called again for the same micro-batch after a crash, a failed attempt or a rewind; each call stages
+   anew. Then the staged file names the committables, Spark writes commits/N, the checkpoint is decided.
+4. **commit** (C): what a decided checkpoint names becomes visible. Any number of times, by any process,
+   until there is a receipt; all but the first change nothing. The same call is **recover and commit**.
+5. **checkpoint_complete** (C): every sink has committed. For what goes by checkpoints and not by records,
+   and so called for those in which nothing was staged, too. Also repeated until there is a receipt.
+6. **abort** (C): gives up committables that no decision contains. Idempotent. The same call is
+   **recover and abort**; what no committable names (see 1) is found by :meth:`Committer.sweep`.
+7. **close** (C): releases connections. Nothing is flushed or committed here.
+
+Whoever has a new system derives from :class:`flinkish_spark.TwoPhaseCommitSink`, which has these steps as
+methods of one object (`docs/two-phase-sinks.md`). What must hold of every sink is there to be run:
+:mod:`flinkish_spark.testing.sink_contract`.
+
+What must survive a crash is in the committable, a JSON value. A writer keeps nothing between calls that
+matters. Nobody concludes LOST without evidence, and LOST that is proven is replayed, not lost.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from flinkish_spark.core.clock import Clock
+from flinkish_spark.core.errors import AnotherTimelineError
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, JobUuid, Lineage, OwnerEpoch
+from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
+from flinkish_spark.protocol.timeline import NO_TIMELINE, Mark, Timeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import types as T
+
+    from flinkish_spark.core.config import CheckpointConfig
+
+
+@dataclass(frozen=True, slots=True)
+class SinkContext:
+    """Who a sink works for; the same for the life of a process.
+
+    Parameters
+    ----------
+    job, owner_epoch
+        Part of every name that the sink leaves outside.
+    uid
+        The sink's stable name.
+    schema
+        Fields of the records it gets.
+    checkpoint
+        Intervals, for guards.
+    job_name
+        The job's name, for people.
+    folder
+        Absolute path below the job directory that is this sink's alone; it need not exist. Nothing but the
+        sink writes or deletes there. Tasks can write there where executors see the job directory.
+    clock
+        The one to ask what time it is.
+    timeline
+        Of the job directory: which marks outside are its own.
+    """
+
+    job: JobUuid
+    owner_epoch: OwnerEpoch
+    uid: str
+    schema: T.StructType
+    checkpoint: CheckpointConfig
+    job_name: str
+    folder: Path
+    clock: Clock
+    timeline: Timeline = NO_TIMELINE
+
+    def require_ours(self, mark: Mark, upto: CheckpointId) -> None:
+        """Raise AnotherTimelineError if a mark was not left by this job directory's own past.
+
+        Parameters
+        ----------
+        upto
+            The newest id that may be visible by now; at a commit the one that is committed.
+        """
+        why = self.timeline.why_not_ours(mark, upto)
+        if why:
+            raise another_timeline(f"sink '{self.uid}'", mark, upto, why)
+
+
+def another_timeline(
+    who: str,
+    mark: Mark,
+    newest: CheckpointId,
+    why: str,
+    ahead: Mapping[str, CheckpointId] = MappingProxyType({}),
+) -> AnotherTimelineError:
+    """Return the error that says who holds what, and what can be done.
+
+    Parameters
+    ----------
+    who
+        Sink, source or manifest, as people call it.
+    mark
+        What it holds.
+    newest
+        Of the job directory.
+    ahead
+        All who hold something that is not ours, and which checkpoint; only `who` if it is left out.
+    """
+    others = ", ".join(f"{one} ({checkpoint})" for one, checkpoint in ahead.items() if one != who)
+    return AnotherTimelineError(
+        f"{who} holds checkpoint {mark.checkpoint}, which this job directory has not committed; its newest "
+        f"is {newest}" + (f"; so do {others}" if others else ""),
+        why=f"{why}: the directory is an older copy of itself, or a copy of it runs elsewhere",
+        what_to_do="put the newest job directory back, or stop the other job and use its directory. To go on "
+        "from this directory all the same, run `flinkish timeline accept JOB_DIR` and start the job: sinks "
+        f"keep what they have, and what was read behind checkpoint {newest} is read and written again",
+        participant=who,
+        ahead=dict(ahead) or {who: mark.checkpoint},
+        found=mark.checkpoint,
+        newest=newest,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StageRequest:
+    """One micro-batch to stage.
+
+    Parameters
+    ----------
+    rows
+        A batch DataFrame: the control columns kind, checkpoint, channel, hash in this order, then
+        the stream's fields. Barriers are among the rows; every writer task reports those it saw.
+    lineage, batch
+        Which micro-batch.
+    block
+        A number that no other micro-batch in flight has, leased until the receipt.
+    checkpoint
+        The checkpoint that the rows are expected to become visible with. Another one, always a later one,
+        if that is aborted: what is staged passes to the next.
+    count_records
+        Counts the records, without the barriers; a Spark job, unless a sink of the same stream has
+        counted them already. Only for writers that declare more than one pass.
+    """
+
+    rows: DataFrame
+    lineage: Lineage
+    batch: BatchId
+    block: int
+    checkpoint: CheckpointId
+    count_records: Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """What a writer staged: one ack per task, and what can be committed later.
+
+    `bytes` is the size of it, None where the system does not tell.
+    """
+
+    tasks: tuple[TaskAck, ...]
+    payloads: tuple[Mapping[str, Any], ...]
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedCheckpoint:
+    """A checkpoint that every sink has committed; equal in every repetition.
+
+    Parameters
+    ----------
+    decided_at_ms
+        Wall-clock time of its decision: the time to go by, since it is the same for all who ask.
+    purpose
+        What it was for. Behind one that is final the job ends.
+    """
+
+    checkpoint: CheckpointId
+    decided_at_ms: int
+    purpose: CheckpointPurpose
+
+
+class SinkWriter(ABC):
+    """Stages micro-batches. Lives in the user's process; its tasks run on executors."""
+
+    #: How often it goes over the rows; above one in total, they are evaluated once and kept.
+    passes = 1
+
+    @abstractmethod
+    def stage(self, request: StageRequest) -> StageResult:
+        """Stage one micro-batch; everything is durable and invisible when this returns.
+
+        Raises
+        ------
+        Exception
+            Nothing of this attempt will be committed; the supervisor restarts or stops the job.
+        """
+
+
+class ShownOrder(enum.Enum):
+    """In which order readers of a sink's system see what two micro-batches hold of a key."""
+
+    #: As it was staged: the place of a record is fixed by then, as in a topic. What is staged again comes
+    #: behind what was staged meanwhile.
+    OF_STAGING = "OF_STAGING"
+    #: As it was committed, or in none.
+    OF_COMMITS = "OF_COMMITS"
+
+
+class Committer(ABC):
+    """Ends what was staged. Called only by the coordinator or the recovery, one at a time."""
+
+    #: Under OF_STAGING a replay of what this sink has lost gives up what it staged behind it: that would
+    #: come before. Right for every system, if not the cheapest for some.
+    shown_order = ShownOrder.OF_STAGING
+    #: How long after its staging data can be committed, in milliseconds; None for as long as one likes.
+    #: The job warns when half of it has passed.
+    staged_lifetime_ms: int | None = None
+
+    @abstractmethod
+    def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
+        """Commit all committables of a decided checkpoint, in the given (batch) order.
+
+        Returns
+        -------
+        sequence of CommitAnswer
+            One per committable, in order; fewer if it stopped behind the last one. The caller repeats the
+            call while any says RETRY. LOST must be the last answer: what is lost is a suffix.
+        """
+
+    def checkpoint_complete(self, completed: CompletedCheckpoint) -> CommitAnswer:
+        """Do what goes by checkpoints: roll files by their age, finish partitions.
+
+        Called for every checkpoint, in order, also for those in which this sink staged nothing; after all
+        sinks have committed, before the group offsets and the receipt; again after a crash in between.
+
+        Returns
+        -------
+        CommitAnswer
+            RETRY to be called again. LOST and FENCED as in :meth:`commit`.
+        """
+        return CommitAnswer(Outcome.ALREADY_COMMITTED, "nothing goes by checkpoints")
+
+    @abstractmethod
+    def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
+        """Abort committables that no decision contains."""
+
+    @abstractmethod
+    def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
+        """Return the reason for each committable, by position, that cannot be committed any more.
+
+        Raises
+        ------
+        EnvironmentFault
+            The system cannot be asked now; nothing is concluded.
+        """
+
+    def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
+        """Abort what this job left open and neither `kept` nor a running micro-batch names.
+
+        Parameters
+        ----------
+        kept
+            Committables of all sinks that are still to be decided.
+        running_blocks
+            Asked after the leftovers were listed: what was leased since then is not among them.
+
+        Returns
+        -------
+        int
+            How many leftovers were aborted.
+        """
+        return 0
+
+    def why_not_superseded(self, target: CheckpointId) -> str:
+        """Return why what was committed after `target` cannot be taken back; empty if it can.
+
+        Asked before a rewind under ``Tables.RESTORE`` touches anything. The default takes nothing
+        back: readers tell dead records from live ones by themselves.
+
+        Raises
+        ------
+        EnvironmentFault
+            The system cannot be asked now; nothing is concluded.
+        """
+        return ""
+
+    def supersede(self, target: CheckpointId, lineage: Lineage) -> CommitAnswer:
+        """Take back what was committed after `target`, with everything of this job in the table.
+
+        Called only under ``Tables.RESTORE``, after the intent of the rewind that starts `lineage` is
+        durable and before it is closed; so again after a crash in between. Must be idempotent per
+        lineage.
+
+        Returns
+        -------
+        CommitAnswer
+            COMMITTED, ALREADY_COMMITTED for a repeat, RETRY to be called again, or LOST if it has
+            become impossible.
+        """
+        return CommitAnswer(Outcome.ALREADY_COMMITTED, "nothing to take back")
+
+    def newest_marks(self) -> Sequence[Mark]:
+        """Return what the sink's system says about the last checkpoint that was committed to it by this job.
+
+        Asked once behind every takeover, before anything is committed, aborted or started. Empty if nothing
+        was committed, or the system keeps no such record: then a directory that is an older copy is not
+        noticed by this sink.
+
+        Raises
+        ------
+        EnvironmentFault
+            The system cannot be asked now; with ``restartable`` set it is asked again.
+        """
+        return ()
+
+    def task_of(self, committable: Committable) -> int | None:
+        """Return the Spark partition whose rows, and no others, a committable holds; None if it is not one.
+
+        Asked when some of a micro-batch's committables are lost and others are committed: only then
+        can the lost ones be staged again alone.
+        """
+        return None
+
+    def interrupt(self) -> None:
+        """Let a call that another thread is in fail soon, where that can be done: the job is cancelled.
+
+        Perhaps several times. What the call did or did not do by then is found out by the next start.
+        """
+
+    def close(self) -> None:
+        """Release connections."""
+
+
+class Sink(ABC):
+    """What a user gives to `sink_to`: settings only, usable for several starts."""
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Kafka topics it writes; empty for others."""
+        return ()
+
+    @property
+    def needs_shim(self) -> bool:
+        """Whether it writes through the JAR of this package."""
+        return False
+
+    def parts(self, uid: str) -> tuple[tuple[str, Sink], ...]:
+        """Return the sinks that write, each with its uid: this one, unless it is made of others.
+
+        Parameters
+        ----------
+        uid
+            The one that the user gave it.
+        """
+        return ((uid, self),)
+
+    @abstractmethod
+    def preflight(self, spark: SparkSession, context: SinkContext) -> None:
+        """Refuse what cannot work, with one clear error, before anything starts."""
+
+    @abstractmethod
+    def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
+        """Return the staging half."""
+
+    @abstractmethod
+    def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
+        """Return the committing half."""

@@ -1,0 +1,314 @@
+"""What the planner, the preflight and the confirmation need of a source."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flinkish_spark.core.errors import GraphError
+from flinkish_spark.protocol.ids import JobUuid
+from flinkish_spark.protocol.plan_layout import Position
+from flinkish_spark.protocol.timeline import Mark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from flinkish_spark.contracts.sink import Sink
+    from flinkish_spark.core.job_dir import JobDir
+    from flinkish_spark.core.offset_log import LoggedOffsets
+
+
+@dataclass(frozen=True)
+class SideOutput:
+    """Records that leave a source beside its stream, with the sink that takes them."""
+
+    uid: str
+    frame: DataFrame
+    sink: Sink
+
+
+@dataclass(frozen=True)
+class SourceStart:
+    """Where a scan begins in a lineage that was seeded.
+
+    Parameters
+    ----------
+    position
+        As the source of the savepoint logged it.
+    folder
+        The lineage's own folder for what a source has to note about its beginning.
+    label
+        Tells this start from others of the same source in the same plan.
+    """
+
+    position: Position
+    folder: str
+    label: str
+
+
+class Source(ABC):
+    """A replayable input. All methods are called on the driver, in the user's process."""
+
+    #: Kafka topics it reads; empty for others.
+    topics: tuple[str, ...] = ()
+    #: In place of topics, a regular expression that the whole name of each matches; empty for others.
+    topic_pattern: str = ""
+    #: Whether ``_fs_channel`` means the same in every micro-batch.
+    has_channels: bool = True
+    #: What its positions are positions in; part of savepoints.
+    kind: str = "dataframe"
+
+    def bound(self, uid: str) -> Source:
+        """Return the source with that uid: this one, or the one that it stands for.
+
+        Called by `from_source`, before anything else.
+
+        Raises
+        ------
+        ConfigError
+            It cannot be used.
+        """
+        return self
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it can come to an end. A job ends when all of its sources have."""
+        return False
+
+    def has_ended(self, position: LoggedOffsets) -> bool:
+        """Whether a bounded source has nothing behind `position`, now and for ever.
+
+        Called behind each micro-batch, in the query's thread, with the offsets that it was read up to.
+        """
+        return False
+
+    def with_own_time(self) -> Source | None:
+        """Return this source with the time that its system gave each record, in the column ``_fs_time``.
+
+        In milliseconds. Called by the planner, where a watermark strategy goes by it; None for a source
+        whose records have no time.
+        """
+        return None
+
+    def channels_in(self, position: LoggedOffsets) -> frozenset[int] | None:
+        """Return the channels that may still bring records behind `position`: numbers in ``_fs_channel``.
+
+        A channel that has not brought anything yet is waited for, if it is among them. None where a source
+        cannot tell: then a channel is known from its first record on.
+        """
+        return None
+
+    def check_alignable(self, uid: str) -> None:
+        """Refuse a source that cannot hold back what is ahead of the others; called before anything starts.
+
+        Who can reads `checkpoint/control.py` each time it is asked for new offsets.
+
+        Raises
+        ------
+        GraphError
+            It cannot.
+        """
+        raise GraphError(
+            f"the source '{uid}' cannot be aligned with others",
+            why="Spark's own reader reads it, which cannot hold back what is ahead",
+            what_to_do='read files with FileSource, a Delta table with DeltaSource(..., reader="python"), '
+            'Kafka with KafkaSource(..., reader="python"); or leave with_watermark_alignment() out',
+            uid=uid,
+        )
+
+    @property
+    def is_positionable(self) -> bool:
+        """Whether :meth:`starting_at` makes it begin at a position of a savepoint."""
+        return False
+
+    def starting_at(self, start: SourceStart) -> Source:
+        """Return this source so that a query without a log begins at `start`.
+
+        Called by the planner, once per scan whose start differs, at each start of the query. Inputs
+        that the position does not name are read from their beginning: they were added since.
+        """
+        return self
+
+    def check_start(self, uid: str, position: Position) -> None:
+        """Raise InputLostError if input from a savepoint's position on is gone. Called before a restore."""
+
+    def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
+        """Return what the job recorded to know its input again, by name of the fact; for savepoints.
+
+        The names are those under which `JobDir.recorded_once` keeps the facts, so that a restored
+        job finds an input that was replaced.
+        """
+        return {}
+
+    @property
+    def needs_kafka_jars(self) -> bool:
+        """Whether it reads through Spark's own Kafka source."""
+        return False
+
+    @property
+    def is_checked_apart(self) -> bool:
+        """Whether preflight and :meth:`check_retention` may run in a thread of their own, beside the plan.
+
+        Only if they ask nothing of Spark, and change nothing that the plan looks at.
+        """
+        return False
+
+    @property
+    def has_side_outputs(self) -> bool:
+        """Whether :meth:`side_outputs` returns any."""
+        return False
+
+    @property
+    def plan_name(self) -> str:
+        """What tells its plan from another one of the same source; recorded with the job."""
+        return ""
+
+    @property
+    def drops_records(self) -> bool:
+        """Whether it leaves out bad records and counts them in an observed metric."""
+        return False
+
+    @abstractmethod
+    def load(self, spark: SparkSession, control_path: str) -> DataFrame:
+        """Return the streaming DataFrame: own columns plus ``_fs_channel`` and ``_fs_seq``.
+
+        Called at each start of the query, restarts included.
+
+        Parameters
+        ----------
+        control_path
+            File in which the coordinator offers the next checkpoint; its folder is the job's own.
+        """
+
+    def load_marked(self, spark: SparkSession, control_path: str) -> DataFrame | None:
+        """Return the stream with barriers in it, if the source injects them itself.
+
+        Called in place of :meth:`load`; None for a source that does not.
+
+        Parameters
+        ----------
+        control_path
+            As for :meth:`load`.
+
+        Returns
+        -------
+        DataFrame or None
+            Own columns and the control columns kind, checkpoint, channel, sequence. Every channel of
+            a barrier announces how many there are (`protocol/alignment.py`).
+        """
+        return None
+
+    def known_as(self, uid: str) -> tuple[str, ...]:
+        """Return the uids under which the job keeps facts about its input: its own, those of its parts."""
+        return (uid,)
+
+    def side_uids(self, uid: str) -> tuple[str, ...]:
+        """Return the uids of :meth:`side_outputs`, without planning them."""
+        return ()
+
+    def side_outputs(
+        self, spark: SparkSession, uid: str, control_path: str, peers: Sequence[Sink]
+    ) -> tuple[SideOutput, ...]:
+        """Return dead-letter streams, if the source has any.
+
+        Parameters
+        ----------
+        peers
+            The sinks of the job that the user made: what nobody says of a side output's sink, they say.
+        """
+        return ()
+
+    def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
+        """Refuse what cannot work, before anything starts. Called once per process."""
+
+    def check_retention(self, uid: str, needed_ms: int) -> None:
+        """Refuse an input that does not keep its records for `needed_ms`. Called with the preflight.
+
+        Parameters
+        ----------
+        needed_ms
+            Checkpoint interval + restart budget: so long after it was read a record may have to be
+            read again.
+
+        Raises
+        ------
+        ConfigError
+            It gives them up earlier.
+        """
+
+    def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
+        """Raise InputLostError if input from `position` on is gone. Called before each start."""
+
+    def check_identity(self, job_dir: JobDir, uid: str) -> None:
+        """Raise InputLostError if the input is not the one that the job began with.
+
+        Called while the query runs, in its thread, after the records of a checkpoint were read
+        and before it can be decided: what was read from a replaced input is never committed.
+        """
+
+    def find_bad_record(
+        self, spark: SparkSession, start: LoggedOffsets | None, end: LoggedOffsets
+    ) -> tuple[str, int, int] | None:
+        """Return topic, partition and offset of an unreadable record between `start` and `end`.
+
+        Called once after a failure, to name the record; `start` is None for the first micro-batch.
+        """
+        return None
+
+    def commit_offsets(
+        self, position: LoggedOffsets, note: str = ""
+    ) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
+        """Tell the source that everything before `position` is committed in every sink.
+
+        Called once per checkpoint after the last sink answered and before the receipt, so again
+        after a crash between the two; must be idempotent.
+
+        Parameters
+        ----------
+        note
+            The job's mark: kept beside the offsets where the system can, see :meth:`newest_marks`.
+
+        Returns
+        -------
+        mapping
+            What was committed, for the receipt: group -> topic -> partition -> offset.
+
+        Raises
+        ------
+        EnvironmentFault
+            With ``restartable`` set when the call should be repeated.
+        """
+        return {}
+
+    def newest_marks(self, job: JobUuid) -> Sequence[Mark]:
+        """Return the newest mark of `job` that :meth:`commit_offsets` left; empty if the system keeps none.
+
+        Called behind every takeover, before anything starts.
+
+        Raises
+        ------
+        EnvironmentFault
+            With ``restartable`` set when the call should be repeated.
+        """
+        return ()
+
+    def lower_offsets(self, position: LoggedOffsets) -> None:
+        """Set what :meth:`commit_offsets` stored back to `position`, also downwards.
+
+        Called while an ordered rewind is carried out, with no query running; may be repeated.
+
+        Raises
+        ------
+        EnvironmentFault
+            With ``restartable`` set when the call should be repeated.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class SourceNode:
+    """Where records come in."""
+
+    uid: str
+    source: Source

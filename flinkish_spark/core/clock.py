@@ -1,0 +1,156 @@
+"""The one place that reads a clock; spans of time in the log; threads that are passed in."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+# ----------------------------------------------------------------------------------------------------------
+# The one place that reads a clock.
+#
+# Intervals and timeouts use the monotonic clock, so a wall clock that steps back changes nothing; wall-
+# clock times are only written down for people.
+
+
+class Clock(Protocol):
+    """What the coordinator needs of time."""
+
+    def monotonic_ms(self) -> int:
+        """Return milliseconds that never go back; the origin has no meaning."""
+
+    def wall_ms(self) -> int:
+        """Return milliseconds since 1970, for display."""
+
+    def sleep_ms(self, duration_ms: int) -> None:
+        """Wait."""
+
+    def wait(self, event: threading.Event, timeout_ms: int) -> bool:
+        """Wait until `event` is set, at most `timeout_ms`; return whether it is."""
+
+
+def wall_ms() -> int:
+    """Return the wall clock in milliseconds since 1970, for workers: of no job, or measuring latency."""
+    return SystemClock().wall_ms()
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def monotonic_ms(self) -> int:
+        """Return the monotonic clock."""
+        return time.monotonic_ns() // 1_000_000
+
+    def wall_ms(self) -> int:
+        """Return the wall clock."""
+        return int(time.time() * 1000)
+
+    def sleep_ms(self, duration_ms: int) -> None:
+        """Sleep."""
+        time.sleep(duration_ms / 1000)
+
+    def wait(self, event: threading.Event, timeout_ms: int) -> bool:
+        """Wait for the event."""
+        return event.wait(timeout_ms / 1000)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Spans: how long each part of a start took, in the log at DEBUG.
+#
+# logging.getLogger("flinkish_spark.core.clock").setLevel(logging.DEBUG)
+#
+# What the threads of a job wait for (:mod:`flinkish_spark.core.watchdog`) is logged by itself when it has
+# ended; parts of it that nobody waits for are marked with :func:`span`. `make bench-start ARGS=--debug`
+# shows them.
+
+
+LOG = logging.getLogger(__name__)
+#: What is shorter is not logged: a coordinator's steps and questions to Spark come many times a second.
+LEAST_MS = 10
+
+
+def ended(what: str, took_ms: int) -> None:
+    """Log a span that has ended, unless it was a short one."""
+    if took_ms >= LEAST_MS:
+        LOG.debug("%6d ms: %s", took_ms, what)
+
+
+@contextmanager
+def span(what: str) -> Iterator[None]:
+    """Log how long the block took, also if it raises."""
+    began_ns = time.monotonic_ns()
+    try:
+        yield
+    finally:
+        ended(what, (time.monotonic_ns() - began_ns) // 1_000_000)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Threads, passed in: a simulator gives threads that run one at a time, in an order of its own.
+
+
+T = TypeVar("T")
+_POLL_MS = 10
+
+
+class RunningThread(Protocol):
+    """A thread that was started."""
+
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+
+    def join(self) -> None:
+        """Wait for its end; called by another thread."""
+
+
+class Threads(Protocol):
+    """Starts threads; what waits in them waits by the :class:`~flinkish_spark.core.clock.Clock`."""
+
+    def start(self, name: str, target: Callable[[], None]) -> RunningThread:
+        """Run `target`, which must not raise, in a thread that does not keep the process alive."""
+
+
+class GivenUp(Exception):
+    """Whoever waited for a thread was told to give up; the thread goes on, and nobody hears of its end."""
+
+
+def outcome_of(
+    work: Callable[[], T], name: str, threads: Threads, clock: Clock, must_give_up: Callable[[], bool]
+) -> T:
+    """Do what may hang, code of the user's for example, in a thread of its own; return what it returns.
+
+    Raises
+    ------
+    GivenUp
+        `must_give_up` said so before it was done.
+    """
+    found: list[T] = []
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threads.start(name, run)
+    while thread.is_alive():
+        if must_give_up():
+            raise GivenUp(name)
+        clock.sleep_ms(_POLL_MS)
+    if failures:
+        raise failures[0]
+    return found[0]
+
+
+class SystemThreads:
+    """Python's threads."""
+
+    def start(self, name: str, target: Callable[[], None]) -> RunningThread:
+        """Start a daemon thread."""
+        thread = threading.Thread(name=name, target=target, daemon=True)
+        thread.start()
+        return thread

@@ -1,0 +1,234 @@
+"""Settings of a job, checked when they are made."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from flinkish_spark.core.validation import refused_as_config_errors
+from flinkish_spark.protocol import restart as rules
+from flinkish_spark.protocol.checkpoint import FinishedParticipants
+from flinkish_spark.protocol.coordination import CoordinationRules
+from flinkish_spark.protocol.limits import MOST_MS, Limit, checked_choice, checked_limit, checked_whole
+from flinkish_spark.protocol.retention import CheckpointRetention
+
+# ----------------------------------------------------------------------------------------------------------
+# Settings of a job, checked when they are made.
+
+
+#: More checkpoints than this are a slip: in flight, each holds transactions open; retained, files on disk.
+MOST_CONCURRENT = 100
+MOST_RETAINED = 1_000_000
+
+
+def require_positive(name: str, value: int) -> None:
+    """Raise ConfigError unless `value` is a positive whole number."""
+    with refused_as_config_errors(f"set {name} to 1 or more"):
+        checked_whole(name, value, least=1)
+
+
+class CheckpointingMode(enum.Enum):
+    """How exactly the barriers of one checkpoint must agree."""
+
+    #: Every barrier is seen exactly once, in one micro-batch; otherwise the checkpoint is declined.
+    EXACTLY_ONCE = "EXACTLY_ONCE"
+    #: Branches may show a barrier in different micro-batches; the last one completes the checkpoint.
+    AT_LEAST_ONCE = "AT_LEAST_ONCE"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointConfig:
+    """When checkpoints are taken, how long they may last, and which are kept.
+
+    Times are at least 1 ms and at most 365 days.
+
+    Parameters
+    ----------
+    interval_ms
+        Time from one periodic trigger to the next. Independent of Spark's trigger interval.
+    timeout_ms
+        A checkpoint not decided this long after its trigger is aborted; what it staged passes to
+        the next one.
+    min_pause_ms
+        Least time between the end of one checkpoint and the next periodic trigger; 0 for none.
+        Savepoints and checkpoints by hand do not wait for it.
+    max_concurrent
+        Most checkpoints in flight, from the trigger to the receipt, up to 100. With 2 or more the
+        next one is triggered while the sinks still commit.
+    tolerable_failures
+        How many checkpoints in a row may fail before the job is restarted; `UNLIMITED` for any
+        number. What counts is said in `CheckpointFailureReason`.
+    restart_budget_ms
+        How long the job may be down with data staged but not decided. A Kafka sink's transaction
+        timeout must be at least ``interval_ms + restart_budget_ms``.
+    retained
+        How many confirmed checkpoints can be gone back to, 1 to 1,000,000; the newest is always kept.
+    retention
+        What becomes of them when the job is cancelled. Savepoints are never deleted.
+    mode
+        Exactly once, unless the branches of a job are so uneven that checkpoints are declined.
+        Sinks commit exactly once in either mode.
+    finished
+        Whether checkpoints go on when sources have come to their end.
+
+    Raises
+    ------
+    ConfigError
+        A value is out of range, or of another type.
+
+    Examples
+    --------
+    >>> CheckpointConfig(interval_ms=2_000).timeout_ms
+    600000
+    """
+
+    interval_ms: int = 10_000
+    timeout_ms: int = 600_000
+    min_pause_ms: int = 0
+    restart_budget_ms: int = 120_000
+    retained: int = 50
+    max_concurrent: int = 1
+    tolerable_failures: Limit = 10
+    retention: CheckpointRetention = CheckpointRetention.RETAIN_ON_CANCELLATION
+    mode: CheckpointingMode = CheckpointingMode.EXACTLY_ONCE
+    finished: FinishedParticipants = FinishedParticipants.ALLOWED
+
+    def __post_init__(self) -> None:
+        with refused_as_config_errors("give CheckpointConfig such a value, or leave it out for its default"):
+            for name in ("interval_ms", "timeout_ms", "restart_budget_ms"):
+                checked_whole(name, getattr(self, name), least=1, most=MOST_MS)
+            checked_whole("min_pause_ms", self.min_pause_ms, least=0, most=MOST_MS)
+            checked_whole("retained", self.retained, least=1, most=MOST_RETAINED)
+            checked_whole("max_concurrent", self.max_concurrent, least=1, most=MOST_CONCURRENT)
+            checked_limit("tolerable_failures", self.tolerable_failures, least=0)
+            checked_choice("retention", self.retention, CheckpointRetention)
+            checked_choice("mode", self.mode, CheckpointingMode)
+            checked_choice("finished", self.finished, FinishedParticipants)
+
+    @property
+    def is_exactly_once(self) -> bool:
+        """Whether barriers that do not add up decline a checkpoint."""
+        return self.mode is CheckpointingMode.EXACTLY_ONCE
+
+    @property
+    def replay_ms(self) -> int:
+        """How long after its staging data may still have to be decided, and input to be read again."""
+        return self.interval_ms + self.restart_budget_ms
+
+    def rules(self) -> CoordinationRules:
+        """Return what the coordinator's rules need of this."""
+        return CoordinationRules(
+            interval_ms=self.interval_ms,
+            min_pause_ms=self.min_pause_ms,
+            timeout_ms=self.timeout_ms,
+            max_concurrent=self.max_concurrent,
+            finished=self.finished,
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The restart strategies as a user makes them: the rules of `protocol.restart`, refused with ConfigError.
+#
+# The rules themselves are standard library only and raise ValueError.
+
+
+NoRestart = rules.NoRestart
+
+
+class FixedDelay(rules.FixedDelay):
+    """Restart up to `attempts` times in a row, `delay_ms` apart.
+
+    Parameters
+    ----------
+    attempts
+        Restarts without a checkpoint in between; 0 for none, UNLIMITED for no end.
+    delay_ms
+        Time before each.
+
+    Raises
+    ------
+    ConfigError
+        A value is out of range; times are at most 365 days.
+
+    Examples
+    --------
+    >>> FixedDelay(attempts=10, delay_ms=200)
+    FixedDelay(attempts=10, delay_ms=200)
+    """
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        with refused_as_config_errors(_LEAVE_OUT.format("FixedDelay")):
+            super().__post_init__()
+
+
+class ExponentialDelay(rules.ExponentialDelay):
+    """Restart with a delay that grows with each failure; the default, as in Flink.
+
+    Parameters
+    ----------
+    initial_delay_ms
+        Delay after the first failure.
+    max_delay_ms
+        No delay is longer, jitter included.
+    backoff_multiplier
+        Each further delay is this many times the one before; at least 1.
+    jitter_factor
+        How far a delay is moved at random, in either direction, as a part of it; 0 to 1. Many jobs
+        that lose the same broker then do not all come back in the same moment.
+    reset_backoff_threshold_ms
+        After this long without a failure, counted from the end of the delay, delay and attempts
+        start anew.
+    attempts_before_reset_backoff
+        Restarts until then; one more failure ends the job. 0 for none, UNLIMITED for no end.
+
+    Raises
+    ------
+    ConfigError
+        A value is out of range; times are at most 365 days.
+
+    Examples
+    --------
+    >>> ExponentialDelay(initial_delay_ms=100).max_delay_ms
+    30000
+    """
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        with refused_as_config_errors(_LEAVE_OUT.format("ExponentialDelay")):
+            super().__post_init__()
+
+
+class FailureRate(rules.FailureRate):
+    """Give up when more than `max_failures` happen within `interval_ms`.
+
+    Parameters
+    ----------
+    max_failures
+        Failures within the interval that are taken; at least 1.
+    interval_ms
+        Length of the interval, which ends with the newest failure.
+    delay_ms
+        Time before each restart.
+
+    Raises
+    ------
+    ConfigError
+        A value is out of range; times are at most 365 days.
+
+    Examples
+    --------
+    >>> FailureRate(max_failures=2).interval_ms
+    60000
+    """
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        with refused_as_config_errors(_LEAVE_OUT.format("FailureRate")):
+            super().__post_init__()
+
+
+_LEAVE_OUT = "give {} values in this range, or leave them out for the defaults"

@@ -1,0 +1,118 @@
+"""Words that operators share: times, timers, side outputs."""
+
+from __future__ import annotations
+
+import enum
+import types
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pyspark.sql import types as T
+
+#: What says the fields of rows: DDL, a StructType, a dataclass, a NamedTuple class, a tuple with hints.
+OutputType = str | T.StructType | type[Any] | types.GenericAlias
+
+
+#: Before any watermark was seen: nothing is late.
+MIN_WATERMARK_MS = -(1 << 63)
+#: No element comes any more: the end of a bounded input. Fires every event-time timer.
+MAX_WATERMARK_MS = (1 << 63) - 1
+
+
+class TimeDomain(enum.Enum):
+    """Which clock a timer goes by."""
+
+    EVENT_TIME = "EVENT_TIME"
+    PROCESSING_TIME = "PROCESSING_TIME"
+
+    #: Enum's own is a function in Python, and every call about a timer looks its queue up by its clock.
+    __hash__ = object.__hash__
+
+
+class Timer(NamedTuple):
+    """A call that a key asked for; unique by all three.
+
+    `namespace` tells a key's timers apart: a window, or None where a function has set it.
+    """
+
+    time_ms: int
+    key: Any
+    namespace: Any
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTag:
+    """Names a side output and its type.
+
+    Parameters
+    ----------
+    name
+        Unique within the operator that emits to it.
+    output
+        Fields of the rows: DDL, a StructType, a dataclass or a NamedTuple class.
+
+    Examples
+    --------
+    >>> OutputTag("late", "user STRING, amount LONG").name
+    'late'
+    """
+
+    name: str
+    output: OutputType
+
+
+def tag_name(tag: OutputTag) -> str:
+    """Return the name of the side output that a function emits to.
+
+    Raises
+    ------
+    TypeError
+        It is no OutputTag.
+    """
+    try:
+        return tag.name
+    except AttributeError:
+        raise TypeError(
+            f"output() got a {type(tag).__name__} as its tag; give it the OutputTag that get_side_output() "
+            "is called with: ctx.output(tag, row)"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where time stands in a micro-batch, in milliseconds.
+
+    Parameters
+    ----------
+    watermark_before_ms
+        What the last micro-batch reached.
+    watermark_ms
+        What this one reaches; never less.
+    processing_time_ms
+        When it began.
+    drained_to_ms
+        What the watermark becomes behind the elements, if that is more.
+    processing_timers_to_ms
+        Up to when processing-time timers fire; None: up to `processing_time_ms`, as in Flink's harnesses.
+        In a job, as in Flink's, those of the very millisecond wait: elements of it are still to come.
+    """
+
+    watermark_before_ms: int
+    watermark_ms: int
+    processing_time_ms: int
+    drained_to_ms: int = MIN_WATERMARK_MS
+    processing_timers_to_ms: int | None = None
+
+    @property
+    def limits_ms(self) -> dict[TimeDomain, int]:
+        """Up to when timers are due, by their clock."""
+        return {
+            TimeDomain.EVENT_TIME: max(self.watermark_ms, self.drained_to_ms),
+            TimeDomain.PROCESSING_TIME: self.processing_limit_ms,
+        }
+
+    @property
+    def processing_limit_ms(self) -> int:
+        """Up to when processing-time timers are due."""
+        limit_ms = self.processing_timers_to_ms
+        return self.processing_time_ms if limit_ms is None else limit_ms

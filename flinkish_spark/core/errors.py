@@ -1,0 +1,222 @@
+"""Every error that flinkish_spark raises on purpose.
+
+One root, three families, so that a caller can tell whose turn it is:
+
+- :class:`UserError`: the job or its settings are wrong; nothing was started, nothing was lost.
+- :class:`EnvironmentFault`: Spark, Kafka, Delta or the disk is not as it must be.
+- :class:`InternalError`: a rule of the protocol was broken; please report it.
+
+A message says what happened, why, and what to do next; the facts are attributes.
+:attr:`FlinkishError.restartable` tells the supervisor whether trying again can help.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Mapping
+from typing import NoReturn, Self
+
+#: Opens the message of an error about a record that cannot be read or written.
+BAD_RECORD_MARKER = "[FLINKISH_BAD_RECORD]"
+#: The same for an input value that is no JSON object; the record's place follows as JSON.
+UNREADABLE_MARKER = "[FLINKISH_UNREADABLE_RECORD]"
+
+#: Opens the message of an error about a record's timestamp; its place and the time follow as JSON.
+BAD_TIME_MARKER = "[FLINKISH_BAD_TIME]"
+
+#: Opens the message of an error that a user's function caused; the supervisor looks for it.
+USER_FUNCTION_MARKER = "[FLINKISH_USER_FUNCTION]"
+#: The same for state that cannot be read or written.
+STATE_MARKER = "[FLINKISH_STATE]"
+
+
+class FlinkishError(Exception):
+    """Root of all errors of this package.
+
+    Parameters
+    ----------
+    what, why, what_to_do
+        The three parts of the message, each a sentence without its full stop.
+    facts
+        Whatever a program may want to read; also set as attributes.
+    """
+
+    #: Whether the supervisor may restart the query after this error.
+    restartable = False
+    #: Whether it is nothing that a restart mends if it comes back at the same micro-batch.
+    ends_when_repeated = False
+
+    def __init__(self, what: str, *, why: str = "", what_to_do: str = "", **facts: object) -> None:
+        self.what, self.why, self.what_to_do = what, why, what_to_do
+        self.facts: Mapping[str, object] = facts
+        for name, value in facts.items():
+            setattr(self, name, value)
+        parts = [what, f"because {why}" if why else "", f"To do: {what_to_do}" if what_to_do else ""]
+        super().__init__(". ".join(part for part in parts if part) + ".")
+
+
+class UserError(FlinkishError):
+    """The job, a function or a setting is wrong."""
+
+
+class ConfigError(UserError):
+    """A setting is missing, out of range, or contradicts another."""
+
+
+class GraphError(UserError):
+    """The stream graph cannot be run: duplicate uid, unknown topic, loop through one topic."""
+
+
+class JobDirError(UserError):
+    """The job directory belongs to another job, Spark version, format or setting."""
+
+
+class SchemaError(UserError):
+    """Declared schema and data (or table) do not fit."""
+
+
+class UserFunctionError(UserError):
+    """A user function raised; the message names the record's origin."""
+
+
+class BadRecordError(UserError):
+    """A record cannot be read or written and the policy is to fail."""
+
+
+class EnvironmentFault(FlinkishError):
+    """Something outside this process is not as it must be."""
+
+    @classmethod
+    def of_system(cls, error: OSError, what: str, *, what_to_do: str = "", **facts: object) -> Self:
+        """Return what a refusal of the system means: a missing right does not pass, a full disk may."""
+        found = cls(what, why=str(error), what_to_do=what_to_do, **facts)
+        found.ends_when_repeated = not may_pass(error)
+        return found
+
+
+class BrokerUnavailableError(EnvironmentFault):
+    """No Kafka broker answered within the time allowed."""
+
+    restartable = True
+
+
+class AuthorizationError(EnvironmentFault):
+    """Kafka refuses this principal; retrying cannot help."""
+
+
+class InputLostError(EnvironmentFault):
+    """Input that the job still needs is gone: expired, or its topic was created again."""
+
+
+class OwnedElsewhereError(EnvironmentFault):
+    """Another living process owns the job directory."""
+
+
+class FencedError(EnvironmentFault):
+    """A newer owner has taken the job over; this process must stop."""
+
+
+class AnotherTimelineError(EnvironmentFault):
+    """Somebody else has committed under this job's name: its directory is an older copy, or runs twice.
+
+    Nothing was started, or nothing later is committed. What was committed stays as it is.
+    """
+
+
+class CommittableLostError(EnvironmentFault):
+    """A decided committable can no longer be committed. Nothing later is decided.
+
+    A job stops its query, and its next start stages the data again.
+    """
+
+    restartable = True
+    ends_when_repeated = True
+
+
+class NotReplayableError(CommittableLostError):
+    """What is lost cannot be staged again either. The job stops; nothing later is decided."""
+
+    restartable = False
+
+
+class NoProgressError(EnvironmentFault):
+    """A failure came back at the same micro-batch, as often as it may, and no checkpoint between."""
+
+
+class SparkGoneError(EnvironmentFault):
+    """The JVM of this driver died; a new process has to take the job over."""
+
+
+class StoreError(EnvironmentFault):
+    """The job directory cannot be read or written."""
+
+    restartable = True
+
+
+class CorruptObjectError(EnvironmentFault):
+    """An object in the job directory fails its checksum, or a state value does not decode."""
+
+
+class InternalError(FlinkishError):
+    """A rule of the protocol was broken; a bug in this package."""
+
+
+#: What a disk, or a system on the network, says while it is away, full or busy.
+_MAY_PASS = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("EAGAIN", "EBUSY", "EDEADLK", "EDQUOT", "EINTR", "EIO", "EMFILE", "ENFILE", "ENODEV", "ENOLCK"),
+        *("ENOMEM", "ENOSPC", "ENXIO", "EREMOTEIO", "ESTALE", "ETIMEDOUT"),
+        *("EADDRINUSE", "EADDRNOTAVAIL", "ECOMM", "ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "EHOSTDOWN"),
+        *("EHOSTUNREACH", "ENETDOWN", "ENETRESET", "ENETUNREACH", "ENOBUFS", "ENOTCONN", "EPIPE", "EPROTO"),
+        "ESHUTDOWN",
+    )
+    if hasattr(errno, name)
+)
+#: Made without a number, too; they mean a path or a right, and no outage.
+_DO_NOT_PASS = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+
+
+def may_pass(error: OSError) -> bool:
+    """Whether it may be an outage: something does not answer, is full or busy.
+
+    Libraries raise an OSError without a number for whatever a network does; it counts as one.
+
+    Examples
+    --------
+    >>> may_pass(OSError(errno.ENOSPC, "full")), may_pass(OSError(errno.EROFS, "read-only"))
+    (True, False)
+    """
+    if isinstance(error, _DO_NOT_PASS):
+        return False
+    # Classes of libraries have numbers of their own: 1 is any error of TLS.
+    if type(error).__module__ != "builtins" or isinstance(error, ConnectionError | TimeoutError):
+        return True
+    return error.errno is None or error.errno in _MAY_PASS
+
+
+def raise_translated(known: BaseException, error: BaseException) -> NoReturn:
+    """Raise what a caught `error` means; called where it was caught, by everything that translates errors.
+
+    Parameters
+    ----------
+    known
+        What it means; `error` itself where nothing better is known. ``raise error from error`` would make it
+        its own cause, and whoever looks through its causes would never come to an end.
+    """
+    if known is error:
+        raise error
+    raise known from error
+
+
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, what caused it, what caused that, and so on; each once.
+
+    Libraries raise exceptions that are their own cause, or the cause of their cause.
+    """
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        yield cause
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__

@@ -1,0 +1,334 @@
+"""What lies where below the job directory, and its typed reads and writes.
+
+The only module that knows the keys (layout in `docs/internals.md`).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from flinkish_spark.core.errors import CorruptObjectError, JobDirError
+from flinkish_spark.core.store import CreateResult, SealedObjects, Store
+from flinkish_spark.protocol.decisions import Decision, Receipt, RewindIntent, TriggerRecord, Verdict
+from flinkish_spark.protocol.envelope import seal
+from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage, OwnerEpoch
+from flinkish_spark.protocol.lineage import LineageHistory, PastRewind, RewindOrder
+from flinkish_spark.protocol.records import StagedBatch
+from flinkish_spark.protocol.replay import RestagedEpoch
+from flinkish_spark.protocol.savepoints import Seed
+from flinkish_spark.protocol.statistics import StatisticsHistory
+from flinkish_spark.protocol.timeline import Stretch, Timeline
+
+T = TypeVar("T")
+
+JOB_KEY = "job.json"
+#: Folder of the rewinds that are not finished.
+REWINDING = "rewinding"
+REWIND_ORDER_KEY = "orders/rewind.json"
+TIMELINE_ORDER_KEY = "orders/timeline.json"
+#: Folders of what each takeover began, and of what a user has accepted.
+_TIMELINE, _ACCEPTED = "timeline", "timeline/accepted"
+
+
+class JobDir:
+    """Typed access to one job directory.
+
+    Parameters
+    ----------
+    store
+        Rooted at the job directory.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._objects = SealedObjects(store, "the job directory")
+        self._rewinds: dict[int, PastRewind] = {}
+
+    # -- identity -------------------------------------------------------------------------------
+    def read_or_create_job(
+        self, wanted: Mapping[str, Any], at_first: Mapping[str, Any] = MappingProxyType({})
+    ) -> tuple[JobUuid, dict[str, Any]]:
+        """Return the job's uuid and recorded settings, creating job.json at the first start.
+
+        `wanted` must stay what it was; `at_first` is only recorded, a `uuid` in it is the job's.
+
+        Raises
+        ------
+        JobDirError
+            A setting that must never change differs from the recorded one.
+        """
+        body = {"uuid": uuid.uuid4().hex, **at_first, **wanted}
+        self.store.create_if_absent(JOB_KEY, seal("job", body))
+        recorded = self._objects.read(JOB_KEY, "job", dict)
+        for name, value in wanted.items():
+            if recorded.get(name) != value:
+                raise JobDirError(
+                    f"this job directory was written with {name} = {recorded.get(name)!r}, "
+                    f"and this job has {value!r}",
+                    why=f"{name} must stay the same for the life of a job directory",
+                    what_to_do=f"use {name} = {recorded.get(name)!r} again, or a new job_dir",
+                    setting=name,
+                    recorded=recorded.get(name),
+                    wanted=value,
+                )
+        return JobUuid(recorded["uuid"]), recorded
+
+    def known_uuid(self) -> JobUuid | None:
+        """Return the uuid of a job that has started here before; None before its first start."""
+        recorded: dict[str, Any] | None = self._objects.optional(JOB_KEY, "job", dict)
+        return None if recorded is None else JobUuid(recorded["uuid"])
+
+    def known_settings(self) -> dict[str, Any] | None:
+        """Return what job.json holds; None before the first start."""
+        return self._objects.optional(JOB_KEY, "job", dict)
+
+    def recorded(self, name: str) -> dict[str, Any] | None:
+        """Return what was recorded under ``facts/<name>.json``; None if nothing was."""
+        return self._objects.optional(f"facts/{name}.json", "fact", dict)
+
+    def recorded_once(self, name: str, value: Mapping[str, Any]) -> dict[str, Any]:
+        """Record `value` under ``facts/<name>.json`` at the first call; return what is recorded."""
+        key = f"facts/{name}.json"
+        self.store.create_if_absent(key, seal("fact", value))
+        return self._objects.read(key, "fact", dict)
+
+    # -- owners ---------------------------------------------------------------------------------
+    def newest_owner(self) -> OwnerEpoch:
+        """Return the highest owner epoch ever taken; 0 if none."""
+        return OwnerEpoch(max(self._objects.numbers("owners"), default=0))
+
+    def create_owner(self, epoch: OwnerEpoch, body: Mapping[str, Any]) -> CreateResult:
+        """Take an owner epoch; exactly one process can."""
+        return self.store.create_if_absent(f"owners/{epoch}.json", seal("owner", body))
+
+    # -- timeline -------------------------------------------------------------------------------
+    def begin_stretch(self, epoch: OwnerEpoch, stretch: Stretch) -> CreateResult:
+        """Write down what an owner begins; called once, when no older owner can decide an id any more."""
+        return self.store.create_if_absent(f"{_TIMELINE}/{epoch}.json", seal("stretch", stretch.to_json()))
+
+    def timeline(self) -> Timeline:
+        """Return the past of this directory; without stretches before the first takeover."""
+        epochs = sorted(self._objects.numbers(_TIMELINE))
+        keys = [f"{_TIMELINE}/{epoch}.json" for epoch in epochs]
+        stretches = [self._objects.read(key, "stretch", Stretch.from_json) for key in keys]
+        return Timeline(tuple(stretches), CheckpointId(max(self._objects.numbers(_ACCEPTED), default=0)))
+
+    def accept_marks(self, upto: CheckpointId, why: str) -> None:
+        """Take marks up to an id as they are from now on. May be repeated."""
+        self.store.create_if_absent(f"{_ACCEPTED}/{upto}.json", seal("accepted-marks", {"why": why}))
+
+    def order_timeline(self, ordered_at_ms: int) -> CreateResult:
+        """Order the next start to accept what sinks and sources hold; EXISTS if that waits already."""
+        order = seal("timeline-order", {"ordered_at_ms": ordered_at_ms})
+        return self.store.create_if_absent(TIMELINE_ORDER_KEY, order)
+
+    def timeline_is_ordered(self) -> bool:
+        """Whether a start is to accept what is there."""
+        return self._objects.optional(TIMELINE_ORDER_KEY, "timeline-order", dict) is not None
+
+    def close_timeline_order(self) -> None:
+        """Forget the order; it was carried out."""
+        self.store.delete(TIMELINE_ORDER_KEY)
+
+    # -- staged micro-batches -------------------------------------------------------------------
+    def write_staged(self, staged: StagedBatch) -> None:
+        """Write the staged file of one attempt; its name is new by construction."""
+        key = self.staged_key(staged)
+        if self.store.create_if_absent(key, seal("staged", staged.to_json())) is CreateResult.EXISTS:
+            raise CorruptObjectError(f"{key} exists already", why="an attempt number was used twice")
+
+    def staged_batches(self, lineage: Lineage) -> dict[str, StagedBatch]:
+        """Return the staged files of a lineage by attempt name ``<batch>-<owner>.<attempt>``."""
+        found = {}
+        for key in self.store.list(f"staged/{lineage}"):
+            name = key.rsplit("/", 1)[1].removesuffix(".json")
+            staged = self._objects.optional(key, "staged", StagedBatch.from_json)
+            if staged is not None:  # else it was deleted since it was listed
+                found[name] = staged
+        return found
+
+    def delete_staged(self, lineage: Lineage, attempt: str) -> None:
+        """Delete a staged file, after its committables were ended or a receipt covers them."""
+        self.store.delete(f"staged/{lineage}/{attempt}.json")
+
+    @staticmethod
+    def attempt_name(staged: StagedBatch) -> str:
+        """Return the name of a staged file without folder and ending."""
+        return f"{staged.batch}-{staged.owner_epoch}.{staged.attempt}"
+
+    def staged_key(self, staged: StagedBatch) -> str:
+        """Return where a staged batch is stored."""
+        return f"staged/{staged.lineage}/{self.attempt_name(staged)}.json"
+
+    # -- statistics -----------------------------------------------------------------------------
+    def statistics(self) -> StatisticsHistory | None:
+        """Return the stored history of checkpoints, or None before the first."""
+        return self._objects.optional("statistics.json", "statistics", StatisticsHistory.from_json)
+
+    def put_statistics(self, history: StatisticsHistory) -> None:
+        """Replace the stored history."""
+        self.store.put("statistics.json", seal("statistics", history.to_json()))
+
+    # -- triggers, decisions and receipts -----------------------------------------------------------------
+    def create_trigger(self, trigger: TriggerRecord) -> CreateResult:
+        """Take a checkpoint id; EXISTS means that somebody else has it."""
+        return self.store.create_if_absent(
+            f"checkpoints/{trigger.checkpoint}/trigger.json", seal("trigger", trigger.to_json())
+        )
+
+    def create_decision(self, decision: Decision) -> CreateResult:
+        """Decide a checkpoint id once and for all; EXISTS means somebody else did."""
+        return self.store.create_if_absent(
+            f"checkpoints/{decision.checkpoint}/decision.json", seal("decision", decision.to_json())
+        )
+
+    def decision(self, checkpoint: CheckpointId) -> Decision | None:
+        """Return the decision, with what was staged again since; None while the id is open."""
+        decision = self._objects.optional(
+            f"checkpoints/{checkpoint}/decision.json", "decision", Decision.from_json
+        )
+        restaged = None if decision is None else self.restaged(checkpoint)
+        return decision if decision is None or restaged is None else restaged.apply(decision)
+
+    def restaged(self, checkpoint: CheckpointId) -> RestagedEpoch | None:
+        """Return the newest replay of a checkpoint, or None if there was none."""
+        number = max(self._objects.numbers(f"restaged/{checkpoint}"), default=0)
+        key = f"restaged/{checkpoint}/{number}.json"
+        # One that is gone since it was listed was deleted with its checkpoint, behind the receipt.
+        return self._objects.optional(key, "restaged", RestagedEpoch.from_json) if number else None
+
+    def create_restaged(self, restaged: RestagedEpoch) -> CreateResult:
+        """Finish a replay; EXISTS means that somebody else has finished one with its number."""
+        key = f"restaged/{restaged.checkpoint}/{restaged.number}.json"
+        return self.store.create_if_absent(key, seal("restaged", restaged.to_json()))
+
+    def forget_restaged(self, checkpoint: CheckpointId) -> None:
+        """Delete what was staged again for a checkpoint that is deleted."""
+        for number in sorted(self._objects.numbers(f"restaged/{checkpoint}")):
+            self.store.delete(f"restaged/{checkpoint}/{number}.json")
+
+    def decided_ids(self) -> tuple[CheckpointId, ...]:
+        """Return all ids that have a folder, in order of id."""
+        return tuple(CheckpointId(n) for n in sorted(self._objects.numbers("checkpoints", "")))
+
+    def live_commits(self) -> tuple[Decision, ...]:
+        """Return the COMMIT decisions that no rewind left behind, in order of id."""
+        return tuple(reversed(list(self._live_commits())))
+
+    def newest_commit(self) -> Decision | None:
+        """Return the newest live COMMIT decision, or None before the first."""
+        return next(self._live_commits(), None)
+
+    def _live_commits(self) -> Iterator[Decision]:
+        """Yield live COMMIT decisions, newest first."""
+        history = self.history()
+        for checkpoint in reversed(self.decided_ids()):
+            decision = self.decision(checkpoint)
+            if decision is None or decision.verdict is not Verdict.COMMIT:
+                continue
+            if history.superseded_by(checkpoint, decision.lineage) is None:
+                yield decision
+
+    def create_receipt(self, receipt: Receipt) -> CreateResult:
+        """Confirm a checkpoint. EXISTS is harmless: somebody finished the same work."""
+        return self.store.create_if_absent(
+            f"checkpoints/{receipt.checkpoint}/receipt.json", seal("receipt", receipt.to_json())
+        )
+
+    def receipt(self, checkpoint: CheckpointId) -> Receipt | None:
+        """Return the receipt, or None while unconfirmed."""
+        return self._objects.optional(f"checkpoints/{checkpoint}/receipt.json", "receipt", Receipt.from_json)
+
+    # -- rewinds --------------------------------------------------------------------------------
+    def open_rewind(self) -> RewindIntent | None:
+        """Return the unfinished rewind, if there is one.
+
+        One whose lineage has begun is finished, whoever left or wrote its intent again.
+        """
+        wanted = sorted(n for n in self._objects.numbers(REWINDING) if n > self.lineage().value)
+        if not wanted:
+            return None
+        return self._objects.optional(f"{REWINDING}/{wanted[0]}.json", "rewind", RewindIntent.from_json)
+
+    def create_rewind(self, intent: RewindIntent) -> CreateResult:
+        """Make a rewind durable before its first delete; EXISTS means that its lineage is taken.
+
+        Each intent has a key of its own, so that a zombie which closes its own one deletes nobody
+        else's.
+        """
+        return self.store.create_if_absent(
+            f"{REWINDING}/{intent.lineage}.json", seal("rewind", intent.to_json())
+        )
+
+    def drop_rewind(self, intent: RewindIntent) -> None:
+        """Forget an intent that is not carried out: what it wanted to remove was decided since."""
+        self.store.delete(f"{REWINDING}/{intent.lineage}.json")
+
+    def close_rewind(self, intent: RewindIntent) -> None:
+        """Move the finished rewind to the history, which is what the lineage is counted from."""
+        # This order matters: the new lineage must be durable before the intent disappears, and the
+        # order must be gone by then, or it would be carried out a second time.
+        self.store.create_if_absent(f"rewinds/{intent.lineage}.json", seal("rewind", intent.to_json()))
+        self.forget_finished_order()
+        self.drop_rewind(intent)
+
+    def history(self) -> LineageHistory:
+        """Return the finished rewinds."""
+        return LineageHistory.of(intent.past() for intent in self._finished_rewinds())
+
+    def _finished_rewinds(self) -> Iterator[RewindIntent]:
+        for number in self._objects.numbers("rewinds"):
+            key = f"rewinds/{number}.json"
+            done = self._objects.optional(key, "rewind", RewindIntent.from_json)
+            if done is None:
+                # Finished rewinds are never deleted, and the lineage is counted from them.
+                raise CorruptObjectError(f"{key} is listed and cannot be read", why="it leads to nowhere")
+            yield done
+
+    def rewind_order(self) -> RewindOrder | None:
+        """Return the order to go back that waits, if there is one."""
+        order = self._objects.optional(REWIND_ORDER_KEY, "rewind-order", RewindOrder.from_json)
+        return None if order is None or self._is_carried_out(order) else order
+
+    def forget_finished_order(self) -> None:
+        """Delete an order that was carried out by somebody who was cut off before closing it.
+
+        Called by the recovery, the only one that closes orders.
+        """
+        order = self._objects.optional(REWIND_ORDER_KEY, "rewind-order", RewindOrder.from_json)
+        if order is not None and self._is_carried_out(order):
+            self.store.delete(REWIND_ORDER_KEY)
+
+    def _is_carried_out(self, order: RewindOrder) -> bool:
+        return any(done.order_id == order.order_id for done in self._finished_rewinds())
+
+    def create_rewind_order(self, order: RewindOrder) -> CreateResult:
+        """Order a rewind; EXISTS means that another order waits."""
+        return self.store.create_if_absent(REWIND_ORDER_KEY, seal("rewind-order", order.to_json()))
+
+    def refuse_rewind_order(self, order: RewindOrder, reason: str) -> None:
+        """Close an order that cannot be carried out; it is kept with the reason, for people."""
+        refused = {**order.to_json(), "refused": reason}
+        self.store.put(f"orders/refused/{order.order_id}.json", seal("refused-order", refused))
+        self.store.delete(REWIND_ORDER_KEY)
+
+    def lineage(self) -> Lineage:
+        """Return the live lineage: the number of finished rewinds."""
+        return Lineage(max(self._objects.numbers("rewinds"), default=0))
+
+    # -- seeds ----------------------------------------------------------------------------------
+    def seed(self, lineage: Lineage) -> Seed | None:
+        """Return the state that a lineage was prepared to begin with, if there is any."""
+        return self._objects.optional(f"{seed_folder(lineage)}/seed.json", "seed", Seed.from_json)
+
+    def write_seed(self, seed: Seed) -> None:
+        """Make a seed durable; its files are there already."""
+        self.store.put(f"{seed_folder(seed.lineage)}/seed.json", seal("seed", seed.to_json()))
+
+
+def seed_folder(lineage: Lineage) -> str:
+    """Return the key below which a lineage's seed lies."""
+    return f"seeds/{lineage}"

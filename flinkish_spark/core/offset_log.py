@@ -1,0 +1,137 @@
+"""Spark's own checkpoint of the query: where it lies, its two logs, and how they are set back.
+
+The folder carries the owner epoch, ``spark/<owner epoch>``: taking a job over renames it, and
+whatever a JVM of the previous owner still writes goes to a path that no longer exists. Within
+one owner the path stays, so restarts inside a process need no rename.
+
+Entries are written by Spark (temporary file, then rename), so an entry is whole or absent. Each
+has a hidden checksum file beside it that must go with it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from flinkish_spark.core.errors import CorruptObjectError
+from flinkish_spark.protocol.control_offset import CHECKPOINT_KEY, ControlOffset
+from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.plan_layout import OWN_KEYS
+
+#: Key of the checkpoint id in a source's offset; no Kafka topic can have this name.
+OFFSET_KEY = CHECKPOINT_KEY
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedOffsets:
+    """The parsed content of an offsets/N entry: one JSON value per source, in Spark's order.
+
+    `processing_time_ms` is the wall clock when the micro-batch was planned; None where nothing says it.
+    """
+
+    sources: tuple[Any, ...]
+    processing_time_ms: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> LoggedOffsets:
+        """Parse an entry.
+
+        Raises
+        ------
+        CorruptObjectError
+            The text is not an offset log entry of a known version.
+        """
+        lines = text.strip().split("\n")
+        if lines[0] != "v1" or len(lines) < 2:
+            raise CorruptObjectError(
+                f"Spark's offset log entry has version {lines[0][:20]!r}",
+                what_to_do="run the Spark version that wrote this job directory",
+            )
+        try:
+            sources = tuple(None if line == "-" else json.loads(line) for line in lines[2:])
+            facts = json.loads(lines[1] or "{}")
+        except ValueError as error:
+            raise CorruptObjectError(
+                "an entry of Spark's offset log is cut off or was changed",
+                why=str(error),
+                what_to_do="restore the file from a backup, or go back to an older checkpoint (flinkish "
+                "rewind)",
+            ) from error
+        planned_ms = facts.get("batchTimestampMs") if isinstance(facts, dict) else None
+        return cls(sources, planned_ms)
+
+    @property
+    def checkpoint(self) -> CheckpointId:
+        """Return the newest checkpoint whose barrier any source has given out; 0 before the first."""
+        given = (source.get(OFFSET_KEY, 0) for source in self.sources if isinstance(source, dict))
+        return CheckpointId(max((int(checkpoint) for checkpoint in given), default=0))
+
+    @property
+    def control(self) -> ControlOffset:
+        """Return what the driver had said before the micro-batch, as far as any source has given it out."""
+        return ControlOffset.newest(self.sources)
+
+    def kafka(self, topics: frozenset[str]) -> dict[str, dict[int, int]]:
+        """Return topic -> partition -> next offset of the source that reads any of `topics`.
+
+        Spark may scan one source several times, each with offsets of its own: what counts is the
+        minimum, since only up to there every scan has read.
+        """
+        lowest: dict[str, dict[int, int]] = {}
+        for source in self.sources:
+            if not isinstance(source, dict):
+                continue
+            for topic in source.keys() & topics:
+                known = lowest.setdefault(topic, {})
+                for partition, offset in source[topic].items():
+                    number = int(partition)
+                    known[number] = min(int(offset), known.get(number, int(offset)))
+        return lowest
+
+    def partitions(self) -> dict[str, dict[int, int]]:
+        """Return topic -> partition -> next offset, the minimum over all sources."""
+        return self.kafka(self.topics())
+
+    def topics(self) -> frozenset[str]:
+        """Return the topics that any source has read."""
+        return frozenset(topic for source in self.sources for topic in _partitions(source))
+
+    def with_added(self, end: LoggedOffsets) -> LoggedOffsets:
+        """Return these offsets, and 0 for partitions that topics of theirs have only at `end`.
+
+        A partition that is added to a topic is read from its first record.
+        """
+        known = self.partitions()
+        added = {
+            topic: {str(p): 0 for p in ends if p not in known[topic]}
+            for topic, ends in end.partitions().items()
+            if topic in known
+        }
+        found = {topic: begins for topic, begins in added.items() if begins}
+        return LoggedOffsets((*self.sources, found)) if found else self
+
+    def described_since(self, begin: LoggedOffsets | None) -> str:
+        """Return, for people, the ranges between `begin` and here; from the start without one."""
+        ranges = []
+        for position, source in enumerate(self.sources):
+            first = {} if begin is None or position >= len(begin.sources) else begin.sources[position]
+            for topic, ends in _partitions(source).items():
+                starts = _partitions(first).get(topic, {})
+                ranges += [
+                    f"{topic}-{p} from {starts.get(p, 'the start')} to {end}"
+                    for p, end in sorted(ends.items())
+                    if starts.get(p) != end
+                ]
+        return "; ".join(dict.fromkeys(ranges)) or "nothing that can be named"
+
+
+def _partitions(source: Any) -> dict[str, dict[str, int]]:
+    """Return what of a source's offset looks like partitions of topics."""
+    if not isinstance(source, dict):
+        return {}
+    return {
+        str(name): value
+        for name, value in source.items()
+        if isinstance(value, dict) and not name.startswith(OWN_KEYS)
+    }

@@ -1,0 +1,283 @@
+"""At which upstream checkpoint a chained job's checkpoint was drawn, as offsets say it."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flinkish_spark.protocol.codec import Stored
+from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Place
+from flinkish_spark.protocol.input_gate import AlignmentSettings, InputGate
+from flinkish_spark.protocol.plan_layout import OWN_KEYS
+
+# ----------------------------------------------------------------------------------------------------------
+# How far a chained source is between two cuts: a value that travels in the offset Spark logs.
+#
+# A *cut* is the place of an upstream checkpoint in all partitions: right behind its barrier records. Spark
+# logs an offset before it runs the micro-batch, so after a crash this state and the positions are as they
+# were together, and nothing else has to be remembered.
+
+
+#: Keys in the offset, beside the topics.
+UPSTREAM_KEY = "flinkish:upstream"
+CHANNEL_STATE_KEY = "flinkish:channel-state"
+
+
+class CutPhase(enum.Enum):
+    """What became of the newest cut that the source came to."""
+
+    #: It waits for a checkpoint of this job.
+    REACHED = "REACHED"
+    #: A checkpoint of this job was drawn there.
+    TAKEN = "TAKEN"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut(Stored):
+    """The newest upstream checkpoint whose cut the source came to.
+
+    Parameters
+    ----------
+    start_delay_ms
+        From the writing of its barrier records to the first one that was passed.
+    alignment_ms
+        From there to the cut.
+    """
+
+    checkpoint: CheckpointId
+    phase: CutPhase
+    start_delay_ms: int = 0
+    alignment_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CutState:
+    """See the module's head.
+
+    Parameters
+    ----------
+    gate
+        Aligns the upstream checkpoint behind `cut`. A partition that was added and is not in a cut
+        yet is no channel of it.
+    job
+        The upstream job; None until its first barrier was seen.
+    passed
+        The newest barrier that was passed, by partition.
+    resting
+        Partitions of which nothing was read since that barrier, or at all.
+    cut
+        The newest cut; None before the first.
+    channel_state
+        Partitions that have not come to their barrier of an unaligned cut, and the offset of that
+        barrier, None while it is not visible. A restore replays these first.
+    micro_batches
+        How many were planned since the last one with a barrier of this job.
+    """
+
+    gate: InputGate
+    job: JobUuid | None = None
+    passed: Mapping[Place, CheckpointId] = field(default_factory=dict)
+    resting: frozenset[Place] = frozenset()
+    cut: Cut | None = None
+    channel_state: Mapping[Place, int | None] = field(default_factory=dict)
+    micro_batches: int = 0
+
+    @classmethod
+    def at_beginning(cls, positions: Mapping[Place, int], settings: AlignmentSettings) -> CutState:
+        """Return the state of a source that has read nothing yet."""
+        return cls(_gate_at(positions, settings), resting=frozenset(positions))
+
+    @classmethod
+    def somewhere(cls, positions: Mapping[Place, int], settings: AlignmentSettings) -> CutState:
+        """Return the state of a source that has read without looking for cuts."""
+        return cls(_gate_at(positions, settings))
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the newest cut waits for a checkpoint of this job."""
+        return self.cut is not None and self.cut.phase is CutPhase.REACHED
+
+    @property
+    def stands_at_cut(self) -> bool:
+        """Whether everything read so far is exactly what the newest cut holds, or nothing at all.
+
+        Partitions outside of the gate have not been read.
+        """
+        wanted = None if self.cut is None else self.cut.checkpoint
+        places = map(place_of, self.gate.channels)
+        return all(place in self.resting and self.passed.get(place) == wanted for place in places)
+
+    def to_json(self, positions: Mapping[Place, int]) -> dict[str, Any]:
+        """Return the entries for the offset; `positions` are the offset's own."""
+        cut = self.cut
+        outside = [place for place in positions if channel_of(place) not in self.gate.channels]
+        # Where its channels are is in the offset already.
+        gate = {name: value for name, value in self.gate.to_json().items() if name != "channels"}
+        entries: dict[str, Any] = {
+            UPSTREAM_KEY: {
+                "job": None if self.job is None else str(self.job),
+                "cut": None if cut is None else cut.to_json(),
+                "passed": nested({place: int(checkpoint) for place, checkpoint in self.passed.items()}),
+                "resting": _listed(self.resting),
+                "outside": _listed(outside),
+                "gate": gate,
+                "micro_batches": self.micro_batches,
+            }
+        }
+        if self.channel_state:
+            ranges = {place: [positions[place], end] for place, end in self.channel_state.items()}
+            entries[CHANNEL_STATE_KEY] = nested(ranges)
+        return entries
+
+    @classmethod
+    def from_json(cls, offset: Mapping[str, Any], settings: AlignmentSettings) -> CutState | None:
+        """Read what :meth:`to_json` put into an offset; None if there is nothing of it."""
+        value = offset.get(UPSTREAM_KEY)
+        if value is None:
+            return None
+        cut, outside = value["cut"], _unlisted(value["outside"])
+        ranges = flat(offset.get(CHANNEL_STATE_KEY, {}))
+        positions = flat({topic: of for topic, of in offset.items() if not topic.startswith(OWN_KEYS)})
+        channels = {channel_of(place): at for place, at in positions.items() if place not in outside}
+        return cls(
+            InputGate.from_json({**value["gate"], "channels": channels}, settings),
+            None if value["job"] is None else JobUuid(value["job"]),
+            {place: CheckpointId(checkpoint) for place, checkpoint in flat(value["passed"]).items()},
+            _unlisted(value["resting"]),
+            None if cut is None else Cut.from_json(cut),
+            {place: end for place, (_, end) in ranges.items()},
+            int(value["micro_batches"]),
+        )
+
+
+def channel_of(place: Place) -> str:
+    """Return a partition's name as a channel of the gate; no topic has a slash in its name."""
+    return f"{place[0]}/{place[1]}"
+
+
+def place_of(channel: str) -> Place:
+    """Return what :func:`channel_of` was made from."""
+    topic, _, partition = channel.rpartition("/")
+    return topic, int(partition)
+
+
+def nested(values: Mapping[Place, Any]) -> dict[str, dict[str, Any]]:
+    """Return values by topic and partition, as offsets are stored."""
+    found: dict[str, dict[str, Any]] = {}
+    for (topic, partition), value in sorted(values.items()):
+        found.setdefault(topic, {})[str(partition)] = value
+    return found
+
+
+def flat(values: Mapping[str, Mapping[str, Any]]) -> dict[Place, Any]:
+    """Return what :func:`nested` was made from."""
+    return {(topic, int(p)): value for topic, of_topic in values.items() for p, value in of_topic.items()}
+
+
+def _listed(places: Iterable[Place]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for topic, partition in sorted(places):
+        found.setdefault(topic, []).append(partition)
+    return found
+
+
+def _unlisted(value: Mapping[str, list[int]]) -> frozenset[Place]:
+    return frozenset((topic, int(partition)) for topic, of_topic in value.items() for partition in of_topic)
+
+
+def _gate_at(positions: Mapping[Place, int], settings: AlignmentSettings) -> InputGate:
+    return InputGate.of({channel_of(place): offset for place, offset in positions.items()}, settings)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Reading from Spark's offset log at which upstream checkpoint a job's checkpoint was drawn.
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamCut:
+    """The upstream checkpoint at which a checkpoint of a chained job was drawn.
+
+    Parameters
+    ----------
+    job, checkpoint
+        Upstream.
+    channel_state
+        For an unaligned cut: the offsets, start and end, that the upstream checkpoint holds and this
+        job's checkpoint does not. A restored job reads them before anything else. The end is None
+        where the barrier was not visible: then it is that barrier.
+    start_delay_ms, alignment_ms
+        From the writing of the barrier records to the first one that was passed, and from there to
+        the cut. None for an unaligned cut that was drawn before the last barrier was visible.
+    """
+
+    job: JobUuid
+    checkpoint: CheckpointId
+    channel_state: Mapping[Place, tuple[int, int | None]] = field(default_factory=dict)
+    start_delay_ms: int | None = None
+    alignment_ms: int | None = None
+
+
+def upstream_cut(offsets_text: str) -> dict[str, UpstreamCut]:
+    r"""Return the upstream cut by topic.
+
+    Parameters
+    ----------
+    offsets_text
+        An entry of Spark's offset log, as decisions hold it. Only one of a micro-batch with a barrier
+        of this job, as all of them, says where a checkpoint was drawn.
+
+    Returns
+    -------
+    dict
+        Empty for a job without a chained source, and for a checkpoint drawn before the first cut.
+
+    Examples
+    --------
+    >>> upstream_cut('v1\n{"batchTimestampMs":0}\n{"orders":{"0":5},"flinkish:checkpoint":1}')
+    {}
+    """
+    found: dict[str, UpstreamCut] = {}
+    if UPSTREAM_KEY not in offsets_text:  # asked for every checkpoint, and most jobs are not chained
+        return found
+    for line in offsets_text.strip().split("\n")[2:]:
+        offset = None if line == "-" else json.loads(line)
+        if isinstance(offset, dict) and UPSTREAM_KEY in offset:
+            found.update(_cut_in(offset))
+    return found
+
+
+def slowest_cut(offsets_text: str) -> UpstreamCut | None:
+    r"""Return the measured upstream cut that took longest, from its barrier records on; None for none.
+
+    Where a checkpoint is one cut with several upstreams it had to wait for this one.
+
+    Examples
+    --------
+    >>> slowest_cut('v1\n{"batchTimestampMs":0}\n{"orders":{"0":5},"flinkish:checkpoint":1}') is None
+    True
+    """
+    times_ms = [
+        (cut.start_delay_ms + cut.alignment_ms, topic, cut)
+        for topic, cut in upstream_cut(offsets_text).items()
+        if cut.start_delay_ms is not None and cut.alignment_ms is not None
+    ]
+    return max(times_ms)[-1] if times_ms else None
+
+
+def _cut_in(offset: Mapping[str, Any]) -> dict[str, UpstreamCut]:
+    value = offset[UPSTREAM_KEY]
+    cut = None if value["cut"] is None else Cut.from_json(value["cut"])
+    if cut is None or cut.phase is not CutPhase.TAKEN:
+        return {}
+    stored = flat(offset.get(CHANNEL_STATE_KEY, {}))
+    ranges = {
+        place: (int(start), None if end is None else int(end)) for place, (start, end) in stored.items()
+    }
+    is_measured = all(end is not None for _, end in ranges.values())
+    times_ms = (cut.start_delay_ms, cut.alignment_ms) if is_measured else (None, None)
+    found = UpstreamCut(JobUuid(value["job"]), cut.checkpoint, ranges, *times_ms)
+    topics = [topic for topic in offset if not topic.startswith(OWN_KEYS)]
+    return dict.fromkeys(topics, found)

@@ -1,0 +1,141 @@
+"""What the threads of a job wait for, and which of them does not get on.
+
+Whoever waits for something that may never come (the JVM, a broker, a disk, a user's code, another thread)
+says so: ``with waiting("..."):`` around it. A thread that has been at one thing for too long is named in the
+log, and in what the job says about itself. Nothing is ended: a MERGE may take an hour.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+from flinkish_spark.core import clock as spans
+from flinkish_spark.core.clock import Clock, Threads
+
+LOG = logging.getLogger(__name__)
+#: How long a thread may be at one thing before it is named, and how long once the job is to end at once.
+PATIENCE_MS, HURRIED_MS = 60_000, 5_000
+_LOOK_MS = 1_000
+
+#: Notes what the calling thread waits for, until the block ends: ``the broker to answer``.
+Waiting = Callable[[str], AbstractContextManager[None]]
+
+
+def unwatched(what: str) -> AbstractContextManager[None]:
+    """Note nothing, where nobody looks; a :data:`Waiting`."""
+    return nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A thread that does not get on.
+
+    Parameters
+    ----------
+    thread
+        Its name.
+    what
+        What it waits for, to be read behind "waits for".
+    for_ms
+        Since when, in milliseconds.
+    """
+
+    thread: str
+    what: str
+    for_ms: int
+
+    def __str__(self) -> str:
+        return f"the thread '{self.thread}' has waited {self.for_ms // 1000} s for {self.what}"
+
+
+@dataclass(slots=True)
+class _Stand:
+    """Where a thread stands: the innermost of what it waits for, and since when."""
+
+    thread: str
+    since_ms: int
+    waits: list[str] = field(default_factory=list)
+    #: How long it had stood when it was last named; 0 before that.
+    named_after_ms: int = 0
+
+    def moved(self, now_ms: int) -> None:
+        self.since_ms, self.named_after_ms = now_ms, 0
+
+
+class Watchdog:
+    """Knows what all threads of a job wait for.
+
+    :meth:`waiting` may be called by any thread, and within itself: the innermost counts, from when the thread
+    came to it, or came back to it.
+
+    Parameters
+    ----------
+    tell
+        Called again and again with the waits that are too long, the longest first; empty most of the time.
+    is_hurried
+        Whether the job is to end at once, so that whoever waits for that wants to know soon.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        tell: Callable[[tuple[Wait, ...]], None],
+        is_hurried: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._clock, self._tell, self._is_hurried = clock, tell, is_hurried
+        self._lock = threading.Lock()
+        self._stands: dict[int, _Stand] = {}
+        self._stopping = threading.Event()
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Note what this thread waits for; see :data:`Waiting`."""
+        me, now_ms = threading.get_ident(), self._clock.monotonic_ms()
+        with self._lock:
+            stand = self._stands.setdefault(me, _Stand(threading.current_thread().name, now_ms))
+            stand.waits.append(what)
+            stand.moved(now_ms)
+        try:
+            yield
+        finally:
+            with self._lock:
+                if stand.named_after_ms:
+                    LOG.warning("the thread '%s' goes on: it waits no more for %s", stand.thread, what)
+                stand.waits.pop()
+                ended_ms = self._clock.monotonic_ms()
+                stand.moved(ended_ms)
+                if not stand.waits:
+                    del self._stands[me]
+            spans.ended(what, ended_ms - now_ms)
+
+    def start(self, threads: Threads) -> None:
+        """Look again and again in a thread of its own, until :meth:`stop`."""
+        threads.start("flinkish-watchdog", self._run)
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self.look()
+            self._clock.wait(self._stopping, _LOOK_MS)
+
+    def look(self) -> None:
+        """Tell which waits are too long; log each of them when it is, and again after twice the time."""
+        patience_ms = HURRIED_MS if self._is_hurried() else PATIENCE_MS
+        now_ms, found = self._clock.monotonic_ms(), []
+        with self._lock:
+            for stand in self._stands.values():
+                wait = Wait(stand.thread, stand.waits[-1], now_ms - stand.since_ms)
+                if wait.for_ms < patience_ms:
+                    continue
+                found.append(wait)
+                if wait.for_ms >= 2 * stand.named_after_ms:
+                    stand.named_after_ms = wait.for_ms
+                    LOG.warning("%s; nothing is ended because of that", wait)
+        self._tell(tuple(sorted(found, key=lambda wait: -wait.for_ms)))

@@ -1,0 +1,1 @@
+"""The DataStream API: what a user's program is written with."""

@@ -1,0 +1,387 @@
+"""Two streams that one function reads: connected streams, and broadcast ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Column
+
+from flinkish_spark.core.elements import OutputType
+from flinkish_spark.core.errors import GraphError
+from flinkish_spark.core.validation import refuse_async
+from flinkish_spark.functions.keyed import (
+    BroadcastProcessFunction,
+    KeyedBroadcastProcessFunction,
+    KeyedCoProcessFunction,
+    RichFunction,
+)
+from flinkish_spark.functions.stream import CoProcessFunction, KeySelector
+from flinkish_spark.operators.process import CoFlatMapRecords, CoMapRecords
+from flinkish_spark.planning.declare import (
+    RecordCall,
+    connected_calls,
+    declare_operator,
+    inferred_output,
+    is_key_function,
+)
+from flinkish_spark.planning.factories import BroadcastFunctions
+from flinkish_spark.planning.stream_graph import KeyedEntry
+from flinkish_spark.planning.transforms import co_process_rows, connected_rows
+from flinkish_spark.state.descriptors import MapStateDescriptor
+from flinkish_spark.transport.routing import Distribution
+from flinkish_spark.types.hints import StateType
+
+if TYPE_CHECKING:
+    from flinkish_spark.datastream.data_stream import DataStream
+    from flinkish_spark.datastream.environment import StreamExecutionEnvironment
+    from flinkish_spark.planning.stream_graph import StreamNode
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Two streams that one function reads, as a user writes them: `orders.connect(limits)`.
+
+
+_Calls = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+ConnectedKey = str | Column | tuple[str | Column, ...] | Callable[[Any], Any] | KeySelector
+
+
+class ConnectedStreams:
+    """Two streams, maybe with different fields. Made by :meth:`DataStream.connect`.
+
+    Parameters
+    ----------
+    first, second
+        The streams.
+    """
+
+    def __init__(self, first: DataStream, second: DataStream) -> None:
+        self._first, self._second = first, second
+
+    def key_by(
+        self, first: ConnectedKey, second: ConnectedKey, *, key: StateType | None = None
+    ) -> KeyedConnectedStreams:
+        """Partition both by key, so that equal keys meet.
+
+        Parameters
+        ----------
+        first, second
+            The key of each: a column's name, a column expression, or a tuple of these; or a function of a
+            record. They have the same types.
+        key
+            Type of what functions return; by default what their hints say. See :meth:`DataStream.key_by`.
+        """
+        # Only functions need it; if there is none, it is refused as key_by refuses it.
+        is_of_function = is_key_function(first) or is_key_function(second)
+        left, right = (
+            stream.key_by(*_key(given), key=None if is_of_function and not is_key_function(given) else key)
+            for stream, given in ((self._first, first), (self._second, second))
+        )
+        return left.connect(right)
+
+    def map(
+        self, first: Any, second: Any = None, *, output: OutputType | None = None, name: str | None = None
+    ) -> DataStream:
+        """Make one row of each record, without state; see :meth:`DataStream.map`.
+
+        Parameters
+        ----------
+        first, second
+            A :class:`~flinkish_spark.CoMapFunction` alone; or for each stream a function of one record.
+        output
+            Fields of the rows of both; by default what the hint of each function says, or that of the other.
+        name
+            What errors call it.
+        """
+        return self._of_each("map", first, second, output, name)
+
+    def flat_map(
+        self, first: Any, second: Any = None, *, output: OutputType | None = None, name: str | None = None
+    ) -> DataStream:
+        """Make any number of rows of each record.
+
+        Takes a :class:`~flinkish_spark.CoFlatMapFunction` or two functions; see :meth:`map` and
+        :meth:`DataStream.flat_map`.
+        """
+        return self._of_each("flat_map", first, second, output, name)
+
+    def _of_each(
+        self, method: str, first: Any, second: Any, output: OutputType | None, name: str | None
+    ) -> DataStream:
+        left, right = connected_rows(method, first, second, output, name)
+        return self._first._behind(left).union(self._second._behind(right))
+
+    def process(
+        self,
+        function: CoProcessFunction,
+        *,
+        output: OutputType | None = None,
+        name: str | None = None,
+    ) -> DataStream:
+        """Make any number of rows of each record, to several outputs; see :meth:`DataStream.process`.
+
+        Without keys there is no state and there are no timers. For these call :meth:`key_by` first.
+
+        Parameters
+        ----------
+        function
+            Has a method for each stream; there is a copy of it for each.
+        output
+            Fields of the main output; by default what the hint of `process_element1` says.
+        name
+            What errors call it.
+
+        Raises
+        ------
+        GraphError, UserFunctionError
+            It is no CoProcessFunction, or cannot be sent to the workers.
+        SchemaError
+            The output is not known, or is no list of fields.
+        """
+        left, right = co_process_rows(function, output, name)
+        return self._first._behind(left).union(self._second._behind(right))
+
+
+class KeyedConnectedStreams:
+    """Two keyed streams that share the state and the timers of a key."""
+
+    def __init__(
+        self, environment: StreamExecutionEnvironment, first: KeyedEntry, second: KeyedEntry
+    ) -> None:
+        self._environment, self._entries = environment, (first, second)
+
+    def process(
+        self,
+        function: KeyedCoProcessFunction,
+        *,
+        output: OutputType | None = None,
+        uid: str,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Process the elements of both streams, those of one key one after the other.
+
+        Within a micro-batch the elements of the first stream come before those of the second; nothing is
+        promised about the order between the two.
+
+        Parameters
+        ----------
+        function
+            Serialised here, once.
+        output
+            Fields of the emitted rows; by default what the hint of `process_element1` says, or else
+            that of `process_element2` or `on_timer`.
+        uid, max_parallelism
+            As of :meth:`KeyedStream.process`.
+
+        Raises
+        ------
+        GraphError
+            It is no KeyedCoProcessFunction, or the uid cannot be used or is taken.
+        UserFunctionError, SchemaError, ConfigError
+            As of :meth:`KeyedStream.process`.
+        """
+        if not isinstance(function, KeyedCoProcessFunction):
+            raise GraphError(
+                f"process() of '{uid}' got a {type(function).__name__}",
+                why="two streams are connected",
+                what_to_do="give it an instance of a KeyedCoProcessFunction subclass",
+            )
+        refuse_async(function, ("process_element1", "process_element2", "on_timer"), f"'{uid}'")
+        if output is None:
+            calls = (function.process_element2, function.on_timer)
+            output = inferred_output(function.process_element1, f"'{uid}'", *calls, is_iterable=True)
+        return self._keyed(function, output, uid, max_parallelism)
+
+    def map(
+        self,
+        first: Any,
+        second: Any = None,
+        *,
+        output: OutputType | None = None,
+        uid: str,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Make one row of each record, by functions that may keep state for the record's key.
+
+        Parameters
+        ----------
+        first, second
+            A :class:`~flinkish_spark.CoMapFunction` alone, whose methods share their states; or for each
+            stream a :class:`~flinkish_spark.MapFunction` or a function of one record. Serialised here.
+        output
+            Fields of the rows; by default what the hint of the first says, or else that of the second.
+        uid, max_parallelism
+            As of :meth:`KeyedStream.process`.
+
+        Raises
+        ------
+        GraphError
+            It cannot be called, there is one too many or too few, or the uid cannot be used or is taken.
+        UserFunctionError, SchemaError, ConfigError
+            As of :meth:`KeyedStream.process`.
+        """
+        left, right = connected_calls(first, second, "map", uid)
+        if output is None:
+            output = inferred_output(left.call, f"'{uid}'", right.call, is_iterable=False)
+        return self._keyed(CoMapRecords(*_opened(left, right)), output, uid, max_parallelism)
+
+    def flat_map(
+        self,
+        first: Any,
+        second: Any = None,
+        *,
+        output: OutputType | None = None,
+        uid: str,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Make any number of rows of each record, by functions that may keep state for its key.
+
+        Parameters
+        ----------
+        first, second
+            A :class:`~flinkish_spark.CoFlatMapFunction` alone; or for each stream a
+            :class:`~flinkish_spark.FlatMapFunction` or a function that returns or yields rows, or None.
+        output, uid, max_parallelism
+            As of :meth:`map`, which also says what is raised.
+        """
+        left, right = connected_calls(first, second, "flat_map", uid)
+        if output is None:
+            output = inferred_output(left.call, f"'{uid}'", right.call, is_iterable=True)
+        return self._keyed(CoFlatMapRecords(*_opened(left, right)), output, uid, max_parallelism)
+
+    def _keyed(
+        self, function: KeyedCoProcessFunction, output: OutputType, uid: str, max_parallelism: int | None
+    ) -> DataStream:
+        from flinkish_spark.datastream.data_stream import DataStream  # the two make each other
+
+        graph = self._environment.graph
+        node = declare_operator(graph, self._entries, function, output, uid, max_parallelism)
+        return DataStream(self._environment, node)
+
+
+def _opened(left: RecordCall, right: RecordCall) -> tuple[_Calls, tuple[RichFunction, ...]]:
+    """Return what is called, and what has to be opened for it, once if it is one object."""
+    rich = [left.rich] if left.rich is right.rich else [left.rich, right.rich]
+    return (left.call, right.call), tuple(one for one in rich if one is not None)
+
+
+def _key(given: Any) -> tuple[Any, ...]:
+    return given if isinstance(given, tuple) else (given,)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Broadcast streams as a user writes them: `orders.key_by("user").connect(rules.broadcast(RULES))`.
+
+
+class BroadcastStream:
+    """A stream all of whose records go to every partition of the operator that reads it.
+
+    Made by :meth:`DataStream.broadcast`; a keyed or plain stream is connected with it.
+    """
+
+    def __init__(
+        self,
+        environment: StreamExecutionEnvironment,
+        node: StreamNode,
+        descriptors: tuple[MapStateDescriptor, ...],
+    ) -> None:
+        self._environment, self._descriptors = environment, descriptors
+        self._entry = KeyedEntry(node, (), Distribution.BROADCAST)
+
+
+class BroadcastConnectedStream:
+    """A stream and a broadcast one that one function reads."""
+
+    def __init__(self, entry: KeyedEntry, other: BroadcastStream) -> None:
+        self._entry, self._other = entry, other
+
+    def process(
+        self,
+        function: KeyedBroadcastProcessFunction | BroadcastProcessFunction,
+        *,
+        output: OutputType | None = None,
+        uid: str,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Process the elements of the stream, with the state that the broadcast elements fill.
+
+        In a micro-batch the broadcast elements come first, in every partition. Each partition keeps a copy of
+        the broadcast state, which goes through checkpoints, savepoints and rescaling.
+
+        Parameters
+        ----------
+        function
+            A KeyedBroadcastProcessFunction if the stream is keyed, else a BroadcastProcessFunction.
+        output
+            Fields of the emitted rows; by default what the hint of `process_element` says.
+        uid, max_parallelism
+            As of :meth:`KeyedStream.process`.
+
+        Raises
+        ------
+        GraphError
+            It is the other kind of function, or the uid cannot be used or is taken.
+        UserFunctionError, SchemaError, ConfigError
+            As of :meth:`KeyedStream.process`.
+        """
+        is_keyed = self._entry.distribution is Distribution.BY_KEY
+        wanted: Any = KeyedBroadcastProcessFunction if is_keyed else BroadcastProcessFunction
+        if not isinstance(function, wanted):
+            raise GraphError(
+                f"process() of '{uid}' got a {type(function).__name__}",
+                why=f"the stream that is connected with a broadcast one is {'' if is_keyed else 'not '}keyed",
+                what_to_do=f"give it an instance of a {wanted.__name__} subclass",
+            )
+        refuse_async(function, ("process_element", "process_broadcast_element", "on_timer"), f"'{uid}'")
+        if output is None:
+            timers = (function.on_timer,) if isinstance(function, KeyedBroadcastProcessFunction) else ()
+            calls = (function.process_broadcast_element, *timers)
+            output = inferred_output(function.process_element, f"'{uid}'", *calls, is_iterable=True)
+        from flinkish_spark.datastream.data_stream import DataStream  # the two make each other
+
+        environment, entries = self._other._environment, (self._entry, self._other._entry)
+        made = BroadcastFunctions(function, self._other._descriptors)
+        return DataStream(
+            environment, declare_operator(environment.graph, entries, made, output, uid, max_parallelism)
+        )
+
+
+def broadcast_states(descriptors: tuple[Any, ...]) -> tuple[MapStateDescriptor, ...]:
+    """Return the descriptors of broadcast states.
+
+    Raises
+    ------
+    GraphError
+        There is none, or one is no MapStateDescriptor, has a time to live, or a name that is taken.
+    """
+    what_to_do = 'give a MapStateDescriptor: broadcast(MapStateDescriptor("rules", "STRING", "LONG"))'
+    if not descriptors:
+        raise GraphError(
+            "broadcast() got no state",
+            why="what every task gets is of use only where a function keeps it for the records of another "
+            "stream; a function of this stream alone would emit everything once per task",
+            what_to_do=f"{what_to_do}, and connect a stream with it",
+        )
+    for descriptor in descriptors:
+        if not isinstance(descriptor, MapStateDescriptor):
+            raise GraphError(f"broadcast() got a {type(descriptor).__name__}", what_to_do=what_to_do)
+        if descriptor.ttl is not None:
+            raise GraphError(
+                f"the broadcast state '{descriptor.name}' has a time to live",
+                why="its copies would not stay equal: partitions look at it at different times",
+                what_to_do="leave the ttl out, and remove entries in process_broadcast_element()",
+            )
+    names = [descriptor.name for descriptor in descriptors]
+    if len(set(names)) < len(names):
+        raise GraphError(f"broadcast() got states of one name: {', '.join(names)}", what_to_do=what_to_do)
+    return descriptors
+
+
+def same_job(one: StreamExecutionEnvironment, other: BroadcastStream) -> BroadcastStream:
+    """Return `other`; raise GraphError if it is of another job."""
+    if other._environment is not one:
+        raise GraphError(
+            "connect() got a stream of another environment",
+            what_to_do="make both streams with one environment",
+        )
+    return other

@@ -1,0 +1,784 @@
+"""Streams as a user writes them: `from_source(...).map(...).key_by(...).sink_to(...)`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self, overload
+
+from pyspark.sql import Column
+
+from flinkish_spark.contracts.sink import Sink
+from flinkish_spark.contracts.source import SourceNode
+from flinkish_spark.core.elements import OutputTag, OutputType
+from flinkish_spark.core.errors import GraphError
+from flinkish_spark.core.validation import refuse_async
+from flinkish_spark.datastream.connected_streams import (
+    BroadcastConnectedStream,
+    BroadcastStream,
+    ConnectedStreams,
+    broadcast_states,
+    same_job,
+)
+from flinkish_spark.datastream.keyed_stream import KeyedStream
+from flinkish_spark.functions.stream import CheckpointedProcessFunction, KeySelector, ProcessFunction
+from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
+from flinkish_spark.joins.lookup import LookupCache, LookupJoin, LookupTable
+from flinkish_spark.joins.spec import JoinType, ProcessJoinFunction
+from flinkish_spark.planning.declare import (
+    check_max_parallelism,
+    check_strategy,
+    chosen_keys,
+    declare_operator,
+    inferred_output,
+)
+from flinkish_spark.planning.factories import UNKNOWN_TYPE
+from flinkish_spark.planning.partitioning import (
+    Narrow,
+    Spread,
+    by_partitioner,
+    check_is_shuffle_partitions,
+    checked_parallelism,
+    is_partitioning,
+    said_parallelism,
+    shuffle_partitions,
+)
+from flinkish_spark.planning.stream_graph import (
+    KeyedEntry,
+    KeyedNode,
+    SideNode,
+    SinkNode,
+    StreamNode,
+    TimedNode,
+    TransformNode,
+    UnionNode,
+    base_of,
+    is_behind_keys,
+    legs,
+)
+from flinkish_spark.planning.transforms import (
+    LookupTransform,
+    ProcessTransform,
+    RowTransform,
+    TransformSettings,
+    connected_ways,
+    filter_rows,
+    flat_map_rows,
+    lookup_rows,
+    map_rows,
+    process_rows,
+)
+from flinkish_spark.protocol.ids import checked_name
+from flinkish_spark.state.descriptors import MapStateDescriptor
+from flinkish_spark.transport.routing import Distribution
+from flinkish_spark.types.hints import StateType
+from flinkish_spark.types.schemas import output_schema
+from flinkish_spark.worker.broadcast_runner import Checkpointed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from flinkish_spark.datastream.environment import StreamExecutionEnvironment
+    from flinkish_spark.planning.transforms import Transform
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a stream does with single records in Python: map, flat_map, filter, process.
+
+
+class SingleRecords(ABC):
+    """The part of a `DataStream` that calls functions of the user's with single records."""
+
+    @abstractmethod
+    def _behind(self, function: Transform) -> Self:
+        """Return the stream behind a DataFrame function."""
+
+    def map(self, function: Any, *, output: OutputType | None = None, name: str | None = None) -> Self:
+        """Make one row of each record, in Python.
+
+        What columns can say, :meth:`transform` says many times as fast: it stays in the JVM.
+
+        Parameters
+        ----------
+        function
+            From a record, a named tuple, to a row: tuple, named tuple, Row, dict or dataclass; or a
+            :class:`~flinkish_spark.MapFunction`. Without state, and the same for the same record.
+        output
+            Fields of the rows, as DDL or StructType; by default what the function's hint says.
+        name
+            What errors call it.
+
+        Raises
+        ------
+        GraphError, UserFunctionError
+            It cannot be called, or not be sent to the workers.
+        SchemaError
+            The output is not known, or is no list of fields.
+        """
+        return self._behind(map_rows(function, output, name))
+
+    def flat_map(self, function: Any, *, output: OutputType | None = None, name: str | None = None) -> Self:
+        """Make any number of rows of each record, in Python; see :meth:`map`.
+
+        Parameters
+        ----------
+        function
+            Returns or yields rows; or a :class:`~flinkish_spark.FlatMapFunction`. A hint like
+            ``Iterator[Word]`` says the fields.
+        """
+        return self._behind(flat_map_rows(function, output, name))
+
+    def filter(self, function: Any, *, name: str | None = None) -> Self:
+        """Keep the records for which a function says so, in Python; see :meth:`map`.
+
+        Parameters
+        ----------
+        function
+            From a record to a truth value, or a :class:`~flinkish_spark.FilterFunction`.
+        """
+        return self._behind(filter_rows(function, name))
+
+    def process(
+        self,
+        function: ProcessFunction,
+        *,
+        output: OutputType | None = None,
+        name: str | None = None,
+    ) -> Self:
+        """Make any number of rows of each record, to several outputs, in Python; see :meth:`map`.
+
+        It has no state and no timers; those are for `key_by(...).process(...)`.
+
+        Parameters
+        ----------
+        function
+            Runs once for each of its outputs that is read.
+        output
+            Fields of the main output; by default what the hint of `process_element` says.
+        name
+            What errors call it.
+
+        Raises
+        ------
+        GraphError, UserFunctionError
+            It is no ProcessFunction, or cannot be sent to the workers.
+        SchemaError
+            The output is not known, or is no list of fields.
+        """
+        return self._behind(process_rows(function, output, name))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a stream says about which task gets which records: rebalance, rescale and the like.
+
+
+class Redistribution(ABC):
+    """The part of a `DataStream` that moves records between tasks.
+
+    Of use in front of functions in Python that take long: they run in as many tasks as the records are in,
+    which are at first as many as the source has partitions. A keyed operator in front of which nothing stands
+    needs none of it: it has its own tasks.
+
+    Each task has its records in the order in which they were in front, and a record's place in its channel
+    stays what it was, so the order in which a keyed operator gets the records of a key does not change. A
+    repeated task gets the same records.
+    """
+
+    _node: StreamNode
+
+    @abstractmethod
+    def _behind(self, function: Transform) -> Self:
+        """Return the stream behind a DataFrame function that moves rows."""
+
+    def _refuse_union(self, method: str) -> None:
+        if len(legs(self._node)) > 1:
+            raise GraphError(
+                f"{method}() was called on a union",
+                why="what follows a union is done with each of its streams by itself, in tasks of their own",
+                what_to_do="call key_by() on it, which brings all of them together; or leave it out",
+            )
+
+    def rebalance(self, parallelism: int | None = None) -> Self:
+        """Distribute the records evenly, through a shuffle.
+
+        What was made of one record stays together; which task gets it follows from its place in its channel.
+
+        Parameters
+        ----------
+        parallelism
+            Number of tasks; as many as Spark has shuffle partitions if left out. Of a union, so many for each
+            of its streams.
+
+        Raises
+        ------
+        ConfigError
+            It is no number of tasks.
+
+        Examples
+        --------
+        >>> stream.rebalance(8).map(slow)  # doctest: +SKIP
+        """
+        return self._behind(Spread(said_parallelism("rebalance", parallelism)))
+
+    def shuffle(self, parallelism: int | None = None) -> Self:
+        """Distribute the records as :meth:`rebalance` does.
+
+        Flink draws a task for each record. A repeated task would draw others, so here a hash of the record's
+        place stands in for chance.
+        """
+        return self._behind(Spread(said_parallelism("shuffle", parallelism)))
+
+    def rescale(self, parallelism: int | None = None) -> Self:
+        """Have fewer tasks read the partitions that more would, without a shuffle; see :meth:`rebalance`.
+
+        Functions in front of it run in these tasks, too. It never makes more tasks: only a shuffle can.
+
+        Parameters
+        ----------
+        parallelism
+            At most so many tasks; as many as Spark has shuffle partitions if left out.
+        """
+        return self._behind(Narrow(said_parallelism("rescale", parallelism)))
+
+    def global_(self) -> Self:
+        """Send all records to one task, through a shuffle; see :meth:`rebalance`.
+
+        The underscore is there since `global` is a word of Python's.
+
+        Raises
+        ------
+        GraphError
+            The stream is a union: each of its streams would have a task of its own.
+        """
+        self._refuse_union("global_")
+        return self._behind(Spread(1))
+
+    def forward(self) -> Self:
+        """Return the stream as it is: records stay in their tasks unless something else is said."""
+        return self
+
+    def partition_custom(
+        self,
+        partitioner: Any,
+        key: str | Callable[[Any], Any] | Any,
+        parallelism: int | None = None,
+    ) -> Self:
+        """Send each record to the task that a function chooses by the record's key.
+
+        Parameters
+        ----------
+        partitioner
+            A :class:`~flinkish_spark.functions.stream.Partitioner`, or a function of a key and the number of
+            tasks that returns a task's number, from 0. The same for the same key, in every process.
+        key
+            Name of a field, a function of a record, or an instance of a
+            :class:`~flinkish_spark.functions.stream.KeySelector`.
+        parallelism
+            Number of tasks; as many as Spark has shuffle partitions if left out.
+
+        Raises
+        ------
+        ConfigError
+            It is no number of tasks.
+        GraphError, UserFunctionError
+            One of the two is no function, or cannot be sent to the workers; or the stream is a union, of
+            which each stream would have tasks of its own.
+
+        Notes
+        -----
+        A function that raises, or returns no task, stops the job with the record's topic, partition and
+        offset. State is not kept by these tasks: `key_by` behind it distributes anew.
+        """
+        self._refuse_union("partition_custom")
+        return self._behind(
+            by_partitioner(partitioner, key, said_parallelism("partition_custom", parallelism))
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What may be said of an operator behind the call that made it: name, uid, parallelism.
+
+
+class OperatorSettings:
+    """The part of a `DataStream` that is about the operator that made it.
+
+    Each method changes that operator, as in Flink, and returns the stream.
+    """
+
+    _environment: StreamExecutionEnvironment
+    _node: StreamNode
+
+    def name(self, name: str) -> Self:
+        """Say what errors call the function that made the stream.
+
+        A keyed operator has its uid beside it, by which its state is found; what its functions see as
+        `get_task_name` is the name. Of a source a name is a note for who reads the program.
+
+        Raises
+        ------
+        GraphError
+            It is no name, or nothing that has one made the stream: a union, a transform.
+        """
+        if not isinstance(name, str) or not name:
+            raise GraphError(
+                f"name() got {name!r} ({type(name).__name__})", what_to_do='give it a text: name("parse")'
+            )
+        settings = self._settings()
+        if settings is not None:
+            settings.name = name
+        elif isinstance(self._node, KeyedNode | SourceNode):
+            self._environment.graph.names[self._node.uid] = name
+        else:
+            raise GraphError(
+                f"name({name!r}) was called on {self._what()}",
+                why="a source has a name, and what map(), flat_map(), filter() or process() made, or an "
+                "operator on a keyed stream",
+                what_to_do="call it right behind one of these, or leave it out",
+            )
+        return self
+
+    def uid(self, uid: str) -> Self:
+        """Say the uid of an operator again; of a function without state, what errors call it.
+
+        Where a uid is needed, the call that makes the operator takes it. This is for programs that come from
+        Flink: what it says must be what that call said.
+
+        Raises
+        ------
+        GraphError
+            It is no uid, or another one than the operator has.
+        """
+        try:
+            checked_name(uid, "uid")
+        except ValueError as error:
+            raise GraphError(str(error), uid=uid) from None
+        settings = self._settings()
+        if settings is not None:
+            settings.name = uid
+        elif not isinstance(self._node, KeyedNode | SourceNode) or self._node.uid != uid:
+            raise GraphError(
+                f"uid({uid!r}) was called on {self._what()}",
+                why="the call that makes a source or a keyed operator takes its uid: state is found by it",
+                what_to_do=f'say it there: process(..., uid="{uid}")',
+                uid=uid,
+            )
+        return self
+
+    def set_parallelism(self, parallelism: int) -> Self:
+        """Say in how many tasks a function of `map`, `flat_map`, `filter` or `process` without a key runs.
+
+        Its records go through a shuffle in front of it, as by `rebalance`; what follows runs in its tasks,
+        too. Keyed operators have as many tasks as Spark has shuffle partitions; another number is refused.
+        So it is, when the job starts, of a function between two of them: it runs in the tasks of the first.
+
+        Parameters
+        ----------
+        parallelism
+            Number of tasks.
+
+        Raises
+        ------
+        ConfigError
+            It is no number of tasks, or not the one that keyed operators have.
+        GraphError
+            The stream comes from something else.
+        """
+        asked = checked_parallelism("set_parallelism", parallelism)
+        settings = self._settings()
+        if isinstance(self._node, KeyedNode):
+            check_is_shuffle_partitions(asked, shuffle_partitions(self._environment.spark), self._what())
+        elif settings is not None:
+            settings.parallelism = asked
+        else:
+            raise GraphError(
+                f"set_parallelism({asked}) was called on {self._what()}",
+                why="it has no number of tasks of its own; a source has as many as its system has partitions",
+                what_to_do=f"call rebalance({asked}) behind it, or set_parallelism({asked}) right behind the "
+                "map(), flat_map(), filter() or process() that it is for",
+            )
+        return self
+
+    def set_max_parallelism(self, max_parallelism: int) -> Self:
+        """Say the number of key groups of a keyed operator again.
+
+        The call that makes the operator takes it. What this says must be what that call said, or what the
+        environment says where that call said nothing.
+
+        Raises
+        ------
+        ConfigError
+            It is no number of key groups.
+        GraphError
+            It is another one than the operator has, or the stream comes from no keyed operator.
+        """
+        check_max_parallelism(max_parallelism)
+        if not isinstance(self._node, KeyedNode):
+            raise GraphError(
+                f"set_max_parallelism({max_parallelism}) was called on {self._what()}",
+                why="only keyed operators have key groups",
+                what_to_do="leave it out",
+            )
+        if self._node.max_parallelism != max_parallelism:
+            raise GraphError(
+                f"{self._what()} has {self._node.max_parallelism} key groups, not {max_parallelism}",
+                why="the call that makes an operator takes their number, for the life of its state",
+                what_to_do=f"say it there: process(..., max_parallelism={max_parallelism})",
+                uid=self._node.uid,
+            )
+        return self
+
+    def _settings(self) -> TransformSettings | None:
+        """Return those of the function that made the stream; None if none did."""
+        node = next(iter(connected_ways(self._node)), self._node)
+        if isinstance(node, TransformNode) and isinstance(node.function, RowTransform | LookupTransform):
+            return node.function.settings
+        return None
+
+    def _what(self) -> str:
+        node, settings = self._node, self._settings()
+        if settings is not None:
+            return f"the function '{settings.name}', which has no key"
+        match node:
+            case KeyedNode():
+                return f"the keyed operator '{node.uid}'"
+            case SourceNode():
+                return f"the source '{node.uid}'"
+            case SideNode():
+                return f"a side output of the keyed operator '{node.parent.uid}'"
+            case UnionNode():
+                return "a stream that is a union"
+            case TimedNode():
+                return "a stream that assign_timestamps_and_watermarks() made"
+            case TransformNode() if is_partitioning(node.function):
+                return "a stream whose records were only moved (rebalance() and the like)"
+        return "a stream that transform() made"
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Streams as a user writes them: `from_source(...).key_by(...).process(...).sink_to(...)`.
+
+
+class DataStream(SingleRecords, Redistribution, OperatorSettings):
+    """A stream of records. Made by an environment, never directly."""
+
+    def __init__(self, environment: StreamExecutionEnvironment, node: StreamNode) -> None:
+        self._environment = environment
+        self._node = node
+
+    def _behind(self, function: Callable[[DataFrame], DataFrame]) -> DataStream:
+        return DataStream(self._environment, TransformNode(self._node, function))
+
+    def transform(self, function: Callable[[DataFrame], DataFrame]) -> DataStream:
+        """Apply a stateless DataFrame function: select, where, withColumn, a join with a table.
+
+        Barriers never pass through it. Keep row order: a record's place in its channel is what
+        orders the records of one key. Between two keyed operators it must look at each row by itself.
+
+        Parameters
+        ----------
+        function
+            Gets the records' DataFrame and returns another; called at each start of the query, and
+            between a keyed operator and a sink once per micro-batch if it looks at more than single rows.
+
+        Raises
+        ------
+        GraphError
+            It cannot be called.
+        """
+        if not callable(function):
+            raise GraphError(
+                f"transform() got a {type(function).__name__}",
+                why="it takes a function from one DataFrame to another",
+                what_to_do='give it one: transform(lambda df: df.where("amount > 0"))',
+            )
+        return self._behind(function)
+
+    def assign_timestamps_and_watermarks(self, strategy: WatermarkStrategy) -> DataStream:
+        """Give the records event times, and say how far event time is behind them.
+
+        Call it right behind the source, or behind transforms that make the column with the time; a channel is
+        a Kafka partition as long as no transform in front has chosen its own columns. What a stream further
+        down says again counts from there on. See `docs/event-time.md`.
+
+        Parameters
+        ----------
+        strategy
+            For example ``WatermarkStrategy.for_bounded_out_of_orderness(5_000)``.
+
+        Raises
+        ------
+        GraphError
+            It is no strategy, or the stream comes from a keyed operator, whose results have their times.
+        UserFunctionError
+            A function or a generator of the strategy cannot be sent to the workers.
+        """
+        check_strategy(strategy, "assign_timestamps_and_watermarks()", base_of(self._node))
+        if is_behind_keys(self._node):
+            raise GraphError(
+                "assign_timestamps_and_watermarks() was called behind a keyed operator",
+                why="what an operator emits has the time of the record or timer that it was emitted for",
+                what_to_do="call it between the source and key_by(); for results with times of their own "
+                "write them to a topic, and read that with a strategy in a chained job",
+            )
+        node = TimedNode(self._node, strategy)
+        self._environment.graph.timed.append(node)
+        return DataStream(self._environment, node)
+
+    def key_by(
+        self,
+        *keys: str | Column | Callable[[Any], Any] | KeySelector,
+        key: StateType | None = None,
+    ) -> KeyedStream:
+        """Partition by columns, expressions or a function; records of equal keys meet the same state.
+
+        Parameters
+        ----------
+        keys
+            Column names or column expressions, which Spark computes in the JVM. Or one function of a record,
+            or a :class:`~flinkish_spark.functions.stream.KeySelector`, which take the records through Python
+            once more; keys of equal values and types have the same state, however they are made. A null key
+            is a key like any other.
+        key
+            Type of what the function returns: ``"STRING"``, or ``"user STRING, product LONG"`` for a tuple.
+            By default what its hint says: a type, a tuple of types, a named tuple or a dataclass.
+
+        Raises
+        ------
+        GraphError, UserFunctionError
+            There is no key, one that cannot be used, or a function that cannot be sent to the workers.
+        SchemaError
+            The type of a function's keys is not known.
+
+        Examples
+        --------
+        >>> stream.key_by(lambda order: order.user.lower(), key="STRING")  # doctest: +SKIP
+        """
+        return KeyedStream(self._environment, self._node, chosen_keys(keys, key))
+
+    def union(self, *others: DataStream) -> DataStream:
+        """Put streams with the same fields together; in which order their records come is not promised.
+
+        A stream may be united with itself, and then has each record twice.
+
+        Raises
+        ------
+        GraphError
+            There is no other stream, or one is keyed, or of another job. Other fields are refused when the
+            job starts.
+        """
+        if not others:
+            raise GraphError("union() got no stream", what_to_do="name one: orders.union(more_orders)")
+        nodes = (self._node, *(self._other(other, "union")._node for other in others))
+        return DataStream(self._environment, UnionNode(nodes))
+
+    @overload
+    def connect(self, other: DataStream) -> ConnectedStreams: ...
+    @overload
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
+    def connect(self, other: DataStream | BroadcastStream) -> ConnectedStreams | BroadcastConnectedStream:
+        """Let one function read this stream and another one, which may have other fields.
+
+        Raises
+        ------
+        GraphError
+            The other is keyed, or of another job.
+        """
+        if isinstance(other, BroadcastStream):
+            entry = KeyedEntry(self._node, (), Distribution.BY_CHANNEL)
+            return BroadcastConnectedStream(entry, same_job(self._environment, other))
+        return ConnectedStreams(self, self._other(other, "connect"))
+
+    def broadcast(self, *descriptors: MapStateDescriptor) -> BroadcastStream:
+        """Send every record to every partition of the operator that reads it.
+
+        Parameters
+        ----------
+        descriptors
+            The states that a function's `process_broadcast_element` fills.
+
+        Raises
+        ------
+        GraphError
+            There is none, or one cannot be a broadcast state.
+        """
+        return BroadcastStream(self._environment, self._node, broadcast_states(descriptors))
+
+    def _other(self, other: Any, method: str) -> DataStream:
+        if not isinstance(other, DataStream):
+            raise GraphError(
+                f"{method}() got a {type(other).__name__}",
+                what_to_do="give it a DataStream; of a keyed one, call it before key_by()",
+            )
+        if other._environment is not self._environment:
+            raise GraphError(
+                f"{method}() got a stream of another environment",
+                what_to_do="make both streams with one environment",
+            )
+        return other
+
+    def process_with_state(
+        self,
+        function: CheckpointedProcessFunction,
+        *,
+        output: OutputType | None = None,
+        uid: str,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Process records without a key, with operator list state; records of a channel come in their order.
+
+        Parameters
+        ----------
+        function
+            Serialised here, once.
+        output
+            Fields of the emitted rows; by default what the hint of `process_element` says.
+        uid, max_parallelism
+            As of :meth:`KeyedStream.process`.
+
+        Raises
+        ------
+        GraphError
+            It is no CheckpointedProcessFunction, or the uid cannot be used or is taken.
+        UserFunctionError, SchemaError, ConfigError
+            As of :meth:`KeyedStream.process`.
+        """
+        if not isinstance(function, CheckpointedProcessFunction):
+            raise GraphError(
+                f"process_with_state() of '{uid}' got a {type(function).__name__}",
+                what_to_do="give it an instance of a CheckpointedProcessFunction subclass",
+            )
+        refuse_async(function, ("process_element",), f"'{uid}'")
+        if output is None:
+            output = inferred_output(function.process_element, f"'{uid}'", is_iterable=True)
+        entry = KeyedEntry(self._node, (), Distribution.BY_CHANNEL)
+        made = Checkpointed(function)
+        node = declare_operator(self._environment.graph, [entry], made, output, uid, max_parallelism)
+        return DataStream(self._environment, node)
+
+    def lookup_join(
+        self,
+        table: LookupTable,
+        rows: str,
+        *,
+        key: Callable[[Any], Any],
+        join_type: JoinType = JoinType.INNER,
+        function: ProcessJoinFunction | None = None,
+        output: OutputType | None = None,
+        cache: LookupCache | None = None,
+        keys_per_call: int = 1_000,
+        name: str = "lookup_join",
+    ) -> DataStream:
+        """Join each record with the rows that a table outside has for it at that time; see docs/joins.md.
+
+        Parameters
+        ----------
+        table
+            Travels to the workers and is opened there.
+        rows
+            Type of its rows, as DDL.
+        key
+            From a record to the key to ask for; None has no rows.
+        join_type
+            INNER, or LEFT: then records without rows come out with null.
+        function
+            What is made of a pair; by default the fields of both, a row's as ``right_<name>`` where the
+            record has a field of that name.
+        output
+            Fields of what the function makes.
+        cache
+            What is kept of the answers; None: each batch of a micro-batch asks anew.
+        keys_per_call
+            At most.
+        name
+            What errors call it.
+
+        Raises
+        ------
+        ConfigError, SchemaError, UserFunctionError
+            Something cannot be used.
+        """
+        join = LookupJoin(UNKNOWN_TYPE, rows, key, table, join_type, function, cache, keys_per_call)
+        return DataStream(self._environment, TransformNode(self._node, lookup_rows(join, output, name)))
+
+    def get_side_output(self, tag: OutputTag) -> DataStream:
+        """Return the stream of what a function emits with ``ctx.output(tag, row)``.
+
+        It takes part in the same checkpoints. What is emitted to a tag that nobody asks for is dropped. A
+        function without a key runs once for each of its outputs that is read.
+
+        Parameters
+        ----------
+        tag
+            The one that the function uses; its `output` says the fields.
+
+        Raises
+        ------
+        GraphError
+            This is not the result of `process` or of a join, or the name was asked for with other fields.
+        SchemaError
+            The tag's output type is not a list of fields.
+        """
+        if not isinstance(tag, OutputTag):
+            raise GraphError(
+                f"get_side_output() got a {type(tag).__name__}", what_to_do="give it an OutputTag"
+            )
+        node = self._node
+        ways = connected_ways(node)
+        if ways:
+            sides = [DataStream(self._environment, way).get_side_output(tag) for way in ways]
+            return sides[0].union(*sides[1:])
+        if isinstance(node, TransformNode) and isinstance(node.function, ProcessTransform | LookupTransform):
+            name = node.function.settings.name
+            fields = output_schema(tag.output, f"{name}/{tag.name}")
+            self._environment.graph.check_row_side(node, name, tag, fields)
+            made = TransformNode(node.parent, node.function.of_side(tag.name, fields))
+            return DataStream(self._environment, made)
+        if not isinstance(node, KeyedNode):
+            raise GraphError(
+                "get_side_output() was called on a stream that no process() made",
+                what_to_do="call it on what process() returned, before any transform()",
+            )
+        fields = output_schema(tag.output, f"{node.uid}/{tag.name}")
+        side = self._environment.graph.side(node, tag, fields)
+        return DataStream(self._environment, side)
+
+    def sink_to(self, sink: Sink, *, uid: str) -> DataStream:
+        """Write this stream to a sink that commits with the checkpoints.
+
+        Parameters
+        ----------
+        sink
+            For example a KafkaSink or a DeltaSink.
+        uid
+            Stable name of this sink in this job.
+
+        Returns
+        -------
+        DataStream
+            This stream, so that several sinks can be attached in a row.
+
+        Raises
+        ------
+        GraphError
+            It is no sink, or the uid cannot be used or is taken.
+        """
+        if not isinstance(sink, Sink):
+            raise GraphError(
+                f"sink_to() got a {type(sink).__name__}",
+                why="it takes an instance of a sink",
+                what_to_do="give it a KafkaSink(...) or a DeltaSink(...)",
+            )
+        graph = self._environment.graph
+        graph.sinks.append(SinkNode(graph.check_uid(uid), self._node, sink))
+        return self
+
+    def to_dataframe(self) -> DataFrame:
+        """Return the records as a plain streaming DataFrame, for a query of your own.
+
+        That query is not part of this job: its output is not bound to the job's checkpoints. Behind several
+        keyed operators, or records that were redistributed, it needs
+        ``spark.sql.streaming.unsupportedOperationCheck=false``: Spark refuses sorts within a task, too.
+        """
+        from flinkish_spark.planning.planner import plan_records
+
+        return plan_records(self._environment.spark, self._environment.graph, self._node)

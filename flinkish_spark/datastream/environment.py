@@ -1,0 +1,430 @@
+"""The entry point: an environment collects the stream graph and executes it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from flinkish_spark.checkpoint.event_time import LatencyTracker
+from flinkish_spark.checkpoint.hooks import JobListener, MasterHooks, UnknownHookState
+from flinkish_spark.connectors.collection import CollectionSource
+from flinkish_spark.connectors.dataframe import DataFrameSource
+from flinkish_spark.contracts.hooks import MasterHook
+from flinkish_spark.contracts.manifest import Manifest
+from flinkish_spark.contracts.source import Source, SourceNode
+from flinkish_spark.core.clock import SystemClock, SystemThreads
+from flinkish_spark.core.config import CheckpointConfig, ExponentialDelay
+from flinkish_spark.core.errors import ConfigError, GraphError, OwnedElsewhereError
+from flinkish_spark.core.forks import own_handler
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.steps import Observer, SilentObserver, StepObserver
+from flinkish_spark.core.store import LocalStore
+from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable, with_methods_of
+from flinkish_spark.datastream.data_stream import DataStream
+from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
+from flinkish_spark.job.client import JobClient
+from flinkish_spark.job.engine import JobSettings, Standby
+from flinkish_spark.job.spark_engine import SparkEngine
+from flinkish_spark.job.supervisor import Supervisor
+from flinkish_spark.planning.declare import check_max_parallelism, check_strategy
+from flinkish_spark.planning.partitioning import (
+    check_is_shuffle_partitions,
+    checked_parallelism,
+    shuffle_partitions,
+)
+from flinkish_spark.planning.stream_graph import DEFAULT_MAX_PARALLELISM, StreamGraph
+from flinkish_spark.protocol.ids import checked_name
+from flinkish_spark.protocol.limits import MOST_MS, Limit, checked_choice, checked_limit, checked_whole
+from flinkish_spark.protocol.restart import TRIES_WITHOUT_PROGRESS, RestartStrategy
+from flinkish_spark.savepoints.files import RestoreSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import types as T
+
+
+class StreamExecutionEnvironment:
+    """Collects sources, operators and sinks of one job, and runs them as one Spark query.
+
+    Parameters
+    ----------
+    spark
+        A classic SparkSession with the JARs of `configure_spark_with_jars`.
+    job
+        Name of the job; fixed for the life of `job_dir`.
+    job_dir
+        Absolute path, as a str, of the job's own directory: checkpoints, state, decisions. One job,
+        one directory; created at the first start.
+    checkpoint
+        When checkpoints are taken.
+    restart_strategy
+        What happens after a failure that a restart may mend: ExponentialDelay, FixedDelay,
+        FailureRate or NoRestart, or an object of yours with their `decide`.
+    tries_without_progress
+        How often a micro-batch may fail from the same cause, with no checkpoint in between, before the
+        job ends with that cause, whatever the strategy says; at least 1, UNLIMITED for no end. Three
+        times as often where the text is another one each time. A system that does not answer, or a
+        full disk, does not count.
+    max_parallelism
+        Number of key groups of operators that name none.
+    trigger_interval_ms
+        Least time between the starts of two micro-batches, up to 365 days; 0 for as fast as possible.
+    restore
+        A savepoint that a new `job_dir` begins with. Later starts go on from the job's own checkpoints.
+    standby
+        What to do while another driver owns `job_dir`: refuse to start, or wait until its process
+        has ended and take the job over.
+    unknown_hook_state
+        Whether to start from a checkpoint with the state of a master hook that is not added.
+    manifest
+        Where readers find one record per confirmed checkpoint: a DeltaManifest or a KafkaManifest.
+    latency_tracking_interval_ms
+        How often latency is measured by markers, at most once per micro-batch, from 1 ms up to 365 days;
+        see `JobClient.latencies`. None for never.
+
+    Raises
+    ------
+    ConfigError
+        A setting cannot be used, or has another type; nothing that is wrong counts as left out.
+
+    Examples
+    --------
+    See `demo/app.py` for a whole job.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        job: str,
+        job_dir: str,
+        *,
+        checkpoint: CheckpointConfig | None = None,
+        restart_strategy: RestartStrategy | None = None,
+        tries_without_progress: Limit = TRIES_WITHOUT_PROGRESS,
+        max_parallelism: int = DEFAULT_MAX_PARALLELISM,
+        trigger_interval_ms: int = 0,
+        restore: RestoreSettings | None = None,
+        standby: Standby = Standby.REFUSE,
+        unknown_hook_state: UnknownHookState = UnknownHookState.REFUSE,
+        manifest: Manifest | None = None,
+        latency_tracking_interval_ms: int | None = None,
+    ) -> None:
+        _check_session(spark)
+        instance_of("job", job, str, what_to_do='give the job a name like "orders"')
+        with refused_as_config_errors('give the job a name like "orders"'):
+            checked_name(job, "job name")
+        check_max_parallelism(max_parallelism)
+        with refused_as_config_errors("leave it out for micro-batches as fast as possible"):
+            checked_whole("trigger_interval_ms", trigger_interval_ms, least=0, most=MOST_MS)
+        with refused_as_config_errors("leave it out for 3 tries, or give UNLIMITED"):
+            checked_limit("tries_without_progress", tries_without_progress, least=1)
+        if latency_tracking_interval_ms is not None:
+            with refused_as_config_errors("leave it out to measure no latency"):
+                name = "latency_tracking_interval_ms"
+                checked_whole(name, latency_tracking_interval_ms, least=1, most=MOST_MS)
+        with refused_as_config_errors("give one of these, without quotes"):
+            checked_choice("standby", standby, Standby)
+            checked_choice("unknown_hook_state", unknown_hook_state, UnknownHookState)
+        self.spark = spark
+        self.job = job
+        self.job_dir = _local_path(job_dir)
+        self.checkpoint = _checkpoint_config(checkpoint)
+        self.restart_strategy = _restart_strategy(restart_strategy)
+        self.tries_without_progress = tries_without_progress
+        self.trigger_interval_ms = trigger_interval_ms
+        self.latency_tracking_interval_ms = latency_tracking_interval_ms
+        self.graph = StreamGraph(max_parallelism=max_parallelism)
+        self.restore, self.standby = _restore_settings(restore), standby
+        self._hooks = MasterHooks(unknown=unknown_hook_state)
+        self.manifest = None if manifest is None else _manifest(manifest)
+        self._listeners: list[JobListener] = []
+        self._observer: Observer = SilentObserver()
+        self._parallelism: int | None = None
+        self._executing, self._process = threading.Lock(), os.getpid()
+        self._client: JobClient | None = None
+
+    def from_source(
+        self, source: Source, watermark_strategy: WatermarkStrategy | None = None, *, uid: str
+    ) -> DataStream:
+        """Add a source, for example a KafkaSource.
+
+        Parameters
+        ----------
+        watermark_strategy
+            As if `assign_timestamps_and_watermarks` were called right behind the source; None: no timestamps.
+        uid
+            Stable name of this source in this job.
+
+        Raises
+        ------
+        GraphError, UserFunctionError
+            It is no source, the uid cannot be used or is taken, or the strategy cannot be used.
+        """
+        if not isinstance(source, Source):
+            raise GraphError(
+                f"from_source() got a {type(source).__name__}",
+                what_to_do="give it a KafkaSource, or an instance of a SplitSource of your own",
+            )
+        known = self.graph.check_uid(uid)
+        if watermark_strategy is not None:
+            check_strategy(watermark_strategy, "from_source()", known)
+        node = SourceNode(known, source.bound(known))
+        self.graph.sources.append(node)
+        stream = DataStream(self, node)
+        if watermark_strategy is None:
+            return stream
+        return stream.assign_timestamps_and_watermarks(watermark_strategy)
+
+    def from_collection(self, values: Iterable[Any], schema: str | T.StructType, *, uid: str) -> DataStream:
+        """Add records that are in memory; the job ends behind the last, unless another source goes on.
+
+        Parameters
+        ----------
+        values
+            Tuples, dicts or Rows; single values if the schema has one field. The same at every start.
+        schema
+            ``"user STRING, amount LONG"``, or a StructType.
+        """
+        return self.from_source(CollectionSource(values, schema), uid=uid)
+
+    def from_dataframe(self, frame: DataFrame, *, uid: str) -> DataStream:
+        """Add a streaming DataFrame that you already have.
+
+        Raises
+        ------
+        GraphError
+            It is no streaming DataFrame, cannot be replayed, or keeps state of Spark's own
+            (aggregates, dropDuplicates, watermarks, limits, joins of two streams).
+        """
+        if not hasattr(type(frame), "isStreaming"):
+            raise GraphError(
+                f"from_dataframe() got a {type(frame).__name__}",
+                what_to_do="give it the DataFrame that spark.readStream makes",
+            )
+        return self.from_source(DataFrameSource(frame), uid=uid)
+
+    def set_parallelism(self, parallelism: int) -> Self:
+        """Say how many tasks keyed operators have; it must be the number of Spark's shuffle partitions.
+
+        A session belongs to whoever made it, and other queries run in it: so its setting is checked here and
+        again at the start, and never changed.
+
+        Raises
+        ------
+        ConfigError
+            It is no number of tasks, or another one.
+        """
+        asked = checked_parallelism("set_parallelism", parallelism)
+        check_is_shuffle_partitions(asked, shuffle_partitions(self.spark), f"the job '{self.job}'")
+        self._parallelism = asked
+        return self
+
+    @property
+    def max_parallelism(self) -> int:
+        """Number of key groups of operators that say nothing else."""
+        return self.graph.max_parallelism
+
+    def set_max_parallelism(self, max_parallelism: int) -> Self:
+        """Say the number of key groups of operators that name none; before the first of them.
+
+        Raises
+        ------
+        ConfigError
+            It is no number of key groups.
+        GraphError
+            There is an operator already, which has the number that was said before.
+        """
+        check_max_parallelism(max_parallelism)
+        if self.graph.operators:
+            raise GraphError(
+                f"set_max_parallelism({max_parallelism}) was called behind an operator",
+                why=f"'{self.graph.operators[0].uid}' has its key groups already",
+                what_to_do="call it before key_by(), or give the environment max_parallelism=...",
+            )
+        self.graph.max_parallelism = max_parallelism
+        return self
+
+    def execute_async(self) -> JobClient:
+        """Start the job and return at once; for notebooks and services.
+
+        What is added to the environment later belongs to its next execution.
+
+        Raises
+        ------
+        OwnedElsewhereError
+            This environment runs its job already. Once that has ended the job may be executed again: it
+            goes on from its last checkpoint.
+        ConfigError
+            A master hook is in another environment's job that runs.
+        """
+        with self._executing:
+            self._check_idle("start it twice")
+            interval_ms = self.latency_tracking_interval_ms
+            latencies = None if interval_ms is None else LatencyTracker(interval_ms)
+            supervisor = self._supervisor(latencies)
+            self._hooks.claim()
+            self._client = JobClient(supervisor, latencies)
+            return self._client
+
+    def _check_idle(self, what: str) -> None:
+        """Refuse `what` while this environment's job runs; nothing of the job is touched."""
+        if os.getpid() != self._process:
+            raise ConfigError(
+                f"the environment of the job '{self.job}' belongs to another process",
+                why="this one was forked off it, and would talk on that one's connections to Spark",
+                what_to_do="run the job in the process that made the session, or start this one anew "
+                'with multiprocessing.get_context("spawn") and make a session here',
+            )
+        if self._client is not None and not self._client.has_ended():
+            raise OwnedElsewhereError(
+                f"the job '{self.job}' of this environment runs",
+                why=f"nobody can {what}: hooks, listeners and the job directory {self.job_dir} are in use",
+                what_to_do="use the JobClient that execute_async() returned; stop the job and wait for its "
+                "end before it is executed again, or make another environment with another job_dir",
+                holder=f"process {os.getpid()} on {socket.gethostname()}",
+            )
+
+    def execute(self) -> None:
+        """Run the job until it ends; SIGTERM and Ctrl-C stop it with a last checkpoint.
+
+        Raises
+        ------
+        FlinkishError
+            The job was refused, or failed for good. Everything up to the last checkpoint is
+            committed, nothing behind it is visible.
+        """
+        client = self.execute_async()
+        with _stop_signals(client):
+            while not client.wait(timeout_ms=200):
+                pass
+
+    def add_master_hook(self, hook: MasterHook) -> None:
+        """Let a system outside Spark take part in every checkpoint; before `execute`.
+
+        Raises
+        ------
+        ConfigError
+            It is no instance of a MasterHook, or its name cannot be used or is taken.
+        OwnedElsewhereError
+            The job runs.
+        """
+        self._check_idle("add a master hook")
+        what_to_do = "derive it from flinkish_spark.MasterHook, and give an instance"
+        if not isinstance(hook, MasterHook):
+            raise unusable("hook", hook, wanted="an instance of a MasterHook", what_to_do=what_to_do)
+        with_methods_of("hook", hook, MasterHook, what_to_do=what_to_do)
+        self._hooks.add(hook)
+
+    def add_listener(self, listener: JobListener) -> None:
+        """Tell `listener` of status changes and of complete and aborted checkpoints.
+
+        Raises
+        ------
+        ConfigError
+            It has not the methods of a JobListener.
+        """
+        what_to_do = "derive it from flinkish_spark.QuietListener, and give an instance"
+        with_methods_of("listener", listener, JobListener, what_to_do=what_to_do)
+        self._listeners.append(listener)
+
+    def observe(self, observer: Observer) -> None:
+        """Let `observer` watch the steps of the checkpoints; see `runtime.steps`.
+
+        Raises
+        ------
+        ConfigError
+            It has not the methods of an observer.
+        """
+        what_to_do = "derive it from flinkish_spark.core.steps.SilentObserver, and give an instance"
+        with_methods_of("observer", observer, StepObserver, what_to_do=what_to_do)
+        self._observer = observer
+
+    def _supervisor(self, latencies: LatencyTracker | None = None) -> Supervisor:
+        partitions = shuffle_partitions(self.spark)
+        if self._parallelism is not None:
+            check_is_shuffle_partitions(self._parallelism, partitions, f"the job '{self.job}'")
+        settings = JobSettings(
+            name=self.job,
+            root=self.job_dir,
+            checkpoint=self.checkpoint,
+            restart=self.restart_strategy,
+            tries_without_progress=self.tries_without_progress,
+            trigger_ms=self.trigger_interval_ms,
+            shuffle_partitions=partitions,
+            clock=SystemClock(),
+            threads=SystemThreads(),
+            observer=self._observer,
+            hooks=self._hooks,
+            listeners=tuple(self._listeners),
+            standby=self.standby,
+            restore=self.restore,
+            manifest=self.manifest,
+            latencies=latencies,
+        )
+        job_dir = JobDir(LocalStore(settings.root))
+        return Supervisor(
+            SparkEngine(self.spark, self.graph.as_declared(), settings, job_dir), settings, job_dir
+        )
+
+
+def _check_session(spark: SparkSession) -> None:
+    # By its methods: a session of Spark Connect is refused later, with the reason.
+    if not hasattr(type(spark), "readStream"):
+        what_to_do = "give the session that SparkSession.builder.getOrCreate() returns"
+        raise unusable("spark", spark, wanted="a SparkSession", what_to_do=what_to_do)
+
+
+def _checkpoint_config(given: CheckpointConfig | None) -> CheckpointConfig:
+    config = CheckpointConfig() if given is None else given
+    what_to_do = "give CheckpointConfig(interval_ms=...), or leave it out"
+    return instance_of("checkpoint", config, CheckpointConfig, what_to_do=what_to_do)
+
+
+def _restart_strategy(given: RestartStrategy | None) -> RestartStrategy:
+    strategy: RestartStrategy = ExponentialDelay() if given is None else given
+    what_to_do = "give an instance, for example FixedDelay(attempts=3) or NoRestart()"
+    return with_methods_of("restart_strategy", strategy, RestartStrategy, what_to_do=what_to_do)
+
+
+def _restore_settings(given: RestoreSettings | None) -> RestoreSettings | None:
+    path = given if isinstance(given, str) else "/absolute/path"
+    what_to_do = f'give RestoreSettings("{path}"), or leave it out'
+    return None if given is None else instance_of("restore", given, RestoreSettings, what_to_do=what_to_do)
+
+
+def _manifest(given: Manifest) -> Manifest:
+    what_to_do = "give a DeltaManifest or a KafkaManifest"
+    return with_methods_of("manifest", given, Manifest, what_to_do=what_to_do)
+
+
+def _local_path(text: str) -> Path:
+    instance_of("job_dir", text, str, what_to_do='give an absolute path, like "/data/jobs/orders"')
+    path = Path(text.removeprefix("file://"))
+    if "://" in text.removeprefix("file://") or not path.is_absolute() or "\0" in text:
+        raise ConfigError(
+            f"the job_dir {text!r} cannot be used",
+            why="it must be an absolute path on a file system that driver and executors share; "
+            "half of the code runs in other processes",
+            what_to_do="give an absolute path",
+        )
+    return path
+
+
+@contextlib.contextmanager
+def _stop_signals(client: JobClient) -> Iterator[None]:
+    """Turn SIGTERM and SIGINT into a stop with checkpoint, where this thread may."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        client.stop_with_checkpoint()
+
+    with own_handler(stop, signal.SIGTERM, signal.SIGINT):
+        yield

@@ -1,0 +1,212 @@
+"""Joins of two keyed streams as a user writes them: `orders.join(payments).interval(...)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from flinkish_spark.core.elements import OutputTag, OutputType
+from flinkish_spark.core.errors import GraphError, SchemaError
+from flinkish_spark.core.validation import refuse_async
+from flinkish_spark.joins.spec import (
+    Bound,
+    CoGroupFunction,
+    IntervalJoin,
+    JoinType,
+    ProcessJoinFunction,
+    TemporalJoin,
+    WindowCoGroup,
+    WindowJoin,
+)
+from flinkish_spark.planning.declare import declare_operator, inferred_output
+from flinkish_spark.planning.factories import UNKNOWN_TYPE, Joining, KeyedJoin
+from flinkish_spark.planning.stream_graph import KeyedEntry
+from flinkish_spark.state.descriptors import StateTtl
+from flinkish_spark.windows.assigners import WindowAssigner
+from flinkish_spark.windows.spec import WindowSpec
+
+if TYPE_CHECKING:
+    from flinkish_spark.datastream.data_stream import DataStream
+    from flinkish_spark.datastream.environment import StreamExecutionEnvironment
+
+
+class IntervalSettings(TypedDict, total=False):
+    """What an interval join may be told beside its bounds; see :meth:`JoinedStreams.interval`."""
+
+    lower: Bound
+    upper: Bound
+    join_type: JoinType
+    function: ProcessJoinFunction | None
+    output: OutputType | None
+    left_late: OutputTag | None
+    right_late: OutputTag | None
+    max_parallelism: int | None
+
+
+class JoinedStreams:
+    """Two streams that are keyed by the same types, the left one and the right one.
+
+    Without a function the fields of both come out, those of the right one as ``right_<name>`` where the left
+    one has a field of that name. With a function say its `output`, or give its method a hint. `uid` and
+    `max_parallelism` are as of :meth:`KeyedStream.process`. See docs/joins.md.
+    """
+
+    def __init__(self, environment: StreamExecutionEnvironment, left: KeyedEntry, right: KeyedEntry) -> None:
+        self._environment, self._entries = environment, (left, right)
+
+    def interval(
+        self,
+        *,
+        lower_ms: int,
+        upper_ms: int,
+        uid: str,
+        lower: Bound = Bound.INCLUSIVE,
+        upper: Bound = Bound.INCLUSIVE,
+        join_type: JoinType = JoinType.INNER,
+        function: ProcessJoinFunction | None = None,
+        output: OutputType | None = None,
+        left_late: OutputTag | None = None,
+        right_late: OutputTag | None = None,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Join elements whose event times are near: `left + lower <= right <= left + upper`.
+
+        Parameters
+        ----------
+        lower_ms, upper_ms
+            How much later than the left element the right one may be; may be negative.
+        lower, upper
+            Whether the bounds themselves count.
+        join_type
+            Which elements come out without a partner.
+        function
+            What is made of a pair.
+        left_late, right_late
+            Where elements behind the watermark go; None: they are dropped and counted.
+
+        Raises
+        ------
+        ConfigError, GraphError, SchemaError, UserFunctionError
+            Something cannot be used; said before anything starts.
+        """
+        join = IntervalJoin(
+            UNKNOWN_TYPE,
+            UNKNOWN_TYPE,
+            lower_ms,
+            upper_ms,
+            lower,
+            upper,
+            join_type,
+            function,
+            left_late,
+            right_late,
+        )
+        return self._joined(join, function, output, uid, max_parallelism)
+
+    def window(
+        self,
+        windows: WindowAssigner | WindowSpec,
+        *,
+        uid: str,
+        join_type: JoinType = JoinType.INNER,
+        function: ProcessJoinFunction | None = None,
+        output: OutputType | None = None,
+        left_late: OutputTag | None = None,
+        right_late: OutputTag | None = None,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Join each element with all of the other stream that are in the same window; see :meth:`interval`.
+
+        Parameters
+        ----------
+        windows
+            An assigner, or a specification with trigger, evictor and lateness.
+        """
+        join = WindowJoin(
+            UNKNOWN_TYPE, UNKNOWN_TYPE, _spec(windows), join_type, function, left_late, right_late
+        )
+        return self._joined(join, function, output, uid, max_parallelism)
+
+    def co_group(
+        self,
+        windows: WindowAssigner | WindowSpec,
+        function: CoGroupFunction,
+        *,
+        uid: str,
+        output: OutputType | None = None,
+        left_late: OutputTag | None = None,
+        right_late: OutputTag | None = None,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Give a function the elements of both streams that are in one window; see :meth:`window`."""
+        join = WindowCoGroup(UNKNOWN_TYPE, UNKNOWN_TYPE, _spec(windows), function, left_late, right_late)
+        return self._joined(join, function, output, uid, max_parallelism)
+
+    def temporal(
+        self,
+        *,
+        uid: str,
+        join_type: JoinType = JoinType.INNER,
+        function: ProcessJoinFunction | None = None,
+        output: OutputType | None = None,
+        is_deletion: Callable[[Any], bool] | None = None,
+        version_ttl: StateTtl | None = None,
+        late_output: OutputTag | None = None,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Join each left element with the right one that was the newest at its event time.
+
+        Parameters
+        ----------
+        is_deletion
+            Tells right elements that end a version without beginning a new one; None: there are none.
+        version_ttl
+            How long versions live after the last one came; None: the newest stays for ever.
+        late_output
+            Where left elements go whose version is no longer known; None: they are dropped and counted.
+        """
+        join = TemporalJoin(
+            UNKNOWN_TYPE,
+            UNKNOWN_TYPE,
+            join_type,
+            function,
+            is_deletion,
+            version_ttl,
+            late_output,
+        )
+        return self._joined(join, function, output, uid, max_parallelism)
+
+    def _joined(
+        self,
+        join: KeyedJoin,
+        function: ProcessJoinFunction | CoGroupFunction | None,
+        output: OutputType | None,
+        uid: str,
+        max_parallelism: int | None,
+    ) -> DataStream:
+        if function is None and output is not None:
+            raise SchemaError(
+                f"the join '{uid}' has an output and no function",
+                why="without a function the fields of both streams come out",
+                what_to_do="leave the output out, or give a function that makes it",
+            )
+        refuse_async(function, ("process_element", "co_group"), f"'{uid}'")
+        if output is None and function is not None:
+            call = function.co_group if isinstance(function, CoGroupFunction) else function.process_element
+            output = inferred_output(call, f"'{uid}'", is_iterable=True)
+        from flinkish_spark.datastream.data_stream import DataStream  # the two make each other
+
+        graph = self._environment.graph
+        node = declare_operator(graph, self._entries, Joining(join), output, uid, max_parallelism)
+        return DataStream(self._environment, node)
+
+
+def _spec(windows: Any) -> WindowSpec:
+    if isinstance(windows, WindowSpec):
+        return windows
+    if not isinstance(windows, WindowAssigner):
+        raise GraphError(
+            f"the windows of a join are a {type(windows).__name__}",
+            what_to_do="give an assigner like TumblingEventTimeWindows(60_000), or a WindowSpec",
+        )
+    return WindowSpec(windows)

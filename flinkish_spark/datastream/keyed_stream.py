@@ -1,0 +1,543 @@
+"""Keyed streams as a user writes them: what is done with the elements of each key."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Unpack, overload
+
+from flinkish_spark.core.elements import OutputType
+from flinkish_spark.core.errors import ConfigError, GraphError, SchemaError
+from flinkish_spark.core.validation import check_aggregate
+from flinkish_spark.datastream.connected_streams import (
+    BroadcastConnectedStream,
+    BroadcastStream,
+    KeyedConnectedStreams,
+    same_job,
+)
+from flinkish_spark.datastream.joined_streams import IntervalSettings, JoinedStreams
+from flinkish_spark.datastream.windowed_stream import WindowedStream
+from flinkish_spark.functions.aggregates import (
+    AggregateColumn,
+    ElementAggregate,
+    ElementChoice,
+    Emit,
+    FieldAggregate,
+    Fold,
+    Ties,
+    check_emit,
+)
+from flinkish_spark.functions.keyed import (
+    AggregateFunction,
+    FilterFunction,
+    FlatMapFunction,
+    KeyedProcessFunction,
+    MapFunction,
+    ReduceFunction,
+)
+from flinkish_spark.operators.process import FilterRecords, FlatMapRecords, MapRecords
+from flinkish_spark.operators.vectorized import VectorizedProcessFunction
+from flinkish_spark.planning.declare import (
+    accumulator_type,
+    aggregate_output,
+    check_keyed_function,
+    check_max_parallelism,
+    chosen_keys,
+    declare_operator,
+    inferred_output,
+    record_call,
+)
+from flinkish_spark.planning.factories import (
+    Aggregating,
+    AggregatingColumns,
+    FoldingColumns,
+    FoldingElements,
+    Reducing,
+    ReducingColumns,
+)
+from flinkish_spark.planning.stream_graph import KeyedEntry, StreamNode
+from flinkish_spark.state.descriptors import StateTtl
+from flinkish_spark.types.hints import StateType
+from flinkish_spark.windows.assigners import WindowAssigner
+from flinkish_spark.windows.spec import WindowSpec, count_window, sliding_count_window
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+    from flinkish_spark.datastream.data_stream import DataStream
+    from flinkish_spark.datastream.environment import StreamExecutionEnvironment
+    from flinkish_spark.functions.stream import KeySelector
+    from flinkish_spark.planning.stream_graph import Key, KeyedFunction
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a keyed stream does with single records: map, flat_map, filter with state per key; and another key.
+
+
+class KeyedRecords(ABC):
+    """The part of a `KeyedStream` that calls functions of the user's with single records."""
+
+    _environment: StreamExecutionEnvironment
+    _entry: KeyedEntry
+
+    @abstractmethod
+    def _keyed(
+        self, function: KeyedFunction, output: OutputType | None, uid: str, max_parallelism: int | None
+    ) -> DataStream:
+        """Add an operator to the graph; `output` None stands for the fields of the input."""
+
+    def map(
+        self,
+        function: MapFunction | Callable[[Any], Any],
+        *,
+        output: OutputType | None = None,
+        uid: str,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Make one row of each record, by a function that may keep state for the record's key.
+
+        A function without state is better called in front of `key_by`, by :meth:`DataStream.map`: there it
+        needs no shuffle and no state.
+
+        Parameters
+        ----------
+        function
+            A :class:`~flinkish_spark.MapFunction`, whose `open` is given what that of a
+            :class:`~flinkish_spark.KeyedProcessFunction` is; or a function of one record. Serialised here.
+        output
+            Fields of the rows; by default what the function's hint says.
+        uid, max_parallelism
+            As of :meth:`KeyedStream.process`. States live as long as their descriptors say.
+
+        Raises
+        ------
+        GraphError
+            It cannot be called, or the uid cannot be used or is taken.
+        ConfigError, UserFunctionError, SchemaError
+            As of :meth:`KeyedStream.process`.
+        """
+        made = record_call(function, "map", uid)
+        fields = inferred_output(made.call, f"'{uid}'", is_iterable=False) if output is None else output
+        return self._of_records(MapRecords(made.call, made.rich), fields, uid, max_parallelism)
+
+    def flat_map(
+        self,
+        function: FlatMapFunction | Callable[[Any], Any],
+        *,
+        output: OutputType | None = None,
+        uid: str,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Make any number of rows of each record, by a function that may keep state for its key.
+
+        Parameters
+        ----------
+        function
+            A :class:`~flinkish_spark.FlatMapFunction`, or a function of one record; returns or yields rows,
+            or returns None. A hint like ``Iterator[Word]`` says the fields.
+        output, uid, max_parallelism
+            As of :meth:`map`, which also says what is raised.
+
+        Examples
+        --------
+        >>> from flinkish_spark import FlatMapFunction, ValueStateDescriptor
+        >>> class EverySecond(FlatMapFunction):
+        ...     def open(self, context):
+        ...         self.n = context.get_state(ValueStateDescriptor("n", "LONG", default=0))
+        ...     def flat_map(self, order):
+        ...         self.n.update(self.n.value() + 1)
+        ...         if self.n.value() % 2 == 0:
+        ...             yield order
+        >>> stream.key_by("user").flat_map(
+        ...     EverySecond(), output="user STRING, amount LONG", uid="second"
+        ... )  # doctest: +SKIP
+        """
+        made = record_call(function, "flat_map", uid)
+        fields = inferred_output(made.call, f"'{uid}'", is_iterable=True) if output is None else output
+        return self._of_records(FlatMapRecords(made.call, made.rich), fields, uid, max_parallelism)
+
+    def filter(
+        self,
+        function: FilterFunction | Callable[[Any], Any],
+        *,
+        uid: str,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Keep the records for which a function says so, which may keep state for their key.
+
+        Parameters
+        ----------
+        function
+            A :class:`~flinkish_spark.FilterFunction`, or a function from a record to a truth value. Records
+            go out with the fields that they came with.
+        uid, max_parallelism
+            As of :meth:`map`, which also says what is raised.
+        """
+        made = record_call(function, "filter", uid)
+        return self._of_records(FilterRecords(made.call, made.rich), None, uid, max_parallelism)
+
+    def key_by(
+        self,
+        *keys: str | Column | Callable[[Any], Any] | KeySelector,
+        key: StateType | None = None,
+    ) -> KeyedStream:
+        """Partition the same records by another key, which counts alone; see :meth:`DataStream.key_by`."""
+        return KeyedStream(self._environment, self._entry.parent, chosen_keys(keys, key))
+
+    def _of_records(
+        self, function: KeyedFunction, output: OutputType | None, uid: str, max_parallelism: int | None
+    ) -> DataStream:
+        if max_parallelism is not None:
+            check_max_parallelism(max_parallelism)
+        return self._keyed(function, output, uid, max_parallelism)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Keyed streams as a user writes them: what is done with the elements of each key.
+
+
+class KeyedStream(KeyedRecords):
+    """A stream partitioned by key; :meth:`process` gives it a function with state."""
+
+    def __init__(
+        self, environment: StreamExecutionEnvironment, node: StreamNode, keys: tuple[Key, ...]
+    ) -> None:
+        self._environment = environment
+        self._entry = KeyedEntry(node, keys)
+
+    def process(
+        self,
+        function: KeyedProcessFunction | VectorizedProcessFunction,
+        *,
+        output: OutputType | None = None,
+        uid: str,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Process the elements of each key one after the other.
+
+        Parameters
+        ----------
+        function
+            Serialised here, once; must not hold a session, a lock or a connection.
+        output
+            Fields of the emitted rows: DDL, a StructType, a dataclass or a NamedTuple class; by default what
+            the hint of `process_element` says, or else that of `on_timer`: ``Iterator[Total]``, for example.
+        uid
+            Stable name of this operator; its state is found again by it.
+        max_parallelism
+            Number of key groups; fixed for the life of the state. The environment's by default.
+
+        Raises
+        ------
+        ConfigError
+            The number of key groups is out of range.
+        GraphError
+            It is no KeyedProcessFunction, or the uid cannot be used or is taken.
+        UserFunctionError
+            The function cannot be serialised.
+        SchemaError
+            The output type is not a list of fields.
+        """
+        if max_parallelism is not None:
+            check_max_parallelism(max_parallelism)
+        check_keyed_function(function, uid)
+        if output is None and isinstance(function, KeyedProcessFunction):
+            call, timers = function.process_element, function.on_timer
+            output = inferred_output(call, f"'{uid}'", timers, is_iterable=True)
+        if output is None:
+            raise SchemaError(
+                f"the output of '{uid}' is not known", what_to_do='say output="user STRING, total LONG"'
+            )
+        return self._keyed(function, output, uid, max_parallelism)
+
+    def reduce(
+        self,
+        reduce: ReduceFunction | Callable[[Any, Any], Any],
+        *,
+        uid: str,
+        emit: Emit = Emit.PER_ELEMENT,
+        ttl: StateTtl | None = None,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Emit, for each element, what all elements of its key so far are reduced to.
+
+        Parameters
+        ----------
+        reduce
+            From two elements to one of the same fields. Once per key it has to be associative.
+        emit
+            For each element, as in Flink, or once per key and micro-batch: as of :meth:`sum`.
+        ttl
+            How long a key's value lives; None: for ever.
+        uid, max_parallelism
+            As of :meth:`process`.
+        """
+        check_emit(emit)
+        reducing = Reducing(reduce, ttl) if emit is Emit.PER_ELEMENT else ReducingColumns(reduce, ttl)
+        return self._keyed(reducing, None, uid, max_parallelism)
+
+    def aggregate(
+        self,
+        aggregate: AggregateFunction,
+        *,
+        accumulator: StateType,
+        output: OutputType | None = None,
+        uid: str,
+        emit: Emit = Emit.PER_ELEMENT,
+        ttl: StateTtl | None = None,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Emit, for each element, the result of its key's accumulator; not if that is None.
+
+        Parameters
+        ----------
+        aggregate
+            The function.
+        accumulator
+            Type of the accumulator, as of a state.
+        output
+            Fields of the result; by default what the hint of `get_result` says.
+        emit
+            For each element, as in Flink, or once per key and micro-batch: as of :meth:`sum`.
+        ttl
+            How long an accumulator lives; None: for ever.
+        uid, max_parallelism
+            As of :meth:`process`.
+
+        Raises
+        ------
+        ConfigError
+            It is to emit once per key, and the function has no `merge`.
+        """
+        check_emit(emit)
+        check_aggregate(aggregate)
+        if output is None:
+            output = aggregate_output(aggregate, None, f"'{uid}'")
+        kind = accumulator_type(accumulator, uid)
+        if emit is Emit.PER_ELEMENT:
+            return self._keyed(Aggregating(aggregate, kind, ttl), output, uid, max_parallelism)
+        if getattr(type(aggregate), "merge", AggregateFunction.merge) is AggregateFunction.merge:
+            raise ConfigError(
+                f"aggregate() of '{uid}' is to emit once per key",
+                why="what tasks have aggregated is merged, and the function has no merge(first, second)",
+                what_to_do="define it, or leave emit=Emit.PER_ELEMENT",
+            )
+        return self._keyed(AggregatingColumns(aggregate, kind, ttl), output, uid, max_parallelism)
+
+    def sum(
+        self,
+        field: str,
+        *,
+        uid: str,
+        emit: Emit = Emit.PER_ELEMENT,
+        ttl: StateTtl | None = None,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Emit each key's first element with the sum of a field of all.
+
+        Parameters
+        ----------
+        field
+            Nulls are left out; a sum that leaves the field's type stops the job.
+        emit
+            For each element, as in Flink, or once per key and micro-batch, many times as fast.
+        ttl
+            How long a key's element lives; None: for ever.
+        uid, max_parallelism
+            As of :meth:`process`.
+        """
+        return self._folding(FieldAggregate(Fold.SUM, field), uid, emit, ttl, max_parallelism)
+
+    def min(
+        self,
+        field: str,
+        *,
+        uid: str,
+        emit: Emit = Emit.PER_ELEMENT,
+        ttl: StateTtl | None = None,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Emit each key's first element with the least of a field of all; see :meth:`sum`."""
+        return self._folding(FieldAggregate(Fold.MIN, field), uid, emit, ttl, max_parallelism)
+
+    def max(
+        self,
+        field: str,
+        *,
+        uid: str,
+        emit: Emit = Emit.PER_ELEMENT,
+        ttl: StateTtl | None = None,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Emit each key's first element with the greatest of a field of all; see :meth:`sum`."""
+        return self._folding(FieldAggregate(Fold.MAX, field), uid, emit, ttl, max_parallelism)
+
+    def min_by(
+        self,
+        field: str,
+        *,
+        uid: str,
+        ties: Ties = Ties.FIRST,
+        emit: Emit = Emit.PER_ELEMENT,
+        ttl: StateTtl | None = None,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Emit each key's element whose field is the least; of several, the one that `ties` says."""
+        return self._folding(ElementChoice(Fold.MIN, field, ties), uid, emit, ttl, max_parallelism)
+
+    def max_by(
+        self,
+        field: str,
+        *,
+        uid: str,
+        ties: Ties = Ties.FIRST,
+        emit: Emit = Emit.PER_ELEMENT,
+        ttl: StateTtl | None = None,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Emit each key's element whose field is the greatest; of several, the one that `ties` says."""
+        return self._folding(ElementChoice(Fold.MAX, field, ties), uid, emit, ttl, max_parallelism)
+
+    def fold(
+        self,
+        *columns: AggregateColumn,
+        uid: str,
+        ttl: StateTtl | None = None,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Emit a row per key and micro-batch: the key's columns, then folds of fields of all its elements.
+
+        Computed over columns, most of it before the shuffle.
+
+        Parameters
+        ----------
+        columns
+            For example ``AggregateColumn("total", Fold.SUM, "amount")``. Keys that are expressions, and no
+            fields, do not come out.
+        ttl
+            How long a key's row lives; None: for ever.
+        uid, max_parallelism
+            As of :meth:`process`.
+
+        Raises
+        ------
+        ConfigError
+            There is no column, or something else among them.
+        """
+        if not columns or not all(isinstance(column, AggregateColumn) for column in columns):
+            raise ConfigError(
+                f"fold() of '{uid}' got {columns!r}",
+                what_to_do='give it columns: AggregateColumn("total", Fold.SUM, "amount")',
+            )
+        return self._keyed(FoldingColumns(columns, ttl), None, uid, max_parallelism)
+
+    def _folding(
+        self,
+        aggregate: ElementAggregate,
+        uid: str,
+        emit: Emit,
+        ttl: StateTtl | None,
+        max_parallelism: int | None,
+    ) -> DataStream:
+        check_emit(emit)
+        folding = FoldingElements if emit is Emit.PER_ELEMENT else FoldingColumns
+        return self._keyed(folding(aggregate, ttl), None, uid, max_parallelism)
+
+    def window(self, assigner: WindowAssigner) -> WindowedStream:
+        """Divide each key's elements into windows.
+
+        Parameters
+        ----------
+        assigner
+            For example ``TumblingEventTimeWindows(60_000)``, of `flinkish_spark.windows`.
+
+        Raises
+        ------
+        ConfigError
+            It is no assigner.
+        """
+        return WindowedStream(self, WindowSpec(assigner))
+
+    def count_window(self, count: int, slide: int | None = None) -> WindowedStream:
+        """Divide each key's elements into windows of so many.
+
+        Parameters
+        ----------
+        count
+            Elements in a window.
+        slide
+            A window over the last `count` elements at each so many more; by default they do not overlap.
+        """
+        return WindowedStream(
+            self, count_window(count) if slide is None else sliding_count_window(count, slide)
+        )
+
+    @overload
+    def connect(self, other: KeyedStream) -> KeyedConnectedStreams: ...
+    @overload
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
+    def connect(
+        self, other: KeyedStream | BroadcastStream
+    ) -> KeyedConnectedStreams | BroadcastConnectedStream:
+        """Let one function read this stream and another one: keyed by the same types, or broadcast.
+
+        Raises
+        ------
+        GraphError
+            The other has no keys, or is of another job.
+        """
+        if isinstance(other, BroadcastStream):
+            return BroadcastConnectedStream(self._entry, same_job(self._environment, other))
+        return KeyedConnectedStreams(self._environment, self._entry, self._other(other, "connect"))
+
+    def join(self, other: KeyedStream) -> JoinedStreams:
+        """Join this stream, the left one, with another one that has keys of the same types.
+
+        How, says what is called next: `interval`, `window`, `co_group` or `temporal`.
+
+        Raises
+        ------
+        GraphError
+            The other has no keys, or is of another job.
+        """
+        return JoinedStreams(self._environment, self._entry, self._other(other, "join"))
+
+    def interval_join(
+        self,
+        other: KeyedStream,
+        *,
+        lower_ms: int,
+        upper_ms: int,
+        uid: str,
+        **more: Unpack[IntervalSettings],
+    ) -> DataStream:
+        """Join elements whose event times are near: what :meth:`JoinedStreams.interval` does and takes."""
+        return self.join(other).interval(lower_ms=lower_ms, upper_ms=upper_ms, uid=uid, **more)
+
+    def _other(self, other: Any, method: str) -> KeyedEntry:
+        if not isinstance(other, KeyedStream):
+            raise GraphError(
+                f"{method}() got a {type(other).__name__}",
+                why="this stream is keyed",
+                what_to_do="call key_by() on the other one too, with a key of the same type",
+            )
+        if other._environment is not self._environment:
+            raise GraphError(
+                f"{method}() got a stream of another environment",
+                what_to_do="make both streams with one environment",
+            )
+        return other._entry
+
+    def _keyed(
+        self,
+        function: KeyedFunction,
+        output: OutputType | None,
+        uid: str,
+        max_parallelism: int | None,
+    ) -> DataStream:
+        """Add an operator to the graph; `output` None stands for the fields of the input."""
+        from flinkish_spark.datastream.data_stream import DataStream  # the two make each other
+
+        graph = self._environment.graph
+        node = declare_operator(graph, [self._entry], function, output, uid, max_parallelism)
+        return DataStream(self._environment, node)

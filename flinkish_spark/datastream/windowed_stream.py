@@ -1,0 +1,267 @@
+"""Windows as a user writes them: `key_by(...).window(...).aggregate(...)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from flinkish_spark.core.elements import OutputTag, OutputType
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.validation import check_aggregate
+from flinkish_spark.functions.aggregates import AggregateColumn, ElementChoice, Fold, Ties
+from flinkish_spark.functions.keyed import AggregateFunction, ReduceFunction
+from flinkish_spark.operators.columnar_windows import column_windows
+from flinkish_spark.planning.declare import accumulator_type, aggregate_output, inferred_output
+from flinkish_spark.planning.factories import FoldingWindows, Windows
+from flinkish_spark.types.hints import StateType
+from flinkish_spark.types.schemas import output_schema
+from flinkish_spark.windows.evictors import Evictor
+from flinkish_spark.windows.functions import ProcessWindowFunction
+from flinkish_spark.windows.spec import (
+    AggregateWindow,
+    ProcessWindow,
+    ReduceWindow,
+    WindowComputation,
+    WindowSpec,
+)
+from flinkish_spark.windows.triggers import Trigger
+
+if TYPE_CHECKING:
+    from flinkish_spark.datastream.data_stream import DataStream
+    from flinkish_spark.datastream.keyed_stream import KeyedStream
+
+
+class WindowedStream:
+    """A keyed stream in windows; made by :meth:`KeyedStream.window`. Each method returns a new one.
+
+    What a window emits has the time of its last instant, so windows of windows work.
+    """
+
+    def __init__(self, stream: KeyedStream, spec: WindowSpec) -> None:
+        self._stream, self._spec = stream, spec
+
+    def trigger(self, trigger: Trigger) -> WindowedStream:
+        """Fire when a trigger says so, instead of at the windows' ends."""
+        return WindowedStream(self._stream, replace(self._spec, trigger=trigger))
+
+    def evictor(self, evictor: Evictor) -> WindowedStream:
+        """Throw elements away at each firing. Windows then keep all their elements."""
+        return WindowedStream(self._stream, replace(self._spec, evictor=evictor))
+
+    def allowed_lateness(self, lateness_ms: int) -> WindowedStream:
+        """Keep windows for a while behind their end; each late element fires its window again.
+
+        Parameters
+        ----------
+        lateness_ms
+            By the watermark, in milliseconds. Later results stand for the same key and window: a sink
+            that upserts by both keeps the last.
+        """
+        return WindowedStream(self._stream, replace(self._spec, allowed_lateness_ms=lateness_ms))
+
+    def side_output_late_data(self, tag: OutputTag) -> WindowedStream:
+        """Send elements that come too late for all their windows to a side output; else they are dropped."""
+        return WindowedStream(self._stream, replace(self._spec, late_output=tag))
+
+    def with_retractions(self, field: str = "is_retracted") -> WindowedStream:
+        """Emit results once more that do not stand any more, before what stands instead.
+
+        That is so when a window fires again, and when sessions that have fired become one. A sink by key and
+        window deletes such rows: ``Upsert(keys, delete_when="is_retracted", not_stored=("is_retracted",))``.
+        Results are kept with the window until it is cleaned up. What a trigger has purged stands.
+
+        Parameters
+        ----------
+        field
+            Name of a BOOLEAN field behind those of a result: whether it is one that does not stand any more.
+        """
+        return WindowedStream(self._stream, replace(self._spec, retraction_field=field))
+
+    def reduce(
+        self,
+        reduce: ReduceFunction | Callable[[Any, Any], Any],
+        then: ProcessWindowFunction | None = None,
+        *,
+        uid: str,
+        output: OutputType | None = None,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Reduce elements as they come; a window keeps one value.
+
+        Parameters
+        ----------
+        reduce
+            From two elements to one of the same fields; associative.
+        then
+            What makes the result of that one.
+        output
+            Fields of the result; by default those of the elements, or what the hint of `then.process` says.
+        uid, max_parallelism
+            As of :meth:`KeyedStream.process`.
+        """
+        computation = ReduceWindow(reduce, then)
+        if then is not None and output is None:
+            output = inferred_output(then.process, f"'{uid}'", is_iterable=True)
+        return self._apply(computation, uid, output, max_parallelism)
+
+    def aggregate(
+        self,
+        aggregate: AggregateFunction,
+        then: ProcessWindowFunction | None = None,
+        *,
+        accumulator: StateType,
+        output: OutputType | None = None,
+        uid: str,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Aggregate elements as they come; a window keeps one accumulator.
+
+        Parameters
+        ----------
+        aggregate
+            The function.
+        then
+            What makes the result of `get_result`; that is the result by default.
+        accumulator
+            Type of the accumulator, as of a state.
+        output
+            Fields of the result; by default what the hint of `get_result` says, or that of `then.process`.
+        uid, max_parallelism
+            As of :meth:`KeyedStream.process`.
+        """
+        check_aggregate(aggregate)
+        if output is None:
+            output = aggregate_output(aggregate, then, f"'{uid}'")
+        computation = AggregateWindow(aggregate, accumulator_type(accumulator, uid), then)
+        return self._apply(computation, uid, output, max_parallelism)
+
+    def process(
+        self,
+        process: ProcessWindowFunction,
+        *,
+        output: OutputType | None = None,
+        uid: str,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Keep all elements of a window, and process them when it fires.
+
+        Parameters
+        ----------
+        process
+            The function.
+        output
+            Fields of the result; by default what the hint of its `process` says.
+        uid, max_parallelism
+            As of :meth:`KeyedStream.process`.
+        """
+        computation = ProcessWindow(process)
+        if output is None:
+            output = inferred_output(process.process, f"'{uid}'", is_iterable=True)
+        return self._apply(computation, uid, output, max_parallelism)
+
+    def fold(self, *columns: AggregateColumn, uid: str, max_parallelism: int | None = None) -> DataStream:
+        """Fold fields of a window's elements over columns, many times as fast as element by element.
+
+        Emits the key's columns, the folds, and `window_start, window_end` (TIMESTAMP), at the time of the
+        window's last instant. There is one row when the window ends, and one more for each micro-batch with
+        late elements that are in time for it. For tumbling and sliding windows and for sessions with a fixed
+        gap, with their own trigger and no evictor.
+
+        Parameters
+        ----------
+        columns
+            For example ``AggregateColumn("total", Fold.SUM, "amount")``. Keys that are expressions, and no
+            fields, do not come out.
+        uid, max_parallelism
+            As of :meth:`KeyedStream.process`.
+
+        Raises
+        ------
+        ConfigError
+            There is no column, or something else among them; or these windows cannot be folded.
+        """
+        if not columns or not all(isinstance(column, AggregateColumn) for column in columns):
+            raise ConfigError(
+                f"fold() of '{uid}' got {columns!r}",
+                what_to_do='give it columns: AggregateColumn("total", Fold.SUM, "amount")',
+            )
+        column_windows(self._spec, uid)
+        return self._folding(columns, uid, max_parallelism)
+
+    def sum(self, field: str, *, uid: str, max_parallelism: int | None = None) -> DataStream:
+        """Emit the sum of a field under the field's name, between the key's columns and the window's bounds.
+
+        Rows are those of :meth:`fold`, for any windows. Those that cannot be folded over columns (count and
+        global windows, sessions with a gap of the element's, an own trigger, an evictor, retractions) are
+        computed element by element: each late element then fires its window once more.
+
+        Parameters
+        ----------
+        field
+            Nulls are left out; a sum that leaves the field's type stops the job.
+        uid, max_parallelism
+            As of :meth:`KeyedStream.process`.
+
+        Raises
+        ------
+        ConfigError
+            When the job is planned: there is no such field, or its type has no sum.
+        """
+        return self._folding((AggregateColumn(field, Fold.SUM, field),), uid, max_parallelism)
+
+    def min(self, field: str, *, uid: str, max_parallelism: int | None = None) -> DataStream:
+        """Emit the least of a field under the field's name; see :meth:`sum`."""
+        return self._folding((AggregateColumn(field, Fold.MIN, field),), uid, max_parallelism)
+
+    def max(self, field: str, *, uid: str, max_parallelism: int | None = None) -> DataStream:
+        """Emit the greatest of a field under the field's name; see :meth:`sum`."""
+        return self._folding((AggregateColumn(field, Fold.MAX, field),), uid, max_parallelism)
+
+    def min_by(
+        self, field: str, *, uid: str, ties: Ties = Ties.FIRST, max_parallelism: int | None = None
+    ) -> DataStream:
+        """Emit the whole element whose field is the least, and `window_start, window_end` behind it.
+
+        For any windows, as :meth:`sum`.
+
+        Parameters
+        ----------
+        field
+            Null is neither the least nor the greatest, unless there is nothing else; NaN is the greatest.
+        ties
+            Which of several that are equal; by default the one that came first.
+        uid, max_parallelism
+            As of :meth:`KeyedStream.process`.
+
+        Raises
+        ------
+        ConfigError
+            `ties` is no :class:`~flinkish_spark.Ties`. When the job is planned: there is no such field, or
+            its type has no order.
+        SchemaError
+            When the job is planned: the elements have a field `window_start` or `window_end` themselves.
+        """
+        return self._folding(ElementChoice(Fold.MIN, field, ties), uid, max_parallelism)
+
+    def max_by(
+        self, field: str, *, uid: str, ties: Ties = Ties.FIRST, max_parallelism: int | None = None
+    ) -> DataStream:
+        """Emit the whole element whose field is the greatest; see :meth:`min_by`."""
+        return self._folding(ElementChoice(Fold.MAX, field, ties), uid, max_parallelism)
+
+    def _folding(
+        self, columns: tuple[AggregateColumn, ...] | ElementChoice, uid: str, max_parallelism: int | None
+    ) -> DataStream:
+        return self._stream._keyed(FoldingWindows(self._spec, columns), None, uid, max_parallelism)
+
+    def _apply(
+        self,
+        computation: WindowComputation,
+        uid: str,
+        output: OutputType | None,
+        max_parallelism: int | None,
+    ) -> DataStream:
+        result = None if output is None else output_schema(output, uid)
+        function = Windows(self._spec, computation, result)
+        return self._stream._keyed(function, None, uid, max_parallelism)

@@ -1,6 +1,0 @@
-"""The drop-in door: Spark's own `format("kafka")`, exactly once, by changing one word."""
-
-from flinkish_spark.drop_in.data_source import FORMAT_NAME, FlinkishKafka, register
-from flinkish_spark.drop_in.settling import settle
-
-__all__ = ["FORMAT_NAME", "FlinkishKafka", "register", "settle"]

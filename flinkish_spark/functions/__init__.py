@@ -1,0 +1,1 @@
+"""Functions of users: what they derive from."""

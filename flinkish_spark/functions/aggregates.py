@@ -1,0 +1,127 @@
+"""What a program says about running aggregates of a keyed stream: sum, min, max, min_by, max_by."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from flinkish_spark.core.validation import instance_of, unusable
+
+
+class Emit(enum.Enum):
+    """When a running aggregate comes out.
+
+    PER_ELEMENT: behind each element, as in Flink. PER_KEY: once per micro-batch for each key that had
+    elements, with what they all have made of it; computed over columns, most of it before the shuffle.
+    """
+
+    PER_ELEMENT = "PER_ELEMENT"
+    PER_KEY = "PER_KEY"
+
+
+def check_emit(emit: object) -> None:
+    """Raise ConfigError unless it is an Emit: a text would choose one of the two silently."""
+    instance_of("emit", emit, Emit, what_to_do="give Emit.PER_ELEMENT or Emit.PER_KEY")
+
+
+class Fold(enum.Enum):
+    """What becomes of one field of several elements."""
+
+    #: That of the first element.
+    FIRST = "FIRST"
+    #: Nulls are left out; null if there is nothing else. An overflow of the field's type is an error.
+    SUM = "SUM"
+    #: Nulls are left out. NaN is greater than all numbers, as in Spark.
+    MIN = "MIN"
+    MAX = "MAX"
+    #: How many are not null; a LONG.
+    COUNT = "COUNT"
+
+
+class Ties(enum.Enum):
+    """Which of several elements with the same value is taken."""
+
+    FIRST = "FIRST"
+    LAST = "LAST"
+
+
+@dataclass(frozen=True)
+class FieldAggregate:
+    """The first element of a key, with one field replaced by the sum, least or greatest of all.
+
+    Parameters
+    ----------
+    fold
+        SUM, MIN or MAX.
+    field
+        Name of the field.
+
+    Raises
+    ------
+    ConfigError
+        Another fold, or no name.
+
+    Examples
+    --------
+    >>> FieldAggregate(Fold.SUM, "amount").field
+    'amount'
+    """
+
+    fold: Fold
+    field: str
+
+    def __post_init__(self) -> None:
+        if self.fold not in (Fold.SUM, Fold.MIN, Fold.MAX):
+            raise unusable(
+                "fold", self.fold, wanted="Fold.SUM, Fold.MIN or Fold.MAX", what_to_do="give one of these"
+            )
+        instance_of("field", self.field, str, what_to_do="give the name of a field")
+
+
+@dataclass(frozen=True)
+class ElementChoice:
+    """The element of a key whose field is the least, or the greatest; null is neither, unless all are.
+
+    Parameters
+    ----------
+    fold
+        MIN or MAX.
+    field
+        Name of the field.
+    ties
+        Which of several that are equal; the first by default, as in Flink.
+
+    Raises
+    ------
+    ConfigError
+        Another fold, or no name.
+    """
+
+    fold: Fold
+    field: str
+    ties: Ties = Ties.FIRST
+
+    def __post_init__(self) -> None:
+        if self.fold not in (Fold.MIN, Fold.MAX):
+            raise unusable("fold", self.fold, wanted="Fold.MIN or Fold.MAX", what_to_do="give one of these")
+        instance_of("field", self.field, str, what_to_do="give the name of a field")
+        instance_of("ties", self.ties, Ties, what_to_do="give Ties.FIRST or Ties.LAST")
+
+
+@dataclass(frozen=True)
+class AggregateColumn:
+    """One column of a table of aggregates: its name, the fold, and the field that is folded.
+
+    Parameters
+    ----------
+    field
+        Name of the field; None for COUNT of all elements.
+    """
+
+    name: str
+    fold: Fold
+    field: str | None = None
+
+
+#: Running aggregates whose results are elements again.
+ElementAggregate = FieldAggregate | ElementChoice

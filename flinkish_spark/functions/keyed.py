@@ -1,0 +1,395 @@
+"""User functions on keyed streams.
+
+A function object is serialised once, sent to the Python workers, and opened in each; its
+attributes must not hold a Spark session, a lock or a connection (make those in `open`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from flinkish_spark.core.elements import OutputTag, TimeDomain
+from flinkish_spark.core.subtask import TaskFacts
+from flinkish_spark.state.descriptors import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
+from flinkish_spark.state.states import AggregatingState, ListState, MapState, ReducingState, ValueState
+
+if TYPE_CHECKING:
+    from flinkish_spark.state.operator_state import BroadcastState, ReadOnlyBroadcastState
+
+
+class RuntimeContext(TaskFacts, Protocol):
+    """Given to :meth:`RichFunction.open`; valid only there. Each state is created empty at its first use."""
+
+    @property
+    def uid(self) -> str:
+        """Stable name of the operator."""
+
+    @property
+    def max_parallelism(self) -> int:
+        """Number of key groups."""
+
+    def get_state(self, descriptor: ValueStateDescriptor) -> ValueState[Any]:
+        """Return the value state of that name."""
+
+    def get_list_state(self, descriptor: ListStateDescriptor) -> ListState[Any]:
+        """Return the list state of that name."""
+
+    def get_map_state(self, descriptor: MapStateDescriptor) -> MapState[Any, Any]:
+        """Return the map state of that name."""
+
+    def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
+        """Return the reducing state of that name."""
+
+    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor) -> AggregatingState:
+        """Return the aggregating state of that name."""
+
+    def drop_state(self, name: str) -> None:
+        """Give up what is stored of a state that the function had once; otherwise such state is refused."""
+
+
+class TimerService(Protocol):
+    """Times, and timers of the current key. Times are milliseconds since 1970."""
+
+    def current_watermark(self) -> int:
+        """Return the watermark; `MIN_WATERMARK_MS` before the first."""
+
+    def current_processing_time(self) -> int:
+        """Return the micro-batch's processing time: the same if it is run again."""
+
+    def register_event_time_timer(self, time_ms: int) -> None:
+        """Call `on_timer` when the watermark reaches a time; once, however often it is registered."""
+
+    def register_processing_time_timer(self, time_ms: int) -> None:
+        """Call `on_timer` when the processing time reaches a time."""
+
+    def delete_event_time_timer(self, time_ms: int) -> None:
+        """Take a registration back; nothing happens if there is none."""
+
+    def delete_processing_time_timer(self, time_ms: int) -> None:
+        """Take a registration back; nothing happens if there is none."""
+
+
+class Context(Protocol):
+    """Given to the functions for an element; valid only inside the call."""
+
+    def get_current_key(self) -> Any:
+        """Return the key of the element: a scalar for one key column, else a tuple."""
+
+    def timestamp(self) -> int | None:
+        """Return the element's event time in milliseconds; None if the stream has no timestamps."""
+
+    def timer_service(self) -> TimerService:
+        """Return times and timers."""
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        """Emit a row to a side output."""
+
+
+class OnTimerContext(Context, Protocol):
+    """Given to :meth:`KeyedProcessFunction.on_timer`; its `timestamp` is the timer's time."""
+
+    def time_domain(self) -> TimeDomain:
+        """Return which clock fired."""
+
+
+class RichFunction:
+    """A function with a beginning and an end in each worker."""
+
+    def open(self, context: RuntimeContext) -> None:
+        """Declare state and make what cannot travel.
+
+        Called before any element, once per copy of the function: Spark keeps a copy in a Python
+        worker over many tasks and micro-batches. So nothing that matters may be kept in the
+        function's own attributes; that is what state is for.
+        """
+
+    def close(self) -> None:
+        """Give back what `open` made.
+
+        Called when a copy is given up, which Python decides: perhaps late, between calls of other functions,
+        and not at all when a worker is killed. So it must not wait for anybody.
+        """
+
+
+class MapFunction(RichFunction, ABC):
+    """Makes one row of each; for a function that has to be opened."""
+
+    @abstractmethod
+    def map(self, value: Any) -> Any:
+        """Return the row that stands for a record: tuple, named tuple, Row, dict or dataclass."""
+
+
+class FlatMapFunction(RichFunction, ABC):
+    """Makes any number of rows of each; for a function that has to be opened."""
+
+    @abstractmethod
+    def flat_map(self, value: Any) -> Iterable[Any] | None:
+        """Return or yield the rows that stand for a record."""
+
+
+class FilterFunction(RichFunction, ABC):
+    """Keeps some rows; for a function that has to be opened."""
+
+    @abstractmethod
+    def filter(self, value: Any) -> bool:
+        """Return whether to keep a record."""
+
+
+class ReduceFunction(RichFunction, ABC):
+    """Makes one value of two; associative.
+
+    `open` is given no state: the values are that. Nobody opens the function of a state's descriptor but the
+    function that declares the state.
+    """
+
+    @abstractmethod
+    def reduce(self, first: Any, second: Any) -> Any:
+        """Return the value that stands for both; must not change either."""
+
+
+class AggregateFunction(RichFunction, ABC):
+    """Aggregates values in an accumulator; opened as a :class:`ReduceFunction` is.
+
+    Examples
+    --------
+    >>> class Average(AggregateFunction):
+    ...     def create_accumulator(self):
+    ...         return 0, 0
+    ...     def add(self, value, accumulator):
+    ...         return accumulator[0] + value.amount, accumulator[1] + 1
+    ...     def get_result(self, accumulator):
+    ...         return (accumulator[0] / accumulator[1],)
+    ...     def merge(self, first, second):
+    ...         return first[0] + second[0], first[1] + second[1]
+    """
+
+    @abstractmethod
+    def create_accumulator(self) -> Any:
+        """Return an accumulator to which nothing was added."""
+
+    @abstractmethod
+    def add(self, value: Any, accumulator: Any) -> Any:
+        """Return the accumulator with a value added."""
+
+    @abstractmethod
+    def get_result(self, accumulator: Any) -> Any:
+        """Return the result of an accumulator."""
+
+    def merge(self, first: Any, second: Any) -> Any:
+        """Return one accumulator for two; called only for windows that merge."""
+        raise NotImplementedError(
+            f"{type(self).__name__}.merge() is needed for session windows and other windows that merge"
+        )
+
+
+class KeyedProcessFunction(RichFunction, ABC):
+    """A function over the elements of a keyed stream, one at a time, with state per key.
+
+    The result must be a function of the state and the element alone: no wall clock, no unseeded
+    random. A micro-batch that is cut off by a crash is processed again from the state before it.
+
+    Examples
+    --------
+    >>> class RunningTotal(KeyedProcessFunction):
+    ...     def open(self, context):
+    ...         self.total = context.get_state(ValueStateDescriptor("total", "LONG"))
+    ...     def process_element(self, value, ctx):
+    ...         total = (self.total.value() or 0) + value.amount
+    ...         self.total.update(total)
+    ...         yield value.user, total
+    """
+
+    @abstractmethod
+    def process_element(self, value: Any, ctx: Context) -> Iterable[Any] | None:
+        """Process one element; `yield` emits.
+
+        Parameters
+        ----------
+        value
+            The element as a named tuple: ``value.amount``. TIMESTAMP fields are datetimes in
+            UTC, DATE fields are dates, DECIMAL fields are decimals.
+        ctx
+            See :class:`Context`.
+
+        Returns
+        -------
+        iterable of rows
+            Each a tuple, named tuple, Row or dict in the declared output type; or None.
+
+        Notes
+        -----
+        Called exactly once per element of each micro-batch that counts. Elements of one key that
+        came from one channel (one Kafka partition) arrive in their order there. An exception
+        stops the job with the element's topic, partition and offset; nothing is lost.
+        """
+
+    def on_timer(self, time_ms: int, ctx: OnTimerContext) -> Iterable[Any] | None:
+        """Act on a timer of `ctx`'s key; emits like `process_element`.
+
+        Called once per timer, in the order of their times. Event-time timers fire when the watermark
+        reaches them, before the elements that came behind that watermark.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} registered a timer for {time_ms} but has no on_timer()"
+        )
+
+
+class KeyedCoProcessFunction(RichFunction, ABC):
+    """A function over two keyed streams whose elements of one key share its state and its timers.
+
+    Nothing is promised about the order between the two inputs, as in Flink: what has to wait for the other
+    side waits in state. Of one input, elements of one key and channel come in their order.
+
+    Examples
+    --------
+    >>> class Enrich(KeyedCoProcessFunction):
+    ...     def open(self, context):
+    ...         self.name = context.get_state(ValueStateDescriptor("name", "STRING"))
+    ...     def process_element1(self, order, ctx):
+    ...         yield order.user, self.name.value(), order.amount
+    ...     def process_element2(self, user, ctx):
+    ...         self.name.update(user.name)
+    """
+
+    @abstractmethod
+    def process_element1(self, value: Any, ctx: Context) -> Iterable[Any] | None:
+        """Process an element of the first input; as :meth:`KeyedProcessFunction.process_element`."""
+
+    @abstractmethod
+    def process_element2(self, value: Any, ctx: Context) -> Iterable[Any] | None:
+        """Process an element of the second input."""
+
+    def on_timer(self, time_ms: int, ctx: OnTimerContext) -> Iterable[Any] | None:
+        """Act on a timer that either of the two has registered."""
+        raise NotImplementedError(
+            f"{type(self).__name__} registered a timer for {time_ms} but has no on_timer()"
+        )
+
+
+class BroadcastContext(Protocol):
+    """Given to `process_broadcast_element`; no key is the current one."""
+
+    def timestamp(self) -> int | None:
+        """Return the element's event time in milliseconds; None if the stream has no timestamps."""
+
+    def current_watermark(self) -> int:
+        """Return the watermark; `MIN_WATERMARK_MS` before the first."""
+
+    def current_processing_time(self) -> int:
+        """Return the micro-batch's processing time."""
+
+    def get_broadcast_state(self, descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
+        """Return a broadcast state, to read and to write."""
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        """Emit a row to a side output."""
+
+
+class KeyedBroadcastContext(BroadcastContext, Protocol):
+    """Given to :meth:`KeyedBroadcastProcessFunction.process_broadcast_element`."""
+
+    def apply_to_keyed_state(self, descriptor: StateDescriptor, function: Callable[[Any, Any], None]) -> None:
+        """Call a function with each key that has an entry of a state, and that state.
+
+        Parameters
+        ----------
+        descriptor
+            Of a state that `open` has asked for.
+        function
+            Takes a key and the state, for which that key is the current one. It may change that state, and
+            emits nothing.
+
+        Notes
+        -----
+        It is called in the same micro-batch, before any timer and element of the key's group. What it sees
+        of the broadcast state is what all broadcast elements of that micro-batch have made of it.
+        """
+
+
+class ReadOnlyBroadcastContext(Protocol):
+    """What the element side can do with broadcast states: read."""
+
+    def get_broadcast_state(self, descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
+        """Return a broadcast state, to read; writing raises `BroadcastStateIsReadOnly`."""
+
+
+class ReadOnlyContext(ReadOnlyBroadcastContext, Protocol):
+    """Given to :meth:`BroadcastProcessFunction.process_element`."""
+
+    def timestamp(self) -> int | None:
+        """Return the element's event time in milliseconds; None if the stream has no timestamps."""
+
+    def current_watermark(self) -> int:
+        """Return the watermark; `MIN_WATERMARK_MS` before the first."""
+
+    def current_processing_time(self) -> int:
+        """Return the micro-batch's processing time."""
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        """Emit a row to a side output."""
+
+
+class KeyedReadOnlyContext(Context, ReadOnlyBroadcastContext, Protocol):
+    """Given to :meth:`KeyedBroadcastProcessFunction.process_element`."""
+
+
+class BroadcastOnTimerContext(OnTimerContext, ReadOnlyBroadcastContext, Protocol):
+    """Given to :meth:`KeyedBroadcastProcessFunction.on_timer`."""
+
+
+class BroadcastProcessFunction(RichFunction, ABC):
+    """A function over a stream and a broadcast one, whose elements every parallel copy sees.
+
+    Each partition has a copy of the broadcast state. The copies stay equal if what
+    `process_broadcast_element` does follows from the element and the broadcast state alone. In a micro-batch
+    the broadcast elements come before all others, in every partition.
+
+    Examples
+    --------
+    >>> RULES = MapStateDescriptor("rules", "STRING", "LONG")
+    >>> class Allowed(BroadcastProcessFunction):
+    ...     def process_element(self, value, ctx):
+    ...         limit = ctx.get_broadcast_state(RULES).get(value.kind)
+    ...         if limit is None or value.amount <= limit:
+    ...             yield value
+    ...     def process_broadcast_element(self, rule, ctx):
+    ...         ctx.get_broadcast_state(RULES)[rule.kind] = rule.limit
+    """
+
+    @abstractmethod
+    def process_element(self, value: Any, ctx: ReadOnlyContext) -> Iterable[Any] | None:
+        """Process an element; `yield` emits."""
+
+    @abstractmethod
+    def process_broadcast_element(self, value: Any, ctx: BroadcastContext) -> Iterable[Any] | None:
+        """Process a broadcast element; what it emits, it emits once per partition, as in Flink."""
+
+
+class KeyedBroadcastProcessFunction(RichFunction, ABC):
+    """A function over a keyed stream and a broadcast one: state and timers per key, and broadcast state.
+
+    What :class:`BroadcastProcessFunction` says of broadcast state is true here too.
+    """
+
+    @abstractmethod
+    def process_element(self, value: Any, ctx: KeyedReadOnlyContext) -> Iterable[Any] | None:
+        """Process an element of the current key; `yield` emits."""
+
+    @abstractmethod
+    def process_broadcast_element(self, value: Any, ctx: KeyedBroadcastContext) -> Iterable[Any] | None:
+        """Process a broadcast element. No key is the current one: keyed state and timers are refused."""
+
+    def on_timer(self, time_ms: int, ctx: BroadcastOnTimerContext) -> Iterable[Any] | None:
+        """Act on a timer of `ctx`'s key."""
+        raise NotImplementedError(
+            f"{type(self).__name__} registered a timer for {time_ms} but has no on_timer()"
+        )

@@ -1,0 +1,258 @@
+"""User functions on streams without a key: with and without operator state."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+from flinkish_spark.core.elements import OutputTag
+from flinkish_spark.functions.keyed import RichFunction
+from flinkish_spark.state.operator_state import OperatorListDescriptor
+
+# ----------------------------------------------------------------------------------------------------------
+# User functions on streams without a key: what chooses keys and partitions, and `process` without state.
+#
+# A function object is serialised once, sent to the Python workers, and opened in each task.
+
+
+class KeySelector(RichFunction, ABC):
+    """Makes the key of each record; for a function that has to be opened.
+
+    Examples
+    --------
+    >>> class Region(KeySelector):
+    ...     def open(self, context):
+    ...         self.regions = {"DE": "EU", "FR": "EU", "JP": "ASIA"}
+    ...     def get_key(self, value) -> str:
+    ...         return self.regions[value.country]
+    """
+
+    @abstractmethod
+    def get_key(self, value: Any) -> Any:
+        """Return the key of a record: one value, or a tuple for a key of several parts; None is a key, too.
+
+        Must be the same for the same record, whenever it is asked: state is found again by it. An exception
+        stops the job with the record's topic, partition and offset.
+        """
+
+
+class Partitioner(ABC):
+    """Chooses the task that gets a record, for `DataStream.partition_custom`.
+
+    Examples
+    --------
+    >>> class ByLength(Partitioner):
+    ...     def partition(self, key, num_partitions):
+    ...         return len(key) % num_partitions
+    """
+
+    @abstractmethod
+    def partition(self, key: Any, num_partitions: int) -> int:
+        """Return a number from 0 to ``num_partitions - 1``; the same for the same key, in every process.
+
+        Python's `hash` of a text differs between processes; `zlib.crc32` does not.
+        """
+
+
+class ProcessContext(Protocol):
+    """Given to :meth:`ProcessFunction.process_element`; valid only inside the call."""
+
+    def timestamp(self) -> int | None:
+        """Return the record's event time in milliseconds.
+
+        None if the stream has no timestamps, and behind a keyed operator, where records come without theirs.
+        """
+
+    def current_watermark(self) -> int:
+        """Return the least watermark of the job's operators; `MIN_WATERMARK_MS` before the first.
+
+        A function without state is no operator of the plan and has none of its own. It is never further
+        than that of an operator behind it.
+        """
+
+    def current_processing_time(self) -> int:
+        """Return the micro-batch's processing time: the same if it is run again."""
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        """Emit a row to a side output; dropped if nobody reads it."""
+
+
+class CoProcessFunction(RichFunction, ABC):
+    """A function over two connected streams without a key: any number of rows of each record.
+
+    It has no state and no timers: what one input is to know of the other needs a key, or broadcast state. So
+    there is a copy of it for each input, and what one keeps in its attributes the other does not see.
+
+    Examples
+    --------
+    >>> class Amounts(CoProcessFunction):
+    ...     def process_element1(self, order, ctx):
+    ...         yield order.user, order.amount
+    ...     def process_element2(self, refund, ctx):
+    ...         yield refund.payer, -refund.amount
+    """
+
+    @abstractmethod
+    def process_element1(self, value: Any, ctx: ProcessContext) -> Iterable[Any] | None:
+        """Process a record of the first stream; as :meth:`ProcessFunction.process_element`."""
+
+    @abstractmethod
+    def process_element2(self, value: Any, ctx: ProcessContext) -> Iterable[Any] | None:
+        """Process a record of the second stream."""
+
+
+class CoMapFunction(RichFunction, ABC):
+    """One row of each record of two connected streams, by a method for each.
+
+    Behind ``connect(...).key_by(...)`` both methods share the states that `open` asks for. Without a key
+    there is no state, and each input has a copy of the function.
+
+    Examples
+    --------
+    >>> class Signed(CoMapFunction):
+    ...     def map1(self, order):
+    ...         return order.user, order.amount
+    ...     def map2(self, refund):
+    ...         return refund.payer, -refund.amount
+    """
+
+    @abstractmethod
+    def map1(self, value: Any) -> Any:
+        """Return the row that stands for a record of the first stream."""
+
+    @abstractmethod
+    def map2(self, value: Any) -> Any:
+        """Return the row that stands for a record of the second stream."""
+
+
+class CoFlatMapFunction(RichFunction, ABC):
+    """Any number of rows of each record of two connected streams; see :class:`CoMapFunction`.
+
+    Examples
+    --------
+    >>> from flinkish_spark import ValueStateDescriptor
+    >>> class Unblocked(CoFlatMapFunction):
+    ...     def open(self, context):
+    ...         self.is_blocked = context.get_state(ValueStateDescriptor("blocked", "BOOLEAN"))
+    ...     def flat_map1(self, order):
+    ...         if not self.is_blocked.value():
+    ...             yield order
+    ...     def flat_map2(self, control):
+    ...         self.is_blocked.update(control.is_blocked)
+    """
+
+    @abstractmethod
+    def flat_map1(self, value: Any) -> Iterable[Any] | None:
+        """Return or yield the rows that stand for a record of the first stream."""
+
+    @abstractmethod
+    def flat_map2(self, value: Any) -> Iterable[Any] | None:
+        """Return or yield the rows that stand for a record of the second stream."""
+
+
+class ProcessFunction(RichFunction, ABC):
+    """A function over the records of a stream without a key: any number of rows of each, to several outputs.
+
+    It has no state and no timers, which belong to keys. It must do the same for the same record, whenever it
+    is called: once for each output that is read, and again when a task is repeated.
+
+    Examples
+    --------
+    >>> REFUSED = OutputTag("refused", "user STRING, amount LONG")
+    >>> class Checked(ProcessFunction):
+    ...     def process_element(self, value, ctx):
+    ...         if value.amount < 0:
+    ...             ctx.output(REFUSED, value)
+    ...         else:
+    ...             yield value
+    """
+
+    @abstractmethod
+    def process_element(self, value: Any, ctx: ProcessContext) -> Iterable[Any] | None:
+        """Process one record, a named tuple; `yield` emits a tuple, named tuple, Row, dict or dataclass."""
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Functions on streams without a key that keep operator list state.
+#
+# A function object is serialised once, sent to the Python workers, and opened once per copy.
+
+
+class OperatorItems(Protocol):
+    """An operator list state of the partition that has its turn; use it inside `process_element` only."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the items."""
+
+    def __len__(self) -> int:
+        """Return how many items there are."""
+
+    def get(self) -> list[Any]:
+        """Return a copy of the items."""
+
+    def add(self, item: Any) -> None:
+        """Append an item; None is refused."""
+
+    def add_all(self, items: Iterable[Any]) -> None:
+        """Append items."""
+
+    def update(self, items: Iterable[Any]) -> None:
+        """Replace the items."""
+
+    def clear(self) -> None:
+        """Remove all items."""
+
+
+class OperatorStateContext(Protocol):
+    """Given to :meth:`CheckpointedProcessFunction.open`."""
+
+    uid: str
+
+    def get_operator_list_state(self, descriptor: OperatorListDescriptor) -> OperatorItems:
+        """Return a state, and declare it."""
+
+
+class CheckpointedContext(Protocol):
+    """Given to :meth:`CheckpointedProcessFunction.process_element`; valid only inside the call."""
+
+    def timestamp(self) -> int | None:
+        """Return the record's event time in milliseconds; None if the stream has no timestamps."""
+
+    def current_watermark(self) -> int:
+        """Return the micro-batch's watermark; `MIN_WATERMARK_MS` before the first."""
+
+    def current_processing_time(self) -> int:
+        """Return the micro-batch's processing time: the same if it is run again."""
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        """Emit a row to a side output; dropped if nobody reads it."""
+
+
+class CheckpointedProcessFunction(RichFunction, ABC):
+    """A function over the records of a stream without a key, with state of each partition.
+
+    The records of a channel, a Kafka partition for example, come to the same partition, in their order. The
+    state takes part in checkpoints and savepoints. A job that is restored with another number of
+    partitions deals the items out anew, as each descriptor says; a start from the job's own checkpoint leaves
+    them where they are.
+
+    Examples
+    --------
+    >>> LAST = OperatorListDescriptor("last", "STRING")
+    >>> class Repeated(CheckpointedProcessFunction):
+    ...     def open(self, context):
+    ...         self.last = context.get_operator_list_state(LAST)
+    ...
+    ...     def process_element(self, value, ctx):
+    ...         if value.user in self.last:
+    ...             yield (value.user,)
+    ...         self.last.update([value.user])
+    """
+
+    def open(self, context: Any) -> None:
+        """Declare state with ``context.get_operator_list_state(...)``; called once per copy."""
+
+    @abstractmethod
+    def process_element(self, value: Any, ctx: CheckpointedContext) -> Iterable[Any] | None:
+        """Process one record, a named tuple; `yield` emits a tuple, named tuple, Row, dict or dataclass."""

@@ -1,0 +1,230 @@
+"""A running job, as its environment hands it out."""
+
+from __future__ import annotations
+
+import threading
+
+from flinkish_spark.checkpoint.answers import Asked, PendingAnswer
+from flinkish_spark.checkpoint.event_time import LatencyTracker
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.job.engine import JobProgress
+from flinkish_spark.job.requests import StopMode
+from flinkish_spark.job.rewind import PendingRewind
+from flinkish_spark.job.supervisor import Supervisor
+from flinkish_spark.protocol.checkpoint import Schedule
+from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
+from flinkish_spark.protocol.job_status import JobStatus, TaskState
+from flinkish_spark.protocol.latency import Latencies
+from flinkish_spark.protocol.lineage import Tables
+from flinkish_spark.protocol.statistics import StatisticsHistory
+
+#: How long the end of a job may take behind its last status: it gives up the lock and closes the hooks.
+_GIVING_BACK_S = 10
+
+
+class JobClient:
+    """A running job, as `execute_async` returns it.
+
+    Every method may be called by any thread, at any time.
+    """
+
+    def __init__(self, supervisor: Supervisor, latencies: LatencyTracker | None = None) -> None:
+        self._supervisor, self._latencies = supervisor, latencies
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="flinkish-supervisor", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._supervisor.run()
+        except BaseException as error:
+            self._failure = error
+
+    # -- looking --------------------------------------------------------------------------------
+    @property
+    def progress(self) -> JobProgress:
+        """Counters of this process's part of the job."""
+        return self._supervisor.progress
+
+    @property
+    def status(self) -> JobStatus:
+        """What the job does."""
+        return self._supervisor.states.status
+
+    @property
+    def tasks(self) -> dict[str, TaskState]:
+        """What its sources, operators and sinks do, by uid."""
+        return self._supervisor.states.tasks
+
+    @property
+    def statistics(self) -> StatisticsHistory:
+        """Return what checkpoints cost so far: a history with a bound, and a summary."""
+        return self._supervisor.statistics
+
+    @property
+    def latencies(self) -> Latencies:
+        """Return what latency markers have measured so far in this process, by source, operator and subtask.
+
+        Empty in an environment without `latency_tracking_interval_ms`.
+
+        Examples
+        --------
+        >>> client.latencies.of("totals").quantile_ms(0.99)  # doctest: +SKIP
+        640
+        """
+        return Latencies() if self._latencies is None else self._latencies.latencies
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the job has not ended; also true while it restarts."""
+        return self._thread.is_alive()
+
+    def has_ended(self) -> bool:
+        """Whether the job has ended and given its directory back; waits while it is just doing so."""
+        if self.status.is_terminal and self._thread is not threading.current_thread():
+            self._thread.join(_GIVING_BACK_S)
+        return not self._thread.is_alive()
+
+    # -- checkpoints ----------------------------------------------------------------------------
+    def trigger_checkpoint(self) -> PendingAnswer:
+        """Ask for a checkpoint now. Returns at once; the answer says its id, or why there is none."""
+        return self._ask(CheckpointPurpose.USER, "")
+
+    def trigger_savepoint(self, target: str) -> PendingAnswer:
+        """Ask for a savepoint: a complete checkpoint in a directory of yours. Returns at once.
+
+        Parameters
+        ----------
+        target
+            Absolute path of a directory that does not exist or is empty.
+
+        Raises
+        ------
+        ConfigError
+            The path cannot be used.
+        """
+        return self._ask(CheckpointPurpose.SAVEPOINT, _target(target))
+
+    def stop_with_savepoint(self, target: str, mode: StopMode = StopMode.SUSPEND) -> PendingAnswer:
+        """Take a savepoint and stop behind its barrier; nothing behind it is committed.
+
+        If the savepoint fails the job does not stop: it goes back to its last checkpoint.
+
+        Parameters
+        ----------
+        target
+            As of :meth:`trigger_savepoint`.
+        mode
+            With `StopMode.DRAIN` event time comes to its end behind the last records: all event-time timers
+            and windows fire, and what they emit is committed with the savepoint.
+
+        Raises
+        ------
+        ConfigError
+            The path cannot be used, or `mode` is none.
+        """
+        if not isinstance(mode, StopMode):
+            raise ConfigError(
+                f"mode={mode!r} says nothing", what_to_do="give StopMode.SUSPEND or StopMode.DRAIN"
+            )
+        return self._ask(mode.purpose, _target(target))
+
+    def _ask(self, purpose: CheckpointPurpose, target: str) -> PendingAnswer:
+        pending = PendingAnswer()
+        self._supervisor.control.ask(Asked.of(purpose, pending.resolve, target))
+        return pending
+
+    def rewind(self, checkpoint: CheckpointId | int, tables: Tables = Tables.KEEP) -> PendingRewind:
+        """Order the job to go back to a retained checkpoint, and its query to start again. Returns at once.
+
+        State, the positions of sources and their consumer groups become what they were then; every
+        later checkpoint is left behind for good. Topics keep what was committed since: the header
+        `flinkish-batch` of a record names its lineage, if the sink writes it (`RecordHeaders.BATCH`).
+
+        Parameters
+        ----------
+        checkpoint
+            One of this job's, from `statistics` or `flinkish checkpoints list`.
+        tables
+            Whether tables keep the rows that later checkpoints committed, or are restored, too.
+
+        Raises
+        ------
+        ConfigError
+            `checkpoint` or `tables` is none.
+        RewindRefused
+            The job cannot go back there, or another order waits; nothing was changed.
+
+        Examples
+        --------
+        >>> client.rewind(3).wait(timeout_ms=60_000).state  # doctest: +SKIP
+        <RewindState.DONE: 'DONE'>
+        """
+        target = _checkpoint(checkpoint)
+        if not isinstance(tables, Tables):
+            raise ConfigError(
+                f"tables={tables!r} says nothing", what_to_do="give Tables.KEEP or Tables.RESTORE"
+            )
+        return self._supervisor.order_rewind(target, tables)
+
+    def pause_periodic_checkpoints(self) -> None:
+        """Take no checkpoint by the timer until told to resume, also behind a restart of the query.
+
+        Checkpoints that somebody asks for are taken, and those that the job needs itself: with too
+        many undecided micro-batches the stream would stand still.
+        """
+        self._supervisor.control.schedule(Schedule.OFF)
+
+    def resume_periodic_checkpoints(self) -> None:
+        """Let the timer trigger again; the interval counts from the last checkpoint."""
+        self._supervisor.control.schedule(Schedule.ON)
+
+    # -- ending ---------------------------------------------------------------------------------
+    def stop_with_checkpoint(self) -> None:
+        """Take a last checkpoint, commit it everywhere, and stop. Returns at once; see `wait`."""
+        self._supervisor.control.stop_with_checkpoint()
+
+    def cancel(self) -> None:
+        """Stop at once. What was staged is finished or given up by the next start."""
+        self._supervisor.control.cancel()
+
+    def wait(self, timeout_ms: int | None = None) -> bool:
+        """Wait for the end of the job.
+
+        Returns
+        -------
+        bool
+            Whether it has ended.
+
+        Raises
+        ------
+        FlinkishError
+            The job failed.
+        """
+        self._thread.join(None if timeout_ms is None else timeout_ms / 1000)
+        if self._failure is not None:
+            raise self._failure
+        return not self._thread.is_alive()
+
+
+def _checkpoint(given: CheckpointId | int) -> CheckpointId:
+    if isinstance(given, CheckpointId):
+        return given
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise ConfigError(
+            f"{given!r} is no checkpoint",
+            why="the id of a checkpoint is a whole number from 1 on",
+            what_to_do="choose one from `JobClient.statistics` or `flinkish checkpoints list`",
+        )
+    return CheckpointId(given)
+
+
+def _target(path: str) -> str:
+    text = path.removeprefix("file://") if isinstance(path, str) else ""
+    if not text.startswith("/") or "\0" in text:
+        raise ConfigError(
+            f"a savepoint cannot be written to {path!r}",
+            why="it must be an absolute path on a file system that driver and executors share",
+            what_to_do="give an absolute path",
+        )
+    return text

@@ -1,0 +1,258 @@
+"""What goes into one `execute`, and what the supervisor needs of the system that runs micro-batches."""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from flinkish_spark.checkpoint.control import ControlFile
+from flinkish_spark.checkpoint.event_time import LatencyTracker
+from flinkish_spark.checkpoint.hooks import JobListener, MasterHooks
+from flinkish_spark.checkpoint.ownership import Ownership, new_token
+from flinkish_spark.checkpoint.retention import CheckpointPins
+from flinkish_spark.checkpoint.spark_log import SparkLog
+from flinkish_spark.checkpoint.staging import OwnerLock, Staging, StagingContext
+from flinkish_spark.contracts.manifest import Manifest, ManifestContext, ManifestWriter
+from flinkish_spark.contracts.sink import Committer, SinkContext
+from flinkish_spark.contracts.source import SourceNode
+from flinkish_spark.core.clock import Clock, Threads
+from flinkish_spark.core.config import CheckpointConfig
+from flinkish_spark.core.errors import FlinkishError
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.steps import Observer
+from flinkish_spark.core.watchdog import Wait
+from flinkish_spark.job.inputs import Inputs
+from flinkish_spark.job.recovery import Reseeding
+from flinkish_spark.protocol.alignment import ExpectedChannels
+from flinkish_spark.protocol.decisions import Decision
+from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
+from flinkish_spark.protocol.limits import Limit
+from flinkish_spark.protocol.restart import TRIES_WITHOUT_PROGRESS, RestartStrategy
+from flinkish_spark.protocol.time_plan import TimePlan, late_of
+from flinkish_spark.protocol.timeline import NO_TIMELINE, Timeline
+from flinkish_spark.protocol.watermarks import EventTime
+from flinkish_spark.savepoints.files import RestoreSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import types as T
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What the supervisor needs of the system that runs micro-batches.
+#
+# :mod:`flinkish_spark.job.spark_engine` is Spark; the simulator brings one that obeys the same rules
+# without a JVM. Everything with a rule of the protocol in it lies on the supervisor's side.
+
+
+class RunningQuery(Protocol):
+    """A query that was started."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it runs."""
+
+    def exception(self) -> BaseException | None:
+        """Return why it ended; None if it runs or was stopped."""
+
+    def stop(self) -> None:
+        """End it; it has ended when this returns, or its process is gone."""
+
+    def dropped_records(self) -> int:
+        """Return how many records the sources' policies have left out so far."""
+
+
+@dataclass(frozen=True)
+class RestoredFrom:
+    """A savepoint: its checkpoint, what the hooks gave for it by name, its directory, where time stood."""
+
+    checkpoint: CheckpointId
+    hooks: Mapping[str, Any]
+    path: str
+    times: EventTime | None = None
+
+
+class QueryPlan(Protocol):
+    """One start's plan; a restart plans anew."""
+
+    @property
+    def channels(self) -> Mapping[str, ExpectedChannels]:
+        """Return, by sink uid, the channels whose barriers the sink must see."""
+
+    @property
+    def time(self) -> TimePlan:
+        """Return who reports about time."""
+
+    def staging(self, context: StagingContext) -> Staging:
+        """Return what stages this plan's micro-batches."""
+
+    def start(self, log: SparkLog, write: Callable[[Any, int], None]) -> RunningQuery:
+        """Start the query over the folder of `log`; `write` is called with every micro-batch."""
+
+    def start_once(self, log: SparkLog, write: Callable[[Any, int], None]) -> RunningQuery:
+        """Start a query over the folder of `log` that runs its newest ``offsets/`` entry, and ends.
+
+        Called by a replay, once per micro-batch, with an entry that has no ``commits/`` one.
+        """
+
+
+class QueryEngine(Protocol):
+    """Runs one job's queries. Called by the supervisor, in its thread."""
+
+    @property
+    def sources(self) -> Sequence[SourceNode]:
+        """Return the sources of the job."""
+
+    @property
+    def uids(self) -> tuple[str, ...]:
+        """Return the uids of sources, operators and sinks."""
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Return the uids of the keyed operators."""
+
+    def check(self) -> None:
+        """Refuse what cannot work, before anything starts or is written."""
+
+    def lock(self) -> OwnerLock:
+        """Return the lock of the job directory, not taken yet."""
+
+    def record_job(self) -> JobUuid:
+        """Record the job's settings at the first start, compare them later; holds the lock."""
+
+    def fenced_log(self, ownership: Ownership) -> SparkLog:
+        """Keep every earlier owner's query from writing; return the logs."""
+
+    def pins(self, log: SparkLog) -> CheckpointPins:
+        """Return what keeps the state that retained checkpoints need."""
+
+    def committers(self, job: JobUuid, ownership: Ownership) -> dict[str, Committer]:
+        """Return the committers by sink uid, in the order in which sinks commit."""
+
+    def manifest(self, job: JobUuid, ownership: Ownership) -> ManifestWriter:
+        """Return what is told of complete checkpoints; NO_MANIFEST for a job without."""
+
+    def plan(self, control: ControlFile) -> QueryPlan:
+        """Plan a query that gets its triggers through `control`."""
+
+    def why_no_savepoint_at(self, target: str) -> str:
+        """Return why no savepoint can be written to `target`, for people; empty if one can.
+
+        Asked before the request for the savepoint gets a checkpoint id. Raises nothing, whatever
+        `target` is; may make the directory.
+        """
+
+    def write_savepoint(self, decision: Decision, target: str, log: SparkLog) -> None:
+        """Export a confirmed checkpoint to `target`; called in a thread of its own.
+
+        Raises
+        ------
+        EnvironmentFault
+            It could not be written; there is no savepoint at `target`.
+        """
+
+    def reseeding(self, log: SparkLog) -> Reseeding:
+        """Return what the recovery asks whether the query's log has to begin anew."""
+
+    def restored_from(self) -> RestoredFrom | None:
+        """Return the savepoint that a lineage without checkpoints began with; None if it began with none."""
+
+    def confirmed(self, decision: Decision) -> None:
+        """Note that a checkpoint is confirmed; also told of the newest one before each start."""
+
+    def place_of(self, error: FlinkishError, inputs: Inputs) -> FlinkishError:
+        """Return the error with the place of the record that it is about, if that can be found."""
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What goes into one `execute`, and what may be asked while it runs.
+
+
+class Standby(enum.Enum):
+    """What a driver does while another one owns the job."""
+
+    REFUSE = "REFUSE"
+    #: Wait until the owner's process has ended, then take the job over.
+    WAIT = "WAIT"
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """All settings of one `execute`."""
+
+    name: str
+    root: Path
+    checkpoint: CheckpointConfig
+    restart: RestartStrategy
+    trigger_ms: int
+    shuffle_partitions: int
+    clock: Clock
+    threads: Threads
+    observer: Observer
+    tries_without_progress: Limit = TRIES_WITHOUT_PROGRESS
+    hooks: MasterHooks = field(default_factory=MasterHooks)
+    listeners: tuple[JobListener, ...] = ()
+    restore: RestoreSettings | None = None
+    random: Callable[[], float] = random.random
+    token: Callable[[], str] = new_token
+    standby: Standby = Standby.REFUSE
+    standby_poll_ms: int = 200
+    manifest: Manifest | None = None
+    #: None where latency is not measured.
+    latencies: LatencyTracker | None = None
+
+
+@dataclass
+class JobProgress:
+    """What a person or a program may ask about a running job; replaced piece by piece."""
+
+    restarts: int = 0
+    checkpoints: int = 0
+    newest: CheckpointId = field(default_factory=lambda: CheckpointId(0))
+    rows_by_sink: dict[str, int] = field(default_factory=dict)
+    dropped: int = 0
+    #: Late records that operators have dropped, by uid.
+    late_dropped: dict[str, int] = field(default_factory=dict)
+    last_error: str = ""
+    is_running: bool = False
+    #: Threads of the job that have waited for the same thing for a minute, the longest first.
+    waits: tuple[Wait, ...] = ()
+
+    def confirmed(self, decision: Decision) -> int:
+        """Count a confirmed checkpoint; return how many records its sinks have dropped."""
+        self.checkpoints += 1
+        self.newest = decision.checkpoint
+        for uid, count in late_of(decision.batches).items():
+            self.late_dropped[uid] = self.late_dropped.get(uid, 0) + count
+        acks = [ack for batch in decision.batches for ack in batch.acks]
+        for ack in acks:
+            self.rows_by_sink[ack.sink] = self.rows_by_sink.get(ack.sink, 0) + ack.rows
+        return sum(task.dropped for ack in acks for task in ack.tasks)
+
+
+def sink_context(
+    uid: str,
+    schema: T.StructType,
+    job: JobUuid,
+    epoch: OwnerEpoch,
+    settings: JobSettings,
+    timeline: Timeline = NO_TIMELINE,
+) -> SinkContext:
+    """Return who a sink of this `execute` works for."""
+    folder = settings.root / "sinks" / uid
+    checkpoint, name, clock = settings.checkpoint, settings.name, settings.clock
+    return SinkContext(job, epoch, uid, schema, checkpoint, name, folder, clock, timeline)
+
+
+def manifest_context(
+    job: JobUuid,
+    epoch: OwnerEpoch,
+    settings: JobSettings,
+    job_dir: JobDir,
+    timeline: Timeline = NO_TIMELINE,
+) -> ManifestContext:
+    """Return who a manifest of this `execute` works for."""
+    return ManifestContext(job, epoch, settings.name, job_dir.store, timeline)

@@ -1,0 +1,159 @@
+"""Looking after the inputs of a running job: lost ranges, unreadable records, dropped records."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flinkish_spark.checkpoint.commit import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
+from flinkish_spark.checkpoint.failures import UnreadableRecordError, is_outage
+from flinkish_spark.checkpoint.spark_log import SparkLog
+from flinkish_spark.connectors.json import DROPPED_METRIC
+from flinkish_spark.contracts.source import SourceNode
+from flinkish_spark.core.clock import Clock
+from flinkish_spark.core.errors import FlinkishError, InputLostError
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.offset_log import LoggedOffsets
+from flinkish_spark.protocol.ids import BatchId
+from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+LOG = logging.getLogger(__name__)
+#: Micro-batches that a rewind may run again; older counts are final.
+_MOST_OPEN_BATCHES = 200
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The sources of a job and how far Spark's log says they were read; no Spark query runs."""
+
+    sources: Sequence[SourceNode]
+    job_dir: JobDir
+    log: SparkLog
+
+    def check(self) -> bool:
+        """Raise InputLostError if input is gone; return whether every source could be asked."""
+        committed = self.log.batches(COMMITS)
+        position = self._logged(max(committed)) if committed else None
+        return self._ask(lambda node: node.source.check_input(self.job_dir, node.uid, position))
+
+    def check_identity(self) -> bool:
+        """Raise InputLostError if an input was replaced; return whether every source could be asked."""
+        return self._ask(lambda node: node.source.check_identity(self.job_dir, node.uid))
+
+    def why_lost(self, position: LoggedOffsets) -> str:
+        """Return why the input from `position` on cannot be read again; empty if it can.
+
+        Asked before a rewind touches anything.
+
+        Raises
+        ------
+        EnvironmentFault
+            A source cannot say it now; `restartable` is set.
+        """
+        try:
+            for node in self.sources:
+                node.source.check_input(self.job_dir, node.uid, position)
+        except InputLostError as lost:
+            return str(lost)
+        return ""
+
+    def lower(self, position: LoggedOffsets) -> None:
+        """Set the consumer groups of the sources back to `position`, also downwards."""
+        for node in self.sources:
+            node.source.lower_offsets(position)
+
+    def _ask(self, question: Callable[[SourceNode], None]) -> bool:
+        could_ask = True
+        for node in self.sources:
+            try:
+                question(node)
+            except FlinkishError as error:
+                if not is_outage(error):
+                    raise
+                LOG.warning("the input of '%s' cannot be checked now: %s", node.uid, error)
+                could_ask = False
+        return could_ask
+
+    def named(self, spark: SparkSession, error: FlinkishError) -> FlinkishError:
+        """Return the error of an unreadable record with its place, if it is found.
+
+        Spark's parser does not say which record it refused; one batch query over the failed
+        micro-batch's range does.
+        """
+        if not isinstance(error, UnreadableRecordError) or "offset" in error.facts:
+            return error
+        failed = sorted(self.log.batches(OFFSETS) - self.log.batches(COMMITS))
+        end = self._logged(failed[-1]) if failed else None
+        if end is None:
+            return error
+        before = failed[-1].value - 1
+        start = self._logged(BatchId(before)) if before >= 0 else None
+        for node in self.sources:
+            try:
+                found = node.source.find_bad_record(spark, start, end)
+            except Exception as trouble:
+                LOG.warning("the unreadable record of '%s' cannot be looked up: %s", node.uid, trouble)
+                continue
+            if found is not None:
+                return UnreadableRecordError.at(*found)
+        return error
+
+    def _logged(self, batch: BatchId) -> LoggedOffsets | None:
+        text = self.log.read(OFFSETS, batch)
+        return None if text is None else LoggedOffsets.parse(text)
+
+
+class DroppedRecords:
+    """Counts what the policy DROP left out, from Spark's progress reports."""
+
+    def __init__(self) -> None:
+        self._final = 0
+        self._open: dict[int, int] = {}
+        self._newest = -1
+
+    @property
+    def total(self) -> int:
+        """All records dropped by this process."""
+        return self._final + sum(self._open.values())
+
+    def read(self, query: StreamingQuery) -> None:
+        """Add the micro-batches reported since the last call; one that ran again counts once."""
+        last = query.lastProgress
+        if last is None:
+            return
+        # A rewind sets the ids back.
+        missed = last.batchId not in (self._newest, self._newest + 1)
+        for progress in query.recentProgress if missed else [last]:
+            metrics = progress.observedMetrics or {}
+            self._open[progress.batchId] = sum(
+                row["dropped"] for name, row in metrics.items() if name.startswith(DROPPED_METRIC)
+            )
+        self._newest = last.batchId
+        while len(self._open) > _MOST_OPEN_BATCHES:
+            self._final += self._open.pop(min(self._open))
+
+
+def until_answered(ask: Callable[[], bool], is_stopping: Callable[[], bool], clock: Clock) -> bool:
+    """Ask until every source answers, ever more slowly: an outage is waited for, it uses up no restart.
+
+    Returns
+    -------
+    bool
+        False if the job was told to stop before.
+    """
+    pause_ms = FIRST_PAUSE_MS
+    while not ask():
+        # In short steps: a source may say at once that it cannot be asked, and a stop must not wait.
+        for _ in range(0, pause_ms, FIRST_PAUSE_MS):
+            if is_stopping():
+                return False
+            clock.sleep_ms(FIRST_PAUSE_MS)
+        pause_ms = min(LONGEST_PAUSE_MS, pause_ms * 2)
+    return True

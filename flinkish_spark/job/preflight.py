@@ -1,0 +1,376 @@
+"""Everything that can be refused before anything starts, in one place and in a fixed order."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import combinations, permutations
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlparse
+
+from flinkish_spark.bridge.session import SparkProbe, probe, stateful_parts
+from flinkish_spark.connectors.delta.sink import DeltaSink, require_delta
+from flinkish_spark.connectors.delta.transactions import has_delta_format
+from flinkish_spark.connectors.kafka.client.admin import TopicPattern
+from flinkish_spark.core.clock import span
+from flinkish_spark.core.errors import EnvironmentFault, GraphError
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.job.engine import JobSettings, manifest_context, sink_context
+from flinkish_spark.planning.planner import Planner
+from flinkish_spark.planning.sink_rows import PlannedJob
+from flinkish_spark.planning.stream_graph import sources_of, uid_of
+from flinkish_spark.planning.times import chains_to
+from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
+from flinkish_spark.savepoints.restore import Restore, check_rescale
+from flinkish_spark.savepoints.seeds import RESTORED_FROM, claimant
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from flinkish_spark.contracts.source import SourceNode
+    from flinkish_spark.planning.stream_graph import StreamGraph
+    from flinkish_spark.protocol.time_plan import TimePlan
+    from flinkish_spark.savepoints.files import RestoreSettings
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Refuses topics that a job reads twice, or reads and writes, and sources whose facts would share a name.
+
+
+def check_source_names(sources: Sequence[SourceNode]) -> None:
+    """Raise GraphError where facts about two inputs would be kept under one name, for one only."""
+    seen: dict[str, SourceNode] = {}
+    for node in sources:
+        for uid in node.source.known_as(node.uid):
+            for name in (f"source-{uid}", *(f"topic-{uid}-{topic}" for topic in node.source.topics)):
+                other = seen.setdefault(name, node)
+                if other is not node:
+                    raise GraphError(
+                        f"the sources '{other.uid}' and '{node.uid}' cannot be told apart",
+                        why=f"the job would keep facts about the input of both under the name '{name}'",
+                        what_to_do="give one of them another uid",
+                        uid=node.uid,
+                    )
+
+
+def check_loops(graph: StreamGraph, planned: PlannedJob) -> None:
+    """Raise GraphError for such a topic, or such patterns; dead letters count as written."""
+    for first, second in permutations(graph.sources, 2):
+        _check_topics(first, second)
+    for first, second in combinations((node for node in graph.sources if node.source.topic_pattern), 2):
+        _check_patterns(first, second)
+    for sink in planned.sinks:
+        both = sorted({topic for topic in sink.sink.topics for node in graph.sources if _reads(node, topic)})
+        if both:
+            raise GraphError(
+                f"the topic '{both[0]}' is read and written by the same job",
+                why="the job would feed itself for ever",
+                what_to_do=f"let '{sink.uid}' write another topic",
+                topic=both[0],
+            )
+
+
+def _reads(node: SourceNode, topic: str) -> bool:
+    source = node.source
+    return topic in source.topics or (
+        bool(source.topic_pattern) and topic in TopicPattern(source.topic_pattern)
+    )
+
+
+def _check_topics(first: SourceNode, second: SourceNode) -> None:
+    for topic in second.source.topics:
+        if first.uid != second.uid and _reads(first, topic):
+            raise GraphError(
+                f"the sources '{first.uid}' and '{second.uid}' read the same topic '{topic}'",
+                why="their offsets could not be told apart in Spark's log",
+                what_to_do="read it once and use the stream twice",
+                topic=topic,
+            )
+
+
+def _check_patterns(first: SourceNode, second: SourceNode) -> None:
+    ours, theirs = first.source.topic_pattern, second.source.topic_pattern
+    if first.uid != second.uid and TopicPattern(ours).may_match_what(TopicPattern(theirs)):
+        raise GraphError(
+            f"the patterns of the sources '{first.uid}' and '{second.uid}' may match the same topic",
+            why=f"{ours!r} and {theirs!r} do not begin with different letters, and the offsets of a topic "
+            "that both read could not be told apart in Spark's log",
+            what_to_do="read the topics of both with one source, whose metadata tells them apart; or with "
+            "KafkaRecordsSource, which logs its offsets under its uid",
+            patterns=(ours, theirs),
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Everything that can be refused before anything starts, in one place and in a fixed order.
+
+
+_NOBODY = JobUuid("0" * 32)
+#: The one stateful part that a plan of ours has: the keyed operator.
+_OWN_STATE = "applyInPandasWithState"
+
+
+def check_before_start(
+    spark: SparkSession,
+    graph: StreamGraph,
+    settings: JobSettings,
+    job_dir: JobDir,
+    restore: RestoreSettings | None = None,
+) -> PlannedJob:
+    """Refuse what cannot work; return the plan that was looked at.
+
+    Called once per process, before the job's lock is taken: a refused job leaves no file behind,
+    and asking brokers and tables disturbs nobody who runs the job already.
+
+    Parameters
+    ----------
+    restore
+        The savepoint that a new job is to begin with; None for none.
+    """
+    graph.check_complete()
+    with span("the session to say what it has"):
+        found = _check_session(spark, graph)
+    control = str(settings.root / "control" / "none.json")
+    # Brokers take their time, and so does the plan: these two have nothing to do with each other.
+    begun = {
+        node.uid: _Begun(partial(_check_source, spark, node, settings, job_dir), settings)
+        for node in graph.sources
+        if node.source.is_checked_apart
+    }
+    with span("the plan that is looked at before the start"):
+        planned = Planner(spark, control, settings.shuffle_partitions).plan(graph)
+    _check_shim(found, planned)
+    _check_state(planned)
+    _check_sink_uids(graph, planned)
+    check_source_names(graph.sources)
+    check_loops(graph, planned)
+    check_alignment(graph, planned.time)
+    _check_delta_paths(planned)
+    for node in graph.sources:
+        if node.uid in begun:
+            begun[node.uid].end()
+        else:
+            _check_source(spark, node, settings, job_dir)
+    for sink in planned.sinks:
+        job = job_dir.known_uuid() or _NOBODY
+        context = sink_context(sink.uid, sink.schema, job, OwnerEpoch(0), settings)
+        with span(f"sink '{sink.uid}' to be checked"):
+            sink.sink.preflight(spark, context)
+    if settings.manifest is not None:
+        owner = job_dir.known_uuid() or _NOBODY
+        settings.manifest.preflight(spark, manifest_context(owner, OwnerEpoch(0), settings, job_dir))
+    _restore(restore, graph, planned, settings, job_dir).check()
+    check_rescale(job_dir, settings.root, graph.sources, settings.shuffle_partitions)
+    return planned
+
+
+class _Begun:
+    """A check that runs in a thread of its own while others run, and raises where its turn is."""
+
+    def __init__(self, check: Callable[[], None], settings: JobSettings) -> None:
+        self._check = check
+        self._failure: BaseException | None = None
+        self._thread = settings.threads.start("flinkish-check-source", self._run)
+
+    def _run(self) -> None:
+        try:
+            self._check()
+        except BaseException as error:
+            self._failure = error
+
+    def end(self) -> None:
+        """Wait for its end; raise what it has raised."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+
+def _check_source(spark: SparkSession, node: SourceNode, settings: JobSettings, job_dir: JobDir) -> None:
+    with span(f"source '{node.uid}' to be checked"):
+        node.source.preflight(spark, job_dir, node.uid)
+        node.source.check_retention(node.uid, settings.checkpoint.replay_ms)
+
+
+def record_job(
+    spark: SparkSession,
+    graph: StreamGraph,
+    planned: PlannedJob,
+    settings: JobSettings,
+    job_dir: JobDir,
+    restore: RestoreSettings | None = None,
+) -> JobUuid:
+    """Record the job's settings at the first start, compare them at a later one; return its uuid.
+
+    Called once per process, holding the job's lock. A new job that is restored has its seed when
+    this returns.
+
+    Parameters
+    ----------
+    restore
+        As in :func:`check_before_start`.
+
+    Raises
+    ------
+    JobDirError
+        The directory belongs to another job, or a setting differs that must not change.
+    """
+    savepoint = _restore(restore, graph, planned, settings, job_dir).prepare(settings.shuffle_partitions)
+    at_first: dict[str, Any] = {
+        "shuffle_partitions": settings.shuffle_partitions,
+        RESTORED_FROM: savepoint,
+    }
+    claimed_as = claimant(job_dir)
+    if claimed_as is not None:
+        # Who looks at a claimed savepoint finds the job by it.
+        at_first["uuid"] = str(claimed_as)
+    job, _ = job_dir.read_or_create_job(fixed_settings(spark, graph, planned, settings), at_first)
+    return job
+
+
+def _restore(
+    restore: RestoreSettings | None,
+    graph: StreamGraph,
+    planned: PlannedJob,
+    settings: JobSettings,
+    job_dir: JobDir,
+) -> Restore:
+    hooks = [hook.uid for hook in settings.hooks.participants()]
+    return Restore(restore, graph, planned, job_dir, settings.root, hooks)
+
+
+def fixed_settings(
+    spark: SparkSession, graph: StreamGraph, planned: PlannedJob, settings: JobSettings
+) -> dict[str, Any]:
+    """Return what must never change for one job directory."""
+    return {
+        "job": settings.name,
+        "spark": spark.version,
+        "sources": [" ".join(filter(None, (n.uid, n.source.plan_name))) for n in graph.sources],
+        "max_parallelism": {node.uid: node.max_parallelism for node in graph.operators},
+        # Spark finds state and offsets by position in the plan, and the plan follows the streams
+        # in the order in which sinks read them.
+        "operators": [node.uid for node in graph.operators],
+        "streams": _streams(graph, planned),
+    }
+
+
+def _streams(graph: StreamGraph, planned: PlannedJob) -> list[str]:
+    """Return where each stream that sinks read begins, in the plan's order, dead letters last."""
+    bases: dict[int, str] = {}
+    for index, sink in enumerate(planned.sinks):
+        ends: list[tuple[str, ...]] = [(sink.uid,)]
+        if index < len(graph.sinks):
+            ends = [tuple(map(uid_of, ways)) for _, ways in chains_to(graph, graph.sinks[index].parent)]
+        for stream, uids in zip(sink.streams, ends, strict=True):
+            bases.setdefault(stream, "+".join(dict.fromkeys(uids)))
+    return [bases[stream] for stream in sorted(bases)]
+
+
+def _check_session(spark: SparkSession, graph: StreamGraph) -> SparkProbe:
+    found = probe(spark)
+    needs_kafka = any(node.source.needs_kafka_jars for node in graph.sources)
+    if needs_kafka and not found.has_kafka_source:
+        raise EnvironmentFault(
+            "this Spark session has no Kafka source",
+            what_to_do="start the session with flinkish_spark.configure_spark_with_jars(...), "
+            'or give the KafkaSource reader="python"',
+        )
+    parts = (part for node in graph.sinks for _, part in node.sink.parts(node.uid))
+    if any(isinstance(part, DeltaSink) for part in parts):
+        require_delta(found.has_delta or has_delta_format(spark))
+    return found
+
+
+def check_alignment(graph: StreamGraph, time: TimePlan) -> None:
+    """Refuse to align a source that cannot hold back, with two groups, or of which nobody asks for time."""
+    groups: dict[str, str] = {}
+    asked = {one.source for one in time.assigners.values() if one.rules.alignment is not None}
+    aligned = [(node.strategy.alignment, source) for node in graph.timed for source in sources_of(node)]
+    for alignment, node in aligned:
+        if alignment is None:
+            continue
+        uid = node.uid
+        node.source.check_alignable(uid)
+        if groups.setdefault(uid, alignment.group) != alignment.group:
+            raise GraphError(
+                f"the source '{uid}' is aligned with the groups '{groups[uid]}' and '{alignment.group}'",
+                why="it can be held back as a whole only, for all who read it",
+                what_to_do="give all of its strategies one group",
+                uid=uid,
+            )
+        if uid not in asked:
+            raise GraphError(
+                f"the source '{uid}' is aligned with the group '{alignment.group}', and has no watermarks",
+                why="none of its records reach a keyed operator, and only there anybody asks for times",
+                what_to_do="leave with_watermark_alignment() out",
+                uid=uid,
+            )
+
+
+def _check_shim(found: SparkProbe, planned: PlannedJob) -> None:
+    """Refuse sinks that write through the JAR where there is none; dead letters count as sinks."""
+    if not found.has_shim and any(sink.sink.needs_shim for sink in planned.sinks):
+        raise EnvironmentFault(
+            "this Spark session does not have the JAR of flinkish_spark",
+            what_to_do="start the session with flinkish_spark.configure_spark_with_jars(...), "
+            'or give the KafkaSink writer="python"',
+        )
+
+
+def _check_state(planned: PlannedJob) -> None:
+    """Refuse state that a transform brings in: the query runs with Spark's own check off."""
+    parts = [part for part in stateful_parts(planned.frame) if part != _OWN_STATE]
+    if parts:
+        raise GraphError(
+            f"a transform contains {parts[0]}",
+            why="transforms are stateless: state of Spark's own is not part of the job's checkpoints",
+            what_to_do="do that behind key_by(...).process(...), or in a query of its own",
+            part=parts[0],
+        )
+
+
+def _check_sink_uids(graph: StreamGraph, planned: PlannedJob) -> None:
+    """Refuse a uid that the user chose and dead letters of a source or sink need."""
+    declared = graph.uids()
+    for sink in planned.sinks[len(graph.sinks) :]:
+        if sink.uid in declared:
+            raise GraphError(
+                f"the uid '{sink.uid}' is used twice",
+                why="a source's dead-letter sink has that uid",
+                what_to_do="choose another uid",
+                uid=sink.uid,
+            )
+    for node in graph.sinks:
+        for uid, _ in node.sink.parts(node.uid):
+            if uid != node.uid and uid in declared:
+                raise GraphError(
+                    f"the uid '{uid}' is used twice",
+                    why=f"the dead letters of sink '{node.uid}' have that uid",
+                    what_to_do="choose another uid",
+                    uid=uid,
+                )
+
+
+def _check_delta_paths(planned: PlannedJob) -> None:
+    seen: dict[str, str] = {}
+    for uid, sink in (part for one in planned.sinks for part in one.sink.parts(one.uid)):
+        if not isinstance(sink, DeltaSink):
+            continue
+        path = _canonical(sink.path)
+        if path in seen:
+            raise GraphError(
+                f"the sinks '{seen[path]}' and '{uid}' write the same Delta table {path}",
+                why="their commits of one checkpoint would conflict with each other",
+                what_to_do="union the streams, or use two tables",
+            )
+        seen[path] = uid
+
+
+def _canonical(path: str) -> str:
+    """Return one spelling for all spellings of a table's path."""
+    if "://" in path and not path.startswith("file:"):
+        scheme, _, rest = path.partition("://")
+        return f"{scheme.lower()}://{posixpath.normpath(rest)}"
+    local = unquote(urlparse(path).path) if path.startswith("file:") else path
+    return posixpath.realpath(local)

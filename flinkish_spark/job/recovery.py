@@ -1,0 +1,455 @@
+"""Carrying out the recovery: gather facts, ask the protocol, do the one step, start over."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
+
+from flinkish_spark.checkpoint.commit import Confirmation, Interrupted
+from flinkish_spark.checkpoint.failures import Patience, classify
+from flinkish_spark.checkpoint.ownership import Ownership
+from flinkish_spark.checkpoint.retention import CheckpointPins, SparkPins
+from flinkish_spark.checkpoint.spark_log import SparkLog, missing_entry
+from flinkish_spark.contracts.sink import Committer, ShownOrder
+from flinkish_spark.core.clock import Clock
+from flinkish_spark.core.errors import CommittableLostError, CorruptObjectError, FencedError, InternalError
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.steps import Observer
+from flinkish_spark.job.rewind import Rewinder, SourcePositions
+from flinkish_spark.protocol import recovery as R
+from flinkish_spark.protocol.decisions import Decision, RewindIntent
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
+from flinkish_spark.protocol.lineage import RewindKind
+from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
+from flinkish_spark.protocol.records import Committable, Outcome, StagedBatch
+from flinkish_spark.protocol.watermarks import EventTime
+
+# ----------------------------------------------------------------------------------------------------------
+# What a recovery leaves to others: beginning Spark's checkpoint anew, and staging lost data again.
+
+
+class Reseeding(Protocol):
+    """Begins Spark's checkpoint anew from exported state, for a change that it cannot follow."""
+
+    def is_wanted(self, log_began_in: Lineage) -> bool:
+        """Whether the log that began in that lineage does not fit the job any more.
+
+        False once a log that fits has begun, or the recovery would not end.
+        """
+
+    def export(self, decision: Decision | None, lineage: Lineage) -> None:
+        """Write the state of a decided checkpoint where the log that begins in `lineage` finds it.
+
+        Called with Spark not running, possibly again after a crash. `decision` is None if nothing
+        was decided in the present log: then the new one begins as that one did.
+        """
+
+
+class NoReseeding:
+    """A job whose log always fits."""
+
+    def is_wanted(self, log_began_in: Lineage) -> bool:
+        """Return False."""
+        return False
+
+    def export(self, decision: Decision | None, lineage: Lineage) -> None:
+        """Do nothing."""
+
+
+NO_RESEEDING = NoReseeding()
+
+
+class Replaying(Protocol):
+    """Stages again what a decided checkpoint has lost."""
+
+    def replay(
+        self,
+        decision: Decision,
+        lost: CommittableLostError,
+        abort: Callable[[str, Sequence[Committable]], None],
+        patiently: Callable[[Callable[[], str]], str],
+    ) -> None:
+        """See :meth:`flinkish_spark.job.replay.Replayer.replay`."""
+
+
+class NoReplaying:
+    """Stages nothing again: what is lost ends the job."""
+
+    def replay(
+        self,
+        decision: Decision,
+        lost: CommittableLostError,
+        abort: Callable[[str, Sequence[Committable]], None],
+        patiently: Callable[[Callable[[], str]], str],
+    ) -> None:
+        """Raise `lost`."""
+        raise lost
+
+
+NO_REPLAYING = NoReplaying()
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Carrying out the recovery: gather facts, ask the protocol, do the one step, start over.
+
+
+T = TypeVar("T")
+#: Where Spark starts, the micro-batches that are kept behind the last checkpoint, and where time stood at it.
+Recovered = tuple[R.StartSpark, list[StagedBatch], EventTime | None]
+LOG = logging.getLogger(__name__)
+_PAUSE_MS = 200
+#: More steps than any recovery can need; above it the facts do not change, which is a bug.
+_MOST_STEPS = 1_000
+
+
+class Recovery:
+    """Brings the job directory into a state from which Spark may start. Spark is not running.
+
+    Parameters
+    ----------
+    committers
+        By sink uid, in the order in which sinks commit.
+    is_stopping
+        Asked while waiting for a system that cannot answer.
+    pins
+        Keeps what retained checkpoints need; beside Spark's files unless given.
+    positions
+        What the sources have to do with a rewind.
+    reseeding, replaying
+        See :class:`Reseeding` and :class:`Replaying`.
+    on_confirmed
+        Told of each checkpoint that an earlier start decided and this recovery confirms.
+    """
+
+    def __init__(
+        self,
+        job_dir: JobDir,
+        log: SparkLog,
+        ownership: Ownership,
+        committers: Mapping[str, Committer],
+        confirmation: Confirmation,
+        clock: Clock,
+        observer: Observer,
+        is_stopping: Callable[[], bool],
+        *,
+        pins: CheckpointPins | None = None,
+        positions: SourcePositions,
+        reseeding: Reseeding = NO_RESEEDING,
+        replaying: Replaying = NO_REPLAYING,
+        on_confirmed: Callable[[CheckpointId], None] = lambda checkpoint: None,
+    ) -> None:
+        self._job_dir, self._log, self._ownership = job_dir, log, ownership
+        self._committers, self._confirmation = committers, confirmation
+        self._clock, self._is_stopping, self._reseeding = clock, is_stopping, reseeding
+        self._replaying = replaying
+        self._pins = SparkPins(log, log.root) if pins is None else pins
+        self._rewinder = Rewinder(
+            job_dir,
+            log,
+            self._pins,
+            committers,
+            observer,
+            positions,
+            self._patiently,
+            self._wait,
+            ownership.check,
+        )
+        self._on_confirmed, self._is_swept = on_confirmed, False
+        #: What could not be confirmed, with the decision as it was then.
+        self._lost: dict[CheckpointId, tuple[Decision, CommittableLostError]] = {}
+        self._unpinnable: set[CheckpointId] = set()
+
+    def run(self) -> tuple[R.StartSpark, list[StagedBatch]]:
+        """Recover; return where Spark starts, and the kept micro-batches in order.
+
+        Raises
+        ------
+        CommittableLostError
+            A decided committable is lost, cannot be staged again, and no order leaves it behind.
+        RewindRefused
+            The job was ordered to go back to a checkpoint that it cannot go back to.
+        CorruptObjectError
+            Something in the job directory cannot be trusted.
+        """
+        self._is_swept = False
+        self._ownership.check()
+        self._job_dir.forget_finished_order()
+        for _ in range(_MOST_STEPS):
+            self._ownership.check()
+            staged = self._job_dir.staged_batches(self._job_dir.lineage())
+            decisions = {d.checkpoint: d for d in self._job_dir.live_commits()}
+            facts = self._facts(staged, decisions)
+            step = R.next_step(facts)
+            LOG.info("recovery: %s", step)
+            if isinstance(step, R.StartSpark):
+                kept = sorted((s for s in staged.values() if s.batch in step.kept), key=lambda s: s.batch)
+                return step, kept
+            # Facts are believed only by whoever is still the owner behind reading them: a newer one
+            # has renamed Spark's folder, and an empty log looks like micro-batches to be aborted.
+            self._ownership.check()
+            self._do(step, facts, staged, decisions)
+        raise InternalError("the recovery does not come to an end", what_to_do="report this with its log")
+
+    # -- facts ----------------------------------------------------------------------------------
+    def _facts(
+        self, staged: Mapping[str, StagedBatch], decisions: Mapping[CheckpointId, Decision]
+    ) -> R.RecoveryFacts:
+        history = self._job_dir.history()
+        decided = R.without_leftovers(
+            R.DecidedFact(d.checkpoint, d.batch, self._job_dir.receipt(d.checkpoint) is not None, d.lineage)
+            for d in decisions.values()
+        )
+        commits = self._log.batches(COMMITS)
+        newest = max((d.batch for d in decided if d.lineage >= history.log_began_in), default=None)
+        return R.RecoveryFacts(
+            rewind_is_open=self._open_rewind(newest) is not None,
+            lineage=history.live,
+            offsets=self._log.batches(OFFSETS),
+            commits=commits,
+            decided=decided,
+            staged=tuple(
+                R.StagedFact(
+                    s.batch, name, self._why_dead(s) if s.batch in commits else "", self._overtakes(s)
+                )
+                for name, s in staged.items()
+                if newest is None or s.batch > newest
+            ),
+            leftovers_are_swept=self._is_swept,
+            log_began_in=history.log_began_in,
+            pinned=self._pins.pinned() | self._unpinnable,
+            order=self._order(decided),
+            reseed_is_wanted=self._reseeding.is_wanted(history.log_began_in),
+            lost=frozenset(self._lost),
+        )
+
+    def _open_rewind(self, newest: BatchId | None) -> RewindIntent | None:
+        """Return the unfinished rewind; drop one of a zombie's that came too late."""
+        intent = self._job_dir.open_rewind()
+        if intent is None or intent.kind is not RewindKind.PLAIN or newest is None:
+            return intent
+        if intent.first_removed > newest:
+            return intent
+        # What it wanted to remove has been decided since, by an owner that did not see it.
+        self._ownership.check()
+        LOG.warning("a rewind to before micro-batch %s came too late and is dropped", intent.first_removed)
+        self._job_dir.drop_rewind(intent)
+        return None
+
+    def _order(self, decided: Sequence[R.DecidedFact]) -> R.OrderFact | None:
+        order = self._job_dir.rewind_order()
+        if order is None:
+            return None
+        is_ready = all(d.has_receipt or d.checkpoint in self._lost for d in decided)
+        # Before that the answer would be premature: an unconfirmed target, a sink that is behind.
+        refusal = self._rewinder.why_refused(order) if is_ready else ""
+        return R.OrderFact(order.order_id, order.target, refusal)
+
+    def _why_dead(self, staged: StagedBatch) -> str:
+        if staged.times is not None and staged.times.drained:
+            return f"it was drained for checkpoint {staged.times.drained}, behind which the job did not stop"
+        for sink, committables in _by_sink(staged.committables).items():
+            if sink not in self._committers:
+                return f"the job has no sink '{sink}' any more"
+            dead = self._patiently(partial(self._committers[sink].why_dead, committables))
+            if dead:
+                return str(next(iter(dead.values())))
+        return ""
+
+    def _overtakes(self, staged: StagedBatch) -> str:
+        """Return the sink whose lost data would be staged again behind this; empty if there is none."""
+        # Without its state there is no way but on: readers see them first, or the job never runs again.
+        lost = {str(e.facts["sink"]) for c, (_, e) in self._lost.items() if c not in self._unpinnable}
+        mine = (c.sink for c in staged.committables if c.sink in lost)
+        ordered = (s for s in mine if self._committers[s].shown_order is ShownOrder.OF_STAGING)
+        return next(ordered, "")
+
+    # -- steps ----------------------------------------------------------------------------------
+    def _do(
+        self,
+        step: R.Step,
+        facts: R.RecoveryFacts,
+        staged: Mapping[str, StagedBatch],
+        decisions: Mapping[CheckpointId, Decision],
+    ) -> None:
+        match step:
+            case R.FinishRewind():
+                self._finish_rewind()
+            case R.RestoreLog(checkpoint):
+                self._restore_log(decisions[checkpoint])
+            case R.Confirm(checkpoint):
+                self._confirm(decisions[checkpoint])
+            case R.Replay(checkpoint):
+                self._replay(checkpoint)
+            case R.Pin(checkpoint):
+                self._pin(decisions[checkpoint])
+            case R.AbortStaged(attempts, reason):
+                for name in attempts:
+                    self._abort(staged[name], reason)
+                    self._ownership.check()
+                    self._job_dir.delete_staged(staged[name].lineage, name)
+            case R.RefuseOrder(_, reason):
+                self._refuse_order(reason)
+            case R.Rewind(first_removed, reason, target, order_id):
+                order = self._job_dir.rewind_order() if order_id else None
+                kind = RewindKind.PLAIN if order is None else RewindKind.TO_CHECKPOINT
+                self._rewinder.open(kind, first_removed, target, reason, order)
+            case R.Reseed(first_removed, target):
+                decision = None if target is None else decisions[target]
+                self._put_state_back(decision)
+                self._reseeding.export(decision, Lineage(facts.lineage.value + 1))
+                reason = "Spark's checkpoint has to begin anew"
+                self._rewinder.open(RewindKind.RESEED, first_removed, target, reason)
+            case R.TrimLog(entries):
+                for batch in entries:
+                    self._ownership.check()
+                    self._log.remove(f"{OFFSETS}/{batch}")
+            case R.SweepLeftovers():
+                self._sweep(facts, staged)
+                self._forget_confirmed(facts, staged)
+                self._is_swept = True
+
+    def _pin(self, decision: Decision) -> None:
+        try:
+            self._pins.pin(decision)
+        except CorruptObjectError as error:
+            # What comes after it may be whole; the start fails only where this state is needed.
+            LOG.error("checkpoint %s cannot be gone back to: %s", decision.checkpoint, error)
+            self._unpinnable.add(decision.checkpoint)
+
+    def _put_state_back(self, decision: Decision | None) -> None:
+        """Make Spark's state that of a checkpoint, which it may have cleaned away behind many micro-batches.
+
+        Those are aborted by now, and none of them counts any more.
+        """
+        if decision is not None and not self._pins.why_not_restorable(decision.checkpoint):
+            self._ownership.check()
+            self._pins.restore(decision.checkpoint)
+
+    def _finish_rewind(self) -> None:
+        intent = self._job_dir.open_rewind()
+        if intent is not None:  # else the store has shown since that it is finished
+            self._rewinder.finish(intent)
+
+    def _restore_log(self, decision: Decision) -> None:
+        at = decision.batch
+        self._log.restore(OFFSETS, at, decision.offsets_text)
+        self._log.restore(COMMITS, at, decision.commits_text)
+        if at == BatchId(0):
+            return
+        before = BatchId(at.value - 1)
+        if self._log.read(OFFSETS, before) is None:
+            text = self._pins.log_entries(decision.checkpoint).get(f"{OFFSETS}/{before}")
+            if text is None:
+                raise missing_entry(OFFSETS, before, decision.checkpoint)
+            self._log.restore(OFFSETS, before, text)
+
+    def _confirm(self, decision: Decision) -> None:
+        try:
+            self._confirmation.confirm(decision)
+        except CommittableLostError as lost:
+            LOG.warning("checkpoint %s cannot be confirmed as it is: %s", decision.checkpoint, lost)
+            self._lost[decision.checkpoint] = decision, lost
+            return
+        for batch in decision.batches:
+            self._job_dir.delete_staged(batch.lineage, JobDir.attempt_name(batch))
+        self._on_confirmed(decision.checkpoint)
+
+    def _replay(self, checkpoint: CheckpointId) -> None:
+        # What is staged again is confirmed by the next step, or found to be lost once more.
+        decision, lost = self._lost[checkpoint]
+        self._replaying.replay(decision, lost, self._abort_sink, self._patiently)
+        del self._lost[checkpoint]
+
+    def _refuse_order(self, reason: str) -> None:
+        order = self._job_dir.rewind_order()
+        if order is not None:  # else it was closed in between
+            self._rewinder.refuse(order, reason)
+
+    def _abort(self, staged: StagedBatch, reason: str) -> None:
+        LOG.info("aborting micro-batch %s of owner %s: %s", staged.batch, staged.owner_epoch, reason)
+        for sink, committables in _by_sink(staged.committables).items():
+            if sink not in self._committers:
+                continue
+            self._abort_sink(sink, committables)
+
+    def _abort_sink(self, sink: str, committables: Sequence[Committable]) -> None:
+        while True:
+            self._ownership.check()
+            answers = self._committers[sink].abort(committables)
+            for answer in answers:
+                if answer.outcome is Outcome.FENCED:
+                    self._ownership.check()
+                    raise FencedError(
+                        f"an undecided committable of sink '{sink}' was committed by somebody else",
+                        why=answer.detail,
+                        what_to_do="find out which process did; the job's output may hold rows twice",
+                    )
+            if all(a.outcome.is_done for a in answers):
+                return
+            self._wait(f"aborting leftovers of sink '{sink}'", answers[-1].detail)
+
+    def _sweep(self, facts: R.RecoveryFacts, staged: Mapping[str, StagedBatch]) -> None:
+        # Below, everything decided is committed by now, and nothing else may stay open.
+        kept = [c for s in staged.values() if s.batch >= facts.first_open for c in s.committables]
+        for committer in self._committers.values():
+            self._ownership.check()
+            count = self._patiently(partial(committer.sweep, kept, frozenset))
+            if count:
+                LOG.info("aborted %s leftover transactions, as expected after a crash", count)
+
+    def _forget_confirmed(self, facts: R.RecoveryFacts, staged: Mapping[str, StagedBatch]) -> None:
+        """Delete staged files that a crash left behind a receipt; every decision has one by now."""
+        for name, batch in staged.items():
+            if batch.batch < facts.first_open:
+                self._job_dir.delete_staged(batch.lineage, name)
+        if facts.newest is not None:
+            self._log.forget_retired()
+        # Of one that was cut off behind its end, or by an order that left its checkpoint behind.
+        self._log.end_replay()
+
+    # -- waiting --------------------------------------------------------------------------------
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        patience = Patience()
+        while True:
+            try:
+                return ask()
+            except Interrupted:
+                raise
+            except Exception as error:
+                self._wait("recovery", str(patience.takes(error)))
+
+    def _wait(self, what: str, detail: str) -> None:
+        if self._is_stopping():
+            raise Interrupted(what)
+        LOG.warning("%s has to wait, which is expected while brokers restart: %s", what, detail)
+        self._clock.sleep_ms(_PAUSE_MS)
+
+
+def _by_sink(committables: Sequence[Committable]) -> dict[str, list[Committable]]:
+    grouped: dict[str, list[Committable]] = defaultdict(list)
+    for committable in committables:
+        grouped[committable.sink].append(committable)
+    return dict(grouped)
+
+
+def _is_behind(staged: StagedBatch, newest: Decision) -> bool:
+    """Whether a micro-batch of the live lineage is not covered by the newest decision."""
+    return staged.lineage > newest.lineage or staged.batch > newest.batch
+
+
+def sweep_after_stop(job_dir: JobDir, committers: Mapping[str, Committer]) -> None:
+    """Abort what the micro-batch behind the final barrier had begun to write; Spark is not running."""
+    staged, newest = job_dir.staged_batches(job_dir.lineage()).values(), job_dir.newest_commit()
+    if newest is not None and job_dir.receipt(newest.checkpoint) is None:
+        # Decided and interrupted: the next start commits what it names.
+        newest = None
+    kept = [c for s in staged if newest is None or _is_behind(s, newest) for c in s.committables]
+    for committer in committers.values():
+        try:
+            committer.sweep(kept, frozenset)
+        except Exception as error:
+            # It is mere cleaning: what the job was to do is done.
+            LOG.warning("leftovers are swept by the next start: %s", classify(error))

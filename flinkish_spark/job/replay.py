@@ -1,0 +1,318 @@
+"""Commit or replay, carried out: the epoch runs again beside the job, and the lost sink stages it again.
+
+Nothing of the job's own log and state is touched. The micro-batches of the decision run, one start of the
+query each, in a folder of their own that begins with the pinned state of the checkpoint before; `offsets/N`
+is put there as it was logged, and Spark runs exactly that range. What the other sinks got is not staged a
+second time. A replay that is cut off leaves a folder, which the next one clears, and staged data that
+nothing names, which is swept.
+
+The rules are in :mod:`flinkish_spark.protocol.replay`. Spark's own query is not running.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from flinkish_spark.checkpoint.commit import Interrupted
+from flinkish_spark.checkpoint.control import ControlFile
+from flinkish_spark.checkpoint.failures import QueryFailed
+from flinkish_spark.checkpoint.spark_log import SparkLog
+from flinkish_spark.checkpoint.staging import Staging, StagingContext
+from flinkish_spark.checkpoint.transactional_ids import BlockPool
+from flinkish_spark.core.clock import Clock
+from flinkish_spark.core.errors import (
+    CommittableLostError,
+    CorruptObjectError,
+    FlinkishError,
+    NotReplayableError,
+)
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.offset_log import LoggedOffsets
+from flinkish_spark.core.steps import Observer, Step
+from flinkish_spark.core.store import CreateResult
+from flinkish_spark.job.engine import QueryEngine, QueryPlan
+from flinkish_spark.job.owned_job import OwnedJob
+from flinkish_spark.protocol.decisions import Decision
+from flinkish_spark.protocol.ids import BatchId
+from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
+from flinkish_spark.protocol.records import Committable, StagedBatch
+from flinkish_spark.protocol.replay import (
+    BatchReplay,
+    CannotReplay,
+    ReplayPlan,
+    RestagedEpoch,
+    plan_replay,
+    restage,
+)
+
+LOG = logging.getLogger(__name__)
+_WATCH_MS = 20
+
+
+@dataclass(frozen=True)
+class Replayer:
+    """Replays one job's epochs; used by the recovery.
+
+    Parameters
+    ----------
+    owned
+        The job; its own log and state are only read.
+    control
+        Makes the control file of a query, new with every call.
+    attempts
+        Numbers no two attempts of one owner alike.
+    is_stopping
+        Asked while a micro-batch runs. Only a cancel should end a replay: a job that stops shows all that
+        it has decided, since it may not be started again for long.
+    """
+
+    engine: QueryEngine
+    job_dir: JobDir
+    owned: OwnedJob
+    blocks: BlockPool
+    control: Callable[[], ControlFile]
+    attempts: Iterator[int]
+    clock: Clock
+    observer: Observer
+    is_stopping: Callable[[], bool]
+
+    def replay(
+        self,
+        decision: Decision,
+        lost: CommittableLostError,
+        abort: Callable[[str, Sequence[Committable]], None],
+        patiently: Callable[[Callable[[], str]], str],
+    ) -> None:
+        """Stage again what is lost of one sink, and make it what the checkpoint commits.
+
+        Called with the checkpoint decided and not confirmed. May be cut off and repeated.
+
+        Parameters
+        ----------
+        decision
+            As it was when the confirmation found out what is lost.
+        lost
+            What it found out.
+        abort
+            Aborts committables, for as long as it takes.
+        patiently
+            Asks an outside system until it answers.
+
+        Raises
+        ------
+        NotReplayableError
+            It cannot be staged again; what is needed to go on is in the message.
+        Interrupted
+            The job is being torn down.
+        """
+        known = self.job_dir.restaged(decision.checkpoint)
+        if known is not None and known.batches != decision.batches:
+            # A deposed owner has finished its replay since: what it staged is confirmed, or lost in turn.
+            LOG.warning("checkpoint %s was replayed by somebody else meanwhile", decision.checkpoint)
+            return
+        replay = _Replay(self, decision, lost, 1 if known is None else known.number + 1)
+        plan = replay.plan()
+        replay.check(patiently)
+        LOG.warning("checkpoint %s is replayed: %s", decision.checkpoint, lost)
+        # This order matters: an earlier owner that wakes up now still holds the decision as it was. What
+        # is aborted cannot be committed by it, so no record can become visible twice.
+        abort(plan.sink, plan.lost)
+        staged = replay.run(plan)
+        restaged = restage(decision, plan, staged, self.owned.committers[plan.sink].task_of)
+        if isinstance(restaged, CannotReplay):
+            abort(plan.sink, [c for batch in staged.values() for c in batch.committables])
+            raise replay.refused(restaged.why + replay.origin_of(decision), _MAKE_DETERMINISTIC)
+        abort(plan.sink, restaged.surplus)
+        replay.finish(plan, restaged.batches)
+
+
+_MAKE_DETERMINISTIC = (
+    "make functions deterministic (no clock, no unseeded random); restore the job from before this checkpoint"
+)
+_RESTORE = "restore the job from before this checkpoint"
+
+
+@dataclass(frozen=True)
+class _Replay:
+    """One replay; `number` is the next one as long as the decision is what it was."""
+
+    parts: Replayer
+    decision: Decision
+    lost: CommittableLostError
+    number: int
+
+    # -- what can be refused --------------------------------------------------------------------
+    def plan(self) -> ReplayPlan:
+        """Plan, or refuse."""
+        facts, uid = self.lost.facts, str(self.lost.facts["sink"])
+        if "position" not in facts:
+            raise self.refused("it is not what a micro-batch staged", "see to the sink's system")
+        if not facts["is_proven_aborted"]:
+            why = "nothing proves that it was never visible, so it may be there already"
+            raise self.refused(why, _RESTORE)
+        task_of = self.parts.owned.committers[uid].task_of
+        plan = plan_replay(self.decision, uid, int(str(facts["position"])), task_of)
+        if isinstance(plan, CannotReplay):
+            raise self.refused(plan.why, _RESTORE)
+        return plan
+
+    def check(self, patiently: Callable[[Callable[[], str]], str]) -> None:
+        """Refuse what cannot be run again, before anything is touched."""
+        before = self._before()
+        first = BatchId(0) if before is None else before.batch.next()
+        if first != self.decision.batches[0].batch:
+            raise self.refused(f"micro-batch {first} is not among those of the checkpoint", _RESTORE)
+        if before is not None:
+            why = self._why_no_state(before)
+            if why:
+                raise self.refused(f"the state of checkpoint {before.checkpoint} is gone: {why}", _RESTORE)
+        for batch in self.decision.batches:
+            self._offsets(batch.batch)
+        position = self._began_at() if before is None else LoggedOffsets.parse(before.offsets_text)
+        position = position.with_added(LoggedOffsets.parse(self.decision.offsets_text))
+        # The job must never go on silently without input that a decided checkpoint counts as read.
+        why = patiently(partial(self.parts.owned.inputs.why_lost, position))
+        if why:
+            raise self.refused(why, "restore the input, or restore the job from before this checkpoint")
+
+    def _began_at(self) -> LoggedOffsets:
+        parts = self.parts
+        return parts.owned.log.began_at(parts.job_dir.history().log_began_in)
+
+    def _why_no_state(self, before: Decision) -> str:
+        pins = self.parts.owned.pins
+        if before.checkpoint not in pins.pinned():
+            # It could not be pinned behind its receipt; Spark goes on from it, so it may still be there.
+            try:
+                pins.pin(before)
+            except CorruptObjectError as gone:
+                return str(gone)
+        return pins.why_not_restorable(before.checkpoint)
+
+    def refused(self, why: str, what_to_do: str) -> NotReplayableError:
+        """Return the error that ends the job."""
+        lost = self.lost
+        return NotReplayableError(
+            f"{lost.what}, and cannot be replayed",
+            why=f"{lost.why}; {why}" if lost.why else why,
+            what_to_do=f"nothing later is decided and nothing is skipped; {what_to_do}",
+            **lost.facts,
+        )
+
+    def origin_of(self, decision: Decision) -> str:
+        """Return where the rows of a checkpoint come from, for people."""
+        before, end = self._before(), LoggedOffsets.parse(decision.offsets_text)
+        begin = None if before is None else LoggedOffsets.parse(before.offsets_text)
+        return f" (its input: {end.described_since(begin)})"
+
+    def _before(self) -> Decision | None:
+        """Return the checkpoint that the epoch begins behind; None if the log begins with it."""
+        began_in = self.parts.job_dir.history().log_began_in
+        found = [
+            d
+            for d in self.parts.job_dir.live_commits()
+            if d.checkpoint < self.decision.checkpoint and d.lineage >= began_in
+        ]
+        return found[-1] if found else None
+
+    def _offsets(self, batch: BatchId) -> str:
+        is_last = batch == self.decision.batch
+        text = self.decision.offsets_text if is_last else self.parts.owned.log.read(OFFSETS, batch)
+        if text is None:
+            raise self.refused(f"Spark's log has no entry {OFFSETS}/{batch} any more", _RESTORE)
+        return text
+
+    # -- running --------------------------------------------------------------------------------
+    def run(self, plan: ReplayPlan) -> dict[BatchId, StagedBatch]:
+        """Run the micro-batches of the plan one after the other; return what was staged."""
+        parts = self.parts
+        log = parts.owned.log.begin_replay(self.decision.checkpoint)
+        before = self._before()
+        if before is not None:
+            parts.engine.pins(log).restore(before.checkpoint)
+        query = parts.engine.plan(parts.control())
+        context = StagingContext(
+            parts.owned.job,
+            parts.owned.ownership,
+            parts.job_dir.lineage(),
+            parts.blocks,
+            parts.clock,
+            log,
+            self.decision.checkpoint,
+        )
+        staging = query.staging(context)
+        staged: dict[BatchId, StagedBatch] = {}
+        for part in plan.batches:
+            parts.owned.ownership.check()
+            log.restore(OFFSETS, part.batch, self._offsets(part.batch))
+            writer = _ReplayWriter(part, plan.sink, staging, parts.attempts)
+            self._run_one(query, log, writer)
+            if writer.staged is not None:
+                staged[part.batch] = writer.staged
+        return staged
+
+    def _run_one(self, plan: QueryPlan, log: SparkLog, writer: _ReplayWriter) -> None:
+        parts = self.parts
+        query = plan.start_once(log, writer)
+        try:
+            while query.is_active:
+                if parts.is_stopping():
+                    raise Interrupted(f"replaying checkpoint {self.decision.checkpoint}")
+                parts.clock.sleep_ms(_WATCH_MS)
+        finally:
+            query.stop()
+        failure = writer.failure if isinstance(writer.failure, FlinkishError) else query.exception()
+        if failure is not None:
+            raise failure
+        batch = writer.part.batch
+        if log.read(COMMITS, batch) is None or (writer.part.lost and writer.staged is None):
+            raise QueryFailed(f"micro-batch {batch} was to be replayed, and Spark did not run it")
+
+    # -- the end --------------------------------------------------------------------------------
+    def finish(self, plan: ReplayPlan, batches: tuple[StagedBatch, ...]) -> None:
+        """Make what was staged again what the checkpoint commits."""
+        parts, checkpoint = self.parts, self.decision.checkpoint
+        restaged = RestagedEpoch(
+            checkpoint,
+            self.number,
+            parts.owned.ownership.epoch,
+            parts.clock.wall_ms(),
+            plan.sink,
+            str(self.lost.why or self.lost.what),
+            batches,
+        )
+        parts.owned.ownership.check()
+        parts.observer.before(Step.RESTAGED, str(checkpoint))
+        # With this create the checkpoint names what was staged again; before it, it names what is aborted.
+        created = parts.job_dir.create_restaged(restaged)
+        parts.observer.after(Step.RESTAGED, str(checkpoint))
+        parts.owned.log.end_replay()
+        if created is CreateResult.EXISTS:
+            # Ours is swept, since nothing names it; the confirmation goes by what is there.
+            LOG.warning("checkpoint %s was replayed by somebody else at the same time", checkpoint)
+
+
+class _ReplayWriter:
+    """The function given to foreachBatch during a replay."""
+
+    def __init__(self, part: BatchReplay, sink: str, staging: Staging, attempts: Iterator[int]) -> None:
+        self.part, self._sink = part, sink
+        self._staging, self._attempts = staging, attempts
+        self.staged: StagedBatch | None = None
+        self.failure: BaseException | None = None
+
+    def __call__(self, frame: Any, batch_id: int) -> None:
+        """Stage what is lost of one micro-batch, or only run it."""
+        try:
+            if BatchId(batch_id) != self.part.batch:
+                raise QueryFailed(f"Spark replays micro-batch {batch_id}, expected is {self.part.batch}")
+            only = frozenset({self._sink} if self.part.lost else ())
+            staged = self._staging.stage_only(frame, self.part.batch, next(self._attempts), only)
+            self.staged = staged if self.part.lost else None
+        except BaseException as error:
+            self.failure = error
+            raise

@@ -1,0 +1,594 @@
+"""How another process reaches a running job: requests in its directory, and their answers."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from flinkish_spark.checkpoint.answers import AnswerKind, Asked, CheckpointAnswer
+from flinkish_spark.core.clock import Clock, RunningThread, Threads
+from flinkish_spark.core.errors import (
+    CorruptObjectError,
+    EnvironmentFault,
+    FlinkishError,
+    JobDirError,
+    StoreError,
+)
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.store import CreateResult, SealedObjects
+from flinkish_spark.protocol.codec import Stored, member, object_of, text_of
+from flinkish_spark.protocol.envelope import seal
+from flinkish_spark.protocol.failures import CheckpointFailureReason
+from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, OwnerEpoch, checked_name
+from flinkish_spark.protocol.limits import checked_whole
+
+# ----------------------------------------------------------------------------------------------------------
+# What may be asked of a running job from outside, what it answers, and the files of both.
+#
+# Shared by the asker (`cli/client.py`) and the owner (`job/requests.py`, which has the rules). All values
+# are immutable and check themselves; `to_json` and `from_json` are exact inverses, and a stored value that
+# does not fit raises ValueError: reading runs no code.
+
+
+FOLDER = "requests"
+_LONGEST_TARGET = 4_096
+_NAME = re.compile(r"[0-9a-f]{32}")
+_FILE = re.compile(r"([0-9a-f]{32})(\.claim|\.answer|)\.json")
+
+
+class Part(enum.Enum):
+    """The objects of one request; the values end their names. Deleted in this order.
+
+    In another order a request that was carried out would look like a new one.
+    """
+
+    REQUEST = ".json"
+    CLAIM = ".claim.json"
+    ANSWER = ".answer.json"
+
+
+def parse_file(file: str) -> tuple[str, Part] | None:
+    """Return the request's name and the part that a file name stands for; None for other files.
+
+    Examples
+    --------
+    >>> parse_file("0" * 32 + ".claim.json")[1].name, parse_file("notes.txt")
+    ('CLAIM', None)
+    """
+    match = _FILE.fullmatch(file)
+    return None if match is None else (match[1], Part(f"{match[2]}.json"))
+
+
+class RequestKind(enum.Enum):
+    """What may be asked of a running job."""
+
+    #: A checkpoint now.
+    CHECKPOINT = "CHECKPOINT"
+    #: A savepoint at `target`.
+    SAVEPOINT = "SAVEPOINT"
+    #: A savepoint at `target`, and no micro-batch behind it.
+    STOP_WITH_SAVEPOINT = "STOP_WITH_SAVEPOINT"
+    #: End at once. Answered when the job has begun to.
+    CANCEL = "CANCEL"
+    #: Obey the order to go back whose id is `target`. Answered when the job has begun to: that the
+    #: order is closed is seen in the job directory.
+    REWIND = "REWIND"
+
+
+class StopMode(enum.Enum):
+    """How a job stops with a savepoint; named as in Flink."""
+
+    #: It may be started again from the savepoint and goes on as if nothing had been.
+    SUSPEND = "SUSPEND"
+    #: It ends for good: before the savepoint, event time comes to its end.
+    DRAIN = "DRAIN"
+
+    @property
+    def purpose(self) -> CheckpointPurpose:
+        """What the checkpoint of such a stop is taken for."""
+        is_drained = self is StopMode.DRAIN
+        return CheckpointPurpose.DRAINED_SAVEPOINT if is_drained else CheckpointPurpose.FINAL_SAVEPOINT
+
+
+#: Kinds whose target is the directory of a savepoint.
+_TO_A_DIRECTORY = (RequestKind.SAVEPOINT, RequestKind.STOP_WITH_SAVEPOINT)
+_PURPOSES = {
+    RequestKind.CHECKPOINT: CheckpointPurpose.USER,
+    RequestKind.SAVEPOINT: CheckpointPurpose.SAVEPOINT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideRequest:
+    """One request, as it is stored.
+
+    Parameters
+    ----------
+    name
+        32 hex digits by which it is answered.
+    kind
+        What is asked.
+    owner_epoch
+        The newest owner when it was asked.
+    asked_at_ms
+        Wall-clock time of the asker.
+    target
+        See :class:`RequestKind`; empty where nothing is said there.
+    stop_mode
+        Of a stop with savepoint; SUSPEND and without meaning for the others.
+
+    Raises
+    ------
+    ValueError
+        Name or target are not what they must be.
+
+    Examples
+    --------
+    >>> OutsideRequest("0" * 32, RequestKind.SAVEPOINT, OwnerEpoch(3), 0, "/savepoints/a").kind.value
+    'SAVEPOINT'
+    """
+
+    name: str
+    kind: RequestKind
+    owner_epoch: OwnerEpoch
+    asked_at_ms: int
+    target: str = ""
+    stop_mode: StopMode = StopMode.SUSPEND
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"the name of a request is 32 hex digits, got {self.name!r}")
+        checked_whole("asked_at_ms", self.asked_at_ms, least=0)
+        if self.kind in _TO_A_DIRECTORY:
+            is_usable = self.target.startswith("/") and len(self.target) <= _LONGEST_TARGET
+            if not is_usable or "\0" in self.target:
+                raise ValueError(f"the target must be an absolute path, got {self.target[:200]!r}")
+        elif self.kind is RequestKind.REWIND:
+            checked_name(self.target, "order id")
+        elif self.target:
+            raise ValueError(f"{self.kind.value} has no target, got {self.target[:200]!r}")
+
+    @property
+    def purpose(self) -> CheckpointPurpose | None:
+        """What the checkpoint that is asked for is taken for; None if it asks for none."""
+        if self.kind is RequestKind.STOP_WITH_SAVEPOINT:
+            return self.stop_mode.purpose
+        return _PURPOSES.get(self.kind)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stored form; the name is the file's."""
+        return {
+            "kind": self.kind.value,
+            "owner_epoch": int(self.owner_epoch),
+            "asked_at_ms": self.asked_at_ms,
+            "target": self.target,
+            "stop_mode": self.stop_mode.value,
+        }
+
+    @classmethod
+    def from_json(cls, name: str, value: Any) -> OutsideRequest:
+        """Read the stored form; raise ValueError if it is none."""
+        stored = object_of(value, "a request")
+        return cls(
+            name,
+            RequestKind(member(stored, "kind")),
+            OwnerEpoch(member(stored, "owner_epoch")),
+            member(stored, "asked_at_ms"),
+            text_of(member(stored, "target"), "target"),
+            StopMode(member(stored, "stop_mode")),
+        )
+
+
+class OutsideOutcome(enum.Enum):
+    """What became of a request; all but the last as in `answers.AnswerKind`."""
+
+    #: It is done; of CANCEL and REWIND: it has begun.
+    COMPLETED = "COMPLETED"
+    #: Nothing was done.
+    REFUSED = "REFUSED"
+    #: There was a checkpoint, and it was aborted.
+    ABORTED = "ABORTED"
+    #: The checkpoint is confirmed, its savepoint could not be written.
+    SAVEPOINT_FAILED = "SAVEPOINT_FAILED"
+    #: It was being decided when the job ended; the next start finishes it if it is.
+    LEFT_TO_NEXT_START = "LEFT_TO_NEXT_START"
+    #: The process that took the request ended before it answered.
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideAnswer(Stored):
+    """The answer to a request, as it is stored; see :class:`~flinkish_spark.checkpoint.answers.CheckpointAnswer`."""
+
+    outcome: OutsideOutcome
+    checkpoint: CheckpointId | None = None
+    reason: CheckpointFailureReason | None = None
+    text: str = ""
+
+    @classmethod
+    def of(cls, answer: CheckpointAnswer) -> OutsideAnswer:
+        """Return the stored form of what the coordinator answered."""
+        return cls(OutsideOutcome(answer.kind.value), answer.checkpoint, answer.reason, answer.text)
+
+
+class Claimant(enum.Enum):
+    """Who settles a request."""
+
+    #: An owner carries it out or refuses it.
+    OWNER = "OWNER"
+    #: The asker has taken it back.
+    ASKER = "ASKER"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim(Stored):
+    """Created once per request, before it is carried out or taken back."""
+
+    by: Claimant
+    owner_epoch: OwnerEpoch
+
+
+class RequestFiles:
+    """Typed access to the objects of one request, for both sides."""
+
+    def __init__(self, job_dir: JobDir, name: str) -> None:
+        self._store, self._name = job_dir.store, name
+        self._objects = SealedObjects(job_dir.store, "the job directory")
+
+    def create(self, request: OutsideRequest) -> None:
+        """Ask. The name is new by construction."""
+        self._store.create_if_absent(self._key(Part.REQUEST), seal("request", request.to_json()))
+
+    def request(self) -> OutsideRequest | None:
+        """Return the request; None if its asker has deleted it."""
+        return self._objects.optional(
+            self._key(Part.REQUEST), "request", lambda value: OutsideRequest.from_json(self._name, value)
+        )
+
+    def claim(self, claim: Claim) -> Claim:
+        """Claim the request; return the claim that holds, which may be somebody else's."""
+        while True:
+            created = self._store.create_if_absent(self._key(Part.CLAIM), seal("claim", claim.to_json()))
+            holds = claim if created is CreateResult.CREATED else self.claimed()
+            if holds is not None:
+                return holds
+
+    def claimed(self) -> Claim | None:
+        """Return the claim, if there is one."""
+        return self._objects.optional(self._key(Part.CLAIM), "claim", Claim.from_json)
+
+    def give_answer(self, answer: OutsideAnswer) -> None:
+        """Answer; the first answer stays."""
+        self._store.create_if_absent(self._key(Part.ANSWER), seal("answer", answer.to_json()))
+
+    def answer(self) -> OutsideAnswer | None:
+        """Return the answer, if there is one."""
+        return self._objects.optional(self._key(Part.ANSWER), "answer", OutsideAnswer.from_json)
+
+    def delete(self) -> None:
+        """Delete all of it."""
+        for part in Part:
+            self._store.delete(self._key(part))
+
+    def delete_claim(self) -> None:
+        """Delete the claim of a request that is gone."""
+        self._store.delete(self._key(Part.CLAIM))
+
+    def _key(self, part: Part) -> str:
+        return f"{FOLDER}/{self._name}{part.value}"
+
+
+# ----------------------------------------------------------------------------------------------------------
+# How another process reaches a running job: requests in its directory, and their answers.
+#
+#     requests/<name>.json          what is asked, and of which owner; created by the asker
+#     requests/<name>.claim.json    who settles it: the owner, or the asker who takes it back
+#     requests/<name>.answer.json   what became of it; created by an owner
+#
+# Rules:
+#
+# 1. A request names the owner epoch that was the newest when it was asked. Only that owner's process
+#    carries it out: a request that waited for a dead job must not surprise the next one.
+# 2. The owner claims a request before it carries it out, and an asker that gives up claims it, too.
+#    A claim is created if absent, so exactly one of them has it: a request is carried out at most
+#    once, and one that was taken back never.
+# 3. A later owner that finds a request with a claim and without an answer answers UNKNOWN: its
+#    owner ended in between. The asker has to look at what is there before it asks again.
+# 4. The asker deletes what it has read: request, then claim, then answer. In another order a request
+#    that was carried out would look like a new one. Askers get killed, so the owner deletes what has
+#    been settled for :data:`KEPT_MS`.
+#
+# What is wrong with a request is answered or logged and never ends the job. Wall clock times are compared
+# here, and nowhere else: asker and owner may be on two machines and share no other clock.
+
+
+LOG = logging.getLogger(__name__)
+#: A request that is older than this was left by an asker that is gone; it is refused.
+OLDEST_MS = 600_000
+#: How long settled requests lie before the owner deletes them; an asker looks ten times a second.
+KEPT_MS = 600_000
+
+
+class Inbox:
+    """The owner's side; one for the life of the process that runs the job.
+
+    Parameters
+    ----------
+    job_dir
+        Of the job.
+    clock
+        Tells how old a request is.
+
+    Examples
+    --------
+    See `tests/unit/job/test_inbox.py`; the owner's loop is::
+
+        inbox.took_over(ownership.epoch)
+        for request in inbox.take():
+            inbox.answer(request.name, carry_out(request))
+    """
+
+    def __init__(self, job_dir: JobDir, clock: Clock) -> None:
+        self._job_dir, self._clock = job_dir, clock
+        self._mine: tuple[OwnerEpoch, ...] = ()
+        self._lock = threading.Lock()
+        #: Handed out; not answered yet.
+        self._taken: set[str] = set()
+        #: Nothing more will happen to them; monotonic time since when.
+        self._settled: dict[str, int] = {}
+        self._strange: frozenset[str] = frozenset()
+
+    def took_over(self, epoch: OwnerEpoch) -> None:
+        """Take requests of this owner epoch from now on, beside those of earlier ones of this process.
+
+        Called after each `ownership.take_over`. Before the first call :meth:`take` returns nothing.
+        """
+        self._mine = (*self._mine, epoch)
+
+    def take(self) -> tuple[OutsideRequest, ...]:
+        """Return the requests to carry out now, oldest first; each is returned once.
+
+        Called by one thread, some times a second; costs one listing of a folder that is empty or
+        missing as a rule. Never raises because of what is in the folder, nor because the store
+        fails: that is logged, and tried again with the next call.
+        """
+        if not self._mine:
+            return ()
+        taken: list[OutsideRequest] = []
+        try:
+            found = self._found()
+            for name, parts in found.items():
+                request = self._look_at(name, parts)
+                if request is not None:
+                    taken.append(request)
+            self._forget(found)
+        except StoreError as error:
+            LOG.warning("requests from outside are looked at later: %s", error)
+        # Those that were claimed before the store failed must not get lost.
+        return tuple(sorted(taken, key=lambda request: (request.asked_at_ms, request.name)))
+
+    def answer(self, name: str, answer: CheckpointAnswer) -> None:
+        """Answer a request that :meth:`take` returned; the first answer stays.
+
+        Called by any thread of the owner's. Every request must be answered before its process lets
+        the job go, or its asker waits in vain and the next owner answers UNKNOWN. An answer that
+        the store refuses is logged.
+        """
+        self._answer(name, OutsideAnswer.of(answer))
+
+    # -- inside ---------------------------------------------------------------------------------
+    def _found(self) -> dict[str, set[Part]]:
+        """Return which parts are there, by the name of the request."""
+        found: dict[str, set[Part]] = {}
+        strange = set()
+        for key in self._job_dir.store.list(FOLDER):
+            file = key.rsplit("/", 1)[1]
+            parsed = parse_file(file)
+            if parsed is None:
+                strange.add(file)
+            else:
+                found.setdefault(parsed[0], set()).add(parsed[1])
+        for file in strange - self._strange:
+            LOG.warning("%s/%s is no request and is left alone", FOLDER, file)
+        self._strange = frozenset(strange)
+        return found
+
+    def _look_at(self, name: str, parts: set[Part]) -> OutsideRequest | None:
+        """Return the request if it is to be carried out; settle it if not."""
+        with self._lock:
+            if name in self._taken or name in self._settled:
+                return None
+        if Part.REQUEST not in parts or Part.ANSWER in parts:
+            # Its asker has it, or has gone.
+            self._settle(name)
+            return None
+        files = RequestFiles(self._job_dir, name)
+        try:
+            request = files.request()
+        except (CorruptObjectError, JobDirError) as error:
+            LOG.warning("a request is refused: %s", error)
+            self._answer(name, OutsideAnswer(OutsideOutcome.REFUSED, text=_one_line(error)))
+            return None
+        if request is None or request.owner_epoch > self._mine[-1]:
+            # Taken back, or for the owner that has followed this one.
+            return None
+        return request if self._claims(files, request) else None
+
+    def _claims(self, files: RequestFiles, request: OutsideRequest) -> bool:
+        """Claim a request; return whether it is to be carried out, and settle it if not."""
+        name = request.name
+        try:
+            claim = files.claim(Claim(Claimant.OWNER, self._mine[-1]))
+        except (CorruptObjectError, JobDirError) as error:
+            LOG.warning("a request whose claim cannot be read: %s", error)
+            self._answer(name, OutsideAnswer(OutsideOutcome.UNKNOWN, text=_one_line(error)))
+            return False
+        if claim.by is Claimant.ASKER:
+            self._settle(name)
+            return False
+        if claim.owner_epoch > self._mine[-1]:
+            # The owner that has followed this one settles it.
+            return False
+        if claim.owner_epoch not in self._mine:
+            self._answer(name, _unknown(claim.owner_epoch))
+            return False
+        if files.request() is None:
+            # Taken back between the look and the claim, which the asker had deleted by then.
+            files.delete_claim()
+            return False
+        refusal = self._refusal(request)
+        if refusal:
+            LOG.info("a request for %s is refused: %s", request.kind.value, refusal)
+            self._answer(name, OutsideAnswer(OutsideOutcome.REFUSED, text=refusal))
+            return False
+        LOG.info("asked from outside: %s %s", request.kind.value, request.target)
+        with self._lock:
+            self._taken.add(name)
+        return True
+
+    def _refusal(self, request: OutsideRequest) -> str:
+        if request.owner_epoch not in self._mine:
+            return (
+                f"it was asked of owner {request.owner_epoch}, and owner {self._mine[-1]} has the job now; "
+                "ask again"
+            )
+        age_ms = self._clock.wall_ms() - request.asked_at_ms
+        if age_ms > OLDEST_MS:
+            return f"it was asked {age_ms // 1_000} s ago, by the clock of this machine; ask again"
+        return ""
+
+    def _answer(self, name: str, answer: OutsideAnswer) -> None:
+        try:
+            RequestFiles(self._job_dir, name).give_answer(answer)
+        except StoreError as error:
+            LOG.warning("the answer %s to a request is not written: %s", answer.outcome.value, error)
+        self._settle(name)
+
+    def _settle(self, name: str) -> None:
+        with self._lock:
+            self._taken.discard(name)
+            self._settled[name] = self._clock.monotonic_ms()
+
+    def _forget(self, found: Mapping[str, set[Part]]) -> None:
+        """Forget what its asker has deleted, and delete what nobody came for."""
+        now_ms = self._clock.monotonic_ms()
+        with self._lock:
+            gone = self._settled.keys() - found.keys()
+            old = [name for name, since in self._settled.items() if now_ms - since > KEPT_MS]
+            for name in gone:
+                del self._settled[name]
+        for name in old:
+            RequestFiles(self._job_dir, name).delete()
+
+
+def _unknown(owner: OwnerEpoch) -> OutsideAnswer:
+    text = (
+        f"owner {owner} took it and ended before it answered: it may or may not have been carried out. "
+        "Look at `flinkish checkpoints list` before you ask again"
+    )
+    return OutsideAnswer(OutsideOutcome.UNKNOWN, text=text)
+
+
+def _one_line(error: FlinkishError) -> str:
+    return " ".join(str(error).split())
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Carrying out what other processes ask of the job, by its directory.
+
+
+#: How often the job directory is looked at.
+LOOK_MS = 250
+
+
+class RewindOrdered(EnvironmentFault):
+    """Somebody ordered the job to go back; the next start of the query does. No failure."""
+
+    restartable = True
+
+
+class Outside:
+    """Looks into the job directory for requests and orders, in a thread of its own.
+
+    The thread lives as long as an ownership: also while the job recovers, waits for a broker or
+    for its restart, it can be cancelled, and whoever asks for a checkpoint is told that none can
+    be taken now.
+
+    Parameters
+    ----------
+    ask
+        Passes a request for a checkpoint on.
+    cancel
+        Ends the job.
+    """
+
+    def __init__(
+        self, job_dir: JobDir, clock: Clock, ask: Callable[[Asked], None], cancel: Callable[[], None]
+    ) -> None:
+        self._job_dir, self._clock, self._ask, self._cancel = job_dir, clock, ask, cancel
+        self._inbox = Inbox(job_dir, clock)
+        self._stopping = threading.Event()
+        self._thread: RunningThread | None = None
+        self._sees_order = False
+        self._trouble = ""
+
+    def start(self, threads: Threads, epoch: OwnerEpoch) -> None:
+        """Take what is asked of this owner, until :meth:`stop`; called behind each takeover."""
+        self._inbox.took_over(epoch)
+        self._sees_order, self._stopping = False, threading.Event()
+        self._thread = threads.start("flinkish-requests", partial(self._run, self._stopping))
+
+    def stop(self) -> None:
+        """Look no more; what was taken is answered by whoever it was passed to."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, stopping: threading.Event) -> None:
+        while not stopping.is_set():
+            self.look()
+            self._clock.wait(stopping, LOOK_MS)
+
+    def look(self) -> None:
+        """Carry out what has come since the last look; seldom more than a listing. Never raises.
+
+        What somebody put there must not end the job, and neither must a disk that fails for a while.
+        """
+        try:
+            for request in self._inbox.take():
+                answer = partial(self._inbox.answer, request.name)
+                if request.purpose is not None:
+                    self._ask(Asked.of(request.purpose, answer, request.target))
+                    continue
+                # Both are under way with this answer; that they are done is seen in the directory.
+                answer(CheckpointAnswer(AnswerKind.COMPLETED))
+                if request.kind is RequestKind.CANCEL:
+                    self._cancel()
+            self._sees_order = self._job_dir.rewind_order() is not None
+            self._trouble = ""
+        except FlinkishError as error:
+            if str(error) != self._trouble:
+                LOG.warning("orders and requests from outside are looked at later: %s", error)
+            self._trouble = str(error)
+
+    def raise_if_ordered(self) -> None:
+        """Raise if an order waits; called by whoever watches the query.
+
+        Raises
+        ------
+        RewindOrdered
+            The query is to be started again from an earlier checkpoint.
+        """
+        if not self._sees_order:
+            return
+        self._sees_order = False
+        # It may have been carried out since it was seen, by the recovery of a restart.
+        order = self._job_dir.rewind_order()
+        if order is not None:
+            raise RewindOrdered(f"the job goes back to checkpoint {order.target}: {order.reason}")

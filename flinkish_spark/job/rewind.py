@@ -1,0 +1,411 @@
+"""Going back: ordering a rewind, writing its intent, carrying it out, telling what came of it."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from flinkish_spark.checkpoint.retention import CheckpointPins
+from flinkish_spark.checkpoint.spark_log import SparkLog
+from flinkish_spark.contracts.sink import Committer
+from flinkish_spark.core.clock import Clock
+from flinkish_spark.core.errors import EnvironmentFault, InternalError, UserError
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.offset_log import LoggedOffsets
+from flinkish_spark.core.steps import Observer, Step
+from flinkish_spark.core.store import CreateResult, SealedObjects
+from flinkish_spark.protocol.decisions import RewindIntent, Verdict
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
+from flinkish_spark.protocol.lineage import (
+    RetainedCheckpoint,
+    RewindKind,
+    RewindOrder,
+    Tables,
+    why_not_rewindable,
+)
+from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
+from flinkish_spark.protocol.records import Outcome
+
+# ----------------------------------------------------------------------------------------------------------
+# Going back: ordering a rewind, writing its intent, carrying it out.
+#
+# An intent is durable before anything changes, and everything that it names may be repeated, so a rewind
+# that was begun is finished by whoever starts the job next. What can be refused is refused before the
+# intent is written (:func:`why_refused`).
+#
+# A rewind to a checkpoint happens in a folder that no earlier query of this process has written to: Spark's
+# maintenance goes on for a minute after a query was stopped, and it cleans by the highest version that *it*
+# has seen. The supervisor therefore takes the job over once more, which renames the folder, before it lets
+# the recovery carry out an order (`ownership.take_over`).
+
+
+LOG = logging.getLogger(__name__)
+
+
+class RewindRefused(UserError):
+    """The job cannot go back to that checkpoint; nothing was changed."""
+
+
+class NotRestorableError(EnvironmentFault):
+    """A table could not be restored after all; the rewind stays open until it can."""
+
+
+def order_rewind(
+    job_dir: JobDir, pins: CheckpointPins, clock: Clock, target: CheckpointId, tables: Tables, reason: str
+) -> RewindOrder:
+    """Order the job to go back to a retained checkpoint; the next start of its query obeys.
+
+    Called by the command line and the job's client, in any process, whether the job runs or not.
+
+    Raises
+    ------
+    RewindRefused
+        It cannot go back there, or another order waits.
+    """
+    why = why_refused(job_dir, pins, target)
+    if why:
+        raise _refused(target, why)
+    order = RewindOrder(uuid.uuid4().hex, target, tables, reason, clock.wall_ms())
+    if job_dir.create_rewind_order(order) is CreateResult.EXISTS:
+        raise _refused(target, "another order to go back is waiting")
+    return order
+
+
+def why_refused(job_dir: JobDir, pins: CheckpointPins, target: CheckpointId) -> str:
+    """Return why the job cannot go back to `target`, as far as its directory tells; empty if it can."""
+    known = job_dir.decided_ids()
+    pinned = pins.pinned()
+    found = {c: job_dir.decision(c) for c in known}
+    commits = [
+        RetainedCheckpoint(c, d.lineage, job_dir.receipt(c) is not None, c in pinned)
+        for c, d in found.items()
+        if d is not None and d.verdict is Verdict.COMMIT
+    ]
+    return why_not_rewindable(target, known, commits, job_dir.history()) or pins.why_not_restorable(target)
+
+
+@dataclass(frozen=True)
+class SourcePositions:
+    """What the sources of a job have to do with a rewind.
+
+    Parameters
+    ----------
+    lower
+        Sets their consumer groups back to a position, also downwards.
+    why_lost
+        Returns why the input from a position on cannot be read again; empty if it can. It raises an
+        EnvironmentFault with `restartable` set if that cannot be said now.
+    """
+
+    lower: Callable[[LoggedOffsets], None]
+    why_lost: Callable[[LoggedOffsets], str]
+
+
+@dataclass(frozen=True)
+class Rewinder:
+    """Writes intents and carries them out; Spark is not running.
+
+    Parameters
+    ----------
+    positions
+        What the sources do about it.
+    patiently
+        Repeats a question to an outside system until it is answered.
+    wait
+        Called before an outside system is asked again; raises if the job is being torn down.
+    check_owner
+        Raises if a newer owner has the job; called before each effect.
+    """
+
+    job_dir: JobDir
+    log: SparkLog
+    pins: CheckpointPins
+    committers: Mapping[str, Committer]
+    observer: Observer
+    positions: SourcePositions
+    patiently: Callable[[Callable[[], None]], None]
+    wait: Callable[[str, str], None]
+    check_owner: Callable[[], None]
+
+    # -- before the intent ----------------------------------------------------------------------
+    def why_refused(self, order: RewindOrder) -> str:
+        """Return why an order cannot be carried out; asks sources and tables, too."""
+        why = why_refused(self.job_dir, self.pins, order.target) or self._why_input_is_lost(order.target)
+        if why or order.tables is Tables.KEEP:
+            return why
+        answers: list[str] = []
+
+        def ask(committer: Committer) -> None:
+            answers.append(committer.why_not_superseded(order.target))
+
+        for committer in self.committers.values():
+            self.patiently(partial(ask, committer))
+        return next(filter(None, answers), "")
+
+    def _why_input_is_lost(self, target: CheckpointId) -> str:
+        position, answers = self._position(target), list[str]()
+        self.patiently(lambda: answers.append(self.positions.why_lost(position)))
+        return answers[-1]
+
+    def refuse(self, order: RewindOrder, reason: str) -> None:
+        """Close an order that cannot be carried out, and raise RewindRefused."""
+        self.job_dir.refuse_rewind_order(order, reason)
+        raise _refused(order.target, reason)
+
+    # -- the intent -----------------------------------------------------------------------------
+    def open(
+        self,
+        kind: RewindKind,
+        first_removed: BatchId,
+        target: CheckpointId | None,
+        reason: str,
+        order: RewindOrder | None = None,
+    ) -> None:
+        """Make the intent durable. From here the rewind will be finished."""
+        intent = RewindIntent(
+            first_removed,
+            Lineage(self.job_dir.lineage().value + 1),
+            reason,
+            {} if kind is RewindKind.RESEED else self._entries_from(first_removed),
+            kind,
+            target,
+            Tables.KEEP if order is None else order.tables,
+            "" if order is None else order.order_id,
+        )
+        LOG.warning("rewinding so that micro-batch %s is planned again: %s", first_removed, reason)
+        # This order matters: if a commits/ entry vanished before the intent is durable, Spark
+        # would run the newest micro-batch again and skip the input of those in between.
+        self.observer.before(Step.REWIND_INTENT, str(first_removed))
+        self.check_owner()
+        self.job_dir.create_rewind(intent)
+        self.observer.after(Step.REWIND_INTENT, str(first_removed))
+
+    def _entries_from(self, first: BatchId) -> dict[str, str]:
+        removed = {}
+        for log in (OFFSETS, COMMITS):
+            for batch in self.log.batches(log):
+                text = self.log.read(log, batch) if batch >= first else None
+                if text is not None:
+                    removed[f"{log}/{batch}"] = text
+        return removed
+
+    # -- carrying out ---------------------------------------------------------------------------
+    def finish(self, intent: RewindIntent) -> None:
+        """Do everything that the intent names, then move it to the history.
+
+        Spark's side comes first: if it cannot be done, nothing outside has changed.
+        """
+        if intent.kind is RewindKind.RESEED:
+            self._begin_anew(intent)
+        else:
+            self._set_log_back(intent)
+        if intent.kind is RewindKind.TO_CHECKPOINT and intent.target is not None:
+            if intent.tables is Tables.RESTORE:
+                for uid, committer in self.committers.items():
+                    self._supersede(uid, committer, intent.target, intent.lineage)
+            self._lower_offsets(intent.target)
+        self.check_owner()
+        self.job_dir.close_rewind(intent)
+
+    def _begin_anew(self, intent: RewindIntent) -> None:
+        self.check_owner()
+        self.log.retire(intent.lineage)
+        for checkpoint in self.pins.pinned():
+            # A zombie that wakes up here must not unpin what a newer owner has pinned since.
+            self.check_owner()
+            self.pins.unpin(checkpoint)
+
+    def _set_log_back(self, intent: RewindIntent) -> None:
+        newest_first = sorted(intent.removed, key=lambda e: (-int(e.split("/")[1]), e))
+        for entry in newest_first:
+            self.check_owner()
+            self.observer.before(Step.REWIND_DELETE, entry)
+            self.log.remove(entry)
+            self.observer.after(Step.REWIND_DELETE, entry)
+        if intent.first_removed == BatchId(0):
+            self.log.clear_state()
+        elif intent.target is not None and intent.target in self.pins.pinned():
+            self.pins.restore(intent.target)
+
+    def _supersede(self, uid: str, committer: Committer, target: CheckpointId, lineage: Lineage) -> None:
+        while True:
+            answer = committer.supersede(target, lineage)
+            if answer.outcome.is_done:
+                return
+            if answer.outcome is not Outcome.RETRY:
+                raise NotRestorableError(
+                    f"sink '{uid}' cannot take back what was committed after checkpoint {target}",
+                    why=answer.detail,
+                    what_to_do="make it possible again and start the job: the rewind is finished then",
+                    uid=uid,
+                )
+            self.wait(f"taking back what sink '{uid}' committed", answer.detail)
+
+    def _lower_offsets(self, target: CheckpointId) -> None:
+        position = self._position(target)
+        self.patiently(lambda: self.positions.lower(position))
+
+    def _position(self, target: CheckpointId) -> LoggedOffsets:
+        decision = self.job_dir.decision(target)
+        if decision is None:
+            raise InternalError(f"the decision of checkpoint {target}, which an order names, was deleted")
+        return LoggedOffsets.parse(decision.offsets_text)
+
+
+def _refused(target: CheckpointId, why: str) -> RewindRefused:
+    return RewindRefused(
+        f"the job cannot go back to checkpoint {target}",
+        why=why,
+        what_to_do="choose one from `flinkish checkpoints list`; nothing was changed",
+        target=target,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What became of an order to go back, as the job directory tells it.
+#
+#     orders/rewind.json         the order that waits; at most one
+#     rewinding/<lineage>.json   the rewind that was begun for it
+#     rewinds/<lineage>.json     the rewind that was finished for it
+#     orders/refused/<id>.json   the order, with the reason why it could not be carried out
+#
+# For whoever gave the order: the command line and the job's client, in any process. The one who carries an
+# order out is the recovery (`job/rewind.py`).
+
+
+_POLL_MS = 100
+
+
+class RewindState(enum.Enum):
+    """How far an order has come; named by what a program may do about it."""
+
+    #: Nothing has changed yet; the next start of the query carries it out.
+    WAITING = "WAITING"
+    #: Its intent is durable: it will be finished, by this start or by a later one.
+    BEGUN = "BEGUN"
+    #: The job has gone back.
+    DONE = "DONE"
+    #: The job found that it cannot go back there; nothing was changed.
+    REFUSED = "REFUSED"
+    #: The order is in none of its places: somebody deleted it by hand. Flinkish never does.
+    GONE = "GONE"
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more will become of it."""
+        return self in (RewindState.DONE, RewindState.REFUSED, RewindState.GONE)
+
+
+@dataclass(frozen=True, slots=True)
+class RewindStatus:
+    """What became of an order.
+
+    Parameters
+    ----------
+    state
+        See :class:`RewindState`.
+    text
+        The same in words, without a full stop.
+    lineage
+        The lineage that the rewind began; None unless DONE.
+    first_removed
+        The first micro-batch that was left behind, of any older lineage; None unless DONE. A record whose
+        header `flinkish-batch` says an older lineage and this micro-batch or a later one is superseded.
+    """
+
+    state: RewindState
+    text: str
+    lineage: Lineage | None = None
+    first_removed: BatchId | None = None
+
+
+def what_became_of(job_dir: JobDir, order: RewindOrder) -> RewindStatus:
+    """Return what became of an order; changes nothing, and may be called as often as one likes.
+
+    Parameters
+    ----------
+    job_dir
+        Of the job that was ordered to go back.
+    order
+        What `rewinding.order_rewind` returned.
+
+    Raises
+    ------
+    StoreError
+        The job directory cannot be read.
+    CorruptObjectError
+        An object in it cannot be trusted.
+
+    Examples
+    --------
+    See `tests/unit/job/test_rewind_orders.py`; a wait for the end is::
+
+        while not what_became_of(job_dir, order).state.is_closed:
+            clock.sleep_ms(100)
+    """
+    target = order.target
+    # This order matters: an order is closed by a new object first, and only then taken away. Who
+    # looked for it last would find an order that was closed meanwhile in none of its places.
+    waiting = job_dir.rewind_order()
+    begun = job_dir.open_rewind()
+    if begun is not None and begun.order_id == order.order_id:
+        return RewindStatus(RewindState.BEGUN, f"the job is going back to checkpoint {target}")
+    if waiting is not None and waiting.order_id == order.order_id:
+        text = f"the next start of the query goes back to checkpoint {target}"
+        return RewindStatus(RewindState.WAITING, text)
+    objects = SealedObjects(job_dir.store, "the job directory")
+    done = _finished_for(order, objects)
+    if done is not None:
+        text = f"the job has gone back to checkpoint {target}: lineage {done.lineage}"
+        return RewindStatus(RewindState.DONE, text, done.lineage, done.first_removed)
+    refused = objects.optional(f"orders/refused/{order.order_id}.json", "refused-order", dict)
+    if refused is not None:
+        text = f"the job cannot go back to checkpoint {target}: {refused.get('refused', '')}"
+        return RewindStatus(RewindState.REFUSED, text)
+    return RewindStatus(
+        RewindState.GONE,
+        f"the order to go back to checkpoint {target} is gone: somebody deleted it by hand, "
+        "and the job has neither carried it out nor refused it",
+    )
+
+
+def _finished_for(order: RewindOrder, objects: SealedObjects) -> RewindIntent | None:
+    """Return the finished rewind of an order; None without one."""
+    for number in sorted(objects.numbers("rewinds"), reverse=True):
+        done = objects.optional(f"rewinds/{number}.json", "rewind", RewindIntent.from_json)
+        if done is not None and done.order_id == order.order_id:
+            return done
+    return None
+
+
+class PendingRewind:
+    """An order that was given; what becomes of it is seen in the job directory.
+
+    Parameters
+    ----------
+    job_dir
+        Of the job.
+    order
+        What was ordered.
+    """
+
+    def __init__(self, job_dir: JobDir, order: RewindOrder, clock: Clock) -> None:
+        self._job_dir, self.order, self._clock = job_dir, order, clock
+
+    @property
+    def status(self) -> RewindStatus:
+        """How far it has come; see :func:`what_became_of`."""
+        return what_became_of(self._job_dir, self.order)
+
+    def wait(self, timeout_ms: int) -> RewindStatus:
+        """Return what became of it, or how far it has come within `timeout_ms`; it is not taken back."""
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        while True:
+            status = self.status
+            if status.state.is_closed or self._clock.monotonic_ms() >= deadline_ms:
+                return status
+            self._clock.sleep_ms(_POLL_MS)

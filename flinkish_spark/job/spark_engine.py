@@ -1,0 +1,474 @@
+"""The engine that is Spark: checks, plans, starts and stops the one query of a job, stages in its sinks."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from flinkish_spark.bridge.session import (
+    active_session,
+    ends_with_this_process,
+    is_cold,
+    is_gateway_gone,
+    said,
+    warm_up,
+)
+from flinkish_spark.bridge.settings import SETTINGS, query_conf
+from flinkish_spark.checkpoint.control import ControlFile
+from flinkish_spark.checkpoint.event_time import TrackedStaging
+from flinkish_spark.checkpoint.failures import with_place
+from flinkish_spark.checkpoint.ownership import JobLock, Ownership
+from flinkish_spark.checkpoint.retention import CheckpointPins, SparkPins
+from flinkish_spark.checkpoint.spark_log import SparkLog, fence_spark_folder
+from flinkish_spark.checkpoint.staging import OwnerLock, Staging, StagingContext
+from flinkish_spark.contracts.manifest import NO_MANIFEST, ManifestWriter
+from flinkish_spark.contracts.sink import Committer, SinkContext, SinkWriter, StageRequest
+from flinkish_spark.contracts.source import SourceNode
+from flinkish_spark.core.clock import span
+from flinkish_spark.core.errors import EnvironmentFault, FlinkishError
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.job.engine import (
+    JobSettings,
+    QueryPlan,
+    RestoredFrom,
+    RunningQuery,
+    manifest_context,
+    sink_context,
+)
+from flinkish_spark.job.inputs import DroppedRecords, Inputs
+from flinkish_spark.job.preflight import check_before_start, record_job
+from flinkish_spark.job.recovery import Reseeding
+from flinkish_spark.planning.planner import Planner
+from flinkish_spark.planning.sink_rows import PlannedJob, PlannedSink, select_sink_rows
+from flinkish_spark.planning.stream_graph import StreamGraph
+from flinkish_spark.planning.times import NO_MARKING, LatencyMarking
+from flinkish_spark.protocol.alignment import ExpectedChannels
+from flinkish_spark.protocol.decisions import Decision
+from flinkish_spark.protocol.ids import BatchId, JobUuid
+from flinkish_spark.protocol.plan_layout import source_of
+from flinkish_spark.protocol.records import Committable, SinkAck, StagedBatch
+from flinkish_spark.protocol.time_plan import TimePlan
+from flinkish_spark.savepoints.files import why_no_savepoint_at
+from flinkish_spark.savepoints.job import JobSavepoints
+from flinkish_spark.savepoints.seeds import check_layout
+from flinkish_spark.transport import columns as C
+from flinkish_spark.worker.time import CHECKPOINT_PROPERTY
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Starting the one Spark query of a job, with the settings that the protocol depends on.
+
+
+class SettingsChanged(EnvironmentFault):
+    """Somebody changed a setting of the session while the query started; the next start has its own."""
+
+    restartable = True
+
+
+def start_query(
+    spark: SparkSession,
+    job: PlannedJob,
+    writer: Callable[[Any, int], None],
+    *,
+    name: str,
+    checkpoint_location: str,
+    trigger: Mapping[str, Any],
+    shuffle_partitions: int,
+) -> StreamingQuery:
+    """Start the query, under the settings that it needs.
+
+    Parameters
+    ----------
+    name
+        Of the query, unless another query of the session has it: then with the location behind it.
+    trigger
+        What DataStreamWriter.trigger takes.
+
+    Raises
+    ------
+    SettingsChanged
+        Somebody changed a setting of the session in this moment; nothing runs.
+    """
+    context = spark.sparkContext
+    with query_conf(spark, shuffle_partitions) as wanted:
+        # The query's thread takes over what is set here, and hands it to every task.
+        context.setLocalProperty(CHECKPOINT_PROPERTY, checkpoint_location)
+        try:
+            stream = job.frame.writeStream.outputMode("append").foreachBatch(writer)
+            stream = stream.option("checkpointLocation", checkpoint_location)
+            taken = {query.name for query in spark.streams.active}
+            stream = stream.queryName(f"{name} ({checkpoint_location})" if name in taken else name)
+            query = stream.trigger(**trigger).start()
+        finally:
+            context.setLocalProperty(CHECKPOINT_PROPERTY, None)  # type: ignore[arg-type]
+        changed = SETTINGS.changed(spark, wanted)
+    if changed:
+        query.stop()
+        raise SettingsChanged(
+            f"the setting {changed[0]} of the session was changed while the query started",
+            why="Spark copies the settings of a session into a query when it starts",
+            what_to_do="nothing; the query starts again with the settings that it needs",
+            setting=changed[0],
+        )
+    return query
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Staging a micro-batch in every sink of the plan, over one evaluation of its rows.
+
+
+class StagingMismatchError(EnvironmentFault):
+    """Two sinks saw different rows of one micro-batch; it is run again."""
+
+    restartable = True
+    ends_when_repeated = True
+
+
+class SinkStaging:
+    """A :class:`~flinkish_spark.checkpoint.staging.Staging` over Spark DataFrames.
+
+    Parameters
+    ----------
+    sinks
+        Of the plan, in the order in which they stage.
+    writers
+        By sink uid; they live as long as one start of the query.
+    """
+
+    def __init__(
+        self, sinks: Sequence[PlannedSink], writers: Mapping[str, SinkWriter], context: StagingContext
+    ) -> None:
+        self._sinks, self._writers, self._context = tuple(sinks), writers, context
+        self._streams = len({stream for sink in sinks for stream in sink.streams})
+
+    def stage(self, frame: DataFrame, batch: BatchId, attempt: int) -> StagedBatch:
+        """Stage `frame` in every sink; see :class:`~flinkish_spark.checkpoint.staging.Staging`."""
+        staged = self.stage_only(frame, batch, attempt, frozenset(self._writers))
+        self._check_digests(staged)
+        return staged
+
+    def stage_only(
+        self, frame: DataFrame, batch: BatchId, attempt: int, sinks: frozenset[str]
+    ) -> StagedBatch:
+        """Stage `frame` in some sinks; see :class:`~flinkish_spark.checkpoint.staging.Staging`."""
+        if not sinks:
+            frame.write.format("noop").mode("overwrite").save()
+        own = [sink for sink in self._sinks if sink.uid in sinks]
+        readings = sum(self._writers[sink.uid].passes * sink.readings for sink in own)
+        if readings > 1:
+            # Otherwise each would run the operators again, and a task that is retried in between could
+            # stage other rows for one sink, or another barrier for the same one.
+            frame = frame.persist()
+        try:
+            return self._stage_sinks(frame, batch, attempt, sinks)
+        finally:
+            if readings > 1:
+                frame.unpersist()
+
+    def _stage_sinks(
+        self, frame: DataFrame, batch: BatchId, attempt: int, sinks: frozenset[str]
+    ) -> StagedBatch:
+        context = self._context
+        acks, committables, blocks = [], [], []
+        began_at_ms = context.clock.wall_ms()
+        checkpoint = context.checkpoint_of(batch)
+        counted: dict[object, int] = {}
+        for sink in self._sinks:
+            if sink.uid not in sinks:
+                continue
+            block = context.blocks.lease()
+            blocks.append(block)
+            rows = select_sink_rows(frame, sink, self._streams)
+            count = partial(self._count_records, rows)
+            if sink.rows in counted:
+                # A sink of the same rows has counted them; the digests must agree in the end.
+                count = partial(counted.__getitem__, sink.rows)
+            request = StageRequest(rows, context.lineage, batch, block, checkpoint, count)
+            began_ms = context.clock.monotonic_ms()
+            try:
+                with span(f"micro-batch {batch} to be staged in sink '{sink.uid}'"):
+                    result = self._writers[sink.uid].stage(request)
+            except Exception as error:
+                with_place(error, f"in sink '{sink.uid}'")
+                raise
+            took_ms = context.clock.monotonic_ms() - began_ms
+            acks.append(SinkAck(sink.uid, result.tasks, took_ms, result.bytes))
+            if sink.rows is not None:
+                counted[sink.rows] = acks[-1].rows
+            committables += [Committable(sink.uid, payload) for payload in result.payloads]
+        epoch = context.ownership.epoch
+        return StagedBatch(
+            context.lineage,
+            batch,
+            epoch,
+            attempt,
+            tuple(acks),
+            tuple(committables),
+            tuple(blocks),
+            began_at_ms,
+        )
+
+    @staticmethod
+    def _count_records(rows: DataFrame) -> int:
+        return rows.where(F.col(C.KIND) == int(C.Kind.RECORD)).count()
+
+    def _check_digests(self, staged: StagedBatch) -> None:
+        """Compare what the sinks of one stream saw; transforms make a stream of their own."""
+        acks = {ack.sink: ack for ack in staged.acks}
+        plain = [sink for sink in self._sinks if sink.rows is not None]
+        for left, right in itertools.combinations(plain, 2):
+            one, other = acks[left.uid], acks[right.uid]
+            same = (one.rows, one.digest) == (other.rows, other.digest)
+            if left.rows == right.rows and not same:
+                raise StagingMismatchError(
+                    f"in micro-batch {staged.batch} sink '{left.uid}' saw {one.rows} rows and "
+                    f"sink '{right.uid}' {other.rows}, or other ones",
+                    why="the micro-batch was evaluated twice with different results",
+                    what_to_do="make functions deterministic: no clock, no unseeded random",
+                )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The engine that is Spark: checks, plans, starts and stops the one query of a job.
+
+
+LOG = logging.getLogger(__name__)
+#: How often Spark is asked for its progress; it keeps the last hundred micro-batches.
+_PROGRESS_MS = 1_000
+
+
+class SparkEngine:
+    """A :class:`~flinkish_spark.job.engine.QueryEngine` over a classic SparkSession."""
+
+    def __init__(
+        self, spark: SparkSession, graph: StreamGraph, settings: JobSettings, job_dir: JobDir
+    ) -> None:
+        self._spark, self._graph, self._settings, self._job_dir = spark, graph, settings, job_dir
+        self._checked: PlannedJob | None = None
+        self._dropped = DroppedRecords()
+
+    @property
+    def sources(self) -> Sequence[SourceNode]:
+        """Return the sources of the job."""
+        return self._graph.sources
+
+    @property
+    def uids(self) -> tuple[str, ...]:
+        """Return the uids of sources, operators and sinks."""
+        return self._graph.uids()
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Return the uids of the keyed operators."""
+        return tuple(node.uid for node in self._graph.operators)
+
+    def check(self) -> None:
+        """Refuse what cannot work; nothing is written."""
+        settings = self._settings
+        if is_cold(self._spark):
+            settings.threads.start("flinkish-warm-up", partial(warm_up, self._spark))
+        planned = check_before_start(self._spark, self._graph, settings, self._job_dir, settings.restore)
+        self._checked = planned
+        self._savepoints = JobSavepoints(
+            self._spark,
+            self._graph,
+            planned,
+            settings.name,
+            settings.root,
+            settings.shuffle_partitions,
+            self._job_dir,
+        )
+
+    def lock(self) -> OwnerLock:
+        """Return the lock of the job directory."""
+        ends_with_this_process(self._spark)
+        return JobLock(self._settings.root / "owner.lock")
+
+    def record_job(self) -> JobUuid:
+        """Record the job's settings at the first start, compare them later."""
+        settings = self._settings
+        return record_job(self._spark, self._graph, self._planned, settings, self._job_dir, settings.restore)
+
+    def fenced_log(self, ownership: Ownership) -> SparkLog:
+        """Rename Spark's folder: an earlier owner's JVM writes into one that is gone."""
+        root = self._settings.root
+        folder = fence_spark_folder(root, ownership.epoch)
+        return SparkLog(self._job_dir.store, folder, root / folder)
+
+    def pins(self, log: SparkLog) -> CheckpointPins:
+        """Return the pins below the job directory."""
+        return SparkPins(log, self._settings.root)
+
+    def committers(self, job: JobUuid, ownership: Ownership) -> dict[str, Committer]:
+        """Return the committers in the order in which sinks commit: as declared."""
+        contexts = _contexts(self._planned, job, ownership, self._settings)
+        return {s.uid: s.sink.create_committer(self._spark, contexts[s.uid]) for s in self._planned.sinks}
+
+    def manifest(self, job: JobUuid, ownership: Ownership) -> ManifestWriter:
+        """Return the writer of the job's manifest."""
+        wanted = self._settings.manifest
+        if wanted is None:
+            return NO_MANIFEST
+        context = manifest_context(job, ownership.epoch, self._settings, self._job_dir, ownership.timeline)
+        return wanted.create_writer(self._spark, context)
+
+    def plan(self, control: ControlFile) -> QueryPlan:
+        """Plan the query."""
+        settings, partitions = self._settings, self._savepoints.shuffle_partitions()
+        beginning = self._savepoints.beginning()
+        marking = NO_MARKING if settings.latencies is None else LatencyMarking(self._spark)
+        planner = Planner(self._spark, str(control.path), partitions, beginning, marking=marking)
+        planned = planner.plan(self._graph)
+        check_layout(self._job_dir, planned)
+        self._keeper = self._savepoints.keeper()
+        dropped = self._dropped if any(n.source.drops_records for n in self.sources) else None
+        return SparkPlan(self._spark, planned, settings, dropped, partitions)
+
+    def why_no_savepoint_at(self, target: str) -> str:
+        """Return why no savepoint can be written to `target`; empty if one can."""
+        return why_no_savepoint_at(target, self._settings.root)
+
+    def write_savepoint(self, decision: Decision, target: str, log: SparkLog) -> None:
+        """Export a confirmed checkpoint."""
+        self._savepoints.write(decision, target, log)
+
+    def reseeding(self, log: SparkLog) -> Reseeding:
+        """Return what knows whether the number of shuffle partitions has changed."""
+        return self._savepoints.reseeding(log)
+
+    def restored_from(self) -> RestoredFrom | None:
+        """Return the savepoint that the live lineage began with."""
+        seed = self._savepoints.beginning().seed
+        return None if seed is None else RestoredFrom(seed.checkpoint, seed.hooks, seed.path, seed.times)
+
+    def confirmed(self, decision: Decision) -> None:
+        """Let go of what the lineage began with."""
+        self._keeper.confirmed(decision)
+
+    def place_of(self, error: FlinkishError, inputs: Inputs) -> FlinkishError:
+        """Return the error with the place of an unreadable record, if it is found."""
+        return inputs.named(self._spark, error)
+
+    @property
+    def _planned(self) -> PlannedJob:
+        assert self._checked is not None, "check() comes first"
+        return self._checked
+
+
+class SparkPlan:
+    """A :class:`~flinkish_spark.job.engine.QueryPlan`."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        planned: PlannedJob,
+        settings: JobSettings,
+        dropped: DroppedRecords | None,
+        shuffle_partitions: int,
+    ) -> None:
+        self._spark, self._planned, self._settings, self._dropped = spark, planned, settings, dropped
+        self._shuffle_partitions = shuffle_partitions
+
+    @property
+    def channels(self) -> Mapping[str, ExpectedChannels]:
+        """Return the channels by sink uid."""
+        return {sink.uid: sink.channels for sink in self._planned.sinks}
+
+    @property
+    def time(self) -> TimePlan:
+        """Return who reports about time."""
+        return self._planned.time
+
+    def staging(self, context: StagingContext) -> Staging:
+        """Return what stages this plan's micro-batches."""
+        contexts = _contexts(self._planned, context.job, context.ownership, self._settings)
+        sinks = self._planned.sinks
+        writers = {s.uid: s.sink.create_writer(self._spark, contexts[s.uid]) for s in sinks}
+        staging = SinkStaging(sinks, writers, context)
+        tracker = self._settings.latencies
+        if tracker is None:
+            return staging
+        uids = [source_of(one.uid) for one in self._planned.time.reporters]
+        return TrackedStaging(staging, tracker, uids, context.clock)
+
+    def start(self, log: SparkLog, write: Callable[[Any, int], None]) -> RunningQuery:
+        """Start the query."""
+        trigger = {"processingTime": f"{self._settings.trigger_ms} milliseconds"}
+        return self._start(log, write, trigger)
+
+    def start_once(self, log: SparkLog, write: Callable[[Any, int], None]) -> RunningQuery:
+        """Start the query for its newest logged micro-batch."""
+        return self._start(log, write, {"once": True})
+
+    def _start(
+        self, log: SparkLog, write: Callable[[Any, int], None], trigger: Mapping[str, Any]
+    ) -> RunningQuery:
+        settings = self._settings
+        # Spark makes the encoder of a frame under the settings of the thread's session, not of the frame's.
+        with active_session(self._spark):
+            query = start_query(
+                self._spark,
+                self._planned,
+                write,
+                name=settings.name,
+                checkpoint_location=str(log.location),
+                trigger=trigger,
+                shuffle_partitions=self._shuffle_partitions,
+            )
+        return SparkQuery(query, settings, self._dropped)
+
+
+class SparkQuery:
+    """A :class:`~flinkish_spark.job.engine.RunningQuery`."""
+
+    def __init__(self, query: StreamingQuery, settings: JobSettings, dropped: DroppedRecords | None) -> None:
+        self._query, self._clock, self._dropped = query, settings.clock, dropped
+        self._asked_ms = self._clock.monotonic_ms()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether Spark runs it."""
+        return self._query.isActive
+
+    def exception(self) -> BaseException | None:
+        """Return why it ended."""
+        return self._query.exception()
+
+    def stop(self) -> None:
+        """Stop it; it has ended when this returns, or the JVM is gone."""
+        try:
+            self._query.stop()
+            self._read_dropped()
+        except Exception as error:
+            if not is_gateway_gone(error):
+                LOG.warning("stopping the query failed: %s", said(error))
+
+    def dropped_records(self) -> int:
+        """Return what the policies of all sources left out in this process."""
+        if self._dropped is None:
+            return 0
+        if self._clock.monotonic_ms() - self._asked_ms >= _PROGRESS_MS:
+            self._read_dropped()
+        return self._dropped.total
+
+    def _read_dropped(self) -> None:
+        if self._dropped is not None:
+            self._dropped.read(self._query)
+            self._asked_ms = self._clock.monotonic_ms()
+
+
+def _contexts(
+    planned: PlannedJob, job: JobUuid, ownership: Ownership, settings: JobSettings
+) -> dict[str, SinkContext]:
+    epoch, timeline = ownership.epoch, ownership.timeline
+    return {s.uid: sink_context(s.uid, s.schema, job, epoch, settings, timeline) for s in planned.sinks}

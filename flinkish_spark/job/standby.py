@@ -1,0 +1,45 @@
+"""A second driver that waits until the owner of the job has ended."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+
+from flinkish_spark.checkpoint.staging import OwnerLock
+from flinkish_spark.core.errors import OwnedElsewhereError
+from flinkish_spark.job.engine import JobSettings, Standby
+
+LOG = logging.getLogger(__name__)
+
+
+class LockWait(enum.Enum):
+    """How waiting for the lock of a job ended."""
+
+    TAKEN = "TAKEN"
+    #: This driver was told to end before; the job goes on where it is.
+    GIVEN_UP = "GIVEN_UP"
+
+
+def wait_for_lock(lock: OwnerLock, settings: JobSettings, end_wanted: threading.Event) -> LockWait:
+    """Take the lock; a standby waits for it as long as its owner lives.
+
+    A standby that is told to end, with a last checkpoint or without, must not take the job over
+    later: it gives up, and the job of the owner is not touched.
+
+    Raises
+    ------
+    OwnedElsewhereError
+        Somebody else has it, and the job is not to stand by.
+    """
+    while True:
+        if settings.standby is Standby.WAIT and end_wanted.is_set():
+            return LockWait.GIVEN_UP
+        try:
+            lock.acquire()
+            return LockWait.TAKEN
+        except OwnedElsewhereError as error:
+            if settings.standby is not Standby.WAIT:
+                raise
+            LOG.info("standing by: %s", error)
+            settings.clock.wait(end_wanted, settings.standby_poll_ms)

@@ -1,0 +1,825 @@
+"""The supervisor: take over, recover, start the query, watch it, start it again."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import NoReturn
+
+from flinkish_spark.checkpoint.answers import Asked, CheckpointAnswer
+from flinkish_spark.checkpoint.commit import Confirmation, Interrupted
+from flinkish_spark.checkpoint.context import CoordinatorParts, StopFailed
+from flinkish_spark.checkpoint.control import ControlFile
+from flinkish_spark.checkpoint.coordinator import CheckpointCoordinator
+from flinkish_spark.checkpoint.epoch_writer import AdmissionGate, EpochWriter, EpochWriterParts
+from flinkish_spark.checkpoint.event_time import TimeKeeper, Timekeeping
+from flinkish_spark.checkpoint.failures import (
+    QueryFailed,
+    RepeatableUserError,
+    classify,
+    classify_alive,
+    identity_of,
+    is_outage,
+    kind_of,
+)
+from flinkish_spark.checkpoint.hooks import JobStates
+from flinkish_spark.checkpoint.ownership import seal_open_ids, take_over
+from flinkish_spark.checkpoint.retention import CompletedCheckpoints
+from flinkish_spark.checkpoint.spark_log import SparkLog
+from flinkish_spark.checkpoint.staging import OwnerLock, StagingContext
+from flinkish_spark.checkpoint.statistics import CheckpointTracker
+from flinkish_spark.checkpoint.transactional_ids import BlockPool
+from flinkish_spark.core.clock import GivenUp, outcome_of
+from flinkish_spark.core.errors import (
+    FencedError,
+    FlinkishError,
+    InputLostError,
+    NoProgressError,
+    SparkGoneError,
+    raise_translated,
+)
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.watchdog import Wait, Watchdog
+from flinkish_spark.job.engine import JobProgress, JobSettings, QueryEngine, QueryPlan, RunningQuery
+from flinkish_spark.job.inputs import Inputs, until_answered
+from flinkish_spark.job.owned_job import OwnedJob
+from flinkish_spark.job.recovery import Recovered, Recovery, sweep_after_stop
+from flinkish_spark.job.replay import Replayer
+from flinkish_spark.job.requests import Outside, RewindOrdered
+from flinkish_spark.job.rewind import PendingRewind, RewindRefused, SourcePositions, order_rewind
+from flinkish_spark.job.standby import LockWait, wait_for_lock
+from flinkish_spark.job.timeline import settle_timeline
+from flinkish_spark.protocol.checkpoint import Schedule
+from flinkish_spark.protocol.decisions import Decision, Receipt
+from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
+from flinkish_spark.protocol.failures import FailureManager
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose
+from flinkish_spark.protocol.job_status import JobEvent, JobStatus
+from flinkish_spark.protocol.limits import Limit
+from flinkish_spark.protocol.lineage import Tables
+from flinkish_spark.protocol.records import StagedBatch
+from flinkish_spark.protocol.recovery import StartSpark
+from flinkish_spark.protocol.restart import (
+    TRIES_WITHOUT_PROGRESS,
+    GiveUp,
+    RepeatedFailures,
+    RestartHistory,
+    RestartStrategy,
+)
+from flinkish_spark.protocol.statistics import StatisticsHistory
+from flinkish_spark.protocol.watermarks import EventTime
+
+# ----------------------------------------------------------------------------------------------------------
+# What a failure of a query means: wait and start again, or give up.
+
+
+LOG = logging.getLogger(__name__)
+
+
+class RestartPolicy:
+    """The failures of one job in one process; used by the supervisor's thread.
+
+    Parameters
+    ----------
+    strategy
+        Says how long to wait.
+    random
+        Returns a number in [0, 1), for the jitter.
+    tries_without_progress
+        How often a micro-batch may fail from the same cause.
+    """
+
+    def __init__(
+        self,
+        strategy: RestartStrategy,
+        random: Callable[[], float],
+        tries_without_progress: Limit = TRIES_WITHOUT_PROGRESS,
+    ) -> None:
+        self._strategy, self._random = strategy, random
+        #: Records on which a user function raised: the second time ends the job.
+        self._failed_records: set[tuple[object, ...]] = set()
+        #: Those of them that name no record; after a checkpoint it is another one.
+        self._unplaced: set[tuple[object, ...]] = set()
+        self._failed_while_stopping = False
+        self._repeated = RepeatedFailures(tries_without_progress)
+        #: The first failure from each cause, and of each kind, that is counted.
+        self._first: dict[str, FlinkishError] = {}
+        self._first_of_kind: dict[str, FlinkishError] = {}
+        self.history = RestartHistory()
+
+    def gives_up(self, error: FlinkishError, control: JobControl) -> bool:
+        """Return whether the job ends behind this failure because it was told to end."""
+        if control.cancel_wanted.is_set():
+            LOG.warning("the job is cancelled; before that it failed: %s", error)
+            return True
+        if control.stop_wanted.is_set() and self._failed_while_stopping:
+            # It was started once more, to take its last checkpoint. For ever would be no stop.
+            LOG.error("stopped without a last checkpoint; the next start goes on: %s", error)
+            return True
+        self._failed_while_stopping = control.stop_wanted.is_set()
+        return False
+
+    def delay_ms_after(self, error: FlinkishError, now_ms: int, batch: BatchId | None = None) -> int:
+        """Return how long to wait before the next start; raise an error if there will be none.
+
+        Parameters
+        ----------
+        batch
+            The first micro-batch that was not through; None if the query did not come so far.
+
+        Raises
+        ------
+        NoProgressError
+            The same came back at this micro-batch, as often as it may.
+        FlinkishError
+            `error`: a restart cannot mend it, or the strategy gives up.
+        """
+        if isinstance(error, StopFailed):
+            # The savepoint failed and not the job: it goes on, whatever its strategy says.
+            return 0
+        if isinstance(error, SparkGoneError) or not error.restartable:
+            raise error
+        if isinstance(error, RepeatableUserError):
+            if error.record in self._failed_records:
+                raise error
+            self._failed_records.add(error.record)
+            if not error.is_placed:
+                self._unplaced.add(error.record)
+        self.history = self.history.failed(now_ms)
+        if error.ends_when_repeated and not is_outage(error):
+            self._raise_if_stuck(error, batch)
+        verdict = self._strategy.decide(self.history, self._random())
+        if isinstance(verdict, GiveUp):
+            LOG.error("not restarting: %s", verdict.reason)
+            raise error
+        return verdict.delay_ms
+
+    def ran_well(self) -> None:
+        """Note that a checkpoint was confirmed."""
+        self._failed_records -= self._unplaced
+        self._unplaced.clear()
+        self._repeated = self._repeated.progressed()
+        self._first.clear()
+        self._first_of_kind.clear()
+        self.history = self.history.ran_well()
+
+    def _raise_if_stuck(self, error: FlinkishError, batch: BatchId | None) -> None:
+        cause, kind = identity_of(error), kind_of(error)
+        self._repeated = repeated = self._repeated.failed(None if batch is None else batch.value, cause, kind)
+        if repeated.times_of_kind(kind) == 1:
+            self._first_of_kind[kind] = error
+        if repeated.times(cause) == 1:
+            # Texts may be new each time: what is counted no more is forgotten here, too.
+            self._first = {c: e for c, e in self._first.items() if repeated.times(c)} | {cause: error}
+        if repeated.is_stuck(cause):
+            first, tries = self._first[cause], repeated.times(cause)
+        elif repeated.is_stuck_in(kind):
+            first, tries = self._first_of_kind[kind], repeated.times_of_kind(kind)
+        else:
+            return
+        LOG.error("not restarting: it failed %s times without progress", tries)
+        where = "before its first micro-batch" if batch is None else f"at micro-batch {batch}"
+        reason = (
+            f"it failed {tries} times {where} with no checkpoint in between, so another restart will not help"
+        )
+        mend = first.what_to_do or "correct what it names; the job goes on from its last checkpoint then"
+        raise NoProgressError(
+            first.what,
+            why=f"{first.why}; {reason}" if first.why else reason,
+            what_to_do=f"{mend}. If it does pass by itself, raise tries_without_progress",
+            **{**first.facts, "tries": tries, "batch": batch},
+        ) from first
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What is wanted of a job: by the threads of its process, and by other processes through its directory.
+
+
+class JobControl:
+    """Passes requests to whichever coordinator runs; remembers what outlives it.
+
+    One for the life of a supervisor. Every method may be called by any thread, at any time, and none
+    blocks for longer than a look at a directory.
+
+    Parameters
+    ----------
+    why_no_savepoint_at
+        Returns why no savepoint can be written to a directory; empty if one can.
+    """
+
+    def __init__(self, why_no_savepoint_at: Callable[[str], str]) -> None:
+        self._why_no_savepoint_at = why_no_savepoint_at
+        self._coordinator: CheckpointCoordinator | None = None
+        self._schedule = Schedule.ON
+        self._lock = threading.Lock()
+        self._is_over = False
+        #: No query runs yet, so there is nothing that a last checkpoint could be taken of.
+        self.is_starting = True
+        #: A last checkpoint is to be taken, then the job is to end.
+        self.stop_wanted = threading.Event()
+        #: The job is to end at once.
+        self.cancel_wanted = threading.Event()
+        #: Set with either of them: where no query runs, nothing has to be waited for any more.
+        self.end_wanted = threading.Event()
+
+    # -- wishes ---------------------------------------------------------------------------------
+    def stop_with_checkpoint(self) -> None:
+        """Let the job take a last checkpoint, finish it and end."""
+        # This order matters: whoever sees the second must be able to tell which of the two it is.
+        self.stop_wanted.set()
+        self.end_wanted.set()
+
+    def cancel(self) -> None:
+        """Let the job end at once; the next start goes on from the last checkpoint."""
+        self.cancel_wanted.set()
+        self.end_wanted.set()
+
+    def ask(self, asked: Asked) -> None:
+        """Ask for a checkpoint or a savepoint; it is answered exactly once, perhaps before this returns.
+
+        What can be known before a checkpoint gets an id is refused here: no query runs, or nothing
+        can be written where the savepoint is to go.
+        """
+        coordinator = self._coordinator
+        if self._is_over:
+            asked.on_answer(CheckpointAnswer.refused(Reason.SHUT_DOWN))
+            return
+        if coordinator is None or coordinator.is_stopping:
+            asked.on_answer(CheckpointAnswer.refused(Reason.PARTICIPANT_NOT_RUNNING))
+            return
+        why = self._why_no_savepoint_at(asked.target) if asked.purpose.is_savepoint else ""
+        if why:
+            asked.on_answer(CheckpointAnswer.refused(Reason.STORAGE_NOT_READY, why))
+        else:
+            coordinator.ask(asked)
+
+    def schedule(self, schedule: Schedule) -> None:
+        """Switch the timer on or off, also for later starts of the query."""
+        with self._lock:
+            self._schedule = schedule
+            if self._coordinator is not None:
+                self._coordinator.schedule(schedule)
+
+    # -- the supervisor's part ------------------------------------------------------------------
+    @property
+    def exporting(self) -> frozenset[CheckpointId]:
+        """Checkpoints whose savepoints are being written: nothing they need may be deleted."""
+        coordinator = self._coordinator
+        return frozenset() if coordinator is None else coordinator.exporting
+
+    @property
+    def is_tearing_down(self) -> bool:
+        """Whether the query is being ended, so that what waits for a system has to give up."""
+        coordinator = self._coordinator
+        return self.cancel_wanted.is_set() or (coordinator is not None and coordinator.is_stopping)
+
+    def must_give_up(self) -> bool:
+        """Whether what waits for an outside system has to give up; asked in every such wait."""
+        return self.end_wanted.is_set() if self.is_starting else self.is_tearing_down
+
+    def attach(self, coordinator: CheckpointCoordinator) -> None:
+        """Pass requests to `coordinator`, which runs; an earlier one gets none any more."""
+        with self._lock:
+            if self._schedule is Schedule.OFF:
+                coordinator.schedule(Schedule.OFF)
+            self._coordinator = coordinator
+
+    def detach(self) -> None:
+        """Refuse requests until another coordinator runs."""
+        with self._lock:
+            self._coordinator, self.is_starting = None, True
+
+    def over(self) -> None:
+        """Refuse everything from now on: the job has ended in this process."""
+        self._is_over = True
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The checkpoint behind which a query ends: asked for once, by a user or by the end of all input.
+
+
+class QueryEnd(enum.Enum):
+    """How a start of the query ended that did not fail."""
+
+    #: The job was told to end, or all its input is over and has been worked through.
+    OVER = "OVER"
+    #: It was not: timers were left behind the last checkpoint, or input that was over went on.
+    NOT_OVER = "NOT_OVER"
+
+
+class LastCheckpoint:
+    """Asks for the last checkpoint of a start as soon as it may be taken.
+
+    Touched by the supervisor's thread and the epoch writer's.
+
+    Parameters
+    ----------
+    control
+        Knows whether a user wants the job to stop.
+    time
+        Knows whether all input is over.
+    coordinator
+        Of this start. It asks again by itself where the checkpoint is aborted.
+    """
+
+    def __init__(self, control: JobControl, time: Timekeeping, coordinator: CheckpointCoordinator) -> None:
+        self._control, self._time, self._coordinator = control, time, coordinator
+        self._lock, self._is_asked = threading.Lock(), False
+
+    def look(self) -> None:
+        """Ask for it if it may be taken; called ten times a second, and behind each staged micro-batch."""
+        if not (self._control.stop_wanted.is_set() or self._time.can_end):
+            return
+        with self._lock:
+            if self._is_asked:
+                return
+            self._is_asked = True
+        self._coordinator.ask(Asked(CheckpointPurpose.FINAL, lambda answer: None))
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether everything in front of it is committed."""
+        return self._coordinator.ended_with is not None
+
+    def end(self) -> QueryEnd:
+        """Return how the query has ended; called when it was torn down."""
+        # One that nobody wished for was asked for because all input was over.
+        is_of_input = self._coordinator.ended_with is CheckpointPurpose.FINAL
+        is_wish = self._control.end_wanted.is_set()
+        return QueryEnd.NOT_OVER if is_of_input and not (is_wish or self._time.has_ended) else QueryEnd.OVER
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The supervisor: take over, recover, start the query, watch it, start it again.
+#
+# One object per `execute`. The order of a start is the protocol's: preflight, lock, settings, owner epoch,
+# fence, recovery, hooks, and only then the query. Up to the lock nothing is written anywhere.
+
+
+_WATCH_MS = 100
+
+
+class _Turn(enum.Enum):
+    """How an ownership of the job directory ended."""
+
+    OVER = "OVER"
+    TAKE_OVER_AGAIN = "TAKE_OVER_AGAIN"
+
+
+class Supervisor:
+    """Runs a job until it is stopped or fails for good.
+
+    Parameters
+    ----------
+    engine
+        Runs the queries.
+    settings
+        Of this `execute`.
+    job_dir
+        The job's directory.
+    """
+
+    def __init__(self, engine: QueryEngine, settings: JobSettings, job_dir: JobDir) -> None:
+        self._engine, self._settings, self._job_dir = engine, settings, job_dir
+        self._attempts, self._starts, self._blocks = itertools.count(1), itertools.count(), BlockPool()
+        self._tracker: CheckpointTracker | None = None
+        self._failures = FailureManager(settings.checkpoint.tolerable_failures)
+        self._dropped_by_sinks = 0
+        self._restarts = RestartPolicy(settings.restart, settings.random, settings.tries_without_progress)
+        #: Of the query that runs, or has ended last.
+        self._writer: EpochWriter | None = None
+        self.progress = JobProgress()
+        self.control = JobControl(engine.why_no_savepoint_at)
+        self._outside = Outside(job_dir, settings.clock, self.control.ask, self.control.cancel)
+        self._watchdog = Watchdog(settings.clock, self._note_waits, self.control.cancel_wanted.is_set)
+        self._waiting = self._watchdog.waiting
+        self.states = JobStates(engine.uids, settings.listeners, self._waiting)
+        self._owned: OwnedJob | None = None
+
+    @property
+    def statistics(self) -> StatisticsHistory:
+        """Return the history of checkpoints; empty before the takeover."""
+        return StatisticsHistory() if self._tracker is None else self._tracker.history
+
+    def order_rewind(self, target: CheckpointId, tables: Tables) -> PendingRewind:
+        """Order the job to go back; called by any thread. See :meth:`JobClient.rewind`."""
+        folder = f"spark/{self._job_dir.newest_owner()}"
+        pins = self._engine.pins(SparkLog(self._job_dir.store, folder, self._settings.root / folder))
+        clock = self._settings.clock
+        order = order_rewind(self._job_dir, pins, clock, target, tables, "ordered by the job's client")
+        return PendingRewind(self._job_dir, order, clock)
+
+    # -- life -----------------------------------------------------------------------------------
+    def run(self) -> None:
+        """Run the job; return when it was stopped.
+
+        Raises
+        ------
+        FlinkishError
+            The job cannot start, or failed in a way that a restart does not mend.
+        """
+        lock: OwnerLock | None = None
+        self._watchdog.start(self._settings.threads)
+        try:
+            with self._waiting("the checks before the start to end"):
+                self._engine.check()
+            waiting = self._engine.lock()
+            if wait_for_lock(waiting, self._settings, self.control.end_wanted) is LockWait.GIVEN_UP:
+                self.states.on(JobEvent.SUSPEND, "told to end while it stood by")
+                return
+            lock = waiting
+            while self._run_owned() is _Turn.TAKE_OVER_AGAIN:
+                self._blocks.forget()
+        except FencedError:
+            self.states.on(JobEvent.SUSPEND, "a newer owner has the job")
+            raise
+        except Exception as error:
+            # What comes up before the query is tried has not met a type yet.
+            known = classify(error)
+            self.states.over(str(known))
+            raise_translated(known, error)
+        except BaseException as error:
+            self.states.over(str(error))
+            raise
+        finally:
+            self.progress.is_running = False
+            self.control.over()
+            if lock is not None:
+                lock.release()
+            with self._waiting("the master hooks to be closed"):
+                self._settings.hooks.close()
+            self._watchdog.stop()
+            self.progress.waits = ()
+
+    def _note_waits(self, waits: tuple[Wait, ...]) -> None:
+        self.progress.waits = waits
+        if waits and self._owned is not None and self.control.cancel_wanted.is_set():
+            # What was decided is finished by the next start; whoever cancels a job does not wait for it.
+            self._owned.interrupt()
+
+    def _run_owned(self) -> _Turn:
+        settings, waiting = self._settings, self._waiting
+        with waiting("the job directory to take the record of the job"):
+            job = self._engine.record_job()
+        with waiting("the job directory to be taken over"):
+            ownership = take_over(self._job_dir, settings.clock, settings.token)
+        with waiting("Spark's log to be fenced"):
+            log = self._engine.fenced_log(ownership)
+        self._inputs = inputs = Inputs(self._engine.sources, self._job_dir, log)
+        with waiting("the sinks to be connected"):
+            committers = self._engine.committers(job, ownership)
+        tracker = CheckpointTracker(self._job_dir, settings.clock)
+        pins = self._engine.pins(log)
+        with waiting("the manifest to be connected"):
+            manifest = self._engine.manifest(job, ownership)
+        owned = OwnedJob(job, ownership, log, pins, inputs, committers, tracker, manifest)
+        self._owned = owned
+        keeping = (settings.checkpoint, pins, lambda: self.control.exporting, ownership)
+        self._completed = CompletedCheckpoints(self._job_dir, *keeping)
+        self._tracker = tracker
+        try:
+            # This order matters: nothing is recovered, committed or aborted over what another timeline holds.
+            with waiting("sinks and sources to say what they hold"):
+                is_to_be_taken_over_again = settle_timeline(
+                    owned,
+                    self._engine.sources,
+                    settings.clock,
+                    settings.threads,
+                    self.control.must_give_up,
+                    self.control.cancel_wanted.is_set,
+                )
+            if is_to_be_taken_over_again:
+                return _Turn.TAKE_OVER_AGAIN
+        except Interrupted:
+            owned.close()
+            self._ended()
+            return _Turn.OVER
+        except BaseException:
+            owned.close()
+            raise
+        self._outside.start(settings.threads, ownership.epoch)
+        try:
+            while True:
+                try:
+                    if self._run_query(owned) is QueryEnd.OVER:
+                        break
+                    self._goes_on("behind the last checkpoint timers were left, or input went on")
+                except Interrupted:
+                    break
+                except RewindOrdered as order:
+                    self._goes_on(str(order))
+                    # Spark goes on cleaning the folder of a query that has ended, by the highest
+                    # version that it saw: the rewound one gets a folder that Spark does not know.
+                    return _Turn.TAKE_OVER_AGAIN
+                except Exception as error:
+                    if not self._survives(classify(error, self._place()), inputs):
+                        break
+                # A zombie must not seal the id that the newer owner is about to decide.
+                ownership.check()
+                # Ids that were pending are never used again, whatever became of their barriers.
+                seal_open_ids(ownership, settings.clock)
+                self._blocks.forget()
+            self._ended()
+            return _Turn.OVER
+        finally:
+            with self._waiting("the thread that takes requests to end"):
+                self._outside.stop()
+            self._owned = None
+            with self._waiting("the sinks' connections to be closed"):
+                owned.close()
+
+    def _goes_on(self, why: str) -> None:
+        """Say that the query starts again although nothing has failed."""
+        LOG.warning("%s", why)
+        self.states.on(JobEvent.FAILURE, why)
+        self.states.on(JobEvent.RESTART, why)
+
+    def _ended(self) -> None:
+        if not self.control.cancel_wanted.is_set():
+            is_running = self.states.status is JobStatus.RUNNING
+            self.states.on(JobEvent.FINISH if is_running else JobEvent.SUSPEND)
+            return
+        self.states.on(JobEvent.CANCEL)
+        self._completed.cancelled(self._settings.clock)
+        self.states.on(JobEvent.ALL_ENDED)
+
+    def _survives(self, error: FlinkishError, inputs: Inputs) -> bool:
+        """Wait before the next attempt; return whether there is one, or raise."""
+        control, clock = self.control, self._settings.clock
+        self.progress.last_error = str(error)
+        if isinstance(error, FencedError):
+            raise error
+        self.states.failed(error)
+        self._log_trace(error)
+        if isinstance(error, InputLostError | QueryFailed):
+            # What Spark says about lost input names no ranges; the source does.
+            self._raise_if_lost(inputs)
+        if self._restarts.gives_up(error, control):
+            return False
+        try:
+            batch = None if self._writer is None else self._writer.expected
+            delay_ms = self._restarts.delay_ms_after(error, clock.monotonic_ms(), batch)
+        except NoProgressError as stuck:
+            self.progress.last_error = str(stuck)
+            raise
+        except FlinkishError:
+            with self._waiting("the record to be found that failed"):
+                placed = self._engine.place_of(error, inputs)
+            raise placed from None
+        self.progress.restarts += 1
+        LOG.warning("restarting in %s ms after: %s", delay_ms, error)
+        self.states.on(JobEvent.RESTART, str(error))
+        # Told to stop, it is started once more at once, to take its last checkpoint.
+        clock.wait(control.end_wanted, delay_ms)
+        return not control.cancel_wanted.is_set()
+
+    def _raise_if_lost(self, inputs: Inputs) -> None:
+        """Raise what the sources say is wrong with their input, if no restart mends it."""
+        try:
+            with self._waiting("the sources to be asked what is left of their input"):
+                inputs.check()
+        except Exception as error:
+            known = classify_alive(error)
+            if not known.restartable:
+                raise_translated(known, error)
+            # The next start asks again, before it does anything else.
+            LOG.warning("the input cannot be checked now: %s", known)
+
+    def _place(self) -> str:
+        """Return at which micro-batch the query has ended; empty if it did not come so far."""
+        return "" if self._writer is None else f"at micro-batch {self._writer.expected}"
+
+    def _log_trace(self, error: FlinkishError) -> None:
+        trace = error.facts.get("trace")
+        if trace:
+            LOG.info("from the inside out:\n%s", trace)
+
+    # -- one start of the query -----------------------------------------------------------------
+    def _run_query(self, owned: OwnedJob) -> QueryEnd:
+        settings, ownership, log, inputs = self._settings, owned.ownership, owned.log, owned.inputs
+        committers, tracker, clock = owned.committers, owned.tracker, settings.clock
+        confirmation = Confirmation(
+            self._job_dir,
+            ownership,
+            committers,
+            self._engine.sources,
+            settings.clock,
+            tracker.timing(settings.observer),
+            self.control.must_give_up,
+            owned.manifest,
+            owned.job,
+            self._waiting,
+        )
+        self.control.detach()
+        with self._waiting("the recovery to end"):
+            start, kept, stored = self._recover(owned, confirmation)
+        with self._waiting("the sources to be asked before the start"):
+            if not until_answered(inputs.check, self.control.must_give_up, clock):
+                raise Interrupted("waiting for the input")
+        log.check()
+        control = self._control_file(owned)
+        with self._waiting("Spark to plan the query"):
+            plan = self._engine.plan(control)
+        newest = self._job_dir.newest_commit()
+        if newest is not None:
+            self._engine.confirmed(newest)
+        gate = AdmissionGate(settings.clock)
+        facts = (plan.time, self._engine.sources, control, log, clock)
+        time = TimeKeeper(*facts, stored, kept, start.next_batch)
+        time.begin()
+        coordinator = CheckpointCoordinator(
+            CoordinatorParts(
+                config=settings.checkpoint,
+                clock=settings.clock,
+                threads=settings.threads,
+                job_dir=self._job_dir,
+                ownership=ownership,
+                log=log,
+                control=control,
+                confirmation=confirmation,
+                committers=committers,
+                channels=plan.channels,
+                operators=self._engine.operators,
+                uids=self._engine.uids,
+                hooks=settings.hooks,
+                blocks=self._blocks,
+                gate=gate,
+                observer=settings.observer,
+                failures=self._failures,
+                tracker=tracker,
+                on_confirmed=self._on_confirmed,
+                on_aborted=self.states.aborted,
+                write_savepoint=lambda decision, target: self._engine.write_savepoint(decision, target, log),
+                on_decided=self._completed.decided,
+                on_receipt=self._completed.completed,
+                on_aging=self.states.aging,
+                time=time,
+                waiting=self._waiting,
+            ),
+            kept,
+        )
+        context = StagingContext(owned.job, ownership, self._job_dir.lineage(), self._blocks, clock, log)
+        self._last = last = LastCheckpoint(self.control, time, coordinator)
+        self._writer = writer = self._epoch_writer(plan, context, start, gate, coordinator, inputs, time)
+        self.control.is_starting = False
+        with self._waiting("Spark to start the query"):
+            query = plan.start(log, writer)
+        coordinator.start()
+        # Not before: whoever asks a coordinator that never starts would wait for ever.
+        self.control.attach(coordinator)
+        self.progress.is_running = True
+        self.states.on(JobEvent.STARTED)
+        try:
+            self._watch(query, writer, coordinator)
+            if self.control.cancel_wanted.is_set():
+                self.states.on(JobEvent.CANCEL)
+        finally:
+            self.progress.is_running = False
+            self._tear_down(query, gate, coordinator)
+            self._failures = coordinator.failures
+        if self.control.stop_wanted.is_set() or last.is_confirmed:
+            sweep_after_stop(self._job_dir, committers)
+        return last.end()
+
+    def _recover(self, owned: OwnedJob, confirmation: Confirmation) -> Recovered:
+        settings, inputs = self._settings, owned.inputs
+        recovery = Recovery(
+            self._job_dir,
+            owned.log,
+            owned.ownership,
+            owned.committers,
+            confirmation,
+            settings.clock,
+            settings.observer,
+            self.control.must_give_up,
+            pins=owned.pins,
+            positions=SourcePositions(inputs.lower, inputs.why_lost),
+            on_confirmed=self._on_recovered,
+            reseeding=self._engine.reseeding(owned.log),
+            replaying=Replayer(
+                self._engine,
+                self._job_dir,
+                owned,
+                self._blocks,
+                partial(self._control_file, owned),
+                self._attempts,
+                settings.clock,
+                settings.observer,
+                self.control.cancel_wanted.is_set,
+            ),
+        )
+        try:
+            start, kept = recovery.run()
+        except RewindRefused as refused:
+            if self.states.status is JobStatus.CREATED:
+                raise
+            # The order is closed. A job that runs well does not end because of a wrong wish.
+            LOG.error("the order is not carried out: %s", refused)
+            start, kept = recovery.run()
+        newest = self._job_dir.newest_commit()
+        self.states.goes_on_from(None if newest is None else newest.checkpoint)
+        savepoint = self._engine.restored_from() if newest is None else None
+        with self._waiting("the master hooks to be restored"):
+            stored = self._restored(partial(owned.restore, newest, savepoint, settings.hooks))
+        if newest is not None:
+            self._failures = self._failures.completed(newest.checkpoint)
+        return start, kept, stored
+
+    def _restored(self, restore: Callable[[], EventTime | None]) -> EventTime | None:
+        settings = self._settings
+        # A stop waits for them: it wants a last checkpoint, and most hooks are quick.
+        give_up = self.control.cancel_wanted.is_set
+        try:
+            return outcome_of(restore, "flinkish-restore-hooks", settings.threads, settings.clock, give_up)
+        except GivenUp:
+            raise Interrupted("restoring the master hooks") from None
+
+    def _control_file(self, owned: OwnedJob) -> ControlFile:
+        folder = self._settings.root / "control"
+        return ControlFile.of_start(folder, owned.ownership.epoch, next(self._starts))
+
+    def _watch(self, query: RunningQuery, writer: EpochWriter, coordinator: CheckpointCoordinator) -> None:
+        control = self.control
+        while not control.cancel_wanted.is_set():
+            self._outside.raise_if_ordered()
+            if coordinator.failure is not None:
+                raise coordinator.failure
+            if self._last.is_confirmed:
+                return
+            self._last.look()
+            with self._waiting("Spark to say how the query is"):
+                if not query.is_active:
+                    self._raise_failure(query, writer)
+                self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
+            self._settings.clock.wait(control.cancel_wanted, _WATCH_MS)
+
+    def _raise_failure(self, query: RunningQuery, writer: EpochWriter) -> NoReturn:
+        """Raise what ended the query."""
+        if isinstance(writer.failure, FlinkishError):
+            raise writer.failure
+        # Raises if the JVM is gone.
+        told = query.exception()
+        if writer.failure is not None:
+            # Of a failure in foreachBatch Spark passes on the text only, within what Py4J says.
+            raise classify_alive(writer.failure, self._place()) from writer.failure
+        raise told or QueryFailed("the query ended by itself")
+
+    def _tear_down(
+        self, query: RunningQuery, gate: AdmissionGate, coordinator: CheckpointCoordinator
+    ) -> None:
+        """End query and coordinator; both have ended when this returns, or the JVM is gone."""
+        gate.stop()
+        coordinator.stop()
+        with self._waiting("Spark to end the query"):
+            query.stop()
+            self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
+        coordinator.join()
+
+    def _on_recovered(self, checkpoint: CheckpointId) -> None:
+        # A checkpoint that the recovery confirms is progress like any other.
+        self._restarts.ran_well()
+        self.states.completed(checkpoint)
+
+    def _on_confirmed(self, decision: Decision, receipt: Receipt) -> None:
+        self._dropped_by_sinks += self.progress.confirmed(decision)
+        self._restarts.ran_well()
+        self._engine.confirmed(decision)
+        self.states.completed(decision.checkpoint)
+
+    def _epoch_writer(
+        self,
+        plan: QueryPlan,
+        context: StagingContext,
+        start: StartSpark,
+        gate: AdmissionGate,
+        coordinator: CheckpointCoordinator,
+        inputs: Inputs,
+        time: TimeKeeper,
+    ) -> EpochWriter:
+        def note(staged: StagedBatch, sync_ms: int) -> None:
+            if staged.checkpoints:
+                must_give_up, clock = self.control.must_give_up, self._settings.clock
+                if not until_answered(inputs.check_identity, must_give_up, clock):
+                    raise Interrupted("looking for the input")
+            self.states.tasks_run()
+            coordinator.on_staged(staged, sync_ms)
+            self._last.look()
+
+        parts = EpochWriterParts(
+            job_dir=self._job_dir,
+            ownership=context.ownership,
+            staging=plan.staging(context),
+            attempts=self._attempts,
+            clock=self._settings.clock,
+            observer=self._settings.observer,
+            gate=gate,
+            notify=note,
+            must_wait=coordinator.must_wait,
+            time=time,
+            waiting=self._waiting,
+        )
+        return EpochWriter(start.next_batch, parts)

@@ -1,0 +1,140 @@
+"""Behind a takeover: whether sinks, sources and manifest know anything that the job directory does not.
+
+If they do, the directory is an older copy of itself, or a copy of it runs elsewhere: the start ends, and
+nothing was touched outside. Unless a user has ordered to accept what is there; then ids go on above all that
+is there, so that no mark means two things.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from flinkish_spark.checkpoint.commit import Interrupted
+from flinkish_spark.checkpoint.failures import Patience
+from flinkish_spark.contracts.sink import another_timeline
+from flinkish_spark.contracts.source import SourceNode
+from flinkish_spark.core.clock import Clock, GivenUp, Threads, outcome_of
+from flinkish_spark.job.owned_job import OwnedJob
+from flinkish_spark.protocol.decisions import Decision, Verdict
+from flinkish_spark.protocol.ids import OwnerEpoch
+from flinkish_spark.protocol.timeline import Mark
+
+LOG = logging.getLogger(__name__)
+_PAUSE_MS = 1_000
+_ASKING = "asking what sinks and sources hold"
+
+#: Who left a mark, as people call it, and the mark.
+_Found = tuple[str, Mark]
+
+
+def settle_timeline(
+    owned: OwnedJob,
+    sources: Sequence[SourceNode],
+    clock: Clock,
+    threads: Threads,
+    is_stopping: Callable[[], bool],
+    is_cancelled: Callable[[], bool],
+) -> bool:
+    """Compare what is outside with the directory; return whether the job has to be taken over once more.
+
+    Called once behind each takeover, before anything is recovered. Systems that do not answer are waited for.
+
+    Parameters
+    ----------
+    is_stopping
+        Asked while a system says that it cannot answer.
+    is_cancelled
+        Asked also while it says nothing.
+
+    Raises
+    ------
+    Interrupted
+        The job was told to end while a system did not answer.
+    AnotherTimelineError
+        Something is ahead of the directory, and nobody has ordered to accept it.
+    """
+    job_dir = owned.ownership.job_dir
+    marks = _all_marks(owned, sources, clock, threads, is_stopping, is_cancelled)
+    foreign = [(who, mark, why) for who, mark in marks if (why := _why_foreign(owned, mark))]
+    if not foreign:
+        # Also of an order that was carried out by a process that was cut off behind it.
+        job_dir.close_timeline_order()
+        return False
+    who, mark, why = foreign[0]
+    ahead = {who: mark.checkpoint for who, mark, _ in foreign}
+    error = another_timeline(who, mark, owned.ownership.timeline.newest, why, ahead)
+    if not job_dir.timeline_is_ordered():
+        # What a deposed process takes for another timeline is its successor.
+        owned.ownership.check()
+        raise error
+    _accept(owned, [mark for _, mark in marks], clock, error.what)
+    return True
+
+
+def _all_marks(
+    owned: OwnedJob,
+    sources: Sequence[SourceNode],
+    clock: Clock,
+    threads: Threads,
+    is_stopping: Callable[[], bool],
+    is_cancelled: Callable[[], bool],
+) -> list[_Found]:
+    patience = Patience()
+    while True:
+        try:
+            # Only asking: a question that hangs, and is left alone, changes nothing. A stop waits for it: it
+            # wants a last checkpoint.
+            ask = partial(_marks, owned, sources)
+            return outcome_of(ask, "flinkish-settle-timeline", threads, clock, is_cancelled)
+        except GivenUp:
+            raise Interrupted(_ASKING) from None
+        except Exception as error:
+            LOG.warning("the start waits for what sinks and sources hold: %s", patience.takes(error))
+            if is_stopping():
+                raise Interrupted(_ASKING) from error
+        clock.sleep_ms(_PAUSE_MS)
+        owned.ownership.check()
+
+
+def _marks(owned: OwnedJob, sources: Sequence[SourceNode]) -> list[_Found]:
+    found: list[_Found] = []
+    for uid, committer in owned.committers.items():
+        found += ((f"sink '{uid}'", mark) for mark in committer.newest_marks())
+    found += (("the manifest", mark) for mark in owned.manifest.newest_marks())
+    for node in sources:
+        found += ((f"source '{node.uid}'", mark) for mark in node.source.newest_marks(owned.job))
+    return found
+
+
+def _why_foreign(owned: OwnedJob, mark: Mark) -> str:
+    """Return why a mark is not ours; empty for one that is."""
+    ownership = owned.ownership
+    timeline = ownership.timeline
+    why = timeline.why_not_ours(mark, timeline.newest)
+    if not why and mark.checkpoint > timeline.accepted:
+        decision = ownership.job_dir.decision(mark.checkpoint)
+        if decision is not None and decision.verdict is not Verdict.COMMIT:
+            why = f"checkpoint {mark.checkpoint} was given up here, and committed elsewhere"
+    if not why and mark.owner_epoch is not None and mark.owner_epoch > ownership.epoch:
+        why = f"its owner {mark.owner_epoch} is newer than any that the directory knows"
+    return why
+
+
+def _accept(owned: OwnedJob, marks: Sequence[Mark], clock: Clock, why: str) -> None:
+    """Make ids and owner epochs go on above what is there. Each step may be repeated."""
+    ownership = owned.ownership
+    job_dir, epoch = ownership.job_dir, ownership.epoch
+    upto = max([ownership.timeline.newest, *(mark.checkpoint for mark in marks)])
+    newest = max([epoch, *(mark.owner_epoch for mark in marks if mark.owner_epoch is not None)])
+    ownership.check()
+    LOG.warning("what is there is accepted, and checkpoints go on above %s: %s", upto, why)
+    if job_dir.decision(upto) is None:
+        reason = "given up: what others have committed up to here was accepted as it is"
+        job_dir.create_decision(Decision(upto, Verdict.ABORT, epoch, clock.wall_ms(), reason=reason))
+    if newest > epoch:
+        job_dir.create_owner(OwnerEpoch(int(newest)), {"owner_epoch": int(newest), "accepted_by": int(epoch)})
+    # This order matters: with the marks accepted the next start finds nothing to refuse, and forgets the
+    # order.
+    job_dir.accept_marks(upto, why)

@@ -1,0 +1,469 @@
+"""What a program says about joins: interval, temporal, window, co-group; and their functions."""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pyspark.sql import types as T
+
+from flinkish_spark.core.elements import MAX_WATERMARK_MS, OutputTag
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.validation import (
+    instance_of,
+    refuse_if_never_run,
+    refused_as_config_errors,
+    unusable,
+)
+from flinkish_spark.functions.keyed import RichFunction
+from flinkish_spark.protocol.limits import checked_whole
+from flinkish_spark.state.descriptors import StateTtl
+from flinkish_spark.types.ddl import DdlError, parse_ddl
+from flinkish_spark.types.hints import first_required, unfit_for_rows
+from flinkish_spark.types.rows import ElementType
+from flinkish_spark.windows.functions import WindowContext, WindowRuntimeContext
+from flinkish_spark.windows.spec import WindowSpec
+
+# ----------------------------------------------------------------------------------------------------------
+# What is made of a pair of elements.
+
+
+class JoinContext(Protocol):
+    """Given to a join function for one pair; valid only inside the call."""
+
+    def left_timestamp(self) -> int | None:
+        """Return the left element's event time; None if there is no left element, or it is a window join."""
+
+    def right_timestamp(self) -> int | None:
+        """Return the right element's event time; None as for the left one."""
+
+    def timestamp(self) -> int | None:
+        """Return the event time of what is emitted."""
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        """Emit a row, with the time of the result, to a side output."""
+
+
+class ProcessJoinFunction(RichFunction, ABC):
+    """Makes rows of a pair.
+
+    Examples
+    --------
+    >>> class OrderWithPayment(ProcessJoinFunction):
+    ...     def process_element(self, order, payment, ctx):
+    ...         yield order.id, payment.amount, ctx.right_timestamp() - ctx.left_timestamp()
+    """
+
+    @abstractmethod
+    def process_element(self, left: Any, right: Any, ctx: JoinContext) -> Iterable[Any] | None:
+        """Return the rows of a pair; `yield` emits.
+
+        Parameters
+        ----------
+        left, right
+            The elements; None for the one that is missing in an outer join.
+        """
+
+
+class Concatenate(ProcessJoinFunction):
+    """Emits the fields of the left element followed by those of the right one, None for a missing one's.
+
+    Parameters
+    ----------
+    left_type, right_type
+        DDL of the elements.
+
+    Examples
+    --------
+    >>> list(Concatenate("a LONG, b LONG", "STRING").process_element((1, 2), None, None))
+    [(1, 2, None)]
+    """
+
+    def __init__(self, left_type: str, right_type: str) -> None:
+        self._left, self._right = ElementType(left_type), ElementType(right_type)
+        self._no_left = (None,) * len(self._left.fields)
+        self._no_right = (None,) * len(self._right.fields)
+
+    def process_element(self, left: Any, right: Any, ctx: JoinContext) -> Iterable[Any]:
+        """Return the one row."""
+        row = self._no_left if left is None else self._left.spread(left)
+        return (row + (self._no_right if right is None else self._right.spread(right)),)
+
+
+class CoGroupFunction(ABC):
+    """Makes rows of all elements of a key and window, of both inputs; either may have none.
+
+    Examples
+    --------
+    >>> class Counts(CoGroupFunction):
+    ...     def co_group(self, key, context, lefts, rights):
+    ...         yield key, context.window.start, len(lefts), len(rights)
+    """
+
+    def open(self, context: WindowRuntimeContext) -> None:
+        """Declare state; called once per copy, before any element."""
+
+    @abstractmethod
+    def co_group(
+        self, key: Any, context: WindowContext, lefts: Sequence[Any], rights: Sequence[Any]
+    ) -> Iterable[Any] | None:
+        """Return the rows of a window, whenever it fires; `yield` emits."""
+
+    def clear(self, context: WindowContext) -> None:
+        """Clear what was kept for a window that is cleaned up."""
+
+    def close(self) -> None:
+        """Give back what `open` made."""
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Words that joins share.
+
+
+class JoinType(enum.Enum):
+    """Which elements come out without a partner: none, those of one side, or those of both."""
+
+    INNER = "INNER"
+    LEFT = "LEFT"
+    RIGHT = "RIGHT"
+    FULL = "FULL"
+
+    @property
+    def keeps_left(self) -> bool:
+        """Whether a left element without a partner comes out, with None for the right one."""
+        return self in (JoinType.LEFT, JoinType.FULL)
+
+    @property
+    def keeps_right(self) -> bool:
+        """Whether a right element without a partner comes out, with None for the left one."""
+        return self in (JoinType.RIGHT, JoinType.FULL)
+
+
+class Side(enum.IntEnum):
+    """Which input; its number is that of the input, and is stored."""
+
+    LEFT = 0
+    RIGHT = 1
+
+
+class Bound(enum.Enum):
+    """Whether a bound belongs to the interval that it bounds."""
+
+    INCLUSIVE = "INCLUSIVE"
+    EXCLUSIVE = "EXCLUSIVE"
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Checks of what joins are told, at the call that tells it.
+
+
+#: Bounds and times beyond this would leave 64 bits when they are added to a time.
+_MOST_MS = MAX_WATERMARK_MS // 2
+
+
+def bound_ms(name: str, value: int) -> int:
+    """Return a distance in time, of either sign; raise ConfigError unless it is whole milliseconds."""
+    with refused_as_config_errors(f"set {name} to a number of milliseconds, which may be negative"):
+        checked_whole(name, value, least=-_MOST_MS, most=_MOST_MS)
+    return value
+
+
+def one_of(name: str, value: object, kind: type[enum.Enum]) -> None:
+    """Raise ConfigError unless a value is a member of an enum."""
+    members = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
+    instance_of(name, value, kind, what_to_do=f"give one of {members}")
+
+
+def tag_or_none(name: str, value: object) -> None:
+    """Raise ConfigError unless a value is an OutputTag or None."""
+    if value is not None:
+        instance_of(name, value, OutputTag, what_to_do="give an OutputTag, or leave it out")
+
+
+def element_ddl(name: str, value: Any) -> None:
+    """Raise ConfigError unless a value is the DDL of a type or of fields."""
+    instance_of(name, value, str, what_to_do='write the type as DDL, as "user STRING, amount LONG"')
+    try:
+        why = _unfit(parse_ddl(value))
+    except DdlError as error:
+        why = str(error)
+    if why is not None:
+        raise unusable(
+            name,
+            value,
+            wanted=f"a type as DDL ({why})",
+            what_to_do='write it as "user STRING, amount LONG", or as one type',
+        )
+
+
+def _unfit(kind: T.DataType) -> str | None:
+    """Return why elements cannot be of a type."""
+    if (name := first_required(kind)) is not None:
+        return f"{name!r} is NOT NULL, which counts in what a function emits: leave it away"
+    return unfit_for_rows(kind)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a program says about an interval join.
+
+
+@dataclass(frozen=True)
+class IntervalJoin:
+    """Joins elements of one key whose event times are near: `left + lower <= right <= left + upper`.
+
+    Parameters
+    ----------
+    left_type, right_type
+        DDL of the elements: fields, or one type.
+    lower_ms, upper_ms
+        How much later than the left element the right one may be, at least and at most; may be negative.
+    lower, upper
+        Whether the bounds themselves count.
+    join_type
+        Which elements come out without a partner.
+    function
+        What is made of a pair; None: the fields of both.
+    left_late, right_late
+        Where elements go whose time is before the watermark; None: they are dropped and counted.
+
+    Raises
+    ------
+    ConfigError
+        Something is of another type, or no time lies between the bounds.
+
+    Examples
+    --------
+    >>> IntervalJoin("id LONG", "id LONG", lower_ms=-5_000, upper_ms=0, upper=Bound.EXCLUSIVE).greatest_ms
+    -1
+    """
+
+    left_type: str
+    right_type: str
+    lower_ms: int
+    upper_ms: int
+    lower: Bound = Bound.INCLUSIVE
+    upper: Bound = Bound.INCLUSIVE
+    join_type: JoinType = JoinType.INNER
+    function: ProcessJoinFunction | None = None
+    left_late: OutputTag | None = None
+    right_late: OutputTag | None = None
+
+    def __post_init__(self) -> None:
+        element_ddl("left_type", self.left_type)
+        element_ddl("right_type", self.right_type)
+        bound_ms("lower_ms", self.lower_ms)
+        bound_ms("upper_ms", self.upper_ms)
+        one_of("lower", self.lower, Bound)
+        one_of("upper", self.upper, Bound)
+        one_of("join_type", self.join_type, JoinType)
+        tag_or_none("left_late", self.left_late)
+        tag_or_none("right_late", self.right_late)
+        if self.function is not None:
+            kind: type = ProcessJoinFunction
+            instance_of("function", self.function, kind, what_to_do="give one, or leave it out")
+        if self.least_ms > self.greatest_ms:
+            raise ConfigError(
+                f"the interval from {self.lower_ms} to {self.upper_ms} ms is empty",
+                why=f"the lower bound is {self.lower.value}, the upper one {self.upper.value}",
+                what_to_do="give bounds with a whole millisecond between them that counts",
+            )
+
+    @property
+    def least_ms(self) -> int:
+        """The least difference of times that joins."""
+        return self.lower_ms + (self.lower is Bound.EXCLUSIVE)
+
+    @property
+    def greatest_ms(self) -> int:
+        """The greatest difference of times that joins."""
+        return self.upper_ms - (self.upper is Bound.EXCLUSIVE)
+
+    @property
+    def actual_function(self) -> ProcessJoinFunction:
+        """The function, or the one that puts the fields of both together."""
+        return Concatenate(self.left_type, self.right_type) if self.function is None else self.function
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a program says about a temporal join: each left element with the version that was valid then.
+
+
+@dataclass(frozen=True)
+class TemporalJoin:
+    """Joins each left element with the right one of its key that was the newest at its event time.
+
+    A right element is a version, valid from its event time up to that of the next. Left elements wait until
+    the watermark has reached their time; so it does not matter which of the two comes first.
+
+    Parameters
+    ----------
+    left_type, right_type
+        DDL of the elements: fields, or one type.
+    join_type
+        INNER, or LEFT: then left elements for which there is no version come out with None.
+    function
+        What is made of a pair; None: the fields of both. Its rows have the time of the left element.
+    is_deletion
+        Tells right elements that end a version without beginning a new one; None: there are none.
+    version_ttl
+        How long the versions of a key live after the last one came, by processing time; None: the newest
+        one stays for ever.
+    late_output
+        Where left elements go that came behind the watermark when the version of their time was no longer
+        known; None: they are dropped and counted.
+
+    Raises
+    ------
+    ConfigError
+        Something is of another type, or the join would keep right elements.
+
+    Examples
+    --------
+    >>> rates = TemporalJoin("currency STRING, amount LONG", "currency STRING, rate DOUBLE", JoinType.LEFT)
+    >>> rates.join_type.keeps_left
+    True
+    """
+
+    left_type: str
+    right_type: str
+    join_type: JoinType = JoinType.INNER
+    function: ProcessJoinFunction | None = None
+    is_deletion: Callable[[Any], bool] | None = None
+    version_ttl: StateTtl | None = None
+    late_output: OutputTag | None = None
+
+    def __post_init__(self) -> None:
+        element_ddl("left_type", self.left_type)
+        element_ddl("right_type", self.right_type)
+        one_of("join_type", self.join_type, JoinType)
+        tag_or_none("late_output", self.late_output)
+        if self.function is not None:
+            kind: type = ProcessJoinFunction
+            instance_of("function", self.function, kind, what_to_do="give one, or leave it out")
+        if self.is_deletion is not None:
+            _check_callable("is_deletion", self.is_deletion)
+        if self.version_ttl is not None:
+            instance_of(
+                "version_ttl", self.version_ttl, StateTtl, what_to_do="give a StateTtl, or leave it out"
+            )
+        if self.join_type.keeps_right:
+            raise ConfigError(
+                f"a temporal join cannot be a {self.join_type.value} join",
+                why="a version is valid until the next one comes, so it is never known to have no partner",
+                what_to_do="use JoinType.INNER or JoinType.LEFT",
+            )
+
+    @property
+    def actual_function(self) -> ProcessJoinFunction:
+        """The function, or the one that puts the fields of both together."""
+        return Concatenate(self.left_type, self.right_type) if self.function is None else self.function
+
+
+def _check_callable(name: str, value: object) -> None:
+    if not callable(value) or isinstance(value, type):
+        raise unusable(name, value, wanted="a function of a right element", what_to_do="give a function")
+    refuse_if_never_run(value, f"{name}()")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a program says about joins and co-groups within windows.
+
+
+@dataclass(frozen=True)
+class WindowCoGroup:
+    """Gives a function the elements of both inputs that are in one window of one key.
+
+    Parameters
+    ----------
+    left_type, right_type
+        DDL of the elements: fields, or one type.
+    windows
+        Which windows, and when they fire. Where an assigner, trigger or evictor of yours looks at elements,
+        it gets a :class:`~flinkish_spark.operators.joins.TaggedElement`: `side` and `value`.
+    function
+        What is made of a window.
+    left_late, right_late
+        Where elements go that came too late for all their windows; None: they are dropped and counted.
+
+    Raises
+    ------
+    ConfigError
+        Something is of another type, or `windows` has a `late_output`.
+    """
+
+    left_type: str
+    right_type: str
+    windows: WindowSpec
+    function: CoGroupFunction
+    left_late: OutputTag | None = None
+    right_late: OutputTag | None = None
+
+    def __post_init__(self) -> None:
+        _check(self)
+        kind: type = CoGroupFunction
+        instance_of("function", self.function, kind, what_to_do="give a CoGroupFunction")
+
+
+@dataclass(frozen=True)
+class WindowJoin:
+    """Joins each element with all of the other input that are in the same window of the same key.
+
+    Parameters
+    ----------
+    left_type, right_type, windows, left_late, right_late
+        As of a :class:`WindowCoGroup`.
+    join_type
+        Which elements come out without a partner.
+    function
+        What is made of a pair; None: the fields of both. Its rows have the time of the window's results.
+
+    Examples
+    --------
+    >>> from flinkish_spark.windows import TumblingEventTimeWindows
+    >>> spec = WindowSpec(TumblingEventTimeWindows(60_000))
+    >>> WindowJoin("user STRING, n LONG", "user STRING, m LONG", spec).join_type
+    <JoinType.INNER: 'INNER'>
+    """
+
+    left_type: str
+    right_type: str
+    windows: WindowSpec
+    join_type: JoinType = JoinType.INNER
+    function: ProcessJoinFunction | None = None
+    left_late: OutputTag | None = None
+    right_late: OutputTag | None = None
+
+    def __post_init__(self) -> None:
+        _check(self)
+        one_of("join_type", self.join_type, JoinType)
+        if self.function is not None:
+            kind: type = ProcessJoinFunction
+            instance_of("function", self.function, kind, what_to_do="give one, or leave it out")
+
+    @property
+    def actual_function(self) -> ProcessJoinFunction:
+        """The function, or the one that puts the fields of both together."""
+        return Concatenate(self.left_type, self.right_type) if self.function is None else self.function
+
+
+def _check(one: WindowCoGroup | WindowJoin) -> None:
+    element_ddl("left_type", one.left_type)
+    element_ddl("right_type", one.right_type)
+    instance_of("windows", one.windows, WindowSpec, what_to_do="give a WindowSpec")
+    if one.windows.retraction_field is not None:
+        raise ConfigError(
+            "a join cannot have retractions",
+            why="it does not keep the pairs that it has emitted",
+            what_to_do="leave retraction_field out, or reduce the joined stream in windows of its own",
+        )
+    tag_or_none("left_late", one.left_late)
+    tag_or_none("right_late", one.right_late)
+    if one.windows.late_output is not None:
+        raise ConfigError(
+            "the windows of a join have a late_output",
+            why="the elements of the two inputs are of two types",
+            what_to_do="leave it out, and give the join left_late and right_late",
+        )

@@ -1,0 +1,234 @@
+"""Running aggregates of a keyed stream, element by element."""
+
+from __future__ import annotations
+
+import decimal
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_type
+
+from flinkish_spark.core.elements import TimeDomain, Timer
+from flinkish_spark.functions.aggregates import ElementAggregate, ElementChoice, Fold, Ties
+from flinkish_spark.functions.keyed import AggregateFunction, ReduceFunction
+from flinkish_spark.operators.columnar_aggregates import AggregateOverflow, element_aggregation
+from flinkish_spark.operators.context import FunctionContext, close_part, open_part
+from flinkish_spark.operators.process import KeyedStreamOperator, Processor
+from flinkish_spark.state.descriptors import AggregatingStateDescriptor, StateTtl, ValueStateDescriptor
+from flinkish_spark.state.keyed_states import KeyedStates
+from flinkish_spark.state.timers import Timers
+from flinkish_spark.types.hints import StateType
+from flinkish_spark.types.rows import ElementType
+
+# ----------------------------------------------------------------------------------------------------------
+# Running aggregates of a keyed stream, element by element: each element gives a row.
+
+
+_REDUCED, _AGGREGATED = "reduced", "aggregated"
+
+
+class _WithoutTimers(KeyedStreamOperator):
+    def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
+        """Do nothing: nobody registers one."""
+
+
+class ReduceOperator(_WithoutTimers):
+    """Emits, for each element, what all elements of its key so far are reduced to.
+
+    Parameters
+    ----------
+    reduce
+        From two elements to one of the same type: an object with `reduce`, or a callable. The first one of a
+        key comes out as it is.
+    input_type
+        DDL of the elements.
+    ttl
+        How long a key's value lives since it was touched; None: for ever.
+    """
+
+    def __init__(
+        self, reduce: ReduceFunction | Callable[[Any, Any], Any], input_type: str, ttl: StateTtl | None = None
+    ) -> None:
+        self._given: Any = reduce
+        self._element = ElementType(input_type)
+        self._descriptor = ValueStateDescriptor(_REDUCED, input_type, ttl=ttl)
+
+    def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
+        """Declare the state, and open the function."""
+        open_part(self._given, states.uid, states.max_parallelism)
+        self._state = states.get_state(self._descriptor)
+        self._reduce = getattr(self._given, "reduce", self._given)
+        self._named = self._element.naming()
+
+    def processors(self) -> tuple[Processor, ...]:
+        """Return what handles an element."""
+        return (self._process,)
+
+    def _process(self, value: Any, _: FunctionContext) -> Iterable[Any]:
+        before = self._state.value()
+        reduced = value if before is None else self._reduce(self._named(before), value)
+        self._state.update(reduced)
+        return (reduced,)
+
+    def close(self) -> None:
+        """Close the function."""
+        close_part(self._given)
+
+
+class AggregateOperator(_WithoutTimers):
+    """Emits, for each element, the result of its key's accumulator; not if that is None.
+
+    Parameters
+    ----------
+    aggregate
+        The function.
+    accumulator_type
+        As of a state: one type, or fields for a tuple.
+    ttl
+        How long an accumulator lives since it was touched; None: for ever.
+    """
+
+    def __init__(
+        self, aggregate: AggregateFunction, accumulator_type: StateType, ttl: StateTtl | None = None
+    ) -> None:
+        self._descriptor = AggregatingStateDescriptor(_AGGREGATED, aggregate, accumulator_type, ttl)
+
+    def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
+        """Declare the state, and open the function."""
+        open_part(self._descriptor.aggregate, states.uid, states.max_parallelism)
+        self._state = states.get_aggregating_state(self._descriptor)
+
+    def processors(self) -> tuple[Processor, ...]:
+        """Return what handles an element."""
+        return (self._process,)
+
+    def _process(self, value: Any, _: FunctionContext) -> Iterable[Any] | None:
+        self._state.add(value)
+        result = self._state.get()
+        return None if result is None else (result,)
+
+    def close(self) -> None:
+        """Close the function."""
+        close_part(self._descriptor.aggregate)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The folds of `flinkish_spark/operators/columnar_aggregates.py` on single values: the same results, one by
+# one.
+
+
+Reduce = Callable[[Any, Any], Any]
+
+_BITS: dict[type[T.DataType], int] = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
+#: Wide enough for the sum of two decimals of any declared type.
+_EXACT = decimal.Context(prec=80)
+
+
+def element_reduce(aggregate: ElementAggregate, input_type: str) -> Reduce:
+    """Return the reduction of two elements of a running aggregate.
+
+    Raises
+    ------
+    ConfigError
+        Elements have no fields, or none of that name, or its type has no such fold.
+
+    Examples
+    --------
+    >>> from flinkish_spark.functions.aggregates import FieldAggregate
+    >>> total = element_reduce(FieldAggregate(Fold.SUM, "amount"), "user STRING, amount LONG")
+    >>> total(("ann", 1), ("ann", 2))
+    Record(user='ann', amount=3)
+    """
+    element_aggregation(aggregate, input_type)
+    element = ElementType(input_type)
+    at = [field.name for field in element.fields].index(aggregate.field)
+    kind = element.fields[at].dataType
+    if isinstance(aggregate, ElementChoice):
+        return _choosing(aggregate, at)
+    fold = value_fold(aggregate.fold, aggregate.field, kind)
+    gather = element.gathering()
+
+    def reduce(first: Any, second: Any) -> Any:
+        return gather((*first[:at], fold(first[at], second[at]), *first[at + 1 :]))
+
+    return reduce
+
+
+def value_fold(fold: Fold, name: str, kind: T.DataType) -> Reduce:
+    """Return the sum, least or greatest of two values of a field; null is nothing.
+
+    Parameters
+    ----------
+    fold
+        SUM, MIN or MAX.
+    name, kind
+        Of the field; a sum that leaves its type raises AggregateOverflow.
+    """
+    return _adding(name, kind) if fold is Fold.SUM else _choosing_value(fold)
+
+
+def _choosing(choice: ElementChoice, at: int) -> Reduce:
+    is_better = _comparing(choice.fold)
+    if choice.ties is Ties.FIRST:
+        return lambda first, second: second if is_better(second[at], first[at]) else first
+    return lambda first, second: first if is_better(first[at], second[at]) else second
+
+
+def _choosing_value(fold: Fold) -> Reduce:
+    is_better = _comparing(fold)
+    return lambda first, second: second if is_better(second, first) else first
+
+
+def _comparing(fold: Fold) -> Callable[[Any, Any], bool]:
+    """Return whether a value is strictly better than another; null is the worst, NaN the greatest number."""
+
+    def is_less(one: Any, other: Any) -> bool:
+        if isinstance(one, float) and math.isnan(one):
+            return False
+        if isinstance(other, float) and math.isnan(other):
+            return True
+        return bool(one < other)
+
+    def is_better(one: Any, other: Any) -> bool:
+        if one is None or other is None:
+            return one is not None and other is None
+        return is_less(one, other) if fold is Fold.MIN else is_less(other, one)
+
+    return is_better
+
+
+def _adding(name: str, kind: T.DataType) -> Reduce:
+    def add(first: Any, second: Any) -> Any:
+        if first is None or second is None:
+            return second if first is None else first
+        return checked(first, second)
+
+    checked = _adding_numbers(name, kind)
+    return add
+
+
+def _adding_numbers(name: str, kind: T.DataType) -> Reduce:
+    if isinstance(kind, T.DecimalType):
+        limit = decimal.Decimal(10) ** (kind.precision - kind.scale)
+
+        def add_decimals(first: Any, second: Any) -> Any:
+            total = _EXACT.add(first, second)
+            # Not abs(): that rounds to the precision of the thread.
+            if total.copy_abs() >= limit:
+                raise AggregateOverflow(name, to_arrow_type(kind))
+            return total
+
+        return add_decimals
+    if type(kind) in _BITS:
+        bound = 1 << (_BITS[type(kind)] - 1)
+
+        def add_integers(first: Any, second: Any) -> Any:
+            total = first + second
+            if not -bound <= total < bound:
+                raise AggregateOverflow(name, to_arrow_type(kind))
+            return total
+
+        return add_integers
+    return lambda first, second: first + second

@@ -1,0 +1,461 @@
+"""Operators with a broadcast input: keyed ones, and such as have no key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flinkish_spark.core.elements import MIN_WATERMARK_MS, OutputTag, Progress, TimeDomain, Timer, tag_name
+from flinkish_spark.core.iterators import USER_ERRORS, elements_of
+from flinkish_spark.functions.keyed import BroadcastProcessFunction, KeyedBroadcastProcessFunction
+from flinkish_spark.operators.context import (
+    FunctionContext,
+    KeyedStateWithoutKey,
+    NoKeyedState,
+    declared_state,
+)
+from flinkish_spark.operators.process import (
+    NO_ELEMENTS,
+    Check,
+    ElementFailed,
+    Elements,
+    Emitted,
+    GroupRun,
+    KeyedStreamOperator,
+    Processor,
+    checked,
+)
+from flinkish_spark.state.descriptors import MapStateDescriptor, StateDescriptor
+from flinkish_spark.state.key_group import GroupState
+from flinkish_spark.state.keyed_states import KeyedStates
+from flinkish_spark.state.layered import Array
+from flinkish_spark.state.operator_state import BroadcastState, BroadcastTables, ReadOnlyBroadcastState
+from flinkish_spark.state.timers import Timers
+from flinkish_spark.types.to_python import taken
+
+# ----------------------------------------------------------------------------------------------------------
+# The broadcast half of an operator in one partition, and what both halves are given.
+
+
+#: Takes a broadcast element and the context; returns what is emitted.
+BroadcastProcessor = Callable[[Any, "BroadcastSideContext"], Iterable[Any] | None]
+KeyedStateFunction = Callable[[Any, Any], None]
+
+
+class BroadcastElementFailed(ElementFailed):
+    """The function raised at a broadcast element; `at` is its place among those."""
+
+
+class ApplicationFailed(Exception):
+    """A function that was given to `apply_to_keyed_state` raised."""
+
+    def __init__(self, state: str, key: Any, error: BaseException) -> None:
+        super().__init__(f"state '{state}' of the key {key!r}: {type(error).__name__}: {error}")
+        self.state, self.key, self.error = state, key, error
+
+
+class _NoKey:
+    """Stands where the key would be; whatever looks something up by it is told."""
+
+    def __hash__(self) -> int:
+        raise KeyedStateWithoutKey(
+            "no key is the current one while broadcast elements are processed: keyed state and timers are "
+            "the element side's; use ctx.apply_to_keyed_state()"
+        )
+
+    def __repr__(self) -> str:
+        return "<no key>"
+
+
+NO_KEY = _NoKey()
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """What `apply_to_keyed_state` has asked for."""
+
+    descriptor: StateDescriptor
+    function: KeyedStateFunction
+
+
+class ContextFacts:
+    """Times of the current micro-batch and element, and where rows go; shared by contexts."""
+
+    __slots__ = ("check", "emitted", "processing_time_ms", "timestamp_ms", "watermark_ms")
+
+    def __init__(self) -> None:
+        self.emitted = Emitted()
+        #: What looks at the rows of each call; set where it is to be found out which one was wrong.
+        self.check: Check | None = None
+        self.timestamp_ms: int | None = None
+        self.watermark_ms, self.processing_time_ms = MIN_WATERMARK_MS, 0
+
+    def timestamp(self) -> int | None:
+        """Return the element's event time."""
+        return self.timestamp_ms
+
+    def current_watermark(self) -> int:
+        """Return the watermark."""
+        return self.watermark_ms
+
+    def current_processing_time(self) -> int:
+        """Return the micro-batch's processing time."""
+        return self.processing_time_ms
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        """Emit a row to a side output."""
+        self.emitted.side.setdefault(tag_name(tag), []).append((taken(value), self.timestamp_ms))
+
+    def process_sides(
+        self,
+        process: Callable[[Any, Any], Iterable[Any] | None],
+        before: Elements,
+        behind: Elements,
+        progress: Progress,
+    ) -> Emitted:
+        """Give elements on both sides of the watermark to a function; return what it emits.
+
+        What it makes of an element before the watermark is before it, too: it is not late for who reads it.
+
+        Raises
+        ------
+        ElementFailed
+            The function raised.
+        """
+        self.emitted = emitted = Emitted()
+        self.processing_time_ms = progress.processing_time_ms
+        self.watermark_ms = progress.watermark_before_ms
+        self.process(process, before, is_before=True)
+        emitted.before = len(emitted.rows)
+        emitted.side_before = {name: len(rows) for name, rows in emitted.side.items()}
+        self.watermark_ms = progress.watermark_ms
+        self.process(process, behind, is_before=False)
+        return emitted
+
+    def process(
+        self, process: Callable[[Any, Any], Iterable[Any] | None], elements: Elements, *, is_before: bool
+    ) -> None:
+        """Give elements to a function, with these facts as the context.
+
+        Raises
+        ------
+        ElementFailed
+            The function raised.
+        """
+        if self.check is not None:
+            process = checked(process, lambda: self.emitted, self.check)
+        rows, times = self.emitted.rows, self.emitted.times_ms
+        stamps: Iterable[int | None] = elements.times_ms or [None] * len(elements.keys)
+        for at, (value, time_ms) in enumerate(zip(elements.values, stamps, strict=True)):
+            self.timestamp_ms = time_ms
+            try:
+                rows.extend(map(taken, elements_of(process(value, self) or ())))
+            except USER_ERRORS as error:
+                raise ElementFailed(at, is_before, error) from error
+            times.extend([time_ms] * (len(rows) - len(times)))
+
+
+class BroadcastSideContext(ContextFacts):
+    """Given to `process_broadcast_element`."""
+
+    __slots__ = ("_is_declared", "applications", "tables")
+
+    def __init__(self, is_declared: Callable[[StateDescriptor], bool]) -> None:
+        super().__init__()
+        self.tables: BroadcastTables
+        self._is_declared = is_declared
+        self.applications: list[Application] = []
+
+    def get_broadcast_state(self, descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
+        """Return a state, to read and to write."""
+        return self.tables.writable(descriptor)
+
+    def apply_to_keyed_state(self, descriptor: StateDescriptor, function: KeyedStateFunction) -> None:
+        """Note what is to be done with the keys of all groups."""
+        if not self._is_declared(descriptor):
+            raise KeyedStateWithoutKey(
+                f"apply_to_keyed_state() is given the state '{descriptor.name}', for which open() did not ask"
+            )
+        self.applications.append(Application(descriptor, function))
+
+
+class BroadcastSide:
+    """The broadcast elements of one operator in one partition.
+
+    Per micro-batch: :meth:`begin`, :meth:`process`, :meth:`dump`, then the partition's elements.
+
+    Parameters
+    ----------
+    uid
+        Of the operator.
+    descriptors
+        Of the broadcast states.
+    process
+        What handles a broadcast element.
+    is_declared
+        Whether there is such a keyed state.
+    """
+
+    def __init__(
+        self,
+        uid: str,
+        descriptors: Sequence[MapStateDescriptor],
+        process: BroadcastProcessor,
+        is_declared: Callable[[StateDescriptor], bool],
+    ) -> None:
+        self._uid, self._descriptors, self._process = uid, tuple(descriptors), process
+        self._context = BroadcastSideContext(is_declared)
+        self._value: bytes | None = None
+        self._context.tables = BroadcastTables(uid, self._descriptors, None)
+
+    @property
+    def tables(self) -> BroadcastTables:
+        """The states, as they are now."""
+        return self._context.tables
+
+    @property
+    def applications(self) -> Sequence[Application]:
+        """What the broadcast elements of this micro-batch want done with keyed state, in their order."""
+        return self._context.applications
+
+    def begin(self, value: bytes | memoryview | None) -> None:
+        """Begin a micro-batch with what was stored for the partition; None where nothing was.
+
+        Raises
+        ------
+        FrameError, OperatorValueMismatch
+            It cannot be read.
+        """
+        self._context.applications = []
+        if value != self._value or self.tables.is_changed or self.tables.is_lent:
+            self._context.tables = BroadcastTables(self._uid, self._descriptors, value)
+            self._value = None if value is None else bytes(value)
+
+    def dump(self) -> bytes | None:
+        """Return what is to be stored for the partition; None if nothing has changed.
+
+        Whoever begins with just that again finds the states as they are, without reading them anew.
+
+        Raises
+        ------
+        StateValueError
+            A key or value does not fit its declared type.
+        """
+        if not self.tables.is_changed:
+            return None
+        self._value = self.tables.dump()
+        self.tables.settle()
+        return self._value
+
+    def process(
+        self,
+        behind: Elements,
+        progress: Progress,
+        check: Check | None = None,
+        before: Elements = NO_ELEMENTS,
+    ) -> Emitted:
+        """Process the micro-batch's broadcast elements; their keys are not looked at.
+
+        Parameters
+        ----------
+        behind, before
+            Those behind the watermark, as all of a source are, and those before it.
+        check
+            Looks at what each call emits; None: nobody does.
+
+        Raises
+        ------
+        BroadcastElementFailed
+            The function raised; nothing of the micro-batch counts.
+        """
+        self._context.check = check
+        try:
+            return self._context.process_sides(self._process, before, behind, progress)
+        except ElementFailed as failed:
+            raise BroadcastElementFailed(failed.at, failed.is_before, failed.error) from failed.error
+
+    def readable(self, descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
+        """Return a state for the element side."""
+        return self._context.tables.readable(descriptor)
+
+
+class KeyedSideContext:
+    """Given to the element side: all that keyed functions have, and broadcast states to read."""
+
+    def __init__(self, context: FunctionContext, side: BroadcastSide) -> None:
+        # The same calls, without one in between.
+        self.get_current_key = context.get_current_key
+        self.timestamp = context.timestamp
+        self.timer_service = context.timer_service
+        self.time_domain = context.time_domain
+        self.output = context.output
+        self.get_broadcast_state = side.readable
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Operators with a broadcast input: keyed ones, and such as have no key.
+
+
+class KeyedBroadcastOperator(KeyedStreamOperator):
+    """Runs a :class:`~flinkish_spark.functions.keyed.KeyedBroadcastProcessFunction`.
+
+    It has one keyed input. The broadcast one is :attr:`side`, which the runtime drives once per partition
+    and micro-batch, before the key groups of that partition.
+
+    Parameters
+    ----------
+    descriptors
+        Of the broadcast states.
+    """
+
+    def __init__(
+        self, function: KeyedBroadcastProcessFunction, descriptors: Sequence[MapStateDescriptor]
+    ) -> None:
+        self._function, self._descriptors = function, tuple(descriptors)
+
+    def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
+        """Open the function."""
+        self._states = states = states.of_function()
+        #: The broadcast half; there once the operator is open.
+        self.side = BroadcastSide(states.uid, self._descriptors, self._process_broadcast, self._is_declared)
+        self._context = KeyedSideContext(context, self.side)
+        self._function.open(states)
+
+    def processors(self) -> tuple[Processor, ...]:
+        """Return what handles an element of the keyed input."""
+        return (self._process,)
+
+    def on_timer(self, timer: Timer, domain: TimeDomain) -> Iterable[Any] | None:
+        """Call the function's `on_timer`."""
+        return self._function.on_timer(timer.time_ms, self._context)
+
+    def close(self) -> None:
+        """Close the function."""
+        self._function.close()
+
+    # -- keyed state, from the broadcast side ---------------------------------------------------------
+    def hashes_to_load(self, group: GroupState) -> Array:
+        """Return the hashes of the keys to which something is to be applied, for `GroupState.load`."""
+        names = {one.descriptor.name for one in self.side.applications}
+        found = [group.hashes_of(name) for name in sorted(names)]
+        return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
+
+    def apply(self, run: GroupRun, progress: Progress) -> None:
+        """Do what `apply_to_keyed_state` was asked for, with the key group that is loaded.
+
+        Called behind `GroupState.load` and before `GroupRun.run`, for every key group of the partition: also
+        for those that have no elements and no timers in this micro-batch.
+
+        Raises
+        ------
+        ApplicationFailed
+            A function raised; nothing of the micro-batch counts.
+        """
+        scope = run.states.scope
+        scope.now_ms = progress.processing_time_ms
+        for one in self.side.applications:
+            state = declared_state(self._states, one.descriptor)
+            table = self._states.tables[one.descriptor.name]
+            for key in list(table.entries):
+                scope.enter(key)
+                # What is expired is not there.
+                if table.read(scope) is None:
+                    continue
+                try:
+                    one.function(key, state)
+                except USER_ERRORS as error:
+                    raise ApplicationFailed(one.descriptor.name, key, error) from error
+
+    # -- parts ----------------------------------------------------------------------------------------
+    def _process(self, value: Any, _: FunctionContext) -> Iterable[Any] | None:
+        return self._function.process_element(value, self._context)
+
+    def _process_broadcast(self, value: Any, context: BroadcastSideContext) -> Iterable[Any]:
+        self._states.scope.enter(NO_KEY)
+        # As a list: a generator would run when nobody knows any more whose turn it is.
+        return list(elements_of(self._function.process_broadcast_element(value, context) or ()))
+
+    def _is_declared(self, descriptor: StateDescriptor) -> bool:
+        return self._states.descriptors.get(descriptor.name) == descriptor
+
+
+class BroadcastRun:
+    """Runs a :class:`~flinkish_spark.functions.keyed.BroadcastProcessFunction` in one partition.
+
+    Parameters
+    ----------
+    function
+        The function; opened here.
+    descriptors
+        Of the broadcast states.
+    uid, max_parallelism
+        Of the operator.
+    """
+
+    def __init__(
+        self,
+        function: BroadcastProcessFunction,
+        descriptors: Sequence[MapStateDescriptor],
+        uid: str,
+        max_parallelism: int,
+    ) -> None:
+        self._function = function
+        self._context = _ElementContext()
+        self.side = BroadcastSide(uid, descriptors, function.process_broadcast_element, lambda _: False)
+        self._context.get_broadcast_state = self.side.readable
+        function.open(NoKeyedState(uid, max_parallelism))
+
+    def run(
+        self,
+        value: bytes | None,
+        broadcast: Elements,
+        elements: Elements,
+        progress: Progress,
+        check: Check | None = None,
+        broadcast_before: Elements = NO_ELEMENTS,
+        elements_before: Elements = NO_ELEMENTS,
+    ) -> tuple[Emitted, bytes | None]:
+        """Work through a micro-batch of the partition.
+
+        Parameters
+        ----------
+        value
+            What was stored for the partition; None at the beginning.
+        broadcast, elements
+            Those behind the watermark; their keys are not looked at.
+        check
+            Looks at what each call emits; None: nobody does.
+        broadcast_before, elements_before
+            Those before the watermark.
+
+        Returns
+        -------
+        emitted, bytes or None
+            What to store; None if nothing has changed.
+
+        Raises
+        ------
+        ElementFailed
+            The function raised: `BroadcastElementFailed` where it was at a broadcast element.
+        """
+        self.side.begin(value)
+        emitted = self.side.process(broadcast, progress, check, broadcast_before)
+        stored = self.side.dump()
+        self._context.check = check
+        process = self._function.process_element
+        later = self._context.process_sides(process, elements_before, elements, progress)
+        return emitted.then(later), stored
+
+    def close(self) -> None:
+        """Close the function."""
+        self._function.close()
+
+
+class _ElementContext(ContextFacts):
+    """Given to a function without keys for an element."""
+
+    __slots__ = ("get_broadcast_state",)
+    get_broadcast_state: Callable[[MapStateDescriptor], ReadOnlyBroadcastState[Any, Any]]

@@ -1,0 +1,772 @@
+"""Running aggregates over columns, in two steps: one before the shuffle, one in the key group."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_type
+
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.functions.aggregates import AggregateColumn, ElementAggregate, ElementChoice, Fold, Ties
+from flinkish_spark.functions.keyed import AggregateFunction, ReduceFunction, RuntimeContext
+from flinkish_spark.operators.context import close_part, open_part
+from flinkish_spark.operators.vectorized import BatchContext, VectorizedProcessFunction
+from flinkish_spark.state.columnar import ColumnarState
+from flinkish_spark.state.descriptors import StateTtl, ValueStateDescriptor
+from flinkish_spark.state.layered import Array, KeyIndex, group_numbers
+from flinkish_spark.transport import columns as C
+from flinkish_spark.types.ddl import name_text, type_text
+from flinkish_spark.types.hints import StateType, declared_ddl, maker_of
+from flinkish_spark.types.row_form import RowForm
+from flinkish_spark.types.rows import ElementType, RowWriter
+from flinkish_spark.types.to_arrow import strict_array
+from flinkish_spark.types.to_python import to_values
+
+# ----------------------------------------------------------------------------------------------------------
+# Folds of columns: of groups of rows to one row each, and of two columns element by element.
+#
+# Sums are exact: of whole numbers and decimals an overflow is an error, never another number. Sums of
+# floats are made in double precision, in the order of the rows.
+
+
+_LIMIT = 1 << 63
+#: Whole numbers below this are exact as doubles.
+_EXACT = 1 << 53
+_LOW_BITS = 32
+
+
+class AggregateOverflow(OverflowError):
+    """A sum does not fit the type of its field."""
+
+    def __init__(self, name: str, kind: pa.DataType) -> None:
+        super().__init__(
+            f"the sum of the field '{name}' leaves its type {kind}; cast the field to a wider type before "
+            "the aggregate"
+        )
+
+
+def fold_groups(fold: Fold, name: str, values: pa.Array, groups: Array, first: Array) -> pa.Array:
+    """Return one value per group.
+
+    Parameters
+    ----------
+    name
+        Of the field, for errors.
+    groups
+        Number of each row's group; shape (rows,).
+    first
+        First row of each group; shape (groups,).
+
+    Raises
+    ------
+    AggregateOverflow
+        A sum does not fit the type of the values.
+    """
+    if fold is Fold.FIRST:
+        return values.take(pa.array(first))
+    if fold is Fold.COUNT:
+        present = values.is_valid().to_numpy(zero_copy_only=False)
+        return pa.array(np.bincount(groups, weights=present, minlength=len(first)).astype(np.int64))
+    if pa.types.is_duration(values.type):
+        # Arrow groups no intervals; as whole numbers of microseconds they are the same.
+        return fold_groups(fold, name, values.cast(pa.int64()), groups, first).cast(values.type)
+    if (plain := _plain(values)) is not None and len(first):
+        if fold is not Fold.SUM:
+            return _best_of(fold, plain, values.type, groups, first)
+        if (sums := _small_sums(plain, groups, len(first))) is not None:
+            return _narrowed(name, sums, values.type)
+    if fold is Fold.SUM:
+        return _narrowed(name, _sums(values, groups, len(first)), values.type)
+    best = _grouped(values, groups, "min" if fold is Fold.MIN else "max", len(first))
+    if fold is Fold.MAX and pa.types.is_floating(values.type):
+        best = _nan_where(best, _grouped(pc.is_nan(values), groups, "any", len(first)))
+    return best
+
+
+def fold_pairs(fold: Fold, name: str, before: pa.Array, now: pa.Array) -> pa.Array:
+    """Return the fold of two columns, of which the first is what was there before; null is nothing.
+
+    For FIRST use :func:`pyarrow.compute.if_else` with what is known of existence: there null is a value.
+
+    Raises
+    ------
+    AggregateOverflow
+        A sum does not fit the type of the columns.
+    """
+    if fold in (Fold.SUM, Fold.COUNT):
+        return pc.coalesce(_narrowed(name, _sum_of_two(name, before, now), now.type), before, now)
+    choose = pc.min_element_wise if fold is Fold.MIN else pc.max_element_wise
+    kind = _compared_as(now.type)
+    best = choose(before.cast(kind), now.cast(kind), skip_nulls=True).cast(now.type)
+    if fold is Fold.MAX and pa.types.is_floating(now.type):
+        is_nan = pc.or_(pc.fill_null(pc.is_nan(before), False), pc.fill_null(pc.is_nan(now), False))
+        best = _nan_where(best, is_nan)
+    return best
+
+
+def same_values(left: pa.Array, right: pa.Array) -> pa.Array:
+    """Return where two columns are the same; null is the same as null, and NaN as NaN."""
+    same = pc.or_(pc.fill_null(pc.equal(left, right), False), pc.and_(left.is_null(), right.is_null()))
+    if pa.types.is_floating(left.type):
+        nans = pc.and_(pc.fill_null(pc.is_nan(left), False), pc.fill_null(pc.is_nan(right), False))
+        same = pc.or_(same, nans)
+    return same
+
+
+def _plain(values: pa.Array) -> Array | None:
+    """Return numbers without a null or NaN as they lie in memory; None if they are not such numbers.
+
+    Numpy folds these at a fraction of what a plan of Arrow's costs, which small batches are mostly made of.
+    """
+    kind = values.type
+    if values.null_count or not (pa.types.is_integer(kind) or pa.types.is_float64(kind)):
+        return None
+    numbers: Array = values.to_numpy()
+    return None if numbers.dtype.kind == "f" and np.isnan(numbers).any() else numbers
+
+
+def _small_sums(numbers: Array, groups: Array, count: int) -> pa.Array | None:
+    """Return the sums of groups if doubles hold them exactly, or are what is asked for; else None."""
+    if numbers.dtype.kind == "f":
+        return pa.array(np.bincount(groups, weights=numbers, minlength=count))
+    most = max(-int(numbers.min()), int(numbers.max()))
+    if most * len(numbers) >= _EXACT:
+        return None
+    return pa.array(np.bincount(groups, weights=numbers, minlength=count).astype(np.int64))
+
+
+def _best_of(fold: Fold, numbers: Array, kind: pa.DataType, groups: Array, first: Array) -> pa.Array:
+    """Return the least or greatest of each group."""
+    best = numbers[first]
+    (np.minimum if fold is Fold.MIN else np.maximum).at(best, groups, numbers)
+    return pa.array(best, kind)
+
+
+def _compared_as(kind: pa.DataType) -> pa.DataType:
+    """Return a type of the same order, of which Arrow compares whole columns."""
+    if pa.types.is_boolean(kind):
+        return pa.uint8()
+    return pa.int64() if pa.types.is_timestamp(kind) else kind
+
+
+def _sums(values: pa.Array, groups: Array, count: int) -> pa.Array:
+    """Return the sums of groups in the widest type of their kind."""
+    kind = values.type
+    if pa.types.is_integer(kind):
+        least, greatest = (bound.as_py() or 0 for bound in pc.min_max(values).values())
+        if max(-least, greatest) * len(values) >= _LIMIT:
+            return _wide_sums(values, groups, count)
+    elif pa.types.is_decimal(kind) and kind.precision + len(str(len(values))) > 38:
+        values = values.cast(pa.decimal256(kind.precision, kind.scale))
+    return _grouped(values, groups, "sum", count)
+
+
+def _wide_sums(values: pa.Array, groups: Array, count: int) -> pa.Array:
+    """Return sums of integers that may leave 64 bits, as decimals: upper and lower halves on their own."""
+    whole = pc.fill_null(values.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+    upper, lower = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    np.add.at(upper, groups, whole >> _LOW_BITS)
+    np.add.at(lower, groups, whole & ((1 << _LOW_BITS) - 1))
+    there = np.zeros(count, dtype=bool)
+    there[groups[values.is_valid().to_numpy(zero_copy_only=False)]] = True
+    exact = [(high << _LOW_BITS) + low for high, low in zip(upper.tolist(), lower.tolist(), strict=True)]
+    fits = [-_LIMIT <= total < _LIMIT for total in exact]
+    if not all(fits):
+        # One that does not fit is told by whoever narrows it.
+        return pa.array(
+            [total if is_there else None for total, is_there in zip(exact, there, strict=True)],
+            pa.decimal128(38, 0),
+        )
+    return pa.array(np.array(exact, dtype=np.int64), mask=~there)
+
+
+def _sum_of_two(name: str, before: pa.Array, now: pa.Array) -> pa.Array:
+    kind = now.type
+    if pa.types.is_integer(kind):
+        try:
+            return pc.add_checked(before.cast(pa.int64()), now.cast(pa.int64()))
+        except pa.ArrowInvalid as error:
+            raise AggregateOverflow(name, kind) from error
+    if pa.types.is_decimal(kind):
+        wide = pa.decimal256(kind.precision, kind.scale)
+        return pc.add(before.cast(wide), now.cast(wide))
+    if pa.types.is_floating(kind):
+        return pc.add(before.cast(pa.float64()), now.cast(pa.float64()))
+    return pc.add(before, now)
+
+
+def _narrowed(name: str, sums: pa.Array, kind: pa.DataType) -> pa.Array:
+    if sums.type == kind:
+        return sums
+    try:
+        return sums.cast(kind)
+    except pa.ArrowInvalid as error:
+        raise AggregateOverflow(name, kind) from error
+
+
+def _grouped(values: pa.Array, groups: Array, function: str, count: int) -> pa.Array:
+    """Return an aggregate per group, by the group's number; nulls are left out."""
+    table = pa.table([pa.array(groups), values], names=["group", "value"])
+    found = table.group_by("group", use_threads=False).aggregate([("value", function)])
+    numbers, column = (found.column(at).combine_chunks() for at in (0, 1))
+    ordered = numbers.to_numpy()
+    if len(ordered) != count:
+        raise ValueError(f"{count} groups were said, {len(ordered)} are there")
+    if np.array_equal(ordered, np.arange(count)):
+        return column
+    places = np.empty(count, dtype=np.int64)
+    places[ordered] = np.arange(count)
+    return column.take(pa.array(places))
+
+
+def _nan_where(values: pa.Array, is_nan: pa.Array) -> pa.Array:
+    if not pc.any(is_nan).as_py():
+        return values
+    return pc.if_else(pc.fill_null(is_nan, False), pa.scalar(float("nan"), values.type), values)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Running aggregates over columns, in two steps: one before the shuffle, one in the key group.
+#
+# `combine` makes one row per key of a record batch, wherever the records happen to be; `merge` adds such
+# rows to the state of their keys. Both are functions of their arguments alone. What travels between them,
+# what is kept and what comes out has the same columns.
+
+
+AGGREGATE = "aggregate"
+
+
+@dataclass(frozen=True)
+class Combined:
+    """What is left of a batch.
+
+    Parameters
+    ----------
+    groups
+        Number of each row's key; shape (rows,).
+    first
+        The first row of each key in the batch: take the key columns from there. Shape (keys,).
+    partials
+        A row per key, in the same order.
+    """
+
+    groups: Array
+    first: Array
+    partials: pa.RecordBatch
+
+
+class ColumnAggregation(ABC):
+    """An aggregate of a keyed stream, over columns."""
+
+    @abstractmethod
+    def state_type(self) -> str:
+        """Return the type of what is kept per key, as DDL."""
+
+    @abstractmethod
+    def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
+        """Return the columns of the partial rows of elements; see :func:`combine`."""
+
+    @abstractmethod
+    def fold_partials(self, partials: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
+        """Return the columns of one partial row per group of partial rows."""
+
+    @abstractmethod
+    def add(self, exists: Array, before: Sequence[pa.Array], now: Sequence[pa.Array]) -> list[pa.Array]:
+        """Return the columns of what was before and what is now together."""
+
+    @property
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Names of the columns."""
+
+    #: Whether a function of the user's is a part of it.
+    has_function: ClassVar[bool] = False
+
+    def open(self, uid: str, max_parallelism: int) -> None:
+        """Open the user's function, if there is one; each copy once, before the shuffle and behind it."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+def combine(aggregation: ColumnAggregation, batch: pa.RecordBatch, keys: Sequence[pa.Array]) -> Combined:
+    """Make one row per key of a batch; for each batch of records, before the shuffle.
+
+    Parameters
+    ----------
+    batch
+        Elements, with at least the columns that the aggregation folds.
+    keys
+        Key columns, as long as the batch; at least one.
+
+    Raises
+    ------
+    AggregateOverflow
+        A sum leaves the type of its field.
+
+    Examples
+    --------
+    >>> totals = Columns([AggregateColumn("total", Fold.SUM, "amount")], "user STRING, amount LONG")
+    >>> batch = pa.RecordBatch.from_pydict({"user": ["a", "b", "a"], "amount": [1, 2, 4]})
+    >>> combined = combine(totals, batch, [batch.column("user")])
+    >>> combined.first.tolist(), combined.partials.to_pydict()
+    ([0, 1], {'total': [5, 2]})
+    """
+    groups, first = group_numbers(keys)
+    columns = aggregation.fold(batch, groups, first)
+    return Combined(groups, first, pa.RecordBatch.from_arrays(columns, names=aggregation.names))
+
+
+def each_alone(aggregation: ColumnAggregation, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a partial row for each row of a batch, as :func:`combine` makes where no two have one key."""
+    rows = np.arange(batch.num_rows)
+    return pa.RecordBatch.from_arrays(aggregation.fold(batch, rows, rows), names=aggregation.names)
+
+
+def merge(
+    aggregation: ColumnAggregation, partials: pa.RecordBatch, index: KeyIndex, state: ColumnarState
+) -> pa.RecordBatch:
+    """Add the partial rows of a key group's keys to their state; return what that is now.
+
+    Parameters
+    ----------
+    partials
+        Rows that :func:`combine` made, of any number of batches.
+    index
+        Their keys.
+    state
+        The value state of those keys, of the aggregation's type.
+
+    Returns
+    -------
+    pyarrow.RecordBatch
+        A row per key, by its number.
+
+    Raises
+    ------
+    AggregateOverflow
+        A sum leaves the type of its field; the state is as it was.
+    """
+    now = aggregation.fold_partials(partials, index.of_row, index.first)
+    before = [state.column(at).cast(column.type) for at, column in enumerate(now)]
+    columns = aggregation.add(state.exists, before, now)
+    state.put(columns)
+    return pa.RecordBatch.from_arrays(columns, names=aggregation.names)
+
+
+class Columns(ColumnAggregation):
+    """A table of aggregates: each column is a fold of one field.
+
+    Parameters
+    ----------
+    columns
+        At least one.
+    input_type
+        DDL of the elements.
+
+    Raises
+    ------
+    ConfigError
+        There is no such field, or its type has no such fold.
+    """
+
+    def __init__(self, columns: Sequence[AggregateColumn], input_type: str) -> None:
+        self._columns = tuple(columns)
+        kinds = {field.name: type_text(field.dataType) for field in ElementType(input_type).fields}
+        self._types = [_result_type(column, kinds) for column in self._columns]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns."""
+        return [column.name for column in self._columns]
+
+    def state_type(self) -> str:
+        """Return the type of what is kept per key."""
+        return _state_type(self.names, self._types)
+
+    def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
+        """Return the columns of the partial rows."""
+        return [
+            fold_groups(one.fold, one.field or "", _field_of(batch, one), groups, first)
+            for one in self._columns
+        ]
+
+    def fold_partials(self, partials: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
+        """Return the columns of one partial row per group."""
+        return [
+            fold_groups(_of_partials(one.fold), one.field or "", partials.column(at), groups, first)
+            for at, one in enumerate(self._columns)
+        ]
+
+    def add(self, exists: Array, before: Sequence[pa.Array], now: Sequence[pa.Array]) -> list[pa.Array]:
+        """Return the columns of both together."""
+        return [
+            pc.if_else(pa.array(exists), old, new)
+            if one.fold is Fold.FIRST
+            else fold_pairs(one.fold, one.field or "", old, new)
+            for one, old, new in zip(self._columns, before, now, strict=True)
+        ]
+
+
+class Chosen(ColumnAggregation):
+    """The element whose field is the least, or the greatest.
+
+    Parameters
+    ----------
+    choice
+        Which.
+    input_type
+        DDL of the elements: fields.
+
+    Raises
+    ------
+    ConfigError
+        There is no such field, or its type has no order.
+    """
+
+    def __init__(self, choice: ElementChoice, input_type: str) -> None:
+        self._choice, self._fields = choice, ElementType(input_type).fields
+        kinds = {field.name: type_text(field.dataType) for field in self._fields}
+        _result_type(AggregateColumn(choice.field, choice.fold, choice.field), kinds)
+        self._at = self.names.index(choice.field)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the elements' fields."""
+        return [field.name for field in self._fields]
+
+    def state_type(self) -> str:
+        """Return the type of the elements."""
+        return _state_type(self.names, [type_text(field.dataType) for field in self._fields])
+
+    def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
+        """Return the columns of one element per group."""
+        best = fold_groups(
+            self._choice.fold, self._choice.field, batch.column(self._choice.field), groups, first
+        )
+        is_best = same_values(batch.column(self._choice.field), best.take(pa.array(groups)))
+        candidates = np.flatnonzero(is_best.to_numpy(zero_copy_only=False))
+        places = first.copy()
+        if self._choice.ties is Ties.FIRST:
+            candidates = candidates[::-1]
+        # Of several candidates of a group the one that is written last stays.
+        places[groups[candidates]] = candidates
+        taken = pa.array(places)
+        return [batch.column(name).take(taken) for name in self.names]
+
+    def fold_partials(self, partials: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
+        """Return the columns of one element per group: partial rows are elements."""
+        return self.fold(partials, groups, first)
+
+    def add(self, exists: Array, before: Sequence[pa.Array], now: Sequence[pa.Array]) -> list[pa.Array]:
+        """Return the columns of the better ones."""
+        old, new = before[self._at], now[self._at]
+        best = fold_pairs(self._choice.fold, self._choice.field, old, new)
+        if self._choice.ties is Ties.FIRST:
+            keeps = same_values(old, best)
+        else:
+            keeps = pc.invert(same_values(new, best))
+        keeps = pc.and_(keeps, pa.array(exists))
+        return [pc.if_else(keeps, *pair) for pair in zip(before, now, strict=True)]
+
+
+def element_aggregation(aggregate: ElementAggregate, input_type: str) -> ColumnAggregation:
+    """Return what computes a running aggregate whose results are elements.
+
+    Raises
+    ------
+    ConfigError
+        Elements have no fields, or none of that name, or its type has no such fold.
+    """
+    element = ElementType(input_type)
+    if not element.has_fields:
+        raise ConfigError(
+            f"{aggregate.fold.value} of the field '{aggregate.field}' of elements of the type {input_type}",
+            why="they have no fields",
+            what_to_do="use reduce(), or give the elements a field",
+        )
+    if isinstance(aggregate, ElementChoice):
+        return Chosen(aggregate, input_type)
+    kinds = {field.name: type_text(field.dataType) for field in element.fields}
+    _result_type(AggregateColumn(aggregate.field, aggregate.fold, aggregate.field), kinds)
+    folds = [aggregate.fold if name == aggregate.field else Fold.FIRST for name in kinds]
+    columns = [AggregateColumn(name, fold, name) for name, fold in zip(kinds, folds, strict=True)]
+    return Columns(columns, input_type)
+
+
+class MergePartials(VectorizedProcessFunction):
+    """The second step, as a function of a key group's partial rows.
+
+    Parameters
+    ----------
+    aggregation
+        The aggregate.
+    ttl
+        How long a key's aggregate lives since its last element; None: for ever.
+    """
+
+    def __init__(self, aggregation: ColumnAggregation, ttl: StateTtl | None = None) -> None:
+        self._aggregation, self._ttl = aggregation, ttl
+
+    #: A row has the latest time of its key's rows.
+    event_time = C.TIME
+
+    def open(self, context: RuntimeContext) -> None:
+        """Declare the state."""
+        context.get_state(ValueStateDescriptor(AGGREGATE, self._aggregation.state_type(), ttl=self._ttl))
+        self._aggregation.open(context.uid, context.max_parallelism)
+
+    def close(self) -> None:
+        """Close the aggregation's function."""
+        self._aggregation.close()
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: BatchContext) -> Iterable[pa.RecordBatch]:
+        """Return the aggregates of the batch's keys, one row each."""
+        return (self.timed(merge(self._aggregation, batch, ctx.index, ctx.state(AGGREGATE)), ctx),)
+
+    @staticmethod
+    def timed(rows: pa.RecordBatch, ctx: BatchContext) -> pa.RecordBatch:
+        """Return a row per key with the latest event time of each, if there are such times."""
+        if ctx.times is None:
+            return rows
+        latest = fold_groups(Fold.MAX, C.TIME, ctx.times, ctx.index.of_row, ctx.index.first)
+        return rows.append_column(C.TIME, latest)
+
+
+_NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal")
+_UNORDERED = ("array", "map", "struct")
+
+
+def _result_type(column: AggregateColumn, kinds: dict[str, str]) -> str:
+    """Return the type of a column, as DDL; raise ConfigError if there cannot be one."""
+    if column.fold is Fold.COUNT and column.field is None:
+        return "bigint"
+    if column.field not in kinds:
+        raise ConfigError(
+            f"{column.fold.value} of the field {column.field!r}",
+            why=f"the elements have the fields {', '.join(kinds)}",
+            what_to_do="name one of these",
+        )
+    kind = kinds[column.field]
+    is_possible = {
+        Fold.SUM: kind.startswith(_NUMBERS),
+        Fold.MIN: not kind.startswith(_UNORDERED),
+        Fold.MAX: not kind.startswith(_UNORDERED),
+    }
+    if not is_possible.get(column.fold, True):
+        raise ConfigError(
+            f"{column.fold.value} of the field '{column.field}', which is {kind}",
+            why="that is not defined for this type",
+            what_to_do="take another field, or use reduce()",
+        )
+    return "bigint" if column.fold is Fold.COUNT else kind
+
+
+def _state_type(names: Sequence[str], kinds: Sequence[str]) -> str:
+    # One column alone is kept as a scalar: fields of which there is one would be a struct.
+    if len(kinds) == 1:
+        return kinds[0]
+    return ", ".join(f"{name_text(name)} {kind}" for name, kind in zip(names, kinds, strict=True))
+
+
+def _field_of(batch: pa.RecordBatch, column: AggregateColumn) -> pa.Array:
+    if column.field is None:
+        return pa.array(np.ones(batch.num_rows, dtype=bool))
+    return batch.column(column.field)
+
+
+def _of_partials(fold: Fold) -> Fold:
+    return Fold.SUM if fold is Fold.COUNT else fold
+
+
+# ----------------------------------------------------------------------------------------------------------
+# User functions as aggregates over columns: a row per key and micro-batch, combined before the shuffle.
+#
+# Rows become Python objects for the function, one by one: slower than built-in folds, but what travels and
+# what is kept are the same few rows per key.
+
+
+class _RowAggregation(ColumnAggregation):
+    """Keeps one row per key, which a function makes."""
+
+    has_function = True
+
+    def __init__(self, function: Any, kept: StateType) -> None:
+        self._function = function
+        self._kept = ElementType(declared_ddl(kept))
+        self._form = RowForm([field.name for field in self._kept.fields])
+        self._class = None if isinstance(kept, str) else kept
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns that are kept."""
+        return [field.name for field in self._kept.fields]
+
+    def state_type(self) -> str:
+        """Return the type of what is kept per key."""
+        fields = self._kept.fields
+        return type_text(fields[0].dataType) if len(fields) == 1 else self._kept.stored_fields
+
+    def fold_partials(self, partials: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
+        """Return the columns of one partial row per group."""
+        rows = self._rows([partials.column(name) for name in self.names])
+        return self._columns(_folded(rows, groups, len(first), self._same, self._merge))
+
+    def add(self, exists: Array, before: Sequence[pa.Array], now: Sequence[pa.Array]) -> list[pa.Array]:
+        """Return the columns of both together."""
+        pairs = zip(exists.tolist(), self._rows(before), self._rows(now), strict=True)
+        return self._columns([self._merge(old, new) if is_there else new for is_there, old, new in pairs])
+
+    def open(self, uid: str, max_parallelism: int) -> None:
+        """Open the function."""
+        open_part(self._function, uid, max_parallelism)
+
+    def close(self) -> None:
+        """Close it."""
+        close_part(self._function)
+
+    @abstractmethod
+    def _merge(self, first: Any, second: Any) -> Any:
+        """Return the row for two."""
+
+    @staticmethod
+    def _same(row: Any) -> Any:
+        return row
+
+    @cached_property
+    def _element(self) -> Callable[[Any], Any]:
+        """What makes an element of a row in any of its forms."""
+        if not self._kept.has_fields:
+            return self._same
+        gather, tuple_of = self._kept.gathering(), self._form.tuple_of
+        return lambda row: gather(tuple_of(row))
+
+    def _rows(self, columns: Sequence[pa.Array]) -> list[Any]:
+        rows, made = _rows(self._kept, columns), maker_of(self._class)
+        return rows if made is None else [made(row) for row in rows]
+
+    def _columns(self, rows: Sequence[Any]) -> list[pa.Array]:
+        has_fields = self._kept.has_fields
+        spread = self._form.tuples(list(rows)) if has_fields else [(row,) for row in rows]
+        columns = list(zip(*spread, strict=True)) or [()] * len(self._kept.fields)
+        kinds = [to_arrow_type(field.dataType, timezone="UTC") for field in self._kept.fields]
+        return [strict_array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+
+
+class ReducedRows(_RowAggregation):
+    """What a reduction makes of the elements of each key.
+
+    Parameters
+    ----------
+    reduce
+        From two elements to one of the same type: an object with `reduce`, or a callable. Associative.
+    input_type
+        DDL of the elements.
+    """
+
+    def __init__(self, reduce: ReduceFunction | Callable[[Any, Any], Any], input_type: str) -> None:
+        super().__init__(reduce, input_type)
+
+    def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
+        """Return the columns of the partial rows: partial rows are elements."""
+        return self.fold_partials(batch, groups, first)
+
+    def _merge(self, first: Any, second: Any) -> Any:
+        # What comes out goes in again, so it gets the names that elements have.
+        return self._element(getattr(self._function, "reduce", self._function)(first, second))
+
+
+class AggregatedRows(_RowAggregation):
+    """The accumulator of each key; :meth:`results` makes results of them.
+
+    Parameters
+    ----------
+    aggregate
+        The function; it needs `merge`.
+    input_type
+        DDL of the elements.
+    accumulator_type
+        Of the accumulator: one type, fields for a tuple, or a class.
+    """
+
+    def __init__(self, aggregate: AggregateFunction, input_type: str, accumulator_type: StateType) -> None:
+        super().__init__(aggregate, accumulator_type)
+        self._input = ElementType(input_type)
+
+    def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
+        """Return the columns of the accumulators of a batch."""
+        rows = _rows(self._input, [batch.column(field.name) for field in self._input.fields])
+        add = self._function.add
+        return self._columns(_folded(rows, groups, len(first), self._begin, lambda made, row: add(row, made)))
+
+    def results(self, merged: pa.RecordBatch) -> list[Any]:
+        """Return the results of what :func:`~flinkish_spark.operators.columnar_aggregates.merge` returned.
+
+        One per key, in the same order; None where the function gives None.
+        """
+        return [self._function.get_result(made) for made in self._rows(merged.columns)]
+
+    def _begin(self, row: Any) -> Any:
+        return self._function.add(row, self._function.create_accumulator())
+
+    def _merge(self, first: Any, second: Any) -> Any:
+        return self._function.merge(first, second)
+
+
+class MergeResults(MergePartials):
+    """Adds accumulators to the state and emits what the function makes of them.
+
+    Parameters
+    ----------
+    aggregation, ttl
+        As of :class:`~flinkish_spark.operators.columnar_aggregates.MergePartials`.
+    output
+        Fields of the results.
+    """
+
+    def __init__(
+        self, aggregation: AggregatedRows, output: T.StructType, ttl: StateTtl | None = None
+    ) -> None:
+        super().__init__(aggregation, ttl)
+        self._accumulators, self._output = aggregation, output
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: BatchContext) -> Iterable[pa.RecordBatch]:
+        """Return the results of the batch's keys, one row each; none for a key whose result is None."""
+        merged = merge(self._accumulators, batch, ctx.index, ctx.state(AGGREGATE))
+        results = self._accumulators.results(merged)
+        is_there = pa.array([result is not None for result in results], pa.bool_())
+        writer = RowWriter.of(self._output)
+        columns = writer.write([result for result in results if result is not None])
+        timed, width = self.timed(merged, ctx).filter(is_there), merged.num_columns
+        names = [*self._output.names, *timed.schema.names[width:]]
+        return (pa.RecordBatch.from_arrays([*columns, *timed.columns[width:]], names=names),)
+
+
+def _rows(element: ElementType, columns: Sequence[pa.Array]) -> list[Any]:
+    gather = element.gathering()
+    values = [to_values(column) for column in columns]
+    return [gather(row) for row in zip(*values, strict=True)]
+
+
+def _folded(
+    rows: Iterable[Any],
+    groups: Array,
+    count: int,
+    begin: Callable[[Any], Any],
+    add: Callable[[Any, Any], Any],
+) -> list[Any]:
+    """Return what is made of the rows of each group, in their order."""
+    made: list[Any] = [None] * count
+    seen = [False] * count
+    for group, row in zip(groups.tolist(), rows, strict=True):
+        made[group] = add(made[group], row) if seen[group] else begin(row)
+        seen[group] = True
+    return made

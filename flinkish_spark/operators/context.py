@@ -1,0 +1,189 @@
+"""What an operator's function is given: times, timers, side outputs; opened and closed."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn, Protocol
+
+from flinkish_spark.core.elements import OutputTag, TimeDomain
+from flinkish_spark.core.forks import in_this_process
+from flinkish_spark.core.iterators import USER_ERRORS
+from flinkish_spark.core.subtask import SubtaskFacts
+from flinkish_spark.functions.keyed import RichFunction
+from flinkish_spark.state.descriptors import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
+from flinkish_spark.state.keyed_states import KeyedStates
+from flinkish_spark.state.tables import (
+    KeyScope,
+)
+from flinkish_spark.state.timers import Timers
+
+# ----------------------------------------------------------------------------------------------------------
+# What an operator's function is given: states, times, timers, side outputs of the current key.
+
+
+class FunctionContext:
+    """What `process_element` and `on_timer` are given; one object, whose facts change."""
+
+    __slots__ = ("_scope", "_timers", "count", "domain", "emit", "emit_to", "timestamp_ms")
+
+    def __init__(
+        self,
+        scope: KeyScope,
+        timers: Timers,
+        emit_to: Callable[[OutputTag, Any, int | None], None],
+        emit: Callable[[Iterable[Any], int | None], None],
+        count: Callable[[str], None],
+    ) -> None:
+        self._scope, self._timers = scope, timers
+        #: For operators whose rows have another time than the element or timer: takes rows, and their time.
+        #: Not from inside a generator that also yields.
+        self.emit = emit
+        #: The same for a side output: takes a tag, a row, its time.
+        self.emit_to = emit_to
+        #: Adds one to a number of the operator; takes its name.
+        self.count = count
+        self.timestamp_ms: int | None = None
+        self.domain = TimeDomain.EVENT_TIME
+
+    def get_current_key(self) -> Any:
+        """Return the current key."""
+        return self._scope.key
+
+    def timestamp(self) -> int | None:
+        """Return the time of the element or timer."""
+        return self.timestamp_ms
+
+    def timer_service(self) -> Timers:
+        """Return times and timers."""
+        return self._timers
+
+    def time_domain(self) -> TimeDomain:
+        """Return which clock fired; for timers."""
+        return self.domain
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        """Emit a row to a side output."""
+        self.emit_to(tag, value, self.timestamp_ms)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# States by their descriptors, where nothing is known of their kind.
+
+
+def declared_state(states: KeyedStates, descriptor: StateDescriptor) -> Any:
+    """Return the state of a descriptor, of whatever kind; declares it if that is not done yet."""
+    match descriptor:
+        case ValueStateDescriptor():
+            return states.get_state(descriptor)
+        case ListStateDescriptor():
+            return states.get_list_state(descriptor)
+        case MapStateDescriptor():
+            return states.get_map_state(descriptor)
+        case ReducingStateDescriptor():
+            return states.get_reducing_state(descriptor)
+        case AggregatingStateDescriptor():
+            return states.get_aggregating_state(descriptor)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What functions are given where a stream has no key.
+
+
+class KeyedStateWithoutKey(TypeError):
+    """A state or timer of a key was asked for where no key is the current one."""
+
+
+class NoKeyedState(SubtaskFacts):
+    """Given to `open` of a function whose stream has no key.
+
+    Parameters
+    ----------
+    uid, max_parallelism
+        Of the operator.
+    """
+
+    def __init__(self, uid: str, max_parallelism: int) -> None:
+        self.uid, self.max_parallelism = uid, max_parallelism
+
+    def _refuse(self, descriptor: StateDescriptor) -> NoReturn:
+        raise KeyedStateWithoutKey(
+            f"operator '{self.uid}' asks for the state '{descriptor.name}', but its stream has no key; put "
+            "key_by() before it and use a keyed function"
+        )
+
+    def drop_state(self, name: str) -> None:
+        """Do nothing: there is no such state."""
+
+    get_state = get_list_state = get_map_state = get_reducing_state = get_aggregating_state = _refuse
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Functions that are parts of an operator of ours, opened and closed with it: reductions, aggregates.
+
+
+class _NoOwnState(NoKeyedState):
+    """Given to `open` of a function whose values are the operator's state."""
+
+    def _refuse(self, descriptor: StateDescriptor) -> NoReturn:
+        raise KeyedStateWithoutKey(
+            f"a reduce or aggregate function of operator '{self.uid}' asks for the state "
+            f"'{descriptor.name}', but what it returns is all that is kept; use process() with a function "
+            "that has states"
+        )
+
+    get_state = get_list_state = get_map_state = get_reducing_state = get_aggregating_state = _refuse
+
+
+def open_part(function: object, uid: str, max_parallelism: int) -> None:
+    """Open a function of the user's that is a part of an operator, if it wants to be."""
+    if isinstance(function, RichFunction):
+        function.open(_NoOwnState(uid, max_parallelism))
+
+
+def close_part(function: object) -> None:
+    """Close it."""
+    if isinstance(function, RichFunction):
+        function.close()
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Closes the functions of an operator when the copy that a task has made of it is given up.
+#
+# PySpark tells a worker nothing of the end of a task; what it does is to let go of what it has unpickled
+# for it. A worker that is killed closes nothing.
+
+
+_log = logging.getLogger(__name__)
+
+
+class Closes(Protocol):
+    """What a task opens and closes."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+def close_with(holder: object, operator: object, uid: str) -> None:
+    """Close an opened operator as soon as `holder` is gone, or the interpreter ends."""
+    # What a function opened is its process's, not that of a child which the function forks.
+    weakref.finalize(holder, in_this_process(close_operator), operator, uid)
+
+
+def close_operator(operator: object, uid: str) -> None:
+    """Close an operator's functions; what they raise is logged, since the micro-batch has its results."""
+    close = getattr(operator, "close", None) or getattr(getattr(operator, "function", None), "close", None)
+    if close is None:
+        return
+    try:
+        close()
+    except USER_ERRORS:
+        _log.exception("close() of operator '%s' failed", uid)

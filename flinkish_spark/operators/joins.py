@@ -1,0 +1,673 @@
+"""Joins element by element, over keyed state: interval, temporal, within windows."""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left, bisect_right, insort_right
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
+from typing import Any
+
+from pyspark.sql import types as T
+
+from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer
+from flinkish_spark.core.iterators import called, elements_of
+from flinkish_spark.joins.spec import (
+    CoGroupFunction,
+    IntervalJoin,
+    JoinType,
+    ProcessJoinFunction,
+    Side,
+    TemporalJoin,
+    WindowCoGroup,
+    WindowJoin,
+)
+from flinkish_spark.operators.context import FunctionContext
+from flinkish_spark.operators.process import KeyedStreamOperator, Processor
+from flinkish_spark.operators.window_factory import window_operator
+from flinkish_spark.operators.windowing import LATE_RECORDS_DROPPED
+from flinkish_spark.state.descriptors import ListStateDescriptor, StateTtl
+from flinkish_spark.state.keyed_states import KeyedStates
+from flinkish_spark.state.tables import StateTable, may_change
+from flinkish_spark.state.timers import Timers
+from flinkish_spark.types.ddl import ddl_of
+from flinkish_spark.types.rows import ElementType, Named
+from flinkish_spark.windows.functions import ProcessWindowFunction, WindowContext, WindowRuntimeContext
+from flinkish_spark.windows.spec import ProcessWindow
+
+# ----------------------------------------------------------------------------------------------------------
+# Elements of two inputs as one type, so that one state can hold both.
+
+
+class TaggedElement(tuple[Any, ...]):
+    """An element of either input: the number of the input, the left fields, the right fields.
+
+    It is made by a :class:`TaggedUnion`; where it is not of the left input, the left fields are null.
+    """
+
+    __slots__ = ()
+    _value_of: Callable[[tuple[Any, ...]], Any]
+
+    @property
+    def side(self) -> Side:
+        """Which input it came from."""
+        return Side(self[0])
+
+    @property
+    def value(self) -> Any:
+        """The element itself."""
+        return type(self)._value_of(self)
+
+
+class TaggedUnion(ElementType):
+    """The type of elements of two inputs.
+
+    Parameters
+    ----------
+    left, right
+        The types of the inputs.
+
+    Examples
+    --------
+    >>> union = TaggedUnion(ElementType("user STRING, n LONG"), ElementType("STRING"))
+    >>> union.ddl
+    'side int, left_user string, left_n bigint, right_value string'
+    >>> tag_left, tag_right = union.tagging()
+    >>> tag_right("x"), tag_right("x").value, tag_left(("ann", 1)).value
+    ((1, None, None, 'x'), 'x', Record(user='ann', n=1))
+    """
+
+    def __init__(self, left: ElementType, right: ElementType) -> None:
+        fields = [
+            T.StructField(f"{side}_{field.name}", field.dataType)
+            for side, element in (("left", left), ("right", right))
+            for field in element.fields
+        ]
+        # As DDL that takes whatever names the inputs have: `order id`, `größe`.
+        super().__init__(ddl_of(T.StructType([T.StructField("side", T.IntegerType()), *fields])))
+        # The dataclass is frozen.
+        object.__setattr__(self, "_left", left)
+        object.__setattr__(self, "_right", right)
+
+    _left: ElementType
+    _right: ElementType
+
+    def naming(self) -> Named:
+        """Return what makes a tagged element of a plain tuple."""
+        tagged = self._class()
+        return lambda value: tagged(value) if type(value) is tuple else value
+
+    def tagging(self) -> tuple[Named, Named]:
+        """Return what makes tagged elements of left ones, and of right ones."""
+        tagged, left, right = self._class(), self._left, self._right
+        no_left, no_right = (None,) * len(left.fields), (None,) * len(right.fields)
+        return (
+            lambda value: tagged((0, *left.spread(value), *no_right)),
+            lambda value: tagged((1, *no_left, *right.spread(value))),
+        )
+
+    def split(self, elements: Iterable[TaggedElement]) -> tuple[list[Any], list[Any]]:
+        """Return the left and the right elements, in their order."""
+        sides: tuple[list[Any], list[Any]] = ([], [])
+        for element in elements:
+            sides[element[0]].append(element.value)
+        return sides
+
+    def _class(self) -> type[TaggedElement]:
+        behind = 1 + len(self._left.fields)
+        left, right = self._left.gathering(), self._right.gathering()
+
+        class Tagged(TaggedElement):
+            __slots__ = ()
+
+            @staticmethod
+            def _value_of(fields: tuple[Any, ...]) -> Any:
+                return right(fields[behind:]) if fields[0] else left(fields[1:behind])
+
+        return Tagged
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Joins and co-groups within windows: the window operator over a tagged union of both inputs.
+
+
+#: Where the window operator sends late elements; the two sides have their own.
+_LATE = OutputTag("join/late", "side INT")
+
+
+class WindowCoGroupOperator(KeyedStreamOperator):
+    """Runs a co-group or a join within windows: input 0 is the left one, 1 the right one."""
+
+    def __init__(self, join: WindowCoGroup | WindowJoin) -> None:
+        self._union = TaggedUnion(ElementType(join.left_type), ElementType(join.right_type))
+        self._late = join.left_late, join.right_late
+        if isinstance(join, WindowCoGroup):
+            function: CoGroupFunction = join.function
+        else:
+            function = _JoinAll(join.actual_function, join.join_type)
+        spec = dataclasses.replace(join.windows, late_output=_LATE)
+        self._windows = window_operator(spec, ProcessWindow(_Split(self._union, function)), self._union)
+
+    def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
+        """Open the window operator."""
+        self._windows.open(states, context, timers)
+        self._tagging = self._union.tagging()
+        self._contexts = tuple(_LateContext(context, tag) for tag in self._late)
+
+    def processors(self) -> tuple[Processor, ...]:
+        """Return what handles an element of the left and of the right input."""
+        return self._processor(0), self._processor(1)
+
+    def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
+        """Let the window operator handle it."""
+        self._windows.on_timer(timer, domain)
+
+    def close(self) -> None:
+        """Close the function."""
+        self._windows.close()
+
+    def _processor(self, at: int) -> Processor:
+        tag, process, late = self._tagging[at], self._windows.process_element, self._contexts[at]
+
+        def process_side(value: Any, context: FunctionContext) -> None:
+            late.begin(value, context.timestamp_ms)
+            process(tag(value), late)  # type: ignore[arg-type]
+
+        return process_side
+
+
+class _LateContext:
+    """What the window operator uses of a context: it knows the element before it was tagged."""
+
+    __slots__ = ("_context", "_tag", "_value", "timestamp_ms")
+
+    def __init__(self, context: FunctionContext, tag: OutputTag | None) -> None:
+        self._context, self._tag = context, tag
+        self.timestamp_ms: int | None = None
+
+    def begin(self, value: Any, timestamp_ms: int | None) -> None:
+        self._value, self.timestamp_ms = value, timestamp_ms
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        if self._tag is None:
+            self._context.count(LATE_RECORDS_DROPPED)
+        else:
+            self._context.output(self._tag, self._value)
+
+
+class _Split(ProcessWindowFunction):
+    """Gives a co-group function its two sides."""
+
+    def __init__(self, union: TaggedUnion, function: CoGroupFunction) -> None:
+        self._union, self._function = union, function
+
+    def open(self, context: WindowRuntimeContext) -> None:
+        self._function.open(context)
+
+    def process(self, key: Any, context: WindowContext, elements: Sequence[Any]) -> Iterable[Any] | None:
+        lefts, rights = self._union.split(elements)
+        return self._function.co_group(key, context, lefts, rights)
+
+    def clear(self, context: WindowContext) -> None:
+        self._function.clear(context)
+
+    def close(self) -> None:
+        self._function.close()
+
+
+class _JoinAll(CoGroupFunction):
+    """Gives a join function each pair of a window."""
+
+    def __init__(self, function: ProcessJoinFunction, join_type: JoinType) -> None:
+        self._function, self._type = function, join_type
+
+    def open(self, context: WindowRuntimeContext) -> None:
+        self._function.open(context)
+
+    def co_group(
+        self, key: Any, context: WindowContext, lefts: Sequence[Any], rights: Sequence[Any]
+    ) -> Iterable[Any]:
+        pair, join = _WindowPair(context), called(self._function.process_element)
+        if not rights:
+            lefts, rights = (lefts if self._type.keeps_left else ()), (None,)
+        elif not lefts:
+            lefts, rights = (None,), (rights if self._type.keeps_right else ())
+        for left in lefts:
+            for right in rights:
+                yield from elements_of(join(left, right, pair) or ())
+
+    def close(self) -> None:
+        self._function.close()
+
+
+class _WindowPair:
+    """Given to a join function; the times of single elements are not kept in windows."""
+
+    __slots__ = ("_context", "output")
+
+    def __init__(self, context: WindowContext) -> None:
+        self._context, self.output = context, context.output
+
+    def left_timestamp(self) -> None:
+        return None
+
+    def right_timestamp(self) -> None:
+        return None
+
+    def timestamp(self) -> int:
+        return self._context.window.max_timestamp_ms
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Elements of a key that wait, sorted by their event time; what joins keep of their inputs.
+
+
+#: A waiting element: its fields, then what is known of it, then its time.
+Entry = tuple[Any, ...]
+
+
+#: An entry's time.
+time_of: Callable[[Entry], int] = itemgetter(-1)
+
+
+class TimedBuffer:
+    """Waiting elements of one input, by key. At one time they stay in the order of their coming.
+
+    Parameters
+    ----------
+    name
+        Of the state.
+    element
+        Type of the elements.
+    facts
+        DDL of what is known of an element besides, as fields; empty for nothing.
+    ttl
+        How long the elements of a key live since one came, by processing time.
+    """
+
+    def __init__(self, name: str, element: ElementType, facts: str = "", ttl: StateTtl | None = None) -> None:
+        self._width = len(element.fields)
+        fields = [element.stored_fields, *([facts] if facts else []), "__time_ms LONG"]
+        self._descriptor = ListStateDescriptor(name, ", ".join(fields), ttl)
+        self._element = element
+        self._gathered = element.gathering
+
+    def open(self, states: KeyedStates) -> None:
+        """Declare the state."""
+        states.get_list_state(self._descriptor)
+        self._scope = states.scope
+        self._table: StateTable = states.tables[self._descriptor.name]
+        lends = may_change(self._descriptor.element_type)
+        self._read = self._table.lend if lends else self._table.read
+        self._gather = self._gathered()
+
+    def entries(self) -> list[Entry]:
+        """Return the current key's entries, by time; not to be changed, but for the elements' own values."""
+        found: list[Entry] | None = self._read(self._scope)
+        return found or []
+
+    def element(self, entry: Entry) -> Any:
+        """Return the element of an entry."""
+        return self._gather(entry[: self._width])
+
+    def add(self, value: Any, time_ms: int, facts: Sequence[Any] = ()) -> None:
+        """Add an element of the current key."""
+        entry = (*self._element.spread(value), *facts, time_ms)
+        entries = self._table.read(self._scope)
+        if entries is None:
+            entries = [entry]
+        elif time_of(entries[-1]) <= time_ms:
+            entries.append(entry)
+        else:
+            insort_right(entries, entry, key=time_of)
+        self._table.write(self._scope, entries)
+
+    def drop_first(self, count: int, now_first: Entry) -> None:
+        """Remove the current key's first entries, and set what is the first one then.
+
+        The rest lives as long as it would have without that: no element has come.
+        """
+        entries = self._table.entries[self._scope.slot]
+        self._table.write_rest(self._scope, [now_first, *entries[count + 1 :]])
+
+    def replace(self, entries: list[Entry]) -> None:
+        """Set the current key's entries, which are in order; none removes them."""
+        if entries:
+            self._table.write(self._scope, entries)
+        else:
+            self._table.remove(self._scope)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What join functions are given of a pair.
+
+
+class JoinNeedsTime(ValueError):
+    """A join by event time was given an element without a timestamp."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} needs elements with a timestamp on both sides; assign timestamps and watermarks to both"
+        )
+
+
+class PairContext:
+    """Given to a join function; one object, whose facts change."""
+
+    __slots__ = ("_context", "left_ms", "result_ms", "right_ms")
+
+    def __init__(self, context: FunctionContext) -> None:
+        self._context = context
+        self.left_ms: int | None = None
+        self.right_ms: int | None = None
+        self.result_ms: int | None = None
+
+    def left_timestamp(self) -> int | None:
+        """Return the left element's event time."""
+        return self.left_ms
+
+    def right_timestamp(self) -> int | None:
+        """Return the right element's event time."""
+        return self.right_ms
+
+    def timestamp(self) -> int | None:
+        """Return the time of what is emitted."""
+        return self.result_ms
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        """Emit a row to a side output."""
+        self._context.emit_to(tag, value, self.result_ms)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The interval join, element by element, over keyed state.
+#
+# Elements of both sides wait, sorted by time, until no partner can come any more. A key has at most one
+# timer: for the first of its elements for which that will be so.
+
+
+#: What is known of a waiting element where it would come out alone: whether it has had a partner. None: it
+#: came to a join that did not ask, before this one went on behind its savepoint; it does not come out alone.
+_INTERVAL_FACTS, _IS_JOINED = "__is_joined BOOLEAN", -2
+
+
+class _Half:
+    """One side: its buffer, and when a partner of its elements may come."""
+
+    def __init__(
+        self, side: Side, ddl: str, reach_ms: tuple[int, int], keeps: bool, late: OutputTag | None
+    ) -> None:
+        self.side, self.keeps, self.late = side, keeps, late
+        self.from_ms, self.to_ms = reach_ms
+        # An element is late if its time is before the watermark; so one at the watermark may still come.
+        self._waits_ms = max(self.to_ms, 0) + 1
+        self.buffer = TimedBuffer(
+            f"join/{side.name.lower()}", ElementType(ddl), _INTERVAL_FACTS if keeps else ""
+        )
+
+    def over_ms(self, time_ms: int) -> int:
+        """Return the first watermark at which no partner of an element can come any more."""
+        return min(time_ms + self._waits_ms, MAX_WATERMARK_MS)
+
+    def cut(self, watermark_ms: int) -> list[Entry]:
+        """Take the current key's entries out of the buffer for which no partner can come any more."""
+        entries = self.buffer.entries()
+        over = len(entries)
+        if watermark_ms < MAX_WATERMARK_MS:
+            over = bisect_right(entries, watermark_ms - self._waits_ms, key=time_of)
+        if not over:
+            return []
+        self.buffer.replace(entries[over:])
+        return entries[:over]
+
+
+class IntervalJoinOperator(KeyedStreamOperator):
+    """Runs an :class:`~flinkish_spark.joins.IntervalJoin`: input 0 is the left one, 1 the right one."""
+
+    def __init__(self, join: IntervalJoin) -> None:
+        self._function = join.actual_function
+        reach = join.least_ms, join.greatest_ms
+        back = -join.greatest_ms, -join.least_ms
+        kind = join.join_type
+        self._left = _Half(Side.LEFT, join.left_type, reach, kind.keeps_left, join.left_late)
+        self._right = _Half(Side.RIGHT, join.right_type, back, kind.keeps_right, join.right_late)
+
+    def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
+        """Declare the buffers and open the function."""
+        self._timers, self._context = timers, context
+        self._pair = PairContext(context)
+        for half in (self._left, self._right):
+            half.buffer.open(states)
+        self._function.open(states.of_function())
+
+    def processors(self) -> tuple[Processor, ...]:
+        """Return what handles an element of the left and of the right input."""
+        return self._processor(self._left, self._right), self._processor(self._right, self._left)
+
+    def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
+        """Let those go for which no partner can come any more."""
+        watermark_ms = self._timers.watermark_ms
+        alone = [
+            (half.over_ms(time_of(entry)), half, entry)
+            for half in (self._left, self._right)
+            for entry in half.cut(watermark_ms)
+            if half.keeps and entry[_IS_JOINED] is False
+        ]
+        for over_ms, half, entry in sorted(alone, key=itemgetter(0)):
+            element, time_ms = half.buffer.element(entry), time_of(entry)
+            if half.side is Side.LEFT:
+                self._emit(element, None, time_ms, None, over_ms)
+            else:
+                self._emit(None, element, None, time_ms, over_ms)
+        due_ms = self._due_ms(self._left, self._right)
+        if due_ms is not None:
+            self._timers.register_event_time_timer(due_ms)
+
+    def close(self) -> None:
+        """Close the function."""
+        self._function.close()
+
+    # -- elements -------------------------------------------------------------------------------------
+    def _processor(self, own: _Half, other: _Half) -> Processor:
+        """Return what handles an element of one side."""
+        timers, is_left = self._timers, own.side is Side.LEFT
+
+        def process(value: Any, context: FunctionContext) -> None:
+            time_ms = context.timestamp_ms
+            if time_ms is None or time_ms == MIN_WATERMARK_MS:
+                raise JoinNeedsTime("an interval join")
+            if time_ms < timers.watermark_ms:
+                self._put_aside(own, value, context)
+                return
+            partners = self._partners(other, time_ms + own.from_ms, time_ms + own.to_ms)
+            self._keep(own, other, value, time_ms, bool(partners))
+            for entry in partners:
+                partner, partner_ms = other.buffer.element(entry), time_of(entry)
+                result_ms = max(time_ms, partner_ms)
+                if is_left:
+                    self._emit(value, partner, time_ms, partner_ms, result_ms)
+                else:
+                    self._emit(partner, value, partner_ms, time_ms, result_ms)
+
+        return process
+
+    @staticmethod
+    def _put_aside(half: _Half, value: Any, context: FunctionContext) -> None:
+        """Do what is done with an element that is late."""
+        if half.late is None:
+            context.count(LATE_RECORDS_DROPPED)
+        else:
+            context.output(half.late, value)
+
+    @staticmethod
+    def _partners(other: _Half, from_ms: int, to_ms: int) -> list[Entry]:
+        """Return the other side's waiting elements of these times; they are not alone from now on."""
+        entries = other.buffer.entries()
+        if not entries:
+            return []
+        first = bisect_left(entries, from_ms, key=time_of)
+        behind = bisect_right(entries, to_ms, lo=first, key=time_of)
+        found = entries[first:behind]
+        if other.keeps and not all(entry[_IS_JOINED] for entry in found):
+            joined = [(*entry[:_IS_JOINED], True, entry[-1]) for entry in found]
+            other.buffer.replace([*entries[:first], *joined, *entries[behind:]])
+        return found
+
+    def _keep(self, half: _Half, other: _Half, value: Any, time_ms: int, is_joined: bool) -> None:
+        """Let an element wait for partners that come later."""
+        before_ms, due_ms = self._due_ms(half, other), half.over_ms(time_ms)
+        half.buffer.add(value, time_ms, (is_joined,) if half.keeps else ())
+        if before_ms is None or due_ms < before_ms:
+            if before_ms is not None:
+                self._timers.delete_event_time_timer(before_ms)
+            self._timers.register_event_time_timer(due_ms)
+
+    def _emit(self, left: Any, right: Any, left_ms: int | None, right_ms: int | None, result_ms: int) -> None:
+        pair = self._pair
+        pair.left_ms, pair.right_ms, pair.result_ms = left_ms, right_ms, result_ms
+        rows = self._function.process_element(left, right, pair)
+        if rows is not None:
+            self._context.emit(rows, result_ms)
+
+    @staticmethod
+    def _due_ms(one: _Half, other: _Half) -> int | None:
+        """Return when the next element of the current key is over; None if none waits."""
+        here, there = one.buffer.entries(), other.buffer.entries()
+        if not here:
+            return other.over_ms(time_of(there[0])) if there else None
+        due_ms = one.over_ms(time_of(here[0]))
+        return min(due_ms, other.over_ms(time_of(there[0]))) if there else due_ms
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The temporal (as-of) join, element by element, over keyed state.
+#
+# Left elements wait for the watermark. Of the versions that it has passed, the newest stays: it is valid
+# until another one comes. A key has at most one timer that counts: for what can be done first.
+
+
+#: What is known of a version: whether it only ends the one before it, and whether older ones are forgotten.
+_TEMPORAL_FACTS = "__is_deletion BOOLEAN, __is_first_known BOOLEAN"
+_IS_DELETION, _IS_FIRST_KNOWN = -3, -2
+
+
+class TemporalJoinOperator(KeyedStreamOperator):
+    """Runs a :class:`~flinkish_spark.joins.TemporalJoin`: input 0 is the left one, 1 has the versions."""
+
+    def __init__(self, join: TemporalJoin) -> None:
+        self._join, self._function = join, join.actual_function
+        self._left = TimedBuffer("join/left", ElementType(join.left_type))
+        self._right = TimedBuffer(
+            "join/right", ElementType(join.right_type), _TEMPORAL_FACTS, join.version_ttl
+        )
+
+    def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
+        """Declare the buffers and open the function."""
+        self._timers, self._context = timers, context
+        self._pair = PairContext(context)
+        self._left.open(states)
+        self._right.open(states)
+        self._function.open(states.of_function())
+
+    def processors(self) -> tuple[Processor, ...]:
+        """Return what handles a left element, and a version."""
+        return self._process_left, self._process_version
+
+    def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
+        """Join the left elements that the watermark has reached, and forget versions that are over."""
+        watermark_ms = self._timers.watermark_ms
+        waiting, versions = self._left.entries(), self._right.entries()
+        due = bisect_right(waiting, watermark_ms, key=time_of)
+        for entry in waiting[:due]:
+            time_ms = time_of(entry)
+            self._join_one(self._left.element(entry), time_ms, _valid_at(versions, time_ms))
+        if due:
+            self._left.replace(waiting[due:])
+        passed = bisect_right(versions, watermark_ms, key=time_of)
+        if passed > 1:
+            oldest = versions[passed - 1]
+            self._right.drop_first(passed - 1, (*oldest[:_IS_FIRST_KNOWN], True, oldest[-1]))
+        self._register(None)
+
+    def close(self) -> None:
+        """Close the function."""
+        self._function.close()
+
+    # -- elements -------------------------------------------------------------------------------------
+    def _process_left(self, value: Any, context: FunctionContext) -> None:
+        time_ms = _time_of(context)
+        if time_ms > self._timers.watermark_ms:
+            before_ms = self._due_ms()
+            self._left.add(value, time_ms)
+            self._register(before_ms)
+            return
+        versions = self._right.entries()
+        version = _valid_at(versions, time_ms)
+        if version is not None or not versions or not versions[0][_IS_FIRST_KNOWN]:
+            # It is late, but what was valid at its time is known still.
+            self._join_one(value, time_ms, version)
+        elif self._join.late_output is None:
+            context.count(LATE_RECORDS_DROPPED)
+        else:
+            context.output(self._join.late_output, value)
+
+    def _process_version(self, value: Any, context: FunctionContext) -> None:
+        time_ms = _time_of(context)
+        versions = self._right.entries()
+        if versions and time_ms < time_of(versions[0]) and versions[0][_IS_FIRST_KNOWN]:
+            # Nobody can ask for it any more: what is before the first is forgotten.
+            return
+        before_ms = self._due_ms()
+        is_deletion = self._join.is_deletion is not None and bool(self._join.is_deletion(value))
+        at = bisect_right(versions, time_ms, key=time_of) - 1
+        is_again = at >= 0 and time_of(versions[at]) == time_ms
+        is_first_known = is_again and versions[at][_IS_FIRST_KNOWN]
+        if is_again:
+            self._right.replace([*versions[:at], *versions[at + 1 :]])
+        self._right.add(value, time_ms, (is_deletion, is_first_known))
+        self._register(before_ms)
+
+    def _join_one(self, left: Any, time_ms: int, version: Entry | None) -> None:
+        pair, right = self._pair, None
+        pair.left_ms = pair.result_ms = time_ms
+        pair.right_ms = None
+        if version is not None and not version[_IS_DELETION]:
+            pair.right_ms, right = time_of(version), self._right.element(version)
+        elif not self._join.join_type.keeps_left:
+            return
+        rows = self._function.process_element(left, right, pair)
+        if rows is not None:
+            self._context.emit(rows, time_ms)
+
+    # -- time -----------------------------------------------------------------------------------------
+    def _due_ms(self) -> int | None:
+        """Return when something can be done for the current key; None if there is nothing to do."""
+        waiting, versions = self._left.entries(), self._right.entries()
+        due_ms = time_of(waiting[0]) if waiting else None
+        if len(versions) < 2:
+            return due_ms
+        # The first version is over when the watermark reaches the second.
+        over_ms = time_of(versions[1])
+        return over_ms if due_ms is None else min(over_ms, due_ms)
+
+    def _register(self, before_ms: int | None) -> None:
+        """Register the timer for what can be done first, in place of the one before."""
+        due_ms = self._due_ms()
+        if before_ms is not None and before_ms != due_ms:
+            self._timers.delete_event_time_timer(before_ms)
+        if due_ms is not None:
+            # Also where it should be there: versions may have expired in between.
+            self._timers.register_event_time_timer(due_ms)
+
+
+def _valid_at(versions: list[Entry], time_ms: int) -> Entry | None:
+    """Return the newest version of that time or before it."""
+    at = bisect_right(versions, time_ms, key=time_of)
+    return versions[at - 1] if at else None
+
+
+def _time_of(context: FunctionContext) -> int:
+    time_ms = context.timestamp_ms
+    if time_ms is None or time_ms == MIN_WATERMARK_MS:
+        raise JoinNeedsTime("a temporal join")
+    return time_ms

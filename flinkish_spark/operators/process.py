@@ -1,0 +1,451 @@
+"""One key group in one micro-batch: timers, elements, the watermark, in the one order that counts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flinkish_spark.core.elements import OutputTag, Progress, TimeDomain, Timer, tag_name
+from flinkish_spark.core.iterators import USER_ERRORS, elements_of
+from flinkish_spark.functions.keyed import (
+    Context,
+    KeyedCoProcessFunction,
+    KeyedProcessFunction,
+    RichFunction,
+    RuntimeContext,
+)
+from flinkish_spark.operators.context import FunctionContext
+from flinkish_spark.state.keyed_states import KeyedStates
+from flinkish_spark.state.timers import Timers
+from flinkish_spark.types.to_python import Take, taken
+
+# ----------------------------------------------------------------------------------------------------------
+# What an operator does with an element and a timer of the current key.
+
+
+#: Takes an element and the context; returns what is emitted.
+Processor = Callable[[Any, FunctionContext], Iterable[Any] | None]
+
+
+class KeyedStreamOperator(ABC):
+    """One keyed operator, the same for all key groups. It keeps nothing of a key in its own attributes.
+
+    Called by :class:`~flinkish_spark.operators.process.GroupRun`, which makes a key the current one
+    before each call.
+    """
+
+    @abstractmethod
+    def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
+        """Declare state; called once per copy, before anything else."""
+
+    @abstractmethod
+    def processors(self) -> tuple[Processor, ...]:
+        """Return what handles an element, by input."""
+
+    @abstractmethod
+    def on_timer(self, timer: Timer, domain: TimeDomain) -> Iterable[Any] | None:
+        """Handle a timer that is due."""
+
+    def close(self) -> None:
+        """Give back what `open` made."""
+
+
+class KeyedProcessOperator(KeyedStreamOperator):
+    """Runs a :class:`~flinkish_spark.KeyedProcessFunction`."""
+
+    def __init__(self, function: KeyedProcessFunction) -> None:
+        self._function = function
+
+    def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
+        """Open the function."""
+        self._context = context
+        self._function.open(states.of_function())
+
+    def processors(self) -> tuple[Processor, ...]:
+        """Return the function's `process_element`."""
+        return (self._function.process_element,)
+
+    def on_timer(self, timer: Timer, domain: TimeDomain) -> Iterable[Any] | None:
+        """Call the function's `on_timer`."""
+        return self._function.on_timer(timer.time_ms, self._context)
+
+    def close(self) -> None:
+        """Close the function."""
+        self._function.close()
+
+
+# ----------------------------------------------------------------------------------------------------------
+# One key group in one micro-batch: timers, elements, the watermark, in the one order that counts.
+#
+# A micro-batch has one watermark for an operator, which is known before it runs. An element is *before* it
+# or *behind* it: records of a source are behind (the watermark is what earlier micro-batches have shown),
+# and what an operator emits while timers of that watermark fire is before. So an operator behind a window
+# sees the window's result on time, as it does where watermarks flow between elements.
+#
+# processing-time timers -> elements before -> watermark, event-time timers -> elements behind
+#
+# The last micro-batch of a job that is drained goes on: behind all elements the watermark becomes the last
+# one, and every event-time timer fires. What that emits is behind, too, so the next operator has it before
+# its own last watermark.
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """Elements of one input in their order, column by column.
+
+    Parameters
+    ----------
+    keys, values
+        Of each element.
+    times_ms
+        Event times; None if the stream has none.
+    source
+        Number of the input.
+    """
+
+    keys: Sequence[Any]
+    values: Iterable[Any]
+    times_ms: Sequence[int | None] | None = None
+    source: int = 0
+
+
+NO_ELEMENTS = Elements((), ())
+
+
+def _joined(first: list[Any], before: int, second: list[Any], then: int) -> list[Any]:
+    """Return two lists as one, of which so many are in front of all others."""
+    return [*first[:before], *second[:then], *first[before:], *second[then:]]
+
+
+@dataclass
+class Emitted:
+    """What a key group emitted, in order.
+
+    Parameters
+    ----------
+    rows, times_ms
+        As long as each other; a row has the time of its element or timer, or what the operator said.
+    before
+        How many of the rows are before the watermark.
+    side
+        Rows and times by name of the side output, and how many of them are before the watermark.
+    counts
+        What the operator has counted, by name.
+    """
+
+    rows: list[Any] = field(default_factory=list)
+    times_ms: list[int | None] = field(default_factory=list)
+    before: int = 0
+    side: dict[str, list[tuple[Any, int | None]]] = field(default_factory=dict)
+    side_before: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def then(self, later: Emitted) -> Emitted:
+        """Return this with what was emitted later, on each side of the watermark; counts are left out."""
+        names = dict.fromkeys([*self.side, *later.side])
+        own = {name: (self.side.get(name, []), self.side_before.get(name, 0)) for name in names}
+        others = {name: (later.side.get(name, []), later.side_before.get(name, 0)) for name in names}
+        return Emitted(
+            _joined(self.rows, self.before, later.rows, later.before),
+            _joined(self.times_ms, self.before, later.times_ms, later.before),
+            self.before + later.before,
+            {name: _joined(*own[name], *others[name]) for name in names},
+            {name: own[name][1] + others[name][1] for name in names},
+        )
+
+
+#: Raises if what one call has emitted cannot be written.
+Check = Callable[[Emitted], object]
+
+
+def checked(
+    function: Callable[..., Iterable[Any] | None], emitted_now: Callable[[], Emitted], check: Check
+) -> Callable[..., list[Any]]:
+    """Return a function that has what it emits checked, behind each call.
+
+    Parameters
+    ----------
+    emitted_now
+        Returns what was emitted so far; what the function returns is not yet among it.
+    """
+
+    def call(*given: Any) -> list[Any]:
+        emitted = emitted_now()
+        main, sides = len(emitted.rows), {name: len(rows) for name, rows in emitted.side.items()}
+        rows = list(elements_of(function(*given) or ()))
+        own = [*emitted.rows[main:], *rows]
+        side = {name: found[sides.get(name, 0) :] for name, found in emitted.side.items()}
+        check(Emitted(own, [None] * len(own), side=side))
+        return rows
+
+    return call
+
+
+class ElementFailed(Exception):
+    """The function raised at an element; `at` is its place among the elements, `is_before` which ones."""
+
+    def __init__(self, at: int, is_before: bool, error: BaseException) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.at, self.is_before, self.error = at, is_before, error
+
+
+class TimerFailed(Exception):
+    """The function raised at a timer."""
+
+    def __init__(self, timer: Timer, domain: TimeDomain, error: BaseException) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.timer, self.domain, self.error = timer, domain, error
+
+
+class GroupRun:
+    """An opened operator, with whatever key group's state and timers are put into it.
+
+    Whoever calls :meth:`run` has loaded the entries of all keys that will have their turn into
+    `states.tables`: those of the elements, and those whose timers are due.
+
+    Parameters
+    ----------
+    take
+        Makes a row that does not change behind the call that has emitted it.
+    """
+
+    def __init__(
+        self, operator: KeyedStreamOperator, uid: str, max_parallelism: int, take: Take = taken
+    ) -> None:
+        self._take = take
+        self.states = KeyedStates(uid, max_parallelism)
+        self.timers = Timers(self.states.scope)
+        self._context = FunctionContext(
+            self.states.scope, self.timers, self._to_side, self._to_main, self._count
+        )
+        self._emitted = Emitted()
+        operator.open(self.states, self._context, self.timers)
+        self._processors, self._on_timer = operator.processors(), operator.on_timer
+
+    def run(self, before: Sequence[Elements], progress: Progress, behind: Sequence[Elements]) -> Emitted:
+        """Work through a micro-batch of the current key group.
+
+        Raises
+        ------
+        ElementFailed, TimerFailed
+            The function raised; nothing of the micro-batch counts.
+        """
+        self._emitted = emitted = Emitted()
+        self.states.scope.now_ms = self.timers.processing_time_ms = progress.processing_time_ms
+        self.timers.watermark_ms = progress.watermark_before_ms
+        self._fire(TimeDomain.PROCESSING_TIME, progress.processing_limit_ms)
+        self._process(before, is_before=True)
+        # This order matters: the watermark stands before the timers fire that it makes due.
+        self.timers.watermark_ms = progress.watermark_ms
+        self._fire(TimeDomain.EVENT_TIME, progress.watermark_ms)
+        emitted.before = len(emitted.rows)
+        emitted.side_before = {name: len(rows) for name, rows in emitted.side.items()}
+        self._process(behind, is_before=False)
+        if progress.drained_to_ms > progress.watermark_ms:
+            self.timers.watermark_ms = progress.drained_to_ms
+            self._fire(TimeDomain.EVENT_TIME, progress.drained_to_ms)
+        return emitted
+
+    def run_checked(
+        self,
+        before: Sequence[Elements],
+        progress: Progress,
+        behind: Sequence[Elements],
+        check: Check,
+    ) -> None:
+        """Work through a micro-batch, and have what each call of the function emits checked before the next.
+
+        For finding out which call has emitted what cannot be written: nothing is noted of that while all is
+        well. Whoever calls it has loaded the entries once more.
+
+        Raises
+        ------
+        ElementFailed, TimerFailed
+            The function raised, or the check did; `error` says what.
+        """
+        processors, on_timer = self._processors, self._on_timer
+        self._processors = tuple(checked(process, lambda: self._emitted, check) for process in processors)
+        self._on_timer = checked(on_timer, lambda: self._emitted, check)
+        try:
+            self.run(before, progress, behind)
+        finally:
+            self._processors, self._on_timer = processors, on_timer
+
+    def _process(self, inputs: Sequence[Elements], *, is_before: bool) -> None:
+        at = -1
+        scope, context = self.states.scope, self._context
+        rows, times, take = self._emitted.rows, self._emitted.times_ms, self._take
+        scope.namespace = None
+        try:
+            for elements in inputs:
+                process = self._processors[elements.source]
+                stamps: Iterable[int | None] = elements.times_ms or [None] * len(elements.keys)
+                for key, value, time_ms in zip(elements.keys, elements.values, stamps, strict=True):
+                    at += 1
+                    scope.key = scope.slot = key
+                    context.timestamp_ms = time_ms
+                    result = process(value, context)
+                    if result is not None:
+                        # A generator runs here, with the key still current.
+                        rows.extend(map(take, elements_of(result)))
+                        times.extend([time_ms] * (len(rows) - len(times)))
+        except USER_ERRORS as error:
+            raise ElementFailed(at, is_before, error) from error
+
+    def _fire(self, domain: TimeDomain, now_ms: int) -> None:
+        scope, context, on_timer = self.states.scope, self._context, self._on_timer
+        rows, times, take = self._emitted.rows, self._emitted.times_ms, self._take
+        context.domain = domain
+        for timer in self.timers.queues[domain].due(now_ms):
+            scope.enter(timer.key, timer.namespace)
+            context.timestamp_ms = timer.time_ms
+            try:
+                result = on_timer(timer, domain)
+                if result is not None:
+                    rows.extend(map(take, elements_of(result)))
+            except USER_ERRORS as error:
+                raise TimerFailed(timer, domain, error) from error
+            times.extend([timer.time_ms] * (len(rows) - len(times)))
+
+    def _to_side(self, tag: OutputTag, value: Any, time_ms: int | None) -> None:
+        self._emitted.side.setdefault(tag_name(tag), []).append((taken(value), time_ms))
+
+    def _to_main(self, rows: Iterable[Any], time_ms: int | None) -> None:
+        emitted = self._emitted
+        emitted.rows.extend(map(self._take, elements_of(rows)))
+        emitted.times_ms.extend([time_ms] * (len(emitted.rows) - len(emitted.times_ms)))
+
+    def _count(self, name: str) -> None:
+        counts = self._emitted.counts
+        counts[name] = counts.get(name, 0) + 1
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Operators with two keyed inputs, which share a key's state and timers.
+
+
+class KeyedCoProcessOperator(KeyedStreamOperator):
+    """Runs a :class:`~flinkish_spark.functions.keyed.KeyedCoProcessFunction`: inputs 0 and 1."""
+
+    def __init__(self, function: KeyedCoProcessFunction) -> None:
+        self._function = function
+
+    def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
+        """Open the function."""
+        self._context = context
+        self._function.open(states.of_function())
+
+    def processors(self) -> tuple[Processor, ...]:
+        """Return the function's `process_element1` and `process_element2`."""
+        return self._function.process_element1, self._function.process_element2
+
+    def on_timer(self, timer: Timer, domain: TimeDomain) -> Iterable[Any] | None:
+        """Call the function's `on_timer`."""
+        return self._function.on_timer(timer.time_ms, self._context)
+
+    def close(self) -> None:
+        """Close the function."""
+        self._function.close()
+
+
+# ----------------------------------------------------------------------------------------------------------
+# map, flat_map and filter on keyed streams, one or two: functions of single records with state per key.
+
+
+class RecordFunction(KeyedProcessFunction):
+    """Calls a function of one record; it has no timers, since nothing that it is given registers any.
+
+    Parameters
+    ----------
+    call
+        From a record to what comes of it.
+    rich
+        Whose method that is, opened with the states of the operator; None for a plain function.
+    """
+
+    def __init__(self, call: Callable[[Any], Any], rich: RichFunction | None) -> None:
+        self._call, self._rich = call, rich
+
+    def open(self, context: RuntimeContext) -> None:
+        """Open the function, if it wants to be."""
+        if self._rich is not None:
+            self._rich.open(context)
+
+    def close(self) -> None:
+        """Close it."""
+        if self._rich is not None:
+            self._rich.close()
+
+
+class MapRecords(RecordFunction):
+    """Emits one row for each record."""
+
+    def process_element(self, value: Any, ctx: Context) -> Iterable[Any]:
+        """Emit what the function returns."""
+        return (self._call(value),)
+
+
+class FlatMapRecords(RecordFunction):
+    """Emits any number of rows for each record."""
+
+    def process_element(self, value: Any, ctx: Context) -> Iterable[Any] | None:
+        """Emit what the function returns or yields."""
+        rows: Iterable[Any] | None = self._call(value)
+        return rows
+
+
+class FilterRecords(RecordFunction):
+    """Emits those records again for which the function says so."""
+
+    def process_element(self, value: Any, ctx: Context) -> Iterable[Any]:
+        """Emit the record, or nothing."""
+        return (value,) if self._call(value) else ()
+
+
+class CoFlatMapRecords(KeyedCoProcessFunction):
+    """Calls a function of one record for each of two inputs: any number of rows of each record.
+
+    Parameters
+    ----------
+    calls
+        From a record of each input to what comes of it.
+    rich
+        What they are methods of, opened with the states of the operator: one or two objects, or none.
+    """
+
+    def __init__(
+        self, calls: tuple[Callable[[Any], Any], Callable[[Any], Any]], rich: tuple[RichFunction, ...]
+    ) -> None:
+        self._first, self._second = calls
+        self._rich = rich
+
+    def open(self, context: RuntimeContext) -> None:
+        """Open the functions that want to be."""
+        for one in self._rich:
+            one.open(context)
+
+    def process_element1(self, value: Any, ctx: Context) -> Iterable[Any] | None:
+        """Emit what comes of a record of the first input."""
+        return self._rows(self._first(value))
+
+    def process_element2(self, value: Any, ctx: Context) -> Iterable[Any] | None:
+        """Emit what comes of a record of the second input."""
+        return self._rows(self._second(value))
+
+    def close(self) -> None:
+        """Close them."""
+        for one in self._rich:
+            one.close()
+
+    def _rows(self, result: Any) -> Iterable[Any] | None:
+        rows: Iterable[Any] | None = result
+        return rows
+
+
+class CoMapRecords(CoFlatMapRecords):
+    """The same, one row of each record."""
+
+    def _rows(self, result: Any) -> Iterable[Any]:
+        return (result,)

@@ -1,0 +1,56 @@
+"""Which operator computes windows element by element."""
+
+from __future__ import annotations
+
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.operators.merging_windows import MergingWindowOperator, SessionOperator, is_plain_session
+from flinkish_spark.operators.windowing import PlainResults, RetractedResults, WindowOperator, WindowResults
+from flinkish_spark.types.rows import ElementType
+from flinkish_spark.windows.assigners import MergingWindowAssigner
+from flinkish_spark.windows.spec import ReduceWindow, WindowComputation, WindowSpec
+
+
+def window_operator(
+    spec: WindowSpec,
+    computation: WindowComputation,
+    input_type: str | ElementType,
+    result_type: str | None = None,
+) -> WindowOperator:
+    """Return the operator for windows of that kind.
+
+    Parameters
+    ----------
+    input_type
+        Type of the elements; as DDL: fields, or one type.
+    result_type
+        Fields of the results, without that of retractions, for which it is needed; those of the elements
+        where a reduction is all that is computed.
+
+    Raises
+    ------
+    ConfigError
+        There are to be retractions, and it is not known of what.
+    """
+    if isinstance(input_type, str):
+        input_type = ElementType(input_type)
+    results = _results(spec, computation, input_type, result_type)
+    if is_plain_session(spec):
+        return SessionOperator(spec, computation, input_type, results)
+    if isinstance(spec.assigner, MergingWindowAssigner):
+        return MergingWindowOperator(spec, computation, input_type, results)
+    return WindowOperator(spec, computation, input_type, results)
+
+
+def _results(
+    spec: WindowSpec, computation: WindowComputation, input_type: ElementType, result_type: str | None
+) -> WindowResults:
+    if spec.retraction_field is None:
+        return PlainResults()
+    if result_type is not None:
+        return RetractedResults(ElementType(result_type))
+    if isinstance(computation, ReduceWindow) and computation.then is None:
+        return RetractedResults(input_type)
+    raise ConfigError(
+        "windows with retractions keep their results, and the fields of these are not known",
+        what_to_do="say them: result_type='user STRING, total LONG'",
+    )

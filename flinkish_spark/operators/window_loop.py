@@ -1,0 +1,779 @@
+"""Windows that a function of the user's folds element by element, in one loop per key group."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter, length_hint
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types as T
+
+from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer
+from flinkish_spark.core.iterators import USER_ERRORS
+from flinkish_spark.operators.columnar_windows import (
+    AlignedWindows,
+    ColumnWindows,
+    NotOverColumns,
+    SessionWindows,
+    column_windows_or_why_not,
+    last_of,
+)
+from flinkish_spark.operators.context import close_part, open_part
+from flinkish_spark.operators.merging_windows import MERGING_WINDOWS
+from flinkish_spark.operators.process import ElementFailed
+from flinkish_spark.operators.windowing import CONTENTS, FIRED, function_of, part_of
+from flinkish_spark.state.codec import (
+    Frame,
+    Row,
+    SlotForm,
+    TableLayout,
+    decode_values,
+    encode_rows,
+    encode_values,
+    layout_of,
+    table_bytes,
+)
+from flinkish_spark.state.columnar import DUE_FIELDS, DueTable, Stored
+from flinkish_spark.state.descriptors import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    ReducingStateDescriptor,
+    ValueStateDescriptor,
+)
+from flinkish_spark.state.key_group import STATE_SECTION, TIMERS, Bases, GroupLayout, GroupState
+from flinkish_spark.state.keyed_states import KeyedStates
+from flinkish_spark.state.layered import Array, KeyIndex
+from flinkish_spark.types.ddl import ddl_of
+from flinkish_spark.types.rows import ElementType
+from flinkish_spark.windows.functions import ProcessWindowFunction, WithKeyAndWindow, WithWindow
+from flinkish_spark.windows.spec import (
+    AggregateWindow,
+    ProcessWindow,
+    ReduceWindow,
+    WindowComputation,
+    WindowSpec,
+)
+from flinkish_spark.windows.time_window import TimeWindow
+
+# ----------------------------------------------------------------------------------------------------------
+# Open windows of a key group that a function of the user's folds element by element, in one loop.
+#
+# What a window has are a few attributes of an object: no state is asked for, no timer registered. They fire
+# in the order of timers all the same (see :mod:`flinkish_spark.state.timers`): by time, and at the same
+# time in the order in which the windows became what they are.
+
+
+class OpenWindow:
+    """A window of a key, and what its elements were folded to.
+
+    Parameters
+    ----------
+    key
+        Number of its key.
+    order
+        Its place among all windows of the key group, by when it got its present bounds.
+    row
+        Which of the stored rows says the same; None if there is none, since something has changed.
+    """
+
+    __slots__ = ("accumulator", "end_ms", "key", "order", "row", "start_ms")
+
+    def __init__(
+        self, key: int, start_ms: int, end_ms: int, order: int, accumulator: Any, row: int | None = None
+    ) -> None:
+        self.key, self.start_ms, self.end_ms = key, start_ms, end_ms
+        self.order, self.accumulator, self.row = order, accumulator, row
+
+
+@dataclass(frozen=True)
+class Folding:
+    """What folds the elements of a window.
+
+    Parameters
+    ----------
+    begin
+        From the first element to the accumulator.
+    add
+        From an element and the accumulator to the next one; never called with None for that.
+    merge
+        From the accumulators of two windows, the earlier one first, to that of both.
+    result
+        From the accumulator to the result; None for none.
+    elements
+        From the result to what a window function is given.
+    """
+
+    begin: Callable[[Any], Any]
+    add: Callable[[Any, Any], Any]
+    merge: Callable[[Any, Any], Any]
+    result: Callable[[Any], Any]
+    elements: Callable[[Any], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """Elements on one side of the watermark, in their order.
+
+    Parameters
+    ----------
+    keys, times_ms, values
+        Number of each one's key, its time by the windows' clock, and the element. If there are fewer times
+        than elements, the others are not looked at.
+    """
+
+    keys: Sequence[int]
+    times_ms: Array
+    values: Iterable[Any]
+    is_before: bool
+
+    def place(self, left: Iterator[int]) -> int:
+        """Return which element it is, of whose keys these are left: nobody has to count in the loop."""
+        return len(self.keys) - length_hint(left) - 1
+
+
+_START = attrgetter("start_ms")
+#: Times so far from the ends of 64 bits that windows around them can be reckoned with in those.
+_NEAR_NOW_MS = 1 << 62
+
+#: Place, element and time of one that came too late.
+Late = tuple[int, Any, int]
+
+
+class OpenWindows(ABC):
+    """All open windows of the keys at hand.
+
+    Parameters
+    ----------
+    keys
+        How many keys there are.
+    registered
+        How many places in the order of windows were given out.
+    """
+
+    def __init__(self, folding: Folding, keys: int, registered: int) -> None:
+        self._folding = folding
+        self._orders = itertools.count(registered)
+
+    @property
+    def registered(self) -> int:
+        """How many places were given out; asked once, behind all that has happened."""
+        return next(self._orders)
+
+    @abstractmethod
+    def put(self, windows: Iterable[OpenWindow]) -> None:
+        """Take over stored windows."""
+
+    def add(self, arrived: Arrived, watermark_ms: int) -> list[Late]:
+        """Add elements; return those that came too late.
+
+        Raises
+        ------
+        ElementFailed
+            The function raised at one.
+        """
+        late: list[Late] = []
+        keys = iter(arrived.keys)
+        try:
+            self._add(keys, arrived, watermark_ms, late)
+        except USER_ERRORS as error:
+            raise ElementFailed(arrived.place(keys), arrived.is_before, error) from error
+        return late
+
+    def due(self, now_ms: int) -> list[OpenWindow]:
+        """Take the windows that end up to that time, in the order in which they fire."""
+        found = self._taken(over_by(now_ms))
+        found.sort(key=attrgetter("end_ms", "order"))
+        return found
+
+    @abstractmethod
+    def living(self) -> Iterator[OpenWindow]:
+        """Yield the windows that are still open."""
+
+    @abstractmethod
+    def _add(self, keys: Iterator[int], arrived: Arrived, watermark_ms: int, late: list[Late]) -> None:
+        """Add elements; `keys` are those of `arrived`."""
+
+    @abstractmethod
+    def _taken(self, over_ms: int) -> list[OpenWindow]:
+        """Take the windows with an end up to that one."""
+
+
+class OpenSessions(OpenWindows):
+    """Windows that are one where they overlap or touch.
+
+    Those of a key are in the order of their times: so nearly every element belongs to the last, or behind it.
+    """
+
+    def __init__(self, windows: SessionWindows, folding: Folding, keys: int, registered: int) -> None:
+        super().__init__(folding, keys, registered)
+        self._gap_ms = windows.gap_ms
+        self._of_key: list[list[OpenWindow]] = [[] for _ in range(keys)]
+
+    def put(self, windows: Iterable[OpenWindow]) -> None:
+        """Take over stored windows."""
+        for window in sorted(windows, key=_START):
+            self._of_key[window.key].append(window)
+
+    def living(self) -> Iterator[OpenWindow]:
+        """Yield the windows that are still open."""
+        return itertools.chain.from_iterable(self._of_key)
+
+    def _add(self, keys: Iterator[int], arrived: Arrived, watermark_ms: int, late: list[Late]) -> None:
+        of_key, gap_ms, over_ms = self._of_key, self._gap_ms, over_by(watermark_ms)
+        begin, add, orders = self._folding.begin, self._folding.add, self._orders
+        for key, time_ms, value in zip(keys, arrived.times_ms.tolist(), arrived.values, strict=False):
+            windows = of_key[key]
+            end_ms = time_ms + gap_ms
+            if end_ms > MAX_WATERMARK_MS:
+                end_ms = MAX_WATERMARK_MS
+            window = windows[-1] if windows else None
+            if window is not None and time_ms < window.start_ms:
+                window = self._near(windows, time_ms, end_ms)
+            if window is not None and time_ms <= window.end_ms:
+                if end_ms > window.end_ms:
+                    window.end_ms, window.order = end_ms, next(orders)
+                before = window.accumulator
+                window.accumulator = begin(value) if before is None else add(value, before)
+                window.row = None
+            elif end_ms <= over_ms:
+                late.append((arrived.place(keys), value, time_ms))
+            else:
+                new = OpenWindow(key, time_ms, end_ms, next(orders), begin(value))
+                if windows and time_ms < windows[-1].start_ms:
+                    insort(windows, new, key=_START)
+                else:
+                    windows.append(new)
+
+    def _near(self, windows: list[OpenWindow], time_ms: int, end_ms: int) -> OpenWindow | None:
+        """Return what the windows near an element that is before the last one became; None without any."""
+        at = bisect_right(windows, time_ms, key=_START)
+        first = max(at - 1, 0)
+        if windows[first].end_ms < time_ms:
+            first += 1
+        behind = first
+        while behind < len(windows) and windows[behind].start_ms <= end_ms:
+            behind += 1
+        if behind == first:
+            return None
+        window = windows[first]
+        if behind - first > 1 or time_ms < window.start_ms:
+            self._merge(windows[first:behind], time_ms, end_ms)
+            del windows[first + 1 : behind]
+        return window
+
+    def _merge(self, near: list[OpenWindow], time_ms: int, end_ms: int) -> None:
+        """Let the first of some windows be all of them, and the element's."""
+        first, *others = near
+        for other in others:
+            before = first.accumulator
+            merged = other.accumulator if before is None else self._folding.merge(before, other.accumulator)
+            first.accumulator = merged
+        first.start_ms = min(first.start_ms, time_ms)
+        first.end_ms = max(near[-1].end_ms, end_ms)
+        first.order = next(self._orders)
+
+    def _taken(self, over_ms: int) -> list[OpenWindow]:
+        found: list[OpenWindow] = []
+        for windows in self._of_key:
+            count = 0
+            for window in windows:
+                if window.end_ms > over_ms:
+                    break
+                count += 1
+            if count:
+                found += windows[:count]
+                del windows[:count]
+        return found
+
+
+class OpenAligned(OpenWindows):
+    """Tumbling and sliding windows: those of a key by their starts, as they are where time has no end."""
+
+    def __init__(self, windows: AlignedWindows, folding: Folding, keys: int, registered: int) -> None:
+        super().__init__(folding, keys, registered)
+        self._windows = windows
+        self._of_key: list[dict[object, OpenWindow]] = [{} for _ in range(keys)]
+
+    def put(self, windows: Iterable[OpenWindow]) -> None:
+        """Take over stored windows."""
+        size_ms = self._windows.size_ms
+        for window in windows:
+            start_ms, end_ms = bounds = window.start_ms, window.end_ms
+            if start_ms == MIN_WATERMARK_MS:
+                start_ms = end_ms - size_ms
+            is_own = end_ms - start_ms == size_ms or bounds == _cut(start_ms, size_ms)
+            # One of an earlier program, of another size, takes no more elements.
+            self._of_key[window.key][start_ms if is_own else bounds] = window
+
+    def living(self) -> Iterator[OpenWindow]:
+        """Yield the windows that are still open."""
+        for windows in self._of_key:
+            yield from windows.values()
+
+    def _add(self, keys: Iterator[int], arrived: Arrived, watermark_ms: int, late: list[Late]) -> None:
+        times_ms = arrived.times_ms
+        slices = self._windows.slices(times_ms) if _is_near_now(times_ms) else times_ms
+        begin, add = self._folding.begin, self._folding.add
+        # By key and slice, the windows that take its elements: none of them ends in here.
+        taking: list[dict[int, list[OpenWindow]]] = [{} for _ in self._of_key]
+        given = zip(keys, slices.tolist(), times_ms.tolist(), arrived.values, strict=False)
+        for key, slice_ms, time_ms, value in given:
+            windows = taking[key].get(slice_ms)
+            if windows is None:
+                windows = taking[key][slice_ms] = self._around(key, time_ms, watermark_ms)
+            for window in windows:
+                before = window.accumulator
+                window.accumulator = begin(value) if before is None else add(value, before)
+            if not windows and time_ms <= watermark_ms:
+                late.append((arrived.place(keys), value, time_ms))
+
+    def _around(self, key: int, time_ms: int, watermark_ms: int) -> list[OpenWindow]:
+        """Return the windows around a time that are not over, the latest first; those that are new, too."""
+        if watermark_ms == MAX_WATERMARK_MS:
+            return []
+        windows, found = self._of_key[key], list[OpenWindow]()
+        size_ms, slide_ms = self._windows.size_ms, self._windows.slide_ms
+        latest_ms = time_ms - (time_ms - self._windows.offset_ms) % slide_ms
+        before_ms = max(time_ms, over_by(watermark_ms)) - size_ms
+        for start_ms in range(latest_ms, before_ms, -slide_ms):
+            window = windows.get(start_ms)
+            if window is None:
+                bounds = _cut(start_ms, size_ms)
+                window = windows[start_ms] = OpenWindow(key, *bounds, next(self._orders), None)
+            # Something is added to each of them at once.
+            window.row = None
+            found.append(window)
+        return found
+
+    def _taken(self, over_ms: int) -> list[OpenWindow]:
+        found: list[OpenWindow] = []
+        for windows in self._of_key:
+            over = [start_ms for start_ms, window in windows.items() if window.end_ms <= over_ms]
+            found += map(windows.pop, over)
+        return found
+
+
+def open_windows(windows: ColumnWindows, folding: Folding, keys: int, registered: int) -> OpenWindows:
+    """Return what has the open windows of that kind; parameters as of :class:`OpenWindows`."""
+    if isinstance(windows, SessionWindows):
+        return OpenSessions(windows, folding, keys, registered)
+    assert isinstance(windows, AlignedWindows)
+    return OpenAligned(windows, folding, keys, registered)
+
+
+def over_by(now_ms: int) -> int:
+    """Return the greatest end of windows whose last instant has come; the end of all time is one itself.
+
+    Examples
+    --------
+    >>> over_by(9), over_by(MAX_WATERMARK_MS) == MAX_WATERMARK_MS
+    (10, True)
+    """
+    return now_ms if now_ms == MAX_WATERMARK_MS else min(now_ms + 1, MAX_WATERMARK_MS - 1)
+
+
+def _cut(start_ms: int, size_ms: int) -> tuple[int, int]:
+    """Return the bounds of a window, cut where 64 bits end."""
+    end_ms = start_ms + size_ms
+    if start_ms < MIN_WATERMARK_MS or end_ms > MAX_WATERMARK_MS:
+        return max(start_ms, MIN_WATERMARK_MS), min(end_ms, MAX_WATERMARK_MS)
+    return start_ms, end_ms
+
+
+def _is_near_now(times_ms: Array) -> bool:
+    if not len(times_ms):
+        return True
+    return bool(times_ms.min() > -_NEAR_NOW_MS and times_ms.max() < _NEAR_NOW_MS)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Windows that a function of the user's folds element by element, in one loop per key group.
+#
+# What :class:`~flinkish_spark.operators.windowing.WindowOperator` makes of the most usual windows (each
+# fires once, at its end), with the same results, calls and order, and without states and timers for each.
+# What is kept of a window is one row, as of folds over columns.
+
+
+#: Entries per key and window: when it is due, its place in the order, its accumulator.
+OPEN = "window/open"
+ORDER_FIELD = "_fs_order"
+
+
+@dataclass(frozen=True)
+class LoopedWindows:
+    """Windows and what folds their elements, as a keyed operator; travels in the plan.
+
+    Parameters
+    ----------
+    late_output
+        Where late elements go; None: they are dropped and counted.
+    """
+
+    windows: ColumnWindows
+    computation: WindowComputation
+    element_type: ElementType
+    late_output: OutputTag | None = None
+
+    @property
+    def clock(self) -> TimeDomain:
+        """What the windows go by."""
+        return self.windows.clock
+
+    @property
+    def contents(self) -> AggregatingStateDescriptor | ReducingStateDescriptor | ListStateDescriptor:
+        """An accumulator, as a state has it."""
+        computation = self.computation
+        if isinstance(computation, AggregateWindow):
+            return AggregatingStateDescriptor(OPEN, computation.aggregate, computation.accumulator_type)
+        if isinstance(computation, ReduceWindow):
+            return ReducingStateDescriptor(OPEN, computation.reduce, self.element_type.ddl)
+        return ListStateDescriptor(OPEN, self.element_type.ddl)
+
+    @property
+    def bounds(self) -> WithKeyAndWindow | WithWindow | None:
+        """What of ours is put around results, if that is all; of classes made of them nobody knows."""
+        then = None if isinstance(self.computation, ProcessWindow) else self.computation.then
+        if type(then) not in (WithKeyAndWindow, WithWindow):
+            return None
+        assert isinstance(then, WithKeyAndWindow | WithWindow)
+        return then
+
+    @property
+    def function(self) -> ProcessWindowFunction | None:
+        """What is called for each window, if that is to be done."""
+        return None if self.bounds is not None else function_of(self.computation)
+
+    def open(self, states: KeyedStates) -> Folding:
+        """Declare the state, open the function that folds, and return what folds with it."""
+        open_part(part_of(self.computation), states.uid, states.max_parallelism)
+        # Of a program that had retractions.
+        states.drop_state(FIRED)
+        states.per_namespace(OPEN)
+        states.get_state(ValueStateDescriptor(OPEN, self._state_type()))
+        if isinstance(self.computation, AggregateWindow):
+            return _aggregating(self.computation)
+        if isinstance(self.computation, ReduceWindow):
+            return _reducing(self.computation, self.element_type)
+        return _collecting(self.element_type)
+
+    def close(self) -> None:
+        """Close the functions."""
+        close_part(part_of(self.computation))
+        function = function_of(self.computation)
+        if function is not None:
+            function.close()
+
+    def _state_type(self) -> str:
+        """Return the fields of an entry; those of an accumulator as its state alone would have them."""
+        stored = self.contents.stored_type
+        own = [T.StructField("value", stored)]
+        if isinstance(stored, T.StructType) and len(stored) > 1:
+            own = list(stored.fields)
+        ours = [T.StructField(name, T.LongType()) for name in (DUE_FIELDS[self.clock], ORDER_FIELD)]
+        return ddl_of(T.StructType([*ours, *own]))
+
+
+def looped_windows(
+    spec: WindowSpec, computation: WindowComputation, element_type: ElementType
+) -> LoopedWindows | None:
+    """Return the operator for windows that need no more than it does; None for others."""
+    windows = column_windows_or_why_not(spec)
+    if isinstance(windows, NotOverColumns) or spec.allowed_lateness_ms:
+        return None
+    function = function_of(computation)
+    # What is asked for in `open` would be known in a worker only: so it must be that which asks for nothing.
+    own_open = None if function is None else getattr(function.open, "__func__", None)
+    if function is not None and own_open is not ProcessWindowFunction.open:
+        return None
+    return LoopedWindows(windows, computation, element_type, spec.late_output)
+
+
+def _aggregating(computation: AggregateWindow) -> Folding:
+    aggregate = computation.aggregate
+    create, add = aggregate.create_accumulator, aggregate.add
+    # For windows that do not merge it need not have `merge`.
+    return Folding(
+        begin=lambda value: add(value, create()),
+        add=add,
+        merge=lambda first, second: aggregate.merge(first, second),
+        result=aggregate.get_result,
+        elements=_alone,
+    )
+
+
+def _reducing(computation: ReduceWindow, element_type: ElementType) -> Folding:
+    given: Any = computation.reduce
+    reduce: Callable[[Any, Any], Any] = getattr(given, "reduce", given)
+    named = element_type.naming()
+    return Folding(
+        begin=lambda value: value,
+        add=lambda value, before: reduce(named(before), value),
+        merge=lambda first, second: reduce(named(first), named(second)),
+        result=named,
+        elements=_alone,
+    )
+
+
+def _collecting(element_type: ElementType) -> Folding:
+    named = element_type.naming()
+    return Folding(
+        begin=lambda value: [value],
+        add=_appended,
+        merge=lambda first, second: [*first, *second],
+        result=lambda held: list(map(named, held)),
+        elements=_all,
+    )
+
+
+def _appended(value: Any, held: list[Any]) -> list[Any]:
+    held.append(value)
+    return held
+
+
+def _alone(result: Any) -> Sequence[Any]:
+    return (result,)
+
+
+def _all(result: Sequence[Any]) -> Sequence[Any]:
+    return result
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The open windows of a key group as they are stored: those of the keys at hand, and what became of them.
+
+
+class StoredWindows:
+    """What is stored of the windows of some keys, in one micro-batch.
+
+    Parameters
+    ----------
+    table, stored
+        The entries, and those of them that may change.
+    contents
+        How an accumulator is stored: its columns are behind those of an entry's time and order.
+    hashes, keys
+        Of the keys of elements, column by column as in the table; one of each per element.
+    """
+
+    def __init__(
+        self,
+        table: DueTable,
+        stored: Stored,
+        contents: TableLayout,
+        hashes: Sequence[Array],
+        keys: Sequence[Sequence[pa.Array]],
+    ) -> None:
+        self._table, self._stored, self._contents = table, stored, contents
+        columns = table.keys_together([stored.keys, *keys])
+        #: All keys at hand.
+        self.index = KeyIndex.of(np.concatenate([stored.hashes, *hashes]), columns)
+        self._stored_key = self.index.of_row[: len(stored)]
+        self._living = stored.living(self._stored_key)
+
+    def key_numbers(self) -> Array:
+        """Return the number of each element's key."""
+        return self.index.of_row[len(self._stored) :]
+
+    def windows(self) -> list[OpenWindow]:
+        """Return the windows that are open."""
+        living = self._living
+        if not len(living):
+            return []
+        rows = self._stored.rows.take(pa.array(living))
+        order, *contents = Stored(rows, 0, living).values
+        start_ms, end_ms = (bounds[living].tolist() for bounds in self._stored.bounds)
+        parts = (
+            self._stored_key[living].tolist(),
+            start_ms,
+            end_ms,
+            # Whoever has written a window with a savepoint writer need not know of it.
+            pc.fill_null(order, 0).to_pylist(),
+            decode_values(self._contents, contents),
+            living.tolist(),
+        )
+        return list(map(OpenWindow, *parts))
+
+    def store(self, windows: Iterable[OpenWindow], keys: Sequence[Any]) -> bool:
+        """Put what became of them; return whether anything did.
+
+        Parameters
+        ----------
+        windows
+            Those that are open now.
+        keys
+            All keys by their numbers, for errors.
+
+        Raises
+        ------
+        StateValueError
+            An accumulator does not fit its declared type.
+        """
+        kept, changed = list[int](), list[OpenWindow]()
+        for window in windows:
+            if window.row is None:
+                changed.append(window)
+            else:
+                kept.append(window.row)
+        if not changed and len(kept) == len(self._living):
+            return False
+        key = np.array([one.key for one in changed], dtype=np.int64)
+        rows = self._rows(changed, key, keys)
+        self._table.write(self._stored, self._stored_key, np.array(kept, dtype=np.int64), rows, key)
+        return True
+
+    def _rows(self, windows: Sequence[OpenWindow], key: Array, keys: Sequence[Any]) -> pa.RecordBatch:
+        taken = pa.array(key)
+        end_ms = np.array([one.end_ms for one in windows], dtype=np.int64)
+        values = [one.accumulator for one in windows]
+        columns = [
+            pa.array(self.index.hashes[key]),
+            *(column.take(taken) for column in self.index.keys),
+            pa.array([one.start_ms for one in windows], pa.int64()),
+            pa.array(end_ms),
+            pa.array(last_of(end_ms)),
+            pa.array([one.order for one in windows], pa.int64()),
+            *encode_values(self._contents, values, [keys[one.key] for one in windows]),
+            pa.array(np.ones(len(windows), dtype=bool)),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._table.layout.schema)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# State of windows in the other of its two forms: with states and timers, or as one loop keeps it.
+#
+# A program changes from one to the other when its windows do (they get a trigger, or wait for late
+# elements), and a job that was stopped before there was a loop goes on with it. Of a key group it happens
+# once: what is stored next has the form that the operator writes.
+
+
+_MERGING = MERGING_WINDOWS.name
+
+
+@dataclass(frozen=True)
+class WithTimers:
+    """What the operator with states and timers has stored, for the loop.
+
+    Parameters
+    ----------
+    layout
+        Of the loop's state.
+    other
+        Of what is read.
+    clock
+        What the windows go by.
+    """
+
+    layout: GroupLayout
+    other: GroupLayout
+    clock: TimeDomain
+
+    def is_of(self, sections: Frame) -> bool:
+        """Return whether sections are of that form."""
+        return STATE_SECTION + CONTENTS in sections or STATE_SECTION + _MERGING in sections
+
+    def converted(self, value: bytes | memoryview, bases: Bases) -> dict[str, memoryview]:
+        """Return the sections that say the same in the loop's form, without a base.
+
+        Raises
+        ------
+        StateMismatch
+            What is stored does not fit the declaration.
+        """
+        stored = GroupState(self.other, value, bases)
+        return _sections(
+            {STATE_SECTION + OPEN: self.layout.states[OPEN]}, {STATE_SECTION + OPEN: self._rows(stored)}
+        )
+
+    def _rows(self, stored: GroupState) -> Iterator[Row]:
+        places = {row.slot: row.value[0] for row in stored.timer_rows(self.clock)}
+        contents = {row.slot: row for row in stored.rows(CONTENTS)}
+        is_spread = len(self.other.states[CONTENTS].values) > 1
+        for key, bounds, place in _windows(stored, contents):
+            due_ms = TimeWindow._make(bounds).max_timestamp_ms
+            order = places.get(Timer(due_ms, key, bounds))
+            row = contents.get((key, place))
+            # Without that timer it has fired, and was kept for late elements: it fires no more.
+            if order is not None and row is not None:
+                value = row.value if is_spread else (row.value,)
+                yield Row((key, bounds), (due_ms, order, *value), row.hash)
+
+
+@dataclass(frozen=True)
+class FromLoop:
+    """What the loop has stored, for the operator with states and timers; parameters as of `WithTimers`."""
+
+    layout: GroupLayout
+    other: GroupLayout
+    clock: TimeDomain
+
+    def is_of(self, sections: Frame) -> bool:
+        """Return whether sections are of that form."""
+        return STATE_SECTION + OPEN in sections
+
+    def converted(self, value: bytes | memoryview, bases: Bases) -> dict[str, memoryview]:
+        """Return the sections that say the same with states and timers; see :class:`WithTimers`."""
+        contents, timers = list[Row](), list[Row]()
+        merging: dict[Any, Row] = {}
+        is_spread = len(self.layout.states[CONTENTS].values) > 1
+        for row in GroupState(self.other, value, bases).rows(OPEN):
+            key, bounds = row.slot
+            _, order, *own = row.value
+            contents.append(Row(row.slot, tuple(own) if is_spread else own[0], row.hash))
+            due_ms = TimeWindow._make(bounds).max_timestamp_ms
+            timers.append(Row(Timer(due_ms, key, bounds), (order, None), row.hash))
+            merging.setdefault(key, Row(key, [], row.hash)).value.append((*bounds, *bounds))
+        rows: dict[str, Iterable[Row]] = {
+            STATE_SECTION + CONTENTS: contents,
+            TIMERS + self.clock.value: timers,
+        }
+        if _MERGING in self.layout.states:
+            rows[STATE_SECTION + _MERGING] = merging.values()
+        return _sections(self.layout.sections, rows)
+
+
+def form_with_timers(
+    operator: LoopedWindows, layout: GroupLayout, key_types: Sequence[T.DataType]
+) -> WithTimers:
+    """Return what reads for a loop."""
+    # Values as they are stored: no instances of classes are made on the way.
+    contents = layout_of(operator.contents, key_types, SlotForm.KEY_AND_WINDOW)
+    contents = replace(contents, name=CONTENTS, decode=None)
+    states = {CONTENTS: contents, _MERGING: layout_of(MERGING_WINDOWS, key_types)}
+    return WithTimers(layout, replace(layout, states=states), operator.clock)
+
+
+def form_of_loop(layout: GroupLayout, clock: TimeDomain) -> FromLoop:
+    """Return what reads for an operator of windows with states and timers."""
+    contents = layout.states[CONTENTS]
+    own = TableLayout(
+        OPEN,
+        contents.keys,
+        (pa.int64(), pa.int64(), *contents.values),
+        SlotForm.KEY_AND_WINDOW,
+        value_names=(DUE_FIELDS[clock], ORDER_FIELD, *(contents.value_names or ("value",))),
+    )
+    return FromLoop(layout, replace(layout, states={OPEN: own}), clock)
+
+
+def _windows(stored: GroupState, contents: dict[Any, Row]) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield key and bounds of each window, and the bounds of the one in whose place its content is."""
+    merging = {row.slot: row.value for row in stored.rows(_MERGING)}
+    for key, entries in merging.items():
+        for start_ms, end_ms, *place in entries:
+            yield key, (start_ms, end_ms), tuple(place)
+    for key, bounds in contents:
+        if key not in merging:
+            yield key, bounds, bounds
+
+
+def _sections(layouts: dict[str, TableLayout], rows: dict[str, Iterable[Row]]) -> dict[str, memoryview]:
+    """Return the payloads of sections; none of those without rows."""
+    batches = {name: encode_rows(layouts[name], list(own)) for name, own in rows.items()}
+    return {name: table_bytes(batch) for name, batch in batches.items() if batch.num_rows}

@@ -1,0 +1,801 @@
+"""Windows of a keyed stream, element by element: contents, contexts, results."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from flinkish_spark.core.elements import MAX_WATERMARK_MS, OutputTag, TimeDomain, Timer
+from flinkish_spark.core.iterators import elements_of
+from flinkish_spark.core.subtask import SubtaskFacts
+from flinkish_spark.functions.keyed import AggregateFunction
+from flinkish_spark.operators.context import FunctionContext, close_part, declared_state, open_part
+from flinkish_spark.operators.process import KeyedStreamOperator, Processor
+from flinkish_spark.state.descriptors import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
+from flinkish_spark.state.keyed_states import KeyedStates
+from flinkish_spark.state.states import AggregatingState, ListState, MapState, ReducingState, ValueState
+from flinkish_spark.state.tables import KeyScope
+from flinkish_spark.state.timers import Timers
+from flinkish_spark.types.rows import ElementType, Named, OutputError, as_row
+from flinkish_spark.windows.assigners import assigning
+from flinkish_spark.windows.evictors import Evictor, EvictorContext, TimestampedValue
+from flinkish_spark.windows.functions import ProcessWindowFunction
+from flinkish_spark.windows.spec import (
+    AggregateWindow,
+    ProcessWindow,
+    ReduceWindow,
+    WindowComputation,
+    WindowSpec,
+)
+from flinkish_spark.windows.time_window import TimeWindow
+from flinkish_spark.windows.triggers import EventTimeTrigger, Trigger, TriggerResult, check_result
+
+# ----------------------------------------------------------------------------------------------------------
+# What a window keeps of its elements, and what its function is given of that.
+
+
+CONTENTS = "window/contents"
+#: Field behind those of an element, for its event time.
+_TIME_FIELD = "__time_ms LONG"
+
+Reduce = Callable[[Any, Any], Any]
+#: Given a window's elements, calls its function and emits what that returns.
+Fire = Callable[[Sequence[Any]], None]
+
+
+class WindowContents(ABC):
+    """The content of the current key's current window; the same slot as the states of its operator."""
+
+    @abstractmethod
+    def open(self, states: KeyedStates) -> None:
+        """Declare the state."""
+
+    @abstractmethod
+    def add(self, value: Any, timestamp_ms: int | None) -> None:
+        """Add an element."""
+
+    @abstractmethod
+    def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
+        """Fire with what is there; not if that is nothing."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Throw it away."""
+
+    @abstractmethod
+    def merge(self, slot: Any, into: Any) -> None:
+        """Give one slot's content to another, behind what that has."""
+
+
+def part_of(computation: WindowComputation) -> object:
+    """Return what reduces or aggregates elements; None where all of them are kept."""
+    if isinstance(computation, ReduceWindow):
+        return computation.reduce
+    return computation.aggregate if isinstance(computation, AggregateWindow) else None
+
+
+def function_of(computation: WindowComputation) -> ProcessWindowFunction | None:
+    """Return what is called when a window fires, if anything is."""
+    return computation.process if isinstance(computation, ProcessWindow) else computation.then
+
+
+def contents_of(
+    computation: WindowComputation, input_type: ElementType, evictor: Evictor | None
+) -> WindowContents:
+    """Return the contents that a computation needs."""
+    if evictor is not None:
+        return _Evicted(input_type, evictor, computation)
+    if isinstance(computation, ReduceWindow):
+        return _Reduced(input_type, computation)
+    if isinstance(computation, AggregateWindow):
+        return _Aggregated(computation)
+    return _Listed(input_type)
+
+
+class _Reduced(WindowContents):
+    def __init__(self, input_type: ElementType, computation: ReduceWindow) -> None:
+        self._type, self._computation = input_type, computation
+
+    def open(self, states: KeyedStates) -> None:
+        self._named = self._type.naming()
+        self._reduce = _named_reduce(self._computation, self._named)
+        states.per_namespace(CONTENTS)
+        self._state = states.get_reducing_state(ReducingStateDescriptor(CONTENTS, self, self._type.ddl))
+
+    def reduce(self, first: Any, second: Any) -> Any:
+        return self._reduce(first, second)
+
+    def add(self, value: Any, timestamp_ms: int | None) -> None:
+        self._state.add(value)
+
+    def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
+        value = self._state.get()
+        if value is not None:
+            fire((self._named(value),))
+
+    def clear(self) -> None:
+        self._state.clear()
+
+    def merge(self, slot: Any, into: Any) -> None:
+        self._state.merge(slot, into)
+
+
+class _Aggregated(WindowContents):
+    def __init__(self, computation: AggregateWindow) -> None:
+        self._descriptor = AggregatingStateDescriptor(
+            CONTENTS, computation.aggregate, computation.accumulator_type
+        )
+
+    def open(self, states: KeyedStates) -> None:
+        states.per_namespace(CONTENTS)
+        self._state = states.get_aggregating_state(self._descriptor)
+
+    def add(self, value: Any, timestamp_ms: int | None) -> None:
+        self._state.add(value)
+
+    def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
+        result = self._state.get()
+        # Of a result of None nothing is emitted; what was emitted before does not stand any more, though.
+        fire(() if result is None else (result,))
+
+    def clear(self) -> None:
+        self._state.clear()
+
+    def merge(self, slot: Any, into: Any) -> None:
+        self._state.merge(slot, into)
+
+
+class _Listed(WindowContents):
+    def __init__(self, input_type: ElementType) -> None:
+        self._type = input_type
+
+    def open(self, states: KeyedStates) -> None:
+        self._named = self._type.naming()
+        states.per_namespace(CONTENTS)
+        self._state = states.get_list_state(ListStateDescriptor(CONTENTS, self._type.ddl))
+
+    def add(self, value: Any, timestamp_ms: int | None) -> None:
+        self._state.add(value)
+
+    def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
+        values = self._state.get()
+        if values:
+            fire([self._named(value) for value in values])
+
+    def clear(self) -> None:
+        self._state.clear()
+
+    def merge(self, slot: Any, into: Any) -> None:
+        self._state.merge(slot, into)
+
+
+class _Evicted(WindowContents):
+    """Elements with their times, so that an evictor can choose; computed when the window fires."""
+
+    def __init__(self, input_type: ElementType, evictor: Evictor, computation: WindowComputation) -> None:
+        self._type, self._evictor, self._computation = input_type, evictor, computation
+
+    def open(self, states: KeyedStates) -> None:
+        self._named = self._type.naming()
+        self._at_once = _at_once(self._computation, self._named)
+        self._has_fields = self._type.has_fields
+        fields = self._type.ddl if self._has_fields else f"value {self._type.ddl}"
+        states.per_namespace(CONTENTS)
+        self._state = states.get_list_state(ListStateDescriptor(CONTENTS, f"{fields}, {_TIME_FIELD}"))
+
+    def add(self, value: Any, timestamp_ms: int | None) -> None:
+        self._state.add((*value, timestamp_ms) if self._has_fields else (value, timestamp_ms))
+
+    def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
+        elements = self._elements()
+        if not elements:
+            return
+        # An evictor may remove elements of the list that it is given.
+        count = len(elements)
+        kept = self._left(self._evictor.evict_before(elements, window, ctx))
+        fire(self._at_once([element.value for element in kept]) if kept else ())
+        if kept:
+            kept = self._left(self._evictor.evict_after(kept, window, ctx))
+        if len(kept) < count:
+            self._state.clear()
+            for element in kept:
+                self.add(element.value, element.timestamp_ms)
+
+    def clear(self) -> None:
+        self._state.clear()
+
+    def merge(self, slot: Any, into: Any) -> None:
+        self._state.merge(slot, into)
+
+    def _left(self, kept: Any) -> Sequence[TimestampedValue]:
+        """Return what an evictor has left; raise TypeError if it did not say."""
+        if not isinstance(kept, Sequence):
+            raise TypeError(
+                f"the evictor {type(self._evictor).__name__} has returned {kept!r}; its evict_before and "
+                "evict_after must return the elements that stay, in a list"
+            )
+        return kept
+
+    def _elements(self) -> list[TimestampedValue]:
+        entries = self._state.get()
+        if self._has_fields:
+            return [TimestampedValue(self._named(entry[:-1]), entry[-1]) for entry in entries]
+        return [TimestampedValue(*entry) for entry in entries]
+
+
+def _named_reduce(computation: ReduceWindow, named: Named) -> Reduce:
+    """Return the reduction of elements that have the names of their fields."""
+    given: Any = computation.reduce
+    reduce: Reduce = getattr(given, "reduce", given)
+    return lambda first, second: reduce(named(first), named(second))
+
+
+def _at_once(computation: WindowComputation, named: Named) -> Callable[[list[Any]], Sequence[Any]]:
+    """Return what does a computation over elements that were kept."""
+    if isinstance(computation, ReduceWindow):
+        reduce = _named_reduce(computation, named)
+        return lambda values: (named(functools.reduce(reduce, values)),)
+    if isinstance(computation, AggregateWindow):
+        return functools.partial(_aggregate, computation.aggregate)
+    return lambda values: values
+
+
+def _aggregate(aggregate: AggregateFunction, values: list[Any]) -> Sequence[Any]:
+    accumulator = aggregate.create_accumulator()
+    for value in values:
+        accumulator = aggregate.add(value, accumulator)
+    result = aggregate.get_result(accumulator)
+    return () if result is None else (result,)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What triggers and window functions are given of the current key and window.
+
+
+class WindowStateRefused(ValueError):
+    """A state of a window, or of a trigger, cannot be had that way."""
+
+
+class TriggerScope:
+    """What a trigger is given: one object, whose scope is the current key and window.
+
+    Its states are stored as `trigger/<name>`.
+    """
+
+    __slots__ = (
+        "_merged",
+        "_scope",
+        "_states",
+        "current_processing_time",
+        "current_watermark",
+        "delete_event_time_timer",
+        "delete_processing_time_timer",
+        "register_event_time_timer",
+        "register_processing_time_timer",
+    )
+
+    def __init__(self, trigger: Trigger, states: KeyedStates, timers: Timers) -> None:
+        self._scope = states.scope
+        self._merged: Sequence[TimeWindow] = ()
+        self._states: dict[str, Any] = {}
+        states = states.of_function()
+        for descriptor in elements_of(trigger.states()):
+            own = dataclasses.replace(descriptor, name=f"trigger/{descriptor.name}")
+            states.per_namespace(own.name)
+            self._states[descriptor.name] = declared_state(states, own)
+        # The same calls, without one in between.
+        self.current_watermark = timers.current_watermark
+        self.current_processing_time = timers.current_processing_time
+        self.register_event_time_timer = timers.register_event_time_timer
+        self.register_processing_time_timer = timers.register_processing_time_timer
+        self.delete_event_time_timer = timers.delete_event_time_timer
+        self.delete_processing_time_timer = timers.delete_processing_time_timer
+
+    def get_partitioned_state(self, descriptor: StateDescriptor) -> Any:
+        """Return a state of the current key and window."""
+        try:
+            return self._states[descriptor.name]
+        except KeyError:
+            raise WindowStateRefused(
+                f"the trigger uses the state '{descriptor.name}', which its states() does not return"
+            ) from None
+
+    def merge_partitioned_state(self, descriptor: StateDescriptor) -> None:
+        """Merge the state of the merged windows into the current one's."""
+        state, key, into = self.get_partitioned_state(descriptor), self._scope.key, self._scope.slot
+        if not hasattr(state, "merge"):
+            raise WindowStateRefused(
+                f"the trigger's state '{descriptor.name}' cannot be merged; "
+                "a reducing, aggregating or list state can"
+            )
+        for window in self._merged:
+            state.merge((key, window), into)
+
+    def merged_windows(self) -> Iterator[TimeWindow]:
+        """Make each of the merged windows the current one, and then again the one that is."""
+        key, current = self._scope.key, self._scope.namespace
+        try:
+            for window in self._merged:
+                self._scope.enter(key, window)
+                yield window
+        finally:
+            self._scope.enter(key, current)
+
+    def merging(self, windows: Sequence[TimeWindow]) -> None:
+        """Say which windows merge, before `on_merge`."""
+        self._merged = windows
+
+
+class DeclaredStates:
+    """States by name; those that `open` asked for.
+
+    Parameters
+    ----------
+    states
+        Of the operator, in the scope that these states have.
+    admit
+        Called with a descriptor before its state is returned; may refuse.
+    """
+
+    def __init__(self, states: KeyedStates, admit: Callable[[StateDescriptor], None]) -> None:
+        self._states, self.admit = states, admit
+
+    def get_state(self, descriptor: ValueStateDescriptor) -> ValueState[Any]:
+        """Return the value state of that name."""
+        self.admit(descriptor)
+        return self._states.get_state(descriptor)
+
+    def get_list_state(self, descriptor: ListStateDescriptor) -> ListState[Any]:
+        """Return the list state of that name."""
+        self.admit(descriptor)
+        return self._states.get_list_state(descriptor)
+
+    def get_map_state(self, descriptor: MapStateDescriptor) -> MapState[Any, Any]:
+        """Return the map state of that name."""
+        self.admit(descriptor)
+        return self._states.get_map_state(descriptor)
+
+    def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
+        """Return the reducing state of that name."""
+        self.admit(descriptor)
+        return self._states.get_reducing_state(descriptor)
+
+    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor) -> AggregatingState:
+        """Return the aggregating state of that name."""
+        self.admit(descriptor)
+        return self._states.get_aggregating_state(descriptor)
+
+
+class FunctionStates(DeclaredStates, SubtaskFacts):
+    """The states of a window function: per key (itself), and per key and window.
+
+    Given to the function's `open`; after :meth:`seal` nothing new can be declared.
+
+    Parameters
+    ----------
+    of_key, of_window
+        The operator's states in the scopes of a key, and of a key's window.
+    can_have_window_state
+        Says no, by raising, where windows merge.
+    """
+
+    def __init__(
+        self,
+        of_key: KeyedStates,
+        of_window: KeyedStates,
+        can_have_window_state: Callable[[StateDescriptor], None],
+    ) -> None:
+        super().__init__(of_key, self._declare_of_key)
+        self._can_have_window_state = can_have_window_state
+        self._of_key: set[str] = set()
+        self._of_window: set[str] = set()
+        self.uid, self.max_parallelism = of_key.uid, of_key.max_parallelism
+        self.drop_state = of_key.drop_state
+        self.global_state = self
+        self.window_state = DeclaredStates(of_window, self._declare_of_window)
+
+    def seal(self) -> None:
+        """Refuse what was not declared yet."""
+        self.admit = lambda descriptor: _known(descriptor, self._of_key)
+        self.window_state.admit = self._known_of_window
+
+    def _declare_of_key(self, descriptor: StateDescriptor) -> None:
+        _distinct(descriptor, self._of_window)
+        self._of_key.add(descriptor.name)
+
+    def _declare_of_window(self, descriptor: StateDescriptor) -> None:
+        self._can_have_window_state(descriptor)
+        _distinct(descriptor, self._of_key)
+        self._of_window.add(descriptor.name)
+        self.window_state._states.per_namespace(descriptor.name)
+
+    def _known_of_window(self, descriptor: StateDescriptor) -> None:
+        self._can_have_window_state(descriptor)
+        _known(descriptor, self._of_window)
+
+
+def refuse_window_state(descriptor: StateDescriptor) -> None:
+    """Refuse a state per window, which windows that merge cannot have."""
+    raise WindowStateRefused(
+        f"the window function asks for the state '{descriptor.name}' per window, which windows that "
+        "merge cannot have; use global_state"
+    )
+
+
+class FiringContext:
+    """What a window function is given for one firing; one object, whose window changes."""
+
+    __slots__ = ("_context", "_timers", "global_state", "window", "window_state")
+
+    def __init__(self, states: FunctionStates, context: FunctionContext, timers: Timers) -> None:
+        self._context, self._timers = context, timers
+        self.global_state, self.window_state = states.global_state, states.window_state
+        self.window = TimeWindow(0, 0)
+
+    def current_watermark(self) -> int:
+        """Return the watermark."""
+        return self._timers.watermark_ms
+
+    def current_processing_time(self) -> int:
+        """Return the micro-batch's processing time."""
+        return self._timers.processing_time_ms
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        """Emit a row to a side output."""
+        self._context.emit_to(tag, value, self.window.max_timestamp_ms)
+
+
+def _distinct(descriptor: StateDescriptor, others: set[str]) -> None:
+    if descriptor.name in others:
+        raise WindowStateRefused(
+            f"the window function declares '{descriptor.name}' both as a state of the key and of the window"
+        )
+
+
+def _known(descriptor: StateDescriptor, names: set[str]) -> None:
+    if descriptor.name not in names:
+        raise WindowStateRefused(
+            f"the window function uses the state '{descriptor.name}', for which its open() did not ask"
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Results of windows on their way out: as they are, or with those that they replace.
+#
+# A window that fires again, or becomes part of another one, has emitted what does not stand any more. With
+# retractions it emits that once more, marked, in front of what stands instead: so that whoever adds results
+# up, or keeps them by key and window, has what is true after every row.
+
+
+#: The results that a window has emitted last.
+FIRED = "window/fired"
+
+
+class WindowResults(ABC):
+    """What becomes of results, window by window of a key."""
+
+    @abstractmethod
+    def open(self, states: KeyedStates) -> None:
+        """Declare the state."""
+
+    @abstractmethod
+    def fired(self, key: Any, window: TimeWindow, rows: Iterable[Any]) -> Iterable[Any]:
+        """Return what is emitted when a window fires with these rows."""
+
+    @abstractmethod
+    def withdrawn(self, key: Any, window: TimeWindow) -> Sequence[Any]:
+        """Return what is emitted of a window that is part of another one now."""
+
+    @abstractmethod
+    def settle(self, key: Any, window: TimeWindow) -> None:
+        """Let a window's results stand: nothing replaces them any more."""
+
+
+class PlainResults(WindowResults):
+    """Results as the function made them."""
+
+    def open(self, states: KeyedStates) -> None:
+        """Give up what is stored by a program that had retractions."""
+        states.drop_state(FIRED)
+
+    def fired(self, key: Any, window: TimeWindow, rows: Iterable[Any]) -> Iterable[Any]:
+        """Return the rows."""
+        return rows
+
+    def withdrawn(self, key: Any, window: TimeWindow) -> Sequence[Any]:
+        """Return nothing."""
+        return ()
+
+    def settle(self, key: Any, window: TimeWindow) -> None:
+        """Do nothing."""
+
+
+class RetractedResults(WindowResults):
+    """Results with a last field that is true in one that does not stand any more.
+
+    Parameters
+    ----------
+    result_type
+        Of results, without that field. They are kept with the window's state until the window is cleaned up.
+    """
+
+    def __init__(self, result_type: ElementType) -> None:
+        self._type, self._names = result_type, tuple(field.name for field in result_type.fields)
+
+    def open(self, states: KeyedStates) -> None:
+        """Declare what was emitted last, per key and window."""
+        # A scope of its own: a window's content may be in the place of another window.
+        self._scope = KeyScope()
+        own = states.through(self._scope)
+        own.per_namespace(FIRED)
+        self._last = own.get_list_state(ListStateDescriptor(FIRED, self._type.stored_fields))
+
+    def fired(self, key: Any, window: TimeWindow, rows: Iterable[Any]) -> Iterable[Any]:
+        """Return the last results, retracted, and then the rows.
+
+        Raises
+        ------
+        OutputError
+            A row has other fields than were declared.
+        """
+        # A generator runs here, with the window still the current one.
+        now = [self._row(row) for row in elements_of(rows)]
+        retracted = self.withdrawn(key, window)
+        self._last.update(now)
+        return [*retracted, *((*row, False) for row in now)]
+
+    def withdrawn(self, key: Any, window: TimeWindow) -> Sequence[Any]:
+        """Return the last results, retracted; they are not kept any more."""
+        self._scope.enter(key, window)
+        last = [(*row, True) for row in self._last.get()]
+        self._last.clear()
+        return last
+
+    def settle(self, key: Any, window: TimeWindow) -> None:
+        """Keep the last results no longer."""
+        self._scope.enter(key, window)
+        self._last.clear()
+
+    def _row(self, row: Any) -> tuple[Any, ...]:
+        found = as_row(row, self._names)
+        if len(found) != len(self._names):
+            declared = ", ".join(self._names)
+            raise OutputError(f"emitted {len(found)} fields, declared are {len(self._names)}: {declared}")
+        return tuple(found)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Windows of a keyed stream, element by element.
+#
+# A window's content, its trigger's states and its timers are kept per key and window, until the window's
+# time and the allowed lateness are over. What a window emits has the time of its last instant.
+
+
+#: Counts elements that came too late for all their windows and went nowhere.
+LATE_RECORDS_DROPPED = "late_records_dropped"
+
+
+class WindowOperator(KeyedStreamOperator):
+    """Windows that stay what they are."""
+
+    def __init__(
+        self,
+        spec: WindowSpec,
+        computation: WindowComputation,
+        input_type: ElementType,
+        results: WindowResults,
+    ) -> None:
+        self._spec, self._assigner, self._results = spec, spec.assigner, results
+        self._trigger = spec.actual_trigger
+        self._contents = contents_of(computation, input_type, spec.evictor)
+        self._function = function_of(computation)
+        self._part = part_of(computation)
+        #: What the windows go by.
+        self.clock = spec.assigner.clock
+        self._is_event_time = self.clock is TimeDomain.EVENT_TIME
+        #: Whether all that the trigger does with an element, before its window's end, is wait for that end.
+        self._only_waits = type(self._trigger) is EventTimeTrigger
+        #: The timers of the current call, and the slots whose trigger waits among them.
+        self._queues: object = None
+        self._waiting: set[Any] = set()
+
+    # -- the operator's side ------------------------------------------------------------------------
+    def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
+        """Declare the states of windows, trigger and function."""
+        self._scope, self._context, self._timers = states.scope, context, timers
+        self._assign = assigning(self._assigner)
+        #: The current key without a window, for states that its windows share.
+        self._key_scope = KeyScope()
+        of_key = states.through(self._key_scope)
+        open_part(self._part, states.uid, states.max_parallelism)
+        self._contents.open(states)
+        self._results.open(states)
+        self._kept = states.tables[CONTENTS]
+        self._trigger_context = TriggerScope(self._trigger, states, timers)
+        function_states = FunctionStates(
+            of_key.of_function(), states.of_function(), self._can_have_window_state
+        )
+        if self._function is not None:
+            self._function.open(function_states)
+        function_states.seal()
+        self._firing = FiringContext(function_states, context, timers)
+        self._open_windows(of_key)
+
+    def processors(self) -> tuple[Processor, ...]:
+        """Return what handles an element."""
+        return (self.process_element,)
+
+    def process_element(self, value: Any, context: FunctionContext) -> None:
+        """Add an element to its windows, and fire those whose triggers say so."""
+        time_ms = context.timestamp_ms
+        windows = self._assign(value, time_ms, self._timers.processing_time_ms)
+        if not self._add(value, time_ms, windows) and self._is_late(time_ms):
+            if self._spec.late_output is None:
+                context.count(LATE_RECORDS_DROPPED)
+            else:
+                context.output(self._spec.late_output, value)
+
+    def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
+        """Ask the trigger, and clean up if it is time to."""
+        window = TimeWindow._make(timer.namespace)
+        place = self._place_of(window)
+        if place is None:
+            # A trigger has left a timer behind of a window that was merged or is over.
+            return
+        if domain is TimeDomain.EVENT_TIME:
+            result = self._trigger.on_event_time(timer.time_ms, window, self._trigger_context)
+        else:
+            result = self._trigger.on_processing_time(timer.time_ms, window, self._trigger_context)
+        self._obey(result, window, place)
+        if domain is not self._assigner.clock:
+            return
+        if timer.time_ms >= self._cleanup_ms(window):
+            self._clean_up(window, place)
+        else:
+            # It is there already, unless the program was changed to wait longer.
+            self._register_cleanup(window)
+
+    def close(self) -> None:
+        """Close the functions."""
+        close_part(self._part)
+        if self._function is not None:
+            self._function.close()
+
+    # -- windows ------------------------------------------------------------------------------------
+    def _open_windows(self, of_key: KeyedStates) -> None:
+        """Declare what is kept of a key's windows."""
+
+    def _can_have_window_state(self, descriptor: StateDescriptor) -> None:
+        """Refuse a state per window if there cannot be one."""
+
+    def _add(self, value: Any, time_ms: int | None, windows: Sequence[TimeWindow]) -> bool:
+        """Add an element to those windows that still take it; return whether there was one."""
+        scope, contents, trigger, ctx = self._scope, self._contents, self._trigger, self._trigger_context
+        key, kept, is_taken = scope.key, self._kept.entries, False
+        watermark_ms = self._timers.watermark_ms
+        waiting = self._slots_waiting()
+        # What ends after this is not over: most windows, which need no closer look.
+        over_ms = watermark_ms + 1 - self._spec.allowed_lateness_ms
+        if watermark_ms == MAX_WATERMARK_MS:
+            over_ms = watermark_ms
+        for window in windows:
+            if window.end_ms <= over_ms and self._is_over(window):
+                continue
+            is_taken = True
+            scope.namespace = window
+            scope.slot = slot = (key, window)
+            is_new = slot not in kept
+            contents.add(value, time_ms)
+            if slot in waiting and window.end_ms > watermark_ms + 1:
+                continue
+            result = trigger.on_element(value, time_ms, window, ctx)
+            if result is not TriggerResult.CONTINUE:
+                self._obey(result, window, window)
+            elif self._only_waits:
+                waiting.add(slot)
+            if is_new:
+                self._register_cleanup(window)
+        return is_taken
+
+    def _slots_waiting(self) -> set[Any]:
+        """Return the slots whose trigger has registered its timer in this call of the key group.
+
+        Only there: what was registered in an earlier one may have been by another program.
+        """
+        if self._queues is not self._timers.queues:
+            self._queues, self._waiting = self._timers.queues, set()
+        return self._waiting
+
+    def _place_of(self, window: TimeWindow) -> TimeWindow | None:
+        """Return in which window's place the content of a window is; None if the window is gone."""
+        return window
+
+    def _obey(self, result: TriggerResult, window: TimeWindow, place: TimeWindow) -> None:
+        """Do what a trigger said; the window is the current one before and after."""
+        if result is TriggerResult.CONTINUE:
+            return
+        check_result(self._trigger, result)
+        key = self._scope.key
+        self._scope.enter(key, place)
+        if result.is_fire:
+            self._firing.window = window
+            self._contents.fire(self._emit, window, self._trigger_context)
+        if result.is_purge:
+            self._contents.clear()
+            # The next result does not contain this one, so it does not replace it.
+            self._results.settle(key, window)
+        self._scope.enter(key, window)
+
+    def _emit(self, elements: Sequence[Any]) -> None:
+        """Emit what the function makes of a window's elements; of none, that its results do not stand."""
+        rows: Iterable[Any] | None = elements
+        if elements and self._function is not None:
+            self._enter_key()
+            rows = self._function.process(self._scope.key, self._firing, elements)
+        if rows is not None:
+            # A generator runs here, with the window still the current one.
+            window = self._firing.window
+            rows = self._results.fired(self._scope.key, window, rows)
+            self._context.emit(rows, window.max_timestamp_ms)
+
+    def _clean_up(self, window: TimeWindow, place: TimeWindow) -> None:
+        """Remove all that is kept of a window, which is the current one."""
+        key = self._scope.key
+        self._scope.enter(key, place)
+        self._contents.clear()
+        self._results.settle(key, window)
+        self._scope.enter(key, window)
+        self._trigger.clear(window, self._trigger_context)
+        if self._function is not None:
+            self._enter_key()
+            self._firing.window = window
+            self._function.clear(self._firing)
+
+    def _enter_key(self) -> None:
+        self._key_scope.enter(self._scope.key)
+        self._key_scope.now_ms = self._scope.now_ms
+
+    # -- lateness -----------------------------------------------------------------------------------
+    def _cleanup_ms(self, window: TimeWindow) -> int:
+        """Return when nothing is kept of a window any more, by the windows' clock."""
+        end_ms = window.max_timestamp_ms
+        if not self._is_event_time:
+            return end_ms
+        return min(end_ms + self._spec.allowed_lateness_ms, MAX_WATERMARK_MS)
+
+    def _is_over(self, window: TimeWindow) -> bool:
+        """Return whether a window does not take elements any more."""
+        return self._is_event_time and self._cleanup_ms(window) <= self._timers.watermark_ms
+
+    def _register_cleanup(self, window: TimeWindow) -> None:
+        """Register the timer that cleans the current window up; at the end of all time nobody has to."""
+        time_ms = self._cleanup_ms(window)
+        if time_ms == MAX_WATERMARK_MS:
+            return
+        if self._is_event_time:
+            self._timers.register_event_time_timer(time_ms)
+        else:
+            self._timers.register_processing_time_timer(time_ms)
+
+    def _delete_cleanup(self, window: TimeWindow) -> None:
+        if self._is_event_time:
+            self._timers.delete_event_time_timer(self._cleanup_ms(window))
+        else:
+            self._timers.delete_processing_time_timer(self._cleanup_ms(window))
+
+    def _is_late(self, time_ms: int | None) -> bool:
+        return (
+            self._is_event_time
+            and time_ms is not None
+            and time_ms + self._spec.allowed_lateness_ms <= self._timers.watermark_ms
+        )

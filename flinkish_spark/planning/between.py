@@ -1,0 +1,499 @@
+"""What lies between a source and a keyed operator, and between two of these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from flinkish_spark.core.errors import ConfigError, GraphError
+from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
+from flinkish_spark.planning.declare import check_same_fields, key_worker
+from flinkish_spark.planning.partitioning import ByPartitioner, Spread, is_partitioning
+from flinkish_spark.planning.sink_rows import TaggedStream
+from flinkish_spark.planning.stream_graph import (
+    Feed,
+    Inlet,
+    Key,
+    KeyedNode,
+    KeyFunction,
+    Leg,
+    Step,
+    StreamGraph,
+    TransformNode,
+    feeds,
+    operator_of,
+)
+from flinkish_spark.planning.times import time_column
+from flinkish_spark.planning.transforms import (
+    InWorkers,
+    LookupTransform,
+    RecordFunction,
+    RowTransform,
+    Spoiler,
+    Transform,
+    fields_of,
+    in_turn,
+    named,
+    read_functions,
+    read_functions_over,
+    transformed,
+)
+from flinkish_spark.protocol.alignment import ExpectedChannels
+from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.branches import INPUT, ORIGIN, DealRows, DealtRows, InTurn, SideBySide
+from flinkish_spark.transport.columns import Origins, Worker, with_position
+from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.schemas import PREFIX, check_field_names
+from flinkish_spark.worker.functions import AppendColumns, TimeStage
+
+# ----------------------------------------------------------------------------------------------------------
+# What lies between two keyed operators: functions of single records, on one way or several that meet.
+
+
+_ORIGIN = T.StructField(ORIGIN, T.LongType())
+
+
+@dataclass(frozen=True, eq=False)
+class SharedRows:
+    """The rows of one input among those of others, in a frame of all of them.
+
+    Parameters
+    ----------
+    frame
+        The same object for all of them. Its columns have names of ours.
+    is_own
+        Whether a row is for this input; a control row is for none.
+    columns
+        Each with the name by which expressions of the user's, and what travels, know it.
+    """
+
+    frame: DataFrame
+    is_own: Column
+    columns: tuple[tuple[str, str], ...]
+
+    @property
+    def named(self) -> list[Column]:
+        """Its columns under these names."""
+        return [F.col(own).alias(known) for own, known in self.columns]
+
+
+def functions_between(uid: str, functions: Sequence[object]) -> tuple[RecordFunction, ...]:
+    """Return what an operator's records go through behind another one.
+
+    What only moves records is left out: the operator distributes them anew.
+
+    Raises
+    ------
+    GraphError
+        Something is a function of a DataFrame. Where there is one way only, it was done before
+        (`planning/between.py`).
+    """
+    found = [function for function in functions if not is_partitioning(function)]
+    known = tuple(function for function in found if isinstance(function, RecordFunction))
+    if len(known) < len(found):
+        raise GraphError(
+            f"operator '{uid}' follows a transform() behind another keyed operator",
+            why="it reads that operator on several ways, and the rows of all ways are in one DataFrame",
+            what_to_do="say it with functions of single records: map(), flat_map(), filter(), process(); or "
+            "do it in the function of the operator before it",
+            uid=uid,
+        )
+    return known
+
+
+def check_said_between(graph: StreamGraph, tasks: int) -> None:
+    """Refuse what is said of tasks between two keyed operators and cannot be kept.
+
+    Functions run there in the tasks of the operator in front, and its records are not moved before the one
+    behind distributes them.
+
+    Parameters
+    ----------
+    tasks
+        How many keyed operators have.
+
+    Raises
+    ------
+    ConfigError
+        A function is to have another number of tasks.
+    GraphError
+        A function follows `global_` or `partition_custom`, which say what it sees in one task.
+    """
+    for node in graph.operators:
+        for feed in feeds(node):
+            if operator_of(feed.base) is not None:
+                for leg in (leg for inlet in feed.inlets for leg in inlet.legs):
+                    steps = [one.function for one in leg.steps if isinstance(one, TransformNode)]
+                    _check_said(node.uid, steps, tasks)
+
+
+def _check_said(uid: str, steps: Sequence[object], tasks: int) -> None:
+    moved = ""
+    for step in steps:
+        if isinstance(step, ByPartitioner):
+            moved = "partition_custom()"
+        elif is_partitioning(step):
+            moved = "global_()" if step == Spread(1) else ""
+        if not isinstance(step, RecordFunction):
+            continue
+        where = f"'{step.settings.name}' stands in front of the keyed operator '{uid}' and behind another one"
+        why = "functions between keyed operators run in the tasks of the one in front, as its records come"
+        if moved:
+            raise GraphError(
+                f"{where}, and {moved} says which records it sees in one task",
+                why=why,
+                what_to_do=f"leave {moved} out; or call key_by() with the key that belongs together, and "
+                "give the function as a keyed one",
+                uid=uid,
+            )
+        if step.settings.parallelism not in (None, tasks):
+            raise ConfigError(
+                f"{where}, and set_parallelism({step.settings.parallelism}) was called on it",
+                why=f"{why}, and these are {tasks}",
+                what_to_do=f"leave it out, or say {tasks}",
+                setting="parallelism",
+                value=step.settings.parallelism,
+            )
+
+
+def is_read_plainly(uid: str, feed: Feed) -> bool:
+    """Whether an operator reads another one on one way, with nothing on it.
+
+    Raises
+    ------
+    GraphError
+        As of :func:`functions_between`.
+    """
+    found = [_functions(uid, leg) for inlet in feed.inlets for leg in inlet.legs]
+    return len(found) == 1 and not found[0]
+
+
+def worker_between(uid: str, inlet: Inlet, given: T.StructType) -> tuple[Worker | None, T.StructType]:
+    """Return what makes an input's records of those of an operator in front, and the columns that come out.
+
+    Parameters
+    ----------
+    given
+        Control columns and fields that come in.
+
+    Returns
+    -------
+    tuple
+        A worker that makes one batch of each; None where records stay as they are.
+
+    Raises
+    ------
+    GraphError, SchemaError
+        As of :func:`functions_between`; or the ways bring different fields.
+    """
+    if len(inlet.legs) == 1:
+        (leg,) = inlet.legs
+        workers, made = in_turn(_functions(uid, leg), given)
+        return (InTurn(workers), made) if workers else (None, made)
+    numbered = T.StructType([*given, _ORIGIN])
+    ways = [in_turn(_functions(uid, leg), numbered) for leg in inlet.legs]
+    first = fields_of(ways[0][1])
+    for _, made in ways[1:]:
+        check_same_fields(first, fields_of(made), f"operator '{uid}'")
+    control = [field for field in given if field.name.startswith(PREFIX)]
+    columns = T.StructType([*control, *first])
+    return SideBySide(tuple(InTurn(workers) for workers, _ in ways), columns), columns
+
+
+def shared_inputs(
+    node: KeyedNode, feed: Feed, streams: Sequence[TaggedStream]
+) -> list[tuple[SharedRows, T.StructType, tuple[str | Column, ...]]]:
+    """Return, for each input that an operator has of another one, its rows, its fields and its keys.
+
+    Parameters
+    ----------
+    streams
+        The output of the other operator that each input begins with.
+    """
+    control = T.StructType([f for f in streams[0].frame.schema if f.name in (*C.CONTROL, C.TIME)])
+    beside = [field for field in control if field.name not in (C.KIND, C.CHECKPOINT)]
+    dealt, keys = [], []
+    for number, (inlet, stream) in enumerate(zip(feed.inlets, streams, strict=True)):
+        given = T.StructType([*beside, *stream.schema])
+        worker, made = worker_between(node.uid, inlet, given)
+        own, key = _keys(node, inlet, made)
+        workers = tuple(one for one in (worker, key) if one is not None)
+        parts = [] if key is None else [field for field in key.columns if field.name in key.names]
+        taken = T.StructType([*fields_of(made), *parts])
+        names = tuple(f"{PREFIX}way{number}_{at}" for at in range(len(taken)))
+        columns = stream.outputs[stream.side] if stream.outputs else tuple(stream.schema.names)
+        dealt.append(DealtRows(stream.side, tuple(columns), given, InTurn(workers), taken, names))
+        keys.append(own)
+    frame, is_own = _dealt(streams[0], dealt, control)
+    return [
+        (
+            SharedRows(frame, own, tuple(zip(one.names, one.made.names, strict=True))),
+            fields_of(one.made),
+            key,
+        )
+        for one, own, key in zip(dealt, is_own, keys, strict=True)
+    ]
+
+
+def _dealt(
+    stream: TaggedStream, inputs: Sequence[DealtRows], control: T.StructType
+) -> tuple[DataFrame, list[Column]]:
+    """Return the rows of all inputs in one frame, and of each whether a row is its own."""
+    if any(isinstance(one.worker, InTurn) and one.worker.workers for one in inputs):
+        deal = DealRows(tuple(inputs), control)
+        frame = C.map_in_arrow(stream.frame, deal, deal.columns)
+        return frame, [F.col(INPUT) == number for number in range(len(inputs))]
+    own = [
+        F.col(quoted(column)).alias(name)
+        for one in inputs
+        for column, name in zip(one.columns, one.names, strict=True)
+    ]
+    sides = [C.SIDE] if stream.outputs else []
+    frame = stream.frame.select(*control.names, *sides, *own)
+    is_record = F.col(C.KIND) == int(C.Kind.RECORD)
+    return frame, [is_record & (F.col(C.SIDE) == one.side) if sides else is_record for one in inputs]
+
+
+def _keys(
+    node: KeyedNode, inlet: Inlet, made: T.StructType
+) -> tuple[tuple[str | Column, ...], AppendColumns | None]:
+    """Return what an input is keyed by, and what makes that of its records in Python."""
+    keys: Sequence[Key] = node.entries[inlet.entry].keys
+    functions = [key for key in keys if isinstance(key, KeyFunction)]
+    if not functions:
+        return tuple(key for key in keys if not isinstance(key, KeyFunction)), None
+    worker = key_worker(functions[0], made, node.uid, Origins())
+    return tuple(F.col(name) for name in worker.names), worker
+
+
+def _functions(uid: str, leg: Leg) -> tuple[RecordFunction, ...]:
+    return functions_between(uid, [one.function for one in leg.steps if isinstance(one, TransformNode)])
+
+
+# ----------------------------------------------------------------------------------------------------------
+# DataFrame functions on the way from one keyed operator to the next, where control rows pass them by.
+
+
+def behind_frames(uid: str, feed: Feed, stream: TaggedStream) -> tuple[TaggedStream, Feed]:
+    """Return an operator's output behind the last DataFrame function on a way, and what of the way remains.
+
+    Where another operator is read on several ways both stay what they are. Its rows are for several inputs
+    then, and a filter on one way would drop those of another.
+
+    Parameters
+    ----------
+    uid
+        Of the operator that reads it.
+    stream
+        The output that the way begins with.
+
+    Raises
+    ------
+    GraphError
+        A function does more than look at single rows, or Spark refuses what it does.
+    UserFunctionError
+        A function raised.
+    SchemaError
+        Fields that come out cannot be those of a stream.
+    """
+    ways = [leg for inlet in feed.inlets for leg in inlet.legs]
+    steps = ways[0].steps
+    last = max((at for at, step in enumerate(steps) if frame_function(step) is not None), default=None)
+    if len(ways) > 1 or last is None:
+        return stream, feed
+    (inlet,) = feed.inlets
+    rest = replace(inlet, legs=(replace(ways[0], steps=steps[last + 1 :]),))
+    return _through(uid, steps[: last + 1], stream), Feed((rest,))
+
+
+def _through(uid: str, steps: Sequence[Step], stream: TaggedStream) -> TaggedStream:
+    made = TaggedStream(stream.alone(), stream.schema, stream.channels)
+    frames: list[Transform] = []
+    records: list[RecordFunction] = []
+    for step in steps:
+        assert isinstance(step, TransformNode), "refused where it was declared"
+        function = frame_function(step)
+        if function is not None:
+            made, records = _behind_workers(made, records), []
+            frames.append(function)
+        elif isinstance(step.function, RecordFunction):
+            made, frames = _behind_functions(uid, made, frames), []
+            records.append(step.function)
+    return _behind_functions(uid, made, frames)
+
+
+def frame_function(step: Step) -> Transform | None:
+    """Return the function of a step if it is one of a DataFrame, and not of single records or a move."""
+    if not isinstance(step, TransformNode):
+        return None
+    function: object = step.function
+    return None if isinstance(function, RecordFunction) or is_partitioning(function) else step.function
+
+
+def _behind_functions(uid: str, stream: TaggedStream, functions: Sequence[Transform]) -> TaggedStream:
+    if not functions:
+        return stream
+    frame = stream.frame
+    schema, found = read_functions(frame.sparkSession, functions, stream.schema, stream.schema.names)
+    if isinstance(found, Spoiler):
+        raise GraphError(
+            f"operator '{uid}' follows a transform() behind another keyed operator, and "
+            f"{named(found.function)} there does not look at each row by itself: it contains {found.what}",
+            why="barriers travel between the records, and pass by only what selects, computes and filters",
+            what_to_do="say it with select, withColumn, where and drop; with functions of single records: "
+            "map(), flat_map(), filter(), process(); or do it in one of the two operators",
+            uid=uid,
+        )
+    check_field_names(schema, "the result of a transform")
+    control = [field.name for field in _control(stream)]
+    return replace(stream, frame=found.over(frame).select(*control, *found.named_fields), schema=schema)
+
+
+def _behind_workers(stream: TaggedStream, functions: Sequence[RecordFunction]) -> TaggedStream:
+    if not functions:
+        return stream
+    control = _control(stream)
+    found = InWorkers.of(functions, stream.schema, stream.schema.names, T.StructType(control))
+    own = [column.alias(field.name) for column, field in found.fields]
+    frame = found.over(stream.frame).select(*(field.name for field in control), *own)
+    return replace(stream, frame=frame, schema=found.schema)
+
+
+def _control(stream: TaggedStream) -> list[T.StructField]:
+    return [field for field in stream.frame.schema if field.name in (*C.CONTROL, C.TIME)]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Records of a source on their way to the first keyed operator, and what may happen to them there.
+
+
+@dataclass(frozen=True)
+class RecordStream:
+    """Records of a source: own columns plus channel and sequence; barriers are apart.
+
+    Parameters
+    ----------
+    source
+        Uid of the source.
+    barriers
+        Control columns of the barriers that belong to the records.
+    channels
+        On how many channels each barrier comes.
+    marked
+        Records and barriers in one frame, where the source made them so; a transform cannot keep
+        them together, since it would see the barriers.
+    has_channels
+        Whether the records' channels are those of the source. Behind a transform that chose its own columns
+        they are Spark's input partitions, which are others in each micro-batch.
+    is_timed
+        Whether a strategy of the user's has given the records their times.
+    has_kept_times
+        Whether there are rows among the records that are times only; see `worker/time.py`.
+    """
+
+    source: str
+    records: DataFrame
+    origins: Origins
+    barriers: DataFrame
+    channels: ExpectedChannels
+    marked: DataFrame | None = None
+    has_channels: bool = True
+    is_timed: bool = False
+    has_kept_times: bool = False
+
+    @property
+    def schema(self) -> T.StructType:
+        """Own fields."""
+        return T.StructType([f for f in self.records.schema if not f.name.startswith(PREFIX)])
+
+    def records_only(self) -> RecordStream:
+        """Return the stream without the times of records that were dropped: for what must not see them."""
+        if not self.has_kept_times:
+            return self
+        records = self.records.where(F.col(C.SEQUENCE).isNotNull())
+        return replace(self, records=records, has_kept_times=False)
+
+
+def transform_records(stream: RecordStream, function: Transform) -> RecordStream:
+    """Return the stream behind a transform.
+
+    Raises
+    ------
+    GraphError
+        The function returned no DataFrame, or dropped the records' times, or Spark refuses what it does.
+    UserFunctionError
+        The function raised.
+    """
+    if stream.is_timed and isinstance(function, RowTransform | LookupTransform):
+        kept = replace(stream, records=function.keeping_times()(stream.records), marked=None)
+        return replace(kept, has_kept_times=True)
+    if is_partitioning(function):
+        # What moves rows moves those that are times only, too.
+        return replace(stream, records=function(stream.records), marked=None)
+    by_row = _keeping_times(stream, function) if stream.is_timed else None
+    if by_row is not None:
+        return by_row
+    stream = stream.records_only()
+    records = transformed(stream.records, function)
+    lost = {C.TIME, C.MARK} & (set(stream.records.columns) - set(records.columns))
+    if lost:
+        raise GraphError(
+            "a transform dropped the event times of its records",
+            why="it chose its own columns behind assign_timestamps_and_watermarks()",
+            what_to_do="call assign_timestamps_and_watermarks() behind the transform, or add and drop single "
+            "columns in it: withColumn(...), drop(...)",
+        )
+    if C.CHANNEL in records.columns and C.SEQUENCE in records.columns:
+        return replace(stream, records=records, marked=None)
+    # The function selected its own columns. A narrow transform keeps rows in their order within
+    # Spark's input partition, so position in the partition stands in for the offset.
+    placed = with_position(records)
+    return replace(stream, records=placed, origins=Origins(), marked=None, has_channels=False)
+
+
+def _keeping_times(stream: RecordStream, function: Transform) -> RecordStream | None:
+    """Return the stream behind a function that looks at each row by itself; None if it does more.
+
+    It sees fields only, so it cannot lose times and places. What it drops leaves its time.
+    """
+    names = stream.schema.names
+    fields = stream.records.select(*[F.col(quoted(name)) for name in names])
+    _, found = read_functions_over(fields, [function], names)
+    if isinstance(found, Spoiler):
+        return None
+    if found.drops or stream.has_kept_times:
+        return replace(stream, records=found.keeping_times(stream.records), marked=None, has_kept_times=True)
+    # No row is without fields, so they stay what they are: also those that must not be null.
+    return replace(stream, records=found.of_records(stream.records), marked=None)
+
+
+def with_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStream:
+    """Return the stream with an event time beside each record, in milliseconds.
+
+    A column costs nothing. A function of the user's, and a generator of watermarks, take the records through
+    Python.
+
+    Raises
+    ------
+    GraphError
+        The times cannot be found.
+    """
+    stream = replace(stream.records_only(), is_timed=True)
+    plain, assigner = stream.records.drop(C.MARK), strategy.timestamps
+    function = None if assigner is None or isinstance(assigner, str | Column) else assigner
+    if strategy.generator is not None or function is not None:
+        timed = plain if function is not None else plain.withColumn(C.TIME, time_column(plain, assigner))
+        stage = TimeStage(function, strategy.generator, stream.source, stream.origins)
+        return replace(stream, records=C.map_in_arrow(timed, stage, stage.columns(timed.schema)), marked=None)
+    column = time_column(plain, assigner)
+    records = plain.withColumn(C.TIME, column)
+    if stream.marked is None or isinstance(assigner, Column):
+        # An expression of the user's must not see barriers, which have no fields.
+        return replace(stream, records=records, marked=None)
+    is_record = F.col(C.KIND) == int(C.Kind.RECORD)
+    marked = stream.marked.drop(C.MARK).withColumn(C.TIME, F.when(is_record, column))
+    return replace(stream, records=records, marked=marked)

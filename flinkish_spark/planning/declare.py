@@ -1,0 +1,632 @@
+"""Checks of what a user declares about a stream: fields, types, keys, key groups, functions."""
+
+from __future__ import annotations
+
+import collections.abc
+import contextlib
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from flinkish_spark.core.elements import OutputTag, OutputType
+from flinkish_spark.core.errors import ConfigError, GraphError, SchemaError, UserFunctionError
+from flinkish_spark.core.validation import refuse_async, refuse_if_never_run
+from flinkish_spark.functions.keyed import (
+    AggregateFunction,
+    FilterFunction,
+    FlatMapFunction,
+    KeyedProcessFunction,
+    MapFunction,
+    RichFunction,
+)
+from flinkish_spark.functions.stream import CoFlatMapFunction, CoMapFunction, KeySelector
+from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
+from flinkish_spark.operators.vectorized import VectorizedProcessFunction
+from flinkish_spark.planning.stream_graph import Key, KeyedEntry, KeyedNode, KeyFunction, StreamGraph
+from flinkish_spark.transport.columns import Origins, map_in_arrow
+from flinkish_spark.types.ddl import parse_ddl
+from flinkish_spark.types.hints import (
+    NoSuchType,
+    StateType,
+    declared_ddl,
+    declared_type,
+    fields_of,
+    first_required,
+    is_record,
+    maker_of,
+    named,
+    type_of,
+    without_none,
+)
+from flinkish_spark.types.schemas import PREFIX, output_schema
+from flinkish_spark.windows.functions import WINDOW_BOUNDS, ProcessWindowFunction, WithWindow
+from flinkish_spark.worker.functions import AppendColumns, One, RowFunction
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from flinkish_spark.planning.stream_graph import KeyedFunction
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Checks of what a user declares about a stream: field names, output types, key groups.
+
+
+#: Key groups are numbered by the job's settings; this is the most that a state store should hold.
+MAX_PARALLELISM_LIMIT = 32_768
+
+
+def check_max_parallelism(groups: int) -> None:
+    """Raise ConfigError unless `groups` is a usable number of key groups."""
+    if not isinstance(groups, int) or isinstance(groups, bool) or not 1 <= groups <= MAX_PARALLELISM_LIMIT:
+        raise ConfigError(
+            f"max_parallelism is {groups!r}",
+            why=f"it is the number of key groups, from 1 to {MAX_PARALLELISM_LIMIT}",
+            what_to_do="use the default of 128, or a multiple of the cluster's cores",
+        )
+
+
+def accumulator_type(given: StateType, uid: str) -> StateType:
+    """Return the declared type of an accumulator.
+
+    Raises
+    ------
+    SchemaError
+        It is no type.
+    """
+    try:
+        declared_ddl(given)
+        # A class has to be one of which instances can be made again.
+        maker_of(given)
+    except NoSuchType as error:
+        raise SchemaError(
+            f"the accumulator of '{uid}' cannot be of the type {given!r}",
+            why=str(error),
+            what_to_do="write it like \"total LONG, n LONG\", or give a type of Spark's or Python's",
+            uid=uid,
+        ) from None
+    return given
+
+
+def check_same_fields(first: T.StructType, other: T.StructType, what: str) -> None:
+    """Raise SchemaError unless two streams that become one have the same fields in the same order."""
+    shown = [", ".join(f"{f.name} {f.dataType.simpleString()}" for f in one) for one in (first, other)]
+    if shown[0] != shown[1]:
+        raise SchemaError(
+            f"{what} unites a stream of ({shown[0]}) with one of ({shown[1]})",
+            what_to_do="give them the same fields in the same order, for example with transform()",
+        )
+
+
+def check_late_output(tag: OutputTag, schema: T.StructType, uid: str) -> None:
+    """Raise SchemaError unless elements with these fields can go out by a tag as they are."""
+    declared = output_schema(tag.output, uid)
+    kinds = [[field.dataType.simpleString() for field in one] for one in (schema, declared)]
+    if kinds[0] != kinds[1]:
+        raise _unfit_for_late(tag, schema, declared, uid)
+
+
+def check_late_row(tag: OutputTag, schema: T.StructType, uid: str) -> None:
+    """Raise SchemaError if no element with these fields can go out by a tag, whose types may be others.
+
+    Said when a job is planned: the first late element may come after weeks.
+    """
+    declared = output_schema(tag.output, uid)
+    if len(declared) != len(schema):
+        raise _unfit_for_late(tag, schema, declared, uid)
+
+
+def _unfit_for_late(tag: OutputTag, schema: T.StructType, declared: T.StructType, uid: str) -> SchemaError:
+    shown = [", ".join(f"{f.name} {f.dataType.simpleString()}" for f in one) for one in (schema, declared)]
+    return SchemaError(
+        f"late elements of '{uid}' are ({shown[0]}), and the OutputTag '{tag.name}' says ({shown[1]})",
+        what_to_do="give the tag the fields of the stream",
+        uid=uid,
+    )
+
+
+def check_keyed_function(function: object, uid: str) -> None:
+    """Raise GraphError unless `process` of a keyed stream can call it, ConfigError if it would never run."""
+    if not isinstance(function, KeyedProcessFunction | VectorizedProcessFunction):
+        given = (
+            f"the class {function.__name__}" if isinstance(function, type) else f"a {type(function).__name__}"
+        )
+        raise GraphError(
+            f"process() of '{uid}' got {given}",
+            what_to_do="give it an instance of a KeyedProcessFunction or VectorizedProcessFunction subclass",
+        )
+    refuse_async(function, ("process_element", "on_timer", "process_batch"), f"'{uid}'")
+
+
+def declare_operator(
+    graph: StreamGraph,
+    entries: Sequence[KeyedEntry],
+    function: KeyedFunction,
+    output: OutputType | None,
+    uid: str,
+    max_parallelism: int | None,
+) -> KeyedNode:
+    """Add a keyed operator to the graph and return its node.
+
+    Parameters
+    ----------
+    output
+        None stands for the fields of the input, or what the function itself says of them.
+    max_parallelism
+        None for the graph's.
+
+    Raises
+    ------
+    ConfigError, GraphError, SchemaError, UserFunctionError
+        Something cannot be used; the graph is as it was.
+    """
+    groups = graph.max_parallelism if max_parallelism is None else max_parallelism
+    check_max_parallelism(groups)
+    check_can_be_sent(function, "of operator", uid)
+    fields = None if output is None else output_schema(output, uid)
+    node = KeyedNode(graph.check_uid(uid), tuple(entries), function, fields, groups)
+    graph.operators.append(node)
+    return node
+
+
+def check_can_be_sent(function: object, what: str, uid: str) -> None:
+    """Raise UserFunctionError if a function of the user's cannot be serialised."""
+    from pyspark import cloudpickle
+
+    try:
+        cloudpickle.dumps(function)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise UserFunctionError(
+            f"the function {what} '{uid}' cannot be sent to the workers",
+            why=f"{type(error).__name__}: {error}",
+            what_to_do="make sessions, locks and connections in open(), not in __init__",
+            uid=uid,
+        ) from error
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a watermark strategy must be before a program can use it.
+
+
+def check_strategy(strategy: object, method: str, uid: str) -> None:
+    """Refuse what is no watermark strategy, or cannot be sent to the workers.
+
+    Parameters
+    ----------
+    uid
+        Of the source that it is for.
+
+    Raises
+    ------
+    GraphError, UserFunctionError
+        With what to do.
+    """
+    if not isinstance(strategy, WatermarkStrategy):
+        raise GraphError(
+            f"{method} got a {type(strategy).__name__} as its watermark strategy",
+            what_to_do="give it a strategy: WatermarkStrategy.for_bounded_out_of_orderness(5_000)",
+        )
+    for function in (strategy.timestamps, strategy.generator):
+        if callable(function) and not isinstance(function, Column):
+            check_can_be_sent(function, "of the watermark strategy", uid)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Functions of single records as a user gives them: what is called, and what has to be opened for it.
+
+
+#: By method: the class that stands for a function of one record, the one for two inputs, its two methods.
+_KINDS: dict[str, tuple[type[RichFunction], type[RichFunction] | None, tuple[str, str]]] = {
+    "map": (MapFunction, CoMapFunction, ("map1", "map2")),
+    "flat_map": (FlatMapFunction, CoFlatMapFunction, ("flat_map1", "flat_map2")),
+    "filter": (FilterFunction, None, ("", "")),
+}
+
+
+@dataclass(frozen=True)
+class RecordCall:
+    """What is called with each record of one input.
+
+    Parameters
+    ----------
+    call
+        From a record to what comes of it.
+    rich
+        Whose method that is, to be opened and closed; None for a plain function.
+    """
+
+    call: Callable[[Any], Any]
+    rich: RichFunction | None
+
+
+def record_call(function: Any, method: str, uid: str | None = None) -> RecordCall:
+    """Return what `map`, `flat_map` or `filter` of a stream calls.
+
+    Raises
+    ------
+    GraphError
+        It cannot be called with a record.
+    ConfigError
+        It is async, or a generator where one result is wanted: a call would run nothing.
+    """
+    kind = _KINDS[method][0]
+    if isinstance(function, kind):
+        return _checked(RecordCall(getattr(function, method), function), method, uid)
+    if not callable(function) or (isinstance(function, type) and issubclass(function, RichFunction)):
+        raise GraphError(
+            f"{_where(method, uid)} got {_what(function)}",
+            what_to_do=f"give it a function of one record, or an instance of a {kind.__name__} subclass",
+            uid=uid or "",
+        )
+    return _checked(RecordCall(function, None), method, uid)
+
+
+def connected_calls(
+    first: Any, second: Any, method: str, uid: str | None = None
+) -> tuple[RecordCall, RecordCall]:
+    """Return what `map` or `flat_map` of connected streams calls with the records of each.
+
+    Parameters
+    ----------
+    first, second
+        One object with a method for each input; or a function for each.
+
+    Raises
+    ------
+    GraphError, ConfigError
+        As of :func:`record_call`; or there is one function too many, or too few.
+    """
+    kind, methods = _KINDS[method][1:]
+    assert kind is not None
+    if isinstance(first, kind):
+        if second is None:
+            left, right = (_checked(RecordCall(getattr(first, one), first), method, uid) for one in methods)
+            return left, right
+        why = f"a {kind.__name__} has a method for each of the two streams"
+    elif second is None:
+        why = "two streams are connected"
+    else:
+        return record_call(first, method, uid), record_call(second, method, uid)
+    raise GraphError(
+        f"{_where(method, uid)} of connected streams got {_what(first)}, and "
+        f"{'nothing' if second is None else _what(second)} beside it",
+        why=why,
+        what_to_do=f"give it an instance of a {kind.__name__} subclass alone, or a function for each stream",
+        uid=uid or "",
+    )
+
+
+def _checked(made: RecordCall, method: str, uid: str | None) -> RecordCall:
+    if method == "flat_map":
+        refuse_async(made.call, (), _where(method, uid))
+    else:
+        refuse_if_never_run(made.call, f"the function of {_where(method, uid)}")
+    return made
+
+
+def _where(method: str, uid: str | None) -> str:
+    return f"{method}()" if uid is None else f"{method}() of '{uid}'"
+
+
+def _what(function: Any) -> str:
+    if isinstance(function, type):
+        return f"the class {function.__name__}"
+    return f"a {type(function).__name__}"
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a function emits, by the hints of its methods, where nobody says it as DDL.
+
+
+_MANY = (collections.abc.Iterable, collections.abc.Iterator, collections.abc.Generator)
+_LISTS = (list, collections.abc.Sequence)
+
+#: Stands for a hint that is not there.
+_NO_HINT = inspect.Signature.empty
+
+
+def inferred_output(
+    call: Callable[..., Any], what: str, *others: Callable[..., Any], is_iterable: bool
+) -> T.StructType:
+    """Return the fields of the rows that a function emits, by the hints for what it returns.
+
+    Parameters
+    ----------
+    what
+        Names the operator in errors.
+    others
+        What else emits such rows; the first function counts whose hint says fields.
+    is_iterable
+        Whether a call returns several rows, as a generator does.
+
+    Raises
+    ------
+    SchemaError
+        None has a hint for what it returns that says fields.
+
+    Examples
+    --------
+    >>> def rows(line: str) -> collections.abc.Iterator[tuple[str, int]]:
+    ...     yield line, len(line)
+    >>> inferred_output(rows, "'lengths'", is_iterable=True).simpleString()
+    'struct<_1:string,_2:bigint>'
+    """
+    reasons = []
+    for one in (call, *others):
+        try:
+            hint = return_hint(one)
+            return fields_of(_row_of(hint) if is_iterable else without_none(hint))
+        except NoSuchType as error:
+            reasons.append(f"{_name_of(one)}: {error}")
+    hint_text = "Iterator[Total]" if is_iterable else "Total"
+    raise SchemaError(
+        f"the output of {what} is not known",
+        why="; ".join(reasons),
+        what_to_do='say output="user STRING, total LONG", or let the hint for what '
+        f"{_name_of(call)} returns be `-> {hint_text}`, with a dataclass or a NamedTuple `Total`",
+    )
+
+
+def aggregate_output(
+    aggregate: AggregateFunction, then: ProcessWindowFunction | None, what: str
+) -> T.StructType:
+    """Return the fields of the results of an aggregate, or of what a window function makes of them.
+
+    Raises
+    ------
+    SchemaError
+        As of :func:`inferred_output`.
+    """
+    if then is not None and not isinstance(then, WithWindow):
+        return inferred_output(then.process, what, is_iterable=True)
+    result = inferred_output(aggregate.get_result, what, is_iterable=False)
+    if then is None:
+        return result
+    bounds = parse_ddl(WINDOW_BOUNDS)
+    assert isinstance(bounds, T.StructType)
+    return T.StructType([*result, *bounds])
+
+
+def return_hint(call: Callable[..., Any]) -> Any:
+    """Return the hint for what a function returns; the other hints are not read.
+
+    Raises
+    ------
+    NoSuchType
+        It has none, or one that cannot be evaluated.
+    """
+    while isinstance(call, functools.partial):
+        call = call.func
+    # An object that can be called has its hints where it says how.
+    routine: Any = call if inspect.isroutine(call) else type(call).__call__
+    routine = inspect.unwrap(getattr(routine, "__func__", routine))
+    hint = getattr(routine, "__annotations__", {}).get("return", _NO_HINT)
+    if hint is _NO_HINT:
+        raise NoSuchType("there is no hint for what it returns")
+    # Classes that are defined in a function are known to those that use them.
+    holder: Any = type("Holder", (), {"__annotations__": {"row": hint}})
+    try:
+        return typing.get_type_hints(holder, routine.__globals__, _nonlocals(routine))["row"]
+    except Exception as error:
+        # A hint may be any expression, which may raise anything.
+        says = f"{type(error).__name__}: {error}"
+        raise NoSuchType(f"its hint {hint!r} cannot be read here: {says}") from None
+
+
+def _nonlocals(routine: Any) -> dict[str, Any]:
+    """Return the variables of the functions around one that it uses; those without a value are left out."""
+    found = {}
+    for name, cell in zip(routine.__code__.co_freevars, routine.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):
+            found[name] = cell.cell_contents
+    return found
+
+
+def _row_of(hint: Any) -> Any:
+    """Return what an iterable holds."""
+    plain = without_none(hint)
+    origin, arguments = typing.get_origin(plain), typing.get_args(plain)
+    if origin in (*_MANY, *_LISTS) and arguments:
+        return arguments[0]
+    if origin is tuple and arguments[1:] == (Ellipsis,):
+        return arguments[0]
+    if is_record(plain):
+        raise NoSuchType(f"{named(plain)} is one row, and it returns rows: Iterator[{named(plain)}]")
+    raise NoSuchType(f"{named(hint)} does not say what it holds")
+
+
+def _name_of(call: Callable[..., Any]) -> str:
+    return f"{getattr(call, '__name__', type(call).__name__)}()"
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Keys as a user names them: columns, expressions, or a function that makes them of records in Python.
+
+
+#: Types whose values are not equal to themselves reliably, or cannot be a Python dict's key.
+UNFIT_KEYS = (
+    T.ArrayType,
+    T.MapType,
+    T.StructType,
+    T.FloatType,
+    T.DoubleType,
+    T.VariantType,
+)
+_SAY_IT = 'say key="STRING", or key="user STRING, product LONG" for a tuple'
+
+
+def chosen_keys(keys: Sequence[Any], declared: StateType | None) -> tuple[Key, ...]:
+    """Return what a stream is keyed by, checked.
+
+    Parameters
+    ----------
+    declared
+        Type of what a function returns; None if its hint says it.
+
+    Raises
+    ------
+    GraphError, SchemaError, UserFunctionError
+        There is no key, or one that cannot be used.
+    """
+    if not keys:
+        raise GraphError("key_by() got no key", what_to_do='name a column: key_by("user")')
+    functions = [key for key in keys if is_key_function(key)]
+    if functions and len(keys) > 1:
+        raise GraphError(
+            "key_by() got a function and another key",
+            why="a function makes the whole key",
+            what_to_do="let it return a tuple: "
+            'key_by(lambda order: (order.user, order.product), key="user STRING, product LONG")',
+        )
+    if functions:
+        return (_key_function(functions[0], declared),)
+    for key in keys:
+        if not isinstance(key, str | Column) or (isinstance(key, str) and not key):
+            raise GraphError(
+                f"key_by() got {key!r} ({type(key).__name__})",
+                why="a key is the name of a column, a column expression or a function of a record",
+                what_to_do='name them one by one: key_by("user", "product")',
+            )
+    if declared is not None:
+        raise GraphError(
+            f"key_by() got key={declared!r} without a function",
+            why="the types of columns are known",
+            what_to_do="leave it out",
+        )
+    return tuple(keys)
+
+
+def is_key_function(key: Any) -> bool:
+    """Whether a key that a user names is a function of a record."""
+    return isinstance(key, KeySelector) or (callable(key) and not isinstance(key, str | Column))
+
+
+def callable_of(function: Any, method: str) -> tuple[Callable[[Any], Any], RichFunction | None]:
+    """Return what makes a key, and what has to be opened for it.
+
+    Raises
+    ------
+    GraphError
+        It is no function and no instance of a KeySelector.
+    """
+    if isinstance(function, KeySelector):
+        return function.get_key, function
+    if not callable(function) or (isinstance(function, type) and issubclass(function, KeySelector)):
+        raise GraphError(
+            f"{method} got {function!r} ({type(function).__name__}) as its key",
+            what_to_do="give it a function of one record, or an instance of a KeySelector",
+        )
+    return function, None
+
+
+def _key_function(function: Any, declared: StateType | None) -> KeyFunction:
+    call, rich = callable_of(function, "key_by()")
+    refuse_if_never_run(call, "the function of key_by()")
+    kind = _hinted(call) if declared is None else _declared(declared)
+    check_can_be_sent(call, "of", "key_by")
+    if isinstance(kind, T.StructType):
+        made = KeyFunction(call, rich, kind)
+    else:
+        made = KeyFunction(One(call), rich, T.StructType([T.StructField("key", kind)]))
+    for part in made.parts:
+        refuse_unfit_key(part.dataType, "the function of key_by() makes", part.name)
+    return made
+
+
+def no_such_key(uid: str, key: str, fields: T.StructType) -> GraphError:
+    """Return the error of an operator that is keyed by the name of a field that its records do not have."""
+    return GraphError(
+        f"operator '{uid}' is keyed by '{key}', which its records do not have",
+        why=f"they have {', '.join(fields.names)}",
+        what_to_do="name one of them; an expression, or a field of a STRUCT, is a Column: "
+        'key_by(F.expr("amount % 2")), key_by(F.col("address.city"))',
+        uid=uid,
+    )
+
+
+def refuse_unfit_key(kind: T.DataType, what: str, name: str) -> None:
+    """Raise GraphError for a key of a type whose values cannot be compared."""
+    if isinstance(kind, UNFIT_KEYS):
+        raise GraphError(
+            f"{what} {name}, a {kind.simpleString()}",
+            why="values of that type cannot be compared reliably",
+            what_to_do="key by its parts: a string, a whole number, a date, a timestamp or a decimal",
+        )
+    if isinstance(kind, T.StringType) and not kind.isUTF8BinaryCollation():
+        raise GraphError(
+            f"{what} {name}, a {kind.simpleString()}",
+            why="Spark takes different texts for equal under its collation, and state in Python would not",
+            what_to_do=f"key by a STRING that is the same for equal texts, such as F.expr('lower({name})')",
+        )
+
+
+def _declared(declared: StateType) -> T.DataType:
+    try:
+        kind = declared_type(declared)
+        if isinstance(declared, str) and (name := first_required(kind)) is not None:
+            raise NoSuchType(f"{name!r} is NOT NULL, and null is a key like others: leave NOT NULL away")
+        return kind
+    except NoSuchType as error:
+        what = f"the type of the key is {declared!r}"
+        if isinstance(declared, str):
+            what = "the type of the key cannot be read"
+        raise SchemaError(what, why=str(error), what_to_do=_SAY_IT) from None
+
+
+def _hinted(call: Callable[[Any], Any]) -> T.DataType:
+    """Return the type of what a function returns, by its hint: one value, or the parts of a tuple."""
+    try:
+        return _type_of(return_hint(call))
+    except NoSuchType as error:
+        raise SchemaError(
+            "the type of the key that the function of key_by() makes is not known",
+            why=str(error),
+            what_to_do=f"{_SAY_IT}; or give the function a hint for what it returns",
+        ) from None
+
+
+def _type_of(hint: Any) -> T.DataType:
+    hint = without_none(hint)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple and arguments and Ellipsis not in arguments:
+        return T.StructType([T.StructField(f"key{at}", type_of(one)) for at, one in enumerate(arguments)])
+    try:
+        return fields_of(hint)
+    except NoSuchType:
+        return type_of(hint)
+
+
+def with_computed_keys(
+    frame: DataFrame, keys: Sequence[Key], uid: str, origins: Origins
+) -> tuple[DataFrame, tuple[str | Column, ...]]:
+    """Return a frame with the columns that a function makes keys in, and what it is keyed by then.
+
+    The key groups are those of columns with the same values, since Spark computes the hash of both.
+
+    Parameters
+    ----------
+    frame
+        Records, or records and control rows.
+    uid
+        The operator's, for errors.
+    """
+    functions = [key for key in keys if isinstance(key, KeyFunction)]
+    if not functions:
+        return frame, tuple(key for key in keys if not isinstance(key, KeyFunction))
+    worker = key_worker(functions[0], frame.schema, uid, origins)
+    # Columns and not names: to an aggregate these keys are no fields of the records.
+    return map_in_arrow(frame, worker, worker.columns), tuple(F.col(name) for name in worker.names)
+
+
+def key_worker(key: KeyFunction, given: T.StructType, uid: str, origins: Origins) -> AppendColumns:
+    """Return what adds the parts of an operator's key to rows of `given`; see :func:`with_computed_keys`."""
+    function = RowFunction(uid, key.call, key.rich, origins, f"the key function of operator '{uid}'")
+    names = tuple(f"{PREFIX}key{at}" for at in range(len(key.parts)))
+    return AppendColumns(function, given, key.parts, names)

@@ -1,0 +1,424 @@
+"""Operators that are made when the fields of their input are known, which is when the job is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from pyspark.sql import types as T
+
+from flinkish_spark.core.elements import OutputTag, TimeDomain
+from flinkish_spark.core.errors import InternalError
+from flinkish_spark.core.validation import reducer
+from flinkish_spark.functions.aggregates import AggregateColumn, ElementAggregate, ElementChoice, Fold
+from flinkish_spark.functions.keyed import (
+    AggregateFunction,
+    BroadcastProcessFunction,
+    KeyedBroadcastProcessFunction,
+    ReduceFunction,
+)
+from flinkish_spark.joins.spec import IntervalJoin, TemporalJoin, WindowCoGroup, WindowJoin
+from flinkish_spark.operators.aggregates import AggregateOperator, ReduceOperator, element_reduce
+from flinkish_spark.operators.broadcast import KeyedBroadcastOperator
+from flinkish_spark.operators.columnar_aggregates import (
+    AggregatedRows,
+    ColumnAggregation,
+    Columns,
+    MergePartials,
+    MergeResults,
+    ReducedRows,
+    element_aggregation,
+)
+from flinkish_spark.operators.columnar_windows import (
+    ColumnWindows,
+    KeysAndWindow,
+    Partials,
+    WholeElements,
+    WindowFold,
+    WindowRules,
+    chosen_element,
+    folded_field,
+)
+from flinkish_spark.operators.joins import IntervalJoinOperator, TemporalJoinOperator, WindowCoGroupOperator
+from flinkish_spark.operators.process import KeyedStreamOperator
+from flinkish_spark.operators.window_factory import window_operator
+from flinkish_spark.operators.window_loop import LoopedWindows, looped_windows
+from flinkish_spark.operators.windowing import WindowOperator
+from flinkish_spark.state.descriptors import MapStateDescriptor, StateTtl, check_ttl
+from flinkish_spark.types.ddl import ddl_of, parse_ddl
+from flinkish_spark.types.hints import StateType
+from flinkish_spark.types.rows import ElementType
+from flinkish_spark.types.schemas import check_field_names
+from flinkish_spark.windows.spec import WindowComputation, WindowSpec
+from flinkish_spark.worker.broadcast_runner import UnkeyedBroadcast
+
+# ----------------------------------------------------------------------------------------------------------
+# Operators that are made when the fields of their input are known, which is when the job is planned.
+
+
+class OperatorFactory(Protocol):
+    """Part of the stream graph, so a value."""
+
+    @property
+    def needs_event_time(self) -> bool:
+        """Whether it cannot work without timestamps."""
+
+    def create(self, *schemas: T.StructType) -> KeyedStreamOperator | LoopedWindows:
+        """Return the operator for the fields of its inputs; called at each planning."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows and what is computed on them; an :class:`OperatorFactory`.
+
+    Parameters
+    ----------
+    spec, computation
+        Which, and what.
+    result
+        Fields of the results that are declared, without that of retractions; None for those of the elements.
+    """
+
+    spec: WindowSpec
+    computation: WindowComputation
+    result: T.StructType | None = None
+
+    @property
+    def needs_event_time(self) -> bool:
+        """Whether windows go by event time."""
+        return self.spec.assigner.clock is TimeDomain.EVENT_TIME
+
+    def create(self, *schemas: T.StructType) -> KeyedStreamOperator | LoopedWindows:
+        """Return the operator: that which does it in one loop, where the windows allow it."""
+        element_type = ElementType(ddl_of(schemas[0]))
+        looped = looped_windows(self.spec, self.computation, element_type)
+        if looped is not None:
+            return looped
+        result = ddl_of(self._result(schemas[0]))
+        return window_operator(self.spec, self.computation, element_type, result)
+
+    def output(self, *schemas: T.StructType) -> T.StructType:
+        """Return the fields of what is emitted."""
+        return with_retraction_field(self.spec, self._result(schemas[0]))
+
+    def late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
+        """Return by which tag late elements go out, and their fields."""
+        tag = self.spec.late_output
+        return [] if tag is None else [(tag, schemas[0])]
+
+    def _result(self, elements: T.StructType) -> T.StructType:
+        return elements if self.result is None else self.result
+
+
+@dataclass(frozen=True)
+class Reducing:
+    """A running reduction, element by element."""
+
+    reduce: ReduceFunction | Callable[[Any, Any], Any]
+    ttl: StateTtl | None = None
+    needs_event_time: bool = False
+
+    def __post_init__(self) -> None:
+        reducer("reduce", self.reduce)
+        check_ttl("ttl", self.ttl)
+
+    def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
+        """Return the operator."""
+        return ReduceOperator(self.reduce, ddl_of(schemas[0]), self.ttl)
+
+
+@dataclass(frozen=True)
+class Aggregating:
+    """A running aggregate of the user's, element by element."""
+
+    aggregate: AggregateFunction
+    accumulator_type: StateType
+    ttl: StateTtl | None = None
+    needs_event_time: bool = False
+
+    def __post_init__(self) -> None:
+        check_ttl("ttl", self.ttl)
+
+    def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
+        """Return the operator."""
+        return AggregateOperator(self.aggregate, self.accumulator_type, self.ttl)
+
+
+@dataclass(frozen=True)
+class FoldingElements:
+    """A sum, a least or a greatest of a field, element by element."""
+
+    aggregate: ElementAggregate
+    ttl: StateTtl | None = None
+    needs_event_time: bool = False
+
+    def __post_init__(self) -> None:
+        check_ttl("ttl", self.ttl)
+
+    def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
+        """Return the operator."""
+        ddl = ddl_of(schemas[0])
+        return ReduceOperator(element_reduce(self.aggregate, ddl), ddl, self.ttl)
+
+
+@dataclass(frozen=True)
+class FoldingColumns:
+    """An aggregate over columns, most of it in front of the shuffle; once per key and micro-batch.
+
+    Parameters
+    ----------
+    columns
+        A fold of an element, or a table of them.
+    """
+
+    columns: ElementAggregate | tuple[AggregateColumn, ...]
+    ttl: StateTtl | None = None
+
+    def __post_init__(self) -> None:
+        check_ttl("ttl", self.ttl)
+
+    def aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
+        """Return what is computed; a table of aggregates begins with those keys that are fields.
+
+        Raises
+        ------
+        ConfigError
+            There is no such field, or its type has no such fold.
+        """
+        if not isinstance(self.columns, tuple):
+            return element_aggregation(self.columns, ddl_of(schema))
+        own = [AggregateColumn(key, Fold.FIRST, key) for key in keys if key in schema.names]
+        return Columns([*own, *self.columns], ddl_of(schema))
+
+    def operator(self, aggregation: ColumnAggregation, output: T.StructType) -> MergePartials:
+        """Return what adds partial rows to the state."""
+        return MergePartials(aggregation, self.ttl)
+
+
+@dataclass(frozen=True)
+class ReducingColumns:
+    """A reduction by a function of the user's, once per key and micro-batch; in part before the shuffle."""
+
+    reduce: ReduceFunction | Callable[[Any, Any], Any]
+    ttl: StateTtl | None = None
+
+    def __post_init__(self) -> None:
+        reducer("reduce", self.reduce)
+        check_ttl("ttl", self.ttl)
+
+    def aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
+        """Return what is computed."""
+        return ReducedRows(self.reduce, ddl_of(schema))
+
+    def operator(self, aggregation: ColumnAggregation, output: T.StructType) -> MergePartials:
+        """Return what adds partial rows to the state."""
+        return MergePartials(aggregation, self.ttl)
+
+
+@dataclass(frozen=True)
+class AggregatingColumns:
+    """An aggregate of the user's, once per key and micro-batch; in part before the shuffle."""
+
+    aggregate: AggregateFunction
+    accumulator_type: StateType
+    ttl: StateTtl | None = None
+
+    def __post_init__(self) -> None:
+        check_ttl("ttl", self.ttl)
+
+    def aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
+        """Return what is computed."""
+        return AggregatedRows(self.aggregate, ddl_of(schema), self.accumulator_type)
+
+    def operator(self, aggregation: ColumnAggregation, output: T.StructType) -> MergePartials:
+        """Return what adds partial rows to the state, and makes results of the accumulators."""
+        assert isinstance(aggregation, AggregatedRows)
+        return MergeResults(aggregation, output, self.ttl)
+
+
+@dataclass(frozen=True)
+class FoldingWindows:
+    """Folds of windows: over columns, most of it before the shuffle, or else element by element.
+
+    Parameters
+    ----------
+    spec
+        Which windows.
+    columns
+        Folds of fields; just one for windows that columns cannot have. Or a choice of elements.
+    """
+
+    spec: WindowSpec
+    columns: tuple[AggregateColumn, ...] | ElementChoice
+
+    @property
+    def needs_event_time(self) -> bool:
+        """Whether windows go by event time."""
+        return self.spec.assigner.clock is TimeDomain.EVENT_TIME
+
+    def aggregation(self, schema: T.StructType) -> ColumnAggregation:
+        """Return what is computed.
+
+        Raises
+        ------
+        ConfigError
+            There is no such field, or its type has no such fold.
+        """
+        ddl = ddl_of(schema)
+        if isinstance(self.columns, ElementChoice):
+            return element_aggregation(self.columns, ddl)
+        return Columns(self.columns, ddl)
+
+    def key_places(self, schema: T.StructType, keys: Sequence[object]) -> tuple[int, ...]:
+        """Return which parts of the key come out in front: the fields among them; none before elements."""
+        return () if isinstance(self.columns, ElementChoice) else own_keys(schema, keys)
+
+    def over_columns(
+        self, windows: ColumnWindows, schema: T.StructType, keys: Sequence[object]
+    ) -> WindowFold:
+        """Return the operator over columns."""
+        rules = WindowRules(windows, self.spec.allowed_lateness_ms, self.aggregation(schema))
+        late_output = self.spec.late_output
+        reader = Partials() if late_output is None else WholeElements()
+        return WindowFold(rules, self.key_places(schema, keys), reader, late_output)
+
+    def by_element(
+        self, schema: T.StructType, keys: Sequence[object], result: T.StructType
+    ) -> WindowOperator:
+        """Return the operator that computes the same element by element.
+
+        Parameters
+        ----------
+        result
+            Fields of its results, without that of retractions.
+        """
+        ddl = ddl_of(schema)
+        if isinstance(self.columns, ElementChoice):
+            computation = chosen_element(self.columns, ddl)
+        else:
+            (column,) = self.columns
+            computation = folded_field(column, ddl, KeysAndWindow(self.key_places(schema, keys), len(keys)))
+        return window_operator(self.spec, computation, ddl, ddl_of(result))
+
+
+def with_retraction_field(spec: WindowSpec, result: T.StructType) -> T.StructType:
+    """Return what is emitted where these fields are a result: with that of retractions, if there are any."""
+    if spec.retraction_field is None:
+        return result
+    return T.StructType([*result, T.StructField(spec.retraction_field, T.BooleanType())])
+
+
+#: Aggregates over columns of all elements of a key.
+ColumnFolding = FoldingColumns | ReducingColumns | AggregatingColumns
+
+
+def own_keys(schema: T.StructType, keys: Sequence[object]) -> tuple[int, ...]:
+    """Return which parts of a key are fields."""
+    return tuple(at for at, key in enumerate(keys) if isinstance(key, str) and key in schema.names)
+
+
+def fields_of(aggregation: ColumnAggregation) -> T.StructType:
+    """Return the columns that come out of an aggregation."""
+    kind = parse_ddl(aggregation.state_type())
+    if len(aggregation.names) == 1:
+        return T.StructType([T.StructField(aggregation.names[0], kind)])
+    assert isinstance(kind, T.StructType)
+    return kind
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Joins as operator factories: the fields of their inputs are known when a job is planned.
+
+
+KeyedJoin = IntervalJoin | WindowJoin | WindowCoGroup | TemporalJoin
+#: Stands for the type of an input until it is known.
+UNKNOWN_TYPE = "unknown STRING"
+#: Before the name of a right field that a left one has too.
+_RIGHT = "right_"
+
+
+@dataclass(frozen=True)
+class Joining:
+    """A join of two keyed streams; an :class:`~flinkish_spark.planning.factories.OperatorFactory`.
+
+    Parameters
+    ----------
+    join
+        What the program says, with :data:`UNKNOWN_TYPE` for the types of the inputs.
+    """
+
+    join: KeyedJoin
+
+    @property
+    def needs_event_time(self) -> bool:
+        """Whether the join goes by event time: all do but those in windows of another clock."""
+        if isinstance(self.join, WindowJoin | WindowCoGroup):
+            return self.join.windows.assigner.clock is TimeDomain.EVENT_TIME
+        return True
+
+    def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
+        """Return the operator."""
+        left, right = map(ddl_of, schemas)
+        join = replace(self.join, left_type=left, right_type=right)
+        if isinstance(join, IntervalJoin):
+            return IntervalJoinOperator(join)
+        if isinstance(join, TemporalJoin):
+            return TemporalJoinOperator(join)
+        return WindowCoGroupOperator(join)
+
+    def late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
+        """Return by which tags late elements of both sides go out, and their fields."""
+        join = self.join
+        tags = (join.late_output,) if isinstance(join, TemporalJoin) else (join.left_late, join.right_late)
+        return [(tag, schema) for tag, schema in zip(tags, schemas, strict=False) if tag is not None]
+
+    def output(self, *schemas: T.StructType) -> T.StructType:
+        """Return the fields of a join without a function: the left ones, then the right ones.
+
+        A right field whose name is taken gets another one, ``right_<name>``.
+        """
+        if isinstance(self.join, WindowCoGroup) or self.join.function is not None:
+            raise InternalError("the output of a join with a function is declared with it")
+        return joined_fields(*schemas)
+
+
+def joined_fields(left: T.StructType, right: T.StructType) -> T.StructType:
+    """Return the fields of both sides; all may be null, as those of a missing side are.
+
+    Raises
+    ------
+    SchemaError
+        A name is there twice even so.
+    """
+    taken = {name.lower() for name in left.names}
+    fields = [T.StructField(field.name, field.dataType) for field in left]
+    for field in right:
+        name = f"{_RIGHT}{field.name}" if field.name.lower() in taken else field.name
+        fields.append(T.StructField(name, field.dataType))
+    check_field_names(T.StructType(fields), "the result of a join")
+    return T.StructType(fields)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Functions with a broadcast input, and the states that its elements fill.
+
+
+@dataclass(frozen=True)
+class BroadcastFunctions:
+    """Part of the stream graph, so a value.
+
+    Parameters
+    ----------
+    descriptors
+        Of the broadcast states.
+    """
+
+    function: KeyedBroadcastProcessFunction | BroadcastProcessFunction
+    descriptors: tuple[MapStateDescriptor, ...]
+
+    def create(self) -> KeyedBroadcastOperator | UnkeyedBroadcast:
+        """Return what runs in the workers; called at each planning."""
+        if isinstance(self.function, KeyedBroadcastProcessFunction):
+            return KeyedBroadcastOperator(self.function, self.descriptors)
+        return UnkeyedBroadcast(self.function, self.descriptors)

@@ -1,0 +1,806 @@
+"""The plan of one keyed operator: route, transport, apply, restore."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.streaming.state import GroupStateTimeout
+
+from flinkish_spark.bridge.plans import named_operator, named_scan
+from flinkish_spark.core.elements import OutputTag
+from flinkish_spark.core.errors import GraphError
+from flinkish_spark.functions.keyed import KeyedCoProcessFunction, KeyedProcessFunction
+from flinkish_spark.operators.columnar_aggregates import MergePartials
+from flinkish_spark.operators.columnar_windows import (
+    ELEMENTS,
+    LAST_MS,
+    NotOverColumns,
+    WindowFold,
+    column_windows_or_why_not,
+)
+from flinkish_spark.operators.process import KeyedCoProcessOperator, KeyedProcessOperator
+from flinkish_spark.operators.vectorized import VectorizedProcessFunction
+from flinkish_spark.operators.windowing import WindowOperator
+from flinkish_spark.planning.between import SharedRows
+from flinkish_spark.planning.declare import (
+    check_late_output,
+    check_late_row,
+    check_same_fields,
+    no_such_key,
+    refuse_unfit_key,
+)
+from flinkish_spark.planning.factories import (
+    BroadcastFunctions,
+    ColumnFolding,
+    FoldingWindows,
+    Joining,
+    Windows,
+    fields_of,
+    with_retraction_field,
+)
+from flinkish_spark.planning.stream_graph import KeyedNode, SideNode
+from flinkish_spark.planning.times import SourceMarkers, subtask_in
+from flinkish_spark.protocol.alignment import ExpectedChannels
+from flinkish_spark.protocol.plan_layout import ScanRole
+from flinkish_spark.state.key_group import BasePolicy
+from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.blocks import (
+    EMITTED,
+    PACKED,
+    BlockPacker,
+    BlockUnpacker,
+    Calls,
+    Combine,
+    TimeReport,
+)
+from flinkish_spark.transport.branches import DealBlocks, DealtBlocks
+from flinkish_spark.transport.columns import Origins
+from flinkish_spark.transport.routing import Distribution, Routing
+from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.rows import arrow_schema
+from flinkish_spark.types.schemas import PREFIX, check_field_names, output_schema
+from flinkish_spark.windows.functions import WINDOW_BOUNDS
+from flinkish_spark.worker.broadcast_runner import Checkpointed
+from flinkish_spark.worker.combiner import BlamedCombine, Combiner, WindowCombiner
+from flinkish_spark.worker.keyed_operator import KeyedOperator, KeyedOperatorSpec, StatefulOperator
+from flinkish_spark.worker.runners import InputShape, RowShape
+
+# ----------------------------------------------------------------------------------------------------------
+# What travels of one input of a keyed operator: columns, the key, and what is aggregated in front.
+
+
+@dataclass(frozen=True)
+class KeyedInput:
+    """One way into a keyed operator.
+
+    Parameters
+    ----------
+    frames
+        Either records and barriers apart (a source), or one frame of both (another operator): a
+        frame that is used twice would run the operator before it twice.
+    schema
+        The records' fields.
+    channels
+        Upstream channels, each of which shows every barrier once.
+    keys
+        Columns of the key.
+    entry
+        Which of the operator's entries it is for.
+    distribution
+        How its records are spread over the partitions; without a key all have the same hash.
+    source
+        Name of the chain's input whose records are in the first frame; None behind another operator.
+    reports_as
+        Its number, if its records have event times that the driver is told of here.
+    shared
+        Where its rows are, if other inputs read the same operator, or functions lie in between. Its frame
+        only says then what its records look like.
+    """
+
+    frames: tuple[DataFrame, ...]
+    schema: T.StructType
+    channels: ExpectedChannels
+    origins: Origins
+    keys: tuple[str | Column, ...]
+    entry: int = 0
+    distribution: Distribution = Distribution.BY_KEY
+    source: str | None = None
+    reports_as: int | None = None
+    shared: SharedRows | None = None
+
+    @property
+    def has_times(self) -> bool:
+        """Whether its records have event times."""
+        return C.TIME in self.frames[0].columns
+
+
+@dataclass(frozen=True)
+class Transport:
+    """Which columns go to the worker, under which names."""
+
+    columns: tuple[Column, ...]
+    schema: T.StructType
+    field_names: tuple[str, ...]
+    key_names: tuple[str, ...]
+    key_types: tuple[T.DataType, ...]
+
+
+@dataclass(frozen=True)
+class Folded:
+    """An operator of folds, which is made when the fields of its input are known.
+
+    Parameters
+    ----------
+    operator
+        What runs.
+    fields
+        Columns that it gets, under their names there; the transport has others.
+    output
+        Fields of its main output.
+    combiner
+        Computes a part of it before the shuffle; None where rows travel as they are.
+    """
+
+    operator: MergePartials | WindowFold | WindowOperator
+    fields: tuple[str, ...]
+    output: T.StructType
+    combiner: Combiner | WindowCombiner | None = None
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What goes to the worker of one input: which columns are chosen, and what travels in the end."""
+
+    chosen: Transport
+    transport: Transport
+    folded: Folded | None = None
+
+
+def columns_sent(node: KeyedNode, given: KeyedInput) -> Sent:
+    """Return what travels of an input.
+
+    Raises
+    ------
+    GraphError
+        A part of the key is not there, or cannot be one.
+    """
+    # Spark's names ignore case.
+    known = {name.lower() for name in given.schema.names}
+    for key in given.keys:
+        if isinstance(key, str) and key.lower() not in known:
+            raise no_such_key(node.uid, key, given.schema)
+    keys = [F.col(quoted(k)) if isinstance(k, str) else k for k in given.keys]
+    try:
+        transport = _transport(node, given, keys)
+    except AnalysisException as error:
+        raise GraphError(
+            f"operator '{node.uid}' is keyed by an expression that Spark refuses",
+            why=str(error).partition("\n")[0],
+            what_to_do=f"correct it; the records have {', '.join(given.schema.names)}",
+            uid=node.uid,
+        ) from None
+    return sent_by(node, given, transport)
+
+
+def sent_by(node: KeyedNode, given: KeyedInput, transport: Transport) -> Sent:
+    """Return what travels of an input whose whole records would travel by a transport; needs no Spark."""
+    if isinstance(node.function, ColumnFolding):
+        return _folding(node.function, node.output, given, transport)
+    if isinstance(node.function, FoldingWindows):
+        return folding_windows(node.function, node.uid, given.schema, given.keys, transport)
+    return Sent(transport, transport)
+
+
+def _folding(
+    function: ColumnFolding, declared: T.StructType | None, given: KeyedInput, transport: Transport
+) -> Sent:
+    names = tuple(key for key in given.keys if isinstance(key, str))
+    aggregation = function.aggregation(given.schema, names)
+    partials = fields_of(aggregation)
+    output = partials if declared is None else declared
+    kept = _kept(transport)
+    fields = tuple(zip(transport.field_names, given.schema.names, strict=True))
+    combiner = Combiner(aggregation, _names(kept), transport.key_names, fields)
+    operator = function.operator(aggregation, output)
+    folded = Folded(operator, tuple(partials.names), output, combiner)
+    return _combined(transport, kept, tuple(partials), folded)
+
+
+def folding_windows(
+    function: FoldingWindows, uid: str, schema: T.StructType, keys: Sequence[object], transport: Transport
+) -> Sent:
+    """Return what travels into folds of windows: parts of them, or the rows.
+
+    Rows travel where late ones go elsewhere, and where windows are computed element by element.
+
+    Parameters
+    ----------
+    schema, keys
+        Of the records; a key that is a field is its name.
+    transport
+        Of whole records.
+
+    Raises
+    ------
+    GraphError
+        The windows go by event time, and the records have none.
+    ConfigError, SchemaError
+        There is no such field, or its type has no such fold; or what comes out has a name twice; or late
+        elements do not fit their side output.
+    """
+    if function.needs_event_time and C.TIME not in transport.schema.names:
+        raise without_event_times(uid)
+    folds = tuple(fields_of(function.aggregation(schema)))
+    own = [T.StructField(str(keys[at]), transport.key_types[at]) for at in function.key_places(schema, keys)]
+    result = T.StructType([*own, *folds, *output_schema(WINDOW_BOUNDS, uid)])
+    output = with_retraction_field(function.spec, result)
+    check_field_names(output, f"the output of '{uid}'")
+    if function.spec.late_output is not None:
+        check_late_output(function.spec.late_output, schema, uid)
+    windows = column_windows_or_why_not(function.spec)
+    if isinstance(windows, NotOverColumns):
+        by_element = function.by_element(schema, keys, result)
+        return Sent(transport, transport, Folded(by_element, tuple(schema.names), output))
+    operator = function.over_columns(windows, schema, keys)
+    if function.spec.late_output is not None:
+        return Sent(transport, transport, Folded(operator, tuple(schema.names), output))
+    extra = tuple(T.StructField(name, T.LongType()) for name in (ELEMENTS, LAST_MS))
+    kept, fields = _kept(transport), tuple(zip(transport.field_names, schema.names, strict=True))
+    combiner = WindowCombiner(operator.rules, _names(kept), transport.key_names, fields)
+    names = tuple(field.name for field in (*folds, *extra))
+    return _combined(transport, kept, (*folds, *extra), Folded(operator, names, output, combiner))
+
+
+def without_event_times(uid: str) -> GraphError:
+    """Return the error for an operator that goes by event time on a stream without."""
+    return GraphError(
+        f"operator '{uid}' goes by event time, and its stream has no timestamps",
+        why="each stream that it reads needs them",
+        what_to_do="call assign_timestamps_and_watermarks() before key_by(); behind a vectorised function, "
+        "let that say which column of its rows is their event_time",
+        uid=uid,
+    )
+
+
+def _kept(transport: Transport) -> list[T.StructField]:
+    """Return the columns of which a first row's stand for all that are combined: control columns, the key."""
+    control = [f for f in transport.schema if f.name.startswith(PREFIX)]
+    own = {f.name: f for f in transport.schema}
+    return [*control, *(own[name] for name in dict.fromkeys(transport.key_names))]
+
+
+def _names(kept: Sequence[T.StructField]) -> tuple[str, ...]:
+    return (C.ROUTE, *(field.name for field in kept))
+
+
+def _combined(
+    transport: Transport, kept: Sequence[T.StructField], partials: Sequence[T.StructField], folded: Folded
+) -> Sent:
+    """Return what travels in place of the rows: what is kept of them, and partial aggregates."""
+    columns = [T.StructField(f"p{at}", field.dataType) for at, field in enumerate(partials)]
+    travels = replace(
+        transport,
+        schema=T.StructType([*kept, *columns]),
+        field_names=tuple(field.name for field in columns),
+    )
+    return Sent(transport, travels, folded)
+
+
+def _transport(node: KeyedNode, given: KeyedInput, keys: Sequence[Column]) -> Transport:
+    key_fields = _key_fields(node, given.frames[0], keys)
+    keys = [
+        own if isinstance(key, str) else _of_records(own, given)
+        for key, own in zip(given.keys, keys, strict=True)
+    ]
+    names = {f.name: f"c{i}" for i, f in enumerate(given.schema)}
+    # The event time travels along if the stream has one.
+    times = [C.TIME] if C.TIME in given.frames[0].columns else []
+    control = [C.CHANNEL, C.SEQUENCE, *times]
+    key_hash = F.xxhash64(*keys) if keys else F.lit(0).cast("long")
+    columns = [key_hash.alias(C.KEY_HASH), *map(F.col, control)]
+    fields = [T.StructField(name, T.LongType()) for name in (C.KEY_HASH, *control)]
+    for field in given.schema:
+        columns.append(F.col(quoted(field.name)).alias(names[field.name]))
+        fields.append(T.StructField(names[field.name], field.dataType))
+    key_names = []
+    for index, (key, column, field) in enumerate(zip(given.keys, keys, key_fields, strict=True)):
+        # A key that is a field travels once.
+        if isinstance(key, str) and key in names:
+            key_names.append(names[key])
+            continue
+        key_names.append(f"k{index}")
+        columns.append(column.alias(f"k{index}"))
+        fields.append(T.StructField(f"k{index}", field.dataType))
+    return Transport(
+        columns=tuple(columns),
+        schema=T.StructType(fields),
+        field_names=tuple(names.values()),
+        key_names=tuple(key_names),
+        key_types=tuple(f.dataType for f in key_fields),
+    )
+
+
+def _of_records(key: Column, given: KeyedInput) -> Column:
+    """Return an expression that is null in control rows: they have no fields, so it could raise an error."""
+    if len(given.frames) == 2 or given.shared is not None:
+        # Without control rows; or looked at in the rows of its own way only.
+        return key
+    return F.when(F.col(C.KIND) == int(C.Kind.RECORD), key)
+
+
+def _key_fields(node: KeyedNode, tagged: DataFrame, keys: Sequence[Column]) -> list[T.StructField]:
+    fields = tagged.select(*keys).schema.fields if keys else []
+    for field in fields:
+        refuse_unfit_key(field.dataType, f"operator '{node.uid}' is keyed by", field.name)
+    return fields
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The routes of rows into an operator with state: to key groups, and to its partitions.
+
+
+#: An input of the operator: its number, itself, and what travels of it.
+_Way = tuple[int, KeyedInput, Sent]
+
+
+@dataclass(frozen=True)
+class KeyedRoutes:
+    """Sends rows into one operator.
+
+    Parameters
+    ----------
+    operator
+        Its number among those who report to the driver.
+    has_broadcast
+        Whether one of its inputs is broadcast.
+    uid
+        Its name, for errors.
+    """
+
+    routing: Routing
+    operator: int
+    has_broadcast: bool
+    uid: str
+
+    def of_inputs(self, inputs: Sequence[KeyedInput], sent: Sequence[Sent]) -> DataFrame:
+        """Send a record, packed, to its key group's route, and a barrier to every partition of the operator.
+
+        Parameters
+        ----------
+        inputs, sent
+            The ways into the operator, and what travels of each.
+        """
+        frames: list[DataFrame] = []
+        apart: list[int] = []
+        together: dict[int, list[_Way]] = {}
+        for number, (given, one) in enumerate(zip(inputs, sent, strict=True)):
+            if given.shared is not None:
+                together.setdefault(id(given.shared.frame), []).append((number, given, one))
+                continue
+            frames.append(self._packed(number, given, one))
+            if len(given.frames) == 2:
+                apart.append(number)
+        frames += map(self._packed_together, together.values())
+        if apart:
+            # Whatever their records come from, they share the barriers of the control source, or there is
+            # one of them.
+            barriers = inputs[apart[0]].frames[1]
+            frames.append(named_scan(self._spread(barriers, apart), ScanRole.BARRIERS))
+        rows = frames[0]
+        for frame in frames[1:]:
+            rows = rows.unionByName(frame)
+        return rows
+
+    def of_seed(self, seed: DataFrame, uid: str) -> DataFrame:
+        """Send each key group its state; behind the first micro-batch there is none to send.
+
+        What partitions keep beside their key groups goes to every partition, which chooses: there may be
+        another number of them.
+        """
+        group = F.col("key_group")
+        own_route = F.array(F.element_at(_int_array(self.routing.of_group), group + 1))
+        routes = F.when(group <= C.FIRST_PARTITION_GROUP, _int_array(self.routing.of_broadcast)).otherwise(
+            own_route
+        )
+        states = seed.select(
+            F.explode(routes).alias(C.ROUTE),
+            F.lit(int(C.Kind.STATE)).alias(C.KIND),
+            F.lit(0).cast("long").alias(C.CHECKPOINT),
+            F.lit(C.STATE_CHANNEL).cast("long").alias(C.CHANNEL),
+            group.cast("long").alias(C.SEQUENCE),
+            F.col("value").alias(C.BLOCK),
+        )
+        return named_scan(states, ScanRole.SEED, uid)
+
+    def _packed(self, number: int, given: KeyedInput, sent: Sent) -> DataFrame:
+        """Return the blocks of one input, with its barriers if they come in the same frame."""
+        chosen, own_route = sent.chosen, self._own_route(given.distribution)
+        names = chosen.schema.names
+        packer = self._packer(number, given, sent)
+        if len(given.frames) == 2:
+            records = given.frames[0]
+            # Only a generator in front makes marks, and behind it barriers are in a frame of their own.
+            marks = [C.MARK] if C.MARK in records.columns else []
+            taken = _named(records.select(*chosen.columns, *marks), given.source)
+            routed = taken.select(own_route.alias(C.ROUTE), *names, *marks)
+            return C.map_in_arrow(routed, packer, PACKED)
+        (both,) = given.frames
+        taken = _named(both.select(C.KIND, C.CHECKPOINT, *chosen.columns), given.source)
+        is_record = F.col(C.KIND) == int(C.Kind.RECORD)
+        routes = F.when(is_record, F.array(own_route)).otherwise(self._control_routes())
+        spread = taken.select(F.explode(routes).alias(C.ROUTE), C.KIND, C.CHECKPOINT, *names)
+        return C.map_in_arrow(spread, packer, PACKED)
+
+    def _packed_together(self, ways: Sequence[_Way]) -> DataFrame:
+        """Return the blocks of inputs whose rows stand in one frame, and the control rows between them.
+
+        Each gets columns of its own behind those of the frame. A record may be for several, with another
+        route to each; so its routes are among these columns.
+        """
+        frame, dealt = _frame_of(ways[0]), []
+        shared = [name for name in (*C.CONTROL, C.TIME) if name in frame.columns]
+        for number, given, sent in ways:
+            assert given.shared is not None
+            is_own, names = given.shared.is_own, sent.chosen.schema.names
+            own = {name: name if name in shared else f"{PREFIX}in{number}_{name}" for name in names}
+            chosen = [
+                F.when(is_own, column).alias(own[name])
+                for name, column in zip(names, sent.chosen.columns, strict=True)
+                if name not in shared
+            ]
+            frame = frame.select(*frame.columns, *given.shared.named).select(*frame.columns, *chosen)
+            route = f"{PREFIX}in{number}_{C.ROUTE}"
+            by = self._own_route(given.distribution, own[C.KEY_HASH])
+            frame = frame.select("*", F.when(is_own, by).alias(route))
+            packer = self._packer(number, given, sent)
+            dealt.append(DealtBlocks(route, tuple(own.values()), tuple(names), packer))
+        is_record = F.col(C.KIND) == int(C.Kind.RECORD)
+        routes = F.when(is_record, F.array(F.lit(0))).otherwise(self._control_routes())
+        wanted = [name for one in dealt for name in (one.route, *one.columns) if name not in shared]
+        spread = frame.select(F.explode(routes).alias(C.ROUTE), *shared, *wanted)
+        deal = DealBlocks(tuple(dealt))
+        return C.map_in_arrow(spread, deal, deal.columns)
+
+    def _packer(self, number: int, given: KeyedInput, sent: Sent) -> BlockPacker:
+        first_barrier = self.routing.of_barrier[0]
+        return BlockPacker(
+            arrow_schema(sent.transport.schema),
+            None if given.reports_as is None else TimeReport(given.reports_as, first_barrier),
+            self._combine(sent),
+            number,
+            copies=self.routing.of_broadcast if given.distribution is Distribution.BROADCAST else (),
+            calls=self._calls(given.distribution),
+        )
+
+    def _combine(self, sent: Sent) -> Combine | None:
+        """Return what makes fewer rows of records before they travel."""
+        if sent.folded is None or sent.folded.combiner is None:
+            return None
+        return BlamedCombine(self.uid, self.routing.max_parallelism, sent.folded.combiner)
+
+    def _own_route(self, distribution: Distribution, key_hash: str = C.KEY_HASH) -> Column:
+        """Return the route of a record."""
+        match distribution:
+            case Distribution.BY_KEY:
+                group = F.pmod(F.col(key_hash), F.lit(self.routing.max_parallelism)).cast("int")
+                return F.element_at(_int_array(self.routing.of_group), group + 1)
+            case Distribution.BY_CHANNEL:
+                partition = F.pmod(F.col(C.CHANNEL), F.lit(self.routing.partitions)).cast("int")
+                return F.element_at(_int_array(self.routing.of_broadcast), partition + 1)
+            case Distribution.BROADCAST:
+                # One of them: the packer copies whole blocks for the others.
+                return F.lit(self.routing.of_broadcast[0])
+
+    def _calls(self, distribution: Distribution) -> Calls | None:
+        """Return whom records call besides where there is a broadcast side.
+
+        A key group needs that of its partition in front of it. What a broadcast element wants done with keyed
+        state concerns all key groups.
+        """
+        if not self.has_broadcast or distribution is Distribution.BY_CHANNEL:
+            return None
+        is_broadcast = distribution is Distribution.BROADCAST
+        return Calls(self.operator, self.routing.of_group if is_broadcast else self.routing.of_broadcast)
+
+    def _spread(self, barriers: DataFrame, inputs: Sequence[int]) -> DataFrame:
+        """Return control rows with their routes; a barrier once for each input, which its sequence says."""
+        routed = barriers.select(F.explode(self._control_routes()).alias(C.ROUTE), *C.CONTROL)
+        is_barrier = F.col(C.KIND) == int(C.Kind.BARRIER)
+        numbers = F.array(*[F.lit(number).cast("long") for number in inputs])
+        sequences = F.when(is_barrier, numbers).otherwise(F.array(F.col(C.SEQUENCE)))
+        no_block = F.lit("").cast("binary").alias(C.BLOCK)
+        return routed.select(C.ROUTE, *C.CONTROL[:-1], F.explode(sequences).alias(C.SEQUENCE), no_block)
+
+    def _control_routes(self) -> Column:
+        """Return the routes of a control row: a barrier goes everywhere, a call to its key group.
+
+        A latency marker goes on from the subtask that it was in to the one with the same number.
+        """
+        kind = F.col(C.KIND)
+        is_own_call = (kind == int(C.Kind.WAKE)) & (F.col(C.CHANNEL) == self.operator)
+        called = F.element_at(_int_array(self.routing.of_group), F.col(C.SEQUENCE).cast("int") + 1)
+        also = _int_array(self.routing.of_broadcast) if self.has_broadcast else None
+        all_called = F.array(called) if also is None else F.concat(F.array(called), also)
+        routes = F.when(kind == int(C.Kind.BARRIER), _int_array(self.routing.of_barrier))
+        same = F.get(_int_array(self.routing.of_barrier), subtask_in(F.col(C.CHANNEL)))
+        routes = routes.when(kind == int(C.Kind.MARKER), F.array(same))
+        # Reports to the driver, and calls of operators behind this one, only pass by: one partition will do.
+        return routes.when(is_own_call, all_called).otherwise(_int_array(self.routing.of_barrier[:1]))
+
+
+def _frame_of(way: _Way) -> DataFrame:
+    shared = way[1].shared
+    assert shared is not None
+    return shared.frame
+
+
+def _named(frame: DataFrame, source: str | None) -> DataFrame:
+    return frame if source is None else named_scan(frame, ScanRole.RECORDS, source)
+
+
+def _int_array(values: Sequence[int]) -> Column:
+    # One text for Spark's parser: a literal for each key group would take some thousand calls into the JVM.
+    return F.expr(f"array({', '.join(map(str, values))})")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The plan of one keyed operator: route, transport, apply, restore.
+
+
+STATE_DDL = "value BINARY"
+#: When a key group's entries move out of its state value; tests that crash jobs make it small.
+BASE_POLICY = BasePolicy()
+
+
+@dataclass(frozen=True)
+class KeyedParts:
+    """What a keyed operator's plan is made of besides its node.
+
+    Parameters
+    ----------
+    inputs
+        In their order, by entry.
+    number
+        The operator's among those who report to the driver.
+    partitions
+        Spark's shuffle partitions.
+    sides
+        The side outputs that are read.
+    seed
+        Key groups and their state, if the lineage begins with state of this operator.
+    markers
+        Of the sources that it reads itself, if latency is measured; those of others come with the rows.
+    name
+        What errors call it beside its uid; empty if nobody has said one.
+    """
+
+    inputs: tuple[KeyedInput, ...]
+    number: int
+    partitions: int
+    sides: Sequence[SideNode] = ()
+    seed: DataFrame | None = None
+    markers: SourceMarkers | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class KeyedPlan:
+    """The plan of an operator.
+
+    Parameters
+    ----------
+    frame
+        Control columns and fields; the fields of side outputs stand behind those of the main output.
+    key_types
+        Of its key, as Spark writes them.
+    outputs
+        Columns of `frame` with the fields of each output, the main one first.
+    schema
+        Fields of the main output.
+    """
+
+    frame: DataFrame
+    key_types: tuple[str, ...]
+    outputs: tuple[tuple[str, ...], ...]
+    schema: T.StructType
+
+
+def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
+    """Return the operator's plan.
+
+    Raises
+    ------
+    GraphError
+        Its keys have different types, or cannot be keys; its inputs do not go together, or lack event times.
+    """
+    routing = Routing(node.max_parallelism, parts.partitions)
+    sent = [columns_sent(node, given) for given in parts.inputs]
+    routes = KeyedRoutes(routing, parts.number, isinstance(node.function, BroadcastFunctions), node.uid)
+    rows = routes.of_inputs(parts.inputs, sent)
+    if parts.seed is not None:
+        rows = rows.unionByName(routes.of_seed(parts.seed, node.uid))
+    if parts.markers is not None:
+        rows = rows.unionByName(parts.markers.routed(routing.of_barrier))
+    has_times = all(one.has_times for one in parts.inputs)
+    operator, shape = operator_and_shape(node, parts.inputs, sent, parts.sides, has_times=has_times)
+    # Functions know the names that were declared; in the frame no name may be there twice.
+    main, *sides = shape.outputs
+    outputs = (_nullable(main), *(_renamed(fields, number) for number, fields in enumerate(sides, start=1)))
+    spec = KeyedOperatorSpec(
+        uid=node.uid,
+        max_parallelism=node.max_parallelism,
+        operator=operator,
+        shape=shape,
+        upstream_channels=tuple(given.channels for given in parts.inputs),
+        group_of_route={route: group for group, route in enumerate(routing.of_group)},
+        barrier_routes={route: p for p, route in enumerate(routing.of_barrier)},
+        broadcast_routes={route: p for p, route in enumerate(routing.of_broadcast)},
+        origins=tuple(given.origins for given in parts.inputs),
+        reporter=parts.number,
+        base_policy=BASE_POLICY,
+        name=parts.name,
+    )
+    applied = rows.groupBy(C.ROUTE).applyInPandasWithState(
+        KeyedOperator(spec), EMITTED, STATE_DDL, "append", GroupStateTimeout.NoTimeout
+    )
+    unpacker = BlockUnpacker(outputs, shape.with_times)
+    frame = applied.mapInArrow(unpacker, unpacker.columns)
+    return KeyedPlan(
+        named_operator(frame, node.uid),
+        tuple(kind.simpleString() for kind in shape.key_types),
+        tuple(tuple(fields.names) for fields in outputs),
+        main,
+    )
+
+
+def operator_and_shape(
+    node: KeyedNode,
+    inputs: Sequence[KeyedInput],
+    sent: Sequence[Sent],
+    sides: Sequence[SideNode],
+    *,
+    has_times: bool,
+) -> tuple[StatefulOperator, RowShape]:
+    """Return what runs in the workers, and how rows come and go there; needs no Spark.
+
+    Parameters
+    ----------
+    inputs
+        In their order, by entry; their frames are not looked at.
+    sent
+        What travels of each.
+    has_times
+        Whether the records of all inputs have event times.
+
+    Raises
+    ------
+    GraphError, SchemaError
+        As of :func:`plan_keyed`.
+    """
+    schemas = _schemas(node, inputs)
+    main = _main_output(node, schemas, sent[0].folded)
+    shape = RowShape(
+        inputs=tuple(map(_input_shape, inputs, sent)),
+        key_types=_key_types(node, inputs, sent),
+        outputs=(main, *(side.output for side in sides)),
+        side_names=tuple(side.tag.name for side in sides),
+        with_times=_with_times(node, sent),
+    )
+    tags = [side.tag for side in sides]
+    return _operator(node, schemas, sent[0].folded, tags, has_times=has_times), shape
+
+
+def _input_shape(given: KeyedInput, sent: Sent) -> InputShape:
+    fields = given.schema.names if sent.folded is None else sent.folded.fields
+    return InputShape(
+        schema=arrow_schema(sent.transport.schema),
+        fields=tuple(fields),
+        field_columns=sent.transport.field_names,
+        key_columns=sent.transport.key_names,
+        is_behind_operator=given.source is None,
+        entry=given.entry,
+        distribution=given.distribution,
+    )
+
+
+def _schemas(node: KeyedNode, inputs: Sequence[KeyedInput]) -> list[T.StructType]:
+    """Return the fields of each entry; all ways into one entry have the same."""
+    found: dict[int, T.StructType] = {}
+    for given in inputs:
+        check_same_fields(found.setdefault(given.entry, given.schema), given.schema, f"operator '{node.uid}'")
+    return [found[entry] for entry in sorted(found)]
+
+
+def _key_types(node: KeyedNode, inputs: Sequence[KeyedInput], sent: Sequence[Sent]) -> tuple[T.DataType, ...]:
+    keyed = [
+        one for one, given in zip(sent, inputs, strict=True) if given.distribution is Distribution.BY_KEY
+    ]
+    if not keyed:
+        return ()
+    first = keyed[0].transport.key_types
+    for other in keyed[1:]:
+        if other.transport.key_types != first:
+            shown = [", ".join(k.simpleString() for k in one) for one in (first, other.transport.key_types)]
+            raise GraphError(
+                f"operator '{node.uid}' is keyed by ({shown[0]}) on one way and by ({shown[1]}) on another",
+                why="a key is found by its hash, which is another one for another type",
+                what_to_do="cast the keys to the same types",
+                uid=node.uid,
+            )
+    return first
+
+
+def _nullable(fields: T.StructType) -> T.StructType:
+    """Return fields that may be null, as they are in the rows of other outputs and in control rows."""
+    return T.StructType([T.StructField(field.name, field.dataType) for field in fields])
+
+
+def _renamed(fields: T.StructType, number: int) -> T.StructType:
+    """Return the fields of a side output under names that no other output has."""
+    return T.StructType(
+        [T.StructField(f"{C.SIDE}{number}_{at}", field.dataType) for at, field in enumerate(fields)]
+    )
+
+
+def _main_output(node: KeyedNode, schemas: Sequence[T.StructType], folded: Folded | None) -> T.StructType:
+    if node.output is not None:
+        return node.output
+    if isinstance(node.function, Joining | Windows):
+        found = node.function.output(*schemas)
+        # What the fields of the inputs are called is known now only.
+        check_field_names(found, f"the output of '{node.uid}'")
+        return found
+    return schemas[0] if folded is None else folded.output
+
+
+def _with_times(node: KeyedNode, sent: Sequence[Sent]) -> bool:
+    """Return whether rows that go out have event times.
+
+    Raises
+    ------
+    GraphError
+        A function gives them some, and there is no watermark by which they could count.
+    """
+    has_times, function = any(C.TIME in one.transport.schema.names for one in sent), node.function
+    if not isinstance(function, VectorizedProcessFunction):
+        return has_times
+    if function.event_time is not None and not has_times:
+        raise without_event_times(node.uid)
+    return function.event_time is not None
+
+
+def _operator(
+    node: KeyedNode,
+    schemas: Sequence[T.StructType],
+    folded: Folded | None,
+    read: Sequence[OutputTag],
+    *,
+    has_times: bool,
+) -> StatefulOperator:
+    function = node.function
+    if folded is not None:
+        return folded.operator
+    assert not isinstance(function, ColumnFolding | FoldingWindows)
+    if isinstance(function, KeyedProcessFunction):
+        return KeyedProcessOperator(function)
+    if isinstance(function, BroadcastFunctions):
+        return function.create()
+    if isinstance(function, Checkpointed):
+        return function
+    if isinstance(function, KeyedCoProcessFunction):
+        return KeyedCoProcessOperator(function)
+    if isinstance(function, VectorizedProcessFunction):
+        return function
+    if function.needs_event_time and not has_times:
+        raise without_event_times(node.uid)
+    if isinstance(function, Windows | Joining):
+        for tag, schema in function.late_outputs(*schemas):
+            # What is read by that name may be declared by another tag: both sides' may have one name.
+            for declared in (tag, *(one for one in read if one.name == tag.name)):
+                check_late_row(declared, schema, node.uid)
+    return function.create(*schemas)

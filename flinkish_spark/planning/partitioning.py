@@ -1,0 +1,244 @@
+"""Which task gets which rows: rebalance, rescale, global and own partitioners."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from pyspark.sql import types as T
+
+from flinkish_spark.bridge.settings import SETTINGS, SHUFFLE_PARTITIONS
+from flinkish_spark.core.errors import ConfigError, GraphError
+from flinkish_spark.functions.keyed import RichFunction
+from flinkish_spark.functions.stream import Partitioner
+from flinkish_spark.planning.declare import MAX_PARALLELISM_LIMIT, callable_of, check_can_be_sent
+from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.columns import Origins
+from flinkish_spark.types.schemas import PREFIX
+from flinkish_spark.worker.functions import AppendColumns, RowFunction, TargetOf
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+# ----------------------------------------------------------------------------------------------------------
+# DataFrame functions that run Python over records, and name the record in their errors.
+
+
+class LocatedTransform(ABC):
+    """A DataFrame function that the planner tells where records come from."""
+
+    @abstractmethod
+    def located(self, origins: Origins) -> Self:
+        """Return the same for records of which it is known where they come from."""
+
+    @abstractmethod
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        """Return the transformed frame; called by the planner, or once per micro-batch."""
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Which task gets which rows: rebalance, rescale, global and own partitioners, as DataFrame functions.
+#
+# A row goes where its place says, never where a counter or chance does: a task that Spark repeats must send
+# the same rows to the same tasks, or rows are lost or doubled where a task behind it had read the first
+# attempt. The place is channel and sequence, so that all rows that flat_map made of a record stay together;
+# behind a keyed operator, where rows have neither, it is the row's number in its task. Spark's own round
+# robin would have to sort all rows by all columns first, for the same reason.
+#
+# Spark gives a task the rows that it has fetched in any order. So they are sorted by where they stood in
+# front: each task has them in the canonical order again, and what goes by the order behind it (a transform
+# that chooses its own columns, a generator of watermarks, a sink) sees the same each time.
+
+
+#: Where a row stood in front of the shuffle.
+PLACE = f"{PREFIX}place"
+#: The partition that a partitioner has chosen.
+TARGET = f"{PREFIX}target"
+_WITH_PLACE = ("*", f"monotonically_increasing_id() AS {PLACE}")
+_TARGET_FIELDS = T.StructType([T.StructField("partition", T.IntegerType())])
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Distributes rows evenly, by a hash of their place.
+
+    Parameters
+    ----------
+    parallelism
+        Over how many tasks; None for as many as there are shuffle partitions.
+    """
+
+    parallelism: int | None
+
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        """Return the rows in other tasks."""
+        has_place = {C.CHANNEL, C.SEQUENCE} <= set(frame.columns)
+        by = (C.CHANNEL, C.SEQUENCE) if has_place else (PLACE,)
+        placed = frame.selectExpr(*_WITH_PLACE)
+        return _in_order(placed.repartition(_tasks(frame, self.parallelism), *by))
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """Has fewer tasks read what several read; nothing is moved.
+
+    Parameters
+    ----------
+    parallelism
+        At most how many tasks; None for as many as there are shuffle partitions.
+    """
+
+    parallelism: int | None
+
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        """Return the rows in fewer tasks."""
+        return frame.coalesce(_tasks(frame, self.parallelism))
+
+
+@dataclass(frozen=True)
+class ByPartitioner(LocatedTransform):
+    """Sends each row to the task that a function chooses.
+
+    Parameters
+    ----------
+    name
+        What errors call it.
+    partition
+        From a key and a number of tasks to a task.
+    key
+        From a record to its key; or the name of a field.
+    rich
+        Opened in each task, if it wants to be.
+    parallelism
+        How many tasks; None for as many as there are shuffle partitions.
+    """
+
+    name: str
+    partition: Callable[[Any, int], int]
+    key: Callable[[Any], Any] | str
+    rich: RichFunction | None
+    parallelism: int | None
+    origins: Origins = field(default_factory=Origins)
+
+    def located(self, origins: Origins) -> ByPartitioner:
+        """See :class:`LocatedTransform`."""
+        return replace(self, origins=origins)
+
+    def check_key(self, fields: Sequence[str]) -> None:
+        """Raise GraphError if the key is the name of a field that records with these do not have."""
+        if isinstance(self.key, str) and self.key not in fields:
+            raise GraphError(
+                f"partition_custom() goes by '{self.key}', which the records do not have",
+                why=f"they have {', '.join(fields)}",
+                what_to_do="name one of them, or give a function of a record",
+            )
+
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        """Return the rows in other tasks; raise GraphError if there is no field of that name."""
+        tasks = _tasks(frame, self.parallelism)
+        names = [one for one in frame.columns if not one.startswith(PREFIX)]
+        self.check_key(names)
+        key = FieldAt(names.index(self.key)) if isinstance(self.key, str) else self.key
+        function = RowFunction(self.name, TargetOf(self.partition, key, tasks), self.rich, self.origins)
+        worker = AppendColumns(function, frame.schema, _TARGET_FIELDS, (TARGET,))
+        placed = C.map_in_arrow(frame, worker, worker.columns).selectExpr(*_WITH_PLACE)
+        # What is no record has no target: Spark sends a null to the first task.
+        return _in_order(placed.repartitionById(tasks, TARGET)).drop(TARGET)
+
+
+@dataclass(frozen=True)
+class FieldAt:
+    """A field of a record, by its position: not every name can be an attribute's."""
+
+    position: int
+
+    def __call__(self, record: Any) -> Any:
+        """Return it."""
+        return record[self.position]
+
+
+def _in_order(frame: DataFrame) -> DataFrame:
+    return frame.sortWithinPartitions(PLACE).drop(PLACE)
+
+
+def _tasks(frame: DataFrame, parallelism: int | None) -> int:
+    return shuffle_partitions(frame.sparkSession) if parallelism is None else parallelism
+
+
+# -- what the user says ---------------------------------------------------------------------------------
+
+
+def by_partitioner(partitioner: Any, key: Any, parallelism: int | None) -> ByPartitioner:
+    """Return the distribution by a partitioner of the user's.
+
+    Raises
+    ------
+    GraphError, UserFunctionError
+        It or the key is no function, or cannot be sent to the workers.
+    """
+    partition = partitioner.partition if isinstance(partitioner, Partitioner) else partitioner
+    if not callable(partition) or isinstance(partition, type):
+        raise GraphError(
+            f"partition_custom() got a {type(partitioner).__name__} as its partitioner",
+            what_to_do="give it a Partitioner, or a function of a key and the number of partitions",
+        )
+    named = getattr(partition, "__name__", type(partitioner).__name__)
+    of = type(partitioner).__name__ if isinstance(partitioner, Partitioner) else named
+    name = "partition_custom" if of == "<lambda>" else f"partition_custom {of}"
+    call, rich = (key, None) if isinstance(key, str) and key else callable_of(key, "partition_custom()")
+    check_can_be_sent((partition, call), "of", name)
+    return ByPartitioner(name, partition, call, rich, parallelism)
+
+
+def said_parallelism(method: str, parallelism: Any) -> int | None:
+    """Return a number of tasks, or None where nobody has said one; see :func:`checked_parallelism`."""
+    return None if parallelism is None else checked_parallelism(method, parallelism)
+
+
+def checked_parallelism(method: str, parallelism: Any) -> int:
+    """Return a number of tasks.
+
+    Raises
+    ------
+    ConfigError
+        It is none.
+    """
+    is_number = isinstance(parallelism, int) and not isinstance(parallelism, bool)
+    if not is_number or not 1 <= parallelism <= MAX_PARALLELISM_LIMIT:
+        raise ConfigError(
+            f"{method}() got {parallelism!r} ({type(parallelism).__name__}) as the number of tasks",
+            why=f"it is a whole number from 1 to {MAX_PARALLELISM_LIMIT}",
+            what_to_do="give one; rebalance() and the like take as many as Spark has shuffle partitions "
+            "if it is left out",
+            setting="parallelism",
+            value=parallelism,
+        )
+    return int(parallelism)
+
+
+def shuffle_partitions(spark: SparkSession) -> int:
+    """Return how many tasks a keyed operator has: as the session's owner set it, or Spark's default."""
+    return int(SETTINGS.get(spark, SHUFFLE_PARTITIONS) or 200)
+
+
+def check_is_shuffle_partitions(asked: int, partitions: int, what: str) -> None:
+    """Raise ConfigError unless a number of tasks is the one that keyed operators have."""
+    if asked == partitions:
+        return
+    raise ConfigError(
+        f"the parallelism of {what} cannot be {asked}",
+        why="all keyed operators of a job have as many tasks as Spark has shuffle partitions, and there "
+        f"are {partitions}: state is stored by them",
+        what_to_do=f'call spark.conf.set("spark.sql.shuffle.partitions", {asked}) before; a job that has '
+        "state already moves its key groups when it starts with another number",
+        setting="parallelism",
+        value=asked,
+    )
+
+
+def is_partitioning(function: object) -> bool:
+    """Whether a DataFrame function moves rows and does nothing else."""
+    return isinstance(function, Spread | Narrow | ByPartitioner)

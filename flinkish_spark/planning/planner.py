@@ -1,0 +1,460 @@
+"""From the stream graph to one streaming DataFrame."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from flinkish_spark.bridge.plans import named_chain, named_scan
+from flinkish_spark.checkpoint.control import load_control
+from flinkish_spark.contracts.source import Source, SourceNode, SourceStart
+from flinkish_spark.planning.between import (
+    RecordStream,
+    behind_frames,
+    check_said_between,
+    functions_between,
+    is_read_plainly,
+    shared_inputs,
+    transform_records,
+    with_times,
+)
+from flinkish_spark.planning.declare import check_same_fields, with_computed_keys
+from flinkish_spark.planning.keyed import KeyedInput, KeyedParts, plan_keyed
+from flinkish_spark.planning.partitioning import LocatedTransform, shuffle_partitions
+from flinkish_spark.planning.seed_source import load_seed
+from flinkish_spark.planning.sink_rows import (
+    PlannedJob,
+    PlannedSink,
+    SinkPart,
+    TaggedStream,
+    fields_in,
+    functions_before_sink,
+    tag,
+)
+from flinkish_spark.planning.stream_graph import (
+    Base,
+    Feed,
+    KeyedEntry,
+    KeyedNode,
+    Leg,
+    SideNode,
+    StreamGraph,
+    StreamNode,
+    TransformNode,
+    feeds,
+    legs,
+    scans_of,
+)
+from flinkish_spark.planning.times import (
+    NO_MARKING,
+    LatencyMarking,
+    NoMarking,
+    chains_to,
+    plan_times,
+    reporters,
+)
+from flinkish_spark.planning.transforms import transformed
+from flinkish_spark.protocol.alignment import Announced
+from flinkish_spark.protocol.plan_layout import Chain, ScanRole
+from flinkish_spark.protocol.savepoints import OperatorShape, SeededChain
+from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.columns import Origins
+from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.schemas import check_field_names
+
+if TYPE_CHECKING:
+    from flinkish_spark.protocol.savepoints import Seed
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a lineage begins with: nothing, or the state and the positions of a seed.
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What the planner has to know of the seed of the live lineage.
+
+    Spark logs offsets by the order of sources, so for the life of the lineage the plan has the same
+    seeds in it, long after their state was read.
+
+    Parameters
+    ----------
+    seed
+        None for a lineage that began with nothing.
+    folder
+        Where the seed lies; means nothing without one.
+    """
+
+    seed: Seed | None = None
+    folder: Path = Path()
+
+    def label(self, chain: Chain) -> str:
+        """Return what tells the beginning of a chain from others; empty where it begins with nothing."""
+        begins = self._of(chain)
+        return "" if begins is None else _digest([dict(begins.positions), dict(begins.states)])
+
+    def positioned(self, node: SourceNode, chain: Chain, name: str) -> Source:
+        """Return the node's source so that it begins where the seed says of that input of the chain."""
+        begins = self._of(chain)
+        if begins is None or name not in begins.positions:
+            return node.source
+        label = _digest(begins.positions[name])
+        folder = self.folder / "begin" / f"{node.uid}-{label}"
+        return node.source.starting_at(SourceStart(begins.positions[name], str(folder), label))
+
+    def state_of(self, spark: SparkSession, operator: str, chain: Chain) -> DataFrame | None:
+        """Return key groups and state of an operator in a chain; None if it begins with nothing."""
+        begins = self._of(chain)
+        if begins is None or operator not in begins.states:
+            return None
+        return load_seed(spark, self.folder, operator, chain.name)
+
+    def _of(self, chain: Chain) -> SeededChain | None:
+        return None if self.seed is None else self.seed.chain(chain.name)
+
+
+def _digest(value: object) -> str:
+    """Return a short name for a value, the same in every process."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# From the stream graph to one streaming DataFrame (DESIGN 3).
+#
+#     sources -> stateless transforms -> union with the barriers -> keyed operators
+#             -> tagged union of every stream that a sink reads
+#
+# A barrier is one row of the control source; a keyed operator turns it into one per shuffle partition.
+# Transforms in front of a keyed operator are part of the streaming plan and see records only. Those between
+# two keyed operators are part of it, too, and control rows pass them by. Those behind the last one run on
+# the evaluated micro-batch, because splitting the operator's output in the plan would run the operator
+# twice.
+
+
+#: A lineage that no seed was made for.
+NOTHING = Beginning()
+#: The control source has one channel.
+SOURCE_CHANNELS = frozenset({0})
+
+
+PlannedStream = RecordStream | TaggedStream
+#: Where a stream is in the plan: what it begins with, its steps, how its chain begins, and as which inputs.
+_Place = tuple[int, tuple[int, ...], str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class _Base:
+    """A part of the tagged union: the end of a chain."""
+
+    chain: Chain
+    stream: TaggedStream
+
+
+class Planner:
+    """Plans each node once, however many sinks read it.
+
+    Parameters
+    ----------
+    control_path
+        File of the control source.
+    partitions
+        Spark's shuffle partitions, which are fixed for the life of the job's state.
+    beginning
+        What the live lineage began with.
+    graph
+        For whoever plans single nodes.
+    marking
+        Makes latency markers, if the job wants them.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        control_path: str,
+        partitions: int,
+        beginning: Beginning = NOTHING,
+        graph: StreamGraph | None = None,
+        marking: LatencyMarking | NoMarking = NO_MARKING,
+    ) -> None:
+        self._spark = spark
+        self._beginning, self._marking = beginning, marking
+        self._control_path = control_path
+        self._partitions = partitions
+        self._barriers = load_control(spark, control_path).select(*C.CONTROL)
+        self._has_one_source = False
+        self._planned: dict[_Place, PlannedStream] = {}
+        self._operators: dict[str, OperatorShape] = {}
+        self._graph = graph or StreamGraph()
+
+    def plan(self, graph: StreamGraph) -> PlannedJob:
+        """Return the plan of the whole job."""
+        check_said_between(graph, self._partitions)
+        self._graph = graph
+        self._has_one_source = _has_one_source(graph)
+        number_of_reporters = len(reporters(graph))
+        bases: list[_Base] = []
+        sinks: list[PlannedSink] = []
+        for node in graph.sinks:
+            ends = chains_to(graph, node.parent)
+            parts = [self._part(bases, self._united(chain, ways, node.uid), chain) for chain, ways in ends]
+            schema = parts[0][1]
+            for _, other in parts[1:]:
+                check_same_fields(schema, other, f"the sink '{node.uid}'")
+            own = tuple(part for part, _ in parts)
+            sinks.append(PlannedSink(node.uid, node.sink, schema, own, number_of_reporters))
+        peers = [sink for node in graph.sinks for _, sink in node.sink.parts(node.uid)]
+        for source in graph.sources:
+            for uid in source.source.side_uids(source.uid):
+                chain = Chain((source.uid,), (), (uid,))
+                moved = self._beginning.positioned(source, chain, source.uid)
+                for side in moved.side_outputs(self._spark, source.uid, self._control_path, peers):
+                    letters = RecordStream(source.uid, side.frame, Origins(), self._barriers, SOURCE_CHANNELS)
+                    marked = self._marking.beside(self._with_barriers([letters]), graph, [source.uid])
+                    part, schema = self._part(bases, marked, chain)
+                    sinks.append(PlannedSink(side.uid, side.sink, schema, (part,), number_of_reporters))
+        union: DataFrame | None = None
+        for index, base in enumerate(bases):
+            tagged = named_chain(tag(base.stream, index), base.chain)
+            union = tagged if union is None else union.unionByName(tagged, allowMissingColumns=True)
+        assert union is not None
+        time = plan_times(graph, lambda leg, chain, name: self.stream(leg, chain, (name,)))
+        return PlannedJob(union, tuple(sinks), tuple(base.chain for base in bases), self._operators, time)
+
+    def stream(self, leg: Leg, chain: Chain, names: tuple[str, ...]) -> PlannedStream:
+        """Return the plan of a way into a stream as a part of `chain`; chains that begin alike share it.
+
+        Parameters
+        ----------
+        names
+            The inputs of the chain that it scans.
+        """
+        steps = tuple(map(id, leg.steps))
+        known = id(leg.base), steps, self._beginning.label(chain), names
+        if known not in self._planned:
+            self._planned[known] = self._plan_leg(leg, chain, names)
+        return self._planned[known]
+
+    def _plan_leg(self, leg: Leg, chain: Chain, names: tuple[str, ...]) -> PlannedStream:
+        if not leg.steps:
+            return self._plan_base(leg.base, chain, names)
+        *before, step = leg.steps
+        parent = self.stream(Leg(leg.base, tuple(before)), chain, names)
+        if isinstance(step, TransformNode):
+            if isinstance(parent, TaggedStream):
+                return replace(parent, transforms=(*parent.transforms, step.function))
+            function = step.function
+            if isinstance(function, LocatedTransform):
+                function = function.located(parent.origins)
+            return transform_records(parent, function)
+        assert isinstance(parent, RecordStream), "refused where it was declared"
+        return with_times(parent, step.strategy)
+
+    def _plan_base(self, base: Base, chain: Chain, names: tuple[str, ...]) -> PlannedStream:
+        if isinstance(base, SourceNode):
+            (name,) = names
+            stream = self._plan_source(base, chain, name)
+            check_field_names(stream.schema, f"the source '{base.uid}'")
+            return stream
+        if isinstance(base, SideNode):
+            main = self.stream(Leg(base.parent), chain, names)
+            assert isinstance(main, TaggedStream)
+            number = 1 + self._graph.sides_of(base.parent).index(base)
+            return replace(main, schema=base.output, side=number)
+        return self._plan_keyed(base, chain, names)
+
+    def _plan_keyed(self, node: KeyedNode, chain: Chain, names: tuple[str, ...]) -> TaggedStream:
+        numbers = [one.uid for one in reporters(self._graph)]
+        given, rest = list[KeyedInput](), list(names)
+        for feed in feeds(node):
+            own = tuple(rest.pop(0) for _ in scans_of(feed.base))
+            given += self._inputs(node, feed, chain, own, numbers)
+        # Elements of an entry come before those of the next one, whatever they are read of.
+        given.sort(key=lambda one: one.entry)
+        sides = self._graph.sides_of(node)
+        seed = self._beginning.state_of(self._spark, node.uid, chain)
+        number = numbers.index(node.uid)
+        markers = self._marking.of(self._graph, [one.source for one in given if one.source is not None])
+        name = self._graph.names.get(node.uid, "")
+        parts = KeyedParts(tuple(given), number, self._partitions, sides, seed, markers, name)
+        planned = plan_keyed(node, parts)
+        self._operators[node.uid] = OperatorShape(node.max_parallelism, planned.key_types)
+        outputs = planned.outputs if len(planned.outputs) > 1 else ()
+        channels = frozenset(range(self._partitions))
+        return TaggedStream(planned.frame, planned.schema, channels, outputs=outputs)
+
+    def _inputs(
+        self, node: KeyedNode, feed: Feed, chain: Chain, names: tuple[str, ...], reporters: Sequence[str]
+    ) -> list[KeyedInput]:
+        """Return the inputs that an operator has of a source, or of another operator."""
+        if isinstance(feed.base, SourceNode):
+            return [_plain_input(node, feed, self.stream(feed.inlets[0].legs[0], chain, names), reporters)]
+        streams = []
+        for inlet in feed.inlets:
+            stream = self.stream(Leg(inlet.base), chain, names)
+            assert isinstance(stream, TaggedStream)
+            streams.append(stream)
+        streams[0], feed = behind_frames(node.uid, feed, streams[0])
+        if is_read_plainly(node.uid, feed):
+            return [_plain_input(node, feed, streams[0], reporters)]
+        given = []
+        for inlet, (rows, schema, keys) in zip(feed.inlets, shared_inputs(node, feed, streams), strict=True):
+            control = [name for name in (*C.CONTROL, C.TIME) if name in rows.frame.columns]
+            view, way = rows.frame.select(*control, *rows.named), node.entries[inlet.entry].distribution
+            one = KeyedInput((view,), schema, streams[0].channels, Origins(), keys, shared=rows)
+            given.append(replace(one, entry=inlet.entry, distribution=way))
+        return given
+
+    def _plan_source(self, node: SourceNode, chain: Chain, name: str) -> RecordStream:
+        origins = Origins(node.source.topics)
+        source, marked = self._beginning.positioned(node, chain, name), None
+        if self._graph.needs_own_time(node):
+            source = source.with_own_time() or source
+        if self._has_one_source:
+            marked = source.load_marked(self._spark, self._control_path)
+        if marked is None:
+            records = source.load(self._spark, self._control_path)
+            has_channels = source.has_channels
+            return RecordStream(name, records, origins, self._barriers, SOURCE_CHANNELS, None, has_channels)
+        is_record = F.col(C.KIND) == int(C.Kind.RECORD)
+        return RecordStream(
+            name,
+            marked.where(is_record).drop(C.KIND, C.CHECKPOINT),
+            origins,
+            marked.where(~is_record).select(*C.CONTROL),
+            Announced.ANNOUNCED,
+            marked,
+        )
+
+    def _united(self, chain: Chain, ways: Sequence[Leg], sink: str) -> TaggedStream:
+        """Return the end of a chain: an operator's output, or the records of all ways from sources."""
+        rest, streams = list(chain.inputs), []
+        for leg in ways:
+            own = tuple(rest.pop(0) for _ in scans_of(leg.base))
+            streams.append(self.stream(leg, chain, own))
+        if isinstance(streams[0], TaggedStream):
+            return streams[0]
+        records = [stream for stream in streams if isinstance(stream, RecordStream)]
+        for other in records[1:]:
+            check_same_fields(records[0].schema, other.schema, f"the sink '{sink}'")
+        return self._marking.beside(self._with_barriers(records), self._graph, chain.inputs)
+
+    @staticmethod
+    def _with_barriers(streams: Sequence[RecordStream]) -> TaggedStream:
+        """Return records and barriers of streams that share their barriers as one stream."""
+        streams = [stream.records_only() for stream in streams]
+        first = streams[0]
+        fields = [F.col(quoted(name)) for name in first.schema.names]
+        if first.marked is not None:
+            marked = first.marked.select(*C.CONTROL, *fields)
+            named = named_scan(marked, ScanRole.RECORDS, first.source)
+            return TaggedStream(named, first.schema, first.channels)
+        found: DataFrame | None = None
+        for stream in streams:
+            records = stream.records.select(
+                F.lit(int(C.Kind.RECORD)).alias(C.KIND),
+                F.lit(0).cast("long").alias(C.CHECKPOINT),
+                C.CHANNEL,
+                C.SEQUENCE,
+                *fields,
+            )
+            named = named_scan(records, ScanRole.RECORDS, stream.source)
+            found = named if found is None else found.unionByName(named)
+        assert found is not None
+        barriers = named_scan(first.barriers, ScanRole.BARRIERS)
+        frame = found.unionByName(barriers, allowMissingColumns=True)
+        return TaggedStream(frame, first.schema, first.channels)
+
+    def _part(self, bases: list[_Base], tagged: TaggedStream, chain: Chain) -> tuple[SinkPart, T.StructType]:
+        """Return what a sink reads of the end of a chain, and its fields behind the transforms."""
+        index = next((i for i, base in enumerate(bases) if base.chain == chain), len(bases))
+        if index == len(bases):
+            bases.append(_Base(chain, replace(tagged, transforms=())))
+        fields = tuple(tagged.schema.names)
+        places = fields_in(tagged)
+        own = tagged.outputs[tagged.side] if tagged.outputs else fields
+        columns = tuple(f"s{index}_{places.index(name)}" for name in own)
+        side = tagged.side if tagged.outputs else None
+        part = SinkPart(index, columns, fields, tagged.channels, tagged.transforms, side)
+        if not tagged.transforms:
+            return part, tagged.schema
+        schema, one_pass = functions_before_sink(self._spark, tagged.transforms, tagged.schema, columns)
+        check_field_names(schema, "the result of a transform")
+        return replace(part, one_pass=one_pass), schema
+
+
+def plan_records(spark: SparkSession, graph: StreamGraph, node: StreamNode) -> DataFrame:
+    """Return a node's records as a plain streaming DataFrame, outside of any checkpoint."""
+    planner = Planner(spark, "/nonexistent/no-control", shuffle_partitions(spark), graph=graph)
+    found: DataFrame | None = None
+    for chain, ways in chains_to(graph, node):
+        rest = list(chain.inputs)
+        for leg in ways:
+            own = tuple(rest.pop(0) for _ in scans_of(leg.base))
+            frame = _records_of(planner.stream(leg, chain, own))
+            found = frame if found is None else found.unionByName(frame)
+    assert found is not None
+    return found
+
+
+def _records_of(stream: PlannedStream) -> DataFrame:
+    if isinstance(stream, RecordStream):
+        return stream.records_only().records.select(*[F.col(quoted(name)) for name in stream.schema.names])
+    frame = stream.alone().where(F.col(C.KIND) == int(C.Kind.RECORD)).drop(*C.CONTROL, C.TIME)
+    for function in stream.transforms:
+        frame = transformed(frame, function)
+    return frame
+
+
+def _has_one_source(graph: StreamGraph) -> bool:
+    """Whether barriers may come from the source itself.
+
+    Several sources, and several scans of one source that meet, would each put a barrier into the micro-batch
+    for which *they* saw the trigger.
+    """
+    ends = [end for sink in graph.sinks for end in chains_to(graph, sink.parent)]
+    is_straight = all(len(chain.inputs) == 1 and len(ways) == 1 for chain, ways in ends)
+    has_unions = any(len(legs(sink.parent)) > 1 for sink in graph.sinks)
+    is_plain = len(graph.sources) == 1 and not graph.sources[0].source.has_side_outputs
+    return is_plain and is_straight and not has_unions
+
+
+def _plain_input(node: KeyedNode, feed: Feed, stream: PlannedStream, reporters: Sequence[str]) -> KeyedInput:
+    (inlet,) = feed.inlets
+    entry = node.entries[inlet.entry]
+    one = _keyed_input(node, entry, stream, reporters)
+    return replace(one, entry=inlet.entry, distribution=entry.distribution)
+
+
+def _keyed_input(
+    node: KeyedNode, entry: KeyedEntry, stream: PlannedStream, reporters: Sequence[str]
+) -> KeyedInput:
+    if isinstance(stream, TaggedStream):
+        functions_between(node.uid, stream.transforms)
+        frame, keys = with_computed_keys(stream.alone(), entry.keys, node.uid, Origins())
+        return KeyedInput((frame,), stream.schema, stream.channels, Origins(), keys)
+    if any(isinstance(key, Column) for key in entry.keys):
+        # An expression of the user's must not see rows without fields.
+        stream = stream.records_only()
+    is_timed = C.TIME in stream.records.columns
+    frames: tuple[DataFrame, ...] = (stream.records, stream.barriers)
+    if stream.marked is not None and not any(isinstance(key, Column) for key in entry.keys):
+        # An expression of the user's must not see barriers, which have no fields.
+        frames = (stream.marked,)
+    first, keys = with_computed_keys(frames[0], entry.keys, node.uid, stream.origins)
+    return KeyedInput(
+        (first, *frames[1:]),
+        stream.schema,
+        stream.channels,
+        stream.origins,
+        keys,
+        source=stream.source,
+        reports_as=reporters.index(stream.source) if is_timed else None,
+    )

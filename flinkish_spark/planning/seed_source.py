@@ -1,0 +1,115 @@
+"""The seed of an operator as a streaming source: all of its state, in the first micro-batch.
+
+The offset is 0 or 1: before and behind the state. Spark asks every source before it logs the first
+micro-batch of a new checkpoint, so state and first records always come together; a micro-batch that
+is run again reads the same files. Afterwards there is never anything to read, and the source stays
+in the plan only because Spark counts sources.
+
+Everything here but :func:`load_seed` runs in Python processes of Spark's, never in the user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from flinkish_spark.core.errors import STATE_MARKER
+from flinkish_spark.core.store import LocalStore, SealedObjects
+from flinkish_spark.protocol.plan_layout import SEEDED, UNSEEDED
+from flinkish_spark.protocol.savepoints import Seed, StateFile
+from flinkish_spark.state.savepoint_files import read_state
+from flinkish_spark.worker.keyed_operator import OperatorFailed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+FORMAT_NAME = "flinkish-seed"
+_SCHEMA = "key_group INT, value BINARY"
+_MOST_BYTES = 1 << 28
+
+
+class _FilePartition(InputPartition):
+    def __init__(self, file: StateFile) -> None:
+        super().__init__(file.path)
+        self.file = file
+
+
+class SeedReader(DataSourceStreamReader):
+    """Reads the state files of one operator.
+
+    Parameters
+    ----------
+    folder
+        The seed's.
+    operator, chain
+        Uid, and name of the chain in which it runs.
+    """
+
+    def __init__(self, folder: str, operator: str, chain: str) -> None:
+        self._folder, self._operator, self._chain = folder, operator, chain
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return the place before the state."""
+        return dict(UNSEEDED)
+
+    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+        """Return the place behind the state, always: it is read whole, at once."""
+        return dict(SEEDED)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return one partition per file in the first micro-batch, none in any other."""
+        if start == end:
+            return []
+        objects = SealedObjects(LocalStore(Path(self._folder)), "the job directory's seed")
+        seed = objects.read("seed.json", "seed", Seed.from_json)
+        return [_FilePartition(file) for file in seed.files_of(self._operator, self._chain)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield key groups and state values of one file."""
+        assert isinstance(partition, _FilePartition)
+        try:
+            for batch in read_state(Path(self._folder) / partition.file.path, partition.file):
+                yield from _small(batch)
+        except (OSError, ValueError) as error:
+            # The marker tells the driver that no restart will help.
+            raise OperatorFailed(f"{STATE_MARKER} operator '{self._operator}': {error}") from error
+
+
+def _small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in batches that Spark's type for bytes, of at most 2 GiB a batch, can hold."""
+    schema = pa.schema([("key_group", pa.int32()), ("value", pa.binary())])
+    step = batch.num_rows if batch.nbytes < _MOST_BYTES else 1
+    for first in range(0, batch.num_rows, max(step, 1)):
+        yield batch.slice(first, step).cast(schema)
+
+
+class SeedSource(DataSource):
+    """Registered with the session by :func:`load_seed`; not for users."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format name."""
+        return FORMAT_NAME
+
+    def schema(self) -> str:
+        """Return the columns."""
+        return _SCHEMA
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
+        """Return the reader of the seed named by the options."""
+        return SeedReader(self.options["path"], self.options["operator"], self.options["chain"])
+
+
+def load_seed(spark: SparkSession, folder: Path, operator: str, chain: str) -> DataFrame:
+    """Return key groups and state values of an operator in a chain, as a streaming DataFrame.
+
+    Called by the planner at each start of the query.
+    """
+    spark.dataSource.register(SeedSource)
+    reader = spark.readStream.format(FORMAT_NAME).option("path", str(folder))
+    return reader.option("operator", operator).option("chain", chain).load()

@@ -1,0 +1,438 @@
+"""The sinks of a plan, what lies in front of them, and each one's rows of a micro-batch."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from flinkish_spark.bridge.plans import Selection, layout_of
+from flinkish_spark.contracts.sink import Sink
+from flinkish_spark.core.errors import SchemaError
+from flinkish_spark.planning.partitioning import is_partitioning
+from flinkish_spark.planning.transforms import (
+    InWorkers,
+    RecordFunction,
+    RowByRow,
+    Transform,
+    named_field,
+    read_functions,
+    transformed,
+)
+from flinkish_spark.protocol.alignment import Announced, ExpectedChannels
+from flinkish_spark.protocol.plan_layout import Chain, PlanLayout
+from flinkish_spark.protocol.savepoints import OperatorShape
+from flinkish_spark.protocol.time_plan import TimePlan
+from flinkish_spark.transport import columns as C
+from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.hints import parts_of
+from flinkish_spark.types.schemas import check_field_names
+
+# ----------------------------------------------------------------------------------------------------------
+# What lies between a keyed operator and a sink, done in one pass over records and control rows.
+
+
+#: Of a sink's rows, as they come out of the union.
+_CONTROL = T.StructType(
+    [
+        T.StructField(C.KIND, T.IntegerType()),
+        *(T.StructField(name, T.LongType()) for name in (C.CHECKPOINT, C.CHANNEL, C.HASH)),
+    ]
+)
+
+
+class _Kind(enum.Enum):
+    """What a function takes."""
+
+    OF_FRAMES = "OF_FRAMES"
+    OF_RECORDS = "OF_RECORDS"
+    MOVING = "MOVING"
+
+
+@dataclass(frozen=True, eq=False)
+class OnePass:
+    """Functions in front of a sink, which control rows pass by.
+
+    Parameters
+    ----------
+    steps
+        At least one.
+
+    Notes
+    -----
+    Belongs to one JVM, as :class:`~flinkish_spark.planning.transforms.RowByRow` does.
+    """
+
+    steps: tuple[RowByRow | InWorkers, ...]
+
+    def over(self, frame: DataFrame) -> DataFrame:
+        """Return the rows that are kept, control columns and :attr:`fields`."""
+        for step in self.steps:
+            frame = step.over(frame)
+        return frame
+
+    @property
+    def fields(self) -> tuple[tuple[Column, T.StructField], ...]:
+        """Column with each field that comes out, without its name, and that field."""
+        return self.steps[-1].fields
+
+    @property
+    def named_fields(self) -> list[Column]:
+        """The fields that come out under their names."""
+        return [named_field(column, field) for column, field in self.fields]
+
+
+def functions_before_sink(
+    spark: SparkSession, functions: Sequence[Transform], schema: T.StructType, columns: Sequence[str]
+) -> tuple[T.StructType, OnePass | None]:
+    """Return the fields of records behind functions, and how these are done in one pass.
+
+    Parameters
+    ----------
+    functions
+        At least one.
+    schema, columns
+        Fields in front of them, and the column with each.
+
+    Returns
+    -------
+    tuple
+        None in place of the second where a function does more than look at single rows, or moves them:
+        they are done to the records alone then, and control rows are read once more.
+
+    Raises
+    ------
+    GraphError, UserFunctionError
+        As of :func:`~flinkish_spark.planning.transforms.transformed`.
+    SchemaError
+        Fields that come out of a function cannot be those of a stream, or of records in Python.
+    """
+    steps: list[RowByRow | InWorkers] = []
+    made, runs = schema, [(kind, tuple(run)) for kind, run in itertools.groupby(functions, _kind_of)]
+    for kind, given in runs:
+        made, step = _step_of(spark, kind, given, made, columns)
+        if step is None:
+            # What one run comes to is known; functions are called no more than needed.
+            return made if len(runs) == 1 else _schema_behind(spark, functions, schema), None
+        columns = step.outputs
+        steps.append(step)
+    return made, OnePass(tuple(steps))
+
+
+def _step_of(
+    spark: SparkSession,
+    kind: _Kind,
+    functions: Sequence[Transform],
+    schema: T.StructType,
+    columns: Sequence[str],
+) -> tuple[T.StructType, RowByRow | InWorkers | None]:
+    if kind is _Kind.OF_RECORDS:
+        own: Sequence[object] = functions
+        found = InWorkers.of(
+            [one for one in own if isinstance(one, RecordFunction)], schema, columns, _CONTROL
+        )
+        return found.schema, found
+    if kind is _Kind.OF_FRAMES:
+        made, read = read_functions(spark, functions, schema, columns)
+        check_field_names(made, "the result of a transform")
+        return made, read if isinstance(read, RowByRow) else None
+    return _schema_behind(spark, functions, schema), None
+
+
+def _schema_behind(spark: SparkSession, functions: Sequence[Transform], schema: T.StructType) -> T.StructType:
+    frame = spark.createDataFrame([], schema)
+    for function in functions:
+        frame = transformed(frame, function)
+    return frame.schema
+
+
+def _kind_of(function: Transform) -> _Kind:
+    given: object = function
+    if isinstance(given, RecordFunction):
+        # One with a number of tasks of its own moves records first, and control rows would have to stay.
+        return _Kind.OF_RECORDS if given.settings.parallelism is None else _Kind.MOVING
+    return _Kind.MOVING if is_partitioning(given) else _Kind.OF_FRAMES
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The sinks of a plan, and each one's rows of an evaluated micro-batch.
+
+
+#: Between the barriers' channels of two parts of a sink; above all channels that are not announced.
+_PART_BITS = 48
+
+
+@dataclass(frozen=True)
+class SinkPart:
+    """The end of a chain that a sink reads.
+
+    Parameters
+    ----------
+    stream
+        Value of the stream column in the tagged union.
+    columns
+        Column of the union for each field, in order.
+    channels
+        Channels whose barriers the sink must see here.
+    transforms
+        Between the chain's end and the sink; they run on the evaluated micro-batch.
+    side
+        Which output of the operator at the chain's end it is; None where that has only one.
+    one_pass
+        What the transforms do, if they look at each row by itself; the functions are not called again then.
+    """
+
+    stream: int
+    columns: tuple[str, ...]
+    fields: tuple[str, ...]
+    channels: ExpectedChannels
+    transforms: tuple[Transform, ...] = ()
+    side: int | None = None
+    one_pass: OnePass | None = None
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether its records are read without its control rows, and these once more."""
+        return bool(self.transforms) and self.one_pass is None
+
+    @property
+    def place(self) -> tuple[int, int | None]:
+        """What tells its rows in the union from others."""
+        return self.stream, self.side
+
+    @cached_property
+    def is_own(self) -> Column:
+        """Whether a row of the union belongs to it; barriers are for the readers of every output."""
+        is_own = F.col(C.STREAM) == self.stream
+        if self.side is None:
+            return is_own
+        return is_own & ((F.col(C.KIND) != int(C.Kind.RECORD)) | (F.col(C.SIDE) == self.side))
+
+    @cached_property
+    def with_control(self) -> Selection:
+        """Control columns, then the fields; behind transforms in one pass what they make of them."""
+        if self.one_pass is None:
+            return Selection([*map(F.col, C.SINK_CONTROL), *self._own_fields()])
+        # Under its name: a map is hashed as JSON, in which that stands.
+        named = [(own.alias(field.name), field.dataType) for own, field in self.one_pass.fields]
+        hashed = F.xxhash64(*[hashable(own, kind) for own, kind in named])
+        is_record = F.col(C.KIND) == int(C.Kind.RECORD)
+        own_hash = F.when(is_record, hashed).otherwise(F.col(C.HASH)).alias(C.HASH)
+        control = [own_hash if name == C.HASH else F.col(name) for name in C.SINK_CONTROL]
+        return Selection([*control, *self.one_pass.named_fields])
+
+    @cached_property
+    def records_only(self) -> Selection:
+        """The fields."""
+        return Selection(self._own_fields())
+
+    def _own_fields(self) -> list[Column]:
+        return [F.col(quoted(c)).alias(name) for c, name in zip(self.columns, self.fields, strict=True)]
+
+
+@dataclass(frozen=True)
+class PlannedSink:
+    """A sink and the parts of the tagged union that belong to it.
+
+    Parameters
+    ----------
+    schema
+        Fields of the sink's records, behind the transforms of each part.
+    parts
+        One, or for a union several.
+    reporters
+        How many reporters the plan has: what reports of the next part count from.
+    """
+
+    uid: str
+    sink: Sink
+    schema: T.StructType
+    parts: tuple[SinkPart, ...]
+    reporters: int = 0
+
+    @property
+    def streams(self) -> tuple[int, ...]:
+        """Values of the stream column of its parts."""
+        return tuple(part.stream for part in self.parts)
+
+    @property
+    def channels(self) -> ExpectedChannels:
+        """Channels whose barriers this sink must see."""
+        if len(self.parts) == 1:
+            return self.parts[0].channels
+        found: set[int] = set()
+        for number, part in enumerate(self.parts):
+            # Barriers of unions come from the control source or from operators, which have fixed channels.
+            assert not isinstance(part.channels, Announced)
+            found |= {_moved(channel, number) for channel in part.channels}
+        return frozenset(found)
+
+    @property
+    def readings(self) -> int:
+        """How often its rows read the micro-batch: each part on its own."""
+        return sum(2 if part.is_apart else 1 for part in self.parts)
+
+    @property
+    def rows(self) -> tuple[tuple[int, int | None], ...] | None:
+        """What tells its rows in the union from those of other sinks; None where it changes them first."""
+        if any(part.transforms for part in self.parts):
+            return None
+        return tuple(part.place for part in self.parts)
+
+
+def _moved(channel: int, number: int) -> int:
+    return channel + (number << _PART_BITS)
+
+
+def hashable(column: Column, kind: T.DataType) -> Column:
+    """Return what stands for a column in a record's hash."""
+    # Spark refuses to hash maps, since equal maps may differ in order, and VARIANT.
+    has_no_hash = any(isinstance(part, T.MapType | T.VariantType) for part in parts_of(kind))
+    return F.to_json(F.struct(column)) if has_no_hash else column
+
+
+def select_sink_rows(frame: DataFrame, planned: PlannedSink, streams: int) -> DataFrame:
+    """Return one sink's rows of an evaluated micro-batch, control columns first.
+
+    Columns: kind, checkpoint, channel, hash, then the sink's fields.
+    """
+    if len(planned.parts) == 1:
+        return _rows_of(frame, planned, planned.parts[0], streams)
+    # Each part has barriers, and channels that begin with 0: they are told apart by the part's number.
+    kind, channel = F.col(C.KIND), F.col(C.CHANNEL)
+    is_barrier, is_report = kind == int(C.Kind.BARRIER), kind >= C.FIRST_REPORT
+    found: DataFrame | None = None
+    for number, part in enumerate(planned.parts):
+        rows = _rows_of(frame, planned, part, streams)
+        by = number * planned.reporters
+        moved = rows.withColumns(
+            {
+                C.KIND: F.when(is_report, kind + by).otherwise(kind).cast("int"),
+                C.CHANNEL: F.when(is_barrier, channel + _moved(0, number)).otherwise(channel),
+            }
+        )
+        found = moved if found is None else found.union(moved)
+    assert found is not None
+    return found
+
+
+def _rows_of(frame: DataFrame, planned: PlannedSink, part: SinkPart, streams: int) -> DataFrame:
+    rows = frame if streams == 1 and part.side is None else frame.where(part.is_own)
+    if not part.is_apart:
+        return part.with_control.of(rows if part.one_pass is None else part.one_pass.over(rows))
+    records = part.records_only.of(rows.where(F.col(C.KIND) == int(C.Kind.RECORD)))
+    for function in part.transforms:
+        records = transformed(records, function)
+    if [(f.name, f.dataType) for f in records.schema] != [(f.name, f.dataType) for f in planned.schema]:
+        raise SchemaError(f"the transform before sink '{planned.uid}' changed its columns while running")
+    names = [F.col(quoted(n)) for n in records.columns]
+    hashed = F.xxhash64(*[hashable(c, f.dataType) for c, f in zip(names, records.schema, strict=True)])
+    tagged = records.select(
+        F.lit(int(C.Kind.RECORD)).alias(C.KIND),
+        F.lit(0).cast("long").alias(C.CHECKPOINT),
+        F.lit(0).cast("long").alias(C.CHANNEL),
+        hashed.alias(C.HASH),
+        *names,
+    )
+    # Barriers, and reports about time.
+    control = rows.where(F.col(C.KIND) != int(C.Kind.RECORD)).select(*C.SINK_CONTROL)
+    return tagged.unionByName(control, allowMissingColumns=True)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a planner makes: streams of records and barriers, and the whole job as one DataFrame.
+
+
+NO_TIME_PLAN = TimePlan()
+
+
+@dataclass(frozen=True)
+class TaggedStream:
+    """Output of a keyed operator: records and barriers in one DataFrame, told apart by kind.
+
+    Parameters
+    ----------
+    schema
+        Fields of the records.
+    transforms
+        Wait for the evaluated micro-batch.
+    outputs
+        Columns of the frame with the fields of each output, if the operator has side outputs.
+    side
+        Which of them this stream is.
+    """
+
+    frame: DataFrame
+    schema: T.StructType
+    channels: ExpectedChannels
+    transforms: tuple[Transform, ...] = ()
+    outputs: tuple[tuple[str, ...], ...] = ()
+    side: int = 0
+
+    def alone(self) -> DataFrame:
+        """Return control columns and the fields of this output under their names, in its rows only."""
+        if not self.outputs:
+            return self.frame
+        columns = [
+            F.col(quoted(column)).alias(name)
+            for column, name in zip(self.outputs[self.side], self.schema.names, strict=True)
+        ]
+        times = [C.TIME] if C.TIME in self.frame.columns else []
+        is_own = (F.col(C.KIND) != int(C.Kind.RECORD)) | (F.col(C.SIDE) == self.side)
+        return self.frame.where(is_own).select(*C.CONTROL, *times, *columns)
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """What the supervisor starts: one DataFrame and who takes which rows of it.
+
+    Parameters
+    ----------
+    chains
+        What it runs, in the order of the streams.
+    operators
+        The keyed operators in it by uid.
+    time
+        Who in it reports about time.
+    """
+
+    frame: DataFrame
+    sinks: tuple[PlannedSink, ...]
+    chains: tuple[Chain, ...] = ()
+    operators: Mapping[str, OperatorShape] = field(default_factory=dict)
+    time: TimePlan = NO_TIME_PLAN
+
+    def layout(self) -> PlanLayout:
+        """Return names for Spark's lists of sources and operators; asks the JVM for every node."""
+        return layout_of(self.frame)
+
+
+def fields_in(stream: TaggedStream) -> list[str]:
+    """Return the columns of a stream's frame that hold fields, of all of its outputs."""
+    control = {*C.CONTROL, C.SIDE, C.TIME}
+    return [name for name in stream.frame.columns if name not in control]
+
+
+def tag(stream: TaggedStream, index: int) -> DataFrame:
+    """Give a stream's columns names of their own in the union, and each record its hash."""
+    names = fields_in(stream)
+    columns = [F.col(quoted(name)) for name in names]
+    types = stream.frame.schema
+    hashed = F.xxhash64(*[hashable(c, types[n].dataType) for c, n in zip(columns, names, strict=True)])
+    is_record = F.col(C.KIND) == int(C.Kind.RECORD)
+    return stream.frame.select(
+        C.KIND,
+        C.CHECKPOINT,
+        C.CHANNEL,
+        # The second number of a report; of a barrier nobody reads it.
+        F.when(is_record, hashed).otherwise(F.col(C.SEQUENCE)).alias(C.HASH),
+        F.lit(index).alias(C.STREAM),
+        *([C.SIDE] if stream.outputs else []),
+        *[column.alias(f"s{index}_{i}") for i, column in enumerate(columns)],
+    )

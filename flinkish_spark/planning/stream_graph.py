@@ -1,0 +1,355 @@
+"""The stream graph: what the user wrote, as values. Checked before anything starts."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Column
+from pyspark.sql import types as T
+
+from flinkish_spark.contracts.source import SourceNode
+from flinkish_spark.core.errors import GraphError
+from flinkish_spark.functions.keyed import RichFunction
+from flinkish_spark.protocol.ids import checked_name
+from flinkish_spark.transport.routing import Distribution
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from flinkish_spark.contracts.sink import Sink
+    from flinkish_spark.core.elements import OutputTag
+    from flinkish_spark.functions.keyed import KeyedCoProcessFunction, KeyedProcessFunction
+    from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
+    from flinkish_spark.operators.vectorized import VectorizedProcessFunction
+    from flinkish_spark.planning.factories import (
+        BroadcastFunctions,
+        ColumnFolding,
+        FoldingWindows,
+        OperatorFactory,
+    )
+    from flinkish_spark.worker.broadcast_runner import Checkpointed
+
+
+if TYPE_CHECKING:
+    KeyedFunction = (
+        KeyedProcessFunction
+        | KeyedCoProcessFunction
+        | VectorizedProcessFunction
+        | OperatorFactory
+        | ColumnFolding
+        | FoldingWindows
+        | BroadcastFunctions
+        | Checkpointed
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class TransformNode:
+    """A stateless DataFrame function over the records of `parent`."""
+
+    parent: StreamNode
+    function: Callable[[DataFrame], DataFrame]
+
+
+@dataclass(frozen=True, eq=False)
+class UnionNode:
+    """The records of several streams with the same fields."""
+
+    parents: tuple[StreamNode, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class KeyedEntry:
+    """A stream on its way into an operator with state, and its key if it is spread by one."""
+
+    parent: StreamNode
+    keys: tuple[Key, ...]
+    distribution: Distribution = Distribution.BY_KEY
+
+
+@dataclass(frozen=True, eq=False)
+class KeyedNode:
+    """A keyed function over one stream, or over two with the same type of key.
+
+    Parameters
+    ----------
+    function
+        What runs, or what makes it once the fields of its input are known.
+    output
+        Fields of what is emitted; None where these are the fields of the input.
+    """
+
+    uid: str
+    entries: tuple[KeyedEntry, ...]
+    function: KeyedFunction
+    output: T.StructType | None
+    max_parallelism: int
+
+
+@dataclass(frozen=True, eq=False)
+class SideNode:
+    """What a keyed function emits to a side output."""
+
+    parent: KeyedNode
+    tag: OutputTag
+    output: T.StructType
+
+
+@dataclass(frozen=True, eq=False)
+class TimedNode:
+    """Gives the records of `parent` event times and watermarks."""
+
+    parent: StreamNode
+    strategy: WatermarkStrategy
+
+
+StreamNode = SourceNode | TransformNode | TimedNode | UnionNode | KeyedNode | SideNode
+#: What a part of a plan begins with.
+Base = SourceNode | KeyedNode | SideNode
+#: What is done to records on their way.
+Step = TransformNode | TimedNode
+
+
+@dataclass(frozen=True, eq=False)
+class Leg:
+    """A way into a stream: from a source or an operator through steps, without unions.
+
+    A union is no part of a plan of its own: what follows it is done on each way into it.
+    """
+
+    base: Base
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Inlet:
+    """An input of an operator: ways with the same beginning that lead to one of its entries.
+
+    Parameters
+    ----------
+    entry
+        Number of the operator's entry.
+    legs
+        From a source one; from an operator all ways that begin with one of its outputs, in their order.
+    """
+
+    entry: int
+    legs: tuple[Leg, ...]
+
+    @property
+    def base(self) -> Base:
+        """What its ways begin with."""
+        return self.legs[0].base
+
+
+@dataclass(frozen=True, eq=False)
+class Feed:
+    """What an operator reads of one other operator, or on one way from a source.
+
+    A frame that stands twice in a plan is planned twice. So an operator whose outputs are read on several
+    ways stands there once, and its rows are dealt to all inputs that want them.
+    """
+
+    inlets: tuple[Inlet, ...]
+
+    @property
+    def base(self) -> Base:
+        """What its first way begins with; the operator of all of them is the same."""
+        return self.inlets[0].base
+
+
+@dataclass(frozen=True, eq=False)
+class SinkNode:
+    """Where records of `parent` go out."""
+
+    uid: str
+    parent: StreamNode
+    sink: Sink
+
+
+#: Key groups of a job that says nothing else.
+DEFAULT_MAX_PARALLELISM = 128
+
+
+@dataclass
+class StreamGraph:
+    """All nodes of one job, in the order in which they were declared."""
+
+    sources: list[SourceNode] = field(default_factory=list)
+    operators: list[KeyedNode] = field(default_factory=list)
+    sides: list[SideNode] = field(default_factory=list)
+    #: Tags and fields of the side outputs of functions without a key, by function and name.
+    row_sides: dict[tuple[TransformNode, str], tuple[OutputTag, T.StructType]] = field(default_factory=dict)
+    timed: list[TimedNode] = field(default_factory=list)
+    sinks: list[SinkNode] = field(default_factory=list)
+    #: What sources and operators are called beside their uid, by that.
+    names: dict[str, str] = field(default_factory=dict)
+    #: Key groups of operators that say nothing else.
+    max_parallelism: int = DEFAULT_MAX_PARALLELISM
+
+    def check_uid(self, uid: str) -> str:
+        """Return `uid` if it is usable and new.
+
+        Raises
+        ------
+        GraphError
+            It is no name, or another node has it.
+        """
+        try:
+            checked_name(uid, "uid")
+        except ValueError as error:
+            raise GraphError(str(error), uid=uid) from None
+        if uid in self.uids():
+            raise GraphError(
+                f"the uid '{uid}' is used twice",
+                why="state, transactions and table commits are found again by uid after a restart",
+                what_to_do="give every source, operator and sink a uid of its own",
+                uid=uid,
+            )
+        return uid
+
+    def as_declared(self) -> StreamGraph:
+        """Return a graph of the nodes that there are now; what is declared later is not in it."""
+        parts = {each.name: copy.copy(getattr(self, each.name)) for each in fields(self)}
+        return StreamGraph(**parts)
+
+    def uids(self) -> tuple[str, ...]:
+        """Return all uids in declaration order."""
+        nodes: Sequence[SourceNode | KeyedNode | SinkNode] = [*self.sources, *self.operators, *self.sinks]
+        return tuple(node.uid for node in nodes)
+
+    def needs_own_time(self, source: SourceNode) -> bool:
+        """Whether a watermark strategy goes by the time that a source gave its records, or asks for it."""
+        return any(node.strategy.uses_own_time and source in sources_of(node) for node in self.timed)
+
+    def sides_of(self, node: KeyedNode) -> tuple[SideNode, ...]:
+        """Return the side outputs of an operator that somebody reads, in the order of their declaration."""
+        return tuple(side for side in self.sides if side.parent is node)
+
+    def side(self, node: KeyedNode, tag: OutputTag, output: T.StructType) -> SideNode:
+        """Return the node of a side output, made when it is asked for first.
+
+        Raises
+        ------
+        GraphError
+            The name was asked for with other fields.
+        """
+        for known in self.sides_of(node):
+            if known.tag.name == tag.name:
+                if known.output != output:
+                    raise _two_declarations(f"'{node.uid}'", known.tag, tag, uid=node.uid)
+                return known
+        self.sides.append(SideNode(node, tag, output))
+        return self.sides[-1]
+
+    def check_row_side(self, node: TransformNode, name: str, tag: OutputTag, output: T.StructType) -> None:
+        """Check the side output of a function without a key, whose every output is a node of its own.
+
+        Raises
+        ------
+        GraphError
+            The name was asked for with other fields.
+        """
+        known, fields = self.row_sides.setdefault((node, tag.name), (tag, output))
+        if fields != output:
+            raise _two_declarations(f"'{name}'", known, tag)
+
+    def check_complete(self) -> None:
+        """Raise GraphError unless something flows from a source to a sink."""
+        if not self.sinks:
+            raise GraphError(
+                "the job has no sink", what_to_do="call sink_to(...) on a stream before execute()"
+            )
+
+
+def _two_declarations(whose: str, known: OutputTag, tag: OutputTag, **facts: Any) -> GraphError:
+    return GraphError(
+        f"the side output '{tag.name}' of {whose} is declared as {known.output!r} and as {tag.output!r}",
+        what_to_do="use one OutputTag object in the function and in get_side_output()",
+        **facts,
+    )
+
+
+def legs(node: StreamNode) -> tuple[Leg, ...]:
+    """Return the ways into a stream, in the order in which its unions name them."""
+    if isinstance(node, UnionNode):
+        return tuple(leg for parent in node.parents for leg in legs(parent))
+    if isinstance(node, TransformNode | TimedNode):
+        return tuple(Leg(leg.base, (*leg.steps, node)) for leg in legs(node.parent))
+    return (Leg(node),)
+
+
+def feeds(node: KeyedNode) -> tuple[Feed, ...]:
+    """Return what an operator reads, in the order in which its entries come by it first."""
+    # By the operator, or by the way from a source; then by the entry and the output.
+    found: dict[int, dict[tuple[int, int], list[Leg]]] = {}
+    for number, entry in enumerate(node.entries):
+        for leg in legs(entry.parent):
+            upstream = operator_of(leg.base)
+            inlets = found.setdefault(id(leg if upstream is None else upstream), {})
+            inlets.setdefault((number, id(leg.base)), []).append(leg)
+    return tuple(
+        Feed(tuple(Inlet(number, tuple(ways)) for (number, _), ways in inlets.items()))
+        for inlets in found.values()
+    )
+
+
+def operator_of(base: Base) -> KeyedNode | None:
+    """Return the operator whose output a part of a plan begins with; None for a source."""
+    if isinstance(base, SideNode):
+        return base.parent
+    return base if isinstance(base, KeyedNode) else None
+
+
+def sources_of(node: StreamNode) -> tuple[SourceNode, ...]:
+    """Return the source of each scan that the plan of a stream needs, in its order."""
+    return tuple(source for leg in legs(node) for source in scans_of(leg.base))
+
+
+def scans_of(base: Base) -> tuple[SourceNode, ...]:
+    """Return the source of each scan below a base, in the order of the plan."""
+    operator = operator_of(base)
+    if operator is None:
+        assert isinstance(base, SourceNode)
+        return (base,)
+    return tuple(source for feed in feeds(operator) for source in scans_of(feed.base))
+
+
+def is_behind_keys(node: StreamNode) -> bool:
+    """Whether records of a stream come from a keyed operator."""
+    return any(operator_of(leg.base) is not None for leg in legs(node))
+
+
+def uid_of(leg: Leg) -> str:
+    """Return the uid of the source or operator that a way begins with."""
+    return leg.base.parent.uid if isinstance(leg.base, SideNode) else leg.base.uid
+
+
+def base_of(node: StreamNode) -> str:
+    """Return the uids of the operators and sources that a stream's plan begins with, as one word."""
+    return "+".join(dict.fromkeys(map(uid_of, legs(node))))
+
+
+@dataclass(frozen=True)
+class KeyFunction:
+    """Makes the key of a record in Python.
+
+    Parameters
+    ----------
+    call
+        From a record to a row with the parts of its key.
+    rich
+        Opened in each task, if it wants to be.
+    parts
+        The key's, in order.
+    """
+
+    call: Callable[[Any], Any]
+    rich: RichFunction | None
+    parts: T.StructType
+
+
+Key = str | Column | KeyFunction

@@ -1,0 +1,378 @@
+"""Event times, latency markers and chains in a plan: who reports about time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from flinkish_spark.contracts.source import SourceNode
+from flinkish_spark.core.errors import BAD_RECORD_MARKER, GraphError
+from flinkish_spark.planning.stream_graph import (
+    KeyedNode,
+    Leg,
+    SinkNode,
+    StreamGraph,
+    StreamNode,
+    TimedNode,
+    feeds,
+    legs,
+    operator_of,
+    scans_of,
+)
+from flinkish_spark.protocol.event_time import AssignerRules, Untimed
+from flinkish_spark.protocol.latency import SUBTASK_MASK, place_of
+from flinkish_spark.protocol.plan_layout import Chain, input_names, source_of
+from flinkish_spark.protocol.time_plan import Assigner, Reporter, TimePlan, assigner_uid, reporters_of
+from flinkish_spark.transport import columns as C
+from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.schemas import PREFIX
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from flinkish_spark.planning.sink_rows import PlannedJob, TaggedStream
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The chains of a stream graph: what Spark runs on its own, from sources to the end of a stream.
+
+
+def chains_to(graph: StreamGraph, node: StreamNode) -> tuple[tuple[Chain, tuple[Leg, ...]], ...]:
+    """Return the chains whose ends a stream is, each with the ways that are its end.
+
+    All ways from sources to sinks without an operator on them are one chain. An operator's outputs are ends
+    of the operator's chain, whoever reads them: transforms behind it are no part of the plan.
+
+    Raises
+    ------
+    GraphError
+        An operator would run twice in one chain.
+    """
+    ways = legs(node)
+    plain = tuple(leg for leg in ways if isinstance(leg.base, SourceNode))
+    found: list[tuple[Chain, tuple[Leg, ...]]] = []
+    if plain:
+        sources = [leg.base.uid for leg in plain if isinstance(leg.base, SourceNode)]
+        readers = tuple(sink.uid for sink in graph.sinks if sink.parent is node)
+        found.append((Chain(input_names(sources), (), readers), plain))
+    for leg in ways:
+        operator = operator_of(leg.base)
+        if operator is not None:
+            found.append((_chain_of(operator), (leg,)))
+    return tuple(found)
+
+
+def chains_of_sink(graph: StreamGraph, sink: SinkNode) -> tuple[Chain, ...]:
+    """Return the chains whose ends a sink reads, in the order of its parts."""
+    return tuple(chain for chain, _ in chains_to(graph, sink.parent))
+
+
+def read_by(planned: PlannedJob) -> dict[Chain, tuple[str, ...]]:
+    """Return each chain of a plan with the uids of the sinks that read its end, in the plan's order."""
+    return {
+        chain: tuple(sink.uid for sink in planned.sinks if stream in sink.streams)
+        for stream, chain in enumerate(planned.chains)
+    }
+
+
+def inputs_of(graph: StreamGraph) -> tuple[str, ...]:
+    """Return the names of all inputs of a job's chains, those of the same source one behind the other."""
+    names = {name for sink in graph.sinks for chain in chains_of_sink(graph, sink) for name in chain.inputs}
+    order = [source.uid for source in graph.sources]
+    known = {uid: place for place, uid in enumerate(order)}
+    return tuple(sorted(names, key=lambda name: (known[source_of(name)], len(name), name)))
+
+
+def _chain_of(operator: KeyedNode) -> Chain:
+    operators = [node.uid for node in _operators(operator)]
+    twice = next((uid for uid, count in Counter(operators).items() if count > 1), None)
+    if twice is not None:
+        raise GraphError(
+            f"operator '{operator.uid}' reads '{twice}' on two ways, and another keyed operator lies on one",
+            why="Spark would run that operator, and keep its state, once for each of them, and over other "
+            "records",
+            what_to_do="let one operator do what those on the two ways do; or write the output of "
+            f"'{twice}' to a Kafka topic, and read that with a job of its own (docs/chained-jobs.md)",
+            uid=operator.uid,
+        )
+    inputs = input_names([source.uid for source in scans_of(operator)])
+    return Chain(inputs, tuple(operators), (operator.uid,))
+
+
+def _operators(node: KeyedNode) -> list[KeyedNode]:
+    """Return an operator behind all those that it reads, directly or not."""
+    upstream = [operator_of(feed.base) for feed in feeds(node)]
+    found = [one for operator in upstream if operator is not None for one in _operators(operator)]
+    return [*found, node]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Event times in a plan: the column that they come from, and who reports about them.
+
+
+_NULL_TIME = f"{BAD_RECORD_MARKER} its event time is null"
+_UNTIMED = AssignerRules(Untimed())
+
+
+def time_column(records: DataFrame, timestamps: Any) -> Column:
+    """Return the event time of each record, in milliseconds; a null one fails the job.
+
+    Parameters
+    ----------
+    timestamps
+        The name of a column, a column, or None for the time that the source gave.
+
+    Raises
+    ------
+    GraphError
+        There is no such column, or it holds no times.
+    """
+    if timestamps is None:
+        return _checked(_own_time(records))
+    column = F.col(quoted(timestamps)) if isinstance(timestamps, str) else timestamps
+    if isinstance(timestamps, str) and timestamps not in records.columns:
+        raise GraphError(
+            f"the records have no column '{timestamps}' with their event time",
+            why=f"they have {', '.join(_fields(records))}",
+            what_to_do="name one of them in with_timestamp_assigner(...)",
+        )
+    kind = records.select(column.alias("time")).schema["time"].dataType
+    check_time_type(timestamps, kind)
+    return _checked(F.unix_millis(column) if isinstance(kind, T.TimestampType) else column)
+
+
+def check_time_type(timestamps: object, kind: T.DataType) -> None:
+    """Raise GraphError if a column of that type holds no event times."""
+    if not isinstance(kind, T.TimestampType | T.LongType):
+        raise GraphError(
+            f"the event time {timestamps} is a {kind.simpleString()}",
+            why="a time is a TIMESTAMP, or a LONG with milliseconds since 1970",
+            what_to_do="convert it in a transform, or give a column expression that does",
+        )
+
+
+def _own_time(records: DataFrame) -> Column:
+    if C.TIME not in records.columns:
+        raise GraphError(
+            "the records have no time of their own",
+            why="the source gives them none, or a transform in front chose its own columns",
+            what_to_do='say where times are: WatermarkStrategy....with_timestamp_assigner("bought_at"); '
+            "or call assign_timestamps_and_watermarks() right behind the source",
+        )
+    return F.col(C.TIME)
+
+
+def _fields(records: DataFrame) -> list[str]:
+    return [name for name in records.columns if not name.startswith(PREFIX)]
+
+
+def _checked(time: Column) -> Column:
+    return F.when(time.isNull(), F.raise_error(F.lit(_NULL_TIME)).cast("long")).otherwise(time)
+
+
+# -- who reports ---------------------------------------------------------------------------------------
+
+
+def plan_times(graph: StreamGraph, planned: Callable[[Leg, Chain, str], Any]) -> TimePlan:
+    """Return who in a program reports about time, and under which rules.
+
+    A source without a strategy counts for the end of its input only, and so does one whose records reach no
+    keyed operator on their way to a sink: nobody there asks for a watermark.
+
+    Parameters
+    ----------
+    planned
+        Returns the plan of a way from a source, in a chain, as the input of that name.
+
+    Raises
+    ------
+    GraphError
+        Uids are such that two inputs, or two operators, would be known by one name.
+    """
+    chains, operators, assigners = {}, {}, {}
+    names = _Names()
+    inputs: dict[str, set[str]] = {}
+    in_front: dict[str, set[str]] = {}
+    for sink in graph.sinks:
+        ends = chains_to(graph, sink.parent)
+        chains[sink.uid] = tuple(chain.name for chain, _ in ends)
+        for chain, ways in ends:
+            operators[chain.name] = chain.operators
+            for leg, name, path in _entries(ways, chain.inputs):
+                uid = source = source_of(name)
+                timed = next((step for step in reversed(leg.steps) if isinstance(step, TimedNode)), None)
+                if timed is None or not chain.operators:
+                    assigners[source] = Assigner(source, _UNTIMED)
+                    names.give(source, source)
+                else:
+                    has_channels = planned(leg, chain, name).has_channels
+                    uid = assigner_uid(name, chain.name)
+                    assigners[uid] = Assigner(source, timed.strategy.rules, has_channels)
+                    names.give(uid, name, chain.name)
+                for at, operator in enumerate(path):
+                    inputs.setdefault(operator, set()).add(uid)
+                    in_front.setdefault(operator, set()).update(path[:at])
+    # Also what others in front wait for in other chains: nobody is ahead of whom it reads.
+    closed = {uid: own.union(*(inputs[other] for other in in_front[uid])) for uid, own in inputs.items()}
+    plan = TimePlan(
+        reporters(graph),
+        chains,
+        {name: uids for name, uids in operators.items() if uids},
+        assigners,
+        {uid: frozenset(own) for uid, own in closed.items()},
+    )
+    instances = _Names()
+    for chain_name, uids in plan.operators.items():
+        for uid in uids:
+            name = plan.instance(uid, chain_name)
+            instances.give(name, uid, *(() if name == uid else (chain_name,)))
+    return plan
+
+
+class _Names:
+    """By which names inputs or operators are known, each of which may stand for one only."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, tuple[str, ...]] = {}
+
+    def give(self, name: str, *parts: str) -> None:
+        """Give one a name, made of these uids; more than once to the same does nothing."""
+        other = self._given.setdefault(name, parts)
+        if other != parts:
+            one, two = (" in front of ".join(f"'{uid}'" for uid in found) for found in (other, parts))
+            raise GraphError(
+                f"{one} and {two} cannot be told apart",
+                why=f"their event times are kept by uids with a dot between them, so both are '{name}'",
+                what_to_do="give one of these sources or operators another uid",
+            )
+
+
+def reporters(graph: StreamGraph) -> tuple[Reporter, ...]:
+    """Return the reporters of a program, by number."""
+    return reporters_of([node.uid for node in graph.operators], inputs_of(graph))
+
+
+def _entries(
+    ways: Sequence[Leg], names: Sequence[str], behind: tuple[str, ...] = ()
+) -> Iterator[tuple[Leg, str, tuple[str, ...]]]:
+    """Yield the ways from sources that a stream has, to the sinks or to their first operators.
+
+    With the name of the input, and the uids of the operators that it passes, in order; `behind` are those
+    that follow.
+    """
+    rest = list(names)
+    for leg in ways:
+        own = [rest.pop(0) for _ in scans_of(leg.base)]
+        operator = operator_of(leg.base)
+        if operator is None:
+            yield leg, own[0], behind
+        else:
+            # Of several ways from one operator the first stands for all: they pass what it has read.
+            upstream = [feed.inlets[0].legs[0] for feed in feeds(operator)]
+            yield from _entries(upstream, own, (operator.uid, *behind))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Latency markers in a plan: rows that every micro-batch begins with, beside the records of sources.
+#
+# They come from no streaming source: a row of `spark.range` in a streaming plan is there in each micro-
+# batch, asks for none, and stands in no log. `current_timestamp` of such a plan is the time that Spark has
+# logged for the micro-batch when it decided its offsets.
+
+
+@dataclass(frozen=True)
+class SourceMarkers:
+    """Makes the markers of the sources that meet at one place.
+
+    Parameters
+    ----------
+    sources
+        Their numbers among those who report to the driver; at least one.
+    """
+
+    spark: SparkSession
+    sources: tuple[int, ...]
+
+    def routed(self, routes: Sequence[int]) -> DataFrame:
+        """Return a marker per source and subtask of a keyed operator, as they go through the shuffle to it.
+
+        Parameters
+        ----------
+        routes
+            Of barriers, by partition: what takes them comes behind all records of its partition.
+        """
+        subtask = F.col("id") % len(routes)
+        route = F.get(_array(routes), subtask.cast("int"))
+        no_block = F.lit("").cast("binary").alias(C.BLOCK)
+        rows = self._rows(len(routes))
+        return rows.select(route.alias(C.ROUTE), *self._control(len(routes), subtask), no_block)
+
+    def alone(self) -> DataFrame:
+        """Return one marker per source for streams without a keyed operator: control columns and no more."""
+        return self._rows(1).select(*self._control(1, F.lit(0)))
+
+    def _rows(self, subtasks: int) -> DataFrame:
+        return self.spark.range(0, len(self.sources) * subtasks, 1, 1)
+
+    def _control(self, subtasks: int, subtask: Column) -> list[Column]:
+        places = _array([place_of(source, 0) for source in self.sources])
+        place = F.get(places, F.floor(F.col("id") / subtasks).cast("int")) + subtask
+        return [
+            F.lit(int(C.Kind.MARKER)).alias(C.KIND),
+            F.unix_millis(F.current_timestamp()).alias(C.CHECKPOINT),
+            place.cast("long").alias(C.CHANNEL),
+            F.lit(0).cast("long").alias(C.SEQUENCE),
+        ]
+
+
+class LatencyMarking:
+    """Puts markers into the plan of a job that measures latency."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def of(self, graph: StreamGraph, inputs: Iterable[str]) -> SourceMarkers | None:
+        """Return the markers of inputs, by name, that a keyed operator reads; None if there are none."""
+        numbers = [one.uid for one in reporters(graph)]
+        found = tuple(numbers.index(name) for name in inputs)
+        return SourceMarkers(self._spark, found) if found else None
+
+    def beside(self, stream: TaggedStream, graph: StreamGraph, inputs: Iterable[str]) -> TaggedStream:
+        """Return the rows of sources on their way to sinks, with markers behind them.
+
+        Behind: of the first partition of a DataFrame Spark writes a file even if it holds no record.
+        """
+        markers = self.of(graph, inputs)
+        if markers is None:
+            return stream
+        return replace(stream, frame=stream.frame.unionByName(markers.alone(), allowMissingColumns=True))
+
+
+class NoMarking:
+    """Leaves the plan as it is."""
+
+    def of(self, graph: StreamGraph, inputs: Iterable[str]) -> SourceMarkers | None:
+        """Return None."""
+        return None
+
+    def beside(self, stream: TaggedStream, graph: StreamGraph, inputs: Iterable[str]) -> TaggedStream:
+        """Return the stream."""
+        return stream
+
+
+NO_MARKING = NoMarking()
+
+
+def subtask_in(place: Column) -> Column:
+    """Return the subtask of a marker's channel."""
+    return place.bitwiseAND(F.lit(SUBTASK_MASK)).cast("int")
+
+
+def _array(values: Sequence[int]) -> Column:
+    return F.array(*map(F.lit, values))

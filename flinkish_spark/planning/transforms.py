@@ -1,0 +1,695 @@
+"""Functions of single records as DataFrame functions: map, flat_map, filter, process, lookup joins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from pyspark import cloudpickle
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from flinkish_spark.bridge.plans import Computing, Keeping, NotRowByRow, RowPlan, Selection, row_plan
+from flinkish_spark.bridge.session import said
+from flinkish_spark.core.elements import OutputType
+from flinkish_spark.core.errors import FlinkishError, GraphError, SchemaError, UserFunctionError
+from flinkish_spark.core.validation import refuse_async
+from flinkish_spark.functions.stream import CoProcessFunction, ProcessFunction
+from flinkish_spark.joins.lookup import LookupJoin
+from flinkish_spark.planning.declare import (
+    RecordCall,
+    check_can_be_sent,
+    connected_calls,
+    inferred_output,
+    record_call,
+)
+from flinkish_spark.planning.factories import joined_fields
+from flinkish_spark.planning.partitioning import LocatedTransform, Spread
+from flinkish_spark.planning.stream_graph import StreamNode, TransformNode, UnionNode
+from flinkish_spark.state.tables import as_fields
+from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.branches import DealRows, DealtRows, InTurn
+from flinkish_spark.transport.columns import Origins, Worker, map_in_arrow
+from flinkish_spark.types.ddl import ddl_of, parse_ddl, quoted
+from flinkish_spark.types.hints import unfit_for_rows
+from flinkish_spark.types.schemas import PREFIX, output_schema
+from flinkish_spark.worker.functions import ExpandRows, FilterRows, LookupRows, One, ProcessRows, RowFunction
+from flinkish_spark.worker.time import KeepsTimes
+
+# ----------------------------------------------------------------------------------------------------------
+# map, flat_map, filter and process: functions over single rows as DataFrame functions.
+
+
+@dataclass
+class TransformSettings:
+    """What a user says of a function behind the call that made it; up to the start of the job.
+
+    Parameters
+    ----------
+    name
+        What errors call it.
+    parallelism
+        In how many tasks it runs; None for those in which its records are.
+    """
+
+    name: str
+    parallelism: int | None = None
+
+
+@dataclass
+class ConnectedSettings(TransformSettings):
+    """Those of a function with two inputs, which both its transforms have."""
+
+
+@dataclass(frozen=True)
+class RowTransform(LocatedTransform):
+    """A DataFrame function that runs a function over rows in Python workers.
+
+    Parameters
+    ----------
+    output
+        Fields of the result; None where they stay as they are.
+    settings
+        Shared with all that is made of this.
+    wraps
+        What is put around the worker: with a :class:`~flinkish_spark.worker.time.KeepsTimes` the times
+        of records that the function drops go on.
+    """
+
+    function: RowFunction
+    output: T.StructType | None
+    settings: TransformSettings
+    wraps: type[KeepsTimes] | None = None
+
+    def located(self, origins: Origins) -> RowTransform:
+        """Return the same for records of which it is known where they come from."""
+        return replace(self, function=replace(self.function, origins=origins))
+
+    def keeping_times(self) -> RowTransform:
+        """Return the same for records whose times are reported behind it."""
+        return replace(self, wraps=KeepsTimes)
+
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        """Return the transformed frame; called by the planner, or once per micro-batch."""
+        tasks = self.settings.parallelism
+        spread = frame if tasks is None else Spread(tasks)(frame)
+        worker, columns = self.in_worker(frame.schema)
+        if self.wraps is not None:
+            wrapped = self.wraps(worker, columns)
+            return map_in_arrow(spread, wrapped, wrapped.columns)
+        return map_in_arrow(spread, worker, columns)
+
+    def in_worker(self, given: T.StructType) -> tuple[Worker, T.StructType]:
+        """Return what runs in the workers for rows with these columns, and the columns that come out."""
+        settings = self.settings
+        function = replace(self.function, name=settings.name, parallelism=settings.parallelism)
+        return self._worker(function, given)
+
+    def _worker(self, function: RowFunction, given: T.StructType) -> tuple[Worker, T.StructType]:
+        """Return what runs in the workers, and the columns that come out."""
+        if self.output is None:
+            return FilterRows(function), given
+        expand = ExpandRows(function, self.output, _carried(given))
+        return expand, expand.columns
+
+
+@dataclass(frozen=True)
+class ProcessTransform(RowTransform):
+    """Runs a process function, for one of its outputs.
+
+    Parameters
+    ----------
+    side
+        Name of the side output; None for the main output.
+    """
+
+    side: str | None = None
+
+    def of_side(self, name: str, output: T.StructType) -> ProcessTransform:
+        """Return the same function, for a side output."""
+        return replace(self, side=name, output=output)
+
+    def _worker(self, function: RowFunction, given: T.StructType) -> tuple[Worker, T.StructType]:
+        assert self.output is not None
+        rows = ProcessRows(function, self.output, _carried(given), self.side)
+        return rows, rows.columns
+
+
+def _carried(given: T.StructType) -> tuple[T.StructField, ...]:
+    return tuple(field for field in given if field.name.startswith(PREFIX))
+
+
+MadeT = TypeVar("MadeT", bound=RowTransform)
+
+
+def map_rows(function: Any, output: OutputType | None, name: str | None) -> RowTransform:
+    """Return the transform that makes one row of each."""
+    made, name = record_call(function, "map"), name or _name_of(function, "map")
+    fields = _fields(output, made.call, name, is_iterable=False)
+    return _of_call("map", made, fields, TransformSettings(name))
+
+
+def flat_map_rows(function: Any, output: OutputType | None, name: str | None) -> RowTransform:
+    """Return the transform that makes any number of rows of each."""
+    made, name = record_call(function, "flat_map"), name or _name_of(function, "flat_map")
+    fields = _fields(output, made.call, name, is_iterable=True)
+    return _of_call("flat_map", made, fields, TransformSettings(name))
+
+
+def filter_rows(function: Any, name: str | None) -> RowTransform:
+    """Return the transform that keeps some rows."""
+    made, name = record_call(function, "filter"), name or _name_of(function, "filter")
+    return _of_call("filter", made, None, TransformSettings(name))
+
+
+def connected_rows(
+    method: str, first: Any, second: Any, output: OutputType | None, name: str | None
+) -> tuple[RowTransform, RowTransform]:
+    """Return the transforms of `map` or `flat_map` of two connected streams, one for each."""
+    calls = connected_calls(first, second, method)
+    names = dict.fromkeys(_name_of(one, method) for one in (first, second) if one is not None)
+    name = name or ", ".join(names)
+    settings, many = ConnectedSettings(name), method == "flat_map"
+    left, right = (
+        _of_call(method, one, _fields(output, one.call, name, other.call, is_iterable=many), settings)
+        for one, other in (calls, calls[::-1])
+    )
+    return left, right
+
+
+def process_rows(function: Any, output: OutputType | None, name: str | None) -> ProcessTransform:
+    """Return the transform that calls a process function."""
+    if not isinstance(function, ProcessFunction):
+        raise GraphError(
+            f"process() got a {type(function).__name__}",
+            why="a stream without a key takes a function without state",
+            what_to_do="give it an instance of a ProcessFunction of flinkish_spark.functions.stream; for "
+            "state call key_by(...) first and give a KeyedProcessFunction, or call process_with_state()",
+        )
+    call = function.process_element
+    refuse_async(function, ("process_element",), f"the {type(function).__name__} of process()")
+    name = name or _name_of(function, "process")
+    fields = _fields(output, call, name, is_iterable=True)
+    return _checked(ProcessTransform(RowFunction(name, call, function), fields, TransformSettings(name)))
+
+
+def co_process_rows(
+    function: Any, output: OutputType | None, name: str | None
+) -> tuple[ProcessTransform, ProcessTransform]:
+    """Return the transforms that call a process function with two inputs, one for each."""
+    if not isinstance(function, CoProcessFunction):
+        raise GraphError(
+            f"process() got a {type(function).__name__}",
+            why="two streams without keys are connected, and what reads them has no state",
+            what_to_do="give it an instance of a CoProcessFunction of flinkish_spark.functions.stream; for "
+            "state call connect(...).key_by(...) and give a KeyedCoProcessFunction, or connect with a "
+            "broadcast stream",
+        )
+    methods = ("process_element1", "process_element2")
+    refuse_async(function, methods, f"the {type(function).__name__} of process()")
+    name = name or _name_of(function, "process")
+    fields = _fields(output, function.process_element1, name, is_iterable=True)
+    settings = ConnectedSettings(name)
+    first, second = (
+        _checked(ProcessTransform(RowFunction(name, call, function), fields, settings))
+        for call in (function.process_element1, function.process_element2)
+    )
+    return first, second
+
+
+def connected_ways(node: StreamNode) -> tuple[TransformNode, ...]:
+    """Return the two ways on which a function with two inputs makes a stream; none if none did."""
+    parents = node.parents if isinstance(node, UnionNode) else ()
+    ways = [one for one in parents if isinstance(one, TransformNode)]
+    made = [one.function.settings for one in ways if isinstance(one.function, RowTransform)]
+    is_one = len(made) == len(parents) == 2 and made[0] is made[1]
+    return tuple(ways) if is_one and isinstance(made[0], ConnectedSettings) else ()
+
+
+def _of_call(
+    method: str, made: RecordCall, fields: T.StructType | None, settings: TransformSettings
+) -> RowTransform:
+    call = One(made.call) if method == "map" else made.call
+    return _checked(RowTransform(RowFunction(settings.name, call, made.rich), fields, settings))
+
+
+def _fields(
+    output: OutputType | None,
+    call: Callable[..., Any],
+    name: str,
+    *others: Callable[..., Any],
+    is_iterable: bool,
+) -> T.StructType:
+    if output is None:
+        return inferred_output(call, f"'{name}'", *others, is_iterable=is_iterable)
+    return output_schema(output, name)
+
+
+def _name_of(function: Any, method: str) -> str:
+    named = getattr(function, "__name__", type(function).__name__)
+    return method if named == "<lambda>" else f"{method} {named}"
+
+
+def _checked(transform: MadeT) -> MadeT:
+    try:
+        cloudpickle.dumps(transform.function)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise UserFunctionError(
+            f"the function of '{transform.function.name}' cannot be sent to the workers",
+            why=f"{type(error).__name__}: {error}",
+            what_to_do="make sessions, locks and connections in open(), not outside of it",
+            uid=transform.function.name,
+        ) from error
+    return transform
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Lookup joins as DataFrame functions: records in, records with the rows of a table outside out.
+
+
+@dataclass(frozen=True)
+class LookupTransform(LocatedTransform):
+    """A DataFrame function that asks a table in Python workers.
+
+    Parameters
+    ----------
+    join
+        What the program says; the type of the records is known when a frame comes.
+    output
+        Fields of what its function makes; None for those of both sides.
+    settings
+        Shared with all that is made of this.
+    side
+        Name of the side output that is read; None for the main output.
+    wraps
+        As of :class:`~flinkish_spark.planning.transforms.RowTransform`.
+    kept_as
+        By what name workers keep answers; those of side outputs are the same.
+    """
+
+    join: LookupJoin
+    output: T.StructType | None
+    settings: TransformSettings
+    origins: Origins
+    wraps: type[KeepsTimes] | None = None
+    side: str | None = None
+    kept_as: str = field(default_factory=lambda: uuid4().hex)
+
+    def located(self, origins: Origins) -> LookupTransform:
+        """Return the same for records of which it is known where they come from."""
+        return replace(self, origins=origins)
+
+    def keeping_times(self) -> LookupTransform:
+        """Return the same for records whose times are reported behind it."""
+        return replace(self, wraps=KeepsTimes)
+
+    def of_side(self, name: str, output: T.StructType) -> LookupTransform:
+        """Return the same join, for a side output of its function.
+
+        Raises
+        ------
+        GraphError
+            It has no function.
+        """
+        if self.join.function is None:
+            raise GraphError(
+                f"'{self.settings.name}' has no side output '{name}'",
+                why="only a function emits to one, and this join puts the fields of both sides together",
+                what_to_do="give it a function=, which calls ctx.output(tag, row)",
+            )
+        return replace(self, side=name, output=output)
+
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        """Return the transformed frame; called by the planner, or once per micro-batch."""
+        tasks = self.settings.parallelism
+        spread = frame if tasks is None else Spread(tasks)(frame)
+        worker = self.in_worker(frame.schema)
+        if self.wraps is None:
+            return map_in_arrow(spread, worker, worker.columns)
+        wrapped = self.wraps(worker, worker.columns)
+        return map_in_arrow(spread, wrapped, wrapped.columns)
+
+    def in_worker(self, given: T.StructType) -> LookupRows:
+        """Return what runs in the workers for rows with these columns."""
+        own = T.StructType([field for field in given if not field.name.startswith(PREFIX)])
+        carried = tuple(field for field in given if field.name.startswith(PREFIX))
+        output = (
+            joined_fields(own, _lookup_fields(self.join.right_type)) if self.output is None else self.output
+        )
+        join, name = replace(self.join, left_type=ddl_of(own)), self.settings.name
+        return LookupRows(join, name, output, carried, self.origins, self.side, kept_as=self.kept_as)
+
+
+def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> LookupTransform:
+    """Return the transform of a lookup join.
+
+    Raises
+    ------
+    ConfigError
+        The table or the function is async.
+    SchemaError
+        The output is not known, or there is one without a function.
+    UserFunctionError
+        The table or a function cannot be sent to the workers.
+    """
+    if join.function is None and output is not None:
+        raise SchemaError(
+            f"'{name}' has an output and no function",
+            why="without a function the fields of the record and of the row come out",
+            what_to_do="leave the output out, or give a function that makes it",
+        )
+    refuse_async(join.table, ("lookup",), f"'{name}'")
+    refuse_async(join.function, ("process_element",), f"'{name}'")
+    if join.function is not None and output is None:
+        output = inferred_output(join.function.process_element, f"'{name}'", is_iterable=True)
+    # Its rows are put behind the fields of records, so a STRUCT says what its fields say.
+    join = replace(join, right_type=as_fields(join.right_type))
+    check_can_be_sent(join, "of", name)
+    fields = None if output is None else output_schema(output, name)
+    return LookupTransform(join, fields, TransformSettings(name), Origins())
+
+
+def _lookup_fields(ddl: str) -> T.StructType:
+    kind = parse_ddl(ddl)
+    return kind if isinstance(kind, T.StructType) else T.StructType([T.StructField("value", kind)])
+
+
+# ----------------------------------------------------------------------------------------------------------
+# DataFrame functions of users, as `transform()` takes them, and what is said when one fails.
+
+
+#: A stateless function from records to records.
+Transform = Callable[[DataFrame], DataFrame]
+
+
+def transformed(records: DataFrame, function: Transform) -> DataFrame:
+    """Return what a function makes of records.
+
+    Raises
+    ------
+    GraphError
+        It returned no DataFrame, or Spark refuses what it asks for.
+    UserFunctionError
+        It raised.
+    """
+    try:
+        found = function(records)
+    except FlinkishError:
+        raise
+    except AnalysisException as error:
+        raise GraphError(
+            f"Spark refuses what {named(function)} of transform() does",
+            why=str(error).partition("\n")[0],
+            what_to_do=f"correct it; the records have {', '.join(_own(records))}",
+        ) from error
+    except Exception as error:
+        raise UserFunctionError(
+            f"{named(function)} of transform() failed: {said(error)}",
+            what_to_do="it gets the records' DataFrame, and returns another; correct it",
+        ) from error
+    if not isinstance(found, DataFrame):
+        raise GraphError(
+            f"{named(function)} of transform() returned a {type(found).__name__}",
+            what_to_do="return a DataFrame",
+        )
+    return found
+
+
+def named(function: object) -> str:
+    """Return what errors call a function."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"'{name}'"
+
+
+def _own(records: DataFrame) -> list[str]:
+    return [name for name in records.columns if not name.startswith(PREFIX)]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# DataFrame functions that look at each row by itself, done to the records among other rows.
+#
+# Behind a keyed operator records and control rows are in one frame, and a function of the user's must see
+# records only. Taking them apart reads the operator twice. Where all that a function does are projections
+# and filters, they are done to the whole frame in such a way that control rows pass by.
+
+
+#: Of columns that functions compute, as long as their fields have no names.
+_MADE = f"{PREFIX}made_"
+
+
+@dataclass(frozen=True)
+class Spoiler:
+    """The first of several functions that does more than look at single rows, and what that is."""
+
+    function: Transform
+    what: str
+
+
+@dataclass(frozen=True, eq=False)
+class RowByRow:
+    """What functions do to each record.
+
+    Parameters
+    ----------
+    plan
+        Over the columns of a frame with records and control rows.
+    schema
+        Fields that come out.
+
+    Notes
+    -----
+    Belongs to one JVM. Users' expressions stand in a CASE that control rows do not enter: these have no
+    fields, on which an expression may raise an error.
+    """
+
+    plan: RowPlan
+    schema: T.StructType
+
+    def over(self, frame: DataFrame) -> DataFrame:
+        """Return the rows of `frame` that are kept, with more columns: those of :attr:`fields`."""
+        for step in self._steps:
+            frame = step.of(frame) if isinstance(step, Selection) else frame.where(step)
+        return frame
+
+    def of_records(self, records: DataFrame) -> DataFrame:
+        """Return what comes out where all rows are records: their control columns and fields."""
+        control = [name for name in records.columns if name.startswith(PREFIX)]
+        for step in self.plan.steps:
+            if isinstance(step, Keeping):
+                records = records.where(step.condition)
+            else:
+                records = records.withColumns({one.name: one.value for one in step.columns})
+        return records.select(*control, *self.named_fields)
+
+    def keeping_times(self, records: DataFrame) -> DataFrame:
+        """Return the same with the times of records that are dropped, and of those that were dropped before.
+
+        Such a row has no place and no fields, as what a Python function leaves of a record; see
+        `worker/time.py`.
+        """
+        control = [name for name in records.columns if name.startswith(PREFIX)]
+        has_place = F.col(C.SEQUENCE).isNotNull()
+        for step in self.plan.steps:
+            if isinstance(step, Keeping):
+                kept = F.when(has_place, F.when(step.condition, F.col(C.SEQUENCE)))
+                records = records.withColumn(C.SEQUENCE, kept)
+            else:
+                made = {one.name: F.when(has_place, one.value) for one in step.columns}
+                records = records.withColumns(made)
+        own = [named_field(F.when(has_place, column), field) for column, field in self.fields]
+        return records.select(*control, *own)
+
+    @property
+    def drops(self) -> bool:
+        """Whether there are records of which nothing comes out."""
+        return any(isinstance(step, Keeping) for step in self.plan.steps)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Column with each field that comes out."""
+        return self.plan.outputs
+
+    @cached_property
+    def fields(self) -> tuple[tuple[Column, T.StructField], ...]:
+        """Column with each field that comes out, without its name, and that field."""
+        return tuple(
+            (F.col(quoted(own)), field) for own, field in zip(self.outputs, self.schema, strict=True)
+        )
+
+    @cached_property
+    def named_fields(self) -> list[Column]:
+        """The fields that come out under their names."""
+        return [named_field(column, field) for column, field in self.fields]
+
+    @cached_property
+    def _steps(self) -> list[Selection | Column]:
+        return [_passing(step) for step in self.plan.steps]
+
+
+def read_functions(
+    spark: SparkSession, functions: Sequence[Transform], schema: T.StructType, names: Sequence[str]
+) -> tuple[T.StructType, RowByRow | Spoiler]:
+    """Return the fields of records behind functions, and what these do to each.
+
+    Parameters
+    ----------
+    functions
+        At least one.
+    schema
+        Fields in front of them.
+    names
+        Column with each of these in the frame that they are for.
+
+    Raises
+    ------
+    GraphError, UserFunctionError
+        As of :func:`~flinkish_spark.planning.transforms.transformed`.
+    """
+    return read_functions_over(spark.createDataFrame([], schema), functions, names)
+
+
+def read_functions_over(
+    given: DataFrame, functions: Sequence[Transform], names: Sequence[str]
+) -> tuple[T.StructType, RowByRow | Spoiler]:
+    """Return the same for functions that are called with a given DataFrame."""
+    made = [given]
+    for function in functions:
+        made.append(transformed(made[-1], function))
+    found, fields = row_plan(given, made[-1], tuple(names), _MADE), made[-1].schema
+    if isinstance(found, RowPlan):
+        return fields, RowByRow(found, fields)
+    for function, behind in zip(functions, made[1:], strict=True):
+        upto = row_plan(given, behind, tuple(names), _MADE)
+        if isinstance(upto, NotRowByRow):
+            return fields, Spoiler(function, upto.what)
+    raise AssertionError("what one function spoils is spoiled behind all of them")
+
+
+def _passing(step: Computing | Keeping) -> Selection | Column:
+    """Return a step as control rows pass it."""
+    is_record = F.col(C.KIND) == int(C.Kind.RECORD)
+    if isinstance(step, Keeping):
+        return F.when(is_record, step.condition).otherwise(F.lit(True))
+    return Selection([F.col("*"), *(F.when(is_record, one.value).alias(one.name) for one in step.columns)])
+
+
+def named_field(column: Column, field: T.StructField) -> Column:
+    """Return a column under a field's name."""
+    # What a field is told with, such as a comment, would be lost behind CASE.
+    return column.alias(field.name, metadata=field.metadata) if field.metadata else column.alias(field.name)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Functions of single records, done to those of a frame in Python workers; control rows pass them by.
+
+
+RecordFunction = RowTransform | LookupTransform
+
+
+@dataclass(frozen=True, eq=False)
+class InWorkers:
+    """What functions of single records do to a frame with records and control rows.
+
+    Parameters
+    ----------
+    deal
+        Runs them, in one worker per task.
+    schema
+        Fields that come out.
+    columns
+        With the fields that go in; one may stand for several.
+    """
+
+    deal: DealRows
+    schema: T.StructType
+    columns: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        functions: Sequence[RecordFunction],
+        schema: T.StructType,
+        columns: Sequence[str],
+        control: T.StructType,
+    ) -> InWorkers:
+        """Return it for a frame of one output.
+
+        Parameters
+        ----------
+        functions
+            At least one.
+        schema, columns
+            Fields in front of them, and the column with each.
+        control
+            Columns of control rows; those of a record go on beside what is made of it.
+
+        Raises
+        ------
+        SchemaError
+            A field has a type that no record in Python has.
+        """
+        _check_types(functions[0].settings.name, schema)
+        beside = [field for field in control if field.name not in (C.KIND, C.CHECKPOINT)]
+        given = T.StructType([*beside, *schema])
+        workers, made = in_turn(functions, given)
+        fields = fields_of(made)
+        names = tuple(f"{PREFIX}way_{at}" for at in range(len(fields)))
+        into = tuple(f"{PREFIX}into_{at}" for at in range(len(schema)))
+        dealt = DealtRows(0, into, given, InTurn(workers), fields, names)
+        return cls(DealRows((dealt,), control), fields, tuple(columns))
+
+    def over(self, frame: DataFrame) -> DataFrame:
+        """Return control columns and, beside those of records, :attr:`fields` of what comes out."""
+        (dealt,) = self.deal.inputs
+        own = [F.col(quoted(c)).alias(name) for c, name in zip(self.columns, dealt.columns, strict=True)]
+        given = frame.select(*self.deal.control.names, *own)
+        return C.map_in_arrow(given, self.deal, self.deal.columns)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Column with each field that comes out."""
+        return self.deal.inputs[0].names
+
+    @property
+    def fields(self) -> tuple[tuple[Column, T.StructField], ...]:
+        """Column with each field that comes out, without its name, and that field."""
+        return tuple((F.col(own), field) for own, field in zip(self.outputs, self.schema, strict=True))
+
+
+def in_turn(
+    functions: Sequence[RecordFunction], given: T.StructType
+) -> tuple[tuple[Worker, ...], T.StructType]:
+    """Return what makes records of those with the columns `given`, and the columns that come out."""
+    workers: list[Worker] = []
+    for function in functions:
+        if isinstance(function, RowTransform):
+            # It runs in the tasks of the operator in front.
+            here = replace(function.settings, parallelism=None)
+            worker, given = replace(function, settings=here).in_worker(given)
+            workers.append(worker)
+        else:
+            lookup = function.in_worker(given)
+            workers.append(lookup)
+            given = lookup.columns
+    return tuple(workers), given
+
+
+def fields_of(columns: T.StructType) -> T.StructType:
+    """Return the fields of records among columns."""
+    return T.StructType([field for field in columns if not field.name.startswith(PREFIX)])
+
+
+def _check_types(name: str, schema: T.StructType) -> None:
+    """Refuse what a DataFrame function has made and no record in Python has, before the start."""
+    for field in schema:
+        if (why := unfit_for_rows(field.dataType)) is not None:
+            raise SchemaError(
+                f"'{name}' would be given the field '{field.name}', whose type no record in Python has",
+                why=why,
+                what_to_do="convert or drop it in front of the function",
+            )

@@ -1,0 +1,928 @@
+"""Every error that Spark, Delta and Kafka name, sorted once, and finding the innermost one in a text."""
+
+from __future__ import annotations
+
+import builtins
+import enum
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+# ----------------------------------------------------------------------------------------------------------
+# What went wrong inside: the causes that a text of Spark's, Java's or Python's names, innermost last.
+#
+# An error inside `foreachBatch` reaches the driver as one text: Spark's own sentence, what Py4J says about
+# the call into Python, a Python traceback, in that one the text of a Java exception with its frames, and
+# behind those its causes. What a person needs, the type and the message of the innermost one, stands at the
+# end. This module finds it, and leaves out what belongs to nobody's program: frames of Py4J, of PySpark and
+# of this package.
+
+
+#: Longest message of one cause that is kept; Spark prints whole rows and plans into some.
+MOST_MESSAGE = 700
+#: Longest part of a headline by which a failure is known again.
+MOST_IDENTITY = 300
+#: Frames of a user's program that are kept of a traceback, the innermost.
+MOST_FRAMES = 4
+#: Behind such a line Spark prints the query, with every literal of ours in it.
+_ASIDE = re.compile(r"\n=== Streaming Query ===|\n== (?:SQL|DataFrame|PySpark)\b")
+_CONDITION = re.compile(r"^\s*\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\]\s*")
+#: The same at the beginning of a line in the middle of a text.
+_NAMED_LINE = re.compile(r"^\[[A-Z][A-Z0-9]*_[A-Z0-9_]+(?:\.[A-Z0-9_]+)*\] ")
+_SQLSTATE = re.compile(r"\bSQLSTATE: ([0-9A-Z]{5})\b")
+_SQLSTATE_AT_END = re.compile(r"\s*\bSQLSTATE: [0-9A-Z]{5}\b\.?\s*$")
+_JAVA = re.compile(r"^(?:Caused by: |: )?((?:[a-z_][\w$]*\.)+[A-Z][\w$]*)(?::(?: (.*))?)?$")
+_LOST_TASK = re.compile(r"Lost task \S+ in stage .*?\): ((?:[a-z_][\w$]*\.)+[A-Z][\w$]*)(?:: (.*))?$")
+_PYTHON = re.compile(r"^([A-Za-z_][\w.]*(?:\.<locals>\.[\w.]+)*)(?:: (.*))?$")
+_TRACEBACK = "Traceback (most recent call last):"
+_GROUP = f"Exception Group {_TRACEBACK}"
+#: What stands before each line of a group of exceptions, and between them.
+_MARGIN = re.compile(r"^\s*(?:\+-\+?-{3,}.*|[+|](?: |$))")
+_BETWEEN = re.compile(r"^\s*\+-\+-{3,}", re.MULTILINE)
+_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+), in (\S+)')
+_FROM = "The above exception was the direct cause of the following exception:"
+_DURING = "During handling of the above exception, another exception occurred:"
+_JVM_STACK = "JVM stacktrace:"
+#: Lines that end a message: frames of Java, and what stands between two stacks.
+_ENDS = re.compile(
+    r"^\s+at \S|^\s*\.\.\. \d+ (?:more|common frames omitted)|^\s*Driver stacktrace:|^\s*Suppressed: "
+)
+#: Where frames are of no use to a user: this package, what calls it, and libraries.
+_FOREIGN_FRAMES = re.compile(
+    r"(?:^|[/\\])(?:flinkish_spark|py4j|pyspark|site-packages|dist-packages)[/\\]|^<frozen "
+    r"|pyspark\.zip|py4j-.*\.zip|\.p[xy][xi]$|[/\\]lib[/\\]python3"
+)
+_PROXY = re.compile(r"An exception was raised by the Python Proxy\.(?: Return Message:?)?\s*")
+_CALLING = re.compile(r"An error occurred while calling \S+\s*")
+#: Numbers, addresses, UUIDs and the like.
+_NUMBERS = re.compile(r"\b(?=[0-9a-f-]*\d)(?:0x)?[0-9a-f]+(?:-[0-9a-f]+)*\b|\d+", re.IGNORECASE)
+#: What wraps another error and says nothing about it.
+_WRAPPERS = frozenset(
+    {"Py4JJavaError", "Py4JException", "StreamingQueryException", "UndeclaredThrowableException"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One exception of a chain.
+
+    Parameters
+    ----------
+    kind
+        Its class as the text has it, with its package; empty where a message stands alone.
+    message
+        What it says, on one line, without condition and SQLSTATE, cut to :data:`MOST_MESSAGE`.
+    condition
+        Spark's or Delta's name of the error, like ``DIVIDE_BY_ZERO``; empty without one.
+    sqlstate
+        Five characters; empty without one.
+    frames
+        Of the user's program, innermost last; empty for Java.
+    """
+
+    kind: str
+    message: str
+    condition: str = ""
+    sqlstate: str = ""
+    frames: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, kind: str, text: str, frames: Iterable[str] = ()) -> Cause:
+        """Take condition and SQLSTATE out of a message; only Spark's own classes have them."""
+        text = _ASIDE.split(text, maxsplit=1)[0]
+        named = _CONDITION.match(text) if "." in kind or not kind else None
+        condition = named.group(1) if named else ""
+        state = _SQLSTATE.search(text)
+        if named:
+            text = text[named.end() :]
+        # A user's function may say the same word: only at the end it is Spark's.
+        text = _SQLSTATE_AT_END.sub("", text)
+        text = _PROXY.sub("", _CALLING.sub("", text))
+        message = _cut(" ".join(text.split()))
+        sqlstate = state.group(1) if state and condition else ""
+        return cls(kind, message, condition, sqlstate, tuple(frames)[-MOST_FRAMES:])
+
+    @property
+    def name(self) -> str:
+        """The class without its package."""
+        return self.kind.rsplit(".", 1)[-1].rsplit("$", 1)[-1]
+
+    @property
+    def is_wrapper(self) -> bool:
+        """Whether it only says that something else failed."""
+        return self.name in _WRAPPERS and not self.condition
+
+    def __str__(self) -> str:
+        condition = f"[{self.condition}]" if self.condition else ""
+        said = " ".join(part for part in (condition, self.message) if part).rstrip(".")
+        return ": ".join(part for part in (self.name, said) if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The causes of one failure, the outermost first; there is at least one."""
+
+    causes: tuple[Cause, ...]
+
+    @classmethod
+    def of(cls, text: str) -> Chain:
+        r"""Take a text apart.
+
+        Examples
+        --------
+        >>> str(Chain.of("a.B: failed\n\tat a.b.c(D.java:1)\nCaused by: java.io.IOException: full").root)
+        'IOException: full'
+        """
+        found = list(_causes(text))
+        if not found:
+            found = [Cause.of("", text)]
+        return cls(tuple(found))
+
+    @property
+    def root(self) -> Cause:
+        """The innermost cause."""
+        return next((one for one in self.from_inside if not one.is_wrapper), self.causes[-1])
+
+    @property
+    def headline(self) -> str:
+        """The innermost cause, and where it says nothing but its name, the one around it as well."""
+        root = self.root
+        around = (one for one in self.from_inside if not one.is_wrapper and (one.message or one.condition))
+        told = next(around, root)
+        return str(root) if told is root else f"{told} ({root.name})"
+
+    @property
+    def identity(self) -> str:
+        """What is the same when it comes back: numbers, and names made of them, differ each time."""
+        return _NUMBERS.sub("#", self.headline)[:MOST_IDENTITY]
+
+    @property
+    def from_inside(self) -> Iterator[Cause]:
+        """The causes, the innermost first."""
+        return reversed(self.causes)
+
+    @property
+    def trace(self) -> str:
+        """The way from the innermost cause outwards, in a few lines, with frames of the user's program."""
+        lines: list[str] = []
+        for cause in self.from_inside:
+            line = str(cause)
+            if cause.is_wrapper or any(line in before or before in line for before in lines):
+                continue
+            lines += [line, *(f"  at {frame}" for frame in reversed(cause.frames))]
+        return "\n".join(lines[:12])
+
+
+@dataclass(slots=True)
+class _Open:
+    """An exception whose message goes on."""
+
+    kind: str
+    words: list[str] = field(default_factory=list)
+    frames: tuple[str, ...] = ()
+
+    def closed(self) -> Cause:
+        return Cause.of(self.kind, "\n".join(self.words), self.frames)
+
+
+class _Reader:
+    """Reads a text line by line."""
+
+    def __init__(self) -> None:
+        self.found: list[Cause] = []
+        self._open: _Open | None = _Open("")
+        self._frames: list[str] | None = None
+        #: Where the traceback that is read began, and what others were raised from, innermost first.
+        self._began, self._goes_on = 0, False
+        self._raised_from: list[list[Cause]] = []
+        self._is_copy = False
+
+    def line(self, line: str) -> None:
+        """Take the next line."""
+        if self._frames is not None:
+            self._in_traceback(line)
+        elif _TRACEBACK in line:
+            self._head_or_words(line.split(_TRACEBACK, 1)[0].rstrip().removesuffix(":"))
+            self._begin_traceback()
+        elif line.strip() in (_FROM, _DURING):
+            self._between(line.strip())
+        elif line.strip() == _JVM_STACK:
+            self._close()
+            self._is_copy = True
+        elif _ENDS.match(line):
+            self._close()
+        else:
+            self._head_or_words(line)
+
+    def _begin_traceback(self) -> None:
+        self._close()
+        if not self._goes_on:
+            self._began = len(self.found)
+        self._goes_on, self._frames = False, []
+
+    def _in_traceback(self, line: str) -> None:
+        frame = _FRAME.match(line)
+        if frame:
+            path, number, name = frame.groups()
+            if not _FOREIGN_FRAMES.search(path):
+                assert self._frames is not None
+                self._frames.append(f"{path.rsplit('/', 1)[-1]}:{number} in {name}")
+            return
+        head = _PYTHON.match(line)
+        if head is None or line[:1].isspace():
+            return
+        kind, words = head.groups()
+        self._open = _Open(kind, [words or ""], tuple(self._frames or ()))
+        self._frames = None
+
+    def _between(self, how: str) -> None:
+        self._close()
+        self._goes_on = True
+        if how == _FROM:
+            # Printed first, and the inner one: it belongs behind what was raised from it.
+            self._raised_from.append(self.found[self._began :])
+            del self.found[self._began :]
+
+    def _head_or_words(self, line: str) -> None:
+        lost, java = _LOST_TASK.search(line), _JAVA.match(line)
+        head = lost or java
+        if head is None:
+            self._words(line)
+            return
+        if lost is not None:
+            self._say(line[: lost.start(1)])
+        self._close()
+        kind, words = head.groups()
+        if self._is_copy:
+            # Behind "JVM stacktrace:" stands the same exception as before.
+            self._is_copy = False
+            self._open = None
+            if not words or (self.found and self.found[-1].message[:40] in " ".join(words.split())):
+                return
+        self._open = _Open(kind)
+        self._say(words or "")
+
+    def _words(self, line: str) -> None:
+        is_of_python = self._open is not None and self._open.kind and "." not in self._open.kind
+        if _NAMED_LINE.match(line) and not is_of_python:
+            # The message of another exception, whose class was left out.
+            self._close()
+            self._open = _Open("")
+        self._say(line)
+
+    def _say(self, words: str) -> None:
+        if self._open is not None:
+            self._open.words.append(words)
+
+    def _close(self) -> None:
+        if self._open is None:
+            return
+        cause, self._open = self._open.closed(), None
+        if cause.kind or cause.message or cause.condition:
+            self.found.append(cause)
+
+    def end(self) -> list[Cause]:
+        """Return what was found."""
+        self._close()
+        inner = (cause for group in reversed(self._raised_from) for cause in group)
+        return [*self.found, *inner]
+
+
+def _causes(text: str) -> Iterator[Cause]:
+    reader, has_groups = _Reader(), _BETWEEN.search(text) is not None
+    for line in text.splitlines():
+        reader.line(_MARGIN.sub("", line).replace(_GROUP, _TRACEBACK) if has_groups else line)
+    yield from reader.end()
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_MESSAGE else f"{text[:MOST_MESSAGE].rstrip()} ..."
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Every error that Spark, Delta and Kafka name, sorted once: what it means for a job that failed with it.
+#
+# Spark and Delta give an error a *condition* (``DIVIDE_BY_ZERO``) and an SQLSTATE (``22012``). The rows of
+# :data:`RULES` name conditions, beginnings of conditions, SQLSTATEs, classes of exceptions and words of
+# messages, each with one sort and with what a person has to know. The most exact one wins: a condition
+# before its beginning, and either before the SQLSTATE. A test reads the lists out of the JARs: each name
+# here is one there, and each name there is sorted.
+#
+# What no row sorts is restarted, and ends the job if it comes back without progress
+# (:class:`~flinkish_spark.protocol.restart.RepeatedFailures`).
+
+
+class Sort(enum.Enum):
+    """What an error means for the job."""
+
+    #: Lost input. The job ends: what it still has to read is gone, replaced or damaged.
+    INPUT_LOST = "INPUT_LOST"
+    #: User error. The job ends: a setting, such as what is read of a table, does not fit what it meets.
+    SETTING = "SETTING"
+    #: User error. The job ends: Spark or Delta does not accept its plan, or a schema.
+    PLAN = "PLAN"
+    #: User error. A record, or a function or expression on one; restarted once.
+    RECORD = "RECORD"
+    #: User error. A name or value that no store takes. The job ends.
+    VALUE = "VALUE"
+    #: Environment. Spark's log or state in the job directory is damaged or another job's. The job ends.
+    DAMAGED = "DAMAGED"
+    #: Environment. The job is not allowed to. The job ends.
+    REFUSED = "REFUSED"
+    #: Environment. Spark, or the machine it runs on, is not as it must be. The job ends.
+    ENVIRONMENT = "ENVIRONMENT"
+    #: Transient, and nothing of the job's can be the reason: restarted for as long as the strategy says.
+    OUTAGE = "OUTAGE"
+    #: Transient as far as one can tell: restarted, but not for ever at the same micro-batch.
+    TRANSIENT = "TRANSIENT"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row.
+
+    Parameters
+    ----------
+    sort
+        What it means for the job.
+    why, what_to_do
+        For people; sentences without their full stop.
+    conditions
+        Names, with or without their part behind the dot.
+    beginnings
+        Of names; the longest that fits wins.
+    sqlstates
+        Of five characters, or the first two; used where no name fits.
+    classes
+        Names of exceptions without their package.
+    words
+        A pattern that a message has in it, of an error that has no condition of its own.
+    """
+
+    sort: Sort
+    why: str
+    what_to_do: str
+    conditions: tuple[str, ...] = ()
+    beginnings: tuple[str, ...] = ()
+    sqlstates: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    words: str = ""
+
+
+_NEW_JOB = "or begin anew with a new job_dir"
+_RESTORE = f"restore the job directory from a copy of the newest time, {_NEW_JOB} from a savepoint"
+
+RULES = (
+    # -- input -----------------------------------------------------------------------------------
+    Rule(
+        Sort.INPUT_LOST,
+        "the table at this path is not the one that the job has read so far: it was dropped and created "
+        "again",
+        f"put the old table back, {_NEW_JOB}, which reads the new table from its beginning",
+        (
+            "DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE",
+            "DELTA_STREAMING_SCHEMA_LOG_INCOMPATIBLE_DELTA_TABLE_ID",
+        ),
+    ),
+    Rule(
+        Sort.INPUT_LOST,
+        "files or log entries of the table that the job has not read yet are gone; VACUUM and Delta's "
+        "own cleaning "
+        "delete them when their retention is over",
+        "keep them for longer than a job may stand still (delta.deletedFileRetentionDuration, "
+        f"delta.logRetentionDuration), and put them back, {_NEW_JOB}",
+        (
+            "DELTA_CANNOT_FIND_VERSION",
+            "DELTA_FAILED_SCAN_WITH_HISTORICAL_VERSION",
+            "DELTA_FILE_NOT_FOUND",
+            "DELTA_FILE_OR_DIR_NOT_FOUND",
+            "DELTA_LOG_FILE_NOT_FOUND",
+            "DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE",
+            "DELTA_MISSING_CHANGE_DATA",
+            "DELTA_MISSING_FILES_UNEXPECTED_VERSION",
+            "DELTA_MISSING_PART_FILES",
+            "DELTA_NO_COMMITS_FOUND",
+            "DELTA_NO_RECREATABLE_HISTORY_FOUND",
+            "DELTA_STREAMING_TRAILING_COMMIT_MISSING",
+            "DELTA_TRUNCATED_TRANSACTION_LOG",
+            "DELTA_VERSION_NOT_FOUND",
+            "DELTA_VERSIONS_NOT_CONTIGUOUS",
+            "DELTA_TIMESTAMP_EARLIER_THAN_COMMIT_RETENTION",
+        ),
+    ),
+    Rule(
+        Sort.INPUT_LOST,
+        "a table or a folder that the job reads is gone",
+        f"put it back, {_NEW_JOB}",
+        (
+            "DELTA_EMPTY_DIRECTORY",
+            "DELTA_METADATA_ABSENT",
+            "DELTA_MISSING_DELTA_TABLE",
+            "DELTA_PATH_DOES_NOT_EXIST",
+            "DELTA_SCHEMA_NOT_SET",
+            "DELTA_TABLE_NOT_FOUND",
+            "PATH_NOT_FOUND",
+        ),
+    ),
+    Rule(
+        Sort.INPUT_LOST,
+        "a file that the job found, and has not read yet, is gone",
+        f"put it back as it was, {_NEW_JOB}; files of a source must stay until they are read",
+        ("FAILED_READ_FILE.FILE_NOT_EXIST",),
+    ),
+    Rule(
+        Sort.INPUT_LOST,
+        "a file of the input is damaged, or of another format than the source was told",
+        "put the right file in its place, or move it out of the folder and begin anew with a new job_dir",
+        (
+            "DELTA_DELETION_VECTOR_CARDINALITY_MISMATCH",
+            "DELTA_DELETION_VECTOR_CHECKSUM_MISMATCH",
+            "DELTA_DELETION_VECTOR_INVALID_ROW_INDEX",
+            "DELTA_DELETION_VECTOR_SIZE_MISMATCH",
+            "DELTA_FAILED_READ_FILE_FOOTER",
+            "DELTA_STATE_RECOVER_ERROR",
+            "DELTA_TXN_LOG_FAILED_INTEGRITY",
+            "FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER",
+        ),
+        words=r"is not a Parquet file|Expected magic number at tail|Not an Avro data file|Malformed ORC file",
+    ),
+    Rule(
+        Sort.INPUT_LOST,
+        "records of the topic that the job has not read yet are gone: their retention is over, or the "
+        "topic was "
+        "deleted and created again",
+        f"raise the topic's retention; {_NEW_JOB}, which begins with what is there",
+        (
+            "KAFKA_DATA_LOSS",
+            "KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED",
+            "MISMATCHED_TOPIC_PARTITIONS_BETWEEN_START_OFFSET_AND_END_OFFSET",
+            "RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET",
+            "UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET",
+        ),
+        classes=(
+            "OffsetOutOfRangeException",
+            "NoOffsetForPartitionException",
+            "UnknownTopicOrPartitionException",
+            "UnknownTopicIdException",
+        ),
+        words=r"data may have been (?:missed|lost)",
+    ),
+    # -- the job as it is written ----------------------------------------------------------------
+    Rule(
+        Sort.SETTING,
+        "rows of the source table were updated, deleted or overwritten, and a source of rows that are "
+        "added cannot "
+        "say that others are gone",
+        "read the change feed (DeltaSource(path, DeltaChanges.FEED)), or begin behind that version in a "
+        "new job_dir",
+        ("DELTA_SOURCE_IGNORE_DELETE", "DELTA_SOURCE_TABLE_IGNORE_CHANGES"),
+    ),
+    Rule(
+        Sort.PLAN,
+        "the source table got another schema, with which its older versions cannot be read on",
+        "put the old schema back, or begin behind that version in a new job_dir",
+        (
+            "DELTA_BLOCK_COLUMN_MAPPING_AND_CDC_OPERATION",
+            "DELTA_CHANGELOG_SCHEMA_CHANGE_IN_RANGE",
+            "DELTA_STREAMING_CANNOT_CONTINUE_PROCESSING_POST_SCHEMA_EVOLUTION",
+            "DELTA_STREAMING_CHECK_COLUMN_MAPPING_NO_SNAPSHOT",
+            "DELTA_STREAMING_SCHEMA_MISMATCH_ON_RESTART",
+            "DELTA_UNSUPPORTED_SCHEMA_DURING_READ",
+        ),
+        (
+            "DELTA_CHANGE_DATA_FEED_INCOMPATIBLE_",
+            "DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE",
+            "DELTA_STREAMING_SCHEMA_",
+        ),
+    ),
+    Rule(
+        Sort.SETTING,
+        "the table writes no change feed",
+        "ALTER TABLE ... SET TBLPROPERTIES (delta.enableChangeDataFeed = true), or read its rows",
+        ("DELTA_CHANGE_TABLE_FEED_DISABLED", "DELTA_CDC_NOT_ALLOWED_IN_THIS_VERSION"),
+    ),
+    Rule(
+        Sort.PLAN,
+        "the table needs features that this version of Delta does not have",
+        "use a newer delta-spark, or take the feature away from the table",
+        (
+            "DELTA_INVALID_PROTOCOL_VERSION",
+            "DELTA_UNSUPPORTED_FEATURES_FOR_READ",
+            "DELTA_UNSUPPORTED_FEATURES_FOR_WRITE",
+            "DELTA_UNSUPPORTED_FEATURES_IN_CONFIG",
+        ),
+    ),
+    Rule(
+        Sort.PLAN,
+        "the plan of this job, a schema or a setting is one that Spark or Delta does not accept",
+        "correct it; the job goes on from the last checkpoint",
+        (
+            "FAILED_JDBC",
+            "FAILED_REGISTER_CLASS_WITH_KRYO",
+            "GRAPHITE_SINK_INVALID_PROTOCOL",
+            "GRAPHITE_SINK_PROPERTY_MISSING",
+            "KAFKA_TIMESTAMP_OFFSET_DOES_NOT_MATCH_ASSIGNED",
+            "KAFKA_NULL_TOPIC_IN_DATA",
+            "TRANSFORM_WITH_STATE_SCHEMA_MUST_BE_NULLABLE",
+            "DELTA_CONVERT_TO_DELTA_ROW_TRACKING_WITHOUT_STATS",
+            "DELTA_CLONE_WITH_ROW_TRACKING_WITHOUT_STATS",
+        ),
+        ("_LEGACY_ERROR_TEMP_0", "_LEGACY_ERROR_TEMP_1"),
+        sqlstates=(
+            *("02", "07", "0A", "0B", "24", "2B", "3F", "42", "44", "46", "51", "55", "F0", "HV", "HY"),
+            *("22KD", "KD0", "XXKD0", "XXKUC", "XXKCM", "XXSC0"),
+        ),
+    ),
+    # -- records and functions -------------------------------------------------------------------
+    Rule(
+        Sort.RECORD,
+        "a number or a time does not fit its type",
+        "choose a wider type, or try_cast and functions like it; the job goes on from the last checkpoint",
+        (
+            "ARITHMETIC_OVERFLOW",
+            "BINARY_ARITHMETIC_OVERFLOW",
+            "DATETIME_OVERFLOW",
+            "DELTA_CAST_OVERFLOW_IN_TABLE_WRITE",
+            "INTERVAL_ARITHMETIC_OVERFLOW",
+            "KAFKA_MALFORMED_RECORD_TIMESTAMP",
+            "NUMERIC_OUT_OF_SUPPORTED_RANGE",
+            "NUMERIC_VALUE_OUT_OF_RANGE",
+            "SUM_OF_LIMIT_AND_OFFSET_EXCEEDS_MAX_INT",
+        ),
+        ("CAST_OVERFLOW",),
+    ),
+    Rule(
+        Sort.RECORD,
+        "a value cannot be converted to the type that is declared",
+        "correct the record or the declared type, or use try_cast; the job goes on from the last checkpoint",
+        (
+            "CAST_INVALID_INPUT",
+            "CONVERSION_INVALID_INPUT",
+            "INVALID_EXTERNAL_TYPE",
+            "UNEXPECTED_SERIALIZER_FOR_CLASS",
+        ),
+        ("CANNOT_PARSE_", "EXPRESSION_DECODING_FAILED", "EXPRESSION_ENCODING_FAILED"),
+    ),
+    Rule(
+        Sort.RECORD,
+        "a record of a file cannot be read with the declared schema",
+        "correct the file, or read it with another schema or mode; the job goes on from the last checkpoint",
+        (
+            "FAILED_READ_FILE.PARQUET_COLUMN_DATA_TYPE_MISMATCH",
+            "MALFORMED_CSV_RECORD",
+            "MALFORMED_RECORD_IN_PARSING",
+        ),
+    ),
+    Rule(
+        Sort.RECORD,
+        "an expression or a function of a transform failed on a record",
+        "correct the transform or the record; the job goes on from the last checkpoint",
+        ("COLLECTION_SIZE_LIMIT_EXCEEDED", "INCOMPATIBLE_DATA_FOR_TABLE", "TUPLE_SIZE_EXCEEDS_LIMIT"),
+        sqlstates=("21", "22", "23", "38", "39", "P0"),
+        classes=("PythonException",),
+    ),
+    Rule(
+        Sort.RECORD,
+        "a value or a plan is larger than Spark can take",
+        "make it smaller, or raise the limit that the message names",
+        sqlstates=("54",),
+    ),
+    Rule(
+        Sort.VALUE,
+        "a value became the name of a folder or a file, and is longer than names may be: 255 bytes on "
+        "most disks",
+        "partition by another column, or shorten it (substring, a hash) in front of the sink",
+        words=r"[Ff]ile name too long|PathComponentTooLong|maximum path component name limit|KeyTooLong",
+    ),
+    # -- what the job directory holds ------------------------------------------------------------
+    Rule(
+        Sort.DAMAGED,
+        "Spark's own log of the query, in the job directory, is damaged or has lost a file",
+        _RESTORE,
+        (
+            "BATCH_METADATA_NOT_FOUND",
+            "CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED",
+            "DELTA_INVALID_FORMAT_FROM_SOURCE_VERSION",
+            "DELTA_INVALID_SOURCE_OFFSET_FORMAT",
+            "DELTA_INVALID_SOURCE_VERSION",
+            "INVALID_LOG_VERSION",
+            "MALFORMED_LOG_FILE",
+            "MALFORMED_STATE_IN_RATE_PER_MICRO_BATCH_SOURCE",
+            "STREAMING_CHECKPOINT_MISSING_METADATA_FILE",
+        ),
+        words=r"(?:Incomplete|Malformed) log file|Log file was malformed|Error reading stream metadata"
+        r"",
+    ),
+    Rule(
+        Sort.DAMAGED,
+        "Spark's state in the job directory is damaged, or was written by other operators than the job "
+        "has now",
+        f"declare operators and states as they were; {_RESTORE}",
+        ("STREAM_STREAM_JOIN_INCONSISTENT_STATE",),
+        (
+            "STATEFUL_PROCESSOR_",
+            "STATE_REPARTITION_",
+            "STATE_REWRITER_",
+            "STATE_STORE_",
+            "STDS_",
+            "STREAMING_STATEFUL_OPERATOR_",
+            "STREAMING_UNFINISHED_REPARTITION_",
+        ),
+    ),
+    # -- who may, and with what ------------------------------------------------------------------
+    Rule(
+        Sort.REFUSED,
+        "Kafka refuses this principal, or does not believe it",
+        "grant the rights, or correct the options of security",
+        classes=(
+            "ClusterAuthorizationException",
+            "DelegationTokenAuthorizationException",
+            "GroupAuthorizationException",
+            "SaslAuthenticationException",
+            "SslAuthenticationException",
+            "TopicAuthorizationException",
+            "TransactionalIdAuthorizationException",
+        ),
+    ),
+    Rule(
+        Sort.ENVIRONMENT,
+        "Spark lacks a library or a setting that this job needs",
+        "put the JAR on the class path, or set what the message names, and start again",
+        (
+            "CANNOT_LOAD_CHECKPOINT_FILE_MANAGER",
+            "DELTA_ACTIVE_SPARK_SESSION_NOT_FOUND",
+            "FAILED_READ_FILE.UNSUPPORTED_FILE_SYSTEM",
+            "DELTA_SPARK_SESSION_NOT_SET",
+            "KRYO_BUFFER_OVERFLOW",
+        ),
+        sqlstates=("56",),
+        classes=(
+            "ClassNotFoundException",
+            "NoClassDefFoundError",
+            "NoSuchMethodError",
+            "UnsatisfiedLinkError",
+        ),
+    ),
+    # -- what comes and goes ---------------------------------------------------------------------
+    Rule(
+        Sort.OUTAGE,
+        "a system that the job needs does not answer, or is busy",
+        "look whether it runs and can be reached from here; the job goes on by itself when it answers",
+        (
+            "DATA_SOURCE_EXTERNAL_ERROR",
+            "INTERNAL_ERROR_NETWORK",
+            "STREAMING_PYTHON_RUNNER_INITIALIZATION_TIMEOUT_FAILURE",
+        ),
+        sqlstates=("08",),
+        classes=(
+            "BrokenPipeError",
+            "BrokerNotAvailableException",
+            "ClosedChannelException",
+            "CommunicationsException",
+            "ConnectException",
+            "ConnectTimeoutException",
+            "ConnectionAbortedError",
+            "ConnectionError",
+            "ConnectionRefusedError",
+            "ConnectionResetError",
+            "CoordinatorLoadInProgressException",
+            "CoordinatorNotAvailableException",
+            "DisconnectException",
+            "HttpHostConnectException",
+            "KafkaConnectionError",
+            "KafkaTimeoutError",
+            "LeaderNotAvailableException",
+            "NetworkException",
+            "NoBrokersAvailable",
+            "NoRouteToHostException",
+            "NodeNotReadyError",
+            "NotCoordinatorException",
+            "NotLeaderOrFollowerException",
+            "PortUnreachableException",
+            "SQLNonTransientConnectionException",
+            "SQLRecoverableException",
+            "SQLTransientConnectionException",
+            "SQLTransientException",
+            "SocketException",
+            "SocketTimeoutException",
+            "TimeoutError",
+            "TimeoutException",
+            "UnknownHostException",
+            "gaierror",
+        ),
+        words=r"Connection (?:refused|reset|timed out|closed|aborted)|[Rr]ead timed out|Broken pipe|No "
+        r"route to host"
+        r"|Unable to execute HTTP request|Slow Down|Service Unavailable|database is locked|could not "
+        r"connect to"
+        r"|server closed the connection|terminating connection|the database system is|too many "
+        r"(?:clients|connections)"
+        r"|Name or service not known|Temporary failure in name resolution|Network is unreachable",
+    ),
+    Rule(
+        Sort.OUTAGE,
+        "a disk is full, or the machine has run out of something else",
+        "make room; the job goes on by itself then",
+        words=r"No space left on device|[Dd]isk quota exceeded|Too many open files|Cannot allocate memory"
+        r"|Resource temporarily unavailable|Stale file handle",
+    ),
+    Rule(
+        Sort.OUTAGE,
+        "an executor was taken away while it worked",
+        "nothing, if that was wanted; else look into the log of the cluster",
+        words=r"exited unrelated to the running tasks|Executor decommission|[Nn]ode decommission|worker lost",
+    ),
+    Rule(
+        Sort.OUTAGE,
+        "another writer of the same table was faster",
+        "nothing; if it happens often, let others write at other times, or other partitions",
+        ("CONCURRENT_STREAM_LOG_UPDATE",),
+        ("DELTA_CONCURRENT_",),
+        sqlstates=("2D521", "40"),
+    ),
+    Rule(
+        Sort.TRANSIENT,
+        "the schema of a table changed while the job ran",
+        "nothing; the job is planned anew. If it comes back, begin behind that version in a new job_dir",
+        (
+            "DELTA_METADATA_CHANGED",
+            "DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS",
+            "DELTA_STREAMING_METADATA_EVOLUTION",
+        ),
+        ("DELTA_SCHEMA_CHANGED",),
+        sqlstates=("51024",),
+    ),
+    Rule(
+        Sort.TRANSIENT,
+        "topics or partitions changed while the job looked at them",
+        "nothing, if it does not come back",
+        (
+            "END_OFFSET_HAS_GREATER_OFFSET_FOR_TOPIC_PARTITION_THAN_LATEST_WITH_TRIGGER_AVAILABLENOW",
+            "END_OFFSET_HAS_GREATER_OFFSET_FOR_TOPIC_PARTITION_THAN_PREFETCHED",
+            "LOST_TOPIC_PARTITIONS_IN_END_OFFSET_WITH_TRIGGER_AVAILABLENOW",
+            "MISMATCHED_TOPIC_PARTITIONS_BETWEEN_END_OFFSET_AND_PREFETCHED",
+        ),
+    ),
+    Rule(
+        Sort.TRANSIENT,
+        "a Python worker of Spark's did not start, or the machine is far too busy to start one",
+        "look whether PYSPARK_PYTHON is the interpreter that has pyspark and pyarrow, on each machine",
+        words=r"Python worker (?:to|failed to) connect back|Accept timed out",
+    ),
+    Rule(
+        Sort.TRANSIENT,
+        "memory ran out",
+        "give executors more memory, or let a micro-batch take fewer records",
+        sqlstates=("53", "82"),
+        classes=("OutOfMemoryError", "MemoryError"),
+        words=r"OutOfMemoryError|Java heap space|GC overhead limit exceeded",
+    ),
+    Rule(
+        Sort.TRANSIENT,
+        "a file or a folder could not be read or written",
+        "look whether the disk is there, and whether the job may write",
+        (
+            "DELTA_CANNOT_CREATE_LOG_PATH",
+            "DELTA_FILE_ALREADY_EXISTS",
+            "DELTA_LOG_ALREADY_EXISTS",
+            "DELTA_POST_COMMIT_HOOK_FAILED",
+            "FAILED_READ_FILE",
+            "FAILED_READ_FILE.NO_HINT",
+            "FAILED_RENAME_PATH",
+        ),
+        sqlstates=("58", "KD001", "25"),
+    ),
+    Rule(
+        Sort.TRANSIENT,
+        "Spark's state in the job directory cannot be read or written",
+        "look whether the disk is there. If it comes back, go back to an older checkpoint (flinkish rewind)",
+        ("CANNOT_LOAD_STATE_STORE", "CANNOT_WRITE_STATE_STORE"),
+    ),
+    Rule(
+        Sort.TRANSIENT,
+        "something within Spark failed",
+        "see the log for the whole trace",
+        (
+            "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND",
+            "DELTA_MERGE_MATERIALIZE_SOURCE_FAILED_REPEATEDLY",
+            "FOREACH_BATCH_USER_FUNCTION_ERROR",
+            "OPERATION_CANCELED",
+            "PYTHON_DATA_SOURCE_ERROR",
+            "PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR",
+            "STATE_STORE_COMMIT_VALIDATION_FAILED",
+            "STATE_STORE_INVALID_STAMP",
+            "STATE_STORE_INVALID_STATE_MACHINE_TRANSITION",
+            "STATE_STORE_OPERATION_OUT_OF_ORDER",
+        ),
+        ("_LEGACY_ERROR_TEMP_2", "_LEGACY_ERROR_TEMP_3"),
+        sqlstates=("XX",),
+    ),
+)
+#: Conditions that only say that what stands inside them failed; what is inside is looked at first, and
+#: where nothing inside is known, they are no reason to end a job at once.
+WRAPPERS = frozenset(
+    {
+        "FAILED_EXECUTE_UDF",
+        "FOREACH_BATCH_USER_FUNCTION_ERROR",
+        "INTERNAL_ERROR",
+        "PYTHON_DATA_SOURCE_ERROR",
+        "PYTHON_EXCEPTION",
+        "PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR",
+        "STREAM_FAILED",
+        "TASK_WRITE_FAILED",
+    }
+)
+
+#: What Spark makes of an exception in a Python worker.
+_WORKER = "PythonException"
+#: Classes of libraries that talk to databases, brokers and services.
+_CLIENT = re.compile(
+    "Operational|Interface|Time(?:d)?[Oo]ut|Connect|Client|H(?:TTP|ttp)|SSL|Network|Transport|Unavail|Socket|Request"
+)
+#: What stages records in Kafka for a sink, in the JVM.
+_STAGING = "StagingException"
+#: What Hadoop says of a folder that it cannot make, whatever the reason, and the most bytes of a name.
+_CANNOT_MAKE, _MOST_BYTES = "Mkdirs failed to create", 255
+_NAME_TOO_LONG = next(rule for rule in RULES if rule.sort is Sort.VALUE)
+_BY_CONDITION = {name: rule for rule in RULES for name in rule.conditions}
+_BY_BEGINNING = {start: rule for rule in RULES for start in rule.beginnings}
+_BY_SQLSTATE = {state: rule for rule in RULES for state in rule.sqlstates}
+_BY_CLASS = {name: rule for rule in RULES for name in rule.classes}
+_BY_WORDS = tuple((re.compile(rule.words), rule) for rule in RULES if rule.words)
+
+
+def rule_of_condition(condition: str, sqlstate: str = "") -> Rule | None:
+    """Return the row of a condition, or else of its SQLSTATE; None if neither is sorted.
+
+    Examples
+    --------
+    >>> rule_of_condition("FAILED_READ_FILE.FILE_NOT_EXIST").sort.value
+    'INPUT_LOST'
+    >>> rule_of_condition("CAST_OVERFLOW_IN_TABLE_INSERT").sort.value
+    'RECORD'
+    >>> rule_of_condition("SOME_NEW_NAME", "22999").sort.value
+    'RECORD'
+    """
+    for name in (condition, condition.split(".", 1)[0]):
+        if name in _BY_CONDITION:
+            return _BY_CONDITION[name]
+    return _longest(_BY_BEGINNING, condition) or _longest(_BY_SQLSTATE, sqlstate)
+
+
+def rule_of(chain: Chain) -> Rule | None:
+    """Return the row that sorts a failure: the innermost cause that one fits; None if none does.
+
+    What only wraps another error is asked last.
+    """
+    names = [cause.name for cause in chain.causes]
+    writes = _STAGING in names
+    of_a_worker = chain.causes[names.index(_WORKER) + 1 :] if _WORKER in names else ()
+    for cause in chain.from_inside:
+        told = _of_a_system(cause) if cause in of_a_worker else _speaks_for_itself(cause)
+        rule = None if cause.is_wrapper or _wraps(cause) else _rule_of_cause(cause, told)
+        # A topic that is written to is no input: what Kafka says of it loses nothing.
+        if rule is not None and not (writes and rule.sort is Sort.INPUT_LOST):
+            return rule
+    for cause in chain.from_inside:
+        rule = rule_of_condition(cause.condition, cause.sqlstate) or _BY_CLASS.get(cause.name)
+        if _wraps(cause) and rule is not None:
+            return rule
+    return None
+
+
+def _wraps(cause: Cause) -> bool:
+    # A PythonException holds the exception of Python, which stands behind it.
+    return cause.condition.split(".", 1)[0] in WRAPPERS or cause.name == _WORKER
+
+
+def _rule_of_cause(cause: Cause, by_its_words: bool) -> Rule | None:
+    if cause.condition:
+        found = rule_of_condition(cause.condition, cause.sqlstate)
+        if found is not None:
+            return found
+    if _CANNOT_MAKE in cause.message and _has_long_name(cause.message):
+        return _NAME_TOO_LONG
+    words = (rule for words, rule in _BY_WORDS if by_its_words and words.search(cause.message))
+    # Words first: they say more than the class, which may be any SocketTimeoutException.
+    return next(words, None) or _BY_CLASS.get(cause.name)
+
+
+def _speaks_for_itself(cause: Cause) -> bool:
+    """Whether the words are those of a system: a ValueError quotes a record, and that may say anything."""
+    if not cause.kind or "." in cause.kind:
+        return not cause.kind.startswith("__main__.")
+    of_python = getattr(builtins, cause.kind, None)
+    return not isinstance(of_python, type) or issubclass(of_python, OSError)
+
+
+def _of_a_system(cause: Cause) -> bool:
+    """Whether an error in a Python worker is one of a client of a system, not of the user's own classes."""
+    return _speaks_for_itself(cause) and ("." not in cause.kind or _CLIENT.search(cause.name) is not None)
+
+
+def _has_long_name(message: str) -> bool:
+    return any(len(name.encode("utf-8")) > _MOST_BYTES for name in message.split("/"))
+
+
+def _longest(rules: dict[str, Rule], text: str) -> Rule | None:
+    fitting = [start for start in rules if text.startswith(start)]
+    return rules[max(fitting, key=len)] if fitting else None

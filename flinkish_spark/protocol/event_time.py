@@ -1,0 +1,491 @@
+"""What micro-batches say about time: facts, watermarks of operators, one watermark out of many."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
+
+from flinkish_spark.protocol.codec import Presence, Stored, StoredRow, whole
+from flinkish_spark.protocol.ids import checked_instance, checked_name
+from flinkish_spark.protocol.limits import MOST_MS, checked_whole
+
+# ----------------------------------------------------------------------------------------------------------
+# One watermark out of many: the smallest one of the channels that count, never back.
+#
+# The rules are those of Flink's valve. A channel is *active* or *idle*. Of the active ones those *count*
+# that have once caught up with what the valve has put out: a channel that was idle, and comes back with an
+# older watermark than that, holds nobody back until it is there.
+#
+# A transition takes all that one micro-batch says at once, so its result depends on no order.
+
+
+#: Before any watermark was seen: nothing is late.
+MIN_WATERMARK_MS = -(1 << 63)
+#: No record comes any more: the end of a bounded input. Fires every event-time timer.
+MAX_WATERMARK_MS = (1 << 63) - 1
+#: As they are stored.
+WatermarkMs = Annotated[int, whole(MIN_WATERMARK_MS, MAX_WATERMARK_MS)]
+
+_K = TypeVar("_K")
+
+
+class ChannelStatus(enum.Enum):
+    """Whether a channel takes part."""
+
+    ACTIVE = "ACTIVE"
+    #: Nothing came for some time; the others go on without it.
+    IDLE = "IDLE"
+
+
+@dataclass(frozen=True, slots=True)
+class ValveChannel:
+    """What the valve knows of a channel.
+
+    Parameters
+    ----------
+    watermark_ms
+        The greatest that came while it was active.
+    status
+        An idle channel never counts.
+    counts
+        Whether it has caught up.
+    """
+
+    watermark_ms: int = MIN_WATERMARK_MS
+    status: ChannelStatus = ChannelStatus.ACTIVE
+    counts: bool = True
+
+    def __post_init__(self) -> None:
+        if self.counts and self.status is ChannelStatus.IDLE:
+            raise ValueError("an idle channel cannot count")
+
+
+# Without slots: Python 3.11 cannot make a `Valve[str]()` that is frozen and has them.
+@dataclass(frozen=True)
+class Valve(Generic[_K]):
+    """Channels, and the watermark that came of them. A value: every method returns another valve.
+
+    Parameters
+    ----------
+    channels
+        By name; each begins as active, and counts.
+    watermark_ms
+        What was put out last.
+
+    Examples
+    --------
+    >>> valve = Valve[str]().with_channels(["a", "b"]).advanced({"a": 20, "b": 10})
+    >>> valve.watermark_ms, valve.silenced(["b"]).watermark_ms
+    (10, 20)
+    """
+
+    channels: Mapping[_K, ValveChannel] = field(default_factory=dict)
+    watermark_ms: int = MIN_WATERMARK_MS
+
+    @property
+    def status(self) -> ChannelStatus:
+        """IDLE if every channel is; a valve without channels is active."""
+        if self.channels and not self._has_active(self.channels):
+            return ChannelStatus.IDLE
+        return ChannelStatus.ACTIVE
+
+    def with_channels(self, added: Iterable[_K]) -> Valve[_K]:
+        """Add channels; those that are there are left alone.
+
+        A new one counts at once, so it holds the watermark where it is until something comes through it:
+        its first records may be as old as any.
+        """
+        new = {key: ValveChannel() for key in added if key not in self.channels}
+        return replace(self, channels={**self.channels, **new})
+
+    def resumed(self, keys: Iterable[_K]) -> Valve[_K]:
+        """Make idle channels active again."""
+        back = {
+            key: self._active_at(self.channels[key].watermark_ms)
+            for key in keys
+            if self.channels[key].status is ChannelStatus.IDLE
+        }
+        return self._settled({**self.channels, **back})
+
+    def advanced(self, watermarks_ms: Mapping[_K, int]) -> Valve[_K]:
+        """Take watermarks. Those of idle channels, and those that go back, are left out."""
+        moved = {}
+        for key, watermark_ms in watermarks_ms.items():
+            channel = self.channels[key]
+            if channel.status is ChannelStatus.ACTIVE and watermark_ms > channel.watermark_ms:
+                came = self._active_at(watermark_ms)
+                moved[key] = replace(came, counts=came.counts or channel.counts)
+        return self._settled({**self.channels, **moved})
+
+    def silenced(self, keys: Iterable[_K]) -> Valve[_K]:
+        """Make active channels idle; with the last one the greatest watermark of all comes out."""
+        gone = {key for key in keys if self.channels[key].status is ChannelStatus.ACTIVE}
+        idle = {
+            key: ValveChannel(self.channels[key].watermark_ms, ChannelStatus.IDLE, counts=False)
+            for key in gone
+        }
+        return self._left_by(gone, {**self.channels, **idle})
+
+    def without(self, keys: Iterable[_K]) -> Valve[_K]:
+        """Take channels away, for good. The others go on as if they had become idle."""
+        gone = set(keys)
+        return self._left_by(gone, {key: one for key, one in self.channels.items() if key not in gone})
+
+    def _active_at(self, watermark_ms: int) -> ValveChannel:
+        return ValveChannel(watermark_ms, counts=watermark_ms >= self.watermark_ms)
+
+    def _left_by(self, gone: Iterable[_K], channels: dict[_K, ValveChannel]) -> Valve[_K]:
+        counted = any(self.channels[key].counts for key in gone if key in self.channels)
+        if self._has_active(channels) or not counted:
+            return self._settled(channels)
+        # Nobody is left whom those that wait could overtake. Where the last one to leave had itself
+        # not caught up, nobody had waited for it, and there is nothing to let out.
+        greatest_ms = max((one.watermark_ms for one in channels.values()), default=self.watermark_ms)
+        return Valve(channels, max(self.watermark_ms, greatest_ms))
+
+    def _settled(self, channels: dict[_K, ValveChannel]) -> Valve[_K]:
+        counting = [one.watermark_ms for one in channels.values() if one.counts]
+        return Valve(channels, max(self.watermark_ms, min(counting, default=self.watermark_ms)))
+
+    @staticmethod
+    def _has_active(channels: Mapping[_K, ValveChannel]) -> bool:
+        return any(one.status is ChannelStatus.ACTIVE for one in channels.values())
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The watermarks of all operators of a job in one micro-batch, written down in few words.
+#
+# An operator's watermark says how far the inputs in front of *it* have come. Most operators of most jobs
+# share one, so there is a least one for all, and the greater ones by uid. Operators are named and not
+# numbered: what a micro-batch carries stands in Spark's log, and numbers are of one plan.
+
+
+@dataclass(frozen=True, slots=True)
+class Watermarks:
+    """Of each operator. A value: equal ones mean the same for every operator.
+
+    Parameters
+    ----------
+    least_ms
+        Of all operators that are not named.
+    above
+        By uid, of those that are further; each is greater than `least_ms`.
+
+    Examples
+    --------
+    >>> found = Watermarks.of({"sums": 60_000, "tops": 90_000})
+    >>> found.least_ms, found.above, found.at("sums")
+    (60000, {'tops': 90000}, 60000)
+    >>> found.raised_to(Watermarks(70_000)).at("sums")
+    70000
+    """
+
+    least_ms: int = MIN_WATERMARK_MS
+    above: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for uid, watermark_ms in self.above.items():
+            checked_name(uid, "operator")
+            checked_whole(
+                f"the watermark of '{uid}'", watermark_ms, least=MIN_WATERMARK_MS, most=MAX_WATERMARK_MS
+            )
+            if watermark_ms <= self.least_ms:
+                raise ValueError(f"the watermark of '{uid}' is {watermark_ms}, not above {self.least_ms}")
+
+    @classmethod
+    def of(cls, by_operator: Mapping[str, int]) -> Watermarks:
+        """Return the watermarks of a job's operators, all of which are given."""
+        return cls(min(by_operator.values(), default=MIN_WATERMARK_MS))._with(by_operator)
+
+    def at(self, uid: str) -> int:
+        """Return the watermark of an operator."""
+        return self.above.get(uid, self.least_ms)
+
+    def raised_to(self, other: Watermarks) -> Watermarks:
+        """Return what is further, operator by operator."""
+        least = Watermarks(max(self.least_ms, other.least_ms))
+        return least._with({uid: max(self.at(uid), other.at(uid)) for uid in self.above.keys() | other.above})
+
+    def _with(self, by_operator: Mapping[str, int]) -> Watermarks:
+        """Return these with those that are greater."""
+        above = {uid: ms for uid, ms in sorted(by_operator.items()) if ms > self.least_ms}
+        return Watermarks(self.least_ms, above)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What one micro-batch says about time, and the rules that make watermarks of it.
+#
+# An *assigner* gives the records of a stream their timestamps: a source, or an
+# `assign_timestamps_and_watermarks` behind it. Its channels are those of the stream there: Kafka
+# partitions, for example.
+#
+# Facts are stored with what the micro-batch staged. `to_json` and `from_json` are exact inverses, and
+# `from_json` raises ValueError for whatever is not what it expects.
+
+
+#: Of an assigner, or of an operator: its uid and the number of a channel, or of a key group.
+Place = tuple[str, int]
+
+# -- rules: of the job, never stored -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedOutOfOrderness:
+    """Records may come up to `max_out_of_orderness_ms` late; workers report event times.
+
+    With 0 times never fall; they may be equal, so the watermark is always one below the greatest.
+    """
+
+    max_out_of_orderness_ms: int
+
+    def __post_init__(self) -> None:
+        checked_whole("max_out_of_orderness_ms", self.max_out_of_orderness_ms, least=0, most=MOST_MS)
+
+    def watermark_ms(self, time_ms: int) -> int:
+        """Return the watermark after an event time."""
+        return max(MIN_WATERMARK_MS, time_ms - self.max_out_of_orderness_ms - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class AsReported:
+    """Workers report watermarks, which a generator of the user's has emitted."""
+
+    def watermark_ms(self, time_ms: int) -> int:
+        """Return the reported watermark."""
+        return time_ms
+
+
+@dataclass(frozen=True, slots=True)
+class NoWatermarks:
+    """There are never any, so event time of the job stands still while records come."""
+
+    def watermark_ms(self, time_ms: int) -> int:
+        """Return the watermark before any."""
+        return MIN_WATERMARK_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Untimed(NoWatermarks):
+    """Nothing was said about time: nobody waits for its watermarks, but for the end of its input."""
+
+
+Generation = BoundedOutOfOrderness | AsReported | NoWatermarks
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """Keeps the channels of all assigners of a group close to each other.
+
+    Parameters
+    ----------
+    group
+        Name that the assigners share.
+    max_drift_ms
+        How far a channel of this one may be ahead of the group's slowest.
+    """
+
+    group: str
+    max_drift_ms: int
+
+    def __post_init__(self) -> None:
+        checked_name(self.group, "alignment group")
+        checked_whole("max_drift_ms", self.max_drift_ms, least=0, most=MOST_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class AssignerRules:
+    """What a user has said about one assigner.
+
+    Parameters
+    ----------
+    generation
+        How reports become watermarks.
+    idleness_ms
+        After how much processing time without records a channel is idle; None for never.
+    alignment
+        None for none.
+    """
+
+    generation: Generation
+    idleness_ms: int | None = None
+    alignment: Alignment | None = None
+
+    def __post_init__(self) -> None:
+        if self.idleness_ms is not None:
+            checked_whole("idleness_ms", self.idleness_ms, least=1, most=MOST_MS)
+
+
+# -- facts: of one micro-batch, stored ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelReport(StoredRow):
+    """A channel had records in the micro-batch.
+
+    Parameters
+    ----------
+    assigner, channel
+        Which.
+    time_ms
+        The greatest event time, or the greatest watermark that its generator has emitted; None if its
+        generator emitted none.
+    """
+
+    assigner: str
+    channel: int
+    time_ms: int | None
+
+    def __post_init__(self) -> None:
+        _check_place("assigner", self.assigner, "channel", self.channel)
+        checked_time("time_ms", self.time_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class AssignerInput(StoredRow):
+    """What the driver knows of an assigner's source behind the micro-batch.
+
+    Parameters
+    ----------
+    assigner
+        Its uid.
+    channels
+        Those that may still bring records; channels that have ended or are gone are not among them. None:
+        as they were before, and those that report join them.
+    has_ended
+        Whether it is bounded and the micro-batch was its last.
+    """
+
+    assigner: str
+    channels: frozenset[int] | None = None
+    has_ended: bool = False
+
+    def __post_init__(self) -> None:
+        checked_instance(self.assigner, "assigner")
+        for channel in self.channels or ():
+            checked_whole("channel", channel, least=0)
+        checked_flag("has_ended", self.has_ended)
+
+
+@dataclass(frozen=True, slots=True)
+class TimerReport(StoredRow):
+    """When the next timers of a key group are due; a group that was not called reports nothing.
+
+    Parameters
+    ----------
+    operator, group
+        Which.
+    event_time_ms, processing_time_ms
+        The earliest by each clock; None where the group has none, which is a report, too.
+    """
+
+    operator: str
+    group: int
+    event_time_ms: int | None
+    processing_time_ms: int | None
+
+    def __post_init__(self) -> None:
+        _check_place("operator", self.operator, "group", self.group)
+        checked_time("event_time_ms", self.event_time_ms)
+        checked_time("processing_time_ms", self.processing_time_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTimes(Stored):
+    """Everything that a micro-batch says about time; all that the driver needs of it.
+
+    Parameters
+    ----------
+    processing_time_ms
+        Of the control offset that it carried; wall clock.
+    reports
+        Of its workers. A channel may be in several, one per task and sink: the greatest counts.
+    inputs
+        What the driver knows of sources; one that is left out is as it was.
+    timers
+        Of the key groups that were called. The same group may report to several sinks, the same each time.
+    carried_ms
+        The watermark of the control offset that it carried: what operators have seen.
+    carried_above
+        Of operators that saw a greater one than that, by uid.
+    drained
+        The checkpoint for which event time was brought to its end behind the records; 0 for none.
+    """
+
+    DEFAULTS: ClassVar = Presence.LEFT_OUT
+
+    processing_time_ms: int
+    reports: tuple[ChannelReport, ...] = ()
+    inputs: tuple[AssignerInput, ...] = ()
+    timers: tuple[TimerReport, ...] = ()
+    carried_ms: int = MIN_WATERMARK_MS
+    carried_above: Mapping[str, int] = field(default_factory=dict)
+    drained: int = 0
+
+    def __post_init__(self) -> None:
+        checked_watermark("carried_ms", self.carried_ms)
+        checked_processing_time("processing_time_ms", self.processing_time_ms)
+        checked_whole("drained", self.drained, least=0)
+        once_each("the input of assigner", (one.assigner for one in self.inputs))
+        Watermarks(self.carried_ms, self.carried_above)
+
+    @property
+    def carried(self) -> Watermarks:
+        """What each operator has seen."""
+        return Watermarks(self.carried_ms, self.carried_above)
+
+    def by_assigner(self) -> dict[str, dict[int, int | None]]:
+        """Return the greatest time per channel, by assigner."""
+        found: dict[str, dict[int, int | None]] = {}
+        for report in self.reports:
+            times = found.setdefault(report.assigner, {})
+            times[report.channel] = _greater(times.get(report.channel), report.time_ms)
+        return found
+
+
+# -- checks that stored values share -----------------------------------------------------------------
+
+
+def checked_time(name: str, value: Any) -> int | None:
+    """Return `value` if it is None or a time in 64 bits, else raise ValueError."""
+    if value is None:
+        return None
+    return checked_whole(name, value, least=MIN_WATERMARK_MS, most=MAX_WATERMARK_MS)
+
+
+def checked_watermark(name: str, value: Any) -> int:
+    """Return `value` if it is a watermark, else raise ValueError."""
+    return checked_whole(name, value, least=MIN_WATERMARK_MS, most=MAX_WATERMARK_MS)
+
+
+def checked_processing_time(name: str, value: Any) -> int:
+    """Return `value` if it is a processing time, else raise ValueError."""
+    return checked_whole(name, value, least=0, most=MAX_WATERMARK_MS)
+
+
+def checked_flag(name: str, value: Any) -> bool:
+    """Return `value` if it is true or false, else raise ValueError."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, got {value!r}")
+    return value
+
+
+def once_each(name: str, keys: Iterable[Any]) -> None:
+    """Raise ValueError if a key comes twice."""
+    seen = set()
+    for key in keys:
+        if key in seen:
+            raise ValueError(f"{name} {key!r} is there twice")
+        seen.add(key)
+
+
+def _check_place(what: str, uid: Any, number_name: str, number: Any) -> None:
+    checked_instance(uid, what)
+    checked_whole(number_name, number, least=0)
+
+
+def _greater(one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return one if other is None else other
+    return max(one, other)

@@ -1,0 +1,694 @@
+"""Alignment over several channels: the input gate of a job that is chained behind another one."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.limits import MOST_MS, checked_choice, checked_whole
+
+# ----------------------------------------------------------------------------------------------------------
+# What goes into an input gate and what comes out: settings, barriers, effects. See `gate.py`.
+#
+# All of it is frozen. Positions count elements of one channel; in Kafka they are offsets, so a difference
+# of two positions is an upper bound of the records between them.
+
+
+class AlignmentMode(enum.Enum):
+    """When a checkpoint is taken, and what waits for it."""
+
+    #: Exactly once: a channel is blocked from its barrier to the last one; then the checkpoint is taken.
+    ALIGNED = "ALIGNED"
+    #: Nothing waits; the checkpoint is taken at the last barrier and holds records from behind earlier ones.
+    AT_LEAST_ONCE = "AT_LEAST_ONCE"
+    #: Exactly once: taken at the first barrier; what other channels deliver up to theirs is channel state.
+    UNALIGNED = "UNALIGNED"
+    #: Begins as ALIGNED and goes on as UNALIGNED if the last barrier takes too long.
+    ALIGNED_WITH_TIMEOUT = "ALIGNED_WITH_TIMEOUT"
+
+
+class EndedChannels(enum.Enum):
+    """What the end of a channel means to a checkpoint that still awaits its barrier."""
+
+    COUNT_AS_BARRIER = "COUNT_AS_BARRIER"
+    ABORT = "ABORT"
+
+
+class NewChannel(enum.Enum):
+    """How a channel that appears while checkpoints are pending stands to their barriers."""
+
+    #: Their barriers are still to come on it.
+    AWAITS_BARRIERS = "AWAITS_BARRIERS"
+    #: All of it lies behind them: it began after they were written.
+    BEHIND_BARRIERS = "BEHIND_BARRIERS"
+
+
+class BarrierKind(enum.Enum):
+    """What kind of checkpoint a barrier belongs to."""
+
+    CHECKPOINT = "CHECKPOINT"
+    #: Never unaligned: a savepoint must not depend on the log of another system (behaviour 59).
+    SAVEPOINT = "SAVEPOINT"
+
+
+@dataclass(frozen=True, slots=True)
+class AlignmentSettings:
+    """How a gate aligns. Configuration, not state: it is not in the gate's JSON and may change at a restart.
+
+    Parameters
+    ----------
+    mode
+        See :class:`AlignmentMode`.
+    ended
+        See :class:`EndedChannels`.
+    alignment_timeout_ms
+        Given with ALIGNED_WITH_TIMEOUT and only there: milliseconds from the first barrier on, from 0 to
+        365 days.
+
+    Raises
+    ------
+    ValueError
+        A value is none of these.
+
+    Examples
+    --------
+    >>> AlignmentSettings(AlignmentMode.ALIGNED_WITH_TIMEOUT, alignment_timeout_ms=500).unaligned_after_ms(
+    ...     BarrierKind.CHECKPOINT)
+    500
+    """
+
+    mode: AlignmentMode
+    ended: EndedChannels = EndedChannels.COUNT_AS_BARRIER
+    alignment_timeout_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        checked_choice("mode", self.mode, AlignmentMode)
+        checked_choice("ended", self.ended, EndedChannels)
+        timed = self.mode is AlignmentMode.ALIGNED_WITH_TIMEOUT
+        if timed is not (self.alignment_timeout_ms is not None):
+            raise ValueError(
+                "alignment_timeout_ms belongs to ALIGNED_WITH_TIMEOUT, and that mode needs it; "
+                f"got {self.alignment_timeout_ms!r} with {self.mode.value}"
+            )
+        if self.alignment_timeout_ms is not None:
+            checked_whole("alignment_timeout_ms", self.alignment_timeout_ms, least=0, most=MOST_MS)
+
+    def unaligned_after_ms(self, kind: BarrierKind) -> int | None:
+        """Return how long after its first barrier a checkpoint turns unaligned; None if it never does."""
+        if kind is BarrierKind.SAVEPOINT:
+            return None
+        return 0 if self.mode is AlignmentMode.UNALIGNED else self.alignment_timeout_ms
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointBarrier:
+    """A barrier as the upstream job wrote it.
+
+    Parameters
+    ----------
+    checkpoint
+        The upstream checkpoint. Ids rise along a channel and may skip.
+    triggered_at_ms
+        When that checkpoint was triggered, wall clock; the start delay is counted from here.
+    kind
+        See :class:`BarrierKind`.
+    """
+
+    checkpoint: CheckpointId
+    triggered_at_ms: int
+    kind: BarrierKind = BarrierKind.CHECKPOINT
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PositionRange:
+    """The elements of one channel from `start` to `end`, without `end`."""
+
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.end:
+            raise ValueError(f"a range runs forward from 0 or above, got {self.start} to {self.end}")
+
+    @property
+    def size(self) -> int:
+        """How many positions."""
+        return self.end - self.start
+
+
+class AbortReason(enum.Enum):
+    """Why a gate gave up a checkpoint."""
+
+    #: The upstream job cancelled it: a cancellation barrier came through a channel.
+    CANCELLED_UPSTREAM = "CANCELLED_UPSTREAM"
+    #: A newer barrier came first, or a channel went past it, so its last barrier can never come.
+    SUBSUMED = "SUBSUMED"
+    #: A channel ended before its barrier, and EndedChannels.ABORT is set.
+    CHANNEL_ENDED = "CHANNEL_ENDED"
+    #: This job's own coordinator gave it up.
+    COORDINATOR = "COORDINATOR"
+    #: Too many are pending at once; the oldest goes.
+    TOO_MANY_PENDING = "TOO_MANY_PENDING"
+    #: The gate was closed.
+    CLOSED = "CLOSED"
+
+
+@dataclass(frozen=True, slots=True)
+class AlignmentStats:
+    """What one alignment cost. Sizes are those that the caller reported; 0 if it does not know them.
+
+    Parameters
+    ----------
+    start_delay_ms
+        From the upstream trigger to the first barrier.
+    alignment_duration_ms
+        From the first barrier to the last; 0 with a single channel.
+    processed_elements, processed_bytes
+        Delivered on all channels in that time.
+    persisted_elements, persisted_bytes
+        Of these, channel state. Announced elements are counted before they are delivered, their bytes never.
+    """
+
+    start_delay_ms: int
+    alignment_duration_ms: int
+    processed_elements: int = 0
+    processed_bytes: int = 0
+    persisted_elements: int = 0
+    persisted_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TakeCheckpoint:
+    """Effect: draw the checkpoint now, between the elements delivered so far and the next ones.
+
+    Parameters
+    ----------
+    in_flight
+        By channel the position at which its channel state begins; empty if the checkpoint is aligned.
+        Where it ends is in the :class:`AlignmentComplete` that follows, unless an :class:`Aborted` does.
+    """
+
+    checkpoint: CheckpointId
+    kind: BarrierKind
+    in_flight: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AlignmentComplete:
+    """Effect: every channel has shown its barrier; nothing about this checkpoint follows.
+
+    Parameters
+    ----------
+    channel_state
+        What a restore replays before anything else, by channel: exactly the elements in front of the
+        barrier that the checkpoint itself does not hold. Empty ranges are left out.
+    """
+
+    checkpoint: CheckpointId
+    kind: BarrierKind
+    channel_state: Mapping[str, PositionRange]
+    stats: AlignmentStats
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """Effect: the checkpoint will not complete; if it was taken already, discard it. Nothing follows."""
+
+    checkpoint: CheckpointId
+    reason: AbortReason
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """Effect: deliver nothing more from this channel."""
+
+    channel: str
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Effect: this channel may deliver again."""
+
+    channel: str
+
+
+Effect = TakeCheckpoint | AlignmentComplete | Aborted | Blocked | Opened
+
+
+# ----------------------------------------------------------------------------------------------------------
+# One checkpoint between its first barrier and its last, as an input gate sees it. See `gate.py`.
+
+
+class AlignmentPhase(enum.Enum):
+    """What a pending checkpoint does to the channels."""
+
+    #: Aligned: channels that have shown the barrier wait.
+    BLOCKING = "BLOCKING"
+    #: At least once: barriers are counted, nothing waits.
+    COUNTING = "COUNTING"
+    #: Unaligned: the checkpoint is taken; what awaited channels deliver is recorded as channel state.
+    COLLECTING = "COLLECTING"
+
+
+@dataclass(frozen=True, slots=True)
+class PendingAlignment:
+    """A checkpoint whose last barrier has not come yet.
+
+    Parameters
+    ----------
+    checkpoint, kind, triggered_at_ms
+        As on its barriers.
+    phase
+        See :class:`AlignmentPhase`.
+    first_barrier_ms
+        When its first barrier came; timeout and duration are counted from here.
+    awaited
+        Channels that have not shown the barrier.
+    channel_state
+        COLLECTING only: the recorded range of every channel that was awaited when the checkpoint was taken.
+    processed_elements, processed_bytes, persisted_bytes
+        See :class:`~flinkish_spark.protocol.input_gate.AlignmentStats`.
+    """
+
+    checkpoint: CheckpointId
+    kind: BarrierKind
+    triggered_at_ms: int
+    phase: AlignmentPhase
+    first_barrier_ms: int
+    awaited: frozenset[str]
+    channel_state: Mapping[str, PositionRange] = field(default_factory=dict)
+    processed_elements: int = 0
+    processed_bytes: int = 0
+    persisted_bytes: int = 0
+
+    @classmethod
+    def at_first_barrier(
+        cls, barrier: CheckpointBarrier, phase: AlignmentPhase, awaited: frozenset[str], now_ms: int
+    ) -> PendingAlignment:
+        """Return the alignment that `barrier` begins."""
+        return cls(barrier.checkpoint, barrier.kind, barrier.triggered_at_ms, phase, now_ms, awaited)
+
+    def blocks(self, channel: str) -> bool:
+        """Whether `channel`, one of the gate's, must wait for this checkpoint."""
+        return self.phase is AlignmentPhase.BLOCKING and channel not in self.awaited
+
+    def collects(self, channel: str) -> bool:
+        """Whether what `channel` delivers now is channel state of this checkpoint."""
+        return self.phase is AlignmentPhase.COLLECTING and channel in self.awaited
+
+    def delivered(self, channel: str, elements: PositionRange, size_bytes: int) -> PendingAlignment:
+        """Return the alignment after `channel` delivered elements."""
+        moved = replace(
+            self,
+            processed_elements=self.processed_elements + elements.size,
+            processed_bytes=self.processed_bytes + size_bytes,
+        )
+        if not self.collects(channel):
+            return moved
+        return replace(
+            moved.recorded_to(channel, elements.end), persisted_bytes=self.persisted_bytes + size_bytes
+        )
+
+    def recorded_to(self, channel: str, end: int) -> PendingAlignment:
+        """Return the alignment with the channel state of `channel` ending at `end`."""
+        extended = PositionRange(self.channel_state[channel].start, end)
+        return replace(self, channel_state={**self.channel_state, channel: extended})
+
+    def reached_by(self, channel: str) -> PendingAlignment:
+        """Return the alignment that awaits `channel` no more."""
+        return replace(self, awaited=self.awaited - {channel})
+
+    def joined_by(self, channel: str, position: int) -> PendingAlignment:
+        """Return the alignment that also awaits a new channel."""
+        awaiting = replace(self, awaited=self.awaited | {channel})
+        if not awaiting.collects(channel):
+            return awaiting
+        empty = PositionRange(position, position)
+        return replace(awaiting, channel_state={**self.channel_state, channel: empty})
+
+    def turned_unaligned(self, positions: Mapping[str, int]) -> PendingAlignment:
+        """Return the alignment taken at `positions`: awaited channels record from there on."""
+        empty = {c: PositionRange(positions[c], positions[c]) for c in sorted(self.awaited)}
+        return replace(self, phase=AlignmentPhase.COLLECTING, channel_state=empty)
+
+    def stats(self, now_ms: int) -> AlignmentStats:
+        """Return what the alignment cost up to `now_ms`. A clock that was set back counts as no time."""
+        return AlignmentStats(
+            start_delay_ms=max(0, self.first_barrier_ms - self.triggered_at_ms),
+            alignment_duration_ms=max(0, now_ms - self.first_barrier_ms),
+            processed_elements=self.processed_elements,
+            processed_bytes=self.processed_bytes,
+            persisted_elements=sum(elements.size for elements in self.channel_state.values()),
+            persisted_bytes=self.persisted_bytes,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stored form."""
+        return {
+            "checkpoint": int(self.checkpoint),
+            "kind": self.kind.value,
+            "triggered_at_ms": self.triggered_at_ms,
+            "phase": self.phase.value,
+            "first_barrier_ms": self.first_barrier_ms,
+            "awaited": sorted(self.awaited),
+            "channel_state": {c: [r.start, r.end] for c, r in sorted(self.channel_state.items())},
+            "processed": [self.processed_elements, self.processed_bytes],
+            "persisted_bytes": self.persisted_bytes,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> PendingAlignment:
+        """Read what :meth:`to_json` returned."""
+        elements, size_bytes = value["processed"]
+        return cls(
+            CheckpointId(value["checkpoint"]),
+            BarrierKind(value["kind"]),
+            value["triggered_at_ms"],
+            AlignmentPhase(value["phase"]),
+            value["first_barrier_ms"],
+            frozenset(value["awaited"]),
+            {c: PositionRange(start, end) for c, (start, end) in value["channel_state"].items()},
+            elements,
+            size_bytes,
+            value["persisted_bytes"],
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Alignment over several channels: the input gate of a job that is chained behind another one.
+#
+# Rules of this file. The gate is a value: every event returns the next gate and the effects in the order in
+# which they are due. An event that the contract forbids raises :class:`GateContractError` and changes
+# nothing. Time comes in with the event, and an event is looked at before the time that came with it: a
+# timeout that is over when the last barrier arrives changes nothing.
+#
+# * Ids rise along a channel and may skip. A barrier or cancellation of an id that is over, or that is
+#   lower than one the gate has met and not pending, is late and ignored. So the memory of aborted ids is
+#   one number.
+# * Every id that is not late when the gate meets it gets exactly one last word: AlignmentComplete or Aborted.
+#   TakeCheckpoint comes before AlignmentComplete; an unaligned checkpoint can be aborted after it was taken.
+# * A channel that goes past the barrier of a pending id makes that id impossible: it is aborted at once.
+# * Unless it only counts (at least once), the barrier of a newer id ends all older ones.
+# * A pending id always awaits at least one open channel. One whose last awaited channel came, ended or
+#   was announced is over in the same event. A single channel therefore never waits.
+#
+# What the types cannot say: the caller delivers nothing from a blocked channel, and elements of one channel
+# in order. It keeps the gate beside the positions, so that after a crash both are as they were together.
+
+
+_NONE_MET = CheckpointId(0)
+#: With AlignmentMode.AT_LEAST_ONCE several ids can be pending; of more than this the oldest is aborted.
+MAX_PENDING = 50
+
+
+class GateContractError(ValueError):
+    """An event that cannot be: unknown or blocked channel, position that goes back. Nothing changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputGate:
+    """The channels of one input and the checkpoints that are being aligned on them.
+
+    Made by :meth:`of` or :meth:`from_json`. One caller, which delivers elements in the order of its
+    events; for a Kafka source a channel is a partition, and `latestOffset` is the caller.
+
+    Parameters
+    ----------
+    settings
+        See :class:`~flinkish_spark.protocol.input_gate.AlignmentSettings`.
+    channels
+        Open channels, and the position of the next element of each.
+    newest
+        The highest id met so far; 0 before the first.
+    pending
+        Checkpoints between their first and last barrier, by rising id. More than one only if they count.
+
+    Examples
+    --------
+    >>> gate = InputGate.of({"a": 0, "b": 0}, AlignmentSettings(AlignmentMode.ALIGNED))
+    >>> barrier = CheckpointBarrier(CheckpointId(1), triggered_at_ms=0)
+    >>> gate, effects = gate.on_barrier("a", barrier, position=5, now_ms=10)
+    >>> effects, gate.is_blocked("a"), gate.is_blocked("b")
+    ((Blocked(channel='a'),), True, False)
+    >>> gate, effects = gate.on_barrier("b", barrier, position=3, now_ms=12)
+    >>> [type(effect).__name__ for effect in effects], dict(gate.channels)
+    (['TakeCheckpoint', 'AlignmentComplete', 'Opened'], {'a': 6, 'b': 4})
+    """
+
+    settings: AlignmentSettings
+    channels: Mapping[str, int]
+    newest: CheckpointId = _NONE_MET
+    pending: tuple[PendingAlignment, ...] = ()
+
+    def __post_init__(self) -> None:
+        ids = [alignment.checkpoint for alignment in self.pending]
+        if ids != sorted(set(ids)) or any(checkpoint > self.newest for checkpoint in ids):
+            raise ValueError(f"pending ids rise up to {self.newest}, got {[int(i) for i in ids]}")
+        if any(not a.awaited or a.awaited - self.channels.keys() for a in self.pending):
+            raise ValueError("a pending checkpoint awaits open channels, at least one")
+
+    @classmethod
+    def of(cls, channels: Mapping[str, int], settings: AlignmentSettings) -> InputGate:
+        """Return a gate that has met no barrier; `channels` says where each one begins."""
+        return cls(settings, dict(channels))
+
+    # -- what it knows --------------------------------------------------------------------------
+    def is_blocked(self, channel: str) -> bool:
+        """Whether an open channel must not deliver now; raises GateContractError if it is not open."""
+        self._check_open(channel)
+        return any(alignment.blocks(channel) for alignment in self.pending)
+
+    @property
+    def blocked(self) -> frozenset[str]:
+        """All channels that must not deliver now."""
+        behind = [a.awaited for a in self.pending if a.phase is AlignmentPhase.BLOCKING]
+        return frozenset().union(*(self.channels.keys() - awaited for awaited in behind))
+
+    @property
+    def turns_unaligned_at_ms(self) -> int | None:
+        """When :meth:`on_time` has something to do; None while no timeout runs."""
+        times = map(self._turning_time_ms, self.pending)
+        return min((at_ms for at_ms in times if at_ms is not None), default=None)
+
+    # -- what happens to it ---------------------------------------------------------------------
+    def on_records(self, channel: str, position: int, now_ms: int, size_bytes: int = 0) -> Step:
+        """Note that `channel` delivered everything in front of `position`, `size_bytes` of it just now.
+
+        Raises GateContractError, as all events do, for a channel that is not open, a position that goes
+        back, and elements from a blocked channel.
+        """
+        step = _EventStep(self, now_ms)
+        step.deliver(channel, position, size_bytes)
+        return step.finished()
+
+    def on_barrier(self, channel: str, barrier: CheckpointBarrier, position: int, now_ms: int) -> Step:
+        """Note that `channel` has come to a barrier, its element at `position`.
+
+        Elements in front of it count as delivered. Afterwards the channel stands behind the barrier,
+        whatever became of it: counted, ignored as late or as a repetition.
+        """
+        step = _EventStep(self, now_ms)
+        step.pass_marker(channel, position)
+        step.go_past(channel, barrier.checkpoint)
+        if barrier.checkpoint in step.pending:
+            step.reach(channel, barrier.checkpoint)
+        elif barrier.checkpoint > self.newest:
+            step.begin(channel, barrier)
+        return step.finished()
+
+    def on_announcement(self, channel: str, checkpoint: CheckpointId, position: int, now_ms: int) -> Step:
+        """Note that a barrier was seen ahead: the element at `position`, which `channel` has not come to.
+
+        Only an unaligned checkpoint that was already taken can use it: the channel state up to there is
+        known, and the barrier itself is late when it comes. In any other case nothing happens, so
+        announce again after TakeCheckpoint.
+        """
+        step = _EventStep(self, now_ms)
+        step.check_position(channel, position)
+        alignment = step.pending.get(checkpoint)
+        if alignment is not None and alignment.collects(channel):
+            step.pending[checkpoint] = alignment.recorded_to(channel, position).reached_by(channel)
+        return step.finished()
+
+    def on_cancel(self, channel: str, checkpoint: CheckpointId, position: int, now_ms: int) -> Step:
+        """Note that `channel` has come to a cancellation of `checkpoint`, its element at `position`."""
+        step = _EventStep(self, now_ms)
+        step.pass_marker(channel, position)
+        step.go_past(channel, checkpoint)
+        step.give_up(checkpoint, AbortReason.CANCELLED_UPSTREAM)
+        return step.finished()
+
+    def on_abort(self, checkpoint: CheckpointId, now_ms: int) -> Step:
+        """Note that this job's coordinator gave the checkpoint up.
+
+        Its late barriers are ignored, as are those of lower ids that no channel has shown yet.
+        """
+        step = _EventStep(self, now_ms)
+        step.give_up(checkpoint, AbortReason.COORDINATOR)
+        return step.finished()
+
+    def on_end(self, channel: str, now_ms: int) -> Step:
+        """Note that `channel`, blocked or not, is at its end; later checkpoints do not expect it."""
+        self._check_open(channel)
+        step = _EventStep(self, now_ms)
+        for checkpoint in [c for c, alignment in step.pending.items() if channel in alignment.awaited]:
+            if self.settings.ended is EndedChannels.ABORT:
+                step.abort(checkpoint, AbortReason.CHANNEL_ENDED)
+            else:
+                step.reach(channel, checkpoint)
+        del step.channels[channel]
+        return step.finished()
+
+    def on_new_channel(self, channel: str, position: int, stands: NewChannel, now_ms: int) -> Step:
+        """Note a new channel, whose first element is at `position`; an open one raises GateContractError."""
+        if channel in self.channels:
+            raise GateContractError(f"'{channel}' is already a channel of this gate")
+        step = _EventStep(self, now_ms)
+        step.channels[channel] = position
+        if stands is NewChannel.AWAITS_BARRIERS:
+            for checkpoint, alignment in step.pending.items():
+                step.pending[checkpoint] = alignment.joined_by(channel, position)
+        return step.finished()
+
+    def on_time(self, now_ms: int) -> Step:
+        """Turn checkpoints unaligned whose alignment timeout is over by `now_ms`, and take them."""
+        return _EventStep(self, now_ms).finished()
+
+    def on_close(self, now_ms: int) -> Step:
+        """Close the input: what is pending is aborted, and no channel is open any more."""
+        step = _EventStep(self, now_ms)
+        for checkpoint in list(step.pending):
+            step.abort(checkpoint, AbortReason.CLOSED)
+        step.channels = {}
+        return step.finished()
+
+    # -- stored form ----------------------------------------------------------------------------
+    def to_json(self) -> dict[str, Any]:
+        """Return the state without the settings; its size grows with channels and pending checkpoints."""
+        return {
+            "newest": int(self.newest),
+            "channels": dict(sorted(self.channels.items())),
+            "pending": [alignment.to_json() for alignment in self.pending],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], settings: AlignmentSettings) -> InputGate:
+        """Read what :meth:`to_json` returned; what is pending goes on in the phase it was in."""
+        return cls(
+            settings,
+            dict(value["channels"]),
+            CheckpointId(value["newest"]),
+            tuple(PendingAlignment.from_json(alignment) for alignment in value["pending"]),
+        )
+
+    def _turning_time_ms(self, alignment: PendingAlignment) -> int | None:
+        after_ms = self.settings.unaligned_after_ms(alignment.kind)
+        if after_ms is None or alignment.phase is not AlignmentPhase.BLOCKING:
+            return None
+        return alignment.first_barrier_ms + after_ms
+
+    def _check_open(self, channel: str) -> None:
+        if channel not in self.channels:
+            raise GateContractError(f"'{channel}' is not an open channel of this gate")
+
+
+#: What every event answers: the next gate, and what is due, in this order.
+Step = tuple[InputGate, tuple[Effect, ...]]
+
+
+class _EventStep:
+    """One event on its way through a gate: a copy that changes, and the effects so far."""
+
+    def __init__(self, gate: InputGate, now_ms: int) -> None:
+        self._gate, self._now_ms = gate, now_ms
+        self.channels = dict(gate.channels)
+        self.pending = {alignment.checkpoint: alignment for alignment in gate.pending}
+        self._newest = gate.newest
+        self._effects: list[Effect] = []
+
+    def check_position(self, channel: str, position: int) -> None:
+        self._gate._check_open(channel)
+        if position < self.channels[channel]:
+            raise GateContractError(
+                f"'{channel}' stands at {self.channels[channel]} and cannot go back to {position}"
+            )
+
+    def deliver(self, channel: str, position: int, size_bytes: int) -> None:
+        self.check_position(channel, position)
+        elements = PositionRange(self.channels[channel], position)
+        if elements.size and self._gate.is_blocked(channel):
+            raise GateContractError(
+                f"'{channel}' is blocked at {elements.start}, got elements up to {position}"
+            )
+        self.channels[channel] = position
+        for checkpoint, alignment in self.pending.items():
+            self.pending[checkpoint] = alignment.delivered(channel, elements, size_bytes)
+
+    def pass_marker(self, channel: str, position: int) -> None:
+        """Go behind a barrier or cancellation, which is the element at `position`."""
+        self.deliver(channel, position, 0)
+        if self._gate.is_blocked(channel):
+            raise GateContractError(f"'{channel}' is blocked at {position}, got what stands there")
+        self.channels[channel] = position + 1
+
+    def go_past(self, channel: str, checkpoint: CheckpointId) -> None:
+        """Abort lower ids that await `channel`: ids rise along it, so theirs cannot come any more."""
+        for lower in [c for c, a in self.pending.items() if c < checkpoint and channel in a.awaited]:
+            self.abort(lower, AbortReason.SUBSUMED)
+
+    def begin(self, channel: str, barrier: CheckpointBarrier) -> None:
+        counts = self._gate.settings.mode is AlignmentMode.AT_LEAST_ONCE
+        phase = AlignmentPhase.COUNTING if counts else AlignmentPhase.BLOCKING
+        for older in [] if counts else list(self.pending):
+            self.abort(older, AbortReason.SUBSUMED)
+        self._newest = barrier.checkpoint
+        awaited = frozenset(self.channels) - {channel}
+        self.pending[barrier.checkpoint] = PendingAlignment.at_first_barrier(
+            barrier, phase, awaited, self._now_ms
+        )
+        if len(self.pending) > MAX_PENDING:
+            self.abort(min(self.pending), AbortReason.TOO_MANY_PENDING)
+
+    def reach(self, channel: str, checkpoint: CheckpointId) -> None:
+        self.pending[checkpoint] = self.pending[checkpoint].reached_by(channel)
+
+    def give_up(self, checkpoint: CheckpointId, reason: AbortReason) -> None:
+        """Abort an id that is pending, or was never met; one that is over has had its last word."""
+        if checkpoint in self.pending or checkpoint > self._newest:
+            self.abort(checkpoint, reason)
+
+    def abort(self, checkpoint: CheckpointId, reason: AbortReason) -> None:
+        self.pending.pop(checkpoint, None)
+        self._newest = max(self._newest, checkpoint)
+        self._effects.append(Aborted(checkpoint, reason))
+
+    def finished(self) -> Step:
+        """Complete what awaits no channel, then turn what has waited too long, then open and block."""
+        for alignment in list(self.pending.values()):
+            if not alignment.awaited:
+                self._complete(alignment)
+        for alignment in list(self.pending.values()):
+            turning_ms = self._gate._turning_time_ms(alignment)
+            if turning_ms is not None and self._now_ms >= turning_ms:
+                self._turn_unaligned(alignment)
+        after = InputGate(self._gate.settings, self.channels, self._newest, tuple(self.pending.values()))
+        before, blocked = self._gate.blocked & after.channels.keys(), after.blocked
+        self._effects += [Opened(channel) for channel in sorted(before - blocked)]
+        self._effects += [Blocked(channel) for channel in sorted(blocked - before)]
+        return after, tuple(self._effects)
+
+    def _complete(self, alignment: PendingAlignment) -> None:
+        del self.pending[alignment.checkpoint]
+        if alignment.phase is not AlignmentPhase.COLLECTING:
+            self._effects.append(TakeCheckpoint(alignment.checkpoint, alignment.kind))
+        filled = {c: elements for c, elements in alignment.channel_state.items() if elements.size}
+        stats = alignment.stats(self._now_ms)
+        self._effects.append(AlignmentComplete(alignment.checkpoint, alignment.kind, filled, stats))
+
+    def _turn_unaligned(self, alignment: PendingAlignment) -> None:
+        turned = self.pending[alignment.checkpoint] = alignment.turned_unaligned(self.channels)
+        in_flight = {c: elements.start for c, elements in turned.channel_state.items()}
+        self._effects.append(TakeCheckpoint(alignment.checkpoint, alignment.kind, in_flight))

@@ -1,0 +1,415 @@
+"""What latency markers have measured, as histograms of bounded size."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from flinkish_spark.protocol.limits import MOST_MS, checked_factor
+from flinkish_spark.protocol.records import SinkAck, TimeReport
+
+# ----------------------------------------------------------------------------------------------------------
+# Latencies as a histogram of bounded size: fixed buckets, so that two can be added and taken apart.
+#
+# Up to 63 ms each millisecond has a bucket of its own; above, a bucket is as wide as a 32nd of what it
+# holds.
+
+
+#: Buckets per doubling, as a power of two.
+_BITS = 5
+_EXACT = 1 << (_BITS + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyHistogram:
+    """Immutable; holds at most 1,000 buckets, whatever is put in.
+
+    Parameters
+    ----------
+    buckets
+        How many latencies fell into each bucket; none with 0.
+    sum_ms
+        Of all of them.
+    min_ms, max_ms
+        The smallest and the greatest; None while there is none.
+
+    Examples
+    --------
+    >>> seen = LatencyHistogram()
+    >>> for latency_ms in (40, 55, 1_000):
+    ...     seen = seen.noted(latency_ms)
+    >>> seen.count, seen.min_ms, seen.mean_ms, seen.quantile_ms(0.5), seen.max_ms
+    (3, 40, 365.0, 55, 1000)
+    """
+
+    buckets: Mapping[int, int] = field(default_factory=dict)
+    sum_ms: int = 0
+    min_ms: int | None = None
+    max_ms: int | None = None
+
+    @property
+    def count(self) -> int:
+        """How many latencies it holds."""
+        return sum(self.buckets.values())
+
+    @property
+    def mean_ms(self) -> float | None:
+        """Return their mean; None for none."""
+        return self.sum_ms / self.count if self.buckets else None
+
+    def noted(self, latency_ms: int) -> LatencyHistogram:
+        """Return the histogram with one more; a negative one counts as 0, none as more than 365 days."""
+        known_ms = max(0, min(latency_ms, MOST_MS))
+        number = _bucket(known_ms)
+        buckets = {**self.buckets, number: self.buckets.get(number, 0) + 1}
+        least_ms = known_ms if self.min_ms is None else min(self.min_ms, known_ms)
+        most_ms = known_ms if self.max_ms is None else max(self.max_ms, known_ms)
+        return LatencyHistogram(buckets, self.sum_ms + known_ms, least_ms, most_ms)
+
+    def merged(self, other: LatencyHistogram) -> LatencyHistogram:
+        """Return what both hold.
+
+        Examples
+        --------
+        >>> LatencyHistogram().noted(5).merged(LatencyHistogram().noted(9)).count
+        2
+        """
+        numbers = self.buckets.keys() | other.buckets.keys()
+        buckets = {n: self.buckets.get(n, 0) + other.buckets.get(n, 0) for n in sorted(numbers)}
+        least = [ms for ms in (self.min_ms, other.min_ms) if ms is not None]
+        most = [ms for ms in (self.max_ms, other.max_ms) if ms is not None]
+        sum_ms = self.sum_ms + other.sum_ms
+        return LatencyHistogram(buckets, sum_ms, min(least, default=None), max(most, default=None))
+
+    def since(self, earlier: LatencyHistogram) -> LatencyHistogram:
+        """Return what came behind an earlier look at the same histogram; its ends are as exact as a bucket.
+
+        Raises
+        ------
+        ValueError
+            `earlier` holds what this one does not.
+
+        Examples
+        --------
+        >>> before = LatencyHistogram().noted(5)
+        >>> now = before.noted(60).noted(61)
+        >>> now.since(before).count, now.since(before).min_ms
+        (2, 60)
+        """
+        if any(count > self.buckets.get(number, 0) for number, count in earlier.buckets.items()):
+            raise ValueError("a histogram holds less than what is said to be an earlier one")
+        left = {n: count - earlier.buckets.get(n, 0) for n, count in sorted(self.buckets.items())}
+        buckets = {number: count for number, count in left.items() if count}
+        if not buckets:
+            return LatencyHistogram()
+        assert self.min_ms is not None and self.max_ms is not None
+        least_ms = max(self.min_ms, _lowest_ms(min(buckets)))
+        most_ms = min(self.max_ms, _highest_ms(max(buckets)))
+        return LatencyHistogram(buckets, self.sum_ms - earlier.sum_ms, least_ms, most_ms)
+
+    def quantile_ms(self, share: float) -> int | None:
+        """Return the latency that a share of all does not exceed; None for none.
+
+        It is never less than the true one, and more by a 32nd of it at most.
+
+        Parameters
+        ----------
+        share
+            From 0 to 1: 0.5 for the median, 0.99 for the 99th percentile.
+
+        Raises
+        ------
+        ValueError
+            It is no number from 0 to 1.
+        """
+        rank = max(1, math.ceil(checked_factor("share", share, 0, 1) * self.count))
+        seen = 0
+        for number, count in sorted(self.buckets.items()):
+            seen += count
+            if seen >= rank:
+                assert self.max_ms is not None
+                return min(_highest_ms(number), self.max_ms)
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return count, ends, mean and percentiles, for people and metrics.
+
+        Examples
+        --------
+        >>> LatencyHistogram().noted(5).to_json()["p99_ms"]
+        5
+        """
+        return {
+            "count": self.count,
+            "min_ms": self.min_ms,
+            "mean_ms": self.mean_ms,
+            "p50_ms": self.quantile_ms(0.5),
+            "p95_ms": self.quantile_ms(0.95),
+            "p99_ms": self.quantile_ms(0.99),
+            "max_ms": self.max_ms,
+        }
+
+
+def _bucket(latency_ms: int) -> int:
+    """Return the bucket of a latency; buckets rise with latencies and leave no gap."""
+    shift = max(0, latency_ms.bit_length() - _BITS - 1)
+    return (shift << _BITS) + (latency_ms >> shift)
+
+
+def _lowest_ms(bucket: int) -> int:
+    shift = 0 if bucket < _EXACT else (bucket >> _BITS) - 1
+    return (bucket - (shift << _BITS)) << shift
+
+
+def _highest_ms(bucket: int) -> int:
+    return _lowest_ms(bucket + 1) - 1
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What latency markers have measured, by source, operator and subtask; and how it is found among reports.
+#
+# A marker is a row that says when its micro-batch was planned and which source it stands for. Each subtask
+# of a keyed operator, and each sink's task, reports when the marker has reached it:
+#
+# marker rows -> reports in TaskAck.reports -> measured_in -> Latencies
+#
+# Numbers of sources and operators are those of `protocol/time_plan.py`.
+
+
+#: Reporters from here on measure latency: first a sink about itself, then the operators.
+SINK_REPORTER = 1 << 20
+FIRST_OPERATOR_REPORTER = SINK_REPORTER + 1
+#: And from here on they count late records; see `protocol/time_plan.py`.
+FIRST_LATE_REPORTER = 1 << 22
+_SUBTASK_BITS = 31
+#: What of a place is the subtask; it fits an INT of Spark's.
+SUBTASK_MASK = (1 << _SUBTASK_BITS) - 1
+_NOTHING = LatencyHistogram()
+
+
+class LatencyGranularity(enum.Enum):
+    """What histograms tell apart beside the operators."""
+
+    #: Nothing: one histogram per operator or sink.
+    SINGLE = "SINGLE"
+    #: Sources.
+    OPERATOR = "OPERATOR"
+    #: Sources and subtasks.
+    SUBTASK = "SUBTASK"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MeasuredAt:
+    """What a histogram is about.
+
+    Parameters
+    ----------
+    operator
+        Uid of a keyed operator or a sink.
+    source
+        Uid of the source that markers came from; None for any.
+    subtask
+        The shuffle partition of an operator; of a sink, that of the operator in front of it, 0 if there is
+        none. None for any.
+    """
+
+    operator: str
+    source: str | None = None
+    subtask: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One marker at one place.
+
+    Parameters
+    ----------
+    marked_ms
+        When the micro-batch was planned, by the wall clock of the driver.
+    reached_ms
+        When the marker was there, by the wall clock of the executor.
+    """
+
+    at: MeasuredAt
+    marked_ms: int
+    reached_ms: int
+
+    @property
+    def latency_ms(self) -> int:
+        """How long it took; negative where two machines' clocks differ by more than that."""
+        return self.reached_ms - self.marked_ms
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """Histograms of latencies by place; immutable, so it is a look at one moment.
+
+    Parameters
+    ----------
+    histograms
+        None of them is empty.
+
+    Examples
+    --------
+    >>> seen = Latencies()
+    >>> for subtask, latency_ms in ((0, 310), (1, 290), (0, 450)):
+    ...     at = MeasuredAt("totals", "orders", subtask)
+    ...     seen = seen.noted([Measurement(at, 1_000, 1_000 + latency_ms)])
+    >>> [(at.subtask, one.count, one.max_ms) for at, one in seen.items()]
+    [(0, 2, 450), (1, 1, 290)]
+    >>> seen.of("totals").count
+    3
+    """
+
+    histograms: Mapping[MeasuredAt, LatencyHistogram] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[MeasuredAt]:
+        """Yield what there are histograms about, in order."""
+        return iter(sorted(self.histograms))
+
+    def __len__(self) -> int:
+        """Return how many histograms there are."""
+        return len(self.histograms)
+
+    def __getitem__(self, at: MeasuredAt) -> LatencyHistogram:
+        """Return a histogram; raise KeyError if there is none."""
+        return self.histograms[at]
+
+    def items(self) -> list[tuple[MeasuredAt, LatencyHistogram]]:
+        """Return what each histogram is about with the histogram, in order."""
+        return [(at, self.histograms[at]) for at in self]
+
+    def of(self, operator: str) -> LatencyHistogram:
+        """Return everything about one operator or sink; an empty histogram if nothing was measured."""
+        return self.by(LatencyGranularity.SINGLE).histograms.get(MeasuredAt(operator), _NOTHING)
+
+    def by(self, granularity: LatencyGranularity) -> Latencies:
+        """Return the same with fewer histograms, each of which holds what it stands for."""
+        if granularity is LatencyGranularity.SUBTASK:
+            return self
+        found: dict[MeasuredAt, LatencyHistogram] = {}
+        for at, histogram in self.histograms.items():
+            source = at.source if granularity is LatencyGranularity.OPERATOR else None
+            wider = MeasuredAt(at.operator, source)
+            found[wider] = found.get(wider, _NOTHING).merged(histogram)
+        return Latencies(found)
+
+    def since(self, earlier: Latencies) -> Latencies:
+        """Return what was measured behind an earlier look at the same job.
+
+        Raises
+        ------
+        ValueError
+            `earlier` holds what this one does not.
+        """
+        if not earlier.histograms.keys() <= self.histograms.keys():
+            raise ValueError("latencies lack what is said to be earlier ones")
+        found = {at: one.since(earlier.histograms.get(at, _NOTHING)) for at, one in self.histograms.items()}
+        return Latencies({at: one for at, one in found.items() if one.buckets})
+
+    def noted(self, measured: Iterable[Measurement]) -> Latencies:
+        """Return them with what one micro-batch's markers have measured."""
+        found = dict(self.histograms)
+        for one in measured:
+            found[one.at] = found.get(one.at, _NOTHING).noted(one.latency_ms)
+        return Latencies(found)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return one object per histogram, for people and metrics."""
+        return [
+            {"operator": at.operator, "source": at.source, "subtask": at.subtask, **one.to_json()}
+            for at, one in self.items()
+        ]
+
+
+# -- marker rows and their reports ---------------------------------------------------------------------
+
+
+def place_of(source: int, subtask: int) -> int:
+    """Return source and subtask as the one number by which rows carry them.
+
+    Examples
+    --------
+    >>> moved_to(place_of(2, 5), 7) == place_of(2, 7)
+    True
+    """
+    return source << _SUBTASK_BITS | subtask
+
+
+def moved_to(place: int, subtask: int) -> int:
+    """Return the place of a marker that has come to another subtask."""
+    return place_of(place >> _SUBTASK_BITS, subtask)
+
+
+def measured_in(acks: Iterable[SinkAck], uids: Sequence[str]) -> list[Measurement]:
+    """Return what the markers of a micro-batch have measured.
+
+    Every sink behind an operator shows the operator's reports, so each counts once.
+
+    Parameters
+    ----------
+    uids
+        Of operators and sources, by number.
+
+    Raises
+    ------
+    ValueError
+        A report comes from none of them.
+
+    Examples
+    --------
+    >>> from flinkish_spark.protocol.records import TaskAck
+    >>> reports = (
+    ...     TimeReport(FIRST_OPERATOR_REPORTER, place_of(1, 3), 1_000, 1_250),
+    ...     TimeReport(SINK_REPORTER, place_of(1, 3), 1_000, 1_400),
+    ... )
+    >>> found = measured_in([SinkAck("out", (TaskAck(0, 5, 0, reports=reports),))], ["sums", "orders"])
+    >>> [(one.at.operator, one.at.source, one.at.subtask, one.latency_ms) for one in found]
+    [('out', 'orders', 3, 400), ('sums', 'orders', 3, 250)]
+    """
+    found = {
+        _measurement(report, ack.sink, uids)
+        for ack in acks
+        for task in ack.tasks
+        for report in task.reports
+        if is_latency(report)
+    }
+    return sorted(found, key=lambda one: (one.at, one.marked_ms, one.reached_ms))
+
+
+def marked_in(acks: Iterable[SinkAck]) -> int | None:
+    """Return when the markers of a micro-batch were put into it, all at once; None without markers."""
+    reports = (one for ack in acks for task in ack.tasks for one in task.reports)
+    return next((one.first for one in reports if is_latency(one)), None)
+
+
+def is_latency(report: TimeReport) -> bool:
+    """Whether a report is about latency."""
+    return SINK_REPORTER <= report.reporter < FIRST_LATE_REPORTER
+
+
+def without_latencies(acks: Sequence[SinkAck]) -> tuple[SinkAck, ...]:
+    """Return acknowledgements as the rest of a job knows them: latencies are not stored."""
+    return tuple(
+        replace(
+            ack,
+            tasks=tuple(
+                replace(task, reports=tuple(one for one in task.reports if not is_latency(one)))
+                for task in ack.tasks
+            ),
+        )
+        for ack in acks
+    )
+
+
+def _measurement(report: TimeReport, sink: str, uids: Sequence[str]) -> Measurement:
+    source, subtask = report.place >> _SUBTASK_BITS, report.place & SUBTASK_MASK
+    if source >= len(uids):
+        raise ValueError(f"a latency marker comes from source {source}, which is not one of {len(uids)}")
+    is_sink = report.reporter == SINK_REPORTER
+    # A sink's parts number their reporters one after the other.
+    operator = sink if is_sink else uids[(report.reporter - FIRST_OPERATOR_REPORTER) % len(uids)]
+    return Measurement(MeasuredAt(operator, uids[source], subtask), report.first, report.second)

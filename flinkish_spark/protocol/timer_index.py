@@ -1,0 +1,132 @@
+"""When timers are due: which key groups a micro-batch must call, and when an idle stream needs one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flinkish_spark.protocol.codec import read
+from flinkish_spark.protocol.event_time import Place, TimerReport, once_each
+
+_NOBODYS: Mapping[str, int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class NextTimers:
+    """The earliest timer of a key group by each clock; None for none."""
+
+    event_time_ms: int | None
+    processing_time_ms: int | None
+
+    def is_due(self, watermark_ms: int, processing_time_ms: int) -> bool:
+        """Whether one of them fires when time stands there."""
+        return _reached(self.event_time_ms, watermark_ms) or _reached(
+            self.processing_time_ms, processing_time_ms
+        )
+
+    def or_earlier(self, other: NextTimers) -> NextTimers:
+        """Return the earlier one by each clock. A timer at the end of time is one, too."""
+        return NextTimers(
+            _earlier(self.event_time_ms, other.event_time_ms),
+            _earlier(self.processing_time_ms, other.processing_time_ms),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Agenda:
+    """The next timers of every key group that has any. A value.
+
+    Parameters
+    ----------
+    groups
+        By operator and key group.
+
+    Examples
+    --------
+    >>> agenda = Agenda().after([TimerReport("sums", 3, event_time_ms=60_000, processing_time_ms=None)])
+    >>> agenda.due(watermark_ms=59_999, processing_time_ms=0), agenda.due(60_000, 0)
+    (frozenset(), frozenset({('sums', 3)}))
+    """
+
+    groups: Mapping[Place, NextTimers] = field(default_factory=dict)
+
+    def after(self, reports: Iterable[TimerReport]) -> Agenda:
+        """Take the reports of a micro-batch; a group that reports no timer has none any more."""
+        groups = dict(self.groups)
+        for report in reports:
+            place = report.operator, report.group
+            groups.pop(place, None)
+            if report.event_time_ms is not None or report.processing_time_ms is not None:
+                groups[place] = NextTimers(report.event_time_ms, report.processing_time_ms)
+        return Agenda(groups)
+
+    def of(self, operators: Iterable[str]) -> Agenda:
+        """Leave out what the job no longer has: nobody would ever report that it is done."""
+        kept = set(operators)
+        return Agenda({place: timers for place, timers in self.groups.items() if place[0] in kept})
+
+    @property
+    def next_event_time_ms(self) -> int | None:
+        """The earliest event-time timer of all."""
+        return min(self.next_event_times_ms.values(), default=None)
+
+    @property
+    def next_event_times_ms(self) -> dict[str, int]:
+        """The earliest event-time timer of each operator that has one."""
+        found: dict[str, int] = {}
+        for (operator, _), timers in self.groups.items():
+            if timers.event_time_ms is not None:
+                found[operator] = min(timers.event_time_ms, found.get(operator, timers.event_time_ms))
+        return found
+
+    @property
+    def next_processing_time_ms(self) -> int | None:
+        """The earliest processing-time timer of all."""
+        times = (timers.processing_time_ms for timers in self.groups.values())
+        return min((time_ms for time_ms in times if time_ms is not None), default=None)
+
+    def due(
+        self, watermark_ms: int, processing_time_ms: int, own: Mapping[str, int] = _NOBODYS
+    ) -> frozenset[Place]:
+        """Return the operators and key groups that a micro-batch must call even without records.
+
+        Parameters
+        ----------
+        watermark_ms
+            Of operators that `own` does not name.
+        processing_time_ms
+            Of the micro-batch.
+        own
+            Watermarks by operator.
+        """
+        return frozenset(
+            place
+            for place, timers in self.groups.items()
+            if timers.is_due(own.get(place[0], watermark_ms), processing_time_ms)
+        )
+
+    def to_json(self) -> list[list[Any]]:
+        """Return the stored form."""
+        return [
+            [*place, timers.event_time_ms, timers.processing_time_ms]
+            for place, timers in sorted(self.groups.items(), key=lambda item: item[0])
+        ]
+
+    @classmethod
+    def from_json(cls, value: Any) -> Agenda:
+        """Read the stored form; raise ValueError if it is none."""
+        # The same checks as a report's.
+        reports = read(tuple[TimerReport, ...], value)
+        once_each("the key group", ((one.operator, one.group) for one in reports))
+        if any(one.event_time_ms is None and one.processing_time_ms is None for one in reports):
+            raise ValueError("a key group without timers is named")
+        return cls().after(reports)
+
+
+def _reached(time_ms: int | None, now_ms: int) -> bool:
+    return time_ms is not None and time_ms <= now_ms
+
+
+def _earlier(one: int | None, other: int | None) -> int | None:
+    return min((time_ms for time_ms in (one, other) if time_ms is not None), default=None)

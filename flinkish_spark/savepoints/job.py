@@ -1,0 +1,107 @@
+"""What the engine of a job needs of this package, in one object."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flinkish_spark.core.errors import InternalError
+from flinkish_spark.core.upstream_cut import upstream_cut
+from flinkish_spark.savepoints.export import JobFacts, SavepointHandle, export_savepoint
+from flinkish_spark.savepoints.restore import Rescaling
+from flinkish_spark.savepoints.seeds import (
+    SeedKeeper,
+    beginning_of,
+    claimant,
+    recorded_layout,
+    shuffle_partitions_of,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from flinkish_spark.checkpoint.spark_log import SparkLog
+    from flinkish_spark.core.job_dir import JobDir
+    from flinkish_spark.planning.planner import Beginning
+    from flinkish_spark.planning.sink_rows import PlannedJob
+    from flinkish_spark.planning.stream_graph import StreamGraph
+    from flinkish_spark.protocol.decisions import Decision
+
+
+class JobSavepoints:
+    """Savepoints of a job, and what its lineages begin with.
+
+    Parameters
+    ----------
+    planned
+        The plan of the graph, under any beginning: what a preflight looked at will do.
+    name, root
+        Of the job, and the path of its directory.
+    shuffle_partitions
+        With how many the user wants the query to run.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        graph: StreamGraph,
+        planned: PlannedJob,
+        name: str,
+        root: Path,
+        shuffle_partitions: int,
+        job_dir: JobDir,
+    ) -> None:
+        self._spark, self._graph, self._planned = spark, graph, planned
+        self._name, self._root, self._job_dir = name, root, job_dir
+        self._shuffle_partitions = shuffle_partitions
+
+    def beginning(self) -> Beginning:
+        """Return what the live lineage begins with; asked before every planning."""
+        return beginning_of(self._job_dir, self._root)
+
+    def shuffle_partitions(self) -> int:
+        """Return with how many partitions the query of the live lineage runs.
+
+        Spark goes by its log: until that has begun anew, a job that is to have another number still runs,
+        and so replays, with the one that it had.
+        """
+        now = shuffle_partitions_of(self._job_dir, self.beginning())
+        return self._shuffle_partitions if now is None else now
+
+    def write(self, decision: Decision, target: str, log: SparkLog) -> SavepointHandle:
+        """Export a confirmed checkpoint of the live lineage to `target`; see :func:`export_savepoint`."""
+        job = self._job_dir.known_uuid()
+        if job is None:
+            raise InternalError("a job without job.json has a checkpoint")
+        facts = JobFacts(
+            name=self._name,
+            uuid=job,
+            planned=self._planned,
+            sources=self._graph.sources,
+            layout=recorded_layout(self._job_dir),
+            shuffle_partitions=self._shuffle_partitions,
+        )
+        upstream = {
+            topic: {"job": str(cut.job), "checkpoint": int(cut.checkpoint)}
+            for topic, cut in upstream_cut(decision.offsets_text).items()
+        }
+        root = self._root
+        return export_savepoint(
+            self._spark, Path(target), decision, log.location, facts, self._job_dir, root, upstream
+        )
+
+    def reseeding(self, log: SparkLog) -> Rescaling:
+        """Return what the recovery asks whether Spark's checkpoint has to begin anew."""
+        return Rescaling(
+            spark=self._spark,
+            planned=self._planned,
+            sources=self._graph.sources,
+            job_dir=self._job_dir,
+            root=self._root,
+            log=log,
+            shuffle_partitions=self._shuffle_partitions,
+        )
+
+    def keeper(self) -> SeedKeeper:
+        """Return who is told of confirmed checkpoints; new for every start of the query."""
+        return SeedKeeper(self._root, self.beginning(), claimant(self._job_dir))

@@ -1,0 +1,664 @@
+"""Keyed state of a savepoint or a retained checkpoint as a DataFrame."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_type
+
+from flinkish_spark.bridge.session import in_session, said
+from flinkish_spark.bridge.settings import session_of_its_own
+from flinkish_spark.checkpoint.retention import PINS, PinManifest
+from flinkish_spark.checkpoint.state_files import checksum_names
+from flinkish_spark.core.errors import ConfigError, CorruptObjectError, JobDirError
+from flinkish_spark.core.forks import in_this_process
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.store import LocalStore, SealedObjects
+from flinkish_spark.core.validation import instance_of
+from flinkish_spark.planning.partitioning import shuffle_partitions
+from flinkish_spark.protocol.decisions import Verdict
+from flinkish_spark.protocol.ids import CheckpointId, Lineage
+from flinkish_spark.protocol.lineage import (
+    FIRST_LINEAGE,
+    LineageHistory,
+    RetainedCheckpoint,
+    RewindKind,
+    why_not_rewindable,
+)
+from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
+from flinkish_spark.protocol.plan_layout import OperatorInstance, PlanLayout
+from flinkish_spark.protocol.savepoints import SavepointMetadata, StateFile
+from flinkish_spark.savepoints.entries import (
+    COPY,
+    FOUND,
+    CopyValues,
+    FindSections,
+    FirstCopy,
+    ReadEntries,
+    ReadSection,
+    ReadTimers,
+    SavepointValues,
+    Section,
+    StoreValues,
+    Values,
+    common_columns,
+    common_schema,
+    reader_columns,
+    sections_of,
+    state_names,
+    timer_columns,
+)
+from flinkish_spark.savepoints.files import (
+    METADATA_KEY,
+    CheckpointNotRetained,
+    SavepointDamaged,
+    SavepointDir,
+    SavepointFailed,
+    SavepointMisfit,
+)
+from flinkish_spark.savepoints.seeds import layout_fact
+from flinkish_spark.state.base_files import BASES, STATE
+from flinkish_spark.state.base_files import STATE as STATE_OF_SPARK
+from flinkish_spark.state.codec import FrameError
+from flinkish_spark.state.evolution import StateMismatch
+from flinkish_spark.state.key_group import BROADCAST, LISTS, STATE_SECTION, TIMERS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+# ----------------------------------------------------------------------------------------------------------
+# State of a retained checkpoint, for readers who are no part of the job.
+#
+# What a checkpoint keeps of Spark's state is its pin (:mod:`flinkish_spark.checkpoint.retention`). Spark's
+# state data source wants files at the places where a query has them, so a *view* is made outside of the job
+# directory: a folder with the two log entries and links to the pinned files of one operator. The job
+# directory is only read; the job may run meanwhile, and may even delete the checkpoint: what is linked
+# stays.
+#
+# Where links between the two places are impossible there are symbolic ones, and a checkpoint that is
+# deleted while it is read is an error of the reader's.
+
+
+@dataclass(frozen=True)
+class RetainedState:
+    """The state of one checkpoint, as its pin has it.
+
+    Parameters
+    ----------
+    root
+        The job directory.
+    manifest
+        Of the pin.
+    layout
+        Names of the operators by Spark's numbers.
+    """
+
+    root: Path
+    manifest: PinManifest
+    layout: PlanLayout
+
+    def operators(self, uid: str) -> Mapping[str, int]:
+        """Return Spark's numbers of an operator, by the chain in which it runs."""
+        return {one.chain: number for number, one in enumerate(self.layout.operators) if one.uid == uid}
+
+    def view(self, number: int, scratch: Path | None) -> Path:
+        """Return a new folder that looks like the query's checkpoint, with one operator's state.
+
+        It is deleted when this process ends.
+
+        Parameters
+        ----------
+        number
+            Spark's number of the operator.
+        scratch
+            Where it is made, on a file system that driver and executors share; None for the system's folder
+            of temporary files.
+
+        Raises
+        ------
+        CheckpointNotRetained
+            The job has given the checkpoint up meanwhile.
+        """
+        if scratch is not None:
+            scratch.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix="flinkish-state-", dir=scratch))
+        atexit.register(in_this_process(shutil.rmtree), made, ignore_errors=True)
+        batch = self.manifest.batch
+        for log in (OFFSETS, COMMITS):
+            (made / log).mkdir()
+            (made / log / str(batch)).write_text(self.manifest.log[f"{log}/{batch}"], encoding="utf-8")
+        wanted = self._files_of(self.layout.operators[number], number)
+        for name, size in wanted.items():
+            self._bring(name, size, made / STATE / name)
+        return made
+
+    def _files_of(self, operator: OperatorInstance, number: int) -> dict[str, int]:
+        own = (f"{number}/", f"{BASES}/{operator.uid}/")
+        return {name: size for name, size in self.manifest.files.items() if name.startswith(own)}
+
+    def _bring(self, name: str, size_bytes: int, target: Path) -> None:
+        source = self.root / PINS / STATE / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _link(source, target)
+            found = target.stat().st_size
+        except FileNotFoundError:
+            raise self._gone(f"the kept state file {name} is gone") from None
+        if found != size_bytes:
+            raise self._gone(f"the kept state file {name} has {found} bytes instead of {size_bytes}")
+        for checksum in checksum_names(target.name):
+            # Not every file has one.
+            with contextlib.suppress(FileNotFoundError):
+                _link(source.with_name(checksum), target.with_name(checksum))
+
+    def _gone(self, why: str) -> CheckpointNotRetained:
+        return not_retained(self.root, self.manifest.checkpoint, why)
+
+
+def is_job_dir(path: Path) -> bool:
+    """Whether a directory is that of a job that has started."""
+    return (path / "job.json").is_file()
+
+
+def retained_state(root: Path, checkpoint: int | None) -> RetainedState:
+    """Return the state of a retained checkpoint; reads only.
+
+    Parameters
+    ----------
+    root
+        The job directory, absolute.
+    checkpoint
+        None for the newest that is retained.
+
+    Raises
+    ------
+    CheckpointNotRetained
+        There is none such, or its state is not kept; says which are there.
+    CorruptObjectError
+        Something in the job directory cannot be trusted.
+    JobDirError
+        A newer, or a much older, version of this package wrote it.
+    """
+    job_dir = JobDir(LocalStore(root))
+    objects = SealedObjects(job_dir.store, "the job directory")
+    pinned = sorted(CheckpointId(number) for number in objects.numbers(PINS))
+    history = job_dir.history()
+    found = [one for one in pinned if _is_readable(job_dir, one, pinned, history)]
+    wanted = max(found, default=None) if checkpoint is None else CheckpointId(checkpoint)
+    if wanted is None:
+        raise not_retained(root, None, "it has no completed checkpoints whose state is kept")
+    why = _why_not(job_dir, wanted, pinned, history)
+    manifest = objects.optional(f"{PINS}/{wanted}.json", "pin", PinManifest.from_json)
+    decision = job_dir.decision(wanted)
+    if why or manifest is None or decision is None:
+        others = [int(one) for one in found if one != wanted]
+        raise not_retained(root, wanted, why or "the job has deleted it just now", others)
+    return RetainedState(root, manifest, _layout_in(job_dir, history, decision.lineage))
+
+
+def not_retained(
+    root: Path, checkpoint: CheckpointId | None, why: str, others: list[int] | None = None
+) -> CheckpointNotRetained:
+    """Return the error about a checkpoint whose state cannot be read."""
+    what = f"the state of checkpoint {checkpoint} in {root} cannot be read"
+    kept = ", ".join(map(str, others or ()))
+    return CheckpointNotRetained(
+        f"there is no checkpoint to read in {root}" if checkpoint is None else what,
+        why=why,
+        what_to_do=f"choose from: {kept}" if kept else "take a savepoint, or raise CheckpointConfig.retained",
+        checkpoint=checkpoint,
+    )
+
+
+def _is_readable(
+    job_dir: JobDir, checkpoint: CheckpointId, pinned: list[CheckpointId], history: LineageHistory
+) -> bool:
+    try:
+        return not _why_not(job_dir, checkpoint, pinned, history)
+    except CorruptObjectError:
+        # A damaged one is the trouble of whoever asks for it.
+        return False
+
+
+def _why_not(
+    job_dir: JobDir, checkpoint: CheckpointId, pinned: list[CheckpointId], history: LineageHistory
+) -> str:
+    """Return why the state of a checkpoint cannot be read; empty if it can."""
+    known = job_dir.decided_ids()
+    decision = job_dir.decision(checkpoint) if checkpoint in known else None
+    commits = []
+    if decision is not None and decision.verdict is Verdict.COMMIT:
+        # What is decided will be confirmed, and its state does not change by that.
+        commits = [RetainedCheckpoint(checkpoint, decision.lineage, True, checkpoint in pinned)]
+    # A job cannot go back to before its log was begun anew, but who only reads can.
+    rewinds = [one for one in history.rewinds if one.kind is not RewindKind.RESEED]
+    return why_not_rewindable(checkpoint, known, commits, LineageHistory.of(rewinds))
+
+
+def _layout_in(job_dir: JobDir, history: LineageHistory, lineage: Lineage) -> PlanLayout:
+    """Return the names of the plan that ran in a lineage, which may not be the live one."""
+    begun = [one.lineage for one in history.rewinds if one.kind is RewindKind.RESEED]
+    origin = max((one for one in begun if one <= lineage), default=FIRST_LINEAGE)
+    recorded = job_dir.recorded(layout_fact(origin))
+    if recorded is None:
+        raise JobDirError(
+            "the job directory does not say in which order its operators are planned",
+            why="it was begun by an older version",
+            what_to_do="start and stop the job once as it was",
+        )
+    return PlanLayout.from_json(recorded)
+
+
+def _link(source: Path, target: Path) -> None:
+    if not source.exists():
+        raise FileNotFoundError(source)
+    try:
+        os.link(source, target)
+    except OSError:
+        os.symlink(source, target)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Where the state of one operator is read: a savepoint, or a retained checkpoint of a job directory.
+
+
+#: Who reads states without keys, by what opens the names of their sections.
+_WITHOUT_KEYS = {BROADCAST: "read_broadcast_state", LISTS: "read_list_state"}
+#: Names of errors, in Spark's text, that say that what is stored cannot be trusted.
+_DAMAGE = (SavepointDamaged.__name__, FrameError.__name__, StateMismatch.__name__)
+
+
+@dataclass(frozen=True)
+class StoredState:
+    """The state of one operator in one chain, somewhere.
+
+    Parameters
+    ----------
+    place
+        What it is stored in, for messages.
+    rows
+        What tasks make values of.
+    known
+        Names of its states, if that is known without reading it.
+    """
+
+    place: str
+    uid: str
+    rows: DataFrame
+    values: Values
+    known: frozenset[str] | None = None
+
+    def expect(self, name: str) -> None:
+        """Raise SavepointMisfit if it is known that there is no such state."""
+        if self.known is not None and name not in self.known:
+            raise _missing(self.place, f"state of '{self.uid}'", name, self.known)
+
+    def sections(self) -> Mapping[str, list[pa.Schema]]:
+        """Return what is stored, by section; a Spark job that looks at all values.
+
+        Raises
+        ------
+        SavepointDamaged, SavepointFailed
+            A value is damaged, or Spark fails.
+        """
+        try:
+            found = self.rows.mapInArrow(FindSections(self.values), FOUND).collect()
+        except Exception as error:
+            is_damaged = any(name in str(error) for name in _DAMAGE)
+            raise (SavepointDamaged if is_damaged else SavepointFailed)(
+                f"the state of '{self.uid}' in {self.place} cannot be read",
+                why=said(error),
+                what_to_do="read another savepoint or checkpoint; nothing was changed",
+            ) from error
+        return sections_of((row["section"], bytes(row["schema"])) for row in found)
+
+    def section(self, name: str) -> Section:
+        """Return the section of a state.
+
+        Raises
+        ------
+        SavepointMisfit
+            There is no such state, or its key groups have nothing in common.
+        """
+        sections = self.sections()
+        for prefix, reader in _WITHOUT_KEYS.items():
+            if prefix + name in sections and STATE_SECTION + name not in sections:
+                raise SavepointMisfit(
+                    f"the state '{name}' of '{self.uid}' in {self.place} belongs to no key",
+                    what_to_do=f"use {reader}()",
+                )
+        if STATE_SECTION + name not in sections:
+            raise _missing(self.place, f"entry of the state of '{self.uid}'", name, state_names(sections))
+        try:
+            return Section(STATE_SECTION + name, common_schema(name, sections[STATE_SECTION + name]))
+        except StateMismatch as error:
+            raise self._nothing_in_common(name, "keys", error) from error
+
+    def without_keys(self, prefix: str, name: str) -> tuple[str, pa.Schema, T.StructType]:
+        """Return the section of a state without keys, and its columns.
+
+        Raises
+        ------
+        SavepointMisfit
+            There is no such state, or its partitions have nothing in common.
+        """
+        sections = self.sections()
+        found = sections.get(prefix + name, [])
+        if not found:
+            there = [one.removeprefix(prefix) for one in sections if one.startswith(prefix)]
+            raise _missing(self.place, f"state without keys of '{self.uid}'", name, there)
+        try:
+            schema = common_columns(name, found)
+        except StateMismatch as error:
+            raise self._nothing_in_common(name, "partitions", error) from error
+        columns = [T.StructField(one.name, from_arrow_type(one.type)) for one in schema]
+        return prefix + name, schema, T.StructType(columns)
+
+    def _nothing_in_common(self, name: str, who: str, error: StateMismatch) -> SavepointMisfit:
+        return SavepointMisfit(
+            f"the state '{name}' of '{self.uid}' in {self.place} has no columns of its own",
+            why=str(error),
+            what_to_do=f"let the job touch all {who} with its present declaration, and read it then",
+        )
+
+
+def stored_state(
+    spark: SparkSession,
+    path: str | Path,
+    uid: str,
+    *,
+    checkpoint: int | None,
+    chain: str | None,
+    scratch: str | Path | None,
+) -> StoredState:
+    """Return where the state of an operator is to be read; see :func:`read_state`."""
+    place, checkpoint = _place(path, checkpoint)
+    if checkpoint is None and ((place / METADATA_KEY).is_file() or not is_job_dir(place)):
+        return _in_savepoint(spark, place, uid, chain)
+    return _in_checkpoint(spark, place, checkpoint, uid, chain, None if scratch is None else Path(scratch))
+
+
+def _place(path: str | Path, checkpoint: int | None) -> tuple[Path, int | None]:
+    """Return a savepoint's or job's directory, and the checkpoint that is meant."""
+    place = Path(str(path).removeprefix("file://")).absolute()
+    if place.parent.name == "checkpoints" and place.name.isdecimal() and is_job_dir(place.parent.parent):
+        own = int(place.name)
+        if checkpoint not in (None, own):
+            raise ConfigError(
+                f"the path {place} means checkpoint {own}, and checkpoint={checkpoint} was given",
+                what_to_do="give one of them",
+            )
+        return place.parent.parent, own
+    if checkpoint is not None:
+        instance_of("checkpoint", checkpoint, int, what_to_do="give the id of a checkpoint, such as 41")
+        if not is_job_dir(place):
+            raise ConfigError(
+                f"checkpoint={checkpoint} was given, and {place} is no job directory",
+                what_to_do="give the job directory, or leave the checkpoint out to read a savepoint",
+            )
+    return place, checkpoint
+
+
+# -- savepoints -------------------------------------------------------------------------------------
+def _in_savepoint(spark: SparkSession, path: Path, uid: str, chain: str | None) -> StoredState:
+    place = SavepointDir(path)
+    metadata = place.metadata()
+    files = files_of(metadata, uid, chain)
+    place.check_files(files)
+    described = [(json.dumps(file.to_json()),) for file in files]
+    listed = spark.createDataFrame(described, "file STRING").repartition(max(len(files), 1))
+    known = frozenset(metadata.operators[uid].states)
+    return StoredState(f"the savepoint {path}", uid, listed, SavepointValues(str(path)), known)
+
+
+def files_of(metadata: SavepointMetadata, uid: str, chain: str | None) -> list[StateFile]:
+    """Return the state files of an operator in one chain.
+
+    Raises
+    ------
+    SavepointMisfit
+        The savepoint has no such operator or chain, or several chains and it is not said which.
+    """
+    if uid not in metadata.operators:
+        raise _missing("the savepoint", "operator", uid, metadata.operators)
+    files = [file for file in metadata.files if file.operator == uid]
+    wanted = _chain(uid, chain, {file.chain for file in files})
+    return [file for file in files if file.chain == wanted]
+
+
+def _chain(uid: str, chain: str | None, there: Iterable[str]) -> str | None:
+    """Return the chain that is meant; None where there is none."""
+    known = sorted(there)
+    if chain is not None and chain not in known:
+        raise _missing("the savepoint", f"chain of '{uid}'", chain, known)
+    if chain is None and len(known) > 1:
+        raise SavepointMisfit(
+            f"operator '{uid}' has state in several chains",
+            what_to_do=f"say which: chain={' or '.join(repr(one) for one in known)}",
+        )
+    return chain or next(iter(known), None)
+
+
+def _missing(place: str, what: str, name: str, there: Iterable[str]) -> SavepointMisfit:
+    known = ", ".join(sorted(there)) or "none"
+    return SavepointMisfit(f"{place} has no {what} '{name}'", what_to_do=f"choose from: {known}")
+
+
+# -- checkpoints ------------------------------------------------------------------------------------
+def _in_checkpoint(
+    spark: SparkSession, root: Path, checkpoint: int | None, uid: str, chain: str | None, scratch: Path | None
+) -> StoredState:
+    _check_scratch(spark, root, scratch)
+    retained = retained_state(root, checkpoint)
+    number = retained.manifest.checkpoint
+    place = f"checkpoint {number} of {root}"
+    numbers = retained.operators(uid)
+    if not numbers:
+        raise _missing(place, "operator", uid, {one.uid for one in retained.layout.operators})
+    operator = numbers[str(_chain(uid, chain, numbers))]
+    view = retained.view(operator, scratch)
+    try:
+        # Spark makes up its mind about the store's format while it loads.
+        own = session_of_its_own(spark, shuffle_partitions(spark))
+        state = own.read.format("statestore").option("batchId", str(retained.manifest.batch))
+        frame = in_session(state.option("operatorId", str(operator)).load(str(view)), spark)
+    except Exception as error:
+        raise SavepointFailed(
+            f"Spark cannot read the state of {place}",
+            why=said(error),
+            what_to_do="run the Spark version that wrote it; the job is not affected",
+        ) from error
+    values = frame.select(F.col("value.groupState.value").alias("value"))
+    return StoredState(place, uid, values, StoreValues(str(view / STATE_OF_SPARK / BASES / uid), uid))
+
+
+def _check_scratch(spark: SparkSession, root: Path, scratch: Path | None) -> None:
+    if scratch is None:
+        if not (spark.sparkContext.master or "").startswith("local"):
+            raise ConfigError(
+                "to read a checkpoint on a cluster a scratch directory is needed",
+                why="links to the checkpoint's files are made there, which executors have to see",
+                what_to_do="give scratch=, on a file system that driver and executors share; "
+                "or read a savepoint",
+            )
+        return
+    if not scratch.is_absolute() or scratch.resolve().is_relative_to(root.resolve()):
+        raise ConfigError(
+            f"scratch={str(scratch)!r} cannot be used",
+            why="executors have other working directories, and the job directory is never changed",
+            what_to_do="give an absolute path outside of the job directory",
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Keyed state of a savepoint or a retained checkpoint as a DataFrame: for people, tests and other jobs.
+#
+# The files are read in tasks, each value is checked, and reading runs no code of the job's. Nothing is
+# changed; the job may run meanwhile, or not.
+
+
+def read_state(
+    spark: SparkSession,
+    path: str | Path,
+    uid: str,
+    name: str,
+    *,
+    checkpoint: int | None = None,
+    chain: str | None = None,
+    scratch: str | Path | None = None,
+) -> DataFrame:
+    """Return a keyed state of a savepoint or a retained checkpoint: one row per key, or per key and window.
+
+    Nothing is changed. A savepoint may be in use; the job of a checkpoint may run or not.
+
+    Parameters
+    ----------
+    spark
+        Any session; the state is read where its tasks run.
+    path
+        The savepoint's directory; or a job directory, or ``<job directory>/checkpoints/<id>``.
+    uid, name
+        Of the operator, and of its state.
+    checkpoint
+        Which checkpoint of a job directory; None for the newest that is retained.
+    chain
+        Which chain's, where several chains have the operator; see `SavepointMetadata.chains`.
+    scratch
+        Where links to a checkpoint's files are made: outside of the job directory, on a file system that
+        driver and executors share. They are deleted when this process ends. Local sessions can do without,
+        and use the system's folder of temporary files then.
+
+    Returns
+    -------
+    DataFrame
+        Columns: `key` (or `key_0`, `key_1`, ... for several key columns); `window_start` and `window_end`
+        for states of windows; `touched_at` where the state has a time to live (expired entries that were
+        not cleaned up yet are there, too), and of lists and maps `each_touched_at`, the times of their
+        elements, of which `touched_at` is the latest; then `value`, or the declared fields of the value. A
+        field by the name of one of these columns is `value_key`, `value_touched_at` or the like.
+        Where the declaration has changed, all fields that are still stored for any key.
+
+    Raises
+    ------
+    SavepointNotFound, SavepointDamaged
+        The savepoint is not there, or not whole.
+    CheckpointNotRetained
+        The job directory has no such checkpoint any more; says which there are.
+    SavepointMisfit
+        There is no such operator, state or chain; says which there are.
+
+    Examples
+    --------
+    >>> read_state(spark, "/data/savepoints/7", "totals", "total").where("key = 'anna'")  # doctest: +SKIP
+    >>> read_state(spark, "/data/jobs/orders", "totals", "total", checkpoint=41)  # doctest: +SKIP
+    """
+    stored = stored_state(spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch)
+    stored.expect(name)
+    section = stored.section(name)
+    columns = reader_columns(section.schema)
+    return stored.rows.mapInArrow(ReadEntries(stored.values, section, columns), columns)
+
+
+def read_timers(
+    spark: SparkSession,
+    path: str | Path,
+    uid: str,
+    *,
+    checkpoint: int | None = None,
+    chain: str | None = None,
+    scratch: str | Path | None = None,
+) -> DataFrame:
+    """Return the timers of an operator that wait in a savepoint or a retained checkpoint.
+
+    Parameters are those of :func:`read_state`, and so are errors.
+
+    Returns
+    -------
+    DataFrame
+        Columns: `key` (or `key_0`, ...); `clock`, ``EVENT_TIME`` or ``PROCESSING_TIME``; `time_ms` LONG,
+        when it is due; `window_start` and `window_end` of its window, null for a timer of a function.
+
+    Examples
+    --------
+    >>> read_timers(spark, "/data/savepoints/7", "totals").groupBy("clock").count()  # doctest: +SKIP
+    """
+    stored = stored_state(spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch)
+    sections = stored.sections()
+    keyed = {one: schemas for one, schemas in sections.items() if one.startswith((STATE_SECTION, TIMERS))}
+    if not keyed:
+        raise SavepointMisfit(
+            f"operator '{uid}' of {stored.place} has stored nothing by key",
+            what_to_do="choose another operator",
+        )
+    columns = timer_columns(next(iter(keyed.values()))[0])
+    return stored.rows.mapInArrow(ReadTimers(stored.values, columns), columns)
+
+
+def read_broadcast_state(
+    spark: SparkSession,
+    path: str | Path,
+    uid: str,
+    name: str,
+    *,
+    checkpoint: int | None = None,
+    chain: str | None = None,
+    scratch: str | Path | None = None,
+) -> DataFrame:
+    """Return a broadcast state of a savepoint or a retained checkpoint: one of its copies, which are equal.
+
+    Parameters are those of :func:`read_state`, and so are errors.
+
+    Returns
+    -------
+    DataFrame
+        Columns: `key` and `value` of the map.
+
+    Examples
+    --------
+    >>> read_broadcast_state(spark, "/data/savepoints/7", "limited", "limits").show()  # doctest: +SKIP
+    """
+    stored = stored_state(spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch)
+    section, schema, columns = stored.without_keys(BROADCAST, name)
+    copies = stored.rows.mapInArrow(FirstCopy(stored.values, section), COPY)
+    return copies.limit(1).mapInArrow(ReadSection(CopyValues(), section, schema), columns)
+
+
+def read_list_state(
+    spark: SparkSession,
+    path: str | Path,
+    uid: str,
+    name: str,
+    *,
+    checkpoint: int | None = None,
+    chain: str | None = None,
+    scratch: str | Path | None = None,
+) -> DataFrame:
+    """Return an operator list state of a savepoint or a retained checkpoint: the items of all partitions.
+
+    Parameters are those of :func:`read_state`, and so are errors.
+
+    Returns
+    -------
+    DataFrame
+        Column: `item`. The items of a partition are in their order, partitions in none.
+
+    Examples
+    --------
+    >>> read_list_state(spark, "/data/savepoints/7", "merged", "open").count()  # doctest: +SKIP
+    """
+    stored = stored_state(spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch)
+    section, schema, columns = stored.without_keys(LISTS, name)
+    return stored.rows.mapInArrow(ReadSection(stored.values, section, schema), columns)

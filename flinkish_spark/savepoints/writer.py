@@ -1,0 +1,379 @@
+"""Writing savepoints without a job: state from DataFrames, and the state of other savepoints, edited.
+
+In the spirit of Flink's State Processor API. A writer is a value: each method returns another one, and
+nothing is written before :meth:`SavepointWriter.write`. What it writes is a savepoint like any other.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flinkish_spark.core.clock import wall_ms
+from flinkish_spark.core.validation import instance_of, refused_as_config_errors
+from flinkish_spark.planning.declare import check_max_parallelism
+from flinkish_spark.planning.partitioning import shuffle_partitions
+from flinkish_spark.protocol.ids import checked_name
+from flinkish_spark.protocol.savepoints import OperatorState, SavepointMetadata
+from flinkish_spark.savepoints.bootstrap import (
+    KeyedRows,
+    KeyedStateBootstrapFunction,
+    StateColumns,
+    bootstrap_function,
+)
+from flinkish_spark.savepoints.export import sync_folders
+from flinkish_spark.savepoints.files import (
+    BootstrapRefused,
+    SavepointDir,
+    SavepointFailed,
+    check_apart,
+    check_target,
+)
+from flinkish_spark.savepoints.writer_jobs import WriteTarget, checked_key_types, write_operator
+from flinkish_spark.savepoints.writer_plan import (
+    Filling,
+    PlannedOperator,
+    WriterPlan,
+    broadcast_rows,
+    item_rows,
+    state_rows,
+    stored_columns,
+    timer_rows,
+    times_with_timers,
+    times_with_uid,
+    times_without,
+    with_operator,
+    with_uid,
+    without_operator,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class SavepointWriter:
+    """A savepoint that is to be written; from :meth:`new` or :meth:`from_existing`.
+
+    A value: each method returns another writer and leaves this one as it is.
+
+    Examples
+    --------
+    >>> from flinkish_spark import ValueStateDescriptor
+    >>> states = [(ValueStateDescriptor("total", "LONG"), "balance")]
+    >>> rows = keyed_by(spark.read.parquet("/data/balances"), "account")  # doctest: +SKIP
+    >>> writer = SavepointWriter.new(spark).with_operator("totals", rows, states)  # doctest: +SKIP
+    >>> writer.write("/data/savepoints/first")  # doctest: +SKIP
+    """
+
+    def __init__(self, spark: SparkSession, plan: WriterPlan) -> None:
+        self._spark, self._plan = spark, plan
+
+    # -- beginning ------------------------------------------------------------------------------
+    @classmethod
+    def new(
+        cls, spark: SparkSession, *, max_parallelism: int = 128, job: str = "bootstrap"
+    ) -> SavepointWriter:
+        """Return a writer of a savepoint from nothing.
+
+        It has no sources, so those of a job that is restored from it begin where they say themselves.
+
+        Parameters
+        ----------
+        max_parallelism
+            Number of key groups of its operators: that of the job, which can never change.
+        job
+            A name, for people.
+
+        Raises
+        ------
+        ConfigError
+            The number or the name is not usable.
+        """
+        check_max_parallelism(max_parallelism)
+        with refused_as_config_errors("choose another name"):
+            checked_name(job, "job")
+        partitions = shuffle_partitions(spark)
+        return cls(spark, WriterPlan.of_nothing(job, partitions, max_parallelism))
+
+    @classmethod
+    def from_existing(
+        cls, spark: SparkSession, path: str | Path, *, max_parallelism: int = 128
+    ) -> SavepointWriter:
+        """Return a writer of a savepoint that begins as a copy of another.
+
+        The other one is only read. The new one has its positions of sources, states of hooks and times.
+
+        Parameters
+        ----------
+        path
+            Of the other savepoint, which must stay until the new one is written.
+        max_parallelism
+            Number of key groups of operators that are added.
+
+        Raises
+        ------
+        SavepointNotFound, SavepointDamaged
+            It is not there, or not whole.
+        ConfigError
+            The number is not usable.
+        """
+        check_max_parallelism(max_parallelism)
+        place = SavepointDir(Path(str(path).removeprefix("file://")).absolute())
+        return cls(spark, WriterPlan.of_stored(place, max_parallelism))
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Return the uids of the operators that it will have."""
+        return tuple(self._plan.operators)
+
+    # -- changing -------------------------------------------------------------------------------
+    def with_operator(
+        self,
+        uid: str,
+        rows: KeyedRows,
+        states: KeyedStateBootstrapFunction | Sequence[StateColumns],
+        *,
+        beside: str | None = None,
+    ) -> SavepointWriter:
+        """Return a writer with one more operator.
+
+        Parameters
+        ----------
+        uid
+            Of the operator in the job.
+        rows
+            What its state is made of; keys must have the types that the job's `key_by` has.
+        states
+            A function; or pairs of a descriptor and the column or columns that go into that state. A value
+            state takes one row per key; a list state one element per row, or one ARRAY per key; a map state
+            one entry per row (key and value), or one MAP per key. A null leaves a state as it is.
+        beside
+            In a savepoint whose chains stood at different places: the chain whose place the operator shares.
+
+        Raises
+        ------
+        BootstrapRefused
+            The operator is there already, or `beside` is missing or unknown.
+        ConfigError, SchemaError, UserFunctionError
+            An argument is wrong, columns do not fit the states, or the function cannot be sent.
+        """
+        plan = self._plan
+        plan.check_new(uid)
+        instance_of("rows", rows, KeyedRows, what_to_do='give keyed_by(rows, "user")')
+        function = bootstrap_function(states, rows.frame.schema, uid)
+        key_types = tuple(kind.simpleString() for kind in checked_key_types(rows.frame, rows.keys))
+        chains, chain = with_operator(plan.chains, uid, beside)
+        added = PlannedOperator(
+            OperatorState(plan.max_parallelism, key_types), filling=Filling(chain, rows, function)
+        )
+        return self._changed(operators={**plan.operators, uid: added}, chains=chains)
+
+    def with_state(
+        self, uid: str, name: str, frame: DataFrame, *, chain: str | None = None
+    ) -> SavepointWriter:
+        """Return a writer in which one state of an operator has other entries; all others stay.
+
+        The state is what `frame` says: keys that it lacks have none. Its types may differ from those that are
+        stored, as long as the job declares them so. A state that the operator has not stored yet is added.
+        Timers are not touched.
+
+        Parameters
+        ----------
+        uid, name
+            Of the operator, and of its state.
+        frame
+            The columns that :func:`~flinkish_spark.read_state` gives: `key` (or `key_0`, ...),
+            `window_start` and `window_end`, `touched_at`, then `value` or the fields of the value. One row
+            per key (and window); a row with a null `value` is left out. Without `each_touched_at` all
+            elements of a list or a map were touched at `touched_at`.
+        chain
+            Which chain's, where several chains have the operator.
+
+        Raises
+        ------
+        BootstrapRefused
+            There is no such operator or chain, or the operator is new in this writer.
+        ConfigError, SchemaError
+            The DataFrame is a streaming one, or its columns do not fit.
+        """
+        planned = self._plan.existing(uid)
+        own = self._plan.chain_of(uid, chain)
+        stored = stored_columns(self._plan.origin, planned.origin.get(own, ()), name)
+        rows = state_rows(frame, uid, name, planned.state.key_types, stored)
+        return self._changed(operators={**self._plan.operators, uid: planned.with_edit(own, rows)})
+
+    def with_timers(self, uid: str, frame: DataFrame, *, chain: str | None = None) -> SavepointWriter:
+        """Return a writer in which an operator has other timers, of both clocks; its states stay.
+
+        Parameters
+        ----------
+        frame
+            The columns that :func:`~flinkish_spark.state_processor.read_timers` gives; timers of functions
+            need no window. Those of one time fire in no promised order.
+        chain
+            Which chain's, where several chains have the operator.
+
+        Raises
+        ------
+        BootstrapRefused, ConfigError, SchemaError
+            As from :meth:`with_state`.
+        """
+        planned = self._plan.existing(uid)
+        own = self._plan.chain_of(uid, chain)
+        rows = timer_rows(frame, uid, planned.state.key_types)
+        return self._changed(operators={**self._plan.operators, uid: planned.with_edit(own, rows)})
+
+    def with_broadcast_state(
+        self, uid: str, name: str, frame: DataFrame, *, chain: str | None = None
+    ) -> SavepointWriter:
+        """Return a writer in which a broadcast state of an operator has other entries; all others stay.
+
+        Parameters
+        ----------
+        uid, name
+            Of the operator, which may be new in this writer, and of its broadcast state.
+        frame
+            Columns `key` and `value` of the map, each key once, of the declared types; no nulls.
+        chain
+            Which chain's, where several chains have the operator.
+
+        Raises
+        ------
+        BootstrapRefused, ConfigError, SchemaError
+            As from :meth:`with_state`.
+        """
+        planned = self._plan.planned(uid)
+        own = self._plan.chain_of(uid, chain)
+        changed = planned.with_partition(own, broadcast_rows(frame, uid, name))
+        return self._changed(operators={**self._plan.operators, uid: changed})
+
+    def with_list_state(
+        self, uid: str, name: str, frame: DataFrame, *, chain: str | None = None
+    ) -> SavepointWriter:
+        """Return a writer in which an operator list state of an operator has other items; all others stay.
+
+        All items are those of one partition, so a job with several deals them out. Parameters are those of
+        :meth:`with_broadcast_state`, but for a single column `item`, and so are errors.
+        """
+        planned = self._plan.planned(uid)
+        own = self._plan.chain_of(uid, chain)
+        changed = planned.with_partition(own, item_rows(frame, uid, name))
+        return self._changed(operators={**self._plan.operators, uid: changed})
+
+    def with_unkeyed_operator(self, uid: str, *, beside: str | None = None) -> SavepointWriter:
+        """Return a writer with one more operator that has no keys, and no state yet.
+
+        Its broadcast or operator list states are added with :meth:`with_broadcast_state` and
+        :meth:`with_list_state`. Parameters and errors are those of :meth:`with_operator`.
+        """
+        plan = self._plan
+        plan.check_new(uid)
+        chains, _ = with_operator(plan.chains, uid, beside)
+        added = PlannedOperator(OperatorState(plan.max_parallelism, ()))
+        return self._changed(operators={**plan.operators, uid: added}, chains=chains)
+
+    def remove_operator(self, uid: str) -> SavepointWriter:
+        """Return a writer without the state and the timers of an operator.
+
+        Raises
+        ------
+        BootstrapRefused
+            There is no such operator.
+        """
+        plan = self._plan
+        plan.planned(uid)
+        return self._changed(
+            operators={other: one for other, one in plan.operators.items() if other != uid},
+            chains=without_operator(plan.chains, uid),
+            times=times_without(plan.times, uid, plan.operators),
+        )
+
+    def change_uid(self, old: str, new: str) -> SavepointWriter:
+        """Return a writer in which an operator has another uid; its state and timers stay.
+
+        Raises
+        ------
+        BootstrapRefused
+            There is no operator `old`, or `new` is taken.
+        ConfigError
+            `new` cannot be a uid.
+        """
+        planned, plan = self._plan.planned(old), self._plan
+        with refused_as_config_errors("choose another uid"):
+            checked_name(new, "uid")
+        if new in (*plan.operators, *plan.metadata.sources, *plan.metadata.sinks):
+            raise BootstrapRefused(f"there is a '{new}' already", what_to_do="choose another uid")
+        chains, names = with_uid(plan.chains, old, new)
+        finished = tuple(new if uid == old else uid for uid in plan.metadata.finished)
+        operators = {new if uid == old else uid: one for uid, one in plan.operators.items()}
+        operators[new] = planned
+        return self._changed(
+            metadata=replace(plan.metadata, finished=finished),
+            operators={uid: one.with_chains(names) for uid, one in operators.items()},
+            chains=chains,
+            times=times_with_uid(plan.times, old, new, plan.operators, names),
+        )
+
+    # -- writing --------------------------------------------------------------------------------
+    def write(self, path: str | Path) -> SavepointMetadata:
+        """Write the savepoint, by Spark jobs; return what it says about itself.
+
+        It exists when this returns, and not before: the description is created last. A directory with what a
+        crash left of an earlier call can be given again. Nothing that exists is overwritten.
+
+        Parameters
+        ----------
+        path
+            Absolute, new or empty, on a file system that driver and executors share, not in or around the
+            savepoint that this one comes from.
+
+        Raises
+        ------
+        SavepointFailed
+            The place cannot be used, or Spark failed.
+        BootstrapRefused, UserFunctionError
+            The rows do not fit together, or the function failed.
+        SavepointDamaged
+            The savepoint that it comes from is damaged.
+        StoreError
+            The disk refuses.
+        """
+        plan, folder = self._plan, Path(str(path).removeprefix("file://"))
+        check_target(str(folder), self._check_place)
+        place, now_ms = SavepointDir(folder), wall_ms()
+        target = WriteTarget(self._spark, folder, plan.origin, uuid.uuid4().hex[:8], now_ms)
+        written = {uid: write_operator(target, uid, one) for uid, one in plan.operators.items()}
+        times = plan.times
+        for uid, one in written.items():
+            chains = {file.chain for file in one.files} | one.due.keys()
+            for chain, due in one.due.items():
+                times = times_with_timers(times, uid, chain, chains, due)
+        files = tuple(file for one in written.values() for file in one.files)
+        sync_folders(folder, files)
+        metadata = replace(
+            plan.metadata,
+            savepoint=uuid.uuid4().hex,
+            operators={uid: one.state for uid, one in written.items()},
+            chains=plan.chains,
+            files=files,
+            times=times,
+        )
+        # The savepoint exists from here on.
+        found = place.finish(metadata)
+        if found.savepoint != metadata.savepoint:
+            raise SavepointFailed(
+                f"somebody else has written a savepoint to {folder} meanwhile",
+                what_to_do="give another directory",
+            )
+        return found
+
+    # -- parts ----------------------------------------------------------------------------------
+    def _check_place(self, target: Path) -> None:
+        if self._plan.origin is not None:
+            check_apart(target, self._plan.origin.path)
+
+    def _changed(self, **changes: object) -> SavepointWriter:
+        return SavepointWriter(self._spark, replace(self._plan, **changes))  # type: ignore[arg-type]

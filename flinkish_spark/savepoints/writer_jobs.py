@@ -1,0 +1,309 @@
+"""The Spark jobs that write the state files of a savepoint, as it was planned.
+
+The savepoint that a plan comes from is only read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from flinkish_spark.bridge.session import describe_failure, said
+from flinkish_spark.core.errors import USER_FUNCTION_MARKER, FlinkishError, SchemaError, UserFunctionError
+from flinkish_spark.planning.partitioning import shuffle_partitions
+from flinkish_spark.protocol.savepoints import OperatorState, StateFile, check_groups
+from flinkish_spark.savepoints.files import BootstrapRefused, SavepointDamaged, SavepointDir, SavepointFailed
+from flinkish_spark.savepoints.group_edits import (
+    KEY_GROUP,
+    PACKED,
+    PART,
+    REPORT,
+    ROW_TIME,
+    VALUE,
+    ByKind,
+    Change,
+    EditedTimers,
+    EditGroup,
+    EditPartition,
+    FilledRows,
+    FillGroup,
+    PackRows,
+    PackValues,
+    WriteGroups,
+    WriterRefused,
+)
+from flinkish_spark.savepoints.writer_plan import (
+    DueTimers,
+    EditRows,
+    Filling,
+    PartitionRows,
+    PlannedOperator,
+    WrittenOperator,
+)
+from flinkish_spark.state.codec import HASH
+from flinkish_spark.state.operator_state import BROADCAST_KIND
+from flinkish_spark.transport.columns import FIRST_PARTITION_GROUP, map_in_arrow
+from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.rows import arrow_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+#: About how many bytes of state files one task rewrites.
+_TASK_BYTES = 64 << 20
+#: Types whose values cannot be compared reliably; a job refuses them as keys, too.
+_UNFIT_KEYS = (T.ArrayType, T.MapType, T.StructType, T.FloatType, T.DoubleType, T.VariantType)
+
+
+@dataclass(frozen=True)
+class WriteTarget:
+    """Where a savepoint is written, and from what.
+
+    Parameters
+    ----------
+    folder
+        Of the new savepoint.
+    origin
+        The old one; None for a savepoint from nothing.
+    token
+        Opens the names of all files that this writer makes.
+    now_ms
+        Processing time for bootstrap functions.
+    """
+
+    spark: SparkSession
+    folder: Path
+    origin: SavepointDir | None
+    token: str
+    now_ms: int
+
+
+def write_operator(target: WriteTarget, uid: str, planned: PlannedOperator) -> WrittenOperator:
+    """Write the state files of one operator; Spark jobs, unless nothing changes.
+
+    Raises
+    ------
+    UserFunctionError
+        The bootstrap function failed.
+    BootstrapRefused
+        The rows do not fit together.
+    SavepointDamaged, SavepointFailed
+        The old savepoint cannot be read, or Spark failed.
+    """
+    if planned.filling is not None:
+        reports = _fill(target, uid, planned.state, planned.filling, planned.partition)
+        files = _files(uid, planned.filling.chain, reports)
+        due = {planned.filling.chain: _due(reports)}
+        return WrittenOperator(_with_states(planned.state, reports), files, due)
+    written: list[StateFile] = []
+    timers: dict[str, tuple[DueTimers, ...]] = {}
+    chains = sorted(planned.origin.keys() | planned.edits.keys() | planned.partition.keys())
+    # What is stored in several chains has to be known as long as one of them has it.
+    state = planned.state if len(chains) > 1 else replace(planned.state, states={})
+    for chain in chains:
+        old, edits = planned.origin.get(chain, ()), planned.edits.get(chain, ())
+        partition = planned.partition.get(chain, ())
+        if not edits and not partition and all(file.operator == uid for file in old):
+            assert target.origin is not None
+            target.origin.take(old, target.folder)
+            written += [replace(file, chain=chain) for file in old]
+            state = replace(state, states={**state.states, **planned.state.states})
+            continue
+        reports = _rewrite(target, uid, state, old, edits, partition)
+        state = _with_states(state, reports)
+        written += _files(uid, chain, reports)
+        if any(isinstance(one.edit, EditedTimers) for one in edits):
+            timers[chain] = _due(reports)
+    return WrittenOperator(state, tuple(written), timers)
+
+
+def key_columns(keys: Sequence[str | Column]) -> list[Column]:
+    """Return keys as expressions, as a job's `key_by` reads them."""
+    return [F.col(quoted(key)) if isinstance(key, str) else key for key in keys]
+
+
+def checked_key_types(frame: DataFrame, keys: Sequence[str | Column]) -> tuple[T.DataType, ...]:
+    """Return the types of keys.
+
+    Raises
+    ------
+    SchemaError
+        No job could be keyed by them.
+    """
+    fields = frame.select(*key_columns(keys)).schema.fields
+    for one in fields:
+        if isinstance(one.dataType, _UNFIT_KEYS):
+            raise SchemaError(
+                f"state cannot be keyed by {one.name}, a {one.dataType.simpleString()}",
+                why="values of that type cannot be compared reliably",
+                what_to_do="key by its parts: a string, a whole number, a date, a timestamp or a decimal",
+            )
+    return tuple(one.dataType for one in fields)
+
+
+# -- parts ------------------------------------------------------------------------------------------
+def _fill(
+    target: WriteTarget,
+    uid: str,
+    state: OperatorState,
+    filling: Filling,
+    partition: Mapping[str, tuple[PartitionRows, ...]],
+) -> list[dict[str, Any]]:
+    rows, frame = filling.rows, filling.rows.frame
+    keys, key_types = key_columns(rows.keys), checked_key_types(frame, rows.keys)
+    columns: list[Column] = [F.xxhash64(*keys).alias(HASH)]
+    fields = [T.StructField(HASH, T.LongType())]
+    if rows.timestamp is not None:
+        columns.append(F.col(quoted(rows.timestamp)).alias(ROW_TIME))
+        fields.append(T.StructField(ROW_TIME, T.LongType()))
+    for number, one in enumerate(frame.schema):
+        columns.append(F.col(quoted(one.name)).alias(f"c{number}"))
+        fields.append(T.StructField(f"c{number}", one.dataType))
+    for number, (key, kind) in enumerate(zip(keys, key_types, strict=True)):
+        columns.append(key.alias(f"k{number}"))
+        fields.append(T.StructField(f"k{number}", kind))
+    shape = FilledRows(
+        arrow_schema(fields),
+        tuple(frame.schema.names),
+        tuple(f"c{number}" for number in range(len(frame.schema))),
+        tuple(f"k{number}" for number in range(len(keys))),
+        key_types,
+    )
+    packed = _by_group(frame.select(*columns), state.max_parallelism).mapInArrow(
+        PackRows(VALUE + 1, shape.schema), PACKED
+    )
+    fill = FillGroup(uid, state.max_parallelism, filling.function, shape, target.now_ms)
+    frames, kept = _partition(uid, partition.get(filling.chain, ()), VALUE + 2)
+    together = reduce(lambda one, other: one.unionByName(other), [packed, *frames])
+    return _run(target, uid, state, _shuffled(target, together, state, 0), ByKind(fill, kept))
+
+
+def _rewrite(
+    target: WriteTarget,
+    uid: str,
+    state: OperatorState,
+    old: Sequence[StateFile],
+    edits: Sequence[EditRows],
+    partition: Sequence[PartitionRows],
+) -> list[dict[str, Any]]:
+    frames = []
+    if old:
+        assert target.origin is not None
+        target.origin.check_files(old)
+        described = [(json.dumps(file.to_json()),) for file in old]
+        listed = target.spark.createDataFrame(described, "file STRING").repartition(len(old))
+        # Where values are shuffled, copies of broadcast state become one.
+        together = frozenset({BROADCAST_KIND} if edits or partition else ())
+        frames.append(listed.mapInArrow(PackValues(str(target.origin.path), together), PACKED))
+    for part, rows in enumerate(edits, start=VALUE + 1):
+        hashed = _by_group(rows.frame, state.max_parallelism)
+        frames.append(map_in_arrow(hashed, PackRows(part, rows.edit.rows), PACKED))
+    more, kept = _partition(uid, partition, VALUE + 1 + len(edits))
+    groups = reduce(lambda one, other: one.unionByName(other), [*frames, *more])
+    if edits or more:
+        groups = _shuffled(target, groups, state, sum(file.size_bytes for file in old))
+    by_part = {part: rows.edit for part, rows in enumerate(edits, start=VALUE + 1)}
+    return _run(target, uid, state, groups, ByKind(EditGroup(uid, by_part), kept))
+
+
+def _partition(
+    uid: str, rows: Sequence[PartitionRows], first_part: int
+) -> tuple[list[DataFrame], EditPartition]:
+    """Return the rows of states without keys as blocks, and what makes the partitions' values of them."""
+    parts = dict(enumerate(rows, start=first_part))
+    group = F.lit(FIRST_PARTITION_GROUP).cast("int").alias(KEY_GROUP)
+    frames = [
+        map_in_arrow(one.frame.select(group, "*"), PackRows(part, one.edit.rows), PACKED)
+        for part, one in parts.items()
+    ]
+    return frames, EditPartition(uid, {part: one.edit for part, one in parts.items()})
+
+
+def _by_group(frame: DataFrame, groups: int) -> DataFrame:
+    """Return rows behind their key group; the key's hash is among their columns."""
+    group = F.pmod(F.col(HASH), F.lit(groups)).cast("int").alias(KEY_GROUP)
+    return frame.select(group, "*")
+
+
+def _shuffled(target: WriteTarget, packed: DataFrame, state: OperatorState, size_bytes: int) -> DataFrame:
+    wanted = shuffle_partitions(target.spark)
+    partitions = min(state.max_parallelism, max(wanted, size_bytes // _TASK_BYTES + 1))
+    return packed.repartition(partitions, KEY_GROUP).sortWithinPartitions(KEY_GROUP, PART)
+
+
+def _run(
+    target: WriteTarget, uid: str, state: OperatorState, groups: DataFrame, change: Change
+) -> list[dict[str, Any]]:
+    task = WriteGroups(str(target.folder), uid, target.token, change)
+    try:
+        rows = groups.mapInArrow(task, REPORT).collect()
+    except Exception as error:
+        raise _failure(uid, error) from error
+    reports: list[dict[str, Any]] = sorted(
+        (json.loads(row["report"]) for row in rows), key=lambda report: str(report["file"]["name"])
+    )
+    try:
+        check_groups(uid, state.max_parallelism, _key_groups(reports))
+    except ValueError as error:
+        raise SavepointFailed(
+            f"the state of '{uid}' was not written as it has to be", why=str(error), what_to_do="report this"
+        ) from None
+    return reports
+
+
+def _files(uid: str, chain: str, reports: Sequence[Mapping[str, Any]]) -> tuple[StateFile, ...]:
+    found = [one["file"] for one in reports]
+    return tuple(
+        StateFile(uid, chain, one["name"], int(one["rows"]), int(one["bytes"]), one["sha256"])
+        for one in found
+    )
+
+
+def _key_groups(reports: Sequence[Mapping[str, Any]]) -> list[int]:
+    return [group for one in reports for group in one["groups"] if group >= 0]
+
+
+def _due(reports: Sequence[Mapping[str, Any]]) -> tuple[DueTimers, ...]:
+    return tuple((row[0], row[1], row[2]) for report in reports for row in report["due"])
+
+
+def _with_states(state: OperatorState, reports: Sequence[Mapping[str, Any]]) -> OperatorState:
+    found = dict(state.states)
+    for report in reports:
+        found.update(report["states"])
+    return replace(state, states=found)
+
+
+def _failure(uid: str, error: Exception) -> FlinkishError:
+    """Return the typed error for what Spark says."""
+    text = describe_failure(error)
+    if USER_FUNCTION_MARKER in text:
+        begins = text.index("{", text.index(USER_FUNCTION_MARKER))
+        facts, _ = json.JSONDecoder().raw_decode(text[begins:])
+        return UserFunctionError(
+            f"the function that fills the state of '{uid}' failed",
+            why=str(facts["error"]),
+            what_to_do="correct the function or the row; no savepoint was written",
+            uid=uid,
+        )
+    for name, kind in ((WriterRefused.__name__, BootstrapRefused), ("SavepointDamaged", SavepointDamaged)):
+        if f"{name}: " in text:
+            says = text[text.index(f"{name}: ") + len(name) + 2 :].split("\n", 1)[0]
+            return kind(
+                f"the state of '{uid}' cannot be written",
+                why=says[:1_500],
+                what_to_do="correct that and write again; no savepoint was written",
+            )
+    return SavepointFailed(
+        f"the state of '{uid}' cannot be written",
+        why=said(error),
+        what_to_do="write again; no savepoint was written",
+    )

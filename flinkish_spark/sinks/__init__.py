@@ -1,1 +1,0 @@
-"""One file per output system; `base` is the contract."""

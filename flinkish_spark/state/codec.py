@@ -1,0 +1,755 @@
+"""Stored state: a checked frame of Arrow tables; nothing but typed columns, no pickle."""
+
+from __future__ import annotations
+
+import enum
+import json
+import struct
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import repeat
+from typing import Any, NamedTuple, TypeGuard, cast
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_type
+
+from flinkish_spark.core.elements import TimeDomain, Timer
+from flinkish_spark.state.descriptors import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    StateTtl,
+    ValueStateDescriptor,
+    made_by,
+)
+from flinkish_spark.state.tables import Touch, naming_of
+from flinkish_spark.types.ddl import is_field_list
+from flinkish_spark.types.hints import each_of_list, each_of_map
+from flinkish_spark.types.row_form import RowError, RowForm
+from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
+from flinkish_spark.types.to_python import to_values
+
+# ----------------------------------------------------------------------------------------------------------
+# Named byte sections in a checked frame: magic, version, count; per section name, length, CRC32, payload.
+#
+# The CRC32 is that of the name and the payload.
+#
+# Reading never runs code, and what is torn or altered is found before any of it is used. A payload begins
+# at a multiple of 64 bytes, so that Arrow's columns in a mapped file can be used where they lie.
+
+
+_MAGIC = b"FSKS"
+#: The second version's checksums are of payloads alone.
+_VERSION, _WITHOUT_NAMES = 3, 2
+_HEAD = struct.Struct("<4sBH")
+_SECTION = struct.Struct("<HQI")
+_ALIGNED = 64
+
+#: Sections by name; views into the bytes that were read.
+Frame = Mapping[str, memoryview]
+
+
+class FrameError(ValueError):
+    """The bytes are torn, altered, or written by another version."""
+
+
+def pack_frame(sections: Mapping[str, bytes | memoryview]) -> bytes:
+    """Return sections as bytes.
+
+    Examples
+    --------
+    >>> bytes(unpack_frame(pack_frame({"a": b"1", "b": b""}))["a"])
+    b'1'
+    """
+    parts: list[bytes | memoryview] = [_HEAD.pack(_MAGIC, _VERSION, len(sections))]
+    at = _HEAD.size
+    for text, payload in sections.items():
+        name = text.encode("utf-8")
+        head = _SECTION.pack(len(name), len(payload), zlib.crc32(payload, zlib.crc32(name))) + name
+        padding = bytes(-(at + len(head)) % _ALIGNED)
+        parts += [head, padding, payload]
+        at += len(head) + len(padding) + len(payload)
+    return b"".join(parts)
+
+
+def unpack_frame(data: bytes | memoryview) -> dict[str, memoryview]:
+    """Return the sections of a frame.
+
+    Raises
+    ------
+    FrameError
+        It is not a frame of this version, it is torn, or its content was altered.
+    """
+    view = memoryview(data)
+    sections: dict[str, memoryview] = {}
+    try:
+        magic, version, count = _HEAD.unpack_from(view)
+        if magic != _MAGIC or version not in (_VERSION, _WITHOUT_NAMES):
+            raise FrameError(f"not a state value of version {_VERSION} or {_WITHOUT_NAMES}")
+        at = _HEAD.size
+        for _ in range(count):
+            name_length, length, checksum = _SECTION.unpack_from(view, at)
+            at += _SECTION.size
+            encoded = bytes(view[at : at + name_length])
+            name = encoded.decode("utf-8")
+            at += name_length
+            begins = at + -at % _ALIGNED
+            padding, payload = view[at:begins], view[begins : begins + length]
+            at = begins + length
+            begun = zlib.crc32(encoded) if version == _VERSION else 0
+            if any(padding) or len(payload) != length or zlib.crc32(payload, begun) != checksum:
+                raise FrameError(f"the section {name!r} is torn or altered")
+            if name in sections:
+                raise FrameError(f"the section {name!r} is there twice")
+            sections[name] = payload
+    except (struct.error, UnicodeDecodeError) as error:
+        raise FrameError(f"the state value is torn: {error}") from error
+    if at != len(view):
+        raise FrameError("the state value has bytes after its end")
+    return sections
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What the sections of a state value are made of: tables of entries, and whose the value is.
+#
+# The checksum of a section says that it is as somebody wrote it, not that this package did. Arrow reads
+# columns without looking at them; one whose offsets point nowhere ends the process. So everything is looked
+# at once, when it is read, and whatever is wrong is a :class:`~flinkish_spark.state.codec.FrameError`.
+
+
+#: Name of the section that says whose a value is.
+OWNER = ""
+#: What Arrow raises over bytes that are no table.
+_UNREADABLE = (pa.ArrowException, OSError, EOFError, StopIteration, ValueError, TypeError, MemoryError)
+#: Members of what says whose a value is, and their types.
+_MEMBERS: Mapping[str, type] = {"uid": str, "kind": str, "former": list, "registered": dict}
+
+
+@dataclass(frozen=True, slots=True)
+class BaseRef:
+    """Where the base of a key group lies.
+
+    Parameters
+    ----------
+    file
+        Name below the folder of the operator's bases; no path.
+    offset, length
+        The frame's place in it, in bytes.
+    """
+
+    file: str
+    offset: int
+    length: int
+
+
+def table_bytes(batch: pa.RecordBatch) -> memoryview:
+    """Return entries as the payload of a section."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return memoryview(sink.getvalue())
+
+
+def read_table(what: str, payload: memoryview) -> pa.RecordBatch:
+    """Return the table of a section; it refers to its memory.
+
+    Parameters
+    ----------
+    what
+        Names it in errors.
+
+    Raises
+    ------
+    FrameError
+        It is no table, or one whose columns cannot be used.
+    """
+    table = known_table(what, payload)
+    try:
+        table.validate(full=True)
+    except pa.ArrowException as error:
+        if "UTF8" not in str(error):
+            raise _damaged(what, error) from error
+        # What Spark takes for text need not be UTF-8, and columns with it are kept as they are.
+        _validate_bytes(what, payload)
+    return table
+
+
+def read_entries(what: str, payload: memoryview) -> pa.RecordBatch:
+    """Return the entries of a key group's section: a table by the hashes of keys; see :func:`read_table`."""
+    table = read_table(what, payload)
+    if table.num_columns < 2 or table.schema.field(0).type != pa.int64():
+        raise _damaged(what, "it has no hashes")
+    touched = table.schema.get_field_index("touched")
+    for at in (0, touched, table.num_columns - 1):
+        if at >= 0 and table.column(at).null_count:
+            raise _damaged(what, f"{table.schema.names[at]} is null")
+    hashes = table.column(0).to_numpy()
+    if (hashes[1:] < hashes[:-1]).any():
+        raise _damaged(what, "it is not in the order of its hashes")
+    return table
+
+
+def known_table(what: str, payload: memoryview) -> pa.RecordBatch:
+    """Return the table of a section that was looked at before, as those of a base; see `read_table`."""
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
+            table = reader.read_next_batch()
+            # Names that are no text would fail whoever looks at them.
+            _ = table.schema.names
+            return table
+    except _UNREADABLE as error:
+        raise _damaged(what, error) from error
+
+
+def values_in(state: str, column: pa.Array) -> list[Any]:
+    """Return the values of a state's column as Python's.
+
+    Raises
+    ------
+    FrameError
+        Python takes them not: a map has a key twice, a text is no UTF-8.
+    """
+    try:
+        return to_values(column)
+    except (KeyError, ValueError, OverflowError) as error:
+        raise FrameError(f"what is stored of state {state!r} cannot be read: {error}") from error
+
+
+def checked_frame(data: bytes | memoryview) -> Frame:
+    """Return the sections of a base, of which all tables have been looked at.
+
+    Raises
+    ------
+    FrameError
+        One of them is damaged.
+    """
+    frame = unpack_frame(data)
+    for name, payload in frame.items():
+        if name != OWNER:
+            read_entries(name, payload)
+    return frame
+
+
+def owner_in(frame: Frame) -> dict[str, Any]:
+    """Return what a value says about whose it is: `uid`, `kind`, `base`, `former`, `registered`, or less.
+
+    Raises
+    ------
+    FrameError
+        It says something that this package does not write.
+    """
+    try:
+        owner = json.loads(bytes(frame.get(OWNER, b"{}")))
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"what says whose the state is cannot be read: {error}") from error
+    if not isinstance(owner, dict) or not _is_owner(owner):
+        raise FrameError(f"what says whose the state is, is none: {owner!r:.200}")
+    return owner
+
+
+def base_of(owner: Mapping[str, Any]) -> BaseRef | None:
+    """Return the base that a value names; None if it names none."""
+    return BaseRef(**owner["base"]) if owner.get("base") else None
+
+
+def _validate_bytes(what: str, payload: memoryview) -> None:
+    """Look at a table with bytes in the place of texts: at all but whether texts are UTF-8."""
+    try:
+        messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(payload))
+        schema = pa.ipc.read_schema(messages.read_next_message())
+        bytewise = pa.schema([field.with_type(_with_bytes(field.type)) for field in schema])
+        pa.ipc.read_record_batch(messages.read_next_message(), bytewise).validate(full=True)
+    except _UNREADABLE as error:
+        raise _damaged(what, error) from error
+
+
+def _damaged(what: str, why: object) -> FrameError:
+    return FrameError(f"the section {what!r} is damaged: {str(why) or type(why).__name__}")
+
+
+def _with_bytes(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string(kind):
+        return pa.binary()
+    if pa.types.is_map(kind):
+        return pa.map_(_with_bytes(kind.key_type), _with_bytes(kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(_with_bytes(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_with_bytes(field.type)) for field in kind])
+    return kind
+
+
+def _is_owner(owner: Mapping[str, Any]) -> bool:
+    if not all(isinstance(owner[name], kind) for name, kind in _MEMBERS.items() if name in owner):
+        return False
+    base = owner.get("base")
+    if base is not None and not (isinstance(base, dict) and _is_base(base)):
+        return False
+    return all(_is_former(one) for one in owner.get("former", ())) and all(
+        _is_count(count) for count in owner.get("registered", {}).values()
+    )
+
+
+def _is_base(base: Mapping[str, Any]) -> bool:
+    return (
+        base.keys() == {"file", "offset", "length"}
+        and isinstance(base["file"], str)
+        and _is_count(base["offset"])
+        and _is_count(base["length"])
+    )
+
+
+def _is_former(one: object) -> bool:
+    return isinstance(one, list) and list(map(type, one)) == [str, int]
+
+
+def _is_count(number: object) -> bool:
+    return type(number) is int and 0 <= number < 1 << 63
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Entries of states as rows of their tables.
+
+
+class Row(NamedTuple):
+    """One entry: where it is, its value, and when it was touched; `alive` is false for a removed one.
+
+    `touches` are those of its elements, None where they are the same.
+    """
+
+    slot: Any
+    value: Any
+    hash: int
+    touched_ms: int = 0
+    alive: bool = True
+    touches: list[int] | None = None
+
+
+#: Makes a row of its fields: what `Row(...)` does, of a tuple, without a call of Python for each.
+to_row = cast(Callable[[tuple[Any, ...]], Row], partial(tuple.__new__, Row))
+
+
+def rows_by_slot(
+    slots: Sequence[Any],
+    values: Iterable[Any],
+    hashes: Iterable[int],
+    touches: Iterable[Touch] | None = None,
+) -> dict[Any, Row]:
+    """Return rows of entries that are there.
+
+    Parameters
+    ----------
+    slots, values, hashes
+        One of each per entry.
+    touches
+        Of each entry; None where entries do not expire.
+    """
+    given = repeat((0, None)) if touches is None else touches
+    rows = (
+        (slot, value, hashed, touched_ms, True, each)
+        for slot, value, hashed, (touched_ms, each) in zip(slots, values, hashes, given, strict=False)
+    )
+    return dict(zip(slots, map(to_row, rows), strict=True))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Values of states as they are declared, made of what is stored, which a class of the user's may refuse.
+
+
+class StateValueError(ValueError):
+    """A state has a value that does not fit the declared type."""
+
+
+def decoded(
+    state: str,
+    decode: Callable[[Any], Any],
+    values: Sequence[Any],
+    keys: Sequence[Any],
+    living: Sequence[Any],
+) -> list[Any]:
+    """Return values as they are declared, None for entries that are not there.
+
+    Raises
+    ------
+    StateValueError
+        The declared class takes one of them not; names state and key.
+    """
+    try:
+        return [
+            decode(one) if one is not None and is_there else None
+            for one, is_there in zip(values, living, strict=True)
+        ]
+    except Exception:
+        for one, key, is_there in zip(values, keys, living, strict=True):
+            try:
+                _ = decode(one) if one is not None and is_there else None
+            except Exception as error:
+                raise StateValueError(
+                    f"state {state!r}: what is stored of key {key!r:.200} cannot be made the declared class: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+        raise
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Entries of one state as an Arrow table, and back; nothing but typed columns, no pickle.
+#
+# Columns, in this order:
+#
+#     hash          the key's hash, by which rows are sorted and found
+#     key_0..       the key
+#     time          when it is due, for timers
+#     from, to      the window, for timers and for states that have one per window
+#     touched       when the entry was touched last, for states that expire
+#     touches       when each element of a list or entry of a map was, in their order, for those that expire one
+#                   by one; null where all are as `touched` says, which is the latest of them in any case
+#     value_0..     the value; null in every column where `alive` is false. Of a timer: its place in the
+#                   order of registration, and the place that it had in the layer below
+#     alive         false: the entry was removed (only in what lies over older rows)
+
+
+HASH, ALIVE, TOUCHED, TOUCHES, TIME = "hash", "alive", "touched", "touches", "time"
+#: Metadata of a value's column: its field's name.
+NAME = "name"
+_WINDOW = ("from", "to")
+
+Convert = Callable[[Any], Any]
+
+
+_SLOT_COLUMNS = {"key": (), "key and window": _WINDOW, "timer": (TIME, *_WINDOW)}
+
+
+class SlotForm(enum.Enum):
+    """What tells the entries of one state apart, and which columns that is besides the key's."""
+
+    KEY = "key"
+    KEY_AND_WINDOW = "key and window"
+    #: A slot is a Timer; its window may be null.
+    TIMER = "timer"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        # They are no values of the members: Python 3.11.2 makes an object of a member that is `()`.
+        return _SLOT_COLUMNS[self.value]
+
+    def split(self, slots: Sequence[Any]) -> tuple[Sequence[Any], list[Sequence[Any]]]:
+        """Return the keys of slots, of which there is one at least, and the other columns."""
+        if self is SlotForm.KEY:
+            return slots, []
+        *times, keys, windows = zip(*slots, strict=True)
+        bounds = zip(*(window or (None, None) for window in windows), strict=True)
+        return keys, [*times, *bounds]
+
+    def join(self, keys: Sequence[Any], others: Sequence[Sequence[Any]]) -> Sequence[Any]:
+        """Return slots again."""
+        if self is SlotForm.KEY:
+            return keys
+        windows = [None if a is None else (a, b) for a, b in zip(*others[-2:], strict=True)]
+        if self is SlotForm.KEY_AND_WINDOW:
+            return list(zip(keys, windows, strict=True))
+        # What `Timer(...)` does, without a call of Python for each.
+        return list(map(partial(tuple.__new__, Timer), zip(others[0], keys, windows, strict=True)))
+
+
+_EXPIRY_COLUMNS = {"nothing": (), "whole": (TOUCHED,), "elements": (TOUCHED, TOUCHES)}
+
+
+class Expiry(enum.Enum):
+    """What of an entry expires, and which columns say when that was touched."""
+
+    NOTHING = "nothing"
+    WHOLE = "whole"
+    #: Each element of a list, each entry of a map.
+    ELEMENTS = "elements"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        return _EXPIRY_COLUMNS[self.value]
+
+
+#: Types of the columns of :class:`Expiry`.
+_TOUCH_TYPES = {TOUCHED: pa.int64(), TOUCHES: pa.list_(pa.int64())}
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """The columns of one state.
+
+    Parameters
+    ----------
+    name
+        Of the state.
+    keys, values
+        Arrow types.
+    form
+        What a slot is; a window is a tuple of two integers.
+    expiry
+        What has the time of its last touch.
+    decode
+        From what Arrow makes of a value to what the state holds; None where that is the same.
+    value_names
+        What readers call the values; stored beside their types, and never compared.
+    ttl
+        How long entries live; None: for ever. For whoever works on columns.
+    """
+
+    name: str
+    keys: tuple[pa.DataType, ...]
+    values: tuple[pa.DataType, ...]
+    form: SlotForm = SlotForm.KEY
+    expiry: Expiry = Expiry.NOTHING
+    decode: Convert | None = None
+    value_names: tuple[str, ...] = ()
+    ttl: StateTtl | None = None
+
+    @property
+    def expires(self) -> bool:
+        """Whether something of an entry expires."""
+        return self.expiry is not Expiry.NOTHING
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Arrow schema of the table."""
+        fields = [pa.field(HASH, pa.int64())]
+        fields += [pa.field(f"key_{i}", kind) for i, kind in enumerate(self.keys)]
+        fields += [pa.field(name, pa.int64()) for name in self.form.columns]
+        fields += [pa.field(name, _TOUCH_TYPES[name]) for name in self.expiry.columns]
+        names = self.value_names or ("value",) * len(self.values)
+        fields += [
+            pa.field(f"value_{i}", kind, metadata={NAME: name})
+            for i, (kind, name) in enumerate(zip(self.values, names, strict=True))
+        ]
+        return pa.schema([*fields, pa.field(ALIVE, pa.bool_())])
+
+    @cached_property
+    def empty(self) -> pa.RecordBatch:
+        """No row."""
+        arrays = [pa.array([], kind) for kind in self.schema.types]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def layout_of(
+    descriptor: StateDescriptor,
+    key_types: Sequence[T.DataType],
+    form: SlotForm = SlotForm.KEY,
+    named: bool = False,
+) -> TableLayout:
+    """Return how a declared state is stored.
+
+    Parameters
+    ----------
+    named
+        Whether the elements of a list and the values of a map that are declared by fields get their names. A
+        single value gets them from the state that hands it out.
+    """
+    stored = descriptor.stored_type
+    # A value with several fields has a column for each; one field alone would look like no tuple.
+    fields = stored.fields if _has_several_fields(stored) else []
+    kinds = [field.dataType for field in fields] or [stored]
+    return TableLayout(
+        descriptor.name,
+        tuple(to_arrow_type(kind, timezone="UTC") for kind in key_types),
+        tuple(to_arrow_type(kind, timezone="UTC") for kind in kinds),
+        form,
+        _expiry(descriptor),
+        _decoder(descriptor, named),
+        tuple(field.name for field in fields),
+        descriptor.ttl,
+    )
+
+
+def _expiry(descriptor: StateDescriptor) -> Expiry:
+    if descriptor.ttl is None:
+        return Expiry.NOTHING
+    has_elements = isinstance(descriptor, ListStateDescriptor | MapStateDescriptor)
+    return Expiry.ELEMENTS if has_elements else Expiry.WHOLE
+
+
+def expiry_in(names: Collection[str]) -> Expiry:
+    """Return what has times among stored columns."""
+    return next(one for one in reversed(Expiry) if set(one.columns) <= set(names))
+
+
+def timer_layout(domain: TimeDomain, key_types: Sequence[T.DataType]) -> TableLayout:
+    """Return how the timers of one clock are stored."""
+    keys = tuple(to_arrow_type(kind, timezone="UTC") for kind in key_types)
+    return TableLayout(domain.value, keys, (pa.int64(), pa.int64()), SlotForm.TIMER)
+
+
+def encode_rows(layout: TableLayout, rows: Sequence[Row]) -> pa.RecordBatch:
+    """Return rows as a batch, sorted by hash; rows of one hash keep their order.
+
+    Raises
+    ------
+    StateValueError
+        A value does not fit its declared type; names field and key.
+    """
+    if not rows:
+        return layout.empty
+    slots, values, hashes, touched, alive, touches = zip(*rows, strict=True)
+    keys, others = layout.form.split(slots)
+    columns: list[Sequence[Any]] = [hashes, *_spread(keys, len(layout.keys)), *others]
+    if layout.expires:
+        columns.append(touched)
+    if layout.expiry is Expiry.ELEMENTS:
+        columns.append(touches)
+    width = len(layout.values)
+    nothing = (None,) * width if width > 1 else None
+    # Of a timer that is gone it still has to be said which one of the layer below that is.
+    keeps = layout.form is SlotForm.TIMER
+    if not keeps and not all(alive):
+        values = tuple(one if there else nothing for one, there in zip(values, alive, strict=True))
+    columns += [*_values(layout, values, keys), alive]
+    batch = pa.RecordBatch.from_arrays(
+        [_array(layout, field, column, keys) for field, column in zip(layout.schema, columns, strict=True)],
+        schema=layout.schema,
+    )
+    return batch.take(pa.array(np.argsort(batch.column(0).to_numpy(), kind="stable")))
+
+
+def decode_rows(layout: TableLayout, batch: pa.RecordBatch) -> Iterable[Row]:
+    """Return the rows of a batch that has the layout's columns, in their order."""
+    columns = {
+        name: values_in(layout.name, column)
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    }
+    keys = _gather([columns[f"key_{i}"] for i in range(len(layout.keys))])
+    values = _gather([columns[f"value_{i}"] for i in range(len(layout.values))])
+    if layout.decode is not None:
+        values = decoded(layout.name, layout.decode, values, keys, columns[ALIVE])
+    slots = layout.form.join(keys, [columns[name] for name in layout.form.columns])
+    touched, touches = columns.get(TOUCHED, repeat(0)), columns.get(TOUCHES, repeat(None))
+    return map(to_row, zip(slots, values, columns[HASH], touched, columns[ALIVE], touches, strict=False))
+
+
+def encode_values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> list[pa.Array]:
+    """Return the columns of values alone.
+
+    Parameters
+    ----------
+    keys
+        Of each value, for errors.
+
+    Raises
+    ------
+    StateValueError
+        As of :func:`encode_rows`.
+    """
+    fields = [field for field in layout.schema if field.name.startswith("value_")]
+    columns = _values(layout, values, keys)
+    return [_array(layout, field, column, keys) for field, column in zip(fields, columns, strict=True)]
+
+
+def decode_values(layout: TableLayout, columns: Sequence[pa.Array]) -> list[Any]:
+    """Return the values of such columns, of entries that are all there."""
+    values = _gather([values_in(layout.name, column) for column in columns])
+    decode = layout.decode
+    return values if decode is None else [None if one is None else decode(one) for one in values]
+
+
+def places_with(batch: pa.RecordBatch, hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the places of a batch's rows, sorted by hash, whose hash is one of `hashes` (sorted, unique)."""
+    stored = batch.column(0).to_numpy()
+    if not len(stored) or not len(hashes):
+        return np.empty(0, dtype=np.int64)
+    first = np.searchsorted(stored, hashes, side="left")
+    counts = np.searchsorted(stored, hashes, side="right") - first
+    # Places of all ranges, one behind the other: a range's first place, repeated, plus 0, 1, 2, ...
+    begins = np.cumsum(counts) - counts
+    places: np.ndarray[Any, Any] = np.repeat(first - begins, counts) + np.arange(int(counts.sum()))
+    return places
+
+
+def _array(layout: TableLayout, field: pa.Field, column: Sequence[Any], keys: Sequence[Any]) -> pa.Array:
+    try:
+        return strict_array(column, field.type)
+    except ValueMismatch as error:
+        name = (field.metadata or {}).get(NAME.encode(), b"value").decode()
+        what = "the value" if name == "value" else f"field {name!r}"
+        at = next((at for at, one in enumerate(column) if one is error.value), None)
+        of_key = "" if at is None else f" of key {keys[at]!r:.200}"
+        raise StateValueError(f"state {layout.name!r} got a wrong value: {what}{of_key}: {error}") from error
+
+
+def _values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> list[Sequence[Any]]:
+    """Return the columns of values; those of several fields are any rows."""
+    width = len(layout.values)
+    if width == 1:
+        return [values]
+    form = RowForm(layout.value_names or ("",) * width)
+    try:
+        rows = form.tuples(list(values))
+        if rows and set(map(len, rows)) != {width}:
+            raise RowError(f"a row with other fields than {', '.join(layout.value_names)}")
+    except RowError:
+        raise _refused(layout, form, values, keys) from None
+    return _spread(rows, width)
+
+
+def _refused(
+    layout: TableLayout, form: RowForm, values: Sequence[Any], keys: Sequence[Any]
+) -> StateValueError:
+    width = len(layout.values)
+    for key, value in zip(keys, values, strict=True):
+        says = f"state {layout.name!r} got a wrong value: of key {key!r:.200}"
+        try:
+            row = form.tuple_of(value)
+        except RowError as error:
+            return StateValueError(f"{says}: {error}")
+        if len(row) != width:
+            names = ", ".join(layout.value_names)
+            return StateValueError(f"{says}: {len(row)} fields, declared are {width}: {names}")
+    raise AssertionError("a value was refused, and none is")
+
+
+def _spread(values: Sequence[Any], width: int) -> list[Sequence[Any]]:
+    if width == 1:
+        return [values]
+    return [list(column) for column in zip(*values, strict=True)] if values else [[] for _ in range(width)]
+
+
+def _gather(columns: Sequence[list[Any]]) -> list[Any]:
+    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+
+def _decoder(descriptor: StateDescriptor, named: bool) -> Convert | None:
+    """Return what makes values of what Arrow makes: instances of declared classes, or tuples of dicts.
+
+    A declaration that is a list of fields makes tuples.
+    """
+    match descriptor:
+        case ListStateDescriptor(element_type=ddl):
+            return each_of_list(_element_decoder(ddl, named))
+        case MapStateDescriptor(value_type=ddl):
+            return each_of_map(_element_decoder(ddl, named))
+        case AggregatingStateDescriptor(accumulator_type=ddl):
+            own = ddl
+        case ValueStateDescriptor(value_type=ddl) | ReducingStateDescriptor(value_type=ddl):
+            own = ddl
+    made = made_by(own)
+    stored = descriptor.stored_type
+    if made is None and isinstance(stored, T.StructType) and not _has_several_fields(stored):
+        return lambda value: tuple(value.values())
+    return made
+
+
+def _element_decoder(ddl: str, named: bool) -> Convert | None:
+    made = made_by(ddl)
+    if made is None and is_field_list(ddl):
+        naming = naming_of(ddl) if named else None
+        make: Convert = tuple if naming is None else naming.kind._make
+        # A map may have a key whose value is None, as with Flink.
+        return lambda value: None if value is None else make(value.values())
+    return made
+
+
+def _has_several_fields(kind: T.DataType) -> TypeGuard[T.StructType]:
+    return isinstance(kind, T.StructType) and len(kind) > 1

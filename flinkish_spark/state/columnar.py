@@ -1,0 +1,577 @@
+"""States of many keys at once, as columns: what vectorised functions and windows read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flinkish_spark.core.elements import MAX_WATERMARK_MS, TimeDomain
+from flinkish_spark.state.codec import (
+    ALIVE,
+    HASH,
+    NAME,
+    TOUCHED,
+    Expiry,
+    SlotForm,
+    StateValueError,
+    TableLayout,
+    places_with,
+)
+from flinkish_spark.state.descriptors import TtlUpdate
+from flinkish_spark.state.layered import Array, KeyIndex, LayeredTable
+from flinkish_spark.types.to_arrow import (
+    ValueMismatch,
+    exact_cast,
+    first_of,
+    first_refused,
+    first_repeated,
+    first_valid,
+    is_of_kind,
+    strict_array,
+)
+from flinkish_spark.types.to_python import to_values
+
+# ----------------------------------------------------------------------------------------------------------
+# Columns that a vectorised function gives a state, as columns of its declared type; nothing is guessed.
+
+
+@dataclass(frozen=True)
+class GivenColumns:
+    """What may be given to a state.
+
+    Parameters
+    ----------
+    layout
+        Of the state.
+    index, chosen
+        The keys, and the numbers of those that get a value.
+    """
+
+    layout: TableLayout
+    index: KeyIndex
+    chosen: Array
+
+    def of(self, values: Sequence[Any]) -> list[pa.Array]:
+        """Return a column per column of the state's type, as long as `chosen`.
+
+        Raises
+        ------
+        StateValueError
+            They do not fit the declared type.
+        """
+        kinds = self.layout.values
+        if not isinstance(values, list | tuple) or len(values) != len(kinds):
+            given = f"{len(values)} columns" if isinstance(values, list | tuple) else type(values).__name__
+            names = f": {', '.join(self.layout.value_names)}" if self.layout.value_names else ""
+            raise self._refused(f"it is a list of {len(kinds)} columns{names}; {given} came")
+        return [self._column(at, *one) for at, one in enumerate(zip(values, kinds, strict=True))]
+
+    def _column(self, at: int, given: Any, kind: pa.DataType) -> pa.Array:
+        try:
+            array = _as_array(given, kind)
+        except ValueMismatch as error:
+            wrong = next((at for at, value in enumerate(given) if value is error.value), None)
+            raise self._wrong(at, wrong, len(given), str(error)) from error
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise self._wrong(at, None, 0, f"{type(given).__name__}: {error}") from error
+        if len(array) not in (len(self.chosen), len(self.index)):
+            raise self._wrong(at, None, 0, f"{len(array)} values for {len(self.chosen)} of the keys")
+        # Of a time a DATE keeps the day, as where single values are put.
+        is_day = pa.types.is_date(kind) and pa.types.is_timestamp(array.type)
+        if not is_day and not is_of_kind(array.type, kind):
+            says = f"the column has the type {array.type}, declared is {kind}{first_of(array)}"
+            raise self._wrong(at, first_valid(array), len(array), says)
+        if len(array) != len(self.chosen):
+            array = array.take(pa.array(self.chosen))
+        try:
+            cast = array if array.type == kind else exact_cast(array, kind)
+        except pa.ArrowException as error:
+            wrong = first_refused(len(array), lambda count: exact_cast(array.slice(0, count), kind))
+            raise self._wrong(at, wrong, len(array), str(error)) from error
+        if (found := first_repeated(cast)) is not None:
+            wrong, key = found
+            raise self._wrong(at, wrong, len(cast), f"a map has the key {key!r} twice")
+        return cast
+
+    def _wrong(self, at: int, wrong: int | None, count: int, says: str) -> StateValueError:
+        """Return the error of a column, and of one of so many values."""
+        names = self.layout.value_names
+        what = f"field {names[at]!r}" if names else "the value"
+        if wrong is None:
+            return self._refused(f"{what}: {says}")
+        number = int(self.chosen[wrong]) if count == len(self.chosen) else wrong
+        parts = [to_values(column.slice(number, 1))[0] for column in self.index.keys]
+        key = parts[0] if len(parts) == 1 else tuple(parts)
+        return self._refused(f"{what} of key {key!r:.200}: {says}")
+
+    def _refused(self, says: str) -> StateValueError:
+        return StateValueError(f"state {self.layout.name!r} got a wrong value: {says}")
+
+
+def _as_array(given: Any, kind: pa.DataType) -> pa.Array:
+    """Return a column of any library; of Python's objects one of the declared type."""
+    if isinstance(given, pa.Array):
+        return given
+    is_of_objects = isinstance(given, pd.Series | np.ndarray) and given.dtype.kind == "O"
+    if is_of_objects and isinstance(given, pd.Series):
+        given = given.astype(object).where(given.notna(), None)
+    if is_of_objects or isinstance(given, list | tuple):
+        return strict_array(list(given), kind)
+    made = given if isinstance(given, pa.ChunkedArray) else pa.array(given)
+    return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A value state of many keys at once, as columns: what vectorised functions read and write.
+
+
+_NOWHERE = -1
+
+
+class ColumnarState:
+    """The entries of the keys of a batch; valid while their key group is worked on.
+
+    Parameters
+    ----------
+    table
+        A state with one entry per key.
+    index
+        The keys, by number.
+    now_ms
+        The micro-batch's processing time.
+    """
+
+    def __init__(self, table: LayeredTable, index: KeyIndex, now_ms: int) -> None:
+        if table.layout.form is not SlotForm.KEY:
+            raise ValueError(f"state {table.layout.name!r} has an entry per window, not per key")
+        if table.layout.expiry is Expiry.ELEMENTS:
+            raise ValueError(
+                f"state {table.layout.name!r} has elements that expire one by one; it is no column"
+            )
+        self._table, self._index, self._now_ms = table, index, now_ms
+        self._is_touched = False
+
+    @cached_property
+    def _places(self) -> tuple[Array, Array]:
+        """Each key's row in the delta and in the base; -1 where there is none."""
+        base = self._table.base
+        nowhere = np.full(len(self._index), _NOWHERE)
+        return (
+            _places_of(self._table.delta, self._index),
+            nowhere if base is None else _places_of(base, self._index),
+        )
+
+    @cached_property
+    def _living(self) -> tuple[Array, Array]:
+        """The same, without the rows of entries that are expired."""
+        (upper, lower), ttl = self._places, self._table.layout.ttl
+        if ttl is None:
+            return upper, lower
+        is_expired = np.zeros(len(self._index), dtype=bool)
+        # The delta's last: its row stands for the base's.
+        for layer, places in ((self._table.base, lower), (self._table.delta, upper)):
+            there = np.flatnonzero(places != _NOWHERE)
+            if layer is not None and len(there):
+                touched = layer.column(TOUCHED).to_numpy()[places[there]]
+                is_expired[there] = touched + ttl.ttl_ms <= self._now_ms
+        return np.where(is_expired, _NOWHERE, upper), np.where(is_expired, _NOWHERE, lower)
+
+    @cached_property
+    def exists(self) -> Array:
+        """Whether there is a value, by the key's number; shape (keys,), bool."""
+        upper, lower = self._living
+        found: Array = lower != _NOWHERE
+        in_delta = upper != _NOWHERE
+        alive = self._table.delta.column(ALIVE).to_numpy(zero_copy_only=False).astype(bool)
+        found[in_delta] = alive[upper[in_delta]]
+        return found
+
+    def column(self, at: int = 0) -> pa.Array:
+        """Return one column of the value by the key's number, null where there is none; shape (keys,).
+
+        If reads count as touches, the time to live of the keys' entries begins anew.
+        """
+        self._touch()
+        return self._column(at)
+
+    def _touch(self) -> None:
+        ttl = self._table.layout.ttl
+        if ttl is None or ttl.update is not TtlUpdate.ON_READ_AND_WRITE or self._is_touched:
+            return
+        self._is_touched = True
+        chosen = np.flatnonzero(self.exists)
+        if len(chosen):
+            taken = pa.array(chosen)
+            columns = [self._column(at).take(taken) for at in range(len(self._table.layout.values))]
+            self._replace(chosen, columns, alive=np.ones(len(chosen), dtype=bool))
+
+    @cached_property
+    def _in_delta(self) -> pa.Array:
+        """Each key's living row in the delta, null where there is none: what `take` wants."""
+        upper, _ = self._living
+        is_missing = upper == _NOWHERE
+        return pa.array(upper, mask=is_missing) if is_missing.any() else pa.array(upper)
+
+    def _column(self, at: int) -> pa.Array:
+        upper, lower = self._living
+        name = f"value_{at}"
+        if self._table.base is None:
+            return self._table.delta.column(name).take(self._in_delta)
+        in_delta = upper != _NOWHERE
+        in_base = (lower != _NOWHERE) & ~in_delta
+        parts = [self._table.delta.column(name).take(pa.array(upper[in_delta]))]
+        if self._table.base is not None:
+            parts.append(self._table.base.column(name).take(pa.array(lower[in_base])))
+        places = np.full(len(self._index), _NOWHERE)
+        places[in_delta] = np.arange(int(in_delta.sum()))
+        places[in_base] = int(in_delta.sum()) + np.arange(int(in_base.sum()))
+        return pa.concat_arrays(parts).take(pa.array(places, mask=places == _NOWHERE))
+
+    def numbers(self, at: int = 0, absent: float = 0) -> Array:
+        """Return one column of numbers by the key's number, with `absent` where there is none.
+
+        They are floats where `absent` is no whole number, such as NaN.
+        """
+        column = self.column(at)
+        if pa.types.is_integer(column.type) and not float(absent).is_integer():
+            column = column.cast(pa.float64(), safe=False)
+        filled: Array = pc.fill_null(column, absent).to_numpy(zero_copy_only=False)
+        return filled
+
+    def put(self, values: Sequence[pa.Array | Array], where: Array | None = None) -> None:
+        """Set values.
+
+        Parameters
+        ----------
+        values
+            A column per column of the state's type, as long as the keys or as `where` has trues: of Arrow,
+            numpy or pandas, or a list of Python's values. Of pandas, NaN is null.
+        where
+            Which keys get one, shape (keys,), bool; all by default.
+
+        Raises
+        ------
+        StateValueError
+            They are of another type or number than declared, or `where` is; names state, field and key.
+        """
+        chosen = self._chosen(where)
+        columns = GivenColumns(self._table.layout, self._index, chosen).of(values)
+        self._replace(chosen, columns, alive=np.ones(len(chosen), dtype=bool))
+
+    def remove(self, where: Array) -> None:
+        """Remove the values of the keys where the array says so; shape (keys,), bool."""
+        meant = self._chosen(where)
+        chosen = meant[self.exists[meant]]
+        columns = [pa.nulls(len(chosen), kind) for kind in self._table.layout.values]
+        self._replace(chosen, columns, alive=np.zeros(len(chosen), dtype=bool))
+
+    def _chosen(self, where: Array | None) -> Array:
+        try:
+            return self._index.chosen(where)
+        except ValueError as error:
+            raise StateValueError(f"state {self._table.layout.name!r}: {error}") from None
+
+    def _replace(self, chosen: Array, columns: list[pa.Array], alive: Array) -> None:
+        table, layout = self._table, self._table.layout
+        upper, lower = self._places
+        gone = upper[chosen]
+        # A removed entry leaves a trace only where there is a base in which it could be found again.
+        written = alive | (lower[chosen] != _NOWHERE)
+        keys = self._index.keys
+        if len(chosen) < len(self._index):
+            taken = pa.array(chosen)
+            keys = tuple(key.take(taken) for key in keys)
+        arrays = [pa.array(self._index.hashes[chosen])]
+        arrays += [
+            key if key.type == kind else key.cast(kind) for key, kind in zip(keys, layout.keys, strict=True)
+        ]
+        if layout.expires:
+            arrays.append(pa.array(np.full(len(chosen), self._now_ms)))
+        rows = pa.RecordBatch.from_arrays([*arrays, *columns, pa.array(alive)], schema=layout.schema)
+        kept = rows if written.all() else rows.filter(pa.array(written))
+        table.put_rows(kept, gone[gone != _NOWHERE])
+        for name in ("_places", "_living", "_in_delta", "exists"):
+            self.__dict__.pop(name, None)
+
+
+def _places_of(layer: pa.RecordBatch, index: KeyIndex) -> Array:
+    """Return the row of each key in a layer that is sorted by hash."""
+    stored = layer.column(0).to_numpy()
+    if not len(stored) or not len(index):
+        return np.full(len(index), _NOWHERE)
+    first = np.searchsorted(stored, index.hashes, side="left")
+    count = np.searchsorted(stored, index.hashes, side="right") - first
+    places = np.where(count > 0, first, _NOWHERE)
+    hit = np.flatnonzero(count > 0)
+    if not len(hit):
+        return places
+    same = np.ones(len(hit), dtype=bool)
+    for at, key in enumerate(index.keys):
+        here = key if len(hit) == len(key) else key.take(pa.array(hit))
+        same &= _equal(here, layer.column(1 + at).take(pa.array(places[hit])))
+    for number in hit[~same | (count[hit] > 1)].tolist():
+        places[number] = _place_among(layer, index, number, int(first[number]), int(count[number]))
+    return places
+
+
+def _equal(here: pa.Array, there: pa.Array) -> Array:
+    """Return where two columns are equal; null is equal to null."""
+    equal = pc.equal(here, there if there.type == here.type else there.cast(here.type))
+    if here.null_count or there.null_count:
+        equal = pc.or_(pc.fill_null(equal, False), pc.and_(here.is_null(), there.is_null()))
+    found: Array = equal.to_numpy(zero_copy_only=False).astype(bool)
+    return found
+
+
+def _place_among(layer: pa.RecordBatch, index: KeyIndex, number: int, first: int, count: int) -> int:
+    """Find a key among several of one hash."""
+    wanted = [key[number].as_py() for key in index.keys]
+    for place in range(first, first + count):
+        if [layer.column(1 + at)[place].as_py() for at in range(len(wanted))] == wanted:
+            return place
+    return _NOWHERE
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Entries per key and window that are due some time, as columns: read for the keys at hand, and written.
+#
+# The first column of such a state's value says when something has to be done about an entry. So there are
+# no timers beside it: what is due is found in that column, of all keys at once.
+
+
+DUE = "value_0"
+#: Name of the first field of such a state's value, by the clock; it is stored, so a reader knows it too.
+DUE_FIELDS = {
+    TimeDomain.EVENT_TIME: "_fs_due_by_event_time_ms",
+    TimeDomain.PROCESSING_TIME: "_fs_due_by_processing_time_ms",
+}
+FROM, TO = SlotForm.KEY_AND_WINDOW.columns
+_NONE: Array = np.empty(0, dtype=np.int64)
+
+
+def due_clock(layout: TableLayout) -> TimeDomain | None:
+    """Return the clock by which the entries of a state are due; None where they are not."""
+    return next((clock for clock, name in DUE_FIELDS.items() if layout.value_names[:1] == (name,)), None)
+
+
+def next_due_of(table: pa.RecordBatch, clock: TimeDomain) -> int | None:
+    """Return when the first entry of a stored state without a base is due; None if none is, by that clock."""
+    if DUE not in table.schema.names:
+        return None
+    metadata = table.schema.field(DUE).metadata or {}
+    if metadata.get(NAME.encode()) != DUE_FIELDS[clock].encode():
+        return None
+    found: int | None = pc.min(table.column(DUE)).as_py()
+    return found
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Rows of a table, those of the base in front of those of the delta.
+
+    Parameters
+    ----------
+    rows
+        With the table's columns; living ones, ones that others stand for, and removed ones.
+    in_base
+        How many are of the base.
+    places
+        Of the others, in the delta.
+    """
+
+    rows: pa.RecordBatch
+    in_base: int
+    places: Array
+
+    def __len__(self) -> int:
+        return int(self.rows.num_rows)
+
+    @property
+    def hashes(self) -> Array:
+        """Hash of each row's key."""
+        return _numbers(self.rows, HASH)
+
+    @property
+    def keys(self) -> list[pa.Array]:
+        """Key columns."""
+        return _keys(self.rows)
+
+    @property
+    def bounds(self) -> tuple[Array, Array]:
+        """Start and end of each row's window."""
+        return _numbers(self.rows, FROM), _numbers(self.rows, TO)
+
+    @property
+    def due_ms(self) -> Array:
+        """When each row is due."""
+        return _due(self.rows)
+
+    @property
+    def values(self) -> list[pa.Array]:
+        """The value's columns behind the first."""
+        names = [name for name in self.rows.schema.names if name.startswith("value_") and name != DUE]
+        return [self.rows.column(name) for name in names]
+
+    def living(self, key: Array) -> Array:
+        """Return the places of the entries: rows that count, in the order of keys and windows.
+
+        Parameters
+        ----------
+        key
+            Number of each row's key; shape (rows,).
+        """
+        start_ms, end_ms = self.bounds
+        order = np.lexsort((end_ms, start_ms, key))
+        if not self.in_base:
+            return order
+        last = np.append(_changes(order, key, start_ms, end_ms), True)[: len(order)]
+        alive: Array = self.rows.column(ALIVE).to_numpy(zero_copy_only=False).astype(bool)
+        return order[last & alive[order]]
+
+
+class DueTable:
+    """A state of :class:`~flinkish_spark.state.key_group.GroupState` whose entries are due some time.
+
+    Parameters
+    ----------
+    table
+        With an entry per key and window, and a first value that is a time in milliseconds.
+    """
+
+    def __init__(self, table: LayeredTable) -> None:
+        if table.layout.form is not SlotForm.KEY_AND_WINDOW:
+            raise ValueError(f"state {table.layout.name!r} has an entry per key, not per window")
+        self._table = table
+
+    @property
+    def layout(self) -> TableLayout:
+        """Of the table."""
+        return self._table.layout
+
+    def keys_together(self, given: Sequence[Sequence[pa.Array]]) -> list[pa.Array]:
+        """Return the key columns of several batches of rows, one behind the other, with the table's types."""
+        return [
+            pa.concat_arrays([own[at] if own[at].type == kind else own[at].cast(kind) for own in given])
+            for at, kind in enumerate(self.layout.keys)
+        ]
+
+    def select(self, hashes: Array, limit_ms: int) -> Stored:
+        """Return all rows of keys with these hashes, and of keys that have entries due up to a time."""
+        base, delta = self._table.base, self._table.delta
+        due = _numbers(delta, HASH)[_due(delta) <= limit_ms]
+        if base is not None:
+            places = self._counting(np.flatnonzero(_due(base) <= limit_ms))
+            due = np.concatenate([due, _numbers(base, HASH)[places]])
+        wanted = np.unique(np.concatenate([hashes, due]))
+        places = places_with(delta, wanted)
+        upper = delta if len(places) == delta.num_rows else delta.take(pa.array(places))
+        if base is None:
+            return Stored(upper, 0, places)
+        lower = base.take(pa.array(places_with(base, wanted)))
+        return Stored(pa.concat_batches([lower, upper]), lower.num_rows, places)
+
+    def next_due_ms(self) -> int | None:
+        """Return when the first entry is due; None if there is none."""
+        base, delta = self._table.base, self._table.delta
+        column = delta.column(DUE)
+        # Windows of elements at the end of time are due then: that time is no sign of none.
+        found: Array = (column.drop_null() if column.null_count else column).to_numpy()
+        if base is not None:
+            first_ms = int(found.min(initial=MAX_WATERMARK_MS))
+            due = _due(base)
+            earlier = due < first_ms if len(found) else pc.is_valid(base.column(DUE)).to_numpy(False)
+            found = np.concatenate([found, due[self._counting(np.flatnonzero(earlier))]])
+        return int(found.min()) if len(found) else None
+
+    def write(self, stored: Stored, key: Array, kept: Array, rows: pa.RecordBatch, row_key: Array) -> None:
+        """Put what became of the rows of :meth:`select`.
+
+        Parameters
+        ----------
+        stored, key
+            Those rows, and the number of each one's key.
+        kept
+            Places of those that stay as they are.
+        rows, row_key
+            Rows that are new or in place of others, and the numbers of their keys.
+        """
+        goes = np.ones(len(stored), dtype=bool)
+        goes[kept] = False
+        if stored.in_base:
+            rows = pa.concat_batches([rows, self._traces(stored, key, kept, rows, row_key)])
+        self._table.put_rows(rows, stored.places[goes[stored.in_base :]])
+
+    def _traces(
+        self, stored: Stored, key: Array, kept: Array, rows: pa.RecordBatch, row_key: Array
+    ) -> pa.RecordBatch:
+        """Return a removed row for each slot of the base that nothing else stands for any more."""
+        below = np.arange(stored.in_base)
+        start_ms, end_ms = stored.bounds
+        above_start, above_end = _numbers(rows, FROM), _numbers(rows, TO)
+        slots = [
+            np.concatenate([column[below], column[kept], new])
+            for column, new in ((key, row_key), (start_ms, above_start), (end_ms, above_end))
+        ]
+        number = _slot_numbers(*slots)
+        gone = below[~np.isin(number[: stored.in_base], number[stored.in_base :])]
+        removed = stored.rows.take(pa.array(gone))
+        columns = [
+            pa.nulls(len(gone), field.type) if name.startswith("value_") else removed.column(name)
+            for name, field in zip(removed.schema.names, removed.schema, strict=True)
+        ]
+        columns[-1] = pa.array(np.zeros(len(gone), dtype=bool))
+        return pa.RecordBatch.from_arrays(columns, schema=self.layout.schema)
+
+    def _counting(self, places: Array) -> Array:
+        """Return those places of the base for which no row of the delta stands."""
+        base, delta = self._table.base, self._table.delta
+        if base is None or not len(places) or not delta.num_rows:
+            return places
+        lower = base.take(pa.array(places))
+        upper = delta.take(pa.array(places_with(delta, np.unique(_numbers(lower, HASH)))))
+        if not upper.num_rows:
+            return places
+        both = pa.concat_batches([lower, upper])
+        key = KeyIndex.of(_numbers(both, HASH), _keys(both)).of_row
+        number = _slot_numbers(key, _numbers(both, FROM), _numbers(both, TO))
+        return places[~np.isin(number[: len(places)], number[len(places) :])]
+
+
+def _slot_numbers(key: Array, start_ms: Array, end_ms: Array) -> Array:
+    """Return a number per row, the same for rows of the same key and window."""
+    order = np.lexsort((end_ms, start_ms, key))
+    number = np.empty(len(order), dtype=np.int64)
+    number[order] = np.cumsum(np.concatenate([[0], _changes(order, key, start_ms, end_ms)]))[: len(order)]
+    return number
+
+
+def _changes(order: Array, *columns: Array) -> Array:
+    """Return at each place of an order but the first whether it differs from the one before."""
+    changed = np.zeros(max(len(order) - 1, 0), dtype=bool)
+    for column in columns:
+        ordered = column[order]
+        changed |= ordered[1:] != ordered[:-1]
+    return changed
+
+
+def _numbers(rows: pa.RecordBatch, name: str) -> Array:
+    found: Array = rows.column(name).to_numpy()
+    return found
+
+
+def _due(rows: pa.RecordBatch) -> Array:
+    """Return when rows are due; never for removed ones."""
+    column = rows.column(DUE)
+    found: Array = (pc.fill_null(column, MAX_WATERMARK_MS) if column.null_count else column).to_numpy()
+    return found
+
+
+def _keys(rows: pa.RecordBatch) -> list[pa.Array]:
+    return [rows.column(name) for name in rows.schema.names if name.startswith("key_")]

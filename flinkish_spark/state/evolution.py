@@ -1,0 +1,232 @@
+"""State that was stored with another declaration: what may change, and how its entries become the new ones.
+
+Allowed is what loses nothing by itself and what a program says on purpose: fields that are new (null in what
+is stored), fields that are gone, and types that are wider. Fields are found by their names, at any depth, and
+keys of maps may become wider numbers. Keys of the operator, windows and times never change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flinkish_spark.state.codec import NAME, TOUCHED, TOUCHES, TableLayout
+
+#: How names of fields begin that a program cannot declare.
+_OURS = "_fs_"
+#: What a value is called that has no fields, or only one.
+_UNNAMED = "value"
+
+
+class StateMismatch(ValueError):
+    """What is stored is another operator's, or of a declaration that cannot become this one."""
+
+
+def evolved(layout: TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
+    """Return stored entries with the columns of a declaration.
+
+    Raises
+    ------
+    StateMismatch
+        A field changed in a way that is not allowed; says which.
+    """
+    # With their names: two fields of one type may have changed places.
+    if stored.schema.equals(layout.schema, check_metadata=True):
+        return stored
+    values = _as_spread(stored, layout.schema)
+    arrays = []
+    for field in layout.schema:
+        if not _is_value(field.name):
+            arrays.append(_own(layout, field, stored))
+            continue
+        name = _reader_name(field)
+        if name in values:
+            arrays.append(_cast(layout, name, values[name], field.type))
+        else:
+            arrays.append(pa.nulls(stored.num_rows, field.type))
+    # What is ours (when an entry is due) is there in any case, and says nothing of what the program declares.
+    if not set(_names_of_program(values)) & set(_names_of_program(_values_in(layout.schema))):
+        raise StateMismatch(
+            f"state {layout.name!r} is stored as {types_text(stored.schema)} and declared as "
+            f"{types_text(layout.schema)}, which have no field in common"
+        )
+    return pa.RecordBatch.from_arrays(arrays, schema=layout.schema)
+
+
+def _as_spread(stored: pa.RecordBatch, declared: pa.Schema) -> dict[str, pa.Array]:
+    """Return stored values by the names of a declaration.
+
+    A value with several fields has a column for each, one with a single field is a struct in a column
+    without a name. Where a field came or went, one becomes the other.
+    """
+    found = {_reader_name(field): stored.column(field.name) for field in _values_in(stored.schema).values()}
+    wanted = _values_in(declared)
+    theirs, ours = _names_of_program(found), _names_of_program(wanted)
+    if (theirs == [_UNNAMED]) is (ours == [_UNNAMED]):
+        return found
+    if theirs == [_UNNAMED] and pa.types.is_struct(found[_UNNAMED].type):
+        whole = found.pop(_UNNAMED)
+        found |= {field.name: pc.struct_field(whole, [at]) for at, field in enumerate(whole.type)}
+    elif ours == [_UNNAMED] and pa.types.is_struct(wanted[_UNNAMED].type):
+        fields = [found.pop(name) for name in theirs]
+        found[_UNNAMED] = pa.StructArray.from_arrays(fields, names=theirs)
+    return found
+
+
+def _values_in(schema: pa.Schema) -> dict[str, pa.Field]:
+    return {_reader_name(field): field for field in schema if _is_value(field.name)}
+
+
+def _names_of_program(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not name.startswith(_OURS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """The first place, from the outside, where a declared type does not hold what is stored.
+
+    Parameters
+    ----------
+    path
+        From the value to it: `element` of a list, `key` and `value` of a map, names of fields.
+    stored, declared
+        The types there.
+    """
+
+    path: tuple[str, ...]
+    stored: pa.DataType
+    declared: pa.DataType
+
+
+def misfit(stored: pa.DataType, declared: pa.DataType, path: tuple[str, ...] = ()) -> Misfit | None:
+    """Return where a stored type has no place in a declared one; None if every value has its place.
+
+    Examples
+    --------
+    >>> misfit(pa.list_(pa.struct([("a", pa.int64())])), pa.list_(pa.struct([("a", pa.int8())]))).path
+    ('element', 'a')
+    """
+    if stored.equals(declared):
+        return None
+    kinds = pa.types
+    if kinds.is_list(stored) and kinds.is_list(declared):
+        return misfit(stored.value_type, declared.value_type, (*path, "element"))
+    if kinds.is_map(stored) and kinds.is_map(declared):
+        key, other = stored.key_type, declared.key_type
+        # Wider numbers are equal to what they were, and different ones stay different. Of keys with fields
+        # two might become one.
+        if not key.equals(other) and not _is_wider_number(key, other):
+            return Misfit((*path, "key"), key, other)
+        return misfit(stored.item_type, declared.item_type, (*path, "value"))
+    if kinds.is_struct(stored) and kinds.is_struct(declared):
+        fields = {field.name: field.type for field in stored}
+        common = [field for field in declared if field.name in fields]
+        if not common:
+            return Misfit(path, stored, declared)
+        found = (misfit(fields[field.name], field.type, (*path, field.name)) for field in common)
+        return next((one for one in found if one is not None), None)
+    return None if _is_wider_number(stored, declared) else Misfit(path, stored, declared)
+
+
+def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return the type that holds values of both: all fields, and the wider numbers; None if there is none.
+
+    Examples
+    --------
+    >>> str(common_type(pa.struct([("a", pa.int64())]), pa.struct([("a", pa.int32()), ("b", pa.string())])))
+    'struct<a: int64, b: string>'
+    """
+    if one.equals(other):
+        return one
+    kinds = pa.types
+    if kinds.is_list(one) and kinds.is_list(other):
+        element = common_type(one.value_type, other.value_type)
+        return None if element is None else pa.list_(one.value_field.with_type(element))
+    if kinds.is_map(one) and kinds.is_map(other):
+        parts = common_type(one.key_type, other.key_type), common_type(one.item_type, other.item_type)
+        return None if None in parts else pa.map_(*parts)
+    if kinds.is_struct(one) and kinds.is_struct(other):
+        fields = {field.name: field.type for field in one}
+        for field in other:
+            fields[field.name] = common_type(fields.get(field.name, field.type), field.type)
+        return None if None in fields.values() else pa.struct(list(fields.items()))
+    return next((b for a, b in ((one, other), (other, one)) if _is_wider_number(a, b)), None)
+
+
+def stored_values(schema: pa.Schema) -> dict[str, pa.DataType]:
+    """Return the types of stored values by their names."""
+    return {name: field.type for name, field in _values_in(schema).items()}
+
+
+def is_single(names: Iterable[str]) -> bool:
+    """Return whether values have one column, which has no name of its own."""
+    return _names_of_program(names) == [_UNNAMED]
+
+
+def spread_types(values: dict[str, pa.DataType]) -> dict[str, pa.DataType]:
+    """Return the types of values with a column for each field, also of those with a single one."""
+    if not is_single(values) or not pa.types.is_struct(values[_UNNAMED]):
+        return values
+    ours = {name: kind for name, kind in values.items() if name != _UNNAMED}
+    return ours | {field.name: field.type for field in values[_UNNAMED]}
+
+
+def _is_wider_number(stored: pa.DataType, declared: pa.DataType) -> bool:
+    kinds = pa.types
+    if kinds.is_signed_integer(stored) and kinds.is_signed_integer(declared):
+        return int(stored.bit_width) <= int(declared.bit_width)
+    if kinds.is_floating(stored) and kinds.is_floating(declared):
+        return int(stored.bit_width) <= int(declared.bit_width)
+    if kinds.is_decimal(stored) and kinds.is_decimal(declared):
+        whole = declared.precision - declared.scale >= stored.precision - stored.scale
+        return bool(whole and declared.scale >= stored.scale)
+    return False
+
+
+def types_text(schema: pa.Schema) -> str:
+    """Return keys and values of a stored table with their types, for people."""
+    own = [field for field in schema if field.name.startswith("key_") or _is_value(field.name)]
+    return ", ".join(
+        f"{_reader_name(field) if _is_value(field.name) else field.name} {field.type}" for field in own
+    )
+
+
+def _cast(layout: TableLayout, name: str, column: pa.Array, declared: pa.DataType) -> pa.Array:
+    wrong = misfit(column.type, declared, (name,))
+    if wrong is not None:
+        place = ".".join(wrong.path)
+        raise StateMismatch(
+            f"state {layout.name!r}: {place!r} is stored as {wrong.stored} but declared as {wrong.declared}, "
+            "which does not hold all of its values; give the field, or the state, another name"
+        )
+    return column if column.type.equals(declared) else column.cast(declared)
+
+
+def _own(layout: TableLayout, field: pa.Field, stored: pa.RecordBatch) -> pa.Array:
+    """Return a column that is no value."""
+    if field.name == TOUCHES and field.name not in stored.schema.names:
+        # Stored when lists and maps expired as a whole: the touch of the whole is that of each element.
+        return pa.nulls(stored.num_rows, field.type)
+    if field.name == TOUCHED and field.name not in stored.schema.names:
+        # A time to live was added: what is there was touched at the beginning of time, so to speak.
+        raise StateMismatch(
+            f"state {layout.name!r} is stored without a time to live and declared with one, "
+            "and nobody knows when its entries were touched; give it another name"
+        )
+    if field.name not in stored.schema.names or not stored.schema.field(field.name).type.equals(field.type):
+        raise StateMismatch(
+            f"state {layout.name!r} is stored as {types_text(stored.schema)} "
+            f"but declared as {types_text(layout.schema)}"
+        )
+    return stored.column(field.name)
+
+
+def _is_value(name: str) -> bool:
+    return name.startswith("value_")
+
+
+def _reader_name(field: pa.Field) -> str:
+    return str((field.metadata or {}).get(NAME.encode(), _UNNAMED.encode()).decode())

@@ -1,0 +1,711 @@
+"""The stored state of one key group: read for the keys at hand, worked on, written again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from flinkish_spark.core.elements import Progress, TimeDomain
+from flinkish_spark.state.codec import (
+    ALIVE,
+    HASH,
+    NAME,
+    OWNER,
+    TIME,
+    BaseRef,
+    Frame,
+    FrameError,
+    Row,
+    SlotForm,
+    TableLayout,
+    base_of,
+    expiry_in,
+    known_table,
+    layout_of,
+    owner_in,
+    pack_frame,
+    read_entries,
+    read_table,
+    rows_by_slot,
+    table_bytes,
+    timer_layout,
+    unpack_frame,
+)
+from flinkish_spark.state.columnar import ColumnarState, DueTable, due_clock
+from flinkish_spark.state.evolution import StateMismatch, evolved, types_text
+from flinkish_spark.state.keyed_states import KeyedStates, StateNotDeclared
+from flinkish_spark.state.layered import KeyIndex, LayeredTable, note_changes_in_place
+from flinkish_spark.state.operator_state import BROADCAST_KIND, LIST_KIND, pack_tables
+from flinkish_spark.state.timers import TimerQueue, Timers
+
+# ----------------------------------------------------------------------------------------------------------
+# The timers of one key group as they are stored: those of the keys at hand, and what became of them.
+
+
+Array = np.ndarray[Any, Any]
+
+_NONE: Array = np.empty(0, dtype=np.int64)
+
+
+class StoredTimers:
+    """A table of timers per clock.
+
+    Parameters
+    ----------
+    tables
+        By clock.
+    registered
+        How many places in the order of registration were given out, by clock.
+    """
+
+    def __init__(
+        self, tables: Mapping[TimeDomain, LayeredTable], registered: Mapping[TimeDomain, int]
+    ) -> None:
+        self._tables = tables
+        self.registered = dict(registered)
+        #: Hash of each key that has one of the timers that were selected.
+        self.hash_of: dict[Any, int] = {}
+
+    def living(self, domain: TimeDomain) -> tuple[Array, Array]:
+        """Return times and hashes of a clock's timers, without making objects of them.
+
+        A timer that fired or was deleted stays in the base until the next one; the delta says its place.
+        """
+        table = self._tables[domain]
+        if not len(table):
+            return _NONE, _NONE
+        living = table.delta.filter(table.delta.column(ALIVE))
+        times, hashes = (living.column(name).to_numpy() for name in (TIME, HASH))
+        if table.base is None:
+            return times, hashes
+        covered = table.delta.column("value_1").drop_null().to_numpy()
+        kept = ~np.isin(table.base.column("value_0").to_numpy(), covered)
+        below = [table.base.column(name).to_numpy()[kept] for name in (TIME, HASH)]
+        return np.concatenate([times, below[0]]), np.concatenate([hashes, below[1]])
+
+    def due(self, domain: TimeDomain, limit_ms: int) -> Array:
+        """Return the hashes of keys with timers that are due."""
+        times, hashes = self.living(domain)
+        found: Array = hashes[times <= limit_ms]
+        return found
+
+    def select(self, hashes: Array) -> dict[TimeDomain, TimerQueue]:
+        """Return the timers of keys with these hashes, which are sorted and unique."""
+        queues = {}
+        for domain, table in self._tables.items():
+            found = table.select(hashes)
+            self.hash_of.update((timer.key, row.hash) for timer, row in found.items())
+            stored = {timer: row.value[0] for timer, row in found.items()}
+            queues[domain] = TimerQueue(stored, self.registered[domain])
+        return queues
+
+    def replace(self, queues: Mapping[TimeDomain, TimerQueue], hash_of: Mapping[Any, int]) -> None:
+        """Take over what became of the timers of :meth:`select`.
+
+        Parameters
+        ----------
+        hash_of
+            Hash of each key that has one.
+        """
+        for domain, queue in queues.items():
+            self.registered[domain] = queue.registered
+            stored = self._tables[domain]
+            in_base = stored.in_base
+            new, gone = queue.new(), queue.gone()
+            below = [in_base[timer].value[0] if timer in in_base else None for timer in new]
+            values = list(zip(new.values(), below, strict=True))
+            rows = rows_by_slot(list(new), values, [hash_of[timer.key] for timer in new])
+            for timer in gone.keys() & in_base.keys():
+                value = (gone.pop(timer), in_base[timer].value[0])
+                rows[timer] = Row(timer, value, hash_of[timer.key], alive=False)
+            stored.replace(rows, gone)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The stored state of one key group: read for the keys at hand, worked on, written again.
+#
+# A key group's value is a checked frame (`flinkish_spark/runtime/state_codec.py`) with one section per
+# state and clock, which is an Arrow table, and a section that says whose it is. Where a key group has
+# grown, most of it lies in a base: a file that is never changed, which the value names.
+
+
+#: Names of sections, besides the owner's: timers by clock; states by name.
+TIMERS = "timers/"
+STATE_SECTION = "state/"
+
+
+class Bases(Protocol):
+    """Where bases are kept, as a micro-batch sees it; files are written once and never changed.
+
+    `batch` is the micro-batch's number, `retained_batch` that of the oldest one to which the job may still go
+    back; None if none is known.
+    """
+
+    @property
+    def batch(self) -> int:
+        """The micro-batch's number."""
+
+    @property
+    def retained_batch(self) -> int | None:
+        """The oldest micro-batch whose state may be asked for again."""
+
+    def read(self, ref: BaseRef) -> Frame:
+        """Return a base's sections, looked at (`checked_frame`); the file stays mapped while in use."""
+
+    def write(self, group: int, frame: bytes) -> BaseRef:
+        """Keep a frame and return where."""
+
+    def delete(self, file: str) -> None:
+        """Give a file up; a missing one is no error."""
+
+
+@dataclass(frozen=True)
+class BasePolicy:
+    """When a key group's entries move into a base.
+
+    Parameters
+    ----------
+    smallest_bytes
+        A value that is smaller stays in one piece.
+    delta_share
+        The delta moves into a new base when it has more than this share of the base's rows.
+    """
+
+    smallest_bytes: int = 128 * 1024
+    delta_share: float = 0.125
+    smallest_delta_rows: int = 1024
+
+
+#: Everything stays in the value.
+NO_BASE = BasePolicy(smallest_bytes=1 << 62)
+
+
+class NoBases:
+    """For values that stay in one piece; a :class:`Bases`."""
+
+    batch = 0
+    retained_batch: int | None = None
+
+    def read(self, ref: BaseRef) -> Frame:
+        """Refuse."""
+        raise StateMismatch(f"the state names the base {ref.file!r}, and this operator keeps none")
+
+    def write(self, group: int, frame: bytes) -> BaseRef:
+        """Refuse."""
+        raise StateMismatch(f"key group {group} was to move into a base, and this operator keeps none")
+
+    def delete(self, file: str) -> None:
+        """Do nothing: there is none."""
+
+
+class OtherForm(Protocol):
+    """Reads what an operator has stored in another form than the one that it writes."""
+
+    def is_of(self, sections: Frame) -> bool:
+        """Return whether sections are of that form."""
+
+    def converted(self, value: bytes | memoryview, bases: Bases) -> Mapping[str, memoryview]:
+        """Return the sections that say the same in the operator's own form, without a base."""
+
+
+@dataclass(frozen=True)
+class GroupLayout:
+    """The tables of an operator's key groups, known once it is open."""
+
+    uid: str
+    states: Mapping[str, TableLayout]
+    timers: Mapping[TimeDomain, TableLayout]
+    dropped: frozenset[str] = frozenset()
+    #: Reads the operator's state in another form than it is written.
+    other_form: OtherForm | None = None
+
+    @classmethod
+    def of(cls, states: KeyedStates, key_types: Sequence[T.DataType]) -> GroupLayout:
+        """Return the layout of an opened operator, which cannot declare states any more."""
+        states.seal()
+        form = {True: SlotForm.KEY_AND_WINDOW, False: SlotForm.KEY}
+        return cls(
+            states.uid,
+            {
+                name: layout_of(descriptor, key_types, form[name in states.namespaced], name in states.named)
+                for name, descriptor in states.descriptors.items()
+            },
+            {domain: timer_layout(domain, key_types) for domain in TimeDomain},
+            frozenset(states.dropped),
+        )
+
+    @property
+    def sections(self) -> dict[str, TableLayout]:
+        """Layouts by the name of their section."""
+        states = {STATE_SECTION + name: layout for name, layout in self.states.items()}
+        return states | {TIMERS + domain.value: layout for domain, layout in self.timers.items()}
+
+
+class GroupState:
+    """The state of one key group in one micro-batch.
+
+    Parameters
+    ----------
+    layout
+        Of the operator.
+    value
+        What was stored; None at the beginning.
+    bases
+        Where bases are.
+
+    Raises
+    ------
+    FrameError
+        The value, or the base that it names, is damaged.
+    StateMismatch
+        It belongs to another operator, or a state is stored with other types than it is declared with.
+    """
+
+    def __init__(self, layout: GroupLayout, value: bytes | memoryview | None, bases: Bases) -> None:
+        self._layout, self._bases = layout, bases
+        delta = {} if value is None else unpack_frame(value)
+        owner = owner_in(delta)
+        delta.pop(OWNER, None)
+        if owner.get("uid", layout.uid) != layout.uid:
+            raise StateMismatch(f"the state belongs to operator {owner['uid']!r}, not to {layout.uid!r}")
+        self.base = base_of(owner)
+        #: Files of former bases, and behind which micro-batch no state names them any more.
+        self._former: list[tuple[str, int]] = [(str(f), int(n)) for f, n in owner.get("former", ())]
+        base: Frame = {} if self.base is None else bases.read(self.base)
+        other = layout.other_form
+        if value is not None and other is not None and other.is_of({**base, **delta}):
+            delta, base = {**other.converted(value, bases)}, {}
+            self._former += [] if self.base is None else [(self.base.file, bases.batch)]
+            self.base = None
+        sections = layout.sections
+        known = sections.keys() | {OWNER} | {STATE_SECTION + name for name in layout.dropped}
+        unknown = sorted((delta.keys() | base.keys()) - known)
+        if unknown:
+            raise StateMismatch(
+                f"the stored {unknown[0].partition('/')[2]!r} is no longer declared by the function; "
+                "declare it, or give it up with context.drop_state(...); if no version of the function had "
+                "that state, what is stored is damaged"
+            )
+        self._tables = {
+            name: LayeredTable(
+                table,
+                _read(table, name, base.get(name), known_table),
+                _read(table, name, delta.get(name), read_entries),
+            )
+            for name, table in sections.items()
+        }
+        self.timers = StoredTimers(
+            {domain: self._tables[TIMERS + domain.value] for domain in TimeDomain},
+            {domain: owner.get("registered", {}).get(domain.value, 0) for domain in TimeDomain},
+        )
+        self._hash_of: dict[Any, int] = {}
+        #: Whether the base holds what does not count any more. A state that was given up would be there again
+        #: for whoever declares one of its name later.
+        self._is_base_over = not base.keys().isdisjoint(STATE_SECTION + name for name in layout.dropped)
+
+    def clean_up(self, now_ms: int) -> None:
+        """Forget the states of which everything has expired; called in front of :meth:`load`."""
+        for table in self._tables.values():
+            expired_at_ms = table.expired_at_ms
+            if expired_at_ms is not None and expired_at_ms <= now_ms:
+                self._is_base_over |= table.base is not None
+                table.forget_all()
+
+    def load(
+        self,
+        states: KeyedStates,
+        timers: Timers,
+        hash_of: Mapping[Any, int],
+        progress: Progress,
+        also: Array = _NONE,
+    ) -> None:
+        """Give an operator the entries of keys that have elements, and of those whose timers are due.
+
+        Parameters
+        ----------
+        states, timers
+            The operator's: what they have of another key group goes. :meth:`store` takes them back.
+        hash_of
+            Hash of each key that has elements.
+        also
+            Hashes of keys that are wanted besides.
+        """
+        states.begin_group()
+        own = np.fromiter(hash_of.values(), dtype=np.int64, count=len(hash_of))
+        due = [self.timers.due(domain, limit_ms) for domain, limit_ms in progress.limits_ms.items()]
+        hashes = np.unique(np.concatenate([own, *due, also]))
+        timers.queues = self.timers.select(hashes)
+        self._hash_of = {**hash_of, **self.timers.hash_of}
+        layouts = self._layout.states
+        for name, table in states.tables.items():
+            found = self._tables[STATE_SECTION + name].select(hashes)
+            if len(also) or layouts[name].expires:  # Of keys of the same hash something may have expired.
+                self._hash_of.update(
+                    (slot[0] if name in states.namespaced else slot, row.hash) for slot, row in found.items()
+                )
+            table.take(found, progress.processing_time_ms)
+
+    def store(self, states: KeyedStates, timers: Timers) -> bool:
+        """Take over what an operator has changed since :meth:`load`; return whether it has."""
+        for name, table in states.tables.items():
+            has_window = self._layout.states[name].form is SlotForm.KEY_AND_WINDOW
+            if table.lent:
+                stored, now_ms = self._tables[STATE_SECTION + name], states.scope.now_ms
+                note_changes_in_place(table, stored, self._hash_of, now_ms)
+            stored, entries, hash_of = self._tables[STATE_SECTION + name], table.entries, self._hash_of
+            there = [slot for slot in table.changed if slot in entries]
+            hashes = [hash_of[slot[0]] for slot in there] if has_window else [hash_of[slot] for slot in there]
+            touches = map(table.touch_of, there) if self._layout.states[name].expires else None
+            rows = rows_by_slot(there, [entries[slot] for slot in there], hashes, touches)
+            gone = [slot for slot in table.changed if slot not in entries]
+            for slot in stored.in_base.keys() & gone:
+                rows[slot] = Row(slot, None, hash_of[slot[0] if has_window else slot], alive=False)
+            stored.replace(rows, gone)
+        self.timers.replace(timers.queues, self._hash_of)
+        return self.is_changed
+
+    def columns(self, state: str, index: KeyIndex, now_ms: int) -> ColumnarState:
+        """Return a value state of the keys of a batch, as columns."""
+        if state not in self._layout.states:
+            raise StateNotDeclared(self._layout.uid, state)
+        return ColumnarState(self._tables[STATE_SECTION + state], index, now_ms)
+
+    def due_table(self, state: str) -> DueTable:
+        """Return a state per key and window whose entries are due some time, as columns."""
+        return DueTable(self._tables[STATE_SECTION + state])
+
+    def hashes_of(self, state: str) -> Array:
+        """Return the hashes of all keys that may have an entry of a state."""
+        return np.concatenate(
+            [one.column(0).to_numpy() for one in self._tables[STATE_SECTION + state].layers]
+        )
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is something to store."""
+        return any(table.is_changed for table in self._tables.values())
+
+    def next_due_ms(self, domain: TimeDomain) -> int | None:
+        """Return when the first timer, or entry of a state, of a clock is due; None if there is none."""
+        times = self.timers.living(domain)[0]
+        found = [int(times.min())] if len(times) else []
+        for name, table in self._layout.states.items():
+            if due_clock(table) is domain and (due_ms := self.due_table(name).next_due_ms()) is not None:
+                found.append(due_ms)
+        return min(found, default=None)
+
+    def next_call_ms(self, domain: TimeDomain) -> int | None:
+        """Return when the key group is to be called by a clock: something is due, or to be cleaned up.
+
+        Clean-ups wait for full quarters of the time to live: key groups that got their last entries at many
+        times are called together.
+        """
+        times = [self.next_due_ms(domain)]
+        if domain is TimeDomain.PROCESSING_TIME:
+            times += [table.clean_up_at_ms for table in self._tables.values()]
+        return min((time_ms for time_ms in times if time_ms is not None), default=None)
+
+    def timer_count(self) -> int:
+        """Return the number of timers."""
+        return sum(len(self.timers.living(domain)[0]) for domain in TimeDomain)
+
+    def dump(self, group: int, policy: BasePolicy, now_ms: int) -> bytes:
+        """Return the value to store; moves the entries into a new base if it is time to.
+
+        Entries that have expired are left out of a value in one piece and of a new base. A former base is
+        deleted when no state to which the job may go back names it. That holds whatever becomes of this
+        micro-batch, so it may be done before its end.
+
+        Parameters
+        ----------
+        now_ms
+            The micro-batch's processing time.
+        """
+        self._former = [one for one in self._former if not self._is_released(*one)]
+        for table in self._tables.values():
+            table.forget_expired(now_ms)
+        value = self._frame({name: table.delta for name, table in self._tables.items()}, self.base)
+        grown = len(value) > policy.smallest_bytes
+        if self.base is not None:
+            is_expired = self._is_base_over or self._is_base_expired(policy, now_ms)
+            grown = is_expired or self._is_delta_full(policy)
+        if not grown:
+            return value
+        merged = {name: table.merged_at(now_ms) for name, table in self._tables.items()}
+        if self.base is not None:
+            self._former.append((self.base.file, self._bases.batch))
+        whole = self._frame(merged, None)
+        if len(whole) <= policy.smallest_bytes:  # So much has expired that it fits into the value again.
+            return whole
+        return self._frame({}, self._bases.write(group, whole))
+
+    def _is_released(self, file: str, batch: int) -> bool:
+        retained = self._bases.retained_batch
+        if retained is None or batch > retained:
+            return False
+        self._bases.delete(file)
+        return True
+
+    def dump_whole(self) -> bytes:
+        """Return a value without a base: for savepoints. It knows nothing of files."""
+        self._former = []
+        return self._frame({name: table.merged() for name, table in self._tables.items()}, None)
+
+    def timer_rows(self, domain: TimeDomain) -> Iterable[Row]:
+        """Return all timers of a clock; the value is the place in the order of registration, and another."""
+        return self._tables[TIMERS + domain.value].rows()
+
+    def rows(self, state: str) -> Iterable[Row]:
+        """Return all living entries of a state."""
+        return self._tables[STATE_SECTION + state].rows()
+
+    # -- parts ----------------------------------------------------------------------------------
+    def _is_delta_full(self, policy: BasePolicy) -> bool:
+        upper = sum(table.delta.num_rows for table in self._tables.values())
+        return bool(upper > max(policy.smallest_delta_rows, policy.delta_share * self._base_rows))
+
+    def _is_base_expired(self, policy: BasePolicy, now_ms: int) -> bool:
+        """Whether most of the base has expired: who writes it anew then has at least as much to leave out."""
+        expired = sum(table.expired_in_base(now_ms) for table in self._tables.values())
+        return bool(expired > max(policy.smallest_delta_rows, self._base_rows / 2))
+
+    @property
+    def _base_rows(self) -> int:
+        return sum(0 if table.base is None else table.base.num_rows for table in self._tables.values())
+
+    def _frame(self, batches: Mapping[str, pa.RecordBatch], base: BaseRef | None) -> bytes:
+        owner = {
+            "uid": self._layout.uid,
+            "base": None if base is None else asdict(base),
+            "former": self._former,
+            "registered": {domain.value: count for domain, count in self.timers.registered.items() if count},
+        }
+        sections: dict[str, bytes | memoryview] = {OWNER: json.dumps(owner).encode()}
+        sections.update({name: table_bytes(batch) for name, batch in batches.items() if batch.num_rows})
+        return pack_frame(sections)
+
+
+def _read(
+    layout: TableLayout,
+    name: str,
+    payload: memoryview | None,
+    read: Callable[[str, memoryview], pa.RecordBatch],
+) -> pa.RecordBatch | None:
+    if payload is None:
+        return None
+    try:
+        return evolved(layout, read(name, payload))
+    except (FrameError, StateMismatch):
+        raise
+    except (pa.ArrowException, ValueError, LookupError) as error:
+        raise FrameError(f"the section {name!r} is damaged: {error}") from error
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Stored key groups without their operator: what a value says about itself, and how it is made whole.
+#
+# For savepoints and readers, which know no declaration: entries are what their columns say.
+
+
+#: Open the names of states without keys where they stand beside those of keyed ones.
+BROADCAST, LISTS = "broadcast/", "lists/"
+_PREFIXES = {BROADCAST_KIND: BROADCAST, LIST_KIND: LISTS}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """What a key group's value says about itself: whose it is, and the stored types of each state."""
+
+    owner: str
+    types: Mapping[str, str]
+
+
+def describe_group(value: bytes | memoryview) -> StoredGroup:
+    """Return whose a whole value is and what it holds; checks all of it.
+
+    Raises
+    ------
+    FrameError
+        It is damaged.
+    """
+    sections = unpack_frame(value)
+    owner = owner_in(sections)
+    types = {}
+    for name, payload in sections.items():
+        if name != OWNER:
+            table = read_table(name, payload)
+            if name.startswith(STATE_SECTION):
+                types[name.removeprefix(STATE_SECTION)] = types_text(table.schema)
+    return StoredGroup(str(owner.get("uid", "")), types)
+
+
+def stored_tables(value: bytes | memoryview) -> dict[str, pa.RecordBatch]:
+    """Return the stored entries of a whole value, of each state and each clock, by the name of the section.
+
+    What partitions keep beside their key groups are values of their own, and may have the names of keyed
+    states: broadcast states begin with :data:`BROADCAST`, operator list states with :data:`LISTS`.
+
+    Raises
+    ------
+    FrameError
+        The value is damaged.
+    """
+    sections = unpack_frame(value)
+    prefix = _PREFIXES.get(owner_in(sections).get("kind", ""), STATE_SECTION)
+    return {
+        prefix + name.removeprefix(STATE_SECTION) if name.startswith(STATE_SECTION) else name: read_table(
+            name, payload
+        )
+        for name, payload in sections.items()
+        if name != OWNER
+    }
+
+
+def kind_of(value: bytes | memoryview) -> str | None:
+    """Return which kind of state a partition keeps in a value; None for the value of a key group."""
+    kind = owner_in(unpack_frame(value)).get("kind")
+    return None if kind is None else str(kind)
+
+
+def changed_partition(
+    value: bytes | memoryview | None, owner: str, kind: str | None, changes: Mapping[str, pa.RecordBatch]
+) -> bytes | None:
+    """Return what a partition keeps, with other entries in some of its states, and maybe another owner.
+
+    Parameters
+    ----------
+    value
+        None for none.
+    owner
+        Uid of the operator whose value it becomes.
+    kind
+        Of the states that are changed; None if none is.
+    changes
+        Entries by the name of the state.
+
+    Returns
+    -------
+    bytes | None
+        None if nothing is left in it.
+
+    Raises
+    ------
+    StateMismatch
+        It is of another kind.
+    """
+    found = kind if value is None else kind_of(value)
+    if found is None or kind not in (None, found):
+        raise StateMismatch(f"operator {owner!r} keeps {found or 'keyed state'} where {kind} was to be")
+    stored = {} if value is None else stored_tables(value)
+    tables = {name.removeprefix(_PREFIXES[found]): table for name, table in stored.items()} | dict(changes)
+    if not any(table.num_rows for table in tables.values()):
+        return None
+    return pack_tables(owner, found, tables)
+
+
+def changed_group(
+    value: bytes | memoryview | None, owner: str, changes: Mapping[str, pa.RecordBatch]
+) -> bytes | None:
+    """Return a whole value with other entries in some sections, and maybe another owner.
+
+    For writers of savepoints; what is not named in `changes` stays as it is.
+
+    Parameters
+    ----------
+    value
+        None for a key group that had no state.
+    owner
+        Uid of the operator whose value it becomes.
+    changes
+        Entries by section, sorted by hash; a table without rows takes the section away. Of timers, the first
+        value is their place in the order of registration.
+
+    Returns
+    -------
+    bytes | None
+        None if nothing is left in it.
+
+    Raises
+    ------
+    FrameError
+        The value is damaged.
+    """
+    frame = {} if value is None else unpack_frame(value)
+    registered = owner_in(frame).get("registered", {})
+    sections: dict[str, bytes | memoryview] = {name: part for name, part in frame.items() if name != OWNER}
+    for name, table in changes.items():
+        sections.pop(name, None)
+        if table.num_rows:
+            sections[name] = table_bytes(table)
+        if name.startswith(TIMERS):
+            # Their places in the order of registration count from 0.
+            registered[name.removeprefix(TIMERS)] = table.num_rows
+    if not sections:
+        return None
+    kept: dict[str, Any] = {"uid": owner, "base": None, "former": [], "registered": registered}
+    return pack_frame({OWNER: json.dumps(kept).encode(), **sections})
+
+
+def whole_group(value: bytes | memoryview, bases: Bases) -> bytes:
+    """Return a value that names no base: for savepoints, which hold all of their state themselves.
+
+    Raises
+    ------
+    FrameError
+        The value or its base is damaged.
+    """
+    upper = unpack_frame(value)
+    owner = owner_in(upper)
+    base = base_of(owner)
+    if base is None:
+        return bytes(value)
+    lower = bases.read(base)
+    kept = {
+        "uid": owner.get("uid", ""),
+        "base": None,
+        "former": [],
+        "registered": owner.get("registered", {}),
+    }
+    sections: dict[str, bytes | memoryview] = {OWNER: json.dumps(kept).encode()}
+    for name in dict.fromkeys([*lower, *upper]):
+        if name != OWNER:
+            table = _merged(name, lower.get(name), upper.get(name))
+            if table.num_rows:
+                sections[name] = table_bytes(table)
+    return pack_frame(sections)
+
+
+def _merged(name: str, lower: memoryview | None, upper: memoryview | None) -> pa.RecordBatch:
+    base, delta = (None if payload is None else read_table(name, payload) for payload in (lower, upper))
+    newest = delta if delta is not None else base
+    assert newest is not None
+    layout = stored_layout(newest.schema)
+    # The base may be older than the declaration that the delta was written with.
+    base = None if base is None else evolved(layout, base)
+    return LayeredTable(layout, base, delta).merged() if delta is not None else newest
+
+
+def stored_layout(schema: pa.Schema) -> TableLayout:
+    """Return the layout that stored columns have."""
+    values = [field for field in schema if field.name.startswith("value_")]
+    names = tuple((field.metadata or {}).get(NAME.encode(), b"value").decode() for field in values)
+    form = SlotForm.KEY
+    if TIME in schema.names:
+        form = SlotForm.TIMER
+    elif "from" in schema.names:
+        form = SlotForm.KEY_AND_WINDOW
+    return TableLayout(
+        "",
+        tuple(field.type for field in schema if field.name.startswith("key_")),
+        tuple(field.type for field in values),
+        form,
+        expiry_in(schema.names),
+        None,
+        names,
+    )

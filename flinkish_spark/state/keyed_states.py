@@ -1,0 +1,225 @@
+"""What an operator's function is given: states, times, timers, side outputs of the current key."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from flinkish_spark.core.subtask import SubtaskFacts
+from flinkish_spark.core.validation import unusable
+from flinkish_spark.state.descriptors import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
+from flinkish_spark.state.states import (
+    AggregatingState,
+    ExpiringListState,
+    ExpiringMapState,
+    ListState,
+    MapKeys,
+    MapState,
+    ReducingState,
+    TabledValueState,
+    ValueState,
+)
+from flinkish_spark.state.tables import (
+    ExpiringLists,
+    ExpiringMaps,
+    ExpiringTable,
+    HandedOut,
+    KeyScope,
+    StateTable,
+    as_fields,
+    may_change,
+    naming_of,
+)
+
+#: What returns the state of a descriptor.
+_GET: dict[type, str] = {
+    ValueStateDescriptor: "get_state",
+    ListStateDescriptor: "get_list_state",
+    MapStateDescriptor: "get_map_state",
+    ReducingStateDescriptor: "get_reducing_state",
+    AggregatingStateDescriptor: "get_aggregating_state",
+}
+
+
+class StateRedeclared(ValueError):
+    """One name was given to two states of an operator that are not the same."""
+
+
+class StateNotDeclared(ValueError):
+    """A state was asked for that the operator's `open` has not asked for."""
+
+    def __init__(self, uid: str, name: str) -> None:
+        super().__init__(
+            f"operator '{uid}' uses the state '{name}', for which its open() has not asked: states are asked "
+            "for in open(), with context.get_state(...) or the like; keep what that returns"
+        )
+
+
+class _Declaring:
+    """Whether states may still be declared; one object for all views of an operator's states."""
+
+    __slots__ = ("is_over",)
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+
+class KeyedStates(SubtaskFacts):
+    """The states of an operator, made when it is opened; the tables behind them change per key group.
+
+    Parameters
+    ----------
+    uid, max_parallelism
+        Of the operator.
+    """
+
+    def __init__(self, uid: str, max_parallelism: int) -> None:
+        self.uid, self.max_parallelism = uid, max_parallelism
+        self.scope = KeyScope()
+        self.descriptors: dict[str, StateDescriptor] = {}
+        #: Whose slots have a namespace: states of windows.
+        self.namespaced: set[str] = set()
+        #: States that were stored once and are given up.
+        self.dropped: set[str] = set()
+        #: States of functions, whose fields are read by name; operators know the places of theirs.
+        self.named: set[str] = set()
+        self._is_of_function = False
+        self.tables: dict[str, StateTable] = {}
+        self._states: dict[str, Any] = {}
+        self._declaring = _Declaring()
+
+    def seal(self) -> None:
+        """Refuse states that are not declared by now: the operator is open."""
+        self._declaring.is_over = True
+
+    def get_state(self, descriptor: ValueStateDescriptor) -> ValueState[Any]:
+        """Return the value state of that name."""
+        self._check_kind(descriptor, ValueStateDescriptor)
+        handed = self._handed_out(as_fields(descriptor.value_type))
+
+        def made(table: StateTable) -> ValueState[Any]:
+            if descriptor.ttl is None and handed == (None, False):
+                return ValueState(self.scope, table, descriptor.default)
+            return TabledValueState(self.scope, table, descriptor.default, *handed)
+
+        state: ValueState[Any] = self._declared(descriptor, made)
+        return state
+
+    def get_list_state(self, descriptor: ListStateDescriptor) -> ListState[Any]:
+        """Return the list state of that name."""
+        self._check_kind(descriptor, ListStateDescriptor)
+        kind = ListState if descriptor.ttl is None else ExpiringListState
+        handed = self._handed_out(descriptor.element_type)
+        state: ListState[Any] = self._declared(descriptor, lambda table: kind(self.scope, table, *handed))
+        return state
+
+    def get_map_state(self, descriptor: MapStateDescriptor) -> MapState[Any, Any]:
+        """Return the map state of that name."""
+        self._check_kind(descriptor, MapStateDescriptor)
+        kind = MapState if descriptor.ttl is None else ExpiringMapState
+        handed = self._handed_out(descriptor.value_type)
+
+        def made(table: StateTable) -> MapState[Any, Any]:
+            keys = MapKeys(f"operator '{self.uid}'", descriptor.name, descriptor.key_type)
+            return kind(self.scope, table, *handed, keys)
+
+        state: MapState[Any, Any] = self._declared(descriptor, made)
+        return state
+
+    def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
+        """Return the reducing state of that name."""
+        self._check_kind(descriptor, ReducingStateDescriptor)
+        handed = self._handed_out(as_fields(descriptor.value_type))
+        state: ReducingState[Any] = self._declared(
+            descriptor, lambda table: ReducingState(self.scope, table, descriptor.reduce, *handed)
+        )
+        return state
+
+    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor) -> AggregatingState:
+        """Return the aggregating state of that name."""
+        self._check_kind(descriptor, AggregatingStateDescriptor)
+        handed = self._handed_out(as_fields(descriptor.accumulator_type))
+        state: AggregatingState = self._declared(
+            descriptor, lambda table: AggregatingState(self.scope, table, descriptor.aggregate, *handed)
+        )
+        return state
+
+    def drop_state(self, name: str) -> None:
+        """Give up what is stored of a state that is not declared any more."""
+        if self._declaring.is_over:
+            raise ValueError(f"operator '{self.uid}' drops the state '{name}' too late: call it in open()")
+        self.dropped.add(name)
+
+    def per_namespace(self, name: str) -> None:
+        """Keep a state per key and namespace; said by operators with windows, when they are opened."""
+        self.namespaced.add(name)
+
+    def through(self, scope: KeyScope) -> KeyedStates:
+        """Return these states as they are seen with another key or namespace being the current one.
+
+        Both have the same tables; a state may be declared with either.
+        """
+        other = copy.copy(self)
+        other.scope, other._states = scope, {}
+        return other
+
+    def of_function(self) -> KeyedStates:
+        """Return these states as a function of the user's declares them: with the names of their fields."""
+        other = copy.copy(self)
+        other._states, other._is_of_function = {}, True
+        return other
+
+    def _check_kind(self, descriptor: object, kind: type) -> None:
+        """Raise ConfigError for what describes no state of a kind."""
+        if not isinstance(descriptor, kind):
+            method = _GET.get(type(descriptor))
+            raise unusable(
+                "descriptor",
+                descriptor,
+                wanted=f"a {kind.__name__} in {_GET[kind]}() of operator '{self.uid}'",
+                what_to_do="give one" if method is None else f"call {method}() with it",
+            )
+
+    def _handed_out(self, ddl: str) -> tuple[HandedOut | None, bool]:
+        """Return what names the values that are handed out, and whether they may be changed in place."""
+        return naming_of(ddl) if self._is_of_function else None, may_change(ddl)
+
+    def _declared(self, descriptor: StateDescriptor, make: Callable[[StateTable], Any]) -> Any:
+        if self._declaring.is_over and descriptor.name not in self.descriptors:
+            raise StateNotDeclared(self.uid, descriptor.name)
+        known = self.descriptors.setdefault(descriptor.name, descriptor)
+        if known != descriptor:
+            raise StateRedeclared(
+                f"operator '{self.uid}' declares the state '{descriptor.name}' as {known} and as {descriptor}"
+            )
+        if self._is_of_function:
+            self.named.add(descriptor.name)
+        if descriptor.name not in self._states:
+            if descriptor.name not in self.tables:
+                self.tables[descriptor.name] = _table_of(descriptor)
+            self._states[descriptor.name] = make(self.tables[descriptor.name])
+        return self._states[descriptor.name]
+
+    def begin_group(self) -> None:
+        """Forget the entries of the last key group."""
+        for table in self.tables.values():
+            table.clear()
+
+
+def _table_of(descriptor: StateDescriptor) -> StateTable:
+    if descriptor.ttl is None:
+        return StateTable()
+    match descriptor:
+        case ListStateDescriptor():
+            return ExpiringLists(descriptor.ttl)
+        case MapStateDescriptor():
+            return ExpiringMaps(descriptor.ttl)
+    return ExpiringTable(descriptor.ttl)

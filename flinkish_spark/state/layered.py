@@ -1,0 +1,389 @@
+"""A table of entries in two layers: an old one that is not touched, and what has changed since."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flinkish_spark.core.elements import MAX_WATERMARK_MS
+from flinkish_spark.state.codec import (
+    ALIVE,
+    HASH,
+    TOUCHED,
+    Row,
+    SlotForm,
+    TableLayout,
+    decode_rows,
+    encode_rows,
+    places_with,
+)
+from flinkish_spark.state.tables import StateTable, same
+
+# ----------------------------------------------------------------------------------------------------------
+# Which rows of a batch belong to which key, as numbers: what vectorised functions group by.
+
+
+Array = np.ndarray[Any, Any]
+
+#: One of so many keys is looked at to tell how often keys repeat; fewer rows of such keys tell nothing.
+_SAMPLED_KEYS = 64
+_LEAST_SAMPLED_ROWS = 256
+#: Upper bits: by the lower ones rows are dealt out to key groups.
+_SAMPLED_BY = 40
+
+
+@dataclass(frozen=True)
+class KeyIndex:
+    """The distinct keys of a batch.
+
+    Parameters
+    ----------
+    of_row
+        Number of each row's key; shape (rows,).
+    hashes
+        Hash of each key, ascending; equal for two keys only where their hashes collide. Shape (keys,).
+    keys
+        Columns of the distinct keys, by number.
+    first
+        The first row of each key; shape (keys,).
+    """
+
+    of_row: Array
+    hashes: Array
+    keys: tuple[pa.Array, ...]
+    first: Array
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def chosen(self, where: Array | None) -> Array:
+        """Return the numbers of the keys where an array says so, all for None.
+
+        Raises
+        ------
+        ValueError
+            It is not one true or false per key: one per row, or numbers of keys, would choose others.
+        """
+        if where is None:
+            return np.arange(len(self))
+        given = np.asarray(where)
+        is_true_or_false = given.dtype == bool or all(isinstance(one, bool | np.bool_) for one in given.flat)
+        if given.shape != (len(self),) or not is_true_or_false:
+            raise ValueError(
+                f"which keys are meant is said by {given.dtype} of shape {given.shape}; say it by one "
+                f"true or false for each of the {len(self)} keys"
+            )
+        found: Array = np.flatnonzero(given)
+        return found
+
+    @classmethod
+    def of(cls, hashes: Array, keys: Sequence[pa.Array]) -> KeyIndex:
+        """Give the keys of rows numbers.
+
+        Parameters
+        ----------
+        hashes
+            64-bit hash of each row's key; equal keys have equal hashes.
+        keys
+            Key columns, as long as the hashes.
+        """
+        distinct, first, of_row = np.unique(hashes, return_index=True, return_inverse=True)
+        taken = tuple(column.take(pa.array(first)) for column in keys)
+        index = cls(of_row, distinct, taken, first)
+        again = [column.take(pa.array(of_row)) for column in taken]
+        if all(_same(column, repeated) for column, repeated in zip(keys, again, strict=True)):
+            return index
+        return cls._with_collisions(hashes, keys)
+
+    @classmethod
+    def _with_collisions(cls, hashes: Array, keys: Sequence[pa.Array]) -> KeyIndex:
+        """Give keys numbers by their values; two keys have one hash, which happens once in many years."""
+        rows = list(zip(hashes.tolist(), *(column.to_pylist() for column in keys), strict=True))
+        first_of: dict[tuple[Any, ...], int] = {}
+        for place, row in enumerate(rows):
+            first_of.setdefault(row, place)
+        ordered = sorted(first_of, key=lambda row: (row[0], first_of[row]))
+        number = {row: at for at, row in enumerate(ordered)}
+        first = np.array([first_of[row] for row in ordered], dtype=np.int64)
+        of_row = np.array([number[row] for row in rows], dtype=np.int64)
+        return cls(of_row, hashes[first], tuple(column.take(pa.array(first)) for column in keys), first)
+
+
+def group_numbers(keys: Sequence[pa.Array]) -> tuple[Array, Array]:
+    """Return a number per row, by its key, in the order of first appearance; and each key's first row.
+
+    Parameters
+    ----------
+    keys
+        Key columns, of equal length; at least one. Null is the same as null.
+    """
+    numbers: Array | None = None
+    for key in keys:
+        encoded = key.dictionary_encode(null_encoding="encode")
+        codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        if numbers is None:
+            numbers = codes
+        else:
+            both = pa.array(numbers * len(encoded.dictionary) + codes).dictionary_encode()
+            numbers = both.indices.to_numpy().astype(np.int64)
+    if numbers is None:
+        raise ValueError("rows cannot be told apart without a key column")
+    count = int(numbers.max()) + 1 if len(numbers) else 0
+    first = np.empty(count, dtype=np.int64)
+    # Of several rows of a key the one that is written last stays: the first.
+    first[numbers[::-1]] = np.arange(len(numbers))[::-1]
+    return numbers, first
+
+
+def keys_rarely_repeat(hashes: Array) -> bool:
+    """Return whether fewer than a quarter of rows have the key of an earlier one, as far as a sample tells.
+
+    The sample are all rows of some keys, so it does not matter in which order keys come. The answer depends
+    on the rows alone: a micro-batch that is run again is treated alike.
+
+    Parameters
+    ----------
+    hashes
+        64-bit hash of each row's key.
+
+    Examples
+    --------
+    >>> hashes = np.random.default_rng(1).integers(0, 1 << 62, 100_000)
+    >>> keys_rarely_repeat(hashes), keys_rarely_repeat(np.tile(hashes[:50_000], 2))
+    (True, False)
+    """
+    sampled = hashes[(hashes >> _SAMPLED_BY) % _SAMPLED_KEYS == 0]
+    # A key that many rows have is seldom in the sample; then that has too few rows, or it has too many.
+    is_even = 0.5 <= len(sampled) * _SAMPLED_KEYS / max(len(hashes), 1) <= 2
+    if len(sampled) < _LEAST_SAMPLED_ROWS or not is_even:
+        return False
+    return len(np.unique(sampled)) > 0.75 * len(sampled)
+
+
+def _same(left: pa.Array, right: pa.Array) -> bool:
+    if left.null_count or right.null_count:
+        if not left.is_null().equals(right.is_null()):
+            return False
+        left, right = left.drop_null(), right.drop_null()
+    return bool(pc.all(pc.equal(left, right), min_count=0).as_py())
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A table of entries in two layers: an old one that is not touched, and what has changed since.
+#
+# The lower layer (the base) may be large and lie in a file that is mapped into memory; the upper one (the
+# delta) is small and travels with the key group's value. A row of the delta stands for the base's row of
+# the same slot; with `alive` false it says that the base's does not count any more. Without a base the
+# delta is the whole table.
+#
+# Only rows of keys that are worked on become Python objects. Rows are found by their key's hash; two keys
+# of one hash are both found, and told apart by their slots.
+
+
+class LayeredTable:
+    """The stored rows of one state of one key group.
+
+    Use: :meth:`select` the rows of the keys at hand, work, :meth:`replace` what became of them; then
+    :attr:`delta` is to be stored again if :attr:`is_changed`.
+    """
+
+    def __init__(
+        self, layout: TableLayout, base: pa.RecordBatch | None, delta: pa.RecordBatch | None
+    ) -> None:
+        self.layout, self.base = layout, base
+        self.delta = layout.empty if delta is None else delta
+        self.is_changed = False
+        #: The delta without the rows that were selected; those; and the rows of the base that were.
+        self._kept = self.delta
+        self._in_delta: dict[Any, Row] = {}
+        self.in_base: dict[Any, Row] = {}
+
+    def __len__(self) -> int:
+        """Rows of both layers, an upper bound of the entries."""
+        return sum(int(layer.num_rows) for layer in self.layers)
+
+    @property
+    def layers(self) -> list[pa.RecordBatch]:
+        """The base, if there is one, and the delta."""
+        return [self.delta] if self.base is None else [self.base, self.delta]
+
+    def select(self, hashes: Array) -> dict[Any, Row]:
+        """Return the living rows, by slot, of keys with one of these hashes, which are sorted and unique."""
+        if not len(self):
+            return {}
+        found: dict[Any, Row] = {}
+        if self.base is not None:
+            found = {row.slot: row for row in self._decoded(self.base, places_with(self.base, hashes))}
+        self.in_base = dict(found)
+        places = places_with(self.delta, hashes)
+        self._in_delta = {row.slot: row for row in self._decoded(self.delta, places)}
+        self._kept = _without(self.delta, places)
+        found.update(self._in_delta)
+        if self.base is None:
+            # Only what lies over a base has rows that are not alive.
+            return found
+        return {slot: row for slot, row in found.items() if row.alive}
+
+    def decoded(self, hashes: Array) -> dict[Any, Row]:
+        """Return the rows as :meth:`select` does, made anew, and without anything being selected."""
+        found: dict[Any, Row] = {}
+        for layer in self.layers:
+            found.update((row.slot, row) for row in self._decoded(layer, places_with(layer, hashes)))
+        return {slot: row for slot, row in found.items() if row.alive}
+
+    def replace(self, changes: Mapping[Any, Row], gone: Collection[Any] = ()) -> None:
+        """Put rows, by slot, into the delta, and take others out.
+
+        Their keys are among those that were selected.
+
+        Parameters
+        ----------
+        changes
+            By slot. A row that is not alive says that the base's does not count.
+        gone
+            Slots of removed entries. For those in :attr:`in_base` such a row is among `changes`, too.
+        """
+        if not changes and not gone:
+            return
+        upper = self._in_delta
+        for slot in gone:
+            upper.pop(slot, None)
+        upper.update(changes)
+        self.delta = _joined([self._kept, encode_rows(self.layout, list(upper.values()))])
+        self.is_changed = True
+
+    def put_rows(self, rows: pa.RecordBatch, gone: Array) -> None:
+        """Put rows into the delta, and take out those at some places of it; for whoever works on columns."""
+        if rows.num_rows or len(gone):
+            self.delta = _joined([_without(self.delta, gone), rows])
+            self.is_changed = True
+
+    def forget_expired(self, now_ms: int) -> None:
+        """Leave out what has expired, where no older layer would show through."""
+        if self.base is None:
+            self.delta = self._fresh(self.delta, now_ms)
+
+    def expired_in_base(self, now_ms: int) -> int:
+        """Return how many rows of the base have expired, whether or not the delta has newer ones."""
+        is_fresh = None if self.base is None else self._is_fresh(self.base, now_ms)
+        return 0 if is_fresh is None else int(len(is_fresh) - np.count_nonzero(is_fresh))
+
+    @property
+    def expired_at_ms(self) -> int | None:
+        """When everything in both layers will have expired; None for never, or if there is nothing."""
+        layers = [layer for layer in self.layers if layer.num_rows]
+        if self.layout.ttl is None or not layers:
+            return None
+        latest_ms = max(int(layer.column(TOUCHED).to_numpy().max()) for layer in layers)
+        return latest_ms + self.layout.ttl.ttl_ms
+
+    @property
+    def clean_up_at_ms(self) -> int | None:
+        """When everything may be forgotten: the next full quarter of the time to live, counted from 1970."""
+        at_ms, ttl = self.expired_at_ms, self.layout.ttl
+        if at_ms is None or ttl is None:
+            return None
+        quarter_ms = -(-ttl.ttl_ms // 4)
+        return min(-(-at_ms // quarter_ms) * quarter_ms, MAX_WATERMARK_MS)
+
+    def forget_all(self) -> None:
+        """Leave out everything; whoever has the base must write one without it."""
+        self.base, self.delta, self._kept = None, self.layout.empty, self.layout.empty
+        self.is_changed = True
+
+    def merged_at(self, now_ms: int) -> pa.RecordBatch:
+        """Return all entries that have not expired as one layer, sorted by hash."""
+        return self._fresh(self.merged(), now_ms)
+
+    def _fresh(self, rows: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
+        is_fresh = self._is_fresh(rows, now_ms)
+        return rows if is_fresh is None or is_fresh.all() else rows.filter(pa.array(is_fresh))
+
+    def _is_fresh(self, rows: pa.RecordBatch, now_ms: int) -> Array | None:
+        """Return of each row whether it has not expired; None where entries do not expire."""
+        ttl = self.layout.ttl
+        if ttl is None:
+            return None
+        is_fresh: Array = rows.column(TOUCHED).to_numpy() > now_ms - ttl.ttl_ms
+        return is_fresh
+
+    def merged(self) -> pa.RecordBatch:
+        """Return all living entries as one layer, sorted by hash."""
+        delta = self.delta
+        if self.base is None:
+            return delta
+        places = places_with(self.base, np.unique(delta.column(0).to_numpy()))
+        both = pa.concat_batches([self.base.take(pa.array(places)), delta])
+        if not both.num_rows:
+            return self.base
+        slots = [both.column(at) for at, name in enumerate(both.schema.names) if name in self._slot_names]
+        numbers, first = group_numbers(slots)
+        # Of the rows of a slot the one that is written last stays: the delta's.
+        last = np.empty(len(first), dtype=np.int64)
+        last[numbers] = np.arange(len(numbers))
+        upper = both.take(pa.array(last))
+        return _joined([_without(self.base, places), upper.filter(upper.column(ALIVE))])
+
+    @property
+    def _slot_names(self) -> set[str]:
+        """Names of the columns that tell entries apart."""
+        return {HASH, *self.layout.form.columns, *(f"key_{at}" for at in range(len(self.layout.keys)))}
+
+    def rows(self) -> Iterable[Row]:
+        """Return all living entries; for readers of checkpoints and for savepoints."""
+        merged = self.merged()
+        return self._decoded(merged, np.arange(merged.num_rows))
+
+    def _decoded(self, batch: pa.RecordBatch, places: Array) -> Iterable[Row]:
+        if not len(places):
+            return ()
+        return decode_rows(
+            self.layout, batch if len(places) == batch.num_rows else batch.take(pa.array(places))
+        )
+
+
+def _without(batch: pa.RecordBatch, places: Array) -> pa.RecordBatch:
+    if not len(places):
+        return batch
+    keep = np.ones(batch.num_rows, dtype=bool)
+    keep[places] = False
+    return batch.filter(pa.array(keep))
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return the rows of several batches as one, sorted by hash."""
+    joined = pa.concat_batches([batch for batch in batches if batch.num_rows] or batches[:1])
+    order = np.argsort(joined.column(0).to_numpy(), kind="stable")
+    return joined.take(pa.array(order))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Which entries of a state a function has changed in place, without putting them back.
+
+
+def note_changes_in_place(
+    table: StateTable, stored: LayeredTable, hash_of: Mapping[Any, int], now_ms: int
+) -> None:
+    """Let entries that a function has had in hand and has not put back be written, if it changed them.
+
+    Parameters
+    ----------
+    stored
+        The same state, as it was before.
+    hash_of
+        Of keys.
+    """
+    has_window = stored.layout.form is SlotForm.KEY_AND_WINDOW
+    lent = [slot for slot in table.lent - table.changed if slot in table.entries]
+    if not lent:
+        return
+    hashes = {hash_of[slot[0] if has_window else slot] for slot in lent}
+    before = stored.decoded(np.array(sorted(hashes), dtype=np.int64))
+    for slot in lent:
+        if slot not in before or not same(table.entries[slot], before[slot].value):
+            table.written_in_place(slot, now_ms)

@@ -1,0 +1,633 @@
+"""State that belongs to no key: operator list state, broadcast state."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NoReturn, TypeVar
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_type
+
+from flinkish_spark.core.iterators import elements_of, pairs_of
+from flinkish_spark.core.validation import instance_of
+from flinkish_spark.state.codec import (
+    OWNER,
+    StateValueError,
+    owner_in,
+    pack_frame,
+    read_table,
+    table_bytes,
+    unpack_frame,
+)
+from flinkish_spark.state.descriptors import MapStateDescriptor, made_by, set_fields, state_type
+from flinkish_spark.state.evolution import misfit
+from flinkish_spark.state.states import ANY_KEYS, AnyKeys, MapKeys
+from flinkish_spark.state.tables import may_change, naming_of
+from flinkish_spark.types.ddl import is_field_list, parse_ddl
+from flinkish_spark.types.hints import StateType
+from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
+from flinkish_spark.types.to_python import to_values
+
+# ----------------------------------------------------------------------------------------------------------
+# Values of an operator that belong to no key: a checked frame of Arrow tables, and whose it is.
+
+
+class OperatorValueMismatch(ValueError):
+    """What is stored belongs to another operator or declaration."""
+
+
+def pack_tables(uid: str, kind: str, tables: Mapping[str, pa.RecordBatch]) -> bytes:
+    """Return tables as bytes, those without rows left out.
+
+    Parameters
+    ----------
+    uid
+        Of the operator.
+    kind
+        What sort of state it is, as in "broadcast state"; one value has one sort.
+    """
+    sections: dict[str, bytes | memoryview] = {OWNER: json.dumps({"uid": uid, "kind": kind}).encode()}
+    for name, batch in tables.items():
+        if batch.num_rows:
+            sections[f"state/{name}"] = table_bytes(batch)
+    return pack_frame(sections)
+
+
+def unpack_tables(
+    uid: str, kind: str, schemas: Mapping[str, pa.Schema], value: bytes | memoryview | None
+) -> dict[str, pa.RecordBatch]:
+    """Return the tables that have rows; none where nothing was stored.
+
+    Raises
+    ------
+    FrameError
+        The value is damaged.
+    OperatorValueMismatch
+        It is another operator's, of another kind, or not as it is declared.
+    """
+    stored = {} if value is None else unpack_frame(value)
+    owner = owner_in(stored)
+    stored.pop(OWNER, None)
+    for fact, declared in (("uid", uid), ("kind", kind)):
+        if owner.get(fact, declared) != declared:
+            raise OperatorValueMismatch(
+                f"the {kind} belongs to operator {owner.get('uid')!r} as {owner.get('kind')!r}, "
+                f"not to {uid!r}"
+            )
+    unknown = sorted(stored.keys() - {f"state/{name}" for name in schemas})
+    if unknown:
+        raise OperatorValueMismatch(f"the stored {kind} {unknown[0][6:]!r} is no longer declared, or damaged")
+    return {
+        name: _read(f"{kind} {name!r}", schema, stored[f"state/{name}"])
+        for name, schema in schemas.items()
+        if f"state/{name}" in stored
+    }
+
+
+def table_of(what: str, schema: pa.Schema, columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:
+    """Return columns as a table.
+
+    Raises
+    ------
+    StateValueError
+        A value does not fit its declared type.
+    """
+    try:
+        arrays = [strict_array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    except ValueMismatch as error:
+        raise StateValueError(f"{what} got a wrong value: {error}") from error
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def values_of(column: pa.Array, *, has_fields: bool) -> list[Any]:
+    """Return a column's values; tuples where the type is written as a list of fields."""
+    values = to_values(column)
+    return [tuple(value.values()) for value in values] if has_fields else values
+
+
+def declared_values(column: pa.Array, ddl: str) -> list[Any]:
+    """Return a column's values as they are declared: named tuples for fields, or instances of classes."""
+    made, naming = made_by(ddl), naming_of(ddl)
+    if made is not None:
+        return [made(value) for value in values_of(column, has_fields=False)]
+    values = values_of(column, has_fields=is_field_list(ddl))
+    return values if naming is None else list(map(naming, values))
+
+
+def _read(what: str, schema: pa.Schema, payload: memoryview) -> pa.RecordBatch:
+    table = read_table(what, payload)
+    if table.schema.equals(schema):
+        return table
+    if table.schema.names != schema.names:
+        raise OperatorValueMismatch(f"{what} has the columns {', '.join(table.schema.names)}; it is damaged")
+    arrays = [_as_declared(what, field, table.column(field.name)) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _as_declared(what: str, field: pa.Field, column: pa.Array) -> pa.Array:
+    """Return a column as its declaration has it now: other fields, or wider types, as of keyed state."""
+    wrong = misfit(column.type, field.type, (field.name,))
+    if wrong is not None:
+        raise OperatorValueMismatch(
+            f"{what}: {'.'.join(wrong.path)!r} is stored as {wrong.stored} but declared as {wrong.declared}, "
+            "which does not hold all of its values"
+        )
+    return column if column.type.equals(field.type) else column.cast(field.type)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Operator list state: items of a parallel copy of an operator, which are dealt anew when it is rescaled.
+#
+# It belongs to no key. A source keeps its positions there, a sink its open files.
+
+
+#: What a stored value says of itself.
+LIST_KIND = "operator list state"
+
+
+class Redistribution(enum.Enum):
+    """Who gets which items when the number of copies has changed.
+
+    SPLIT: each item goes to one copy, about equally many to each, in their order. UNION: every copy gets all
+    items, of all copies one after the other, and chooses; also where the number has not changed, as in
+    Flink.
+    """
+
+    SPLIT = "SPLIT"
+    UNION = "UNION"
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class OperatorListDescriptor:
+    """Name and element type of an operator list state.
+
+    Parameters
+    ----------
+    name
+        Unique within the operator.
+    element_type
+        Of an item, as of a :class:`~flinkish_spark.state.ValueStateDescriptor`; the attribute is its DDL.
+    redistribution
+        Who gets which items of a checkpoint.
+
+    Raises
+    ------
+    SchemaError
+        It is no type that a state can have.
+
+    Examples
+    --------
+    >>> OperatorListDescriptor("positions", "file STRING, offset LONG").redistribution
+    <Redistribution.SPLIT: 'SPLIT'>
+    """
+
+    name: str
+    element_type: str
+    redistribution: Redistribution = Redistribution.SPLIT
+
+    def __init__(
+        self, name: str, element_type: StateType, redistribution: Redistribution = Redistribution.SPLIT
+    ) -> None:
+        what_to_do = "give Redistribution.SPLIT or Redistribution.UNION"
+        instance_of("redistribution", redistribution, Redistribution, what_to_do=what_to_do)
+        set_fields(
+            self, name=name, element_type=state_type(name, element_type), redistribution=redistribution
+        )
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Arrow schema of the stored items."""
+        kind = to_arrow_type(parse_ddl(self.element_type), timezone="UTC")
+        return pa.schema([pa.field("item", kind)])
+
+
+class OperatorListState:
+    """The items of one copy: iterate, `len`, `add`, `add_all`, `update`, `clear`.
+
+    Parameters
+    ----------
+    items
+        Its content.
+    element_type
+        As of the descriptor.
+    """
+
+    __slots__ = ("_items", "_lends", "_naming", "is_changed")
+
+    def __init__(self, items: Iterable[Any], element_type: str) -> None:
+        self._items, self.is_changed = list(items), False
+        self._naming, self._lends = naming_of(element_type), may_change(element_type)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.get())
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def get(self) -> list[Any]:
+        """Return a copy of the items."""
+        # Whoever changes an item in place need not put it back.
+        self.is_changed |= self._lends and bool(self._items)
+        return list(self._items)
+
+    def add(self, item: Any) -> None:
+        """Append an item; None is refused, as Flink does."""
+        self.add_all((item,))
+
+    def add_all(self, items: Iterable[Any]) -> None:
+        """Append items."""
+        self.update([*self._items, *elements_of(items)])
+
+    def update(self, items: Iterable[Any]) -> None:
+        """Replace the items."""
+        replaced = list(elements_of(items))
+        if None in replaced:
+            raise ValueError("an operator list state takes no None")
+        self._items = replaced if self._naming is None else list(map(self._naming, replaced))
+        self.is_changed = True
+
+    def clear(self) -> None:
+        """Remove all items."""
+        self.update(())
+
+
+class OperatorLists:
+    """The operator list states of one copy of an operator.
+
+    Parameters
+    ----------
+    uid
+        Of the operator.
+    descriptors
+        Of the states.
+    value
+        What :meth:`dump` returned, or :func:`redistribute` made for this copy; None at the beginning.
+
+    Raises
+    ------
+    FrameError
+        The value is damaged.
+    OperatorValueMismatch
+        It belongs to another operator, or a state is stored with another type than it is declared with.
+    """
+
+    def __init__(
+        self, uid: str, descriptors: Sequence[OperatorListDescriptor], value: bytes | memoryview | None
+    ) -> None:
+        self._uid = uid
+        self._descriptors = {descriptor.name: descriptor for descriptor in descriptors}
+        schemas = {name: one.schema for name, one in self._descriptors.items()}
+        stored = unpack_tables(uid, LIST_KIND, schemas, value)
+        self._states = {
+            name: OperatorListState(_items_of(one, stored[name]) if name in stored else (), one.element_type)
+            for name, one in self._descriptors.items()
+        }
+
+    def state(self, descriptor: OperatorListDescriptor) -> OperatorListState:
+        """Return a state.
+
+        Raises
+        ------
+        OperatorValueMismatch
+            It is not declared.
+        """
+        if self._descriptors.get(descriptor.name) != descriptor:
+            raise OperatorValueMismatch(f"there is no {LIST_KIND} '{descriptor.name}' as {descriptor}")
+        return self._states[descriptor.name]
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is something to store."""
+        return any(state.is_changed for state in self._states.values())
+
+    def dump(self) -> bytes:
+        """Return the value to store.
+
+        Raises
+        ------
+        StateValueError
+            An item does not fit its declared type.
+        """
+        tables = {
+            name: table_of(f"{LIST_KIND} {name!r}", self._descriptors[name].schema, [state.get()])
+            for name, state in self._states.items()
+        }
+        return pack_tables(self._uid, LIST_KIND, tables)
+
+
+def redistribute(
+    uid: str,
+    descriptors: Sequence[OperatorListDescriptor],
+    values: Sequence[bytes | memoryview | None],
+    parallelism: int,
+) -> list[bytes]:
+    """Return the values of the copies of a restored operator.
+
+    Parameters
+    ----------
+    values
+        What the copies of the checkpoint stored, in their order; None for one that stored nothing.
+    parallelism
+        How many copies there are now; at least 1.
+
+    Raises
+    ------
+    ValueError
+        The parallelism is not positive.
+    FrameError, OperatorValueMismatch
+        A value cannot be read.
+    """
+    if parallelism < 1:
+        raise ValueError(f"an operator has at least one copy, not {parallelism}")
+    before = [OperatorLists(uid, descriptors, value) for value in values]
+    after = [OperatorLists(uid, descriptors, None) for _ in range(parallelism)]
+    for descriptor in descriptors:
+        items = [one.state(descriptor).get() for one in before]
+        for copy, own in zip(after, dealt(items, descriptor.redistribution, parallelism), strict=True):
+            copy.state(descriptor).update(own)
+    return [copy.dump() for copy in after]
+
+
+def dealt(items: Sequence[list[Any]], how: Redistribution, parallelism: int) -> list[list[Any]]:
+    """Return which items each of the new copies gets.
+
+    Examples
+    --------
+    >>> dealt([["a", "b"], [], ["c"]], Redistribution.SPLIT, 2)
+    [['a', 'b'], ['c']]
+    >>> dealt([["a", "b"], ["c"]], Redistribution.UNION, 2)
+    [['a', 'b', 'c'], ['a', 'b', 'c']]
+    """
+    together = [item for own in items for item in own]
+    if how is Redistribution.UNION:
+        return [list(together) for _ in range(parallelism)]
+    if len(items) == parallelism:
+        return [list(own) for own in items]
+    least, more = divmod(len(together), parallelism)
+    bounds = [at * least + min(at, more) for at in range(parallelism + 1)]
+    return [together[begin:end] for begin, end in itertools.pairwise(bounds)]
+
+
+def _items_of(descriptor: OperatorListDescriptor, table: pa.RecordBatch) -> list[Any]:
+    return declared_values(table.column(0), descriptor.element_type)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Broadcast states: maps that every partition has a copy of; the broadcast side writes, the other reads.
+#
+# They are a value of their own, beside those of the key groups: loaded once per partition and micro-batch,
+# handed to all key groups of the partition, and stored again if the broadcast side has changed something.
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+#: What a stored value says of itself.
+BROADCAST_KIND = "broadcast state"
+
+
+class BroadcastStateIsReadOnly(TypeError):
+    """The element side of a broadcast function has tried to write broadcast state."""
+
+
+class BroadcastState(MutableMapping[K, V], Generic[K, V]):
+    """A broadcast state, to read and to write; a dict, which iterates in the order of insertion.
+
+    Also speaks Flink's names: `put`, `contains`, `remove`, `entries`.
+
+    Parameters
+    ----------
+    entries
+        Its content.
+    value_type
+        As of the descriptor.
+    keys
+        What it makes of keys.
+    """
+
+    __slots__ = ("_entries", "_keys", "_lends", "_naming", "is_changed")
+
+    def __init__(self, entries: dict[K, V], value_type: str, keys: MapKeys | AnyKeys = ANY_KEYS) -> None:
+        self._entries, self._keys = entries, keys
+        self._naming, self._lends = naming_of(value_type), may_change(value_type)
+        self.is_changed = False
+
+    def __getitem__(self, key: K) -> V:
+        value = self._entries[self._keys.sought(key)]
+        # Whoever changes it in place need not put it back.
+        self.is_changed |= self._lends
+        return value
+
+    def __setitem__(self, key: K, value: V) -> None:
+        if key is None or value is None:
+            raise ValueError("a broadcast state takes no None, neither as key nor as value")
+        self._entries[self._keys.put(key)] = value if self._naming is None else self._naming(value)
+        self.is_changed = True
+
+    def __delitem__(self, key: K) -> None:
+        del self._entries[self._keys.sought(key)]
+        self.is_changed = True
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(list(self._entries))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: object) -> bool:
+        return self._keys.sought(key) in self._entries
+
+    def put(self, key: K, value: V) -> None:
+        """Set a value."""
+        self[key] = value
+
+    def update(self, values: Any = (), /, **named: Any) -> None:
+        """Set several values, as `dict.update` does: of a mapping, or of pairs."""
+        super().update(pairs_of(values), **named)
+
+    def contains(self, key: K) -> bool:
+        """Return whether there is a value."""
+        return self._keys.sought(key) in self._entries
+
+    def remove(self, key: K) -> None:
+        """Remove a value, if there is one."""
+        self.pop(key, None)
+
+    def entries(self) -> list[tuple[K, V]]:
+        """Return all entries."""
+        return list(self.items())
+
+
+class ReadOnlyBroadcastState(Mapping[K, V], Generic[K, V]):
+    """A broadcast state, to read. A value out of it must not be changed in place: that is not kept.
+
+    Parameters
+    ----------
+    name
+        Of the state.
+    entries
+        Its content.
+    value_type
+        As of the descriptor.
+    keys
+        What it makes of keys.
+    """
+
+    __slots__ = ("_entries", "_keys", "_lends", "_name", "is_lent")
+
+    def __init__(
+        self, name: str, entries: dict[K, V], value_type: str, keys: MapKeys | AnyKeys = ANY_KEYS
+    ) -> None:
+        self._name, self._entries, self._keys = name, entries, keys
+        self._lends = may_change(value_type)
+        #: Whether somebody has had a value in hand that can be changed.
+        self.is_lent = False
+
+    def __getitem__(self, key: K) -> V:
+        self.is_lent |= self._lends
+        return self._entries[self._keys.sought(key)]
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: object) -> bool:
+        return self._keys.sought(key) in self._entries
+
+    def contains(self, key: K) -> bool:
+        """Return whether there is a value."""
+        return self._keys.sought(key) in self._entries
+
+    def entries(self) -> list[tuple[K, V]]:
+        """Return all entries."""
+        return list(self.items())
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise BroadcastStateIsReadOnly(
+            f"the broadcast state '{self._name}' can be written in process_broadcast_element() only: every "
+            "partition has a copy of it, and the copies must stay equal"
+        )
+
+    __setitem__ = __delitem__ = _refuse
+    put = remove = pop = update = setdefault = clear = popitem = _refuse
+
+
+class BroadcastTables:
+    """The broadcast states of one operator in one partition.
+
+    Parameters
+    ----------
+    uid
+        Of the operator.
+    descriptors
+        Of the states.
+    value
+        What :meth:`dump` returned, by any partition; None at the beginning.
+
+    Raises
+    ------
+    FrameError
+        The value is damaged.
+    OperatorValueMismatch
+        It belongs to another operator, or a state is stored with other types than it is declared with.
+    """
+
+    def __init__(
+        self, uid: str, descriptors: Sequence[MapStateDescriptor], value: bytes | memoryview | None
+    ) -> None:
+        self._uid = uid
+        self._schemas = {descriptor.name: _schema_of(descriptor) for descriptor in descriptors}
+        stored = unpack_tables(uid, BROADCAST_KIND, self._schemas, value)
+        self._writable: dict[str, BroadcastState[Any, Any]] = {}
+        self._readable: dict[str, ReadOnlyBroadcastState[Any, Any]] = {}
+        for descriptor in descriptors:
+            name = descriptor.name
+            entries = _entries_of(descriptor, stored[name]) if name in stored else {}
+            kind = descriptor.value_type
+            keys = MapKeys(f"operator '{uid}'", name, descriptor.key_type)
+            self._writable[name] = BroadcastState(entries, kind, keys)
+            self._readable[name] = ReadOnlyBroadcastState(name, entries, kind, keys)
+
+    def writable(self, descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
+        """Return a state for the broadcast side."""
+        return self._writable[_known(descriptor, self._writable)]
+
+    def readable(self, descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
+        """Return a state for the element side."""
+        return self._readable[_known(descriptor, self._readable)]
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is something to store."""
+        return any(state.is_changed for state in self._writable.values())
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether the element side may have changed a value in place, which is not kept."""
+        return any(state.is_lent for state in self._readable.values())
+
+    def settle(self) -> None:
+        """Take the states for stored, as they are."""
+        for state in self._writable.values():
+            state.is_changed = False
+
+    def dump(self) -> bytes:
+        """Return the value to store; the same for equal states that were filled in the same order.
+
+        Raises
+        ------
+        StateValueError
+            A key or value does not fit its declared type.
+        """
+        tables = {
+            name: table_of(
+                f"{BROADCAST_KIND} {name!r}",
+                self._schemas[name],
+                (list(state._entries), list(state._entries.values())),
+            )
+            for name, state in self._writable.items()
+        }
+        return pack_tables(self._uid, BROADCAST_KIND, tables)
+
+
+def any_copy(values: Sequence[bytes | None]) -> bytes | None:
+    """Return the value that all partitions begin with when their number has changed; None if there is none.
+
+    The copies are equal, except that a partition may have stored nothing yet.
+    """
+    return next((value for value in values if value is not None), None)
+
+
+def _known(descriptor: MapStateDescriptor, states: Mapping[str, Any]) -> str:
+    what_to_do = "give one of those that broadcast() was given"
+    instance_of("descriptor", descriptor, MapStateDescriptor, what_to_do=what_to_do)
+    if descriptor.name not in states:
+        raise OperatorValueMismatch(
+            f"there is no broadcast state '{descriptor.name}'; give its descriptor to broadcast(). "
+            f"Known: {', '.join(sorted(states)) or 'none'}"
+        )
+    return descriptor.name
+
+
+def _schema_of(descriptor: MapStateDescriptor) -> pa.Schema:
+    if descriptor.ttl is not None:
+        raise OperatorValueMismatch(f"the broadcast state '{descriptor.name}' cannot have a time to live")
+    kinds = (parse_ddl(descriptor.key_type), parse_ddl(descriptor.value_type))
+    arrow = [to_arrow_type(kind, timezone="UTC") for kind in kinds]
+    return pa.schema([pa.field("key", arrow[0]), pa.field("value", arrow[1])])
+
+
+def _entries_of(descriptor: MapStateDescriptor, table: pa.RecordBatch) -> dict[Any, Any]:
+    # A key is never a dict, however its type is written.
+    keys = values_of(table.column(0), has_fields=pa.types.is_struct(table.column(0).type))
+    values = declared_values(table.column(1), descriptor.value_type)
+    # The NaN that can be looked for.
+    keys = [key if key == key else math.nan for key in keys]
+    return dict(zip(keys, values, strict=True))

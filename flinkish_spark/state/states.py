@@ -1,0 +1,742 @@
+"""The states that a function works with: a value, a list or a map per key."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence
+from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, TypeVar, overload
+
+import pyarrow as pa
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_type
+
+from flinkish_spark.core.errors import SchemaError
+from flinkish_spark.core.iterators import elements_of, pairs_of
+from flinkish_spark.state.tables import ExpiringLists, ExpiringMaps, HandedOut, KeyScope, StateTable, quick_of
+from flinkish_spark.types.ddl import parse_ddl
+from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
+from flinkish_spark.types.to_python import taken, to_values
+
+if TYPE_CHECKING:
+    from flinkish_spark.state.descriptors import Aggregate, Reducer
+
+
+# ----------------------------------------------------------------------------------------------------------
+# States with one value per key: plain, reduced, aggregated.
+
+
+V = TypeVar("V")
+
+
+class ValueState(Generic[V]):
+    """One value per key.
+
+    Valid only while an element or a timer is processed, for its key. Not thread-safe.
+    """
+
+    __slots__ = ("_changed", "_default", "_entries", "_scope")
+
+    def __init__(self, scope: KeyScope, table: StateTable, default: V | None = None) -> None:
+        # The table's own dict and set: one look-up per call, of which there are a million a second.
+        self._scope, self._entries, self._changed = scope, table.entries, table.changed
+        self._default = default
+
+    def value(self) -> V | None:
+        """Return the current key's value; the descriptor's default, or None, if there is none."""
+        value: V | None = self._entries.get(self._scope.slot)
+        # A list that one key changes must not be what another one begins with.
+        return taken(self._default) if value is None else value
+
+    def update(self, value: V | None) -> None:
+        """Set the current key's value; None clears it."""
+        if value is None:
+            self.clear()
+            return
+        slot = self._scope.slot
+        self._entries[slot] = value
+        self._changed.add(slot)
+
+    def clear(self) -> None:
+        """Remove the current key's value."""
+        slot = self._scope.slot
+        if self._entries.pop(slot, None) is not None:
+            self._changed.add(slot)
+
+
+class TabledValueState(ValueState[V]):
+    """A value state whose values expire, have fields with names, or may be changed in place.
+
+    Parameters
+    ----------
+    naming
+        Names the fields of values; None where they have none.
+    lends
+        Whether a value that is read may be changed in place.
+    """
+
+    __slots__ = ("_naming", "_read", "_table")
+
+    def __init__(
+        self,
+        scope: KeyScope,
+        table: StateTable,
+        default: V | None = None,
+        naming: HandedOut | None = None,
+        lends: bool = False,
+    ) -> None:
+        super().__init__(scope, table, default if naming is None else naming(default))
+        self._table, self._naming = table, naming
+        self._read = table.lend if lends else table.read
+
+    def value(self) -> V | None:
+        """Return the current key's value unless it is expired."""
+        value: V | None = self._read(self._scope)
+        if value is None:
+            default: V | None = taken(self._default)
+            return default
+        naming = self._naming
+        if naming is not None and type(value) is not naming.kind:
+            # Kept, since it is read again more often than not.
+            named: V = naming(value)
+            self._entries[self._scope.slot] = named
+            return named
+        return value
+
+    def update(self, value: V | None) -> None:
+        """Set the current key's value, touched now; None clears it."""
+        if value is None:
+            self._table.remove(self._scope)
+        elif self._naming is None or type(value) is tuple:
+            self._table.write(self._scope, value)
+        else:
+            # What will be a tuple in the next micro-batch is one from now on.
+            self._table.write(self._scope, self._naming(value))
+
+    def clear(self) -> None:
+        """Remove the current key's value."""
+        self._table.remove(self._scope)
+
+
+class ReducingState(Generic[V]):
+    """One value per key, to which every added one is reduced."""
+
+    __slots__ = ("_named", "_read", "_reduce", "_scope", "_table")
+
+    def __init__(
+        self,
+        scope: KeyScope,
+        table: StateTable,
+        reduce: Reducer | Callable[[V, V], V],
+        naming: HandedOut | None = None,
+        lends: bool = False,
+    ) -> None:
+        self._scope, self._table = scope, table
+        given: Any = reduce
+        self._reduce: Callable[[V, V], V] = getattr(given, "reduce", given)
+        self._named = naming or _same
+        self._read = table.lend if lends else table.read
+
+    def add(self, value: V) -> None:
+        """Reduce the current key's value and this one to one."""
+        before, named = self._table.read(self._scope), self._named
+        added = named(value)
+        self._table.write(self._scope, added if before is None else self._reduce(named(before), added))
+
+    def get(self) -> V | None:
+        """Return what the current key's values were reduced to; None if there were none."""
+        value: V | None = self._read(self._scope)
+        return None if value is None else self._named(value)
+
+    def clear(self) -> None:
+        """Remove the current key's value."""
+        self._table.remove(self._scope)
+
+    def merge(self, slot: Any, into: Any) -> None:
+        """Reduce one slot's value into another's; for windows that merge."""
+        _merge(self._table, slot, into, self._reduce, self._named)
+
+
+class AggregatingState:
+    """One accumulator per key, to which values are added."""
+
+    __slots__ = ("_aggregate", "_named", "_read", "_scope", "_table")
+
+    def __init__(
+        self,
+        scope: KeyScope,
+        table: StateTable,
+        aggregate: Aggregate,
+        naming: HandedOut | None = None,
+        lends: bool = False,
+    ) -> None:
+        self._scope, self._table, self._aggregate = scope, table, aggregate
+        self._named = naming or _same
+        self._read = table.lend if lends else table.read
+
+    def add(self, value: Any) -> None:
+        """Add to the current key's accumulator, which is made if there is none."""
+        before = self._table.read(self._scope)
+        if before is None:
+            before = self._aggregate.create_accumulator()
+        self._table.write(self._scope, self._aggregate.add(value, self._named(before)))
+
+    def get(self) -> Any:
+        """Return the result of the current key's accumulator; None if nothing was added."""
+        accumulator = self._read(self._scope)
+        return None if accumulator is None else self._aggregate.get_result(self._named(accumulator))
+
+    def clear(self) -> None:
+        """Remove the current key's accumulator."""
+        self._table.remove(self._scope)
+
+    def merge(self, slot: Any, into: Any) -> None:
+        """Merge one slot's accumulator into another's; for windows that merge."""
+        _merge(self._table, slot, into, self._aggregate.merge, self._named)
+
+
+def _merge(table: StateTable, slot: Any, into: Any, combine: Any, named: Callable[[Any], Any]) -> None:
+    if slot not in table.entries:
+        return
+    before = table.entries.get(into)
+    table.move(slot, into)
+    if before is not None:
+        table.entries[into] = combine(named(before), named(table.entries[into]))
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Keys of map states in the form in which they come back from what is stored.
+#
+# A FLOAT rounds, a TIMESTAMP without a zone is in UTC, bytes become text. A map that had a key as it was
+# put would have another one in the next micro-batch, and soon both. So what is put and what is looked for
+# is brought into that form first. Most keys are of the one type whose values are what they will be; looking
+# at that costs less than a call.
+
+
+#: Types of Python's of which each value is what it will be; one that the declared type is too narrow for is
+#: refused where it is stored.
+_KEPT: tuple[tuple[tuple[type[T.DataType], ...], type], ...] = (
+    ((T.ByteType, T.ShortType, T.IntegerType, T.LongType), int),
+    ((T.StringType,), str),
+    ((T.BinaryType,), bytes),
+    ((T.BooleanType,), bool),
+    ((T.DateType,), datetime.date),
+    ((T.DayTimeIntervalType,), datetime.timedelta),
+)
+
+
+class MapKeys:
+    """What a map state makes of the keys that it is given.
+
+    Parameters
+    ----------
+    owner
+        Whose state it is, for errors: ``operator 'totals'``.
+    state
+        Name of the state.
+    ddl
+        Declared type of its keys.
+
+    Examples
+    --------
+    >>> keys = MapKeys("operator 'totals'", "prices", "FLOAT")
+    >>> keys.put(0.5), keys.put(0.1)
+    (0.5, 0.10000000149011612)
+    """
+
+    __slots__ = ("_arrow", "_ddl", "_owner", "_quick", "_state", "kept")
+
+    def __init__(self, owner: str, state: str, ddl: str) -> None:
+        kind = parse_ddl(ddl)
+        self._owner, self._state, self._ddl = owner, state, ddl
+        self._arrow: pa.DataType = to_arrow_type(kind, timezone="UTC")
+        #: The type of which each value stays what it is; whoever meets another one calls `put` or `sought`.
+        self.kept: type | None = next((own for kinds, own in _KEPT if isinstance(kind, kinds)), None)
+        self._quick = quick_of(kind)
+
+    def put(self, key: Any) -> Any:
+        """Return a key as it will be read again.
+
+        Raises
+        ------
+        SchemaError
+            It can be no key of the declared type.
+        """
+        if type(key) is self.kept:
+            return key
+        quick = self._quick
+        if quick is not None and (found := quick(key)) is not None:
+            return _one_zero(found)
+        if key is None:
+            raise self._refused(key, "a key is never null")
+        try:
+            [kept] = to_values(strict_array([key], self._arrow))
+        except (ValueMismatch, pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise self._refused(key, str(error)) from error
+        if kept is None:
+            raise self._refused(key, "it would be null")
+        if quick is not None and (found := quick(kept)) is not None:
+            return _one_zero(found)
+        return kept
+
+    def sought(self, key: Any) -> Any:
+        """Return a key that is looked for; None, which no map has, is looked for in vain.
+
+        Raises
+        ------
+        SchemaError
+            As of :meth:`put`.
+        """
+        return None if key is None else self.put(key)
+
+    def _refused(self, key: Any, why: str) -> SchemaError:
+        return SchemaError(
+            f"the state '{self._state}' of {self._owner} cannot have the key {key!r:.200} "
+            f"({type(key).__name__})",
+            why=why,
+            what_to_do=f"use keys of the declared type, {self._ddl}, or declare another one",
+            state=self._state,
+        )
+
+
+def _one_zero(key: Any) -> Any:
+    """Return 0.0 for -0.0, which is the same key: else which of them a map has would be a matter of order."""
+    return 0.0 if type(key) is float and key == 0 else key
+
+
+class AnyKeys:
+    """Takes each key as it is: for maps that are not stored."""
+
+    kept: type | None = None
+
+    @staticmethod
+    def put(key: Any) -> Any:
+        """Return the key."""
+        return key
+
+    sought = put
+
+
+ANY_KEYS = AnyKeys()
+
+
+# ----------------------------------------------------------------------------------------------------------
+# States with a list or a map per key, used like Python's own.
+
+
+K = TypeVar("K")
+
+
+class ListState(MutableSequence[V]):
+    """A list per key, used like one: iteration, `len`, `append`, ``state[-1]``, ``state[:2] = ()``, ``==``.
+
+    An empty list and none are the same. Not thread-safe; valid only for the current key. Also speaks Flink's
+    names: `get`, `add`, `add_all`, `update`. What a slice or `get` returns is a list of its own, which does
+    not change with the state.
+    """
+
+    __slots__ = ("_lend", "_naming", "_scope", "_table")
+
+    def __init__(
+        self, scope: KeyScope, table: StateTable, naming: HandedOut | None = None, lends: bool = False
+    ) -> None:
+        self._scope, self._table, self._naming = scope, table, naming
+        #: For elements that go out and may be changed there.
+        self._lend = table.lend if lends else table.read
+
+    def __iter__(self) -> Iterator[V]:
+        # Over a copy: whoever adds while iterating does not meet what was added.
+        return iter(list(self._lend(self._scope) or ()))
+
+    def __len__(self) -> int:
+        return len(self._look())
+
+    @overload
+    def __getitem__(self, at: SupportsIndex) -> V: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[V]: ...
+    def __getitem__(self, at: SupportsIndex | slice) -> V | list[V]:
+        # An empty list raises what a list raises, and its slices are lists, too.
+        found: V | list[V] = (self._lend(self._scope) or [])[at]
+        return found
+
+    @overload
+    def __setitem__(self, at: SupportsIndex, value: V) -> None: ...
+    @overload
+    def __setitem__(self, at: slice, value: Iterable[V]) -> None: ...
+    def __setitem__(self, at: Any, value: Any) -> None:
+        changed = self.get()
+        changed[at] = elements_of(value) if isinstance(at, slice) else value
+        self.update(changed)
+
+    def __delitem__(self, at: SupportsIndex | slice) -> None:
+        changed = self.get()
+        del changed[at]
+        self.update(changed)
+
+    def __reversed__(self) -> Iterator[V]:
+        return reversed(self.get())
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, ListState):
+            other = other.get()
+        return self.get() == other if isinstance(other, list) else NotImplemented
+
+    # What changes has no hash, as a list has none.
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"ListState({self._look()})"
+
+    def __copy__(self) -> list[V]:
+        return self.get()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> list[V]:
+        # What is emitted is copied: what one key has, and not the states of all.
+        return copy.deepcopy(self.get(), memo)
+
+    def get(self) -> list[V]:
+        """Return a copy of the current key's list."""
+        return list(self)
+
+    def add(self, value: V) -> None:
+        """Append to the current key's list; None is refused, as Flink does."""
+        self.add_all((value,))
+
+    def append(self, value: V) -> None:
+        """Append to the current key's list; the same as `add`."""
+        self.add_all((value,))
+
+    def extend(self, values: Iterable[V]) -> None:
+        """Append several to the current key's list; the same as `add_all`."""
+        self.add_all(values)
+
+    def insert(self, index: SupportsIndex, value: V) -> None:
+        """Insert before the element of that number."""
+        changed = self.get()
+        changed.insert(index, value)
+        self.update(changed)
+
+    def reverse(self) -> None:
+        """Reverse the current key's list."""
+        self.update(reversed(self))
+
+    def add_all(self, values: Iterable[V]) -> None:
+        """Append several to the current key's list."""
+        added = self._elements(values)
+        if added:
+            before = self._table.read(self._scope)
+            if before is None:
+                self._table.write(self._scope, added)
+            else:
+                before.extend(added)
+                self._table.write(self._scope, before)
+
+    def update(self, values: Iterable[V]) -> None:
+        """Replace the current key's list; an empty one clears it."""
+        replaced = self._elements(values)
+        if replaced:
+            self._table.write(self._scope, replaced)
+        else:
+            self._table.remove(self._scope)
+
+    def clear(self) -> None:
+        """Remove the current key's list."""
+        self._table.remove(self._scope)
+
+    def merge(self, slot: Any, into: Any) -> None:
+        """Append one slot's list to another's; for windows that merge."""
+        entries = self._table.entries
+        if slot in entries:
+            before = entries.get(into)
+            self._table.move(slot, into)
+            if before is not None:
+                entries[into] = [*before, *entries[into]]
+
+    def _look(self) -> list[V]:
+        """Return the current key's list, which is not to be changed; where reads count, this is none."""
+        held: list[V] = self._table.entries.get(self._scope.slot, [])
+        return held
+
+    def _elements(self, values: Iterable[V]) -> list[V]:
+        """Return values as the state keeps them; refuse None."""
+        kept = list(elements_of(values))
+        if None in kept:
+            raise ValueError("a list state takes no None")
+        return kept if self._naming is None else list(map(self._naming, kept))
+
+
+class MapState(MutableMapping[K, V]):
+    """A dict per key: ``state[k] = v``, ``k in state``, ``del state[k]``, iteration, `len`, ``|=``, ``==``.
+
+    Iterates in the order of insertion. An empty map and none are the same. A key is, from the moment when it
+    is put, what it will be when it is read again. Not thread-safe; valid only for the current key. Also
+    speaks Flink's names: `put`, `contains`, `remove`, `entries`.
+    """
+
+    __slots__ = ("_kept", "_keys", "_lend", "_naming", "_scope", "_table")
+
+    def __init__(
+        self,
+        scope: KeyScope,
+        table: StateTable,
+        naming: HandedOut | None = None,
+        lends: bool = False,
+        keys: MapKeys | AnyKeys = ANY_KEYS,
+    ) -> None:
+        self._scope, self._table, self._naming = scope, table, naming
+        self._keys, self._kept = keys, keys.kept
+        #: For values that go out and may be changed there.
+        self._lend = table.lend if lends else table.read
+
+    def __getitem__(self, key: K) -> V:
+        value: V = self._lent()[key if type(key) is self._kept else self._keys.sought(key)]
+        return value
+
+    def __setitem__(self, key: K, value: V) -> None:
+        if type(key) is not self._kept:
+            key = self._keys.put(key)
+        held = self._table.read(self._scope)
+        if held is None:
+            held = {}
+        held[key] = value if self._naming is None else self._naming(value)
+        self._table.write(self._scope, held)
+
+    def __delitem__(self, key: K) -> None:
+        held = self._map()
+        del held[key if type(key) is self._kept else self._keys.sought(key)]
+        if held:
+            self._table.write(self._scope, held)
+        else:
+            self._table.remove(self._scope)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(list(self._map()))
+
+    def __len__(self) -> int:
+        return len(self._look())
+
+    def __contains__(self, key: object) -> bool:
+        return (key if type(key) is self._kept else self._keys.sought(key)) in self._map()
+
+    def __reversed__(self) -> Iterator[K]:
+        return reversed(list(self._map()))
+
+    def __ior__(self, other: Mapping[K, V] | Iterable[tuple[K, V]]) -> Self:
+        self.update(other)
+        return self
+
+    def __repr__(self) -> str:
+        return f"MapState({self._look()})"
+
+    def __copy__(self) -> dict[K, V]:
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[K, V]:
+        # What is emitted is copied: what one key has, and not the states of all.
+        return copy.deepcopy(self._map(), memo)
+
+    def copy(self) -> dict[K, V]:
+        """Return the current key's entries as a dict, which does not change with the state."""
+        return dict(self._lent())
+
+    def popitem(self) -> tuple[K, V]:
+        """Remove the entry that came last, and return it; KeyError if there is none."""
+        for key in reversed(self._look()):
+            return key, self.pop(key)
+        raise KeyError("the map of the current key is empty")
+
+    def put(self, key: K, value: V) -> None:
+        """Set a value."""
+        self[key] = value
+
+    def put_all(self, values: Mapping[K, V]) -> None:
+        """Set several values."""
+        self.update(values)
+
+    def update(self, values: Any = (), /, **named: Any) -> None:
+        """Set several values, as `dict.update` does: of a mapping, or of pairs."""
+        super().update(pairs_of(values), **named)
+
+    def contains(self, key: K) -> bool:
+        """Return whether there is a value."""
+        return key in self
+
+    def remove(self, key: K) -> None:
+        """Remove a value, if there is one."""
+        self.pop(key, None)
+
+    def entries(self) -> list[tuple[K, V]]:
+        """Return the current key's entries."""
+        return list(self._lent().items())
+
+    def is_empty(self) -> bool:
+        """Return whether the current key's map has no entry."""
+        return not self._look()
+
+    def clear(self) -> None:
+        """Remove the current key's map."""
+        self._table.remove(self._scope)
+
+    def _lent(self) -> dict[K, V]:
+        held: dict[K, V] | None = self._lend(self._scope)
+        return {} if held is None else held
+
+    def _map(self) -> dict[K, V]:
+        held: dict[K, V] | None = self._table.read(self._scope)
+        return {} if held is None else held
+
+    def _look(self) -> dict[K, V]:
+        """Return the current key's map, which is not to be changed; where reads count, this is none."""
+        held: dict[K, V] = self._table.entries.get(self._scope.slot, {})
+        return held
+
+
+# ----------------------------------------------------------------------------------------------------------
+# States with a list or a map per key whose elements expire one by one.
+#
+# What is written is touched, and nothing beside it. Where reads count, what is read is touched: one element
+# by its place or key, all by whatever goes over all. How many there are is no read.
+
+
+class ExpiringListState(ListState[V]):
+    """A list state whose elements expire."""
+
+    __slots__ = ("_lends",)
+    _table: ExpiringLists
+
+    def __init__(
+        self, scope: KeyScope, table: StateTable, naming: HandedOut | None = None, lends: bool = False
+    ) -> None:
+        super().__init__(scope, table, naming, lends)
+        self._lends = lends
+
+    @overload
+    def __getitem__(self, at: SupportsIndex) -> V: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[V]: ...
+    def __getitem__(self, at: SupportsIndex | slice) -> V | list[V]:
+        found: V | list[V] = self._look()[at]
+        slot, table = self._scope.slot, self._table
+        if table.is_renewed_by_reads and slot in table.entries:
+            _set_times(table.touches[slot], at, self._scope.now_ms)
+            table.changed.add(slot)
+        if self._lends:
+            table.lent.add(slot)
+        return found
+
+    @overload
+    def __setitem__(self, at: SupportsIndex, value: V) -> None: ...
+    @overload
+    def __setitem__(self, at: slice, value: Iterable[V]) -> None: ...
+    def __setitem__(self, at: Any, value: Any) -> None:
+        values, touches = self._copies()
+        if isinstance(at, slice):
+            value = self._elements(value)
+            values[at], touches[at] = value, [self._scope.now_ms] * len(value)
+        else:
+            (values[at],), touches[at] = self._elements((value,)), self._scope.now_ms
+        self._table.put(self._scope, values, touches)
+
+    def __delitem__(self, at: SupportsIndex | slice) -> None:
+        values, touches = self._copies()
+        del values[at]
+        del touches[at]
+        self._table.put(self._scope, values, touches)
+
+    def insert(self, index: SupportsIndex, value: V) -> None:
+        """Insert before the element of that number."""
+        values, touches = self._copies()
+        values[index:index], touches[index:index] = self._elements((value,)), [self._scope.now_ms]
+        self._table.put(self._scope, values, touches)
+
+    def reverse(self) -> None:
+        """Reverse the current key's list; its elements keep their times."""
+        values, touches = self._copies()
+        self._table.put(self._scope, values[::-1], touches[::-1])
+
+    def add_all(self, values: Iterable[V]) -> None:
+        """Append several to the current key's list."""
+        added = self._elements(values)
+        if added:
+            self._table.append(self._scope, added)
+
+    def merge(self, slot: Any, into: Any) -> None:
+        """Append one slot's list to another's; elements keep their times."""
+        touches = self._table.touches
+        behind, before = touches.get(slot), touches.get(into, [])
+        super().merge(slot, into)
+        if behind is not None:
+            touches[into] = [*before, *behind]
+
+    def _copies(self) -> tuple[list[V], list[int]]:
+        """Return the current key's elements, and their times."""
+        return [*self._look()], [*self._table.touches.get(self._scope.slot, ())]
+
+
+class ExpiringMapState(MapState[K, V]):
+    """A map state whose entries expire."""
+
+    __slots__ = ("_lends",)
+    _table: ExpiringMaps
+
+    def __init__(
+        self,
+        scope: KeyScope,
+        table: StateTable,
+        naming: HandedOut | None = None,
+        lends: bool = False,
+        keys: MapKeys | AnyKeys = ANY_KEYS,
+    ) -> None:
+        super().__init__(scope, table, naming, lends, keys)
+        self._lends = lends
+
+    def __getitem__(self, key: K) -> V:
+        if type(key) is not self._kept:
+            key = self._keys.sought(key)
+        value = self._look()[key]
+        self._on_read(key)
+        if self._lends:
+            self._table.lent.add(self._scope.slot)
+        return value
+
+    def __setitem__(self, key: K, value: V) -> None:
+        if type(key) is not self._kept:
+            key = self._keys.put(key)
+        slot, table = self._scope.slot, self._table
+        table.entries.setdefault(slot, {})[key] = value if self._naming is None else self._naming(value)
+        table.touches.setdefault(slot, {})[key] = self._scope.now_ms
+        table.changed.add(slot)
+
+    def __delitem__(self, key: K) -> None:
+        if type(key) is not self._kept:
+            key = self._keys.sought(key)
+        held = self._look()
+        del held[key]
+        touches = self._table.touches[self._scope.slot]
+        del touches[key]
+        self._table.put(self._scope, held, touches)
+
+    def __contains__(self, key: object) -> bool:
+        if type(key) is not self._kept:
+            key = self._keys.sought(key)
+        found = key in self._look()
+        if found:
+            self._on_read(key)
+        return found
+
+    def _on_read(self, key: object) -> None:
+        """Touch an entry that is read, where that counts."""
+        if self._table.is_renewed_by_reads:
+            slot = self._scope.slot
+            self._table.touches[slot][key] = self._scope.now_ms
+            self._table.changed.add(slot)
+
+
+def _set_times(touches: list[int], at: SupportsIndex | slice, now_ms: int) -> None:
+    for place in range(len(touches))[at] if isinstance(at, slice) else (at,):
+        touches[place] = now_ms

@@ -1,0 +1,237 @@
+"""Timers: of one key group, of many keys at once, and as functions see them."""
+
+from __future__ import annotations
+
+import heapq
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, TimeDomain, Timer
+from flinkish_spark.state.layered import Array, KeyIndex
+from flinkish_spark.state.tables import KeyScope
+from flinkish_spark.types.to_python import to_values
+
+#: Looked up for each call about a timer.
+_EVENT_TIME, _PROCESSING_TIME = TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME
+_new = tuple.__new__
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Timers of one key group: registered, deleted, fired in order, each once.
+#
+# Flink's rules: a timer is unique by (time, key, namespace); registering it again does nothing, and
+# deleting one that is not there does nothing. A timer may be registered in the past: it fires with the next
+# watermark or processing time, or, while timers fire, still in this round.
+
+
+class TimerQueue:
+    """The timers of one clock.
+
+    They fire by time, and at the same time in the order of their registration. That order is part of
+    the state: whoever restores a queue sees the same calls.
+
+    Parameters
+    ----------
+    timers
+        Those that were stored, and the place of each in the order of registration.
+    registered
+        Places that were given out.
+    """
+
+    __slots__ = ("_heap", "_live", "_stored", "registered")
+
+    def __init__(self, timers: Mapping[Timer, int] = MappingProxyType({}), registered: int = 0) -> None:
+        self._stored = timers
+        #: Timers that count, and the place of each; a heap entry with another place was deleted.
+        self._live = dict(timers)
+        self._heap = [(timer.time_ms, place, timer) for timer, place in timers.items()]
+        heapq.heapify(self._heap)
+        self.registered = registered
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, timer: Timer) -> bool:
+        return timer in self._live
+
+    @property
+    def next_ms(self) -> int | None:
+        """When the first timer is due; None without timers."""
+        self._drop_deleted()
+        return self._heap[0][0] if self._heap else None
+
+    def register(self, timer: Timer) -> bool:
+        """Add a timer; return whether it is new."""
+        if timer in self._live:
+            return False
+        self._live[timer] = self.registered
+        heapq.heappush(self._heap, (timer.time_ms, self.registered, timer))
+        self.registered += 1
+        return True
+
+    def delete(self, timer: Timer) -> bool:
+        """Remove a timer; return whether it was there."""
+        if self._live.pop(timer, None) is None:
+            return False
+        if len(self._heap) > 4 * len(self._live) + 64:
+            self._heap = self._in_order()
+        return True
+
+    def due(self, now_ms: int) -> Iterator[Timer]:
+        """Take the timers up to and with `now_ms`, one by one.
+
+        What is registered or deleted between two of them counts: a timer may delete the next one.
+        """
+        while (next_ms := self.next_ms) is not None and next_ms <= now_ms:
+            timer = heapq.heappop(self._heap)[2]
+            del self._live[timer]
+            yield timer
+
+    def gone(self) -> dict[Timer, int]:
+        """Return the stored timers that are not there any more, with their places."""
+        live = self._live
+        return {timer: place for timer, place in self._stored.items() if timer not in live}
+
+    def new(self) -> dict[Timer, int]:
+        """Return the timers that are not stored, or with another place, with their places."""
+        place_of = self._stored.get
+        return {timer: place for timer, place in self._live.items() if place_of(timer) != place}
+
+    def _in_order(self) -> list[tuple[int, int, Timer]]:
+        return sorted((timer.time_ms, place, timer) for timer, place in self._live.items())
+
+    def _drop_deleted(self) -> None:
+        while self._heap and self._live.get(self._heap[0][2]) != self._heap[0][1]:
+            heapq.heappop(self._heap)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Timers of many keys at once: registered by number of the key, and due together.
+
+
+class BatchTimers:
+    """The timers of a key group while a vectorised function works on it.
+
+    Parameters
+    ----------
+    queues
+        By clock: those of the keys that have rows, and of those whose timers are due.
+    hash_of
+        Hash of each key that has one of them; it grows with the timers that are registered.
+    key_types
+        Arrow types of the key's parts.
+    """
+
+    def __init__(
+        self,
+        queues: Mapping[TimeDomain, TimerQueue],
+        hash_of: Mapping[Any, int],
+        key_types: Sequence[pa.DataType],
+    ) -> None:
+        self.queues, self.hash_of = queues, dict(hash_of)
+        self._key_types = tuple(key_types)
+
+    def register(
+        self, domain: TimeDomain, index: KeyIndex, times_ms: Array | int, where: Array | None
+    ) -> None:
+        """Register a timer per key; one that is there already stays."""
+        queue = self.queues[domain]
+        for key, hashed, time_ms in _chosen(index, times_ms, where):
+            queue.register(Timer(time_ms, key, None))
+            self.hash_of[key] = hashed
+
+    def delete(self, domain: TimeDomain, index: KeyIndex, times_ms: Array | int, where: Array | None) -> None:
+        """Delete a timer per key; one that is not there is no error."""
+        queue = self.queues[domain]
+        for key, _, time_ms in _chosen(index, times_ms, where):
+            queue.delete(Timer(time_ms, key, None))
+
+    def take_due(self, domain: TimeDomain, now_ms: int) -> tuple[KeyIndex, Array] | None:
+        """Take the timers up to and with `now_ms`; return their keys and times, None if there are none.
+
+        The rows of the index are the timers, by time; at the same time in the order of their registration.
+        """
+        due = list(self.queues[domain].due(now_ms))
+        if not due:
+            return None
+        keys = [timer.key for timer in due]
+        parts = [keys] if len(self._key_types) == 1 else list(zip(*keys, strict=True))
+        columns = [pa.array(list(part), kind) for part, kind in zip(parts, self._key_types, strict=True)]
+        hashes = np.array([self.hash_of[key] for key in keys], dtype=np.int64)
+        times_ms = np.array([timer.time_ms for timer in due], dtype=np.int64)
+        return KeyIndex.of(hashes, columns), times_ms
+
+
+def _chosen(index: KeyIndex, times_ms: Array | int, where: Array | None) -> list[tuple[Any, int, int]]:
+    """Return key, hash and time of the keys where the array says so."""
+    chosen = index.chosen(where)
+    times = np.broadcast_to(np.asarray(times_ms), len(index))[chosen]
+    if times.dtype.kind not in "iu":
+        raise TypeError(f"times of timers are milliseconds as whole numbers, not {times.dtype}")
+    if times.dtype.kind == "u" and (times > MAX_WATERMARK_MS).any():
+        raise ValueError(f"a timer's time is {times.max()}; 64 bits with a sign must hold it")
+    parts = [to_values(column.take(pa.array(chosen))) for column in index.keys]
+    keys = parts[0] if len(parts) == 1 else list(zip(*parts, strict=True))
+    return list(zip(keys, index.hashes[chosen].tolist(), times.tolist(), strict=True))
+
+
+class Timers:
+    """Times and timers, as functions see them: those of the current key and namespace."""
+
+    __slots__ = ("_scope", "processing_time_ms", "queues", "watermark_ms")
+
+    def __init__(self, scope: KeyScope) -> None:
+        self._scope = scope
+        self.queues: dict[TimeDomain, TimerQueue] = {domain: TimerQueue() for domain in TimeDomain}
+        self.watermark_ms = MIN_WATERMARK_MS
+        self.processing_time_ms = 0
+
+    def current_watermark(self) -> int:
+        """Return the watermark."""
+        return self.watermark_ms
+
+    def current_processing_time(self) -> int:
+        """Return the micro-batch's processing time."""
+        return self.processing_time_ms
+
+    def register_event_time_timer(self, time_ms: int) -> None:
+        """Register a timer of the current key and namespace."""
+        self.queues[_EVENT_TIME].register(self._timer(time_ms))
+
+    def register_processing_time_timer(self, time_ms: int) -> None:
+        """Register a timer of the current key and namespace."""
+        self.queues[_PROCESSING_TIME].register(self._timer(time_ms))
+
+    def delete_event_time_timer(self, time_ms: int) -> None:
+        """Delete a timer of the current key and namespace."""
+        self.queues[_EVENT_TIME].delete(self._timer(time_ms))
+
+    def delete_processing_time_timer(self, time_ms: int) -> None:
+        """Delete a timer of the current key and namespace."""
+        self.queues[_PROCESSING_TIME].delete(self._timer(time_ms))
+
+    def _timer(self, time_ms: int) -> Timer:
+        if type(time_ms) is not int or not MIN_WATERMARK_MS <= time_ms <= MAX_WATERMARK_MS:
+            time_ms = _whole_ms(time_ms)
+        scope = self._scope
+        # What `Timer(...)` does, in half of the time: most calls of timers come here.
+        return _new(Timer, (time_ms, scope.key, scope.namespace))
+
+
+def _whole_ms(time_ms: Any) -> int:
+    """Return a timer's time as an int, which other kinds of whole numbers can be; raise ValueError else."""
+    try:
+        found = operator.index(time_ms)
+    except TypeError:
+        found = None
+    if found is None or isinstance(time_ms, bool) or not MIN_WATERMARK_MS <= found <= MAX_WATERMARK_MS:
+        raise ValueError(
+            f"a timer's time is {time_ms!r} ({type(time_ms).__name__}); it must be a whole number of "
+            "milliseconds since 1970, which 64 bits can hold"
+        )
+    return found

@@ -1,0 +1,171 @@
+"""Killing a job at an exact step of a checkpoint, from inside.
+
+A test app installs a :class:`KillAt` with ``env.observe(...)``; the product never does. The kill is
+SIGKILL, so nothing of this process runs afterwards: no handler, no flush, no ``finally``.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.steps import Observer, SilentObserver, Step
+
+#: Where test apps look for a :class:`KillPoint` in its text form.
+KILL_AT_VARIABLE = "FLINKISH_KILL_AT"
+
+
+class Moment(enum.Enum):
+    """On which side of a step the process dies."""
+
+    BEFORE = "before"
+    AFTER = "after"
+
+
+@dataclass(frozen=True, slots=True)
+class KillPoint:
+    """One exact place in the life of a checkpoint.
+
+    Parameters
+    ----------
+    step, moment
+        Right before or right after which step.
+    occurrence
+        The how-manieth time in the life of this process; 1 is the first. Steps that the recovery
+        repeats count like any other.
+    subject
+        Count only steps about this sink uid, log entry or id; empty for all.
+
+    Examples
+    --------
+    >>> KillPoint.parse("decision:before:2").step
+    <Step.DECISION: 'decision'>
+    >>> str(KillPoint.parse("sink-commit:after:1:totals-delta"))
+    'sink-commit:after:1:totals-delta'
+    """
+
+    step: Step
+    moment: Moment
+    occurrence: int = 1
+    subject: str = ""
+
+    def __post_init__(self) -> None:
+        if self.occurrence < 1:
+            raise ConfigError(f"a kill point's occurrence is {self.occurrence}", what_to_do="count from 1")
+
+    def __str__(self) -> str:
+        parts = [self.step.value, self.moment.value, str(self.occurrence)]
+        return ":".join([*parts, self.subject] if self.subject else parts)
+
+    @classmethod
+    def parse(cls, text: str) -> KillPoint:
+        """Return the point written as ``<step>:<before or after>:<occurrence>[:<subject>]``.
+
+        Raises
+        ------
+        ConfigError
+            The text is not a kill point.
+        """
+        step, _, rest = text.partition(":")
+        moment, _, rest = rest.partition(":")
+        occurrence, _, subject = rest.partition(":")
+        try:
+            return cls(Step(step), Moment(moment), int(occurrence), subject)
+        except ValueError as error:
+            raise ConfigError(
+                f"{text!r} is not a kill point",
+                why=str(error),
+                what_to_do="write it like decision:before:2 or sink-commit:after:1:<sink uid>; "
+                f"the steps are {', '.join(s.value for s in Step)}",
+            ) from None
+
+
+def kill_process() -> None:
+    """Kill this process; its JVM and its Python workers live on as orphans for a while."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_process_group() -> None:
+    """Kill this process and all of its process group.
+
+    Raises
+    ------
+    ConfigError
+        The group is led by another process, which would die as well: most likely the test runner.
+    """
+    if os.getpgid(0) != os.getpid():
+        raise ConfigError(
+            "this process does not lead its process group",
+            why="whoever started it would be killed too",
+            what_to_do="start it with start_new_session=True",
+        )
+    os.killpg(os.getpid(), signal.SIGKILL)
+
+
+class KillAt:
+    """An observer that kills the process at one point; see :mod:`flinkish_spark.core.steps`.
+
+    Parameters
+    ----------
+    point
+        Where.
+    kill
+        What to do there: :func:`kill_process` or :func:`kill_process_group`.
+
+    Examples
+    --------
+    >>> fired = []
+    >>> observer = KillAt(KillPoint.parse("receipt:before:2"), kill=lambda: fired.append("now"))
+    >>> for checkpoint in ("1", "2"):
+    ...     observer.before(Step.RECEIPT, checkpoint)
+    >>> fired
+    ['now']
+    """
+
+    def __init__(self, point: KillPoint, kill: Callable[[], None] = kill_process) -> None:
+        self._point, self._kill = point, kill
+        self._seen = 0
+        # The coordinator's thread and that of foreachBatch both come here.
+        self._lock = threading.Lock()
+
+    def before(self, step: Step, subject: str) -> None:
+        """Die if this is the point."""
+        self._count(step, Moment.BEFORE, subject)
+
+    def after(self, step: Step, subject: str) -> None:
+        """Die if this is the point."""
+        self._count(step, Moment.AFTER, subject)
+
+    def _count(self, step: Step, moment: Moment, subject: str) -> None:
+        point = self._point
+        if (step, moment) != (point.step, point.moment) or point.subject not in ("", subject):
+            return
+        with self._lock:
+            self._seen += 1
+            is_it = self._seen == point.occurrence
+        if is_it:
+            self._kill()
+
+
+def observer_from(variables: Mapping[str, str], kill: Callable[[], None] = kill_process) -> Observer:
+    """Return the observer that ``FLINKISH_KILL_AT`` asks for, or one that does nothing.
+
+    Parameters
+    ----------
+    variables
+        The environment of a test app, ``os.environ``.
+    kill
+        See :class:`KillAt`.
+
+    Raises
+    ------
+    ConfigError
+        The variable is set and not a kill point.
+    """
+    text = variables.get(KILL_AT_VARIABLE, "")
+    return KillAt(KillPoint.parse(text), kill) if text else SilentObserver()

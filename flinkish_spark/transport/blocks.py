@@ -1,0 +1,436 @@
+"""Rows on their way to an operator and from it, packed: one cell is the rows of a key group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from flinkish_spark.transport import columns as C
+from flinkish_spark.types.rows import arrow_schema
+
+# ----------------------------------------------------------------------------------------------------------
+# Rows on their way to an operator and from it, packed: one cell of a shuffle row is the rows of a key
+# group.
+#
+# Spark's shuffle, its sort and the pandas frames of applyInPandasWithState cost per row and per column; a
+# block costs them once. A block is the body of an Arrow record batch without its schema, which both sides
+# know.
+#
+# rows with a route --BlockPacker--> blocks --shuffle, operator--> blocks --BlockUnpacker--> rows
+#
+# Both run in mapInArrow, once per task. Control rows travel beside the blocks; their block is empty.
+
+
+#: Rows that a packer holds before it packs: enough for big blocks, little enough for a worker's memory.
+PACKED_ROWS = 1 << 18
+#: Sequence of an operator's first row behind the watermark; see :mod:`flinkish_spark.operators.process`.
+BEHIND = 1 << 40
+
+#: From rows behind their route to fewer rows.
+Combine = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+_RECORD = int(C.Kind.RECORD)
+#: Columns in front of a row's own.
+CONTROL = T.StructType(
+    [
+        T.StructField(C.KIND, T.IntegerType()),
+        T.StructField(C.CHECKPOINT, T.LongType()),
+        T.StructField(C.CHANNEL, T.LongType()),
+        T.StructField(C.SEQUENCE, T.LongType()),
+    ]
+)
+_BLOCK = T.StructField(C.BLOCK, T.BinaryType())
+#: What goes through the shuffle.
+PACKED = T.StructType([T.StructField(C.ROUTE, T.IntegerType()), *CONTROL, _BLOCK])
+#: What comes out of an operator.
+EMITTED = T.StructType([T.StructField(C.SIDE, T.IntegerType()), *CONTROL, _BLOCK])
+
+
+class BlockError(ValueError):
+    """A block is not what its schema says."""
+
+
+def block_schema(fields: Iterable[T.StructField], *, with_times: bool) -> pa.Schema:
+    """Return the schema of an operator's blocks."""
+    return arrow_schema([T.StructField(C.TIME, T.LongType()), *fields] if with_times else fields)
+
+
+_PACKED, _CONTROL = arrow_schema(PACKED), arrow_schema(CONTROL)
+
+
+def to_block(rows: pa.RecordBatch) -> bytes:
+    """Return rows as a block."""
+    return rows.serialize().to_pybytes()  # type: ignore[no-any-return]
+
+
+def from_block(block: bytes | memoryview | pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the rows of a block; they refer to its memory.
+
+    Raises
+    ------
+    BlockError
+        It is no block of that schema.
+    """
+    try:
+        return pa.ipc.read_record_batch(pa.py_buffer(block), schema)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise BlockError(f"a block of rows cannot be read: {error}") from error
+
+
+def as_schema(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows with a schema's types: Spark's have the session's zone, and maybe large strings."""
+    if rows.schema.equals(schema):
+        return rows
+    arrays = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(rows.columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+@dataclass(frozen=True)
+class TimeReport:
+    """Who reports event times to the driver, and the route that its rows take.
+
+    Parameters
+    ----------
+    reporter
+        Its number in the plan.
+    route
+        Of a partition's barrier: what arrives there is passed on.
+    """
+
+    reporter: int
+    route: int
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Routes that are called because of an input's records, beside those that the records have.
+
+    Parameters
+    ----------
+    operator
+        Its number among those who report to the driver.
+    """
+
+    operator: int
+    routes: tuple[int, ...]
+
+    def rows(self) -> pa.RecordBatch:
+        """Return the calls."""
+        count = len(self.routes)
+        numbers = (0, self.operator, C.BROADCAST_CALL)
+        columns = [
+            pa.array(self.routes, pa.int32()),
+            pa.array([int(C.Kind.WAKE)] * count, pa.int32()),
+            *[pa.array([number] * count, pa.int64()) for number in numbers],
+            pa.array([b""] * count, pa.binary()),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=_PACKED)
+
+
+class _TimesSeen:
+    """The latest event time of each channel in a task, and how many records came with one.
+
+    Where a generator of the user's makes the watermarks, its marks stand in place of the times.
+    """
+
+    def __init__(self) -> None:
+        self.latest_ms: dict[int, int] = {}
+        self._counts: dict[int, int] = {}
+
+    def note(self, records: pa.RecordBatch) -> None:
+        """Look at records; those without a time say nothing."""
+        name = C.MARK if C.MARK in records.schema.names else C.TIME
+        times = records.column(name)
+        timed = records.filter(times.is_valid()) if times.null_count else records
+        # Times of records that were dropped have no place.
+        is_record = timed.column(C.SEQUENCE).is_valid().to_numpy(zero_copy_only=False)
+        channels, ms = timed.column(C.CHANNEL).to_numpy(), timed.column(name).to_numpy()
+        for channel in np.unique(channels).tolist():
+            own = ms[channels == channel]
+            self.latest_ms[channel] = max(int(own.max()), self.latest_ms.get(channel, int(own[0])))
+            self._counts[channel] = self._counts.get(channel, 0) + int(is_record[channels == channel].sum())
+
+    def rows(self, report: TimeReport) -> pa.RecordBatch:
+        """Return a report per channel: the latest time, and the number of records."""
+        channels = list(self.latest_ms)
+        count = len(channels)
+        columns = [
+            pa.array([report.route] * count, pa.int32()),
+            pa.array([C.FIRST_REPORT + report.reporter] * count, pa.int32()),
+            pa.array(list(self.latest_ms.values()), pa.int64()),
+            pa.array(channels, pa.int64()),
+            pa.array([self._counts[channel] for channel in channels], pa.int64()),
+            pa.array([b""] * count, pa.binary()),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=_PACKED)
+
+
+@dataclass(frozen=True)
+class BlockPacker:
+    """Called by mapInArrow, once per task: rows with a route in, blocks and control rows out.
+
+    Rows of one route keep their order. Pickled into the plan, so it holds values only.
+
+    Parameters
+    ----------
+    schema
+        Of the rows in a block: what comes in behind the route, but for kind and checkpoint.
+    report
+        Who says on each channel how far event time has come, and by which route; None where nobody does.
+    number
+        Of the operator's input that the rows are for; it stands in the blocks' sequence.
+    copies
+        Routes that get a copy of each block, in place of the one of its rows; none for most inputs.
+    calls
+        Routes that are called if a task has rows, and by which operator; see :class:`Calls`.
+    combine
+        Makes fewer rows of those that are held, before they are packed; None where all of them travel.
+    rows
+        How many rows are held at most before they are packed, give or take one of Spark's batches.
+    """
+
+    schema: pa.Schema
+    report: TimeReport | None = None
+    combine: Combine | None = None
+    number: int = 0
+    copies: tuple[int, ...] = ()
+    calls: Calls | None = None
+    rows: int = PACKED_ROWS
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Pack."""
+        run = self.begun()
+        for batch in batches:
+            yield from run.take(batch)
+        yield from run.rest()
+
+    def begun(self) -> Packing:
+        """Return one run, for whoever gives it batches one by one."""
+        return Packing(self)
+
+    def blocks(self, held: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+        """Return the blocks of rows."""
+        rows = pa.concat_batches(held)
+        blocks = packed(rows if self.combine is None else self.combine(rows), self.schema, self.number)
+        if not self.copies:
+            return blocks
+        routes = np.repeat(np.array(self.copies, dtype=np.int32), blocks.num_rows)
+        copied = pa.concat_batches([blocks] * len(self.copies))
+        return copied.set_column(0, _PACKED.field(0), pa.array(routes, pa.int32()))
+
+    def apart(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+        """Return routes with records, and control rows, if rows of both kinds come in."""
+        if C.KIND not in batch.schema.names:
+            return batch, None
+        is_record = batch.column(C.KIND).to_numpy() == _RECORD
+        records = batch.drop_columns([C.KIND, C.CHECKPOINT])
+        if is_record.all():
+            return records, None
+        control = batch.filter(pa.array(~is_record))
+        columns = [control.column(name) for name in (C.ROUTE, *CONTROL.names[:-1])]
+        # A barrier's sequence says which input it is for, as that of a block does.
+        is_barrier = control.column(C.KIND).to_numpy() == int(C.Kind.BARRIER)
+        columns.append(pa.array(np.where(is_barrier, self.number, control.column(C.SEQUENCE).to_numpy())))
+        nothing = pa.array([b""] * control.num_rows, pa.binary())
+        rows = pa.RecordBatch.from_arrays([*columns, nothing], schema=_PACKED)
+        return records.filter(pa.array(is_record)), rows
+
+
+class Packing:
+    """A run of a packer over the batches of a task."""
+
+    def __init__(self, packer: BlockPacker) -> None:
+        self._packer = packer
+        self._held: list[pa.RecordBatch] = []
+        self._count, self._is_called = 0, False
+        self._seen = _TimesSeen()
+
+    def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Take rows, and yield what is packed because of them."""
+        packer = self._packer
+        records, control = packer.apart(batch)
+        if control is not None:
+            yield control
+        if records.num_rows and packer.report is not None:
+            self._seen.note(records)
+        records = _with_places(records)
+        if records.num_rows:
+            self._held.append(without_marks(records))
+            self._count += records.num_rows
+        if self._count >= packer.rows:
+            yield packer.blocks(self._held)
+            self._held, self._count, self._is_called = [], 0, True
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        """Yield what is still held, and what is said behind all rows."""
+        packer = self._packer
+        if self._held:
+            yield packer.blocks(self._held)
+        if packer.calls is not None and (self._is_called or self._held):
+            yield packer.calls.rows()
+        if packer.report is not None and self._seen.latest_ms:
+            yield self._seen.rows(packer.report)
+
+
+def _with_places(records: pa.RecordBatch) -> pa.RecordBatch:
+    """Return records without those that are times only; see `worker/time.py`."""
+    places = records.column(C.SEQUENCE) if C.SEQUENCE in records.schema.names else None
+    return records.filter(places.is_valid()) if places is not None and places.null_count else records
+
+
+def without_marks(records: pa.RecordBatch) -> pa.RecordBatch:
+    """Return records as they travel: marks are for the report alone."""
+    return records.drop_columns([C.MARK]) if C.MARK in records.schema.names else records
+
+
+def packed(rows: pa.RecordBatch, schema: pa.Schema, number: int = 0) -> pa.RecordBatch:
+    """Return blocks of rows whose first column is the route; `number` is the input that they are for."""
+    routes = rows.column(0).to_numpy()
+    # Numpy sorts 16-bit numbers by radix, several times as fast; most routes are that small.
+    narrow = routes.astype(np.uint16) if routes.max(initial=0) < 1 << 16 else routes
+    order = np.argsort(narrow, kind="stable")
+    ordered = routes[order]
+    begins = np.flatnonzero(np.diff(ordered, prepend=ordered[0] - 1))
+    ends = np.append(begins[1:], len(ordered))
+    own = pa.RecordBatch.from_arrays(rows.columns[1:], names=schema.names)
+    payload = as_schema(own, schema).take(pa.array(order))
+    blocks = [
+        to_block(payload.slice(begin, end - begin))
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
+    ]
+    count = len(blocks)
+    columns = [
+        pa.array(ordered[begins], pa.int32()),
+        pa.array(np.full(count, _RECORD, dtype=np.int32)),
+        *[pa.array(np.full(count, value, dtype=np.int64)) for value in (0, 0, number)],
+        pa.array(blocks, pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=_PACKED)
+
+
+def in_order(blocks: Iterable[bytes | memoryview], schema: pa.Schema) -> pa.RecordBatch:
+    """Return the rows of blocks in the canonical order: by channel, then by sequence.
+
+    Blocks come out of a shuffle in any order; within a block rows mostly are in order already.
+    """
+    batches = [from_block(block, schema) for block in blocks]
+    if len(batches) > 1:
+        batches.sort(
+            key=lambda batch: (batch.column(C.CHANNEL)[0].as_py(), batch.column(C.SEQUENCE)[0].as_py())
+        )
+    rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    channel, sequence = (rows.column(name).to_numpy() for name in (C.CHANNEL, C.SEQUENCE))
+    rises = (channel[1:] > channel[:-1]) | ((channel[1:] == channel[:-1]) & (sequence[1:] >= sequence[:-1]))
+    if rises.all():
+        return rows
+    return rows.take(pa.array(np.lexsort((sequence, channel))))
+
+
+@dataclass(frozen=True)
+class BlockUnpacker:
+    """Called by mapInArrow behind an operator: blocks in, rows with control columns out.
+
+    Parameters
+    ----------
+    outputs
+        Columns of the main output, then of each side output; no name twice. They stand side by side in a
+        row, null in the rows of the others; where there are several, the output's number is in front.
+    with_times
+        Whether each row in a block begins with its event time.
+    """
+
+    outputs: tuple[T.StructType, ...]
+    with_times: bool = False
+
+    @property
+    def columns(self) -> T.StructType:
+        """Columns that come out."""
+        extra = [T.StructField(C.TIME, T.LongType())] if self.with_times else []
+        extra += [T.StructField(C.SIDE, T.IntegerType())] if len(self.outputs) > 1 else []
+        return T.StructType([*CONTROL, *extra, *(field for one in self.outputs for field in one)])
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Unpack."""
+        out = arrow_schema(self.columns)
+        blocks = [block_schema(one, with_times=self.with_times) for one in self.outputs]
+        for batch in batches:
+            kinds = batch.column(C.KIND).to_pylist()
+            for at, kind in enumerate(kinds):
+                if kind == _RECORD:
+                    yield self._rows(batch, at, blocks, out)
+                else:
+                    yield self._control(batch, at, out)
+
+    def _rows(
+        self, batch: pa.RecordBatch, at: int, blocks: Sequence[pa.Schema], out: pa.Schema
+    ) -> pa.RecordBatch:
+        side, channel, first = (batch.column(name)[at].as_py() for name in (C.SIDE, C.CHANNEL, C.SEQUENCE))
+        rows = from_block(batch.column(C.BLOCK)[at].as_buffer(), blocks[side])
+        count = rows.num_rows
+        control: list[Any] = [
+            np.full(count, _RECORD, dtype=np.int32),
+            np.zeros(count, dtype=np.int64),
+            np.full(count, channel, dtype=np.int64),
+            np.arange(first, first + count, dtype=np.int64),
+        ]
+        own = rows.columns
+        arrays = list(map(pa.array, control))
+        if self.with_times:
+            arrays.append(own.pop(0))
+        if len(self.outputs) > 1:
+            arrays.append(pa.array(np.full(count, side, dtype=np.int32)))
+        for number, fields in enumerate(self.outputs):
+            arrays += own if number == side else [pa.nulls(count, f.type) for f in arrow_schema(fields)]
+        return pa.RecordBatch.from_arrays(arrays, schema=out)
+
+    def _control(self, batch: pa.RecordBatch, at: int, out: pa.Schema) -> pa.RecordBatch:
+        control = [batch.column(field.name).slice(at, 1) for field in _CONTROL]
+        rest = [pa.nulls(1, field.type) for field in list(out)[len(control) :]]
+        return pa.RecordBatch.from_arrays([*control, *rest], schema=out)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The rows of one group as a keyed operator takes and gives them.
+
+
+class GroupRows:
+    """The rows of one group, as plain columns: frames cost more than what is asked of these few rows."""
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        self._kinds, self._sequences = frame[C.KIND].tolist(), frame[C.SEQUENCE].tolist()
+        self._blocks = frame[C.BLOCK].tolist()
+
+    def of_kind(self, wanted: C.Kind) -> list[tuple[int, Any]]:
+        """Return sequence and block of each row of a kind."""
+        kind = int(wanted)
+        rows = zip(self._kinds, self._sequences, self._blocks, strict=True)
+        return [(sequence, block) for own, sequence, block in rows if own == kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """One row of an operator's output."""
+
+    kind: int
+    checkpoint: int
+    channel: int
+    sequence: int
+    block: bytes = b""
+    side: int = 0
+
+
+def frame_of(rows: list[Out]) -> pd.DataFrame:
+    """Return rows as a frame with the columns of EMITTED."""
+    numbers = np.array([[r.side, r.kind, r.checkpoint, r.channel, r.sequence] for r in rows], dtype=np.int64)
+    columns: dict[str, Any] = {name: numbers[:, at] for at, name in enumerate(EMITTED.names[:-1])}
+    columns[C.BLOCK] = [row.block for row in rows]
+    return pd.DataFrame(columns)

@@ -1,0 +1,273 @@
+"""Ways that begin with one operator and lead into another one: their functions, side by side on each record.
+
+The operator stands in the plan once. Its rows go through :class:`DealRows`, which runs the functions of all
+ways and says of each row which input it is for; or, where there are no functions, through columns of the JVM
+that say the same. :class:`DealBlocks` packs them, for each input on its own.
+
+    rows of the operator  --DealRows-->  rows by input  --hash of the key, route-->  DealBlocks  -->  blocks
+
+All of it runs in mapInArrow, once per task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types as T
+
+from flinkish_spark.state.layered import Array
+from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.blocks import PACKED, BlockPacker, as_schema
+from flinkish_spark.transport.columns import Worker
+from flinkish_spark.types.rows import arrow_schema
+from flinkish_spark.types.schemas import PREFIX
+
+#: Which row of a batch a row was made of.
+ORIGIN = f"{PREFIX}origin"
+#: Which input a row is for.
+INPUT = f"{PREFIX}input"
+_RECORD, _BARRIER = int(C.Kind.RECORD), int(C.Kind.BARRIER)
+
+
+class _Fed:
+    """A worker that is given batches one by one, and makes one of each; opened when the first one comes."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._batch: pa.RecordBatch | None = None
+        self._made = iter(worker(self._given()))
+
+    def made_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return what the worker makes of a batch."""
+        self._batch = batch
+        return next(self._made)
+
+    def end(self) -> None:
+        """Say that no more batches come, so that the worker closes its function."""
+        for _ in self._made:
+            raise AssertionError("a worker made a batch of nothing")
+
+    def close(self) -> None:
+        """Have the worker close its function if it has not come to its end."""
+        if isinstance(self._made, Generator):
+            self._made.close()
+
+    def _given(self) -> Iterator[pa.RecordBatch]:
+        while self._batch is not None:
+            batch, self._batch = self._batch, None
+            yield batch
+
+
+@contextmanager
+def _all_fed(workers: Iterable[Worker]) -> Iterator[list[_Fed]]:
+    """Have workers for as long as a task lasts."""
+    fed = [_Fed(worker) for worker in workers]
+    try:
+        yield fed
+        for one in fed:
+            one.end()
+    finally:
+        for one in fed:
+            one.close()
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """Workers one behind the other, as one; each makes one batch of each."""
+
+    workers: tuple[Worker, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Work through the batches of a task."""
+        made = iter(batches)
+        for worker in self.workers:
+            made = worker(made)
+        return made
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Workers over the same rows: what they make of a row comes together, in the order of the workers.
+
+    Parameters
+    ----------
+    workers
+        They carry :data:`ORIGIN` along.
+    made
+        Columns that come out of each, in whatever order.
+    """
+
+    workers: tuple[Worker, ...]
+    made: T.StructType
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Work through the batches of a task, making one of each."""
+        schema = arrow_schema([*self.made, T.StructField(ORIGIN, T.LongType())])
+        with _all_fed(self.workers) as fed:
+            for batch in batches:
+                origin = pa.array(np.arange(batch.num_rows, dtype=np.int64))
+                names = [*batch.schema.names, ORIGIN]
+                numbered = pa.RecordBatch.from_arrays([*batch.columns, origin], names=names)
+                parts = [as_schema(one.made_of(numbered).select(schema.names), schema) for one in fed]
+                rows = pa.concat_batches(parts)
+                order = np.argsort(rows.column(ORIGIN).to_numpy(), kind="stable")
+                yield rows.take(pa.array(order)).drop_columns([ORIGIN])
+
+
+@dataclass(frozen=True)
+class DealtRows:
+    """How one input gets its rows out of an operator's; travels in the plan.
+
+    Parameters
+    ----------
+    side
+        Which output of the operator it reads.
+    columns
+        Of the operator's frame, with the fields of that output.
+    given
+        Columns as the worker gets them: control columns, then these fields under their own names.
+    worker
+        What is done to them; it makes one batch of each.
+    made
+        Columns that are taken of what comes out.
+    names
+        What these are called among those of the other inputs.
+    """
+
+    side: int
+    columns: tuple[str, ...]
+    given: T.StructType
+    worker: Worker
+    made: T.StructType
+    names: tuple[str, ...]
+
+    @property
+    def fields(self) -> list[T.StructField]:
+        """Columns that come out, as they stand among those of the other inputs."""
+        return [T.StructField(name, one.dataType) for name, one in zip(self.names, self.made, strict=True)]
+
+
+@dataclass(frozen=True)
+class DealRows:
+    """Rows of an operator in, rows by input out; control rows go by.
+
+    Parameters
+    ----------
+    inputs
+        At least one.
+    control
+        Columns that all rows have: control columns, and the event time if there is one.
+    """
+
+    inputs: tuple[DealtRows, ...]
+    control: T.StructType
+
+    @property
+    def columns(self) -> T.StructType:
+        """Columns that come out: those of other inputs are null in a row."""
+        own = [field for one in self.inputs for field in one.fields]
+        return T.StructType([*self.control, T.StructField(INPUT, T.IntegerType()), *own])
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Work through the batches of a task."""
+        schema = arrow_schema(self.columns)
+        with _all_fed(one.worker for one in self.inputs) as fed:
+            for batch in batches:
+                is_record = batch.column(C.KIND).to_numpy() == _RECORD
+                if not is_record.all():
+                    control = batch.filter(pa.array(~is_record))
+                    yield self._placed(control, schema, {})
+                for number, (one, run) in enumerate(zip(self.inputs, fed, strict=True)):
+                    own = batch.filter(pa.array(is_record & _is_of(batch, one.side)))
+                    made = run.made_of(_given(own, one)) if own.num_rows else own
+                    if made.num_rows:
+                        yield self._dealt(made, number, schema)
+
+    def _dealt(self, made: pa.RecordBatch, number: int, schema: pa.Schema) -> pa.RecordBatch:
+        one, count = self.inputs[number], made.num_rows
+        arrays = dict(zip(one.names, (made.column(name) for name in one.made.names), strict=True))
+        arrays[INPUT] = pa.array(np.full(count, number, dtype=np.int32))
+        arrays[C.KIND] = pa.array(np.full(count, _RECORD, dtype=np.int32))
+        arrays[C.CHECKPOINT] = pa.array(np.zeros(count, dtype=np.int64))
+        return self._placed(made, schema, arrays)
+
+    def _placed(self, rows: pa.RecordBatch, schema: pa.Schema, arrays: dict[str, pa.Array]) -> pa.RecordBatch:
+        """Return rows with all columns: those given, control columns as they are, and nulls."""
+        shared = {name: rows.column(name) for name in self.control.names if name in rows.schema.names}
+        found = {**shared, **arrays}
+        columns = [found.get(field.name, pa.nulls(rows.num_rows, field.type)) for field in schema]
+        plain = pa.RecordBatch.from_arrays(columns, names=schema.names)
+        return as_schema(plain, schema)
+
+
+def _is_of(batch: pa.RecordBatch, side: int) -> Array | bool:
+    """Return which rows an output of the operator has emitted; an operator with one output says nothing."""
+    if C.SIDE not in batch.schema.names:
+        return True
+    found: Array = batch.column(C.SIDE).to_numpy(zero_copy_only=False) == side
+    return found
+
+
+def _given(rows: pa.RecordBatch, one: DealtRows) -> pa.RecordBatch:
+    """Return rows as a worker gets them: control columns and one output's fields under their names."""
+    control = [name for name in one.given.names if name.startswith(PREFIX)]
+    columns = [rows.column(name) for name in (*control, *one.columns)]
+    return as_schema(pa.RecordBatch.from_arrays(columns, names=one.given.names), arrow_schema(one.given))
+
+
+@dataclass(frozen=True)
+class DealtBlocks:
+    """How one input's rows stand among those of the others, and who packs them.
+
+    Parameters
+    ----------
+    route
+        Column with the route of a row; null where the row is not for this input.
+    columns, names
+        That the packer gets, and what it knows them by.
+    """
+
+    route: str
+    columns: tuple[str, ...]
+    names: tuple[str, ...]
+    packer: BlockPacker
+
+
+@dataclass(frozen=True)
+class DealBlocks:
+    """Rows by input in, blocks of each out. A row may be for several; a barrier is for all of them."""
+
+    inputs: tuple[DealtBlocks, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Work through the batches of a task."""
+        runs = [one.packer.begun() for one in self.inputs]
+        for batch in batches:
+            kinds = batch.column(C.KIND).to_numpy()
+            is_record = kinds == _RECORD
+            for number, (one, run) in enumerate(zip(self.inputs, runs, strict=True)):
+                # Other control rows pass once.
+                control = kinds == _BARRIER if number else ~is_record
+                yield from run.take(_own(batch, one, is_record, control))
+        for run in runs:
+            yield from run.rest()
+
+    @property
+    def columns(self) -> T.StructType:
+        """Columns that come out."""
+        return PACKED
+
+
+def _own(batch: pa.RecordBatch, one: DealtBlocks, is_record: Array, control: Array) -> pa.RecordBatch:
+    routes = batch.column(one.route)
+    has_route = routes.is_valid().to_numpy(zero_copy_only=False)
+    rows = batch.filter(pa.array((is_record & has_route) | control))
+    route = pc.if_else(rows.column(one.route).is_valid(), rows.column(one.route), rows.column(C.ROUTE))
+    names = (C.KIND, C.CHECKPOINT, *one.columns)
+    columns = [route, *(rows.column(name) for name in names)]
+    own = [C.ROUTE, C.KIND, C.CHECKPOINT, *one.names]
+    return pa.RecordBatch.from_arrays(columns, names=own)

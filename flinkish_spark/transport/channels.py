@@ -1,0 +1,69 @@
+"""How partitions of several topics are numbered as channels of one stream."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+
+from flinkish_spark.core.errors import ConfigError
+
+#: Bits of a channel's number below those of its topic's.
+TOPIC_SHIFT = 32
+#: Bits of a topic's own number: a channel is not negative.
+TOPIC_BITS = 0x7FFFFFFF
+
+
+def channel_of(topics: Sequence[str], topic: str, partition: int) -> int:
+    """Return the number that the records of a partition have in ``_fs_channel``.
+
+    Parameters
+    ----------
+    topics
+        Of the source, in any order; none where they are read by a pattern.
+
+    Examples
+    --------
+    >>> channel_of(["orders"], "orders", 3)
+    3
+    >>> channel_of(["orders", "clicks"], "clicks", 3) == channel_by_name("clicks", 3)
+    True
+    """
+    return partition if len(topics) == 1 else channel_by_name(topic, partition)
+
+
+def channel_by_name(topic: str, partition: int) -> int:
+    """Return the number that the records of a partition have where a source reads several topics.
+
+    It goes by the topic's name alone: what is kept by channel, such as watermarks, outlives the job's start.
+    A topic that comes, in the middle of a list, too, or another order of them must not renumber the others.
+
+    Examples
+    --------
+    >>> channel_by_name("orders-1", 3) == channel_by_name("orders-1", 0) + 3
+    True
+    """
+    return (_number_of(topic) << TOPIC_SHIFT) + partition
+
+
+def check_told_apart(topics: Iterable[str]) -> None:
+    """Refuse topics of one source whose channels would have the same numbers.
+
+    Raises
+    ------
+    ConfigError
+        Two names have one checksum: of a thousand topics, once in some four thousand jobs.
+    """
+    found: dict[int, str] = {}
+    for topic in sorted(topics):
+        other = found.setdefault(_number_of(topic), topic)
+        if other != topic:
+            raise ConfigError(
+                f"the topics '{other}' and '{topic}' cannot be read by one source",
+                why="channels are numbered by a checksum of the topic's name, and theirs are equal",
+                what_to_do="read one of them with a source of its own, or give it another name",
+                topics=(other, topic),
+            )
+
+
+def _number_of(topic: str) -> int:
+    return zlib.crc32(topic.encode()) & TOPIC_BITS

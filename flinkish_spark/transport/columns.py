@@ -1,0 +1,154 @@
+"""Names and kinds of the control columns that travel beside a stream's own columns.
+
+Every row between the control source and the sinks is a stream element: a record, or a control
+row. The kind is explicit: a null test cannot tell them apart, since pandas turns null into NaN.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from flinkish_spark.protocol.latency import FIRST_LATE_REPORTER, FIRST_OPERATOR_REPORTER
+from flinkish_spark.transport.routing import topic_of
+from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.schemas import PREFIX
+
+if TYPE_CHECKING:
+    from pyspark.sql import types as T
+
+
+#: What mapInArrow calls, once per task.
+Worker = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+if TYPE_CHECKING:
+    ArrowWorker = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+KIND = "_fs_kind"
+CHECKPOINT = "_fs_checkpoint"
+#: Where a record or barrier comes from; with SEQUENCE the canonical order of an operator's input.
+CHANNEL = "_fs_channel"
+SEQUENCE = "_fs_seq"
+ROUTE = "_fs_route"
+STREAM = "_fs_stream"
+HASH = "_fs_hash"
+NULLS = "_fs_nulls"
+NANS = "_fs_nans"
+#: Rows of one route, packed; see `flinkish_spark/transport/blocks.py`.
+BLOCK = "_fs_block"
+#: The hash of a record's key, by which its state is found.
+KEY_HASH = "_fs_key_hash"
+#: A record's event time in milliseconds.
+TIME = "_fs_time"
+#: The greatest watermark that a generator of the user's has emitted up to a record, in its channel and task;
+#: the least number there is before the first one. Where it is there, it is reported in place of the times.
+MARK = "_fs_mark"
+#: A key group's state on its way into an operator, in the first micro-batch of a seeded lineage.
+STATE = "_fs_state"
+
+#: Sequence of a call that a broadcast element makes: it matters where something is done with keyed state.
+BROADCAST_CALL = -1
+#: The "key group" of what the first partition keeps beside its key groups, outside of Spark's state; that of
+#: the next partition is one less.
+FIRST_PARTITION_GROUP = -1
+
+#: Which output of an operator a row belongs to: 0 its main one, then its side outputs as they were declared.
+SIDE = "_fs_side"
+
+#: Channel of the row with a key group's state. Channels of records count from 0, so in the canonical
+#: order of an operator's input the state comes before every record.
+STATE_CHANNEL = -1
+
+
+class Kind(enum.IntEnum):
+    """What a row is; stored in :data:`KIND`."""
+
+    RECORD = 0
+    BARRIER = 1
+    #: Calls a key group whose timers are due. Its channel is the operator's reporter number.
+    WAKE = 2
+    #: A key group's state, on its way into an operator.
+    STATE = 3
+    #: Measures latency. Its checkpoint is the wall clock in milliseconds when its micro-batch was planned,
+    #: its channel the source and the subtask that it is in or goes to; see `protocol/latency.py`.
+    MARKER = 4
+
+
+#: Kinds from here on are reports to the driver: of the reporter with that number less this one.
+FIRST_REPORT = 16
+#: Kinds from here on say when a marker has reached an operator: the one with that number less this one. The
+#: first number of such a report is the marker's, the second one the wall clock.
+FIRST_LATENCY = FIRST_REPORT + FIRST_OPERATOR_REPORTER
+#: Kinds from here on say how many late records a key group has dropped; see `protocol/time_plan.py`.
+FIRST_LATE = FIRST_REPORT + FIRST_LATE_REPORTER
+
+
+CONTROL = (KIND, CHECKPOINT, CHANNEL, SEQUENCE)
+#: What a sink's writer gets in front of its fields, in this order.
+SINK_CONTROL = (KIND, CHECKPOINT, CHANNEL, HASH)
+
+
+#: Names that PySpark reads as nothing but a name: "a.b" would be a field of a STRUCT, "*" every column.
+_WORD = re.compile(r"\w+")
+
+
+def map_in_arrow(frame: DataFrame, worker: ArrowWorker, columns: T.StructType | str) -> DataFrame:
+    """Return what a worker makes of a frame in Arrow batches, whatever names the frame's columns have.
+
+    `DataFrame.mapInArrow` looks each column up by its name, and reads that as an expression.
+    """
+    if all(map(_WORD.fullmatch, frame.columns)):
+        return frame.mapInArrow(worker, columns)
+    plain = frame.toDF(*(f"{PREFIX}column_{at}" for at in range(len(frame.columns))))
+    return plain.mapInArrow(_UnderTheirNames(worker, tuple(frame.columns)), columns)
+
+
+@dataclass(frozen=True)
+class _UnderTheirNames:
+    """Gives a worker the batches with the names that it knows."""
+
+    worker: ArrowWorker
+    names: tuple[str, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return self.worker(batch.rename_columns(list(self.names)) for batch in batches)
+
+
+def with_position(records: DataFrame) -> DataFrame:
+    """Add channel and sequence from Spark's input partition and the row's place in it."""
+    place = F.monotonically_increasing_id()
+    kept = [F.col(quoted(name)) for name in records.columns if name not in (CHANNEL, SEQUENCE)]
+    placed = records.select(*kept, place.alias(SEQUENCE))
+    return placed.select(
+        *kept,
+        F.shiftright(SEQUENCE, 33).alias(CHANNEL),
+        F.col(SEQUENCE).bitwiseAND((1 << 33) - 1).alias(SEQUENCE),
+    )
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Tells where a record came from, for error messages.
+
+    `topics` is empty where the input is not Kafka; a channel is then a number only.
+    """
+
+    topics: tuple[str, ...] = ()
+
+    def describe(self, channel: int, sequence: int) -> dict[str, Any]:
+        """Return topic, partition and offset, or channel and sequence."""
+        if self.topics:
+            return {
+                "topic": topic_of(self.topics, channel),
+                "partition": channel & 0xFFFFFFFF,
+                "offset": sequence,
+            }
+        return {"channel": channel, "sequence": sequence}

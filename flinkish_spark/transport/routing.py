@@ -1,0 +1,120 @@
+"""Key groups, and the integers that route them evenly over Spark's shuffle partitions.
+
+A key group is ``pmod(xxhash64(key), max_parallelism)``, computed in the JVM on the Spark type.
+Spark places a grouping integer on partition ``pmod(murmur3(integer, 42), partitions)``, which
+spreads 128 groups over 2 partitions as 74 and 54. So each key group gets a *route*: the next
+integer that Spark hashes to the partition where the group belongs. Routes count up within a
+partition, and the last route of each partition is its barrier's: Spark hands groups to Python in
+ascending order, so a barrier comes after every record of its partition. Broadcast elements, which
+every partition gets, have a negative route, and come before them.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from flinkish_spark.transport.channels import TOPIC_SHIFT, _number_of
+
+_MASK = 0xFFFFFFFF
+
+
+def _rotate_left(value: int, bits: int) -> int:
+    return ((value << bits) | (value >> (32 - bits))) & _MASK
+
+
+def spark_hash_int(value: int, seed: int = 42) -> int:
+    """Return Spark's `hash()` of an INT: Murmur3 x86 32-bit of its four bytes, signed.
+
+    Examples
+    --------
+    >>> spark_hash_int(0)
+    933211791
+    """
+    mixed = _rotate_left((value & _MASK) * 0xCC9E2D51 & _MASK, 15) * 0x1B873593 & _MASK
+    h = (_rotate_left(seed ^ mixed, 13) * 5 + 0xE6546B64) & _MASK
+    h ^= 4
+    h = ((h ^ (h >> 16)) * 0x85EBCA6B) & _MASK
+    h = ((h ^ (h >> 13)) * 0xC2B2AE35) & _MASK
+    h ^= h >> 16
+    signed: int = struct.unpack("<i", struct.pack("<I", h))[0]
+    return signed
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Routes of all key groups of an operator, and of its barriers.
+
+    Parameters
+    ----------
+    max_parallelism
+        Number of key groups; fixed for the life of the job's state.
+    partitions
+        Spark's shuffle partitions; the operator's parallelism.
+    """
+
+    max_parallelism: int
+    partitions: int
+
+    @cached_property
+    def _tables(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        wanted = [0] * self.partitions
+        for group in range(self.max_parallelism):
+            wanted[group % self.partitions] += 1
+        found: list[list[int]] = [[] for _ in range(self.partitions)]
+        route = 0
+        while any(len(found[p]) <= wanted[p] for p in range(self.partitions)):
+            partition = spark_hash_int(route) % self.partitions
+            if len(found[partition]) <= wanted[partition]:
+                found[partition].append(route)
+            route += 1
+        groups = tuple(
+            found[group % self.partitions][group // self.partitions] for group in range(self.max_parallelism)
+        )
+        return groups, tuple(routes[-1] for routes in found)
+
+    @cached_property
+    def of_broadcast(self) -> tuple[int, ...]:
+        """Route of each partition's broadcast elements, by partition; below every other route there."""
+        found: dict[int, int] = {}
+        route = -1
+        while len(found) < self.partitions:
+            found.setdefault(spark_hash_int(route) % self.partitions, route)
+            route -= 1
+        return tuple(found[partition] for partition in range(self.partitions))
+
+    @property
+    def of_group(self) -> tuple[int, ...]:
+        """Route of each key group, by key group."""
+        return self._tables[0]
+
+    @property
+    def of_barrier(self) -> tuple[int, ...]:
+        """Route of each partition's barrier, by partition; above every key group's route there."""
+        return self._tables[1]
+
+
+class Distribution(enum.Enum):
+    """By what rows of an input are spread over the partitions."""
+
+    #: The key group.
+    BY_KEY = "BY_KEY"
+    #: Every partition gets all of them.
+    BROADCAST = "BROADCAST"
+    #: The channel, where there is no key.
+    BY_CHANNEL = "BY_CHANNEL"
+
+
+def topic_of(topics: Sequence[str], channel: int) -> str:
+    """Return the topic of a channel, out of those of its source.
+
+    Examples
+    --------
+    >>> topic_of(["orders", "clicks"], channel_of(["orders", "clicks"], "clicks", 3))
+    'clicks'
+    """
+    number = channel >> TOPIC_SHIFT
+    return topics[0] if len(topics) == 1 else next(topic for topic in topics if _number_of(topic) == number)

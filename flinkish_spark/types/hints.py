@@ -1,0 +1,429 @@
+"""Types as a user says them: DDL, a type of Spark's, a type of Python's, a dataclass, a NamedTuple."""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import datetime
+import decimal
+import inspect
+import types
+import typing
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pyspark.sql import types as T
+
+from flinkish_spark.types.ddl import DdlError, ddl_of, parse_ddl
+
+# ----------------------------------------------------------------------------------------------------------
+# Which types of Spark's rows of Python functions can have, and which states can.
+
+
+#: Why rows of functions, and so states, have none of a type.
+_NOT_IN_ROWS: tuple[tuple[type[T.DataType], str], ...] = (
+    (T.VarcharType, "no DataFrame has it, and nobody would look at the length: declare STRING"),
+    (T.CharType, "no DataFrame has it, and nobody would look at the length: declare STRING"),
+    (T.YearMonthIntervalType, "it has no form in Arrow: declare a number of months as INT"),
+    (T.CalendarIntervalType, "it has no form in Arrow: declare INTERVAL DAY TO SECOND, or a number as LONG"),
+    (T.VariantType, "Spark does not hash it, and Python sees bytes: declare STRING with JSON, or the fields"),
+    (T.GeometryType, "Python sees its bytes only: declare BINARY"),
+    (T.GeographyType, "Python sees its bytes only: declare BINARY"),
+)
+#: Why states have none of a type that rows may have.
+_NOT_IN_STATES: tuple[tuple[type[T.DataType], str], ...] = (
+    (T.NullType, "it holds nothing: declare the type that a value will have"),
+)
+
+
+def unfit_for_rows(kind: T.DataType) -> str | None:
+    """Return why rows of functions cannot have a type, at any depth; None if they can.
+
+    Examples
+    --------
+    >>> unfit_for_rows(T.StructType().add("a", T.VarcharType(3)))
+    'varchar(3): no DataFrame has it, and nobody would look at the length: declare STRING'
+    """
+    return _unfit(kind, _NOT_IN_ROWS)
+
+
+def unfit_for_states(kind: T.DataType) -> str | None:
+    """Return why states cannot have a type, at any depth; None if they can.
+
+    Examples
+    --------
+    >>> unfit_for_states(T.ArrayType(T.NullType()))
+    'void: it holds nothing: declare the type that a value will have'
+    """
+    return _unfit(kind, _NOT_IN_ROWS + _NOT_IN_STATES) or same_names(kind)
+
+
+def holds_nothing(kind: T.DataType) -> bool:
+    """Whether a type is VOID, at any depth."""
+    return any(isinstance(part, T.NullType) for part in parts_of(kind))
+
+
+def first_required(kind: T.DataType) -> str | None:
+    """Return the name of a field that must not be null, at any depth; None if there is none.
+
+    Examples
+    --------
+    >>> first_required(T.ArrayType(T.StructType().add("a", "long", nullable=False)))
+    'a'
+    """
+    for part in parts_of(kind):
+        if isinstance(part, T.StructType):
+            for field in part:
+                if not field.nullable:
+                    return str(field.name)
+    return None
+
+
+def _unfit(kind: T.DataType, refused: tuple[tuple[type[T.DataType], str], ...]) -> str | None:
+    for part in parts_of(kind):
+        for wrong, why in refused:
+            if isinstance(part, wrong):
+                return f"{part.simpleString()}: {why}"
+    return None
+
+
+def same_names(kind: T.DataType) -> str | None:
+    """Return that there are fields of one name side by side, at any depth; None if there are none.
+
+    A state would be stored and never read again, and no function in Python can read such a row.
+    """
+    for part in parts_of(kind):
+        for name, times in Counter(part.names if isinstance(part, T.StructType) else ()).items():
+            if times > 1:
+                return f"the field {name!r} is there {times} times, and fields are found by their names"
+    return None
+
+
+def parts_of(kind: T.DataType) -> Iterator[T.DataType]:
+    """Return a type and all that it is made of."""
+    yield kind
+    match kind:
+        case T.StructType():
+            for field in kind:
+                yield from parts_of(field.dataType)
+        case T.ArrayType():
+            yield from parts_of(kind.elementType)
+        case T.MapType():
+            yield from parts_of(kind.keyType)
+            yield from parts_of(kind.valueType)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Types as a user says them: DDL, a type of Spark's, a type of Python's, a dataclass, a NamedTuple.
+#
+# Fields stand for a tuple, one type for a scalar. What is stored and what travels is DDL.
+
+
+#: What says the type of a state: what says fields, and any single type.
+StateType = str | T.DataType | type[Any] | types.GenericAlias | types.UnionType
+
+#: From what Arrow makes of a value to an instance of what was declared.
+Made = Callable[[Any], Any]
+
+_PLAIN: dict[Any, T.DataType] = {
+    bool: T.BooleanType(),
+    int: T.LongType(),
+    float: T.DoubleType(),
+    str: T.StringType(),
+    bytes: T.BinaryType(),
+    datetime.datetime: T.TimestampType(),
+    datetime.date: T.DateType(),
+    datetime.timedelta: T.DayTimeIntervalType(),
+    decimal.Decimal: T.DecimalType(38, 18),
+}
+_LISTS = (list, collections.abc.Sequence)
+_MAPS = (dict, collections.abc.Mapping)
+
+
+class NoSuchType(TypeError):
+    """A hint stands for no Spark type; says which."""
+
+
+def is_record(hint: Any) -> bool:
+    """Return whether a hint is a class of rows with named fields: a dataclass or a NamedTuple."""
+    return isinstance(hint, type) and (
+        dataclasses.is_dataclass(hint) or (issubclass(hint, tuple) and hasattr(hint, "_fields"))
+    )
+
+
+def fields_of(hint: Any) -> T.StructType:
+    """Return the fields that a dataclass, or a tuple with hints, stands for.
+
+    The fields of ``tuple[str, int]`` have no names; they get those that Spark gives them, `_1` and `_2`.
+
+    Raises
+    ------
+    NoSuchType
+        It is neither, or a field has a type without a counterpart.
+
+    Examples
+    --------
+    >>> @dataclasses.dataclass
+    ... class Total:
+    ...     user: str
+    ...     total: int | None
+    >>> fields_of(Total).simpleString()
+    'struct<user:string,total:bigint>'
+    >>> fields_of(tuple[str, int]).simpleString()
+    'struct<_1:string,_2:bigint>'
+    """
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) is tuple and arguments and Ellipsis not in arguments:
+        return T.StructType([T.StructField(f"_{n}", type_of(one)) for n, one in enumerate(arguments, 1)])
+    if not is_record(hint):
+        raise NoSuchType(f"{named(hint)} is no dataclass and no NamedTuple")
+    hints, names = hints_of(hint), field_names(hint)
+    missing = [name for name in names if name not in hints]
+    if missing:
+        raise NoSuchType(f"the field {missing[0]!r} of {named(hint)} has no type hint")
+    try:
+        return T.StructType([T.StructField(name, type_of(hints[name])) for name in names])
+    except RecursionError:
+        raise NoSuchType(f"{named(hint)} is a part of itself, and a type of Spark has an end") from None
+
+
+def field_names(record: Any) -> tuple[str, ...]:
+    """Return the names of the fields of a dataclass or a named tuple."""
+    if dataclasses.is_dataclass(record):
+        return tuple(field.name for field in dataclasses.fields(record))
+    return tuple(record._fields)
+
+
+def hints_of(record: type[Any]) -> dict[str, Any]:
+    """Return the hints of a class's fields.
+
+    Raises
+    ------
+    NoSuchType
+        One cannot be evaluated.
+    """
+    try:
+        return typing.get_type_hints(record)
+    except RecursionError:
+        raise
+    except Exception as error:
+        says = f"{type(error).__name__}: {error}"
+        raise NoSuchType(f"the hints of {named(record)} cannot be read: {says}") from None
+
+
+def type_of(hint: Any) -> T.DataType:
+    """Return the Spark type that a hint stands for; every value may be null.
+
+    Raises
+    ------
+    NoSuchType
+        There is none.
+
+    Examples
+    --------
+    >>> type_of(dict[str, list[int]]).simpleString()
+    'map<string,array<bigint>>'
+    """
+    if isinstance(hint, collections.abc.Hashable) and hint in _PLAIN:
+        return _PLAIN[hint]
+    plain = without_none(hint)
+    if plain is not hint:
+        return type_of(plain)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in _LISTS and len(arguments) == 1:
+        return T.ArrayType(type_of(arguments[0]))
+    if origin in _MAPS and len(arguments) == 2:
+        return T.MapType(type_of(arguments[0]), type_of(arguments[1]))
+    if is_record(hint) or origin is tuple:
+        return fields_of(hint)
+    raise NoSuchType(f"{named(hint)} stands for no type of Spark")
+
+
+def declared_type(given: Any) -> T.DataType:
+    """Return the Spark type of whatever a user declares one with.
+
+    Raises
+    ------
+    NoSuchType
+        It is none of what :data:`StateType` says, text that cannot be read, or a type that rows of Python
+        functions cannot have.
+
+    Examples
+    --------
+    >>> [declared_type(one).simpleString() for one in ("LONG", T.LongType(), int)]
+    ['bigint', 'bigint', 'bigint']
+    """
+    if isinstance(given, type) and issubclass(given, T.DataType):
+        raise NoSuchType(f"{given.__name__} is a class; write {given.__name__}()")
+    if not isinstance(given, str | T.DataType):
+        return type_of(given)
+    try:
+        kind = parse_ddl(given) if isinstance(given, str) else given
+    except DdlError as error:
+        raise NoSuchType(str(error)) from None
+    if (why := unfit_for_rows(kind)) is not None:
+        raise NoSuchType(why)
+    return kind
+
+
+def declared_ddl(given: Any) -> str:
+    """Return a declared type as DDL; DDL stays as it is.
+
+    Raises
+    ------
+    NoSuchType
+        As of :func:`declared_type`; or a type that states cannot hold, or text that says NOT NULL.
+
+    Examples
+    --------
+    >>> declared_ddl(T.StructType().add("total", "long").add("at", "date")), declared_ddl(int)
+    ('total bigint, at date', 'bigint')
+    """
+    kind = declared_type(given)
+    if (why := unfit_for_states(kind)) is not None:
+        raise NoSuchType(why)
+    _refuse_nested_keys(kind)
+    if isinstance(given, str):
+        # A type of Spark's says it mostly because a frame had it; it is left out of the text then.
+        if (name := first_required(kind)) is not None:
+            raise NoSuchType(
+                f"{name!r} is NOT NULL, and a field that is declared later is null in what is stored: "
+                "leave NOT NULL away"
+            )
+        return given
+    if isinstance(kind, T.StructType) and not kind.fields:
+        raise NoSuchType("a StructType without fields holds nothing")
+    return ddl_of(kind)
+
+
+def _refuse_nested_keys(kind: T.DataType) -> None:
+    """Raise NoSuchType for maps whose keys have parts: what Arrow makes of them can be no key of a dict."""
+    match kind:
+        case T.MapType():
+            refuse_as_key(kind.keyType)
+            _refuse_nested_keys(kind.valueType)
+        case T.ArrayType():
+            _refuse_nested_keys(kind.elementType)
+        case T.StructType():
+            for field in kind.fields:
+                _refuse_nested_keys(field.dataType)
+
+
+def refuse_as_key(kind: T.DataType) -> None:
+    """Raise NoSuchType for a type that a key of a map cannot have."""
+    if isinstance(kind, T.StructType | T.ArrayType | T.MapType):
+        raise NoSuchType(f"a key of a map is a scalar, as int or STRING, not {kind.simpleString()}")
+
+
+def maker_of(hint: Any) -> Made | None:
+    """Return what makes instances of declared classes again; None where values are what they are.
+
+    It takes a tuple or a dict for a record, since Arrow makes dicts of structs.
+
+    Raises
+    ------
+    NoSuchType
+        A class cannot be made of its fields.
+
+    Examples
+    --------
+    >>> class Point(typing.NamedTuple):
+    ...     x: int
+    ...     y: int
+    >>> made = maker_of(list[Point])
+    >>> made([(1, 2), {"x": 3, "y": 4}])
+    [Point(x=1, y=2), Point(x=3, y=4)]
+    >>> maker_of(int) is None
+    True
+    """
+    hint = without_none(hint)
+    if is_record(hint):
+        return _record_maker(hint)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in _LISTS and len(arguments) == 1:
+        return each_of_list(maker_of(arguments[0]))
+    if origin in _MAPS and len(arguments) == 2:
+        return each_of_map(maker_of(arguments[1]))
+    if origin is tuple and arguments and Ellipsis not in arguments:
+        return _tuple_maker([maker_of(one) for one in arguments])
+    return None
+
+
+def _tuple_maker(makers: Sequence[Made | None]) -> Made:
+    def make(value: Any) -> Any:
+        if value is None:
+            return None
+        parts = value.values() if isinstance(value, dict) else value
+        pairs = zip(makers, parts, strict=True)
+        return tuple(part if made is None else made(part) for made, part in pairs)
+
+    return make
+
+
+def _record_maker(record: Any) -> Made:
+    names, hints = field_names(record), hints_of(record)
+    _refuse_unmakeable(record, names)
+    makers = {name: made for name in names if (made := maker_of(hints[name])) is not None}
+
+    def make(value: Any) -> Any:
+        if value is None or isinstance(value, record):
+            return value
+        fields = value if isinstance(value, dict) else dict(zip(names, value, strict=True))
+        for name, made in makers.items():
+            fields[name] = made(fields[name])
+        return record(**fields)
+
+    return make
+
+
+def _refuse_unmakeable(record: Any, names: Sequence[str]) -> None:
+    """Raise NoSuchType for a class of which nobody can make an instance by its fields alone."""
+    try:
+        taken = inspect.signature(record)
+        taken.bind(**dict.fromkeys(names))
+    except ValueError:
+        # It does not say what it takes.
+        return
+    except TypeError as error:
+        fields = ", ".join(names)
+        raise NoSuchType(f"{named(record)} cannot be made of what is stored, {fields}: {error}") from None
+    # What else a dataclass lists and is made with: an InitVar, which no instance has.
+    others = getattr(record, "__dataclass_fields__", {}).keys() - set(names)
+    lost = [name for name in taken.parameters if name in others]
+    if lost:
+        raise NoSuchType(f"{named(record)} is made with {lost[0]!r}, an InitVar, which is not stored")
+
+
+def each_of_list(made: Made | None) -> Made | None:
+    """Return what makes the elements of a list, given what makes one."""
+    if made is None:
+        return None
+    return lambda values: None if values is None else [made(value) for value in values]
+
+
+def each_of_map(made: Made | None) -> Made | None:
+    """Return what makes the values of a map, given what makes one."""
+    if made is None:
+        return None
+    return lambda values: None if values is None else {key: made(value) for key, value in values.items()}
+
+
+def without_none(hint: Any) -> Any:
+    """Return what a hint says besides None.
+
+    Examples
+    --------
+    >>> without_none(int | None)
+    <class 'int'>
+    """
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        others = [one for one in typing.get_args(hint) if one is not type(None)]
+        if len(others) == 1:
+            return others[0]
+    return hint
+
+
+def named(hint: Any) -> str:
+    """Return a hint as errors call it."""
+    return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)

@@ -1,0 +1,251 @@
+"""Rows of an Arrow batch as Python objects and back, exact in both directions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_type
+
+from flinkish_spark.core.elements import OutputTag
+from flinkish_spark.types.ddl import ddl_of, is_field_list, parse_ddl
+from flinkish_spark.types.row_form import NoRowError, RowError, RowForm, element_class
+from flinkish_spark.types.to_arrow import ValueMismatch, first_missing, has_required, strict_array
+from flinkish_spark.types.to_python import to_values
+
+# ----------------------------------------------------------------------------------------------------------
+# Rows of an Arrow batch as Python objects and back, exact in both directions.
+#
+# Values are those of :mod:`flinkish_spark.types.to_python`. What a function emits is never rounded, cut or
+# converted to fit.
+
+
+#: Most often somebody has returned a row instead of yielding it, or a value instead of a row.
+_ROWS = " (of one field `(value,)`); what makes several rows yields each, or returns a list of them"
+
+
+class RowReader:
+    """Turns columns into records and keys.
+
+    Parameters
+    ----------
+    fields
+        Names of the records' fields, in order; a record is a named tuple of them.
+    field_columns, key_columns
+        Names of the columns that hold them. A key that is a field has that field's column.
+    """
+
+    def __init__(
+        self, fields: Sequence[str], field_columns: Sequence[str], key_columns: Sequence[str]
+    ) -> None:
+        self._fields, self._keys = list(field_columns), list(key_columns)
+        # What `_make` does, without a call of Python for each.
+        self._make = functools.partial(tuple.__new__, element_class(fields))
+
+    def read(self, rows: pa.RecordBatch) -> tuple[list[Any], Iterator[Any]]:
+        """Return the keys (scalars for one column, else tuples) and the records, in row order."""
+        columns = {name: to_values(rows.column(name)) for name in dict.fromkeys(self._fields + self._keys)}
+        keys = [columns[name] for name in self._keys]
+        records = map(self._make, zip(*[columns[name] for name in self._fields], strict=True))
+        return keys[0] if len(keys) == 1 else list(zip(*keys, strict=True)), records
+
+    def records(self, rows: pa.RecordBatch) -> Iterator[Any]:
+        """Return the records, in row order; for whoever does without the keys of each."""
+        columns = [to_values(rows.column(name)) for name in self._fields]
+        return map(self._make, zip(*columns, strict=True))
+
+
+class OutputError(ValueError):
+    """A function emitted a row that does not fit its declared output type.
+
+    Parameters
+    ----------
+    row
+        Which of the rows, where that is known.
+    """
+
+    def __init__(self, says: str, row: int | None = None) -> None:
+        super().__init__(says)
+        self.row = row
+
+
+def as_row(row: Any, names: Sequence[str]) -> tuple[Any, ...]:
+    """Return what a function emitted as a tuple; see :mod:`flinkish_spark.types.row_form`.
+
+    Raises
+    ------
+    OutputError
+        It is no row, or has a field that is not among the names.
+    """
+    try:
+        return _form_of(tuple(names)).tuple_of(row)
+    except RowError as error:
+        raise OutputError(f"emitted {error}") from None
+
+
+@functools.lru_cache(maxsize=64)
+def _form_of(names: tuple[str, ...]) -> RowForm:
+    return RowForm(names)
+
+
+class RowWriter:
+    """Turns what a function emitted into columns, checking every value's type.
+
+    Parameters
+    ----------
+    schema
+        The declared output.
+    required
+        Fields that must not be null, or have parts that must not be.
+    """
+
+    def __init__(self, schema: pa.Schema, required: Collection[T.StructField] = ()) -> None:
+        self._schema, self._names = schema, schema.names
+        self._required = {field.name: field for field in required}
+        self._form = RowForm(schema.names, [field.name for field in required if not field.nullable])
+
+    @classmethod
+    def of(cls, fields: T.StructType) -> RowWriter:
+        """Return the writer of rows with declared fields."""
+        required = [field for field in fields if not field.nullable or has_required(field.dataType)]
+        return cls(arrow_schema(fields), required)
+
+    def write(self, rows: list[Any]) -> list[pa.Array]:
+        """Return the columns.
+
+        Raises
+        ------
+        OutputError
+            Wrong fields or number of fields, a value of another type, a null where there must be none; names
+            field and value.
+        """
+        width = len(self._names)
+        try:
+            rows = self._form.tuples(rows)
+        except RowError:
+            raise self._first_refused(rows) from None
+        if rows and set(map(len, rows)) != {width}:
+            at, wrong = next((at, row) for at, row in enumerate(rows) if len(row) != width)
+            names = ", ".join(self._names)
+            raise OutputError(f"emitted {len(wrong)} fields, declared are {width}: {names}", at)
+        columns = list(zip(*rows, strict=True)) if rows else [()] * width
+        return [self._array(field, column) for field, column in zip(self._schema, columns, strict=True)]
+
+    def write_columns(self, columns: Sequence[Sequence[Any] | pa.Array]) -> list[pa.Array]:
+        """Return the columns of rows that come as columns: of values, or as arrays.
+
+        Raises
+        ------
+        OutputError
+            As of :meth:`write`; it does not say of which row.
+        """
+        if len(columns) != len(self._names):
+            raise OutputError(f"emitted {len(columns)} fields, declared are {len(self._names)}")
+        return [self._array(field, column) for field, column in zip(self._schema, columns, strict=True)]
+
+    def _first_refused(self, rows: list[Any]) -> OutputError:
+        for at, row in enumerate(rows):
+            try:
+                self._form.tuple_of(row)
+            except NoRowError as error:
+                return OutputError(f"emitted {error}{_ROWS}", at)
+            except RowError as error:
+                return OutputError(f"emitted {error}", at)
+        raise AssertionError("a row was refused, and none is")
+
+    def _array(self, field: pa.Field, column: Sequence[Any] | pa.Array) -> pa.Array:
+        if isinstance(column, pa.Array) and column.type != field.type:
+            column = to_values(column)
+        try:
+            array = column if isinstance(column, pa.Array) else strict_array(column, field.type)
+        except ValueMismatch as error:
+            at = next((at for at, value in enumerate(column) if value is error.value), None)
+            says = f"emitted a wrong value: field {field.name!r} of {error}"
+            if isinstance(error.value, OutputTag):
+                # As PyFlink does it.
+                says += "; a side output is emitted to by ctx.output(tag, row)"
+            raise OutputError(says, at) from error
+        required = self._required.get(field.name)
+        missing = None if required is None else first_missing(required, array)
+        if missing is not None:
+            raise OutputError(f"emitted a wrong value: {missing}", missing.row)
+        return array
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Elements as states keep them: plain tuples, which get the names of their fields back when they are read.
+
+
+Named = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class ElementType:
+    """The type of an input's elements.
+
+    Parameters
+    ----------
+    ddl
+        Fields, for elements that are tuples, or one type.
+
+    Examples
+    --------
+    >>> ElementType("user STRING, amount LONG").naming()(("ann", 1))
+    Record(user='ann', amount=1)
+    """
+
+    ddl: str
+
+    @cached_property
+    def has_fields(self) -> bool:
+        """Whether elements are tuples."""
+        return is_field_list(self.ddl)
+
+    @cached_property
+    def fields(self) -> tuple[T.StructField, ...]:
+        """The fields; one, named `value`, for elements that are none."""
+        parsed = parse_ddl(self.ddl)
+        if self.has_fields and isinstance(parsed, T.StructType):
+            return tuple(parsed.fields)
+        return (T.StructField("value", parsed),)
+
+    @property
+    def stored_fields(self) -> str:
+        """The type as a list of fields, in any case; see :meth:`spread`."""
+        return ddl_of(T.StructType(list(self.fields)))
+
+    def spread(self, value: Any) -> tuple[Any, ...]:
+        """Return an element as a tuple of its fields."""
+        return tuple(value) if self.has_fields else (value,)
+
+    def naming(self) -> Named:
+        """Return what gives a plain tuple the names of its fields, and leaves anything else as it is."""
+        if not self.has_fields:
+            return _same
+        make: Named = element_class([field.name for field in self.fields])._make
+        return lambda value: make(value) if type(value) is tuple else value
+
+    def gathering(self) -> Named:
+        """Return what makes an element of the tuple that :meth:`spread` made."""
+        if not self.has_fields:
+            return _only
+        make: Named = element_class([field.name for field in self.fields])._make
+        return make
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _only(values: Any) -> Any:
+    return values[0]
+
+
+def arrow_schema(fields: Iterable[T.StructField]) -> pa.Schema:
+    """Return the Arrow form of columns; times are in UTC, whatever zone the session has."""
+    return pa.schema([pa.field(f.name, to_arrow_type(f.dataType, timezone="UTC")) for f in fields])

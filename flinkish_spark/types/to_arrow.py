@@ -1,0 +1,681 @@
+"""Python values to Arrow columns, strictly: nothing is rounded, cut or converted silently."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import fractions
+import functools
+import numbers
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence, Sized
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types as T
+
+from flinkish_spark.types.row_form import RowForm
+
+_REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Values of nested types with tuples in the places of structs, as Arrow reads them by position.
+#
+# Arrow does not look at the names of named tuples, takes no dataclass, drops fields of dicts that it does
+# not know, and takes no column with dicts and tuples. Values that are tuples in order already are only
+# looked at.
+
+
+class Nested(ABC):
+    """A type with structs somewhere in it."""
+
+    @abstractmethod
+    def is_plain(self, values: Iterable[Any]) -> bool:
+        """Return whether values can be left as they are; they may be, too, where the answer is no."""
+
+    @abstractmethod
+    def plain(self, value: Any) -> Any:
+        """Return a value, which is not None, with tuples for structs.
+
+        Raises
+        ------
+        RowError, TypeError, ValueError
+            It is no such value.
+        """
+
+    def plain_all(self, values: Sequence[Any]) -> list[Any]:
+        """Return values, some of which may be None; raises as `plain` does."""
+        return [None if value is None else self.plain(value) for value in values]
+
+
+@functools.lru_cache(maxsize=256)
+def nested_of(kind: pa.DataType) -> Nested | None:
+    """Return what a type has structs in; None if it has none.
+
+    Examples
+    --------
+    >>> points = nested_of(pa.list_(pa.struct([("x", pa.int64()), ("y", pa.int64())])))
+    >>> points.plain([{"y": 2, "x": 1}, (3, 4), None])
+    [(1, 2), (3, 4), None]
+    """
+    if pa.types.is_struct(kind):
+        return _Struct(kind)
+    if pa.types.is_map(kind):
+        key, item = nested_of(kind.key_type), nested_of(kind.item_type)
+        return None if key is None and item is None else _Map(key, item)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        each = nested_of(kind.value_type)
+        return None if each is None else _List(each)
+    return None
+
+
+class _Struct(Nested):
+    def __init__(self, kind: pa.DataType) -> None:
+        fields = list(kind)
+        required = [field.name for field in fields if not field.nullable]
+        self._form, self._width = RowForm([field.name for field in fields], required), len(fields)
+        inner = ((at, nested_of(field.type)) for at, field in enumerate(fields))
+        self._inner = [(at, one) for at, one in inner if one is not None]
+
+    def is_plain(self, values: Iterable[Any]) -> bool:
+        if not self._inner:
+            return self._form.keeps(set(map(type, values)))
+        rows = list(values)
+        if not self._form.keeps(set(map(type, rows))):
+            return False
+        there = [row for row in rows if row is not None]
+        return set(map(len, there)) <= {self._width} and all(
+            one.is_plain([row[at] for row in there]) for at, one in self._inner
+        )
+
+    def plain_all(self, values: Sequence[Any]) -> list[Any]:
+        if self._inner or type(None) in set(map(type, values)):
+            return super().plain_all(values)
+        return self._form.tuples(list(values))
+
+    def plain(self, value: Any) -> Any:
+        row = self._form.tuple_of(value)
+        if not self._inner:
+            return row
+        if len(row) != self._width:
+            raise ValueError(f"it has {len(row)} fields, declared are {self._width}")
+        made = list(row)
+        for at, one in self._inner:
+            made[at] = _plain_or_none(one, made[at])
+        return tuple(made)
+
+
+class _List(Nested):
+    def __init__(self, each: Nested) -> None:
+        self._each = each
+
+    def is_plain(self, values: Iterable[Any]) -> bool:
+        lists = [value for value in values if value is not None]
+        return set(map(type, lists)) <= {list, tuple} and self._each.is_plain(chain.from_iterable(lists))
+
+    def plain(self, value: Any) -> Any:
+        return [_plain_or_none(self._each, one) for one in value]
+
+
+class _Map(Nested):
+    def __init__(self, key: Nested | None, item: Nested | None) -> None:
+        self._key, self._item = key, item
+
+    def is_plain(self, values: Iterable[Any]) -> bool:
+        maps = [value for value in values if value is not None]
+        if not set(map(type, maps)) <= {dict}:
+            return False
+        items = chain.from_iterable(one.values() for one in maps)
+        return (self._key is None or self._key.is_plain(chain.from_iterable(maps))) and (
+            self._item is None or self._item.is_plain(items)
+        )
+
+    def plain(self, value: Any) -> Any:
+        pairs = value.items() if isinstance(value, dict) else value
+        return [(_plain_or_none(self._key, key), _plain_or_none(self._item, item)) for key, item in pairs]
+
+
+def _plain_or_none(nested: Nested | None, value: Any) -> Any:
+    return value if nested is None or value is None else nested.plain(value)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Nulls where a declared type says that there are none, at any depth of a column.
+
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A null that must not be.
+
+    Parameters
+    ----------
+    path
+        The way to it: names of fields, `element` of a list, `value` of a map.
+    row
+        Of the column.
+    """
+
+    path: str
+    row: int
+
+    def __str__(self) -> str:
+        return f"field {self.path!r} is None and must not be null"
+
+
+def first_missing(field: T.StructField, column: pa.Array) -> Missing | None:
+    """Return a null of a field that must have none, or of a part of it; None if there is none.
+
+    Examples
+    --------
+    >>> place = T.StructField("place", T.StructType([T.StructField("x", T.LongType(), nullable=False)]))
+    >>> first_missing(place, pa.array([None, {"x": 1}, {"x": None}]))
+    Missing(path='place.x', row=2)
+    """
+    if field.nullable and not has_required(field.dataType):
+        return None
+    return _missing(field.dataType, column, np.arange(len(column)), field.name, may_be_null=field.nullable)
+
+
+def has_required(kind: T.DataType) -> bool:
+    """Return whether a type has a part somewhere that must not be null."""
+    match kind:
+        case T.StructType():
+            return any(not field.nullable or has_required(field.dataType) for field in kind)
+        case T.ArrayType():
+            return not kind.containsNull or has_required(kind.elementType)
+        case T.MapType():
+            return not kind.valueContainsNull or has_required(kind.valueType)
+    return False
+
+
+def _missing(
+    kind: T.DataType, column: pa.Array, rows: Array, path: str, *, may_be_null: bool
+) -> Missing | None:
+    """Return the first null; `rows` says which row of the whole each value is in."""
+    there = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+    if not may_be_null and len(there) < len(column):
+        gap = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        return Missing(path, int(rows[gap]))
+    if not has_required(kind) or pa.types.is_null(column.type):
+        return None
+    # What is taken begins at 0, and has none of the values below a null.
+    column, rows = column.take(pa.array(there)), rows[there]
+    match kind:
+        case T.StructType():
+            parts = enumerate(kind)
+            found = (
+                _missing(
+                    field.dataType,
+                    pc.struct_field(column, [at]),
+                    rows,
+                    f"{path}.{field.name}",
+                    may_be_null=field.nullable,
+                )
+                for at, field in parts
+            )
+            return next((one for one in found if one is not None), None)
+        case T.ArrayType():
+            inner = np.repeat(rows, pc.list_value_length(column).to_numpy(zero_copy_only=False))
+            elements = column.flatten()
+            return _missing(
+                kind.elementType, elements, inner, f"{path}.element", may_be_null=kind.containsNull
+            )
+        case T.MapType():
+            inner = np.repeat(rows, np.diff(column.offsets.to_numpy()))
+            return _missing(
+                kind.valueType, column.items, inner, f"{path}.value", may_be_null=kind.valueContainsNull
+            )
+    raise AssertionError(f"{kind} has no parts")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Maps in Arrow arrays that have a key twice, which Python cannot read and Spark does not expect.
+#
+# A dict has each key once. But two of its keys may be one in the declared type: times of a day for a DATE,
+# 0.1 and what a FLOAT makes of it, a text and its bytes.
+
+
+@functools.lru_cache(maxsize=256)
+def has_maps(kind: pa.DataType) -> bool:
+    """Return whether a type has a map somewhere in it."""
+    return bool(pa.types.is_map(kind)) or any(has_maps(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def first_repeated(array: pa.Array) -> tuple[int, Any] | None:
+    """Return the first row in which a map has a key twice, and that key; None if there is none."""
+    if repeated_key(array) is None:
+        return None
+    rows = ((at, repeated_key(array.slice(at, 1))) for at in range(len(array)))
+    return next((at, found[0]) for at, found in rows if found is not None)
+
+
+def repeated_key(array: pa.Array) -> tuple[Any] | None:
+    """Return a key that a map has twice, at any depth of an array; None if there is none.
+
+    NaN is not looked at: whoever reads a map makes one key of it.
+
+    Examples
+    --------
+    >>> kind = pa.map_(pa.string(), pa.int8())
+    >>> repeated_key(pa.array([[("a", 1)], [("a", 1), ("b", 2), ("b", 3)]], kind))
+    ('b',)
+    """
+    if not has_maps(array.type):
+        return None
+    kind = array.type
+    if pa.types.is_struct(kind):
+        return _first_repeated(array.flatten())
+    if pa.types.is_map(kind):
+        first, last = (int(array.offsets[at].as_py()) for at in (0, -1))
+        keys, items = (part.slice(first, last - first) for part in (array.keys, array.items))
+        return _twice(keys, np.diff(array.offsets.to_numpy())) or repeated_key(items)
+    return repeated_key(array.flatten())
+
+
+def _first_repeated(arrays: list[pa.Array]) -> tuple[Any] | None:
+    return next((found for one in arrays if (found := repeated_key(one)) is not None), None)
+
+
+def _twice(keys: pa.Array, counts: np.ndarray[Any, Any]) -> tuple[Any] | None:
+    """Return a key that is there twice in a map; `counts` says how many keys each map has."""
+    if pa.types.is_nested(keys.type):
+        return None
+    if pa.types.is_floating(keys.type):
+        codes = keys.to_numpy(zero_copy_only=False)
+    else:
+        codes = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    of_map = np.repeat(np.arange(len(counts)), counts)
+    order = np.lexsort((codes, of_map))
+    same = (codes[order][1:] == codes[order][:-1]) & (of_map[order][1:] == of_map[order][:-1])
+    found = np.flatnonzero(same)
+    return (keys[int(order[found[0]])].as_py(),) if len(found) else None
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Columns to other types, and what Arrow would change of them without a word: numbers beyond a FLOAT.
+
+
+BEYOND_FLOAT = "it is beyond what a FLOAT can be: declare DOUBLE"
+
+
+def exact_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a column as another type of its kind.
+
+    Raises
+    ------
+    pyarrow.ArrowException
+        A value would be another one.
+    """
+    made = column.cast(kind)
+    # A cast refuses what is cut or does not fit, but not this.
+    if has_floats(kind) and infinities(made) > infinities(column):
+        raise pa.ArrowInvalid(BEYOND_FLOAT)
+    return made
+
+
+@functools.lru_cache(maxsize=256)
+def has_floats(kind: pa.DataType) -> bool:
+    """Return whether a type has a FLOAT somewhere in it.
+
+    Examples
+    --------
+    >>> has_floats(pa.list_(pa.float32())), has_floats(pa.float64())
+    (True, False)
+    """
+    return bool(pa.types.is_float32(kind)) or any(map(has_floats, _parts(kind)))
+
+
+def infinities(array: pa.Array) -> int:
+    """Return how many numbers in an array, at any depth, are infinite."""
+    kind = array.type
+    if pa.types.is_floating(kind):
+        return int(pc.sum(pc.is_inf(array)).as_py() or 0)
+    if pa.types.is_struct(kind):
+        return sum(map(infinities, array.flatten()))
+    if pa.types.is_map(kind):
+        # Arrow has no flatten() for it; of a slice, keys and items are those of the whole array.
+        first, last = (int(array.offsets[at].as_py()) for at in (0, -1))
+        return sum(infinities(part.slice(first, last - first)) for part in (array.keys, array.items))
+    return infinities(array.flatten()) if _parts(kind) else 0
+
+
+def _parts(kind: pa.DataType) -> list[pa.DataType]:
+    return [kind.field(at).type for at in range(kind.num_fields)]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What Arrow would store as another value than it was given, without a word, at any depth of a type.
+#
+# It cuts 1.5 down to 1 within a list, and a Decimal everywhere, takes a text for a list of its characters,
+# a number for microseconds, pandas' NaT for the first day of all, and what no float of four bytes can hold
+# for infinity.
+
+
+_FIRST_AND_LAST_YEAR = (datetime.MINYEAR, datetime.MAXYEAR)
+#: The greatest number of FLOAT; what is rounded down to it stays.
+_GREATEST_FLOAT = float(np.finfo(np.float32).max)
+_FLOATS = (float, np.floating)
+#: Numbers that may have a fraction without being floats, which Arrow cuts off at any depth.
+_EXACT = (decimal.Decimal, fractions.Fraction)
+#: By its class it is a date.
+_NAT = type(pd.NaT)
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A value that would be another one, and why."""
+
+    value: Any
+    reason: str
+
+
+Check = Callable[[Sequence[Any]], Changed | None]
+
+
+@functools.lru_cache(maxsize=256)
+def check_of(kind: pa.DataType) -> Check | None:
+    """Return what finds the first value of a column that a type would change; None if it changes none.
+
+    Structs are tuples by then. None stands for nothing everywhere.
+
+    Examples
+    --------
+    >>> check_of(pa.list_(pa.int64()))([[1, 2], None, [1.5]])
+    Changed(value=1.5, reason='it is a float')
+    >>> check_of(pa.string()) is None
+    True
+    """
+    kinds = pa.types
+    if kinds.is_list(kind) or kinds.is_large_list(kind):
+        return functools.partial(_in_lists, _within(kind.value_type))
+    if kinds.is_map(kind):
+        return functools.partial(_in_maps, _within(kind.key_type), _within(kind.item_type))
+    if kinds.is_struct(kind):
+        own = tuple((at, check) for at, one in enumerate(kind) if (check := _within(one.type)) is not None)
+        return functools.partial(_in_structs, kind.num_fields, own) if own else None
+    return _check_of_plain(kind)
+
+
+def _within(kind: pa.DataType) -> Check | None:
+    """Return the check of a part; whole numbers among nulls come as floats out of pandas' frames there."""
+    return _cut_for_integer if pa.types.is_integer(kind) else check_of(kind)
+
+
+def _check_of_plain(kind: pa.DataType) -> Check | None:
+    kinds = pa.types
+    if kinds.is_integer(kind):
+        return _float_for_integer
+    if kinds.is_float32(kind):
+        return _beyond_float
+    if kinds.is_timestamp(kind) and kind.tz is None:
+        return _no_local_time
+    if kinds.is_timestamp(kind):
+        return _no_instant
+    return _no_time if kinds.is_temporal(kind) else None
+
+
+def _in_lists(check: Check | None, values: Sequence[Any]) -> Changed | None:
+    if (text := _first(values, (str, bytes, bytearray))) is not None:
+        return Changed(text, "a text is no list; each of its letters would be an element")
+    # Whatever else Arrow takes or refuses can be looked at once only.
+    return None if check is None else check(list(chain.from_iterable(_sized(values))))
+
+
+def _in_maps(keys: Check | None, items: Check | None, values: Sequence[Any]) -> Changed | None:
+    if keys is items is None:
+        return None
+    pairs = [(one.items() if isinstance(one, dict) else one) for one in _sized(values)]
+    found = [pair for pair in chain.from_iterable(pairs) if isinstance(pair, tuple) and len(pair) == 2]
+    for at, check in enumerate((keys, items)):
+        if check is not None and (changed := check([pair[at] for pair in found])) is not None:
+            return changed
+    return None
+
+
+def _in_structs(width: int, checks: tuple[tuple[int, Check], ...], values: Sequence[Any]) -> Changed | None:
+    # Rows of another width are refused with a reason of their own.
+    rows = [row for row in values if isinstance(row, tuple) and len(row) == width]
+    for at, check in checks:
+        if (changed := check([row[at] for row in rows])) is not None:
+            return changed
+    return None
+
+
+def _float_for_integer(values: Sequence[Any]) -> Changed | None:
+    wrong = _first(values, _FLOATS)
+    return _cut_for_integer(values) if wrong is None else Changed(wrong, "it is a float")
+
+
+def _cut_for_integer(values: Sequence[Any]) -> Changed | None:
+    if _first(values, _FLOATS + _EXACT) is None:
+        return None
+    for value in values:
+        if isinstance(value, _FLOATS) and not value.is_integer():
+            return Changed(value, "it is a float")
+        if isinstance(value, _EXACT) and _has_fraction(value):
+            return Changed(value, "it is no whole number")
+    return None
+
+
+def _has_fraction(value: decimal.Decimal | fractions.Fraction) -> bool:
+    if isinstance(value, fractions.Fraction):
+        return value.denominator != 1
+    # What is not finite is refused by Arrow.
+    return value.is_finite() and value != value.to_integral_value()
+
+
+def _beyond_float(values: Sequence[Any]) -> Changed | None:
+    for value in values:
+        if isinstance(value, int | float) and _GREATEST_FLOAT < abs(value) < float("inf"):
+            return Changed(value, BEYOND_FLOAT)
+    return None
+
+
+def _no_time(values: Sequence[Any]) -> Changed | None:
+    # It would be microseconds, or days; what people have at hand is seconds or milliseconds.
+    wrong = _first(values, (numbers.Number, _NAT))
+    if wrong is None:
+        return None
+    return Changed(wrong, "it is no time: give None" if wrong is pd.NaT else "it is a number, and no time")
+
+
+def _no_instant(values: Sequence[Any]) -> Changed | None:
+    if (number := _no_time(values)) is not None:
+        return number
+    for value in values:
+        # The end of time in one zone, as in `datetime.max.replace(tzinfo=...)`, may be past it in UTC.
+        if (
+            getattr(value, "year", None) in _FIRST_AND_LAST_YEAR
+            and getattr(value, "tzinfo", None) is not None
+        ):
+            try:
+                value.astimezone(datetime.UTC)
+            except (OverflowError, ValueError):
+                return Changed(value, "in UTC it is beyond the years from 1 to 9999")
+    return None
+
+
+def _no_local_time(values: Sequence[Any]) -> Changed | None:
+    if (number := _no_time(values)) is not None:
+        return number
+    for value in values:
+        if getattr(value, "tzinfo", None) is not None:
+            return Changed(
+                value, "it has a time zone: take it away with replace(tzinfo=None), or declare TIMESTAMP"
+            )
+    return None
+
+
+def _first(values: Sequence[Any], classes: tuple[type, ...]) -> Any:
+    """Return the first value of some classes; None without any."""
+    # Mostly there is one class in a column: its classes are looked at before its values.
+    if not any(issubclass(one, classes) for one in set(map(type, values))):
+        return None
+    return next(value for value in values if isinstance(value, classes))
+
+
+def _sized(values: Sequence[Any]) -> list[Any]:
+    return [value for value in values if isinstance(value, Sized)]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Python values to Arrow columns, strictly: nothing is rounded, cut or converted silently.
+
+
+class ValueMismatch(ValueError):
+    """A value does not fit the declared type; `value` is the first that does not."""
+
+    def __init__(self, value: Any, kind: pa.DataType, reason: str) -> None:
+        super().__init__(f"type {kind} cannot hold {value!r}: {reason}")
+        self.value = value
+
+
+_REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    # What would be cut or does not fit is refused by a cast; pandas makes floats of integers with gaps.
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+_KINDS = (
+    _is_text,
+    _is_number,
+    pa.types.is_boolean,
+    pa.types.is_timestamp,
+    pa.types.is_date,
+    pa.types.is_duration,
+    lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind),
+)
+
+
+def is_of_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether a column may be cast to a declared type: both are text, numbers, and so on.
+
+    Examples
+    --------
+    >>> is_of_kind(pa.int32(), pa.int64()), is_of_kind(pa.string(), pa.int64())
+    (True, False)
+    """
+    if pa.types.is_dictionary(given):
+        given = given.value_type
+    if given == wanted or pa.types.is_null(given):
+        return True
+    if pa.types.is_map(given) and pa.types.is_map(wanted):
+        return is_of_kind(given.key_type, wanted.key_type) and is_of_kind(given.item_type, wanted.item_type)
+    if _is_list(given) and _is_list(wanted):
+        return is_of_kind(given.value_type, wanted.value_type)
+    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
+        return [field.name for field in given] == [field.name for field in wanted] and all(
+            is_of_kind(one.type, other.type) for one, other in zip(given, wanted, strict=True)
+        )
+    return any(is_one(given) and is_one(wanted) for is_one in _KINDS)
+
+
+def strict_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Return `column` as an Arrow array of `kind`.
+
+    Raises
+    ------
+    ValueMismatch
+        A value does not fit. Arrow itself would cut 1.5 down to 1 for an integer column.
+    """
+    plain = _plain(column, kind) if pa.types.is_nested(kind) else column
+    check = check_of(kind)
+    if check is not None and (changed := check(plain)) is not None:
+        raise _changed(column, plain, kind, check, changed)
+    try:
+        array = pa.array(plain, type=kind)
+    except _REFUSALS as error:
+        wrong = next((v for v in plain if not _fits(v, kind)), None)
+        raise ValueMismatch(wrong, kind, str(error)) from error
+    if (found := first_repeated(array)) is not None:
+        at, key = found
+        raise ValueMismatch(column[at], kind, f"a map has the key {key!r} twice there")
+    return array
+
+
+def _changed(
+    column: Sequence[Any], plain: Sequence[Any], kind: pa.DataType, check: Check, changed: Changed
+) -> ValueMismatch:
+    if not pa.types.is_nested(kind):
+        return ValueMismatch(changed.value, kind, changed.reason)
+    # As it was given, so that whoever has the column finds its row.
+    whole = next(given for given, one in zip(column, plain, strict=True) if check([one]) is not None)
+    return ValueMismatch(whole, kind, f"{changed.value!r} in it: {changed.reason}")
+
+
+def _plain(column: Sequence[Any], kind: pa.DataType) -> Sequence[Any]:
+    """Return values with tuples in the places of structs."""
+    nested = nested_of(kind)
+    if nested is None or nested.is_plain(column):
+        return column
+    try:
+        return nested.plain_all(column)
+    except _REFUSALS:
+        raise _first_refused(column, kind, nested) from None
+
+
+def _first_refused(column: Sequence[Any], kind: pa.DataType, nested: Nested) -> ValueMismatch:
+    for value in column:
+        try:
+            nested.plain_all([value])
+        except _REFUSALS as error:
+            return ValueMismatch(value, kind, str(error))
+    raise AssertionError("a value was refused, and none is")
+
+
+def _fits(value: Any, kind: pa.DataType) -> bool:
+    try:
+        pa.array([value], type=kind)
+    except _REFUSALS:
+        return False
+    return True
+
+
+def first_refused(count: int, make: Callable[[int], object]) -> int | None:
+    """Return the first row that is refused when the rows up to it are converted; None if none is.
+
+    Parameters
+    ----------
+    make
+        Converts as many rows from the beginning, or raises.
+    """
+    fits, fails = 0, count + 1
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        try:
+            make(middle)
+            fits = middle
+        except _REFUSALS:
+            fails = middle
+    return fails - 1 if fails <= count else None
+
+
+def first_valid(column: pa.Array) -> int | None:
+    """Return the first row that is not null."""
+    there = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+    return int(there[0]) if len(there) else None
+
+
+def first_of(column: pa.Array) -> str:
+    """Return how the first value that is not null is shown behind an error; nothing if all are."""
+    at = first_valid(column)
+    return "" if at is None else f": {column[at].as_py()!r:.200}"

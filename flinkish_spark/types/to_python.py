@@ -1,0 +1,232 @@
+"""Arrow columns to Python values, which are as they were whatever becomes of them later."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import datetime
+import decimal
+import enum
+import math
+import uuid
+from bisect import bisect_right
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from flinkish_spark.core.iterators import called
+from flinkish_spark.types.to_arrow import has_maps
+
+# ----------------------------------------------------------------------------------------------------------
+# Arrow columns to Python values.
+#
+# A TIMESTAMP is a datetime in UTC, a DATE a date, a DECIMAL a decimal, a MAP a dict, a STRUCT inside of a
+# field a dict: what `to_pylist(maps_as_pydicts="strict")` makes. With that argument PyArrow 26 makes an
+# Arrow scalar of each value on the way, which takes up to twenty times as long as without. So it is asked
+# for types without maps as it is fast, and types with maps are taken apart here.
+
+
+_FIRST_MICROS, _LAST_MICROS = (
+    (one - datetime.datetime(1970, 1, 1)) // datetime.timedelta(microseconds=1)
+    for one in (datetime.datetime.min, datetime.datetime.max)
+)
+
+
+def to_values(column: pa.Array) -> list[Any]:
+    """Return a column's values; None for a null.
+
+    Raises
+    ------
+    KeyError
+        A map has a key twice.
+    OverflowError
+        A time is beyond Python's.
+
+    Examples
+    --------
+    >>> to_values(pa.array([[1, 2], None, []]))
+    [[1, 2], None, []]
+    """
+    kind, nulls = column.type, column.null_count
+    if pa.types.is_timestamp(kind):
+        return _timestamps(column)
+    if (pa.types.is_integer(kind) or pa.types.is_floating(kind)) and not nulls:
+        numbers: list[Any] = column.to_numpy().tolist()
+        return numbers
+    if not has_maps(kind):
+        listed: list[Any] = column.to_pylist()
+        return listed
+    make = next(make for is_of, make in _NESTED if is_of(kind))
+    return _with_nulls(make(column), column) if nulls else make(column)
+
+
+def _with_nulls(values: list[Any], column: pa.Array) -> list[Any]:
+    for at in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist():
+        values[at] = None
+    return values
+
+
+def _timestamps(column: pa.Array) -> list[Any]:
+    zone = None if column.type.tz is None else datetime.UTC
+    micros = column.cast(pa.timestamp("us")) if column.type.unit != "us" else column
+    numbers = micros.cast(pa.int64()).fill_null(0).to_numpy()
+    if len(numbers) and not _FIRST_MICROS <= numbers.min() <= numbers.max() <= _LAST_MICROS:
+        # Numpy would give a number in the place of a datetime.
+        wrong = numbers[(numbers < _FIRST_MICROS) | (numbers > _LAST_MICROS)][0]
+        raise OverflowError(f"{wrong} microseconds from 1970 on are beyond the years from 1 to 9999")
+    plain = numbers.astype("datetime64[us]").tolist()
+    values: list[Any] = plain if zone is None else [value.replace(tzinfo=zone) for value in plain]
+    return _with_nulls(values, column) if column.null_count else values
+
+
+def _lists(column: pa.ListArray) -> list[Any]:
+    first, bounds = _bounds(column)
+    elements = to_values(column.values.slice(first, bounds[-1]))
+    return [elements[begin:end] for begin, end in pairwise(bounds)]
+
+
+def _maps(column: pa.MapArray) -> list[Any]:
+    first, bounds = _bounds(column)
+    keys, items = (to_values(part.slice(first, bounds[-1])) for part in (column.keys, column.items))
+    if pa.types.is_floating(column.type.key_type):
+        keys = _with_one_nan(keys, bounds)
+    found = [dict(zip(keys[a:b], items[a:b], strict=True)) for a, b in pairwise(bounds)]
+    if sum(map(len, found)) < len(keys):
+        # Some key is there twice: let Arrow say so.
+        column.to_pylist(maps_as_pydicts="strict")
+    return found
+
+
+def _with_one_nan(keys: list[Any], bounds: list[int]) -> list[Any]:
+    """Return keys of which a NaN can be looked for, by `math.nan`; of several in a map the last one."""
+    places = [at for at, key in enumerate(keys) if key != key]
+    for at, after in pairwise([*places, len(keys)]):
+        if bisect_right(bounds, at) != bisect_right(bounds, after):
+            keys[at] = math.nan
+    return keys
+
+
+def _structs(column: pa.StructArray) -> list[Any]:
+    names = [field.name for field in column.type]
+    fields = [to_values(column.field(at)) for at in range(len(names))]
+    return [dict(zip(names, row, strict=True)) for row in zip(*fields, strict=True)]
+
+
+def _bounds(column: Any) -> tuple[int, list[int]]:
+    """Return where the elements of a column of lists begin, and the bounds of each list from there on."""
+    offsets = column.offsets.to_numpy()
+    first = int(offsets[0])
+    return first, (offsets - first).tolist()
+
+
+_NESTED: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], list[Any]]], ...] = (
+    (pa.types.is_list, _lists),
+    (pa.types.is_large_list, _lists),
+    (pa.types.is_map, _maps),
+    (pa.types.is_struct, _structs),
+)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Rows as they are when a function emits them, whatever becomes of their objects behind that.
+#
+# Rows are written when all calls of a key group, or of a batch, are done. A function that goes on with what
+# it has emitted (an accumulator, a list in a state, a dict that it fills again) would change rows that are
+# out. In Flink they are copied or serialised on the way to the next operator.
+
+
+Take = Callable[[Any], Any]
+
+_PLAIN: frozenset[type] = frozenset(
+    {
+        int, str, float, bool, bytes, type(None), complex, decimal.Decimal, uuid.UUID,
+        datetime.datetime, datetime.date, datetime.time, datetime.timedelta,
+    }
+)  # fmt: skip
+
+
+def taken(value: Any) -> Any:
+    """Return a value that does not change with this one; it is the same object if nothing in it can change.
+
+    Examples
+    --------
+    >>> row = ("ann", [1, 2])
+    >>> out = taken(row)
+    >>> row[1].append(3)
+    >>> out
+    ('ann', [1, 2])
+    """
+    how = _HOW.get(type(value))
+    if how is None:
+        how = _HOW[type(value)] = _how_to_take(type(value))
+    return how(value)
+
+
+def taking(fields: T.StructType) -> Take:
+    """Return what takes rows with these fields, as fast as it can be."""
+    return _flat_taken if is_flat(fields) else taken
+
+
+def is_flat(fields: T.StructType) -> bool:
+    """Return whether nothing in rows with these fields can change."""
+    return not any(isinstance(one.dataType, T.ArrayType | T.MapType | T.StructType) for one in fields)
+
+
+def _flat_taken(row: Any) -> Any:
+    # Nothing in it can change, if it is as it was declared.
+    return row if isinstance(row, tuple) else taken(row)
+
+
+def _how_to_take(kind: type) -> Take:
+    if kind in _PLAIN or issubclass(kind, (int, str, float, bytes, enum.Enum)):
+        return _same
+    if issubclass(kind, tuple):
+        return _tuple
+    if kind is list:
+        return lambda value: list(map(taken, value))
+    if kind is dict:
+        return lambda value: {key: taken(one) for key, one in value.items()}
+    # Copied by code of the user's, where the class has it; what takes rows goes through many at once.
+    return called(_instance) if dataclasses.is_dataclass(kind) else _copy
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _tuple(value: Any) -> Any:
+    if _PLAIN.issuperset(map(type, value)):
+        return value
+    kind, parts = type(value), list(map(taken, value))
+    if all(one is other for one, other in zip(parts, value, strict=True)):
+        return value
+    if kind is tuple:
+        return tuple(parts)
+    make = getattr(kind, "_make", None)
+    return _copy(value) if make is None else make(parts)
+
+
+def _instance(value: Any) -> Any:
+    made = copy.copy(value)
+    for field in dataclasses.fields(value):
+        before = getattr(value, field.name, None)
+        now = taken(before)
+        if now is not before:
+            # A frozen one lets nobody else do it.
+            object.__setattr__(made, field.name, now)
+    return made
+
+
+def _copy(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        # What cannot be copied is no row; whoever writes it says so, and names it.
+        return value
+
+
+_HOW: dict[type, Take] = dict.fromkeys(_PLAIN, _same)

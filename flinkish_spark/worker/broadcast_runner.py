@@ -1,0 +1,347 @@
+"""Operators with a broadcast input, and with operator list state, in a partition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from flinkish_spark.core.elements import Progress
+from flinkish_spark.functions.keyed import BroadcastProcessFunction
+from flinkish_spark.functions.stream import CheckpointedProcessFunction
+from flinkish_spark.operators.broadcast import (
+    BroadcastElementFailed,
+    BroadcastRun,
+    ContextFacts,
+    KeyedBroadcastOperator,
+)
+from flinkish_spark.operators.context import KeyedStateWithoutKey, NoKeyedState
+from flinkish_spark.operators.process import Check, ElementFailed, Elements, Emitted
+from flinkish_spark.state.descriptors import MapStateDescriptor, StateDescriptor
+from flinkish_spark.state.key_group import GroupLayout, GroupState
+from flinkish_spark.state.keyed_states import KeyedStates
+from flinkish_spark.state.operator_state import (
+    OperatorListDescriptor,
+    OperatorLists,
+    OperatorListState,
+    OperatorValueMismatch,
+    any_copy,
+    redistribute,
+)
+from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.routing import Distribution
+from flinkish_spark.types.rows import OutputError, RowReader, RowWriter
+from flinkish_spark.worker.runners import (
+    ElementRunner,
+    InputRows,
+    OutRows,
+    RowShape,
+    blame_call,
+    row_of_element,
+    rows_between,
+    rows_written,
+)
+
+# ----------------------------------------------------------------------------------------------------------
+# Operators with a broadcast input in a partition: the broadcast elements first, then the key groups.
+#
+# Spark hands groups to Python in ascending order of their routes, and the broadcast route of a partition is
+# below all others. So what the broadcast side has stored, and what this micro-batch brings to it, is known
+# before the first key group of the partition is called.
+
+
+Stored = TypeVar("Stored")
+
+
+@dataclass(frozen=True)
+class UnkeyedBroadcast:
+    """A function over a broadcast stream and one without keys; travels in the plan."""
+
+    function: BroadcastProcessFunction
+    descriptors: tuple[MapStateDescriptor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDone:
+    """What became of a partition's broadcast side in a micro-batch.
+
+    Parameters
+    ----------
+    value
+        To be stored; None if nothing has changed.
+    """
+
+    rows: tuple[OutRows, ...]
+    value: bytes | None
+
+
+class PartitionRunner(Protocol):
+    """What runs on the broadcast route of a partition."""
+
+    def restored(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
+        """Return what a partition begins with, given what the former ones kept, in their order."""
+
+    def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
+        """Begin a micro-batch of a partition, with what is stored for it.
+
+        Raises
+        ------
+        ElementFailed
+            The function is to blame.
+        """
+
+
+class KeyedBroadcastRunner(ElementRunner):
+    """Runs a :class:`KeyedBroadcastOperator`: a partition's broadcast side, and then its key groups."""
+
+    def __init__(
+        self, operator: KeyedBroadcastOperator, uid: str, max_parallelism: int, shape: RowShape
+    ) -> None:
+        super().__init__(operator, uid, max_parallelism, shape)
+        self._operator = operator
+
+    def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
+        """See :class:`PartitionRunner`."""
+        side = self._operator.side
+
+        def run(check: Check | None) -> Emitted:
+            side.begin(value)
+            before, behind = sides_of(self._shape, inputs, Distribution.BROADCAST)
+            return side.process(behind, progress, check, before)
+
+        rows, _ = written_or_blamed(self._written, lambda check: (run(check), None))
+        return PartitionDone(rows, side.dump())
+
+    def restored(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
+        """See :class:`PartitionRunner`; the copies are equal."""
+        return any_copy(values)
+
+    @property
+    def has_applications(self) -> bool:
+        """Whether something is to be done with the keyed state of all groups of the partition."""
+        return bool(self._operator.side.applications)
+
+    def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
+        """See :class:`~flinkish_spark.worker.runners.GroupRunner`."""
+        if isinstance(failure, BroadcastElementFailed):
+            return place_of(self._shape, inputs, Distribution.BROADCAST, failure)
+        return super().row_of(inputs, failure)
+
+    def _load(self, group: GroupState, hash_of: dict[object, int], progress: Progress) -> None:
+        run = self._run
+        group.load(run.states, run.timers, hash_of, progress, self._operator.hashes_to_load(group))
+        self._operator.apply(run, progress)
+
+
+class UnkeyedBroadcastRunner:
+    """Runs an :class:`UnkeyedBroadcast`: all elements of a partition are on its broadcast route."""
+
+    def __init__(self, given: UnkeyedBroadcast, uid: str, max_parallelism: int, shape: RowShape) -> None:
+        self.counts: dict[str, int] = {}
+        self._shape = shape
+        self._run = BroadcastRun(given.function, given.descriptors, uid, max_parallelism)
+        self._writers = [RowWriter.of(fields) for fields in shape.outputs]
+        #: There are no key groups.
+        self.layout = GroupLayout.of(KeyedStates(uid, max_parallelism), ())
+        self.has_applications = False
+
+    def restored(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
+        """See :class:`PartitionRunner`; the copies are equal."""
+        return any_copy(values)
+
+    def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
+        """See :class:`PartitionRunner`."""
+
+        def run(check: Check | None) -> tuple[Emitted, bytes | None]:
+            of_broadcast, broadcast = sides_of(self._shape, inputs, Distribution.BROADCAST)
+            before, behind = sides_of(self._shape, inputs, Distribution.BY_CHANNEL)
+            return self._run.run(value, broadcast, behind, progress, check, of_broadcast, before)
+
+        return PartitionDone(*written_or_blamed(partial(rows_written, self._shape, self._writers), run))
+
+    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
+        """Never called."""
+        raise AssertionError("an operator without keys has no key groups")
+
+    def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
+        """See :class:`~flinkish_spark.worker.runners.GroupRunner`."""
+        is_broadcast = isinstance(failure, BroadcastElementFailed)
+        way = Distribution.BROADCAST if is_broadcast else Distribution.BY_CHANNEL
+        return place_of(self._shape, inputs, way, failure)
+
+
+def written_or_blamed(
+    write: Callable[[Emitted], Iterable[OutRows]],
+    run: Callable[[Check | None], tuple[Emitted, Stored]],
+) -> tuple[tuple[OutRows, ...], Stored]:
+    """Run a partition's micro-batch; return the rows that it emits, and what else comes of it.
+
+    Parameters
+    ----------
+    run
+        Does it, with a check behind each call of the function if there is one; called again where a row
+        cannot be written, to find the element that emitted it.
+
+    Raises
+    ------
+    ElementFailed, OutputError
+        The function is to blame.
+    """
+    emitted, stored = run(None)
+    try:
+        return tuple(write(emitted)), stored
+    except OutputError:
+        blame_call(lambda: run(lambda emitted: [*write(emitted)]))
+        raise
+
+
+def sides_of(shape: RowShape, inputs: InputRows, way: Distribution) -> tuple[Elements, Elements]:
+    """Return the rows of all inputs that come by one way, as elements whose keys mean nothing.
+
+    Those before the watermark, and those behind it.
+    """
+    before, behind = (_elements_of(shape, inputs, way, is_before=is_before) for is_before in (True, False))
+    return before, behind
+
+
+def _elements_of(shape: RowShape, inputs: InputRows, way: Distribution, *, is_before: bool) -> Elements:
+    values: list[Any] = []
+    times: list[int | None] = []
+    for given, one in zip(inputs, shape.inputs, strict=True):
+        rows = rows_between(given, one, is_before=is_before) if one.distribution is way else None
+        if rows is not None:
+            values += RowReader(one.fields, one.field_columns, ()).read(rows)[1]
+            is_timed = C.TIME in rows.schema.names
+            times += rows.column(C.TIME).to_pylist() if is_timed else [None] * rows.num_rows
+    return Elements(values, values, times)
+
+
+def place_of(
+    shape: RowShape, inputs: InputRows, way: Distribution, failure: ElementFailed
+) -> tuple[int, int]:
+    """Return the input, and which of its rows is the element at which a function failed."""
+    own = [rows if one.distribution is way else None for rows, one in zip(inputs, shape.inputs, strict=True)]
+    return row_of_element(shape, own, failure)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Operators without keys that keep operator list state: all records of a partition on its broadcast route.
+
+
+@dataclass(frozen=True)
+class Checkpointed:
+    """A function without a key that keeps operator list state; travels in the plan."""
+
+    function: CheckpointedProcessFunction
+
+
+class ListStateRunner:
+    """Runs a :class:`Checkpointed`; a partition's copy of the state is a value of its own."""
+
+    #: There are no key groups, so nobody calls them.
+    has_applications = False
+
+    def __init__(self, given: Checkpointed, uid: str, max_parallelism: int, shape: RowShape) -> None:
+        self.counts: dict[str, int] = {}
+        self._function, self._uid, self._shape = given.function, uid, shape
+        self._writers = [RowWriter.of(fields) for fields in shape.outputs]
+        self.layout = GroupLayout.of(KeyedStates(uid, max_parallelism), ())
+        self._context = _Context()
+        self._states = _Declaring(uid, max_parallelism)
+        given.function.open(self._states)
+
+    def restored(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
+        """See :class:`~flinkish_spark.worker.broadcast_runner.PartitionRunner`."""
+        return redistribute(self._uid, self._states.descriptors, values, partitions)[partition]
+
+    def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
+        """See :class:`~flinkish_spark.worker.broadcast_runner.PartitionRunner`."""
+
+        def run(check: Check | None) -> tuple[Emitted, OperatorLists]:
+            lists = self._states.lists = OperatorLists(self._uid, self._states.descriptors, value)
+            self._context.check = check
+            before, behind = sides_of(self._shape, inputs, Distribution.BY_CHANNEL)
+            process = self._function.process_element
+            return self._context.process_sides(process, before, behind, progress), lists
+
+        rows, lists = written_or_blamed(partial(rows_written, self._shape, self._writers), run)
+        return PartitionDone(rows, lists.dump() if lists.is_changed else None)
+
+    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
+        """Never called."""
+        raise AssertionError("an operator without keys has no key groups")
+
+    def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
+        """See :class:`~flinkish_spark.worker.runners.GroupRunner`."""
+        return place_of(self._shape, inputs, Distribution.BY_CHANNEL, failure)
+
+
+class _Context(ContextFacts):
+    """Given to the function for an element."""
+
+    __slots__ = ()
+
+
+class _Declaring(NoKeyedState):
+    """Given to `open`; what it hands out shows the items of the partition that has its turn."""
+
+    def __init__(self, uid: str, max_parallelism: int) -> None:
+        super().__init__(uid, max_parallelism)
+        self.descriptors: list[OperatorListDescriptor] = []
+        self.lists: OperatorLists
+
+    def _refuse(self, descriptor: StateDescriptor) -> NoReturn:
+        raise KeyedStateWithoutKey(
+            f"operator '{self.uid}' asks for the state '{descriptor.name}', but its stream has no key; "
+            f'call get_operator_list_state(OperatorListDescriptor("{descriptor.name}", ...)), or put key_by()'
+            " before it and use a keyed function"
+        )
+
+    get_state = get_list_state = get_map_state = get_reducing_state = get_aggregating_state = _refuse
+
+    def get_operator_list_state(self, descriptor: OperatorListDescriptor) -> _CurrentItems:
+        """Return a state; called in `open` only, which declares it."""
+        if descriptor.name in {one.name for one in self.descriptors}:
+            raise OperatorValueMismatch(f"the operator list state '{descriptor.name}' is declared twice")
+        self.descriptors.append(descriptor)
+        return _CurrentItems(self, descriptor)
+
+
+class _CurrentItems:
+    """An operator list state: that of the partition which has its turn."""
+
+    __slots__ = ("_declaring", "_descriptor")
+
+    def __init__(self, declaring: _Declaring, descriptor: OperatorListDescriptor) -> None:
+        self._declaring, self._descriptor = declaring, descriptor
+
+    @property
+    def _current(self) -> OperatorListState:
+        return self._declaring.lists.state(self._descriptor)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._current)
+
+    def __len__(self) -> int:
+        return len(self._current)
+
+    def get(self) -> list[Any]:
+        """Return a copy of the items."""
+        return self._current.get()
+
+    def add(self, item: Any) -> None:
+        """Append an item."""
+        self._current.add(item)
+
+    def add_all(self, items: Any) -> None:
+        """Append items."""
+        self._current.add_all(items)
+
+    def update(self, items: Any) -> None:
+        """Replace the items."""
+        self._current.update(items)
+
+    def clear(self) -> None:
+        """Remove all items."""
+        self._current.clear()

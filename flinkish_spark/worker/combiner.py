@@ -1,0 +1,188 @@
+"""Partial aggregates in front of the shuffle: one row per key and task instead of one per record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from flinkish_spark.core.elements import TimeDomain
+from flinkish_spark.core.errors import USER_FUNCTION_MARKER
+from flinkish_spark.core.iterators import USER_ERRORS
+from flinkish_spark.functions.aggregates import Fold
+from flinkish_spark.operators.columnar_aggregates import (
+    AggregateOverflow,
+    ColumnAggregation,
+    combine,
+    each_alone,
+    fold_groups,
+)
+from flinkish_spark.operators.columnar_windows import WindowRules, folded_parts
+from flinkish_spark.operators.context import close_with
+from flinkish_spark.state.layered import Array, keys_rarely_repeat
+from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.blocks import BEHIND
+from flinkish_spark.windows.time_window import NoEventTime
+from flinkish_spark.worker.keyed_operator import OperatorFailed
+
+
+@dataclass(frozen=True)
+class Combiner:
+    """Combines rows on their way into an operator that merges what this makes; travels in the plan.
+
+    Parameters
+    ----------
+    aggregation
+        What is computed.
+    kept
+        Columns of which each key's first row stands for all of its rows: control columns and the key. The
+        event time is the latest.
+    keys
+        Those of them that are the key.
+    fields
+        Columns with the fields, and the fields' names, in the same order.
+    """
+
+    aggregation: ColumnAggregation
+    kept: tuple[str, ...]
+    keys: tuple[str, ...]
+    fields: tuple[tuple[str, str], ...]
+
+    def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the columns that are kept and the partial aggregates, a row per key.
+
+        Where hardly any two rows have one key it is a row per row: whoever merges takes either. Rows on two
+        sides of the watermark are not combined: they go out on those sides.
+
+        Raises
+        ------
+        AggregateOverflow
+            A sum leaves its type.
+        """
+        own = [rows.column(column) for column, _ in self.fields]
+        batch = pa.RecordBatch.from_arrays(own, names=[name for _, name in self.fields])
+        kept = rows.select(list(self.kept))
+        if keys_rarely_repeat(rows.column(C.KEY_HASH).to_numpy()):
+            # Grouping them would cost more than fewer rows save behind the shuffle.
+            return self._named(kept, each_alone(self.aggregation, batch))
+        found = combine(self.aggregation, batch, _keys_and_sides(rows, self.keys))
+        first = kept.take(pa.array(found.first))
+        if C.TIME in self.kept:
+            latest = fold_groups(Fold.MAX, C.TIME, rows.column(C.TIME), found.groups, found.first)
+            first = first.set_column(self.kept.index(C.TIME), C.TIME, latest)
+        return self._named(first, found.partials)
+
+    def _named(self, first: pa.RecordBatch, partials: pa.RecordBatch) -> pa.RecordBatch:
+        names = [f"p{at}" for at in range(partials.num_columns)]
+        return pa.RecordBatch.from_arrays([*first.columns, *partials.columns], names=[*self.kept, *names])
+
+
+@dataclass(frozen=True)
+class WindowCombiner:
+    """Combines rows on their way into an operator that folds windows; travels in the plan.
+
+    There is a row per key and slice of a window, or part of a session, and task. Rows on two sides of the
+    watermark are not combined: they are late by another one.
+
+    Parameters
+    ----------
+    rules
+        Windows, and what is computed.
+    kept, keys, fields
+        See :class:`Combiner`.
+    """
+
+    rules: WindowRules
+    kept: tuple[str, ...]
+    keys: tuple[str, ...]
+    fields: tuple[tuple[str, str], ...]
+
+    def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the columns that are kept, partial aggregates, how many elements they have, the last time.
+
+        Raises
+        ------
+        AggregateOverflow
+            A sum leaves its type.
+        NoEventTime
+            A row has none, and windows go by it.
+        """
+        own = [rows.column(column) for column, _ in self.fields]
+        batch = pa.RecordBatch.from_arrays(own, names=[name for _, name in self.fields])
+        keys = _keys_and_sides(rows, self.keys)
+        parts, partials = folded_parts(self.rules, batch, keys, self._times(rows))
+        first = rows.select(list(self.kept)).take(pa.array(parts.first))
+        if self.rules.is_by_event_time:
+            first = first.set_column(self.kept.index(C.TIME), C.TIME, pa.array(parts.first_ms))
+        counts = np.bincount(parts.of_row, minlength=len(parts.first))
+        columns = [*partials, pa.array(counts), pa.array(parts.last_ms)]
+        names = [*self.kept, *(f"p{at}" for at in range(len(columns)))]
+        return pa.RecordBatch.from_arrays([*first.columns, *columns], names=names)
+
+    @property
+    def aggregation(self) -> ColumnAggregation:
+        """What is computed of each part."""
+        return self.rules.aggregation
+
+    def _times(self, rows: pa.RecordBatch) -> Array:
+        """Return the time by which each row is assigned; by processing time the operator knows it."""
+        if self.rules.windows.clock is TimeDomain.PROCESSING_TIME:
+            return np.zeros(rows.num_rows, dtype=np.int64)
+        if C.TIME not in rows.schema.names or rows.column(C.TIME).null_count:
+            raise NoEventTime
+        times: Array = rows.column(C.TIME).to_numpy()
+        return times
+
+
+@dataclass(frozen=True)
+class BlamedCombine:
+    """Runs what combines, before the shuffle; an error is that of the operator behind it.
+
+    Parameters
+    ----------
+    uid, max_parallelism
+        Of the operator.
+    """
+
+    uid: str
+    max_parallelism: int
+    combine: Combiner | WindowCombiner
+
+    def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Combine.
+
+        Raises
+        ------
+        OperatorFailed
+            The operator's function, or a fold, failed at these rows.
+        """
+        try:
+            _ = self._opened
+            return self.combine(rows)
+        except USER_ERRORS as error:
+            has_function = self.combine.aggregation.has_function
+            if not isinstance(error, AggregateOverflow | NoEventTime) and not has_function:
+                raise
+            told = {"uid": self.uid, "error": f"{type(error).__name__}: {error}"}
+            raise OperatorFailed(f"{USER_FUNCTION_MARKER} {json.dumps(told)}") from error
+
+    @cached_property
+    def _opened(self) -> ColumnAggregation:
+        """The aggregation of the copy that this task has, opened before its first rows."""
+        aggregation = self.combine.aggregation
+        aggregation.open(self.uid, self.max_parallelism)
+        close_with(self, aggregation, self.uid)
+        return aggregation
+
+
+def _keys_and_sides(rows: pa.RecordBatch, keys: Sequence[str]) -> list[pa.Array]:
+    """Return the columns by which rows are told apart: the key, and the side of the watermark."""
+    columns = [rows.column(name) for name in keys]
+    is_before = rows.column(C.SEQUENCE).to_numpy() < BEHIND
+    if is_before.any() and not is_before.all():
+        columns.append(pa.array(is_before))
+    return columns

@@ -1,0 +1,624 @@
+"""Functions without state, as mapInArrow runs them in a worker."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from flinkish_spark.core.clock import SystemClock
+from flinkish_spark.core.elements import OutputTag, tag_name
+from flinkish_spark.core.errors import USER_FUNCTION_MARKER, UserFunctionError
+from flinkish_spark.core.iterators import USER_ERRORS, elements_of
+from flinkish_spark.core.subtask import Subtask, SubtaskFacts
+from flinkish_spark.functions.keyed import RichFunction
+from flinkish_spark.functions.watermark_strategy import ChannelGenerators, WatermarkGenerator
+from flinkish_spark.joins.lookup import LookupJoin
+from flinkish_spark.operators.context import Closes, close_operator
+from flinkish_spark.operators.lookup_join import LookupJoinRun, kept_answers
+from flinkish_spark.operators.process import ElementFailed
+from flinkish_spark.protocol.event_time import MIN_WATERMARK_MS, checked_time
+from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.blocks import as_schema
+from flinkish_spark.transport.columns import CHANNEL, KIND, SEQUENCE, TIME, Kind, Origins
+from flinkish_spark.types.rows import OutputError, RowReader, RowWriter, arrow_schema
+from flinkish_spark.types.schemas import PREFIX
+from flinkish_spark.types.to_python import taken, taking
+from flinkish_spark.worker.daemon import freeze_modules
+from flinkish_spark.worker.keyed_operator import OperatorFailed
+from flinkish_spark.worker.time import MicroBatch, are_records, micro_batch_of_task
+
+# ----------------------------------------------------------------------------------------------------------
+# Functions without state over single rows, as mapInArrow runs them: map, flat_map, filter.
+#
+# Control columns that stand beside a row (channel, sequence, time) go along with what is made of it, so a
+# record's place in its channel stays what it was. The objects here are pickled into the plan.
+
+
+class StatelessContext(SubtaskFacts):
+    """What `open` of a function without state is given."""
+
+    def __init__(self, uid: str, parallelism: int | None = None) -> None:
+        self.uid, self._parallelism = uid, parallelism
+        self.max_parallelism = 1
+
+    def _subtask(self) -> Subtask:
+        found = super()._subtask()
+        return found if self._parallelism is None else replace(found, parallelism=self._parallelism)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("get_"):
+            raise RuntimeError(
+                f"'{self.uid}' asks for state ({name}), which only functions on a keyed stream have; "
+                "call key_by() first"
+            )
+        raise AttributeError(name)
+
+
+@dataclass(frozen=True)
+class RowFunction:
+    """A function over one row, and what it is called in errors.
+
+    Parameters
+    ----------
+    name
+        Of the operator, or of what it does.
+    call
+        From a record to what comes of it; a process function gets its context, too.
+    rich
+        Opened and closed once per task, if it wants to be.
+    origins
+        Where records come from.
+    what
+        What errors call it, if it is not the function of an operator of that name.
+    parallelism
+        In how many tasks it runs; None where that is not known.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    rich: RichFunction | None = None
+    origins: Origins = field(default_factory=Origins)
+    what: str = ""
+    parallelism: int | None = None
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Open it in a worker for as long as a task lasts; it is closed, too, if it fails, even in `open`."""
+        if self.rich is None:
+            freeze_modules()
+            yield
+            return
+        with self.closing(self.rich):
+            with self.called("open"):
+                self.rich.open(StatelessContext(self.name, self.parallelism))
+            freeze_modules()
+            yield
+
+    @contextmanager
+    def closing(self, rich: Closes) -> Iterator[None]:
+        """Close what is opened in a worker at the end of a task, and also if that fails."""
+        try:
+            yield
+        except BaseException:
+            # What failed first is what is told.
+            close_operator(rich, self.name)
+            raise
+        with self.called("close"):
+            rich.close()
+
+    @contextmanager
+    def called(self, method: str) -> Iterator[None]:
+        """Have what `open` or `close` raises stop the job, with the operator's name."""
+        try:
+            yield
+        except USER_ERRORS as error:
+            what, says = f"{method}() of operator '{self.name}'", f"{type(error).__name__}: {error}"
+            told = json.dumps({"uid": self.name, "what": what, "error": says})
+            raise OperatorFailed(f"{USER_FUNCTION_MARKER} {told}") from error
+
+    def blamed(self, batch: pa.RecordBatch, at: int, error: BaseException, says: str = "") -> OperatorFailed:
+        """Return the error that stops the job, with the record's place if it has one."""
+        places: dict[str, Any] = {}
+        if CHANNEL in batch.schema.names and SEQUENCE in batch.schema.names:
+            channel, sequence = (int(batch.column(name)[at].as_py()) for name in (CHANNEL, SEQUENCE))
+            places = self.origins.describe(channel, sequence)
+        facts = {"uid": self.name, **places, "error": says or f"{type(error).__name__}: {error}"}
+        if self.what:
+            facts["what"] = self.what
+        return OperatorFailed(f"{USER_FUNCTION_MARKER} {json.dumps(facts)}")
+
+
+def records_of(batch: pa.RecordBatch) -> Iterator[Any]:
+    """Return the rows of a batch as a function of the user's gets them: without control columns."""
+    names = [name for name in batch.schema.names if not name.startswith(PREFIX)]
+    return RowReader(names, names, ()).read(batch)[1]
+
+
+@dataclass(frozen=True)
+class FilterRows:
+    """Keeps the rows for which a function says so."""
+
+    function: RowFunction
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Work through the batches of a task, for mapInArrow."""
+        with self.function.opened():
+            for batch in batches:
+                yield batch.filter(pa.array(self._kept(batch)))
+
+    def _kept(self, batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
+        kept = np.zeros(batch.num_rows, dtype=bool)
+        at = -1
+        try:
+            for at, record in enumerate(records_of(batch)):
+                kept[at] = bool(self.function.call(record))
+        except USER_ERRORS as error:
+            raise self.function.blamed(batch, max(at, 0), error) from error
+        return kept
+
+
+@dataclass(frozen=True)
+class ExpandRows:
+    """Makes rows of each row: one, none or several.
+
+    Parameters
+    ----------
+    output
+        Fields of the rows that are made.
+    carried
+        Control columns that go along.
+    """
+
+    function: RowFunction
+    output: T.StructType
+    carried: tuple[T.StructField, ...]
+
+    @property
+    def columns(self) -> T.StructType:
+        """Columns that come out."""
+        return T.StructType([*self.output, *self.carried])
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Work through the batches of a task, for mapInArrow."""
+        writer, schema = RowWriter.of(self.output), arrow_schema(self.columns)
+        with self.function.opened():
+            for batch in batches:
+                rows, of_row = self._made(batch)
+                try:
+                    arrays = writer.write(rows)
+                except OutputError as error:
+                    at = int(of_row[error.row]) if error.row is not None else 0
+                    raise self.function.blamed(batch, at, error, f"the function {error}") from error
+                taken = pa.array(of_row)
+                carried = [batch.column(one.name).take(taken) for one in self.carried]
+                made = pa.RecordBatch.from_arrays([*arrays, *carried], names=schema.names)
+                yield as_schema(made, schema)
+
+    def _made(self, batch: pa.RecordBatch) -> tuple[list[Any], np.ndarray[Any, Any]]:
+        """Return what is made, and of which row each is."""
+        made: list[Any] = []
+        counts = np.zeros(batch.num_rows, dtype=np.int64)
+        call, at = self._call(batch), -1
+        take = taking(self.output)
+        try:
+            for at, record in enumerate(records_of(batch)):
+                before = len(made)
+                made.extend(map(take, elements_of(call(at, record) or ())))
+                counts[at] = len(made) - before
+        except USER_ERRORS as error:
+            raise self.function.blamed(batch, max(at, 0), error) from error
+        return made, np.repeat(np.arange(batch.num_rows), counts)
+
+    def _call(self, batch: pa.RecordBatch) -> Callable[[int, Any], Iterable[Any] | None]:
+        """Return what makes the rows of a record, by its number in the batch and itself."""
+        return lambda at, record: self.function.call(record)
+
+
+@dataclass(frozen=True)
+class One:
+    """Makes a function that returns one row one that returns rows; travels in the plan."""
+
+    function: Callable[[Any], Any]
+
+    def __call__(self, record: Any) -> tuple[Any]:
+        """Call it."""
+        return (self.function(record),)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Process functions without state, as mapInArrow runs them: one output of such a function at a time.
+
+
+@dataclass(frozen=True)
+class ProcessRows(ExpandRows):
+    """Makes rows of each row, those of one output.
+
+    The function is called with the record and its context.
+
+    Parameters
+    ----------
+    side
+        Name of the side output; None for the main output.
+    """
+
+    side: str | None = None
+
+    def _call(self, batch: pa.RecordBatch) -> Callable[[int, Any], Iterable[Any] | None]:
+        context = _Context(batch.column(TIME).to_pylist() if TIME in batch.schema.names else None)
+
+        def rows(at: int, record: Any) -> Iterable[Any]:
+            context.begin(at)
+            # Whatever is read, the function runs to its end: what it emits where may depend on it.
+            main = list(map(taken, elements_of(self.function.call(record, context) or ())))
+            return main if self.side is None else context.emitted.get(self.side, ())
+
+        return rows
+
+
+class _Context:
+    """See :class:`~flinkish_spark.functions.stream.ProcessContext`."""
+
+    def __init__(self, times_ms: list[int | None] | None) -> None:
+        self._times_ms, self._at = times_ms, 0
+        self.emitted: dict[str, list[Any]] = {}
+
+    def begin(self, at: int) -> None:
+        """Make a row of the batch the current one."""
+        self._at = at
+        self.emitted = {}
+
+    def timestamp(self) -> int | None:
+        """Return the event time of the current record."""
+        return None if self._times_ms is None else self._times_ms[self._at]
+
+    def current_watermark(self) -> int:
+        """Return the least watermark of the job's operators."""
+        return self._micro_batch.watermarks.least_ms
+
+    def current_processing_time(self) -> int:
+        """Return the micro-batch's processing time."""
+        return self._micro_batch.processing_time_ms
+
+    @cached_property
+    def _micro_batch(self) -> MicroBatch:
+        # Read only if somebody asks, once for each batch of rows.
+        return micro_batch_of_task()
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        """Emit a row to a side output."""
+        self.emitted.setdefault(tag_name(tag), []).append(taken(value))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Columns that functions of the user's make of single records, as mapInArrow adds them: keys, partitions.
+#
+# Rows stay where they are, with all of their columns. Where records and control rows stand in one frame,
+# control rows get nulls, and no function sees them.
+
+
+@dataclass(frozen=True)
+class AppendColumns:
+    """Callable for mapInArrow.
+
+    Parameters
+    ----------
+    function
+        From a record to a row of `made`.
+    given
+        Columns that come in.
+    made
+        Fields of the row, under the names that errors call them by.
+    names
+        Of the columns that are added.
+    """
+
+    function: RowFunction
+    given: T.StructType
+    made: T.StructType
+    names: tuple[str, ...]
+
+    @property
+    def columns(self) -> T.StructType:
+        """Columns that come out."""
+        pairs = zip(self.names, self.made, strict=True)
+        return T.StructType([*self.given, *(T.StructField(name, field.dataType) for name, field in pairs)])
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Work through the batches of a task."""
+        writer = RowWriter(arrow_schema(self.made))
+        with self.function.opened():
+            for batch in batches:
+                yield self._appended(batch, writer)
+
+    def _appended(self, batch: pa.RecordBatch, writer: RowWriter) -> pa.RecordBatch:
+        places = _places(batch)
+        records = batch if places is None else batch.take(pa.array(places))
+        arrays = self._arrays(records, writer)
+        if places is not None:
+            arrays = [array.take(_spread(places, batch.num_rows)) for array in arrays]
+        names = [*batch.schema.names, *self.names]
+        return pa.RecordBatch.from_arrays([*batch.columns, *arrays], names=names)
+
+    def _arrays(self, records: pa.RecordBatch, writer: RowWriter) -> list[pa.Array]:
+        rows: list[Any] = []
+        try:
+            for record in records_of(records):
+                rows.append(self.function.call(record))
+        except USER_ERRORS as error:
+            raise self.function.blamed(records, len(rows), error) from error
+        try:
+            return writer.write(rows)
+        except OutputError as error:
+            raise self.function.blamed(records, error.row or 0, error, f"it {error}") from error
+
+
+def _places(batch: pa.RecordBatch) -> np.ndarray[Any, Any] | None:
+    """Return which rows are records; None if all of them are."""
+    if KIND not in batch.schema.names:
+        mask = are_records(batch)
+        return None if mask is None else np.flatnonzero(mask.to_numpy(zero_copy_only=False))
+    is_record = batch.column(KIND).to_numpy() == int(Kind.RECORD)
+    return None if is_record.all() else np.flatnonzero(is_record)
+
+
+def _spread(places: np.ndarray[Any, Any], rows: int) -> pa.Array:
+    """Return, for each row of a batch, which of the records it is; null where it is none."""
+    number = np.zeros(rows, dtype=np.int64)
+    number[places] = np.arange(len(places))
+    is_other = np.ones(rows, dtype=bool)
+    is_other[places] = False
+    return pa.array(number, mask=is_other)
+
+
+@dataclass(frozen=True)
+class TargetOf:
+    """From a record to its partition, as a row; travels in the plan.
+
+    Parameters
+    ----------
+    partition
+        From a key and the number of partitions to a partition.
+    key
+        From a record to its key.
+    partitions
+        How many there are.
+    """
+
+    partition: Callable[[Any, int], int]
+    key: Callable[[Any], Any]
+    partitions: int
+
+    def __call__(self, record: Any) -> tuple[int]:
+        """Choose.
+
+        Raises
+        ------
+        ValueError
+            The function has chosen no partition.
+        """
+        chosen: Any = self.partition(self.key(record), self.partitions)
+        # Whole numbers of numpy are as good; True would be partition 1.
+        is_number = hasattr(chosen, "__index__") and not isinstance(chosen, bool)
+        if not is_number or not 0 <= chosen < self.partitions:
+            raise ValueError(
+                f"the partitioner returned {chosen!r}; there are partitions 0 to {self.partitions - 1}"
+            )
+        return (operator.index(chosen),)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The lookup join as mapInArrow runs it: the keys of a batch are asked for together.
+
+
+@dataclass(frozen=True)
+class LookupRows:
+    """Called by mapInArrow, once per task; pickled into the plan.
+
+    Parameters
+    ----------
+    name
+        What errors call it.
+    output
+        Fields of the rows that are made.
+    carried
+        Control columns that go along with what is made of a row.
+    side
+        Name of the side output that is read; None for the main output.
+    kept_as
+        By what name a worker keeps answers from one micro-batch to the next.
+    """
+
+    join: LookupJoin
+    name: str
+    output: T.StructType
+    carried: tuple[T.StructField, ...]
+    origins: Origins = field(default_factory=Origins)
+    side: str | None = None
+    kept_as: str = field(kw_only=True)
+
+    @property
+    def columns(self) -> T.StructType:
+        """Columns that come out."""
+        return T.StructType([*self.output, *self.carried])
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Work through the batches of a task."""
+        writer, schema = RowWriter.of(self.output), arrow_schema(self.columns)
+        with self._opened() as run:
+            for batch in batches:
+                made, of_row = self._made(run, batch)
+                try:
+                    arrays = writer.write(made)
+                except OutputError as error:
+                    at = of_row[error.row] if error.row is not None else 0
+                    raise self._blame.blamed(batch, at, error, f"the function {error}") from error
+                taken = pa.array(np.array(of_row, dtype=np.int64))
+                carried = [batch.column(one.name).take(taken) for one in self.carried]
+                rows = pa.RecordBatch.from_arrays([*arrays, *carried], names=schema.names)
+                yield as_schema(rows, schema)
+
+    @contextmanager
+    def _opened(self) -> Iterator[LookupJoinRun]:
+        """Open table and function for as long as a task lasts; both are closed, too, if something fails."""
+        kept = None if self.join.cache is None else kept_answers(self.kept_as)
+        with self._blame.called("open"):
+            run = LookupJoinRun(self.join, self.name, 1, kept)
+        freeze_modules()
+        with self._blame.closing(run):
+            yield run
+
+    def _made(self, run: LookupJoinRun, batch: pa.RecordBatch) -> tuple[list[object], list[int]]:
+        """Return the rows of the output that is read, and of which record each is."""
+        names = [name for name in batch.schema.names if not name.startswith(PREFIX)]
+        values = list(RowReader(names, names, ()).read(batch)[1])
+        times = batch.column(TIME).to_pylist() if TIME in batch.schema.names else None
+        try:
+            # How old a cached answer is, is nobody's business but the cache's: no result depends on it
+            # that the table itself does not change under the job's feet.
+            emitted = run.run(values, times, SystemClock().wall_ms())
+        except ElementFailed as failure:
+            raise self._blame.blamed(batch, max(failure.at, 0), failure.error) from failure.error
+        if self.side is None:
+            return emitted.rows, run.of_row
+        return [row for row, _ in emitted.side.get(self.side, ())], run.of_side_row.get(self.side, [])
+
+    @property
+    def _blame(self) -> RowFunction:
+        return RowFunction(self.name, lambda record: record, origins=self.origins)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Event times and watermarks by functions of the user's: what mapInArrow runs over a source's records.
+#
+# Adds the time, and for a generator the greatest watermark that it has emitted in the channel so far. Rows
+# of a channel keep their order. The object is pickled into the plan, so it holds values only.
+
+
+@dataclass(frozen=True)
+class TimeStage:
+    """Callable for mapInArrow.
+
+    Parameters
+    ----------
+    assigner
+        From a record and the time that it has already, if any, to its time; None where it has its time.
+    generator
+        Makes a generator; None without one.
+    source
+        Uid, for messages.
+    origins
+        Where records come from.
+    """
+
+    assigner: Callable[[Any, int | None], int] | None
+    generator: Callable[[], WatermarkGenerator] | None
+    source: str
+    origins: Origins
+
+    def columns(self, given: T.StructType) -> T.StructType:
+        """Return what comes out of rows with these columns."""
+        own = [field for field in given if field.name not in (C.TIME, C.MARK)]
+        added = [C.TIME] if self.generator is None else [C.TIME, C.MARK]
+        return T.StructType([*own, *(T.StructField(name, T.LongType()) for name in added)])
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Work through the batches of a task; called once per task."""
+        freeze_modules()
+        if self.generator is None:
+            for batch in batches:
+                yield self._with(batch, {C.TIME: self._times(batch, self._records(batch))})
+            return
+        task = ChannelGenerators(self.generator, self.source)
+        #: The last row of each channel: what the generator emits at the end goes with it.
+        held: dict[int, pa.RecordBatch] = {}
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            records = self._records(batch)
+            times = self._times(batch, records)
+            marks = self._marks(task, batch, records, times)
+            yield from _but_the_last(self._with(batch, {C.TIME: times, C.MARK: marks}), held)
+        try:
+            final = task.finish()
+        except UserFunctionError as error:
+            told = json.dumps({"uid": self.source, "what": _named(error), "error": error.why})
+            raise OperatorFailed(f"{USER_FUNCTION_MARKER} {told}") from error
+        for channel, row in held.items():
+            mark_ms = final[channel]
+            yield self._with(row, {C.MARK: [MIN_WATERMARK_MS if mark_ms is None else mark_ms]})
+
+    def _records(self, batch: pa.RecordBatch) -> list[Any]:
+        names = [name for name in batch.schema.names if not name.startswith(PREFIX)]
+        return list(RowReader(names, names, ()).read(batch)[1])
+
+    def _times(self, batch: pa.RecordBatch, records: list[Any]) -> list[int]:
+        has_time = C.TIME in batch.schema.names
+        known: list[Any] = batch.column(C.TIME).to_pylist() if has_time else [None] * batch.num_rows
+        if self.assigner is None:
+            return known
+        times: list[int] = []
+        try:
+            for record, known_ms in zip(records, known, strict=True):
+                time_ms = checked_time("the event time", self.assigner(record, known_ms))
+                if time_ms is None:
+                    raise ValueError("the event time must be milliseconds, got None")
+                times.append(int(time_ms))
+        except USER_ERRORS as error:
+            function = self._blaming(f"the timestamp assigner of '{self.source}'")
+            raise function.blamed(batch, len(times), error) from error
+        return times
+
+    def _marks(
+        self, task: ChannelGenerators, batch: pa.RecordBatch, records: list[Any], times: list[int]
+    ) -> list[int]:
+        marks: list[int] = []
+        try:
+            channels = batch.column(C.CHANNEL).to_pylist()
+            for channel, record, time_ms in zip(channels, records, times, strict=True):
+                task.on_event(channel, record, time_ms)
+                mark_ms = task.greatest(channel)
+                marks.append(MIN_WATERMARK_MS if mark_ms is None else mark_ms)
+        except UserFunctionError as error:
+            raise self._blaming(_named(error)).blamed(batch, len(marks), error, error.why) from error
+        return marks
+
+    def _blaming(self, what: str) -> RowFunction:
+        """Return what names the record at which a function failed."""
+        return RowFunction(self.source, lambda record: record, origins=self.origins, what=what)
+
+    @staticmethod
+    def _with(batch: pa.RecordBatch, added: dict[str, list[int]]) -> pa.RecordBatch:
+        """Return a batch with columns added behind, or replaced where they are."""
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        # What is added stands behind what was there, in the order of `columns()`.
+        columns = {name: column for name, column in columns.items() if name not in added or name == C.MARK}
+        columns |= {name: pa.array(values, pa.int64()) for name, values in added.items()}
+        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def _named(error: UserFunctionError) -> str:
+    """Return what failed; that it did is said where the error is told."""
+    return error.what.removesuffix(" failed")
+
+
+def _but_the_last(batch: pa.RecordBatch, held: dict[int, pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield rows but for the last one of each channel, which is held until the next one comes."""
+    channels = batch.column(C.CHANNEL).to_numpy()
+    last = {int(channel): at for at, channel in enumerate(channels.tolist())}
+    for channel in last:
+        if channel in held:
+            yield held.pop(channel)
+    keep = np.ones(batch.num_rows, dtype=bool)
+    keep[list(last.values())] = False
+    if keep.any():
+        yield batch.filter(pa.array(keep))
+    held.update({channel: batch.slice(at, 1) for channel, at in last.items()})

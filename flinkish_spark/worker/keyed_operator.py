@@ -1,0 +1,396 @@
+"""The keyed operator: what applyInPandasWithState calls, once per key group and micro-batch."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.streaming.state import GroupState as SparkState
+
+from flinkish_spark.core.clock import wall_ms
+from flinkish_spark.core.elements import MAX_WATERMARK_MS, Progress, TimeDomain
+from flinkish_spark.core.errors import STATE_MARKER, USER_FUNCTION_MARKER, FlinkishError, InternalError
+from flinkish_spark.core.iterators import USER_ERRORS
+from flinkish_spark.core.subtask import running_in
+from flinkish_spark.operators.broadcast import KeyedBroadcastOperator
+from flinkish_spark.operators.columnar_windows import WindowFold
+from flinkish_spark.operators.context import close_operator, close_with
+from flinkish_spark.operators.process import ElementFailed, KeyedStreamOperator, TimerFailed
+from flinkish_spark.operators.vectorized import VectorizedProcessFunction
+from flinkish_spark.operators.window_loop import LoopedWindows
+from flinkish_spark.operators.windowing import LATE_RECORDS_DROPPED
+from flinkish_spark.protocol.alignment import ExpectedChannels, expected_of
+from flinkish_spark.protocol.latency import moved_to
+from flinkish_spark.state.base_files import BASES, STATE, BaseFiles, MappedBases
+from flinkish_spark.state.codec import FrameError, StateValueError
+from flinkish_spark.state.evolution import StateMismatch
+from flinkish_spark.state.key_group import NO_BASE, BasePolicy, Bases, GroupState, NoBases
+from flinkish_spark.state.operator_state import OperatorValueMismatch
+from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.blocks import BlockError, GroupRows, Out, frame_of, in_order, to_block
+from flinkish_spark.transport.columns import Origins
+from flinkish_spark.types.rows import OutputError
+from flinkish_spark.worker.broadcast_runner import (
+    Checkpointed,
+    KeyedBroadcastRunner,
+    ListStateRunner,
+    UnkeyedBroadcast,
+    UnkeyedBroadcastRunner,
+)
+from flinkish_spark.worker.daemon import freeze_modules
+from flinkish_spark.worker.loop_runner import LoopedRunner
+from flinkish_spark.worker.runners import (
+    BatchRunner,
+    ElementRunner,
+    GroupRunner,
+    InputRows,
+    OutRows,
+    RowShape,
+    WindowRunner,
+)
+from flinkish_spark.worker.time import MicroBatch, micro_batch_of_task
+
+# ----------------------------------------------------------------------------------------------------------
+# Operators as a plan brings them, and what runs each kind of them.
+
+
+StatefulOperator = (
+    KeyedStreamOperator
+    | VectorizedProcessFunction
+    | WindowFold
+    | LoopedWindows
+    | UnkeyedBroadcast
+    | Checkpointed
+)
+
+
+def runner_of(operator: StatefulOperator, uid: str, max_parallelism: int, shape: RowShape) -> GroupRunner:
+    """Return the opened operator."""
+    settings = uid, max_parallelism, shape
+    if isinstance(operator, VectorizedProcessFunction):
+        return BatchRunner(operator, *settings)
+    if isinstance(operator, WindowFold):
+        return WindowRunner(operator, *settings)
+    if isinstance(operator, LoopedWindows):
+        return LoopedRunner(operator, *settings)
+    if isinstance(operator, UnkeyedBroadcast):
+        return UnkeyedBroadcastRunner(operator, *settings)
+    if isinstance(operator, Checkpointed):
+        return ListStateRunner(operator, *settings)
+    if isinstance(operator, KeyedBroadcastOperator):
+        return KeyedBroadcastRunner(operator, *settings)
+    return ElementRunner(operator, *settings)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The keyed operator: what applyInPandasWithState calls, once per key group and micro-batch.
+#
+# Spark's group is one key group, or what goes to one partition besides: barriers, and reports on their way
+# down. Rows come and go as blocks (:mod:`flinkish_spark.transport.blocks`); the state of all keys of a
+# group is one state value (:mod:`flinkish_spark.state.key_group`). This object is pickled into the query's
+# plan, so it holds values only; what needs a worker is made at the first call of a task.
+
+
+R = TypeVar("R")
+
+_STATE_FAULTS = (FrameError, StateMismatch)
+
+
+class OperatorFailed(RuntimeError):
+    """Crosses the process boundary as text; its message starts with a marker."""
+
+
+@dataclass(frozen=True)
+class KeyedOperatorSpec:
+    """Everything that one keyed operator needs in a worker.
+
+    Parameters
+    ----------
+    uid, max_parallelism
+        The operator's stable name, and its number of key groups.
+    operator
+        Runs the user's function, already proven to be serialisable; or that function, if it takes columns.
+    shape
+        How rows come in and go out.
+    upstream_channels
+        By input, whose barriers must arrive, each once, before this operator passes one on.
+    group_of_route
+        Key group by the route that carries its records.
+    barrier_routes
+        Partition by the route that carries its barrier, and reports that pass by.
+    broadcast_routes
+        Partition by the route that carries the elements that belong to no key group.
+    reporter
+        Its number among those who report to the driver.
+    base_policy
+        When a key group's entries move out of its state value.
+    name
+        What errors call it beside its uid.
+    """
+
+    uid: str
+    max_parallelism: int
+    operator: StatefulOperator
+    shape: RowShape
+    upstream_channels: tuple[ExpectedChannels, ...]
+    group_of_route: dict[int, int]
+    barrier_routes: dict[int, int]
+    origins: tuple[Origins, ...]
+    reporter: int = 0
+    broadcast_routes: Mapping[int, int] = field(default_factory=dict)
+    base_policy: BasePolicy = field(default_factory=BasePolicy)
+    name: str = ""
+
+
+class KeyedOperator:
+    """Callable for applyInPandasWithState; see the module's head."""
+
+    def __init__(self, spec: KeyedOperatorSpec) -> None:
+        self.spec = spec
+        self._runner: GroupRunner | None = None
+        self._task: tuple[int, MicroBatch] | None = None
+        #: The attempt id of the task whose broadcast side has begun.
+        self._begun: int | None = None
+        self._mapped: MappedBases | None = None
+
+    def __call__(
+        self, key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: SparkState
+    ) -> Iterator[pd.DataFrame]:
+        """Process one group: a key group, or what goes to one partition besides."""
+        route = int(key[0])
+        partition = self.spec.barrier_routes.get(route)
+        parts = list(frames)
+        frame = parts[0] if len(parts) == 1 else pd.concat(parts, ignore_index=True)
+        if partition is not None:
+            out = list(self._passed_on(frame, partition))
+        else:
+            arrived = GroupRows(frame)
+            with running_in(len(self.spec.barrier_routes), self.spec.name):
+                if route in self.spec.broadcast_routes:
+                    out = self._broadcast(self.spec.broadcast_routes[route], arrived, state)
+                else:
+                    out = self._group(self.spec.group_of_route[route], arrived, state)
+        if out:
+            yield frame_of(out)
+
+    def _passed_on(self, frame: pd.DataFrame, partition: int) -> Iterator[Out]:
+        """Pass on reports, and the barrier if every upstream channel's came exactly once; else hold it back.
+
+        A barrier held back is missing at the sinks, which declines the checkpoint there. A latency marker
+        goes on, too, with a report of when it was here: behind all records of the partition.
+        """
+        kinds = frame[C.KIND].to_numpy()
+        passing = frame[kinds != int(C.Kind.BARRIER)][[C.KIND, C.CHECKPOINT, C.CHANNEL, C.SEQUENCE]]
+        for kind, first, channel, second in passing.to_numpy().tolist():
+            if kind == int(C.Kind.MARKER):
+                place = moved_to(channel, partition)
+                yield Out(C.FIRST_LATENCY + self.spec.reporter, first, place, wall_ms())
+                yield Out(kind, first, place, second)
+            else:
+                yield Out(kind, first, channel, second)
+        barriers = frame[kinds == int(C.Kind.BARRIER)]
+        checkpoints = set(barriers[C.CHECKPOINT].to_numpy(dtype=np.int64).tolist())
+        if len(checkpoints) == 1 and self._is_complete(barriers):
+            (checkpoint,) = checkpoints
+            yield Out(int(C.Kind.BARRIER), checkpoint, partition, checkpoint)
+
+    def _is_complete(self, barriers: pd.DataFrame) -> bool:
+        """Whether each input has shown the barriers of all of its channels; their sequence is the input."""
+        for number, upstream in enumerate(self.spec.upstream_channels):
+            own = barriers[C.CHANNEL][barriers[C.SEQUENCE].to_numpy() == number]
+            channels = own.to_numpy(dtype=np.int64).tolist()
+            if sorted(channels) != sorted(expected_of(channels, upstream)):
+                return False
+        return True
+
+    def _group(self, group: int, arrived: GroupRows, state: SparkState) -> list[Out]:
+        spec, runner = self.spec, self._opened()
+        try:
+            stored = self._stored(group, arrived, state)
+            records = arrived.of_kind(C.Kind.RECORD)
+            if not records and not self._is_called(arrived):
+                return []
+            bases = self._bases()
+            entries = GroupState(runner.layout, stored, bases)
+            due_before = _next_call_ms(entries)
+            progress = self._micro_batch().progress(spec.uid)
+            entries.clean_up(progress.processing_time_ms)
+            out = self._process(runner, entries, self._inputs(records), progress)
+            if entries.is_changed:
+                policy = NO_BASE if isinstance(bases, NoBases) else self.spec.base_policy
+                state.update((entries.dump(group, policy, progress.processing_time_ms),))
+        except (*_STATE_FAULTS, BlockError) as error:
+            raise OperatorFailed(f"{STATE_MARKER} operator '{spec.uid}': {error}") from error
+        record = int(C.Kind.RECORD)
+        emitted = [Out(record, 0, group, one.first, to_block(one.rows), one.side) for one in out]
+        due = _next_call_ms(entries)
+        if due != due_before or due != (MAX_WATERMARK_MS, MAX_WATERMARK_MS):
+            emitted.append(Out(C.FIRST_REPORT + spec.reporter, due[0], group, due[1]))
+        if late := _late_dropped(runner):
+            emitted.append(Out(C.FIRST_LATE + spec.reporter, late, group, 0))
+        return emitted
+
+    def _broadcast(self, partition: int, arrived: GroupRows, state: SparkState) -> list[Out]:
+        """Process what belongs to no key group; called in front of the partition's key groups."""
+        runner = self._opened()
+        assert isinstance(runner, KeyedBroadcastRunner | UnkeyedBroadcastRunner | ListStateRunner)
+        try:
+            seeds = arrived.of_kind(C.Kind.STATE)
+            stored = state.get[0] if state.exists else None
+            if seeds:
+                # The partitions of the savepoint, in their order; one that kept nothing has no row.
+                kept = {C.FIRST_PARTITION_GROUP - group: bytes(value) for group, value in seeds}
+                former = [kept.get(number) for number in range(max(kept) + 1)]
+                stored = runner.restored(former, partition, len(self.spec.broadcast_routes))
+            inputs = self._inputs(arrived.of_kind(C.Kind.RECORD))
+            progress = self._micro_batch().progress(self.spec.uid)
+            (done,) = self._blaming(runner, inputs, lambda: [runner.begin(stored, inputs, progress)])
+        except (*_STATE_FAULTS, OperatorValueMismatch, BlockError) as error:
+            raise OperatorFailed(f"{STATE_MARKER} operator '{self.spec.uid}': {error}") from error
+        value = done.value if done.value is not None else (stored if seeds else None)
+        if value is not None:
+            state.update((value,))
+        self._begun = self._attempt
+        # A channel of its own: no key group has that number.
+        channel, record = self.spec.max_parallelism + partition, int(C.Kind.RECORD)
+        return [Out(record, 0, channel, one.first, to_block(one.rows), one.side) for one in done.rows]
+
+    def _is_called(self, arrived: GroupRows) -> bool:
+        """Whether a key group without records has something to do: by timers, or by a broadcast element."""
+        calls = [sequence for sequence, _ in arrived.of_kind(C.Kind.WAKE)]
+        if isinstance(self._runner, KeyedBroadcastRunner) and self._runner.has_applications:
+            return bool(calls)
+        return any(call != C.BROADCAST_CALL for call in calls)
+
+    def _stored(self, group: int, arrived: GroupRows, state: SparkState) -> bytes | None:
+        """Return the key group's state; make it that which came with the first micro-batch, if one did.
+
+        A micro-batch that is run again begins without state again, so this happens once per lineage and
+        key group.
+        """
+        seeds = arrived.of_kind(C.Kind.STATE)
+        if not seeds:
+            return state.get[0] if state.exists else None
+        if len(seeds) > 1 or state.exists:
+            raise StateMismatch(f"key group {group} got its state twice")
+        of_group, value = seeds[0][0], bytes(seeds[0][1])
+        if of_group != group:
+            raise StateMismatch(f"key group {group} got the state of {of_group}")
+        # Read here although no record may need it: a declaration that does not fit is an error of
+        # the restore, not of some record next week.
+        GroupState(self._opened().layout, value, NoBases())
+        state.update((value,))
+        return value
+
+    def _inputs(self, records: list[tuple[int, Any]]) -> list[pa.RecordBatch | None]:
+        """Return the rows of each input in their order; the sequence of a block is its input."""
+        found: list[pa.RecordBatch | None] = []
+        for number, shape in enumerate(self.spec.shape.inputs):
+            blocks = [block for sequence, block in records if sequence == number]
+            found.append(in_order(blocks, shape.schema) if blocks else None)
+        return found
+
+    def _process(
+        self, runner: GroupRunner, entries: GroupState, inputs: InputRows, progress: Progress
+    ) -> list[OutRows]:
+        if isinstance(runner, KeyedBroadcastRunner) and self._begun != self._attempt:
+            raise InternalError("Spark called a key group in front of its partition's broadcast side")
+        return self._blaming(runner, inputs, lambda: list(runner.process(inputs, entries, progress)))
+
+    def _blaming(self, runner: GroupRunner, inputs: InputRows, run: Callable[[], list[R]]) -> list[R]:
+        """Return what `run` returns; what a function of the user's raises gets the element's place."""
+        try:
+            return run()
+        except ElementFailed as failure:
+            number, at = runner.row_of(inputs, failure)
+            rows = inputs[number]
+            assert rows is not None
+            channel, sequence = (int(rows.column(name)[at].as_py()) for name in (C.CHANNEL, C.SEQUENCE))
+            origin = self.spec.origins[number].describe(channel, sequence)
+            raise self._blame(_says(failure), failure.error, **origin) from failure.error
+        except TimerFailed as failure:
+            timer, clock = failure.timer, failure.domain.value
+            facts = {"key": f"{timer.key!r:.200}", "timer_ms": timer.time_ms, "time_domain": clock}
+            raise self._blame(_says(failure), failure.error, **facts) from failure.error
+        except OutputError as error:
+            raise self._blame(f"the function {error}", error) from error
+        except StateValueError as error:
+            raise self._blame(str(error), error) from error
+        except (*_STATE_FAULTS, OperatorValueMismatch, InternalError):
+            raise
+        except USER_ERRORS as error:
+            raise self._blame(f"{type(error).__name__}: {error}", error) from error
+
+    def _blame(self, says: str, error: BaseException, **facts: Any) -> OperatorFailed:
+        uid, name = self.spec.uid, self.spec.name
+        named = {"what": f"the function of operator '{uid}' ({name})"} if name else {}
+        told = {"uid": uid, **named, **facts, "error": says}
+        return OperatorFailed(f"{USER_FUNCTION_MARKER} {json.dumps(told)}")
+
+    def _opened(self) -> GroupRunner:
+        if self._runner is None:
+            # PySpark appends an empty frame to every batch, and pandas warns of it each time.
+            warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.sql\.pandas")
+            spec = self.spec
+            try:
+                self._runner = runner_of(spec.operator, spec.uid, spec.max_parallelism, spec.shape)
+            except (FlinkishError, *_STATE_FAULTS):
+                raise
+            except USER_ERRORS as error:
+                close_operator(spec.operator, spec.uid)
+                what = f"open() of operator '{spec.uid}'"
+                raise self._blame(f"{type(error).__name__}: {error}", error, what=what) from error
+            close_with(self, spec.operator, spec.uid)
+            freeze_modules()
+        return self._runner
+
+    @property
+    def _attempt(self) -> int | None:
+        return None if self._task is None else self._task[0]
+
+    def _micro_batch(self) -> MicroBatch:
+        """Return the task's micro-batch, looked up once per task: a worker lives on."""
+        task = TaskContext.get()
+        number = 0 if task is None else int(task.taskAttemptId())
+        if task is None or self._task is None or self._task[0] != number:
+            self._task = (number, micro_batch_of_task())
+        return self._task[1]
+
+    def _bases(self) -> Bases:
+        """Return where this task finds and leaves the bases of big key groups."""
+        here = self._micro_batch()
+        if here.checkpoint is None:
+            return NoBases()
+        folder = here.checkpoint / STATE / BASES / self.spec.uid
+        if self._mapped is None or self._mapped.folder != folder:
+            self._mapped = MappedBases(folder)
+        return BaseFiles(self._mapped, here.number, here.pinned)
+
+
+def _says(failure: ElementFailed | TimerFailed) -> str:
+    error = failure.error
+    return f"the function {error}" if isinstance(error, OutputError) else str(failure)
+
+
+def _late_dropped(runner: GroupRunner) -> int:
+    """Return how many late records the last key group has dropped."""
+    return runner.counts.get(LATE_RECORDS_DROPPED, 0)
+
+
+def _next_call_ms(entries: GroupState) -> tuple[int, int]:
+    """Return when a key group is to be called next, by event time and by processing time."""
+    event_ms, processing_ms = map(entries.next_call_ms, (TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME))
+    if event_ms == MAX_WATERMARK_MS:
+        # A report says "none" by that number, and the key group would not be called at the end of the input.
+        event_ms -= 1
+    return (
+        MAX_WATERMARK_MS if event_ms is None else event_ms,
+        MAX_WATERMARK_MS if processing_ms is None else processing_ms,
+    )

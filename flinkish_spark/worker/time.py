@@ -1,0 +1,241 @@
+"""Where time stands in the micro-batch that a task belongs to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import types as T
+
+from flinkish_spark.core.clock import wall_ms
+from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, Progress
+from flinkish_spark.protocol.control_offset import CHECKPOINT_KEY, ControlOffset
+from flinkish_spark.protocol.event_time import Watermarks
+from flinkish_spark.protocol.micro_batches import OFFSETS
+from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.columns import Worker
+from flinkish_spark.types.rows import arrow_schema
+
+# ----------------------------------------------------------------------------------------------------------
+# Where time stands in the micro-batch that a task belongs to: read from Spark's own offset log.
+#
+# Spark writes ``offsets/N`` before it runs micro-batch N, with the wall clock of that moment and with the
+# control source's offset, in which the watermarks stand. So every task of the micro-batch sees one time,
+# and sees it again when the micro-batch is run again, on whatever machine.
+
+
+#: Local property of a query of ours: the folder of its checkpoint. Spark hands it to every task.
+CHECKPOINT_PROPERTY = "flinkish.checkpoint"
+#: Spark's own: the micro-batch's number.
+_BATCH_PROPERTY = "streaming.sql.batchId"
+
+
+#: What a harness without Spark says in place of a task's own micro-batch.
+MICRO_BATCH_IN_HARNESS: ContextVar[MicroBatch | None] = ContextVar("MICRO_BATCH_IN_HARNESS", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What a task knows of its micro-batch.
+
+    Parameters
+    ----------
+    before, watermarks
+        Of the operators, in the micro-batch before it and in this one.
+    processing_time_ms
+        When it began.
+    checkpoint
+        Folder of the query's checkpoint; None outside of a job.
+    number
+        Of the micro-batch.
+    pinned
+        Number of the micro-batch of the newest checkpoint whose state is pinned; None if none is known.
+    drained_to_ms
+        What the watermark of all operators becomes behind the elements, if that is more.
+    """
+
+    before: Watermarks
+    watermarks: Watermarks
+    processing_time_ms: int
+    checkpoint: Path | None = None
+    number: int = 0
+    pinned: int | None = None
+    drained_to_ms: int = MIN_WATERMARK_MS
+
+    def progress(self, uid: str) -> Progress:
+        """Return where time stands for an operator."""
+        watermark_ms = self.watermarks.at(uid)
+        before_ms = min(self.before.at(uid), watermark_ms)
+        # A window that ends with this millisecond takes the elements of this micro-batch before it fires.
+        timers_to_ms = self.processing_time_ms - 1
+        return Progress(before_ms, watermark_ms, self.processing_time_ms, self.drained_to_ms, timers_to_ms)
+
+
+def micro_batch_of_task() -> MicroBatch:
+    """Return the current task's micro-batch.
+
+    Called in a Python worker, at the first call of an operator in each task. In a query that is not a
+    job of ours there is no watermark, and the wall clock stands for the processing time.
+
+    Raises
+    ------
+    OSError, ValueError
+        The offset log cannot be read, which is a fault of the environment.
+    """
+    given = MICRO_BATCH_IN_HARNESS.get()
+    if given is not None:
+        return given
+    task = TaskContext.get()
+    folder = None if task is None else task.getLocalProperty(CHECKPOINT_PROPERTY)
+    batch = None if task is None else task.getLocalProperty(_BATCH_PROPERTY)
+    if folder is None or batch is None:
+        return MicroBatch(Watermarks(), Watermarks(), wall_ms())
+    return micro_batch_of(Path(folder), int(batch))
+
+
+def micro_batch_of(checkpoint: Path, number: int) -> MicroBatch:
+    """Return a micro-batch of the query whose checkpoint lies in a folder.
+
+    Not to be kept beyond a task: behind a rewind the entry is another one.
+    """
+    processing_time_ms, controls = _logged(checkpoint, number)
+    try:
+        earlier = _logged(checkpoint, number - 1)[1] if number else []
+    except FileNotFoundError:
+        # Spark deletes old entries; and the first micro-batch of a lineage has none before it.
+        earlier = []
+    here = ControlOffset.newest(controls)
+    # A log that begins with stored state says what that has seen: no watermark goes back.
+    before = ControlOffset.newest(earlier).time.watermarks if earlier else here.time.seen
+    drained = ControlOffset.drained_in(controls)
+    # Offsets say it until the next checkpoint, also where a job is started again.
+    drains = drained > ControlOffset.drained_in(earlier)
+    return MicroBatch(
+        before,
+        here.time.watermarks,
+        processing_time_ms,
+        checkpoint,
+        number,
+        here.pinned_batch,
+        MAX_WATERMARK_MS if drains else MIN_WATERMARK_MS,
+    )
+
+
+def _logged(checkpoint: Path, number: int) -> tuple[int, list[Any]]:
+    """Return processing time and control offsets of an entry."""
+    version, facts, *offsets = (checkpoint / OFFSETS / str(number)).read_text("utf-8").strip().split("\n")
+    if version != "v1":
+        raise ValueError(f"Spark's offset log entry {number} has version {version[:20]!r}")
+    control: list[Any] = [json.loads(text) for text in offsets if f'"{CHECKPOINT_KEY}"' in text]
+    return int(json.loads(facts)["batchTimestampMs"]), control
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Event times of records that a function drops, on their way to the report of the operator behind it.
+#
+# Flink's watermarks are made where they are assigned, of all records there. Here reports are made where
+# records are packed for a key. So what a function between the two drops leaves a row without a place (its
+# sequence is null) and without fields: one per channel and task, with the greatest time, and only if that
+# is greater than what was kept. Functions of the user's never see such rows, and nothing but the report
+# takes notice of them.
+
+
+#: Columns whose greatest value counts; the second stands for the watermarks of a generator.
+_KEPT = (C.TIME, C.MARK)
+
+
+def are_records(batch: pa.RecordBatch) -> pa.BooleanArray | None:
+    """Return which rows are records; None if all of them are."""
+    places = batch.column(C.SEQUENCE) if C.SEQUENCE in batch.schema.names else None
+    return None if places is None or not places.null_count else places.is_valid()
+
+
+def only_records(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch without rows that are times only."""
+    mask = are_records(batch)
+    return batch if mask is None else batch.filter(mask)
+
+
+class _Greatest:
+    """The greatest times of each channel."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[str, int], int] = {}
+
+    def note(self, batch: pa.RecordBatch) -> None:
+        """Look at rows, records or not."""
+        for name in _KEPT:
+            if name not in batch.schema.names or not batch.num_rows:
+                continue
+            column = batch.column(name)
+            rows = batch.filter(column.is_valid()) if column.null_count else batch
+            channels, values = rows.column(C.CHANNEL).to_numpy(), rows.column(name).to_numpy()
+            for channel in np.unique(channels).tolist():
+                greatest = int(values[channels == channel].max())
+                self._values[name, channel] = max(greatest, self._values.get((name, channel), greatest))
+
+    def beyond(self, other: _Greatest) -> dict[int, dict[str, int]]:
+        """Return by channel what is greater than in `other`, or not in it."""
+        found: dict[int, dict[str, int]] = {}
+        for (name, channel), value in self._values.items():
+            if value > other._values.get((name, channel), value - 1):
+                found.setdefault(channel, {})[name] = value
+        return found
+
+
+@dataclass(frozen=True)
+class KeepsTimes:
+    """Around the worker of a function that may drop records: called by mapInArrow, once per task.
+
+    Parameters
+    ----------
+    worker
+        From records to records with the channels and times of those that they are made of.
+    made
+        Columns that come out of it.
+    """
+
+    worker: Worker
+    made: T.StructType
+
+    @property
+    def columns(self) -> T.StructType:
+        """Columns that come out: those of the worker, any of which may be null."""
+        return T.StructType([T.StructField(field.name, field.dataType) for field in self.made])
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Work through the batches of a task."""
+        given, kept = _Greatest(), _Greatest()
+        # Spark wants all batches of a task alike, and its types are not in each detail those of the schema.
+        schema = arrow_schema(self.columns)
+
+        def records() -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                given.note(batch)
+                found = only_records(batch)
+                if found.num_rows:
+                    yield found
+
+        for batch in self.worker(records()):
+            kept.note(batch)
+            schema = pa.schema([field.with_nullable(True) for field in batch.schema])
+            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+        lost = given.beyond(kept)
+        if lost:
+            yield _rows(lost, schema)
+
+
+def _rows(lost: dict[int, dict[str, int]], schema: pa.Schema) -> pa.RecordBatch:
+    known = {
+        C.CHANNEL: pa.array(list(lost), pa.int64()),
+        **{name: pa.array([one.get(name) for one in lost.values()], pa.int64()) for name in _KEPT},
+    }
+    arrays = [known.get(field.name, pa.nulls(len(lost), field.type)) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

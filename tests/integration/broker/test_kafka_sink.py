@@ -1,0 +1,476 @@
+"""The Kafka sink on both engines: the same records in, the same records, acks and committables out."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kafka.admin import KafkaAdminClient, NewPartitions
+from pyspark.sql import functions as F
+
+from flinkish_spark import (
+    Avro,
+    CheckpointConfig,
+    DeadLetter,
+    DeliveryGuarantee,
+    Json,
+    KafkaSink,
+    OnBadRecord,
+    Raw,
+    RecordHeaders,
+)
+from flinkish_spark.checkpoint.failures import classify
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
+from flinkish_spark.contracts.sink import StageRequest, StageResult
+from flinkish_spark.core.errors import BadRecordError, ConfigError, EnvironmentFault, GraphError, SchemaError
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch
+from flinkish_spark.protocol.records import Committable, Outcome
+from flinkish_spark.transport import columns as C
+from tests.support.jobs import read_committed
+from tests.support.open_transactions import still_open
+from tests.support.sinks import sink_context_of
+
+pytestmark = pytest.mark.timeout(240)
+ENGINES = ("jvm", "python")
+SCHEMA = "k STRING, v BINARY, ts BIGINT, at TIMESTAMP, p INT, t STRING"
+SCHEMA += ", trace STRING, raw BINARY, n BIGINT, need STRING"
+CONTROL = f"{C.KIND} INT, {C.CHECKPOINT} BIGINT, {C.CHANNEL} BIGINT, {C.HASH} BIGINT"
+#: A value for every field, so that a test names only what it is about.
+DEFAULTS = {"k": None, "v": b"v", "ts": None, "at": None, "p": None, "t": None}
+DEFAULTS |= {"trace": None, "raw": None, "n": None, "need": "x"}
+
+
+class Rig:
+    """Stages rows by a sink's own writer, and ends them by its committer."""
+
+    def __init__(self, spark: Any, servers: str) -> None:
+        self.spark, self.servers = spark, servers
+        self.job = JobUuid(uuid.uuid4().hex)
+        self.client = TransactionClient(KafkaConnection(servers))
+        self.blocks = iter(range(1, 1_000_000))
+
+    def context(self, schema: str = SCHEMA) -> Any:
+        fields = self.spark.createDataFrame([], schema).schema
+        config = CheckpointConfig(interval_ms=1_000, restart_budget_ms=10_000)
+        return sink_context_of(self.job, OwnerEpoch(1), "out", fields, config)
+
+    def sink(self, topic: str, engine: str, **settings: Any) -> KafkaSink:
+        given = {"value": Raw("v"), "transaction_timeout_ms": 60_000, **settings}
+        return KafkaSink(self.servers, topic, writer=engine, **given)
+
+    def frame(self, *rows: Mapping[str, Any], partitions: int = 1) -> Any:
+        full = [(0, None, None, 1, *{**DEFAULTS, **row}.values()) for row in rows]
+        spread = self.spark.sparkContext.parallelize(full, partitions)
+        return self.spark.createDataFrame(spread, f"{CONTROL}, {SCHEMA}")
+
+    def stage(self, sink: KafkaSink, *rows: Mapping[str, Any], frame: Any = None) -> StageResult:
+        writer = sink.create_writer(self.spark, self.context())
+        rows_in = self.frame(*rows) if frame is None else frame
+        request = StageRequest(
+            rows_in, Lineage(2), BatchId(7), next(self.blocks), CheckpointId(31), lambda: len(rows)
+        )
+        return writer.stage(request)
+
+    def commit(self, result: StageResult, sink: KafkaSink) -> None:
+        committer = sink.create_committer(self.spark, self.context())
+        staged = [Committable("out", json.loads(json.dumps(payload))) for payload in result.payloads]
+        answers = committer.commit(CheckpointId(31), staged)
+        assert [answer.outcome for answer in answers] == [Outcome.COMMITTED] * len(staged)
+        committer.close()
+
+    def read(self, topic: str) -> list[Any]:
+        return read_committed(self.servers, topic)
+
+    def open_ids(self) -> list[Any]:
+        return still_open(self.client, self.job)
+
+
+@pytest.fixture(scope="module")
+def rig(spark: Any, broker: Any) -> Iterator[Rig]:
+    made = Rig(spark, broker.bootstrap_servers)
+    yield made
+    for found in made.client.list_of_job(made.job):
+        made.client.abort_open(found.transactional_id)
+    made.client.close()
+
+
+Topics = Callable[..., str]
+
+
+def parts(record: Any) -> tuple[Any, ...]:
+    return (
+        record.topic,
+        record.partition,
+        record.key,
+        record.value,
+        record.timestamp,
+        tuple(record.headers),
+    )
+
+
+def await_records(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.1)
+
+
+def shape(value: Any) -> Any:
+    """A payload's names and types, without what differs from one transaction to the next."""
+    if isinstance(value, dict):
+        return {name: shape(one) for name, one in value.items()}
+    return type(value)
+
+
+# -- records ----------------------------------------------------------------------------------------
+
+
+def test_both_writers_write_every_part_of_a_record_alike_and_either_side_commits(
+    rig: Rig, topic: Topics
+) -> None:
+    """Nulls included; the committables have one shape, and the digests are equal."""
+    names = {engine: (topic(partitions=3), topic(partitions=3)) for engine in ENGINES}
+    found, results = {}, {}
+    for engine, (main, other) in names.items():
+        sink = rig.sink(
+            main,
+            engine,
+            key="k",
+            headers={"trace": "trace", "ü": "raw"},
+            timestamp="ts",
+            partition="p",
+            topic_column="t",
+            other_topics=[other],
+            record_headers=RecordHeaders.FULL,
+        )
+        rows = [
+            {"k": "a", "v": b"1", "ts": 1_700_000_000_000, "p": 2, "t": other, "trace": "x", "raw": b"\xff"},
+            {"k": "b", "v": None, "ts": 5, "p": 0, "trace": None, "raw": b""},
+            {"k": None, "v": b"", "ts": 0, "p": 1, "t": main},
+            {"k": "", "v": b"4", "ts": 7, "t": other, "trace": ""},
+        ]
+        results[engine] = rig.stage(sink, frame=rig.frame(*rows, partitions=2))
+        assert rig.read(main) == rig.read(other) == []
+        # Whoever wrote it, the committer of the other engine's sink ends it.
+        rig.commit(results[engine], rig.sink(main, "jvm" if engine == "python" else "python"))
+        found[engine] = [
+            parts(record)[1:] for record in sorted(rig.read(main) + rig.read(other), key=lambda r: str(r.key))
+        ]
+        assert {record.topic for record in rig.read(other)} == {other}
+    assert found["jvm"] == found["python"]
+    ours = (
+        ("flinkish-job", str(rig.job).encode()),
+        ("flinkish-uid", b"out"),
+        ("flinkish-checkpoint", b"31"),
+        ("flinkish-batch", b"2/7"),
+    )
+    by_key = {key: (partition, value, at, headers) for partition, key, value, at, headers in found["jvm"]}
+    assert by_key[b"a"] == (2, b"1", 1_700_000_000_000, (*ours, ("trace", b"x"), ("ü", b"\xff")))
+    assert by_key[b"b"] == (0, None, 5, (*ours, ("ü", b"")))
+    assert by_key[None] == (1, b"", 0, ours)
+    assert by_key[b""][1:] == (b"4", 7, (*ours, ("trace", b"")))
+    jvm, python = results["jvm"], results["python"]
+    assert [shape(one) for one in jvm.payloads] == [shape(one) for one in python.payloads]
+    assert [list(one) for one in jvm.payloads] == [list(one) for one in python.payloads]
+    assert [one.to_json() for one in jvm.tasks] == [one.to_json() for one in python.tasks]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_timestamps_of_sparks_type_and_missing_ones(rig: Rig, topic: Topics, engine: str) -> None:
+    name = topic()
+    sink = rig.sink(name, engine, key="k", timestamp="at")
+    at = datetime(2024, 2, 29, 12, 0, 0, 123_999, UTC)
+    began_ms = datetime.now(UTC).timestamp() * 1000
+    rig.commit(rig.stage(sink, {"k": "then", "at": at}, {"k": "now"}), sink)
+    then, now = sorted(rig.read(name), key=lambda r: r.key, reverse=True)
+    assert (then.timestamp, then.headers) == (1_709_208_000_123, [])
+    assert began_ms - 5_000 < now.timestamp < began_ms + 120_000
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_partitions_that_were_added_can_be_named(rig: Rig, topic: Topics, engine: str) -> None:
+    name = topic(partitions=1)
+    sink = rig.sink(name, engine, partition="p")
+    rig.commit(rig.stage(sink, {"p": 0}), sink)
+    with KafkaAdminClient(bootstrap_servers=rig.servers) as admin:
+        admin.create_partitions({name: NewPartitions(total_count=3)})
+    rig.commit(rig.stage(sink, {"p": 2}), sink)
+    assert [record.partition for record in rig.read(name)] == [0, 2]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_keys_of_several_fields_and_chosen_fields_of_a_value(rig: Rig, topic: Topics, engine: str) -> None:
+    name = topic()
+    sink = rig.sink(name, engine, key=Json("k STRING, n LONG"), value=Json("need STRING"))
+    rig.commit(rig.stage(sink, {"k": "a", "n": 3}), sink)
+    (record,) = rig.read(name)
+    assert (json.loads(record.key), json.loads(record.value)) == ({"k": "a", "n": 3}, {"need": "x"})
+    assert record.headers == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_producer_settings_reach_the_producer(
+    rig: Rig, broker: Any, topic: Topics, engine: str, codec: str
+) -> None:
+    """Read by Spark's own Kafka source, whose client has every codec."""
+    name = topic()
+    sink = rig.sink(
+        name,
+        engine,
+        producer={"kafka.compression.type": codec, "batch.size": "20000"},
+        record_headers=RecordHeaders.BATCH,
+    )
+    sink.preflight(rig.spark, rig.context())
+    values = [b"%05d" % n + b"." * 95 for n in range(2_000)]
+    rig.commit(rig.stage(sink, *({"v": value} for value in values)), sink)
+    options = {"kafka.bootstrap.servers": rig.servers, "subscribe": name, "includeHeaders": "true"}
+    read = rig.spark.read.format("kafka").options(**options).option("kafka.isolation.level", "read_committed")
+    rows = read.load().select("value", F.element_at("headers.key", 1).alias("first")).collect()
+    assert sorted(bytes(row.value) for row in rows) == values
+    assert {row.first for row in rows} == {"flinkish-batch"}
+    (log,) = broker.log.parent.glob(f"data/{name}-0/00000000000000000000.log")
+    assert log.stat().st_size < 100_000, "200,000 bytes of values were compressed"
+
+
+# -- guarantees -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("guarantee", "producer"),
+    [
+        (DeliveryGuarantee.AT_LEAST_ONCE, {}),
+        (DeliveryGuarantee.NONE, {"acks": "1"}),
+        (DeliveryGuarantee.NONE, {"acks": "0"}),
+        (DeliveryGuarantee.NONE, {}),
+    ],
+)
+def test_without_transactions_records_are_visible_when_the_task_is_done(
+    rig: Rig, topic: Topics, engine: str, guarantee: DeliveryGuarantee, producer: dict[str, str]
+) -> None:
+    name, letters = topic(partitions=2), topic()
+    sink = rig.sink(
+        name,
+        engine,
+        key="k",
+        delivery=guarantee,
+        producer=producer,
+        partition="p",
+        on_bad_record=DeadLetter(letters),
+        # Shorter than the checkpoint interval, of no meaning here.
+        transaction_timeout_ms=1,
+    )
+    sink.preflight(rig.spark, rig.context())
+    before = {one.transactional_id for one in rig.open_ids()}
+    for turn in range(2):
+        rows = [{"k": f"{turn}-{n}"} for n in range(300)]
+        result = rig.stage(sink, frame=rig.frame(*rows, {"k": "bad", "p": 9}, partitions=2))
+        assert result.payloads == ()
+        assert sum(task.rows for task in result.tasks) == 301
+        assert sum(task.dead_lettered for task in result.tasks) == 1
+    # Without acknowledgements the last ones may still be on their way.
+    await_records(lambda: len(rig.read(name)) >= 600)
+    keys = sorted(record.key for record in rig.read(name))
+    assert keys == sorted(f"{turn}-{n}".encode() for turn in range(2) for n in range(300))
+    assert [record.key for record in rig.read(letters)] == [b"bad"] * 2
+    assert {one.transactional_id for one in rig.open_ids()} == before
+    # What an earlier start staged in transactions is still committed.
+    exact = rig.sink(name, engine)
+    rig.commit(rig.stage(exact, {}), sink)
+    assert len(rig.read(name)) == 601
+
+
+# -- records that are refused -----------------------------------------------------------------------
+
+REFUSED = [
+    ({"t": "undeclared"}, "undeclared-topic", "names the topic undeclared, which the sink does not declare"),
+    ({"p": 2}, "no-such-partition", "names partition 2 of topic {topic}, which has the partitions 0 to 1"),
+    ({"p": -1}, "no-such-partition", "names partition -1 of topic"),
+    ({"ts": -5}, "bad-timestamp", "a timestamp of -5 ms, before 1970"),
+    ({"ts": 253_402_300_800_000}, "bad-timestamp", "a timestamp of 253402300800000 ms, after 9999"),
+]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_cannot_be_written_goes_to_the_dead_letters_whole(rig: Rig, topic: Topics, engine: str) -> None:
+    name, letters = topic(partitions=2), topic()
+    columns: dict[str, Any] = {"key": "k", "partition": "p", "timestamp": "ts", "topic_column": "t"}
+    columns["headers"] = {"trace": "trace"}
+    bad = DeadLetter(letters)
+    sink = rig.sink(name, engine, on_bad_record=bad, record_headers=RecordHeaders.BATCH, **columns)
+    value = b"whole" * 1000
+    rows = [{"k": str(n), "v": value, "trace": "x", **row} for n, (row, _, _) in enumerate(REFUSED)]
+    large = {"k": "large", "v": b"x" * 2_000_000, "ts": 9, "trace": "x"}
+    result = rig.stage(sink, {"k": "fine", "v": b"1"}, *rows, large)
+    assert [(task.rows, task.dead_lettered) for task in result.tasks] == [(7, 6)]
+    assert rig.read(letters) == []
+    rig.commit(result, sink)
+    assert [record.key for record in rig.read(name)] == [b"fine"]
+    found = {record.key.decode(): record for record in rig.read(letters)}
+    for number, (row, reason, words) in enumerate(REFUSED):
+        record = found[str(number)]
+        headers = dict(record.headers)
+        assert (record.value, headers["flinkish-error"]) == (value, reason.encode())
+        assert headers["flinkish-topic"].decode() == row.get("t", name)
+        assert words.format(topic=name) in headers["flinkish-detail"].decode()
+        assert headers["flinkish-batch"] == b"2/7" and record.timestamp > 0
+    headers = dict(found["large"].headers)
+    assert (found["large"].value, found["large"].timestamp) == (b"x" * 1024, 9)
+    assert headers["flinkish-error"] == b"oversize" and int(headers["flinkish-size"]) > 2_000_000
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_dead_letter_has_the_headers_and_the_time_of_its_record(
+    rig: Rig, topic: Topics, engine: str
+) -> None:
+    """In their order, one name twice, one without value; ours behind."""
+    name, letters = topic(partitions=2), topic()
+    own = [("trace", b"1"), ("", b""), ("trace", b"2"), ("empty", None)]
+    rows = rig.frame({"k": "bad", "p": 7, "ts": 1_234}, {"k": "fine", "p": 1}, {"k": "none", "p": -1})
+    entries = ", ".join(
+        f"named_struct('key', '{key}', 'value', {'NULL' if value is None else f'X{value.hex()!r}'})"
+        for key, value in own
+    )
+    column = f"IF(k = 'none', NULL, CAST(array({entries}) AS array<struct<key:string,value:binary>>))"
+    sink = rig.sink(
+        name,
+        engine,
+        key="k",
+        partition="p",
+        timestamp="ts",
+        headers="h",
+        on_bad_record=DeadLetter(letters),
+        record_headers=RecordHeaders.BATCH,
+    )
+    schema = f"{SCHEMA}, h ARRAY<STRUCT<key: STRING, value: BINARY>>"
+    sink.preflight(rig.spark, rig.context(schema))
+    writer = sink.create_writer(rig.spark, rig.context(schema))
+    request = StageRequest(
+        rows.withColumn("h", F.expr(column)), Lineage(2), BatchId(7), next(rig.blocks), CheckpointId(31), int
+    )
+    rig.commit(writer.stage(request), sink)
+    ours = ("flinkish-batch", b"2/7")
+    (fine,) = rig.read(name)
+    assert fine.headers == [ours, *own]
+    found = {record.key: record for record in rig.read(letters)}
+    assert (found[b"bad"].timestamp, found[b"bad"].value) == (1_234, b"v")
+    detail = f"a record names partition 7 of topic {name}, which has the partitions 0 to 1"
+    behind = {"error": "no-such-partition", "sink": "out", "topic": name, "partition": "7", "detail": detail}
+    said = [(f"flinkish-{what}", text.encode()) for what, text in behind.items()]
+    assert found[b"bad"].headers == [*own, *said, ours]
+    assert [key for key, _ in found[b"none"].headers] == [key for key, _ in (*said, ours)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_cannot_be_written_is_dropped_or_ends_the_task(rig: Rig, topic: Topics, engine: str) -> None:
+    name, letters = topic(partitions=2), topic()
+    columns = {"partition": "p", "timestamp": "ts", "topic_column": "t"}
+    sink = rig.sink(name, engine, on_bad_record=OnBadRecord.DROP, on_oversize=DeadLetter(letters), **columns)
+    large = {"v": b"x" * 2_000_000}
+    result = rig.stage(sink, {"v": b"1"}, *(row for row, _, _ in REFUSED), large)
+    assert [(t.rows, t.dropped, t.dead_lettered) for t in result.tasks] == [(7, 5, 1)]
+    rig.commit(result, sink)
+    assert [record.value for record in rig.read(name)] == [b"1"]
+    assert len(rig.read(letters)) == 1
+    row, _, words = REFUSED[0]
+    with pytest.raises(Exception, match="which the sink does not declare") as failure:
+        rig.stage(rig.sink(name, engine, **columns), {"v": b"1"}, row)
+    assert type(classify(failure.value)) is BadRecordError
+    assert words in str(classify(failure.value))
+
+
+# -- Avro -------------------------------------------------------------------------------------------
+
+ORDER_AVRO = json.dumps(
+    {
+        "type": "record",
+        "name": "Order",
+        "fields": [{"name": "need", "type": "string"}, {"name": "n", "type": ["null", "long"]}],
+    }
+)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_avro_by_a_given_schema(rig: Rig, topic: Topics, engine: str) -> None:
+    """Zero, the id, then the record: need, then the branch of n and n itself as varints."""
+    name, plain = topic(), topic()
+    sink = rig.sink(name, engine, key=Avro(ORDER_AVRO), value=Avro(ORDER_AVRO, schema_id=258))
+    sink.preflight(rig.spark, rig.context())
+    rig.commit(rig.stage(sink, {"need": "ab", "n": 5}, {"need": "c", "n": None}), sink)
+    records = {(record.key, record.value) for record in rig.read(name)}
+    with_id = b"\x00\x00\x00\x01\x02"
+    assert records == {
+        (b"\x04ab\x02\x0a", with_id + b"\x04ab\x02\x0a"),
+        (b"\x02c\x00", with_id + b"\x02c\x00"),
+    }
+    derived = rig.sink(plain, engine, value=Avro())
+    derived.preflight(rig.spark, rig.context())
+    rig.commit(rig.stage(derived, {"k": "k", "v": b"v", "p": 1, "need": None}), derived)
+    (record,) = rig.read(plain)
+    assert record.value == b"\x02\x02k\x02\x02v\x00\x00\x02\x02\x00\x00\x00\x00\x00"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_record_that_does_not_fit_its_avro_schema(rig: Rig, topic: Topics, engine: str) -> None:
+    name, letters = topic(), topic()
+    sink = rig.sink(name, engine, key="k", value=Avro(ORDER_AVRO), on_bad_record=DeadLetter(letters))
+    result = rig.stage(sink, {"k": "fine"}, {"k": "bad", "need": None, "n": 4, "raw": b"\x01"})
+    rig.commit(result, sink)
+    assert [record.value for record in rig.read(name)] == [b"\x02x\x00"]
+    (letter,) = rig.read(letters)
+    assert letter.key == b"bad"
+    assert {**json.loads(letter.value), "v": None} == {**DEFAULTS, "k": "bad", "v": None, "need": None} | {
+        "n": 4,
+        "raw": "AQ==",
+    }
+    headers = dict(letter.headers)
+    assert headers["flinkish-error"] == b"does-not-fit"
+    assert headers["flinkish-detail"].decode().endswith("does not fit its format: the field 'need' is null")
+    with pytest.raises(Exception, match="the field 'need' is null") as failure:
+        rig.stage(rig.sink(name, engine, value=Avro(ORDER_AVRO)), {"need": None})
+    assert type(classify(failure.value)) is BadRecordError
+
+
+# -- before anything starts -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("settings", "kind", "words"),
+    [
+        ({"partition": "k"}, SchemaError, "'k' of type string"),
+        ({"timestamp": "p"}, SchemaError, "TIMESTAMP, or BIGINT"),
+        ({"headers": {"h": "n"}}, SchemaError, "the header 'h' of sink 'out'"),
+        ({"headers": "k"}, SchemaError, "the list of headers of sink 'out' is the column 'k' of type string"),
+        ({"topic_column": "missing"}, SchemaError, "which its stream does not have"),
+        ({"key": Json("nope STRING")}, SchemaError, "'nope'"),
+        ({"value": Avro(ORDER_AVRO.replace("need", "gone"))}, SchemaError, "the field 'gone' in its Avro"),
+        ({"value": Avro(ORDER_AVRO.replace('"string"', '"int"'))}, SchemaError, "avroType = .int"),
+        ({"topic_column": "t", "other_topics": ["not-there"]}, GraphError, "'not-there' of sink 'out'"),
+        ({"on_bad_record": DeadLetter("no-letters")}, GraphError, "'no-letters'"),
+        ({"producer": {"batch.size": "s3cret"}}, ConfigError, "batch.size"),
+        ({"producer": {"compression.type": "s3cret"}}, ConfigError, "compression.type"),
+    ],
+)
+def test_what_cannot_work_is_refused(
+    rig: Rig, topic: Topics, engine: str, settings: dict[str, Any], kind: type[Exception], words: str
+) -> None:
+    sink = rig.sink(topic(), engine, **settings)
+    with pytest.raises(kind, match=words) as refused:
+        sink.preflight(rig.spark, rig.context())
+    assert "s3cret" not in str(refused.value)
+
+
+def test_a_codec_that_pyarrow_lacks(rig: Rig, topic: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = SimpleNamespace(is_available=lambda _name: False)
+    monkeypatch.setattr("flinkish_spark.connectors.kafka.client.batches.pa", SimpleNamespace(Codec=fake))
+    sink = rig.sink(topic(), "python", producer={"compression.type": "zstd"})
+    with pytest.raises(EnvironmentFault, match="cannot compress with zstd"):
+        sink.preflight(rig.spark, rig.context())

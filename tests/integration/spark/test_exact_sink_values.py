@@ -1,0 +1,154 @@
+"""What a Kafka sink writes of a value says all of it, whatever the session's zone, and is read back equal."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from flinkish_spark.bridge.shim import from_json
+from flinkish_spark.checkpoint.failures import classify
+from flinkish_spark.connectors.kafka.sink import KafkaSink
+from flinkish_spark.connectors.kafka.source import with_checked_times
+from flinkish_spark.connectors.kafka.writer import MISFIT, record_columns
+from flinkish_spark.core.errors import BadRecordError
+from flinkish_spark.core.formats import Avro, Json, Raw
+
+SETTINGS = {"mode": "FAILFAST", "allowSingleQuotes": "false"}
+#: In Berlin both are half past two of the same night; the others are apart by a microsecond.
+TIMES = (
+    *(
+        "2026-10-25 00:30:00",
+        "2026-10-25 01:30:00",
+        "2026-01-01 00:00:00.123456",
+        "2026-01-01 00:00:00.123457",
+    ),
+    *("0001-01-01 00:00:00", "1883-11-18 17:00:00", "9999-12-31 23:59:59.999999"),
+)
+WRITTEN = (
+    *("2026-10-25T00:30:00.000000Z", "2026-10-25T01:30:00.000000Z"),
+    *("2026-01-01T00:00:00.123456Z", "2026-01-01T00:00:00.123457Z"),
+    *("0001-01-01T00:00:00.000000Z", "1883-11-18T17:00:00.000000Z", "9999-12-31T23:59:59.999999Z"),
+)
+
+
+@pytest.fixture(params=["Europe/Berlin", pytest.param("America/New_York", marks=pytest.mark.nightly)])
+def zoned(spark: Any, request: pytest.FixtureRequest) -> Any:
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", request.param)
+    yield spark
+    spark.conf.set("spark.sql.session.timeZone", before)
+
+
+def sink(**arguments: Any) -> KafkaSink:
+    return KafkaSink("localhost:9092", "out", **arguments)
+
+
+def part(frame: DataFrame, name: str, **arguments: Any) -> list[str]:
+    column = record_columns(sink(**arguments), frame.schema)[name].cast("string")
+    return [row[0] for row in frame.orderBy("n").select(column).collect()]
+
+
+def test_times_are_written_in_utc_with_their_microseconds(zoned: Any) -> None:
+    rows = [f"SELECT {n} AS n, TIMESTAMP'{time} UTC' AS at" for n, time in enumerate(TIMES)]
+    frame = zoned.sql(" UNION ALL ".join(rows)).withColumn(
+        "wall", F.lit("2026-03-29 02:30:00").cast("timestamp_ntz")
+    )
+    as_json = [f'{{"at":"{text}"}}' for text in WRITTEN]
+    assert part(frame, "key", key="at", value=Raw("n")) == list(WRITTEN)
+    assert part(frame, "key", key=Json("at TIMESTAMP"), value=Raw("n")) == as_json
+    assert part(frame, "value", value=Json("at TIMESTAMP")) == as_json
+    assert set(part(frame, "value", value=Raw("wall"))) == {"2026-03-29T02:30:00.000000"}
+    nested = frame.select("n", F.array("at").alias("a"), F.create_map(F.lit("k"), "at").alias("m"))
+    assert part(nested, "key", key="a", value=Raw("n")) == [f'["{text}"]' for text in WRITTEN]
+    assert part(nested, "key", key="m", value=Raw("n")) == [f'{{"k":"{text}"}}' for text in WRITTEN]
+
+
+def test_microseconds_are_not_cut_off_by_an_avro_schema_of_milliseconds(zoned: Any) -> None:
+    """.123456 and .123457 would be one key: Spark's encoder writes milliseconds where nothing says micros."""
+    times = ("0001-01-01 00:00:00", "1969-12-31 23:59:59.999", "2026-01-01 00:00:00.123456", "")
+    rows = [f"SELECT {n} AS n, CAST(NULLIF('{t}', '') AS TIMESTAMP_NTZ) AS wall" for n, t in enumerate(times)]
+    frame = zoned.sql(" UNION ALL ".join(rows))
+    frame = frame.select("*", F.col("wall").cast("timestamp").alias("at"), F.array("wall").alias("all"))
+    for name, logical, of_list in (
+        ("at", "timestamp-millis", False),
+        ("at", "", False),
+        ("wall", "local-timestamp-millis", False),
+        ("all", "local-timestamp-millis", True),
+    ):
+        one: Any = {"type": "long", "logicalType": logical} if logical else "long"
+        form = [{"type": "array", "items": ["null", one]}, "null"] if of_list else [one, "null"]
+        fields = [{"name": name, "type": form}]
+        avro = Avro(json.dumps({"type": "record", "name": "R", "fields": fields}))
+        for column in ({"value": avro}, {"key": avro, "value": Raw("n")}):
+            told = record_columns(sink(**column), frame.schema)[MISFIT]
+            found = [row[0] for row in frame.orderBy("n").select(told).collect()]
+            assert [why is None for why in found] == [True, True, False, True], (name, logical, found)
+            assert "has microseconds" in found[2]
+    micros = [{"name": "at", "type": [{"type": "long", "logicalType": "timestamp-micros"}, "null"]}]
+    avro = Avro(json.dumps({"type": "record", "name": "R", "fields": micros}))
+    assert MISFIT not in record_columns(sink(value=avro), frame.schema)
+
+
+def test_what_goes_out_comes_back_equal(zoned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = """SELECT 0 AS n, TINYINT(-128) AS t, 9223372036854775807 AS l, FLOAT(3.4028235E38) AS f,
+        DOUBLE(4.9E-324) AS d, CAST('-0.00000000000000000000000000000000000001' AS DECIMAL(38,38)) AS p,
+        'a\\u0000\\u001f"\\\\ä😀' AS s, X'00FF80' AS b, DATE'0001-01-01' AS day,
+        TIMESTAMP'0001-01-01 00:00:00 UTC' AS at, TIMESTAMP_NTZ'2026-03-29 02:30:00.000001' AS wall,
+        INTERVAL '-1 02:03:04.000005' DAY TO SECOND AS span, INTERVAL '-1-2' YEAR TO MONTH AS months,
+        ARRAY(1.5BD, NULL) AS a, MAP('k', TIMESTAMP'2026-10-25 00:30:00 UTC', '', NULL) AS m,
+        NAMED_STRUCT('f', FLOAT('NaN'), 's', '') AS x
+        UNION ALL SELECT 1, TINYINT(127), -9223372036854775808, FLOAT('-Infinity'), DOUBLE('Infinity'),
+        CAST('0' AS DECIMAL(38,38)), '', X'', DATE'9999-12-31', TIMESTAMP'9999-12-31 23:59:59.999999 UTC',
+        TIMESTAMP_NTZ'9999-12-31 23:59:59.999999', INTERVAL '106751991 04:00:54.775807' DAY TO SECOND,
+        INTERVAL '178956970-7' YEAR TO MONTH, ARRAY(), MAP(), NULL
+        UNION ALL SELECT 2, NULL, NULL, FLOAT('NaN'), -0.0D, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+        NULL, NULL, NAMED_STRUCT('f', NULL, 's', NULL)"""
+    frame = zoned.sql(limits)
+    value = record_columns(sink(value=Json()), frame.schema)["value"].cast("string")
+    texts = frame.select(value.alias("value"))
+    ours = from_json(zoned, F.col("value"), frame.schema, SETTINGS)
+    monkeypatch.setattr("flinkish_spark.bridge.session.has_class", lambda *_: False)
+    sparks = from_json(zoned, F.col("value"), frame.schema, SETTINGS)
+
+    def shown(rows: DataFrame) -> list[str]:
+        # Exact and without a zone: microseconds, bytes and bits.
+        columns = [
+            F.col(field.name).cast("string")
+            if field.name not in ("b", "at", "m")
+            else {
+                "b": F.hex("b"),
+                "at": F.unix_micros("at").cast("string"),
+                "m": F.transform_values("m", lambda _, at: F.unix_micros(at)).cast("string"),
+            }[field.name]
+            for field in frame.schema
+        ]
+        return [str(tuple(row)) for row in rows.select(*columns).collect()]
+
+    read = texts.select(ours.alias("ours"), sparks.alias("sparks")).localCheckpoint()
+    wanted = shown(frame)
+    assert shown(read.select("ours.*")) == wanted
+    assert shown(read.select("sparks.*")) == wanted
+
+
+def test_a_record_without_a_time_has_none(spark: Any) -> None:
+    times = [-1, -5, 0, -62_135_596_800_000, 253_402_300_799_999, None]
+    rows = [("t", 0, number, time) for number, time in enumerate(times)]
+    frame = spark.createDataFrame(rows, "topic STRING, partition INT, offset LONG, ms LONG")
+    frame = frame.withColumn("timestamp", F.timestamp_millis("ms"))
+    read = with_checked_times(frame).orderBy("offset").select(F.unix_millis("timestamp")).collect()
+    assert [row[0] for row in read] == [None, *times[1:]]
+
+
+@pytest.mark.parametrize("time", [253_402_300_800_000, -62_135_596_800_001, 1_767_225_600_000_000])
+def test_a_time_that_only_spark_can_hold_is_refused_as_by_the_python_reader(spark: Any, time: int) -> None:
+    frame = spark.createDataFrame([("t", 3, 7, time)], "topic STRING, partition INT, offset LONG, ms LONG")
+    frame = frame.withColumn("timestamp", F.timestamp_millis("ms"))
+    with pytest.raises(Exception, match="FLINKISH_BAD_TIME") as raised:
+        with_checked_times(frame).select("offset").collect()
+    error = classify(raised.value)
+    assert isinstance(error, BadRecordError)
+    assert f"topic t, partition 3, offset 7 has the timestamp {time}" in str(error)

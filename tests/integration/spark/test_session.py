@@ -1,0 +1,81 @@
+"""A configured session has Kafka, Delta and the shim: a Delta table written and read, a Kafka topic too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql import SparkSession
+
+from flinkish_spark.bridge.session import configure_spark_with_jars
+from flinkish_spark.jars import shim_jar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flinkish_spark.testing.broker import LocalBroker
+
+BUILD = Path(__file__).resolve().parents[3] / "build"
+
+
+def test_a_delta_table_written_is_read(spark: SparkSession, tmp_path: Path) -> None:
+    table = str(tmp_path / "table")
+    spark.range(100).write.format("delta").save(table)
+    assert spark.read.format("delta").load(table).count() == 100
+    assert spark.sql(f"SELECT sum(id) AS total FROM delta.`{table}`").collect()[0].total == 4950
+
+
+def test_a_kafka_topic_written_is_read(
+    spark: SparkSession, broker: LocalBroker, topic: Callable[..., str]
+) -> None:
+    options = {"kafka.bootstrap.servers": broker.bootstrap_servers}
+    name = topic(partitions=2)
+    rows = spark.range(100).selectExpr("CAST(id AS STRING) AS value")
+    rows.write.format("kafka").options(**options, topic=name).save()
+    assert spark.read.format("kafka").options(**options, subscribe=name).load().count() == 100
+
+
+def test_the_shim_is_on_the_class_path(spark: SparkSession) -> None:
+    assert shim_jar().name in spark.conf.get("spark.jars", "")
+
+
+def test_workers_are_forked_with_their_imports_done(spark: SparkSession) -> None:
+    def parent(_: int) -> str:
+        return Path(f"/proc/{os.getppid()}/cmdline").read_text()
+
+    (daemon,) = spark.sparkContext.parallelize([0], 1).map(parent).collect()
+    assert "flinkish_spark.worker.daemon" in daemon
+
+
+@pytest.mark.parametrize(
+    ("master", "is_ours"), [("local[2]", True), ("spark://driver:7077", False), ("", False)]
+)
+def test_a_daemon_of_ours_is_for_local_masters(master: str, is_ours: bool) -> None:
+    builder = SparkSession.Builder().config("spark.app.name", "any")
+    configured = configure_spark_with_jars(builder.master(master) if master else builder, BUILD / "jars")
+    assert ("spark.python.daemon.module" in configured._options) is is_ours
+
+
+def test_spark_fetches_the_pinned_jars_by_itself(tmp_path: Path) -> None:
+    """In a process of its own: the resolver runs when a JVM starts."""
+    program = f"""
+from pyspark.sql import SparkSession
+from flinkish_spark.bridge.session import configure_spark_with_packages
+builder = SparkSession.builder.master("local[2]").config(map={{
+    "spark.jars.ivy": {str(BUILD / "ivy")!r}, "spark.ui.enabled": "false",
+    "spark.sql.warehouse.dir": {str(tmp_path / "warehouse")!r},
+}})
+spark = configure_spark_with_packages(builder).getOrCreate()
+spark.range(10).write.format("delta").save({str(tmp_path / "table")!r})
+kafka = spark.readStream.format("kafka").option("subscribe", "t")
+kafka.option("kafka.bootstrap.servers", "127.0.0.1:1").load()
+print("rows:", spark.read.format("delta").load({str(tmp_path / "table")!r}).count())
+spark.stop()
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+    assert done.stdout.strip().endswith("rows: 10"), done.stderr[-2000:]

@@ -1,0 +1,298 @@
+"""A Spark without a JVM: the query thread with its offset log, commit log and state.
+
+It obeys the rules that the product depends on (`docs/internals.md`): a micro-batch's offsets are
+logged before it runs; the newest logged one without a commit is run again over the same offsets;
+commits/N names the state that the next one starts from; old entries and state files are purged by a
+number of micro-batches, whatever lineage they belong to. What runs in the driver's Python is called
+across the boundary between the processes, so either side may die while the other goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from flinkish_spark.checkpoint.failures import QueryFailed
+from flinkish_spark.core.errors import FlinkishError, SparkGoneError
+from flinkish_spark.core.store import CreateResult, ObjectMissing, Store
+from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
+from tests.simulation.faults import FaultKind as K
+from tests.simulation.frames import SimFrame
+from tests.simulation.input_topic import Row
+from tests.simulation.reseeding import Beginning
+from tests.simulation.scheduler import US_PER_MS, Process, ProcessDied
+from tests.simulation.spark_files import (
+    BatchOffsets,
+    commit_text,
+    parse_state,
+    state_bytes,
+    state_key,
+    state_version,
+)
+from tests.simulation.world import World
+
+#: Records that a partition gives to one micro-batch at most.
+_MOST_RECORDS = 4
+
+
+class JobCancelled(Exception):
+    """The query was stopped while a Spark job of it ran."""
+
+
+class _DriverGone(Exception):
+    """The Python process behind foreachBatch does not answer."""
+
+
+class SimQuery:
+    """A :class:`~flinkish_spark.job.engine.RunningQuery`.
+
+    Parameters
+    ----------
+    driver, jvm
+        The two processes that it runs in.
+    store
+        The job directory as the JVM reaches it.
+    folder
+        Spark's checkpoint.
+    write
+        The function given to foreachBatch; runs in the driver.
+    offered
+        Returns the checkpoint id in the control file.
+    beginning
+        What a query without a log begins with.
+    on_stop
+        Told when it has ended because somebody stopped it.
+    """
+
+    #: Whether it stages again what is decided.
+    is_replay = False
+
+    def __init__(
+        self,
+        world: World,
+        driver: Process,
+        jvm: Process,
+        store: Store,
+        folder: str,
+        write: Callable[[Any, int], None],
+        offered: Callable[[], int],
+        beginning: Beginning,
+        on_stop: Callable[[], None],
+    ) -> None:
+        self._on_stop, self._beginning = on_stop, beginning
+        self._world, self._driver, self._jvm_process = world, driver, jvm
+        self._store, self._folder = store, folder
+        self._write, self._offered = write, offered
+        self._is_active, self._is_stopped = True, False
+        self._exception: BaseException | None = None
+        self._highest_version = 0
+        self._thread = world.scheduler.spawn(jvm, f"{jvm.name}/query", self._run)
+
+    # -- what the supervisor asks, in the driver ------------------------------------------------
+    @property
+    def is_active(self) -> bool:
+        """Whether it runs."""
+        if not self._jvm_process.is_alive:
+            raise _gone()
+        return self._is_active
+
+    def exception(self) -> BaseException | None:
+        """Return why it ended."""
+        return self._exception
+
+    def stop(self) -> None:
+        """End it; it has ended when this returns, or the JVM is gone."""
+        self._is_stopped = True
+        while self._jvm_process.is_alive and self._thread.is_alive():
+            self._world.scheduler.pause(2 * US_PER_MS)
+        self._on_stop()
+        if self._jvm_process.is_alive and self._world.struck(K.LATE_CLEANING):
+            highest = self._highest_version
+            self._world.later(self._world.chance.choice((10, 100, 500)), lambda: self._clean_late(highest))
+
+    def dropped_records(self) -> int:
+        """Return none: no policy drops any."""
+        return 0
+
+    # -- the query thread, in the JVM -----------------------------------------------------------
+    def _run(self) -> None:
+        try:
+            self._stream()
+        except JobCancelled:
+            pass
+        except ProcessDied:
+            raise
+        except Exception as error:
+            self._world.note("query fails", f"{type(error).__name__}: {error}")
+            self._exception = error if isinstance(error, FlinkishError) else QueryFailed(str(error))
+        finally:
+            self._is_active = False
+
+    def _step(self, what: str, subject: str) -> None:
+        """Do something in a Spark job; a stopped query ends here, sooner or later."""
+        self._world.step(what, subject)
+        if self._is_stopped and self._world.chance.random() < 0.6:
+            raise JobCancelled
+        if self._world.struck(K.QUERY_FAILURE):
+            raise QueryFailed("a simulated task failed for good")
+
+    def _stream(self) -> None:
+        batch, start, pending, counts = self._populate()
+        while not self._is_stopped:
+            end = pending or self._construct(batch, start)
+            if end is None:
+                self._world.scheduler.pause(self._world.scenario.trigger_ms * US_PER_MS)
+                continue
+            pending = None
+            counts = self._execute(batch, start, end, counts)
+            batch, start = batch + 1, end
+
+    def _populate(self) -> tuple[int, BatchOffsets, BatchOffsets | None, dict[int, int]]:
+        """Find out where to go on: micro-batch, its beginning, its end if it was logged, its state."""
+        nothing = BatchOffsets(self._beginning.ends, (0,) * self._world.scenario.scans)
+        offsets, commits = self._entries(OFFSETS), self._entries(COMMITS)
+        if not offsets:
+            return 0, nothing, None, dict(self._beginning.counts)
+        newest = offsets[-1]
+        end = self._read_offsets(newest)
+        before = self._read_offsets(newest - 1) if newest > 0 else nothing
+        if commits and commits[-1] == newest:
+            return newest + 1, end, None, self._load_state(newest)
+        # Spark only warns when commits/ lacks more than the newest one, and runs the newest.
+        counts = self._load_state(newest - 1) if newest > 0 else dict(self._beginning.counts)
+        return newest, before, end, counts
+
+    def _entries(self, log: str) -> list[int]:
+        keys = self._store.list(f"{self._folder}/{log}")
+        return sorted(int(key.rpartition("/")[2]) for key in keys)
+
+    def _read_offsets(self, batch: int) -> BatchOffsets:
+        try:
+            return BatchOffsets.parse(self._store.read(f"{self._folder}/{OFFSETS}/{batch}").decode())
+        except ObjectMissing:
+            raise QueryFailed(f"micro-batch {batch} does not exist in the simulated offset log") from None
+
+    def _load_state(self, batch: int) -> dict[int, int]:
+        try:
+            text = self._store.read(f"{self._folder}/{COMMITS}/{batch}").decode()
+            return parse_state(self._store.read(f"{self._folder}/state/{state_key(text, batch)}"))
+        except ObjectMissing as missing:
+            raise QueryFailed(f"the simulated state behind micro-batch {batch} is gone: {missing}") from None
+
+    # -- one micro-batch ------------------------------------------------------------------------
+    def _construct(self, batch: int, start: BatchOffsets) -> BatchOffsets | None:
+        """Ask the sources one after the other; log where the micro-batch ends, if there is anything."""
+        world = self._world
+        self._step("latest offsets", f"of {batch}")
+        now_us = world.scheduler.now_us
+        ends = {p: min(world.input.end(p, now_us), at + _MOST_RECORDS) for p, at in start.ends.items()}
+        controls: list[int] = []
+        for control in start.controls:
+            if controls:
+                self._step("latest control", f"of {batch}")
+            controls.append(max(control, self._offered()))
+        end = BatchOffsets(ends, tuple(controls))
+        if end == start:
+            return None
+        self._add(OFFSETS, batch, end.text())
+        self._purge(batch)
+        return end
+
+    def _execute(
+        self, batch: int, start: BatchOffsets, end: BatchOffsets, counts: Mapping[int, int]
+    ) -> dict[int, int]:
+        world = self._world
+        rows, after = self._rows(start, end, counts)
+        branches = tuple(
+            (now,) if now > before else () for before, now in zip(start.controls, end.controls, strict=True)
+        )
+        frame = SimFrame(rows, branches, self._step, is_replay=self.is_replay)
+        world.call(self._driver, lambda: self._write(frame, batch), _DriverGone)
+        self._step("state", f"version {batch + 1}")
+        unique_id = f"{world.chance.getrandbits(48):012x}"
+        text = commit_text(unique_id)
+        self._store.put(f"{self._folder}/state/{state_key(text, batch)}", state_bytes(after))
+        self._add(COMMITS, batch, text)
+        return after
+
+    def _rows(
+        self, start: BatchOffsets, end: BatchOffsets, counts: Mapping[int, int]
+    ) -> tuple[tuple[Row, ...], dict[int, int]]:
+        """Return what the operator emits, and its state behind it."""
+        lost = self._world.input.why_lost(start.ends)
+        if lost:
+            raise QueryFailed(f"simulated records are gone: {lost}")
+        return self._counted(start, end, counts, list(start.ends))
+
+    def _counted(
+        self, start: BatchOffsets, end: BatchOffsets, counts: Mapping[int, int], partitions: Sequence[int]
+    ) -> tuple[tuple[Row, ...], dict[int, int]]:
+        after, rows = dict(counts), []
+        for partition in partitions:
+            for offset in range(start.ends[partition], end.ends[partition]):
+                key = self._world.input.key(partition, offset)
+                after[key] = after.get(key, 0) + 1
+                rows.append(Row(partition, offset, key, after[key]))
+        return tuple(rows), after
+
+    def _add(self, log: str, batch: int, text: str) -> None:
+        key = f"{self._folder}/{log}/{batch}"
+        if self._store.create_if_absent(key, text.encode()) is CreateResult.EXISTS:
+            raise QueryFailed(f"concurrent update of the simulated log: {log}/{batch} exists")
+
+    # -- cleaning -------------------------------------------------------------------------------
+    def _purge(self, batch: int) -> None:
+        """Delete log entries and state files behind the retained number of micro-batches."""
+        oldest = batch - self._world.scenario.batches_to_retain
+        for log in (OFFSETS, COMMITS):
+            for old in self._entries(log):
+                if old < oldest:
+                    self._store.delete(f"{self._folder}/{log}/{old}")
+        names = [key.rpartition("/")[2] for key in self._store.list(f"{self._folder}/state")]
+        self._highest_version = max(map(state_version, names), default=0)
+        for name in names:
+            if self._is_old(name, self._highest_version):
+                self._store.delete(f"{self._folder}/state/{name}")
+
+    def _is_old(self, name: str, highest: int) -> bool:
+        return state_version(name) < highest - self._world.scenario.versions_to_retain
+
+    def _clean_late(self, highest: int) -> None:
+        """Clean up once more, by the highest version that the query has seen, as Spark's maintenance does.
+
+        It goes on for up to a minute after a query was stopped, and knows of no rewind.
+        """
+        disk = self._world.disk
+        for key in disk.list(f"{self._folder}/state") if self._jvm_process.is_alive else ():
+            if self._is_old(key.rpartition("/")[2], highest):
+                self._world.note("cleaned late", key)
+                disk.delete(key)
+
+
+class SimReplayQuery(SimQuery):
+    """A query that runs the newest logged micro-batch, and ends, as Spark's trigger(once) does."""
+
+    is_replay = True
+    #: Called if rows come out otherwise than at first.
+    on_other_rows: Callable[[], None] = staticmethod(lambda: None)
+
+    def _stream(self) -> None:
+        batch, start, pending, counts = self._populate()
+        end = pending or self._construct(batch, start)
+        if end is not None:
+            self._execute(batch, start, end, counts)
+
+    def _rows(
+        self, start: BatchOffsets, end: BatchOffsets, counts: Mapping[int, int]
+    ) -> tuple[tuple[Row, ...], dict[int, int]]:
+        rows, after = super()._rows(start, end, counts)
+        if self._world.struck(K.OTHER_ORDER):
+            others, after = self._counted(start, end, counts, list(reversed(start.ends)))
+            if set(others) != set(rows):
+                self.on_other_rows()
+            return others, after
+        return rows, after
+
+
+def _gone() -> SparkGoneError:
+    return SparkGoneError("the simulated JVM is gone")

@@ -1,0 +1,248 @@
+"""A job directory that is behind what sinks and sources hold is not started, unless somebody accepts it."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flinkish_spark.checkpoint.commit import Interrupted
+from flinkish_spark.checkpoint.failures import QueryFailed
+from flinkish_spark.checkpoint.ownership import Ownership, take_over
+from flinkish_spark.connectors.files.committer import FileMarks
+from flinkish_spark.connectors.files.disk import SinkFiles
+from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
+from flinkish_spark.contracts.manifest import NO_MANIFEST
+from flinkish_spark.core.clock import SystemThreads
+from flinkish_spark.core.errors import AnotherTimelineError, BrokerUnavailableError, EnvironmentFault
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.store import LocalStore
+from flinkish_spark.job.timeline import settle_timeline
+from flinkish_spark.protocol.decisions import Decision, TriggerRecord, Verdict
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, JobUuid, Lineage, OwnerEpoch
+from flinkish_spark.protocol.records import StagedBatch
+from flinkish_spark.protocol.timeline import Mark
+from flinkish_spark.sources import EndAtLatest, HybridSource, KafkaRecordsSource
+from tests.support.clocks import ManualClock
+from tests.support.jvm_errors import Throwables
+
+JOB = JobUuid("1" * 32)
+A, B, C = "a" * 16, "b" * 16, "c" * 16
+
+
+class Sink:
+    """A committer of which only the mark counts."""
+
+    def __init__(self, *marks: Mark) -> None:
+        self.marks, self.silent = marks, 0
+        self.error: Exception = BrokerUnavailableError("nobody answers")
+
+    def newest_marks(self) -> Sequence[Mark]:
+        if self.silent:
+            self.silent -= 1
+            raise self.error
+        return self.marks
+
+
+def settle(
+    ownership: Ownership,
+    sink: Sink | None = None,
+    source: Sink | None = None,
+    stops: Callable[[], bool] = lambda: False,
+    cancelled: Callable[[], bool] = lambda: False,
+    clock: ManualClock | None = None,
+):
+    found = [] if source is None else [SimpleNamespace(uid="in", source=source)]
+    if source is not None:
+        source.newest_marks = lambda job, read=source.newest_marks: read()  # type: ignore[method-assign]
+    committers = {} if sink is None else {"out": sink}
+    owned = SimpleNamespace(job=JOB, ownership=ownership, committers=committers, manifest=NO_MANIFEST)
+    return settle_timeline(owned, found, clock or ManualClock(), SystemThreads(), stops, cancelled)  # type: ignore[arg-type]
+
+
+def owner(root: Path, token: str) -> Ownership:
+    return take_over(JobDir(LocalStore(root)), ManualClock(), lambda: token)
+
+
+def of_the_jvm(name: str, says: str) -> Exception:
+    """Return what Py4J raises of an exception of Java's inside another."""
+    return Throwables([("org.apache.spark.SparkException", "Job aborted"), (name, says)]).raised()
+
+
+STAGED = StagedBatch(Lineage(0), BatchId(3), OwnerEpoch(1), 2, (), (), ())
+
+
+def decide(ownership: Ownership, checkpoint: int) -> Mark:
+    """Decide a checkpoint; return what its commit leaves."""
+    ownership.job_dir.create_decision(
+        Decision(CheckpointId(checkpoint), Verdict.COMMIT, ownership.epoch, 0, batches=(STAGED,))
+    )
+    return ownership.timeline.mark_of(CheckpointId(checkpoint))
+
+
+def test_a_directory_that_is_put_back_from_a_backup_is_not_started(tmp_path: Path) -> None:
+    first = owner(tmp_path / "job", A)
+    assert decide(first, 1) == Mark(CheckpointId(1), A)
+    shutil.copytree(tmp_path / "job", tmp_path / "backup")
+    second = owner(tmp_path / "job", B)
+    newest = [decide(second, n) for n in range(2, 14)][-1]
+    assert newest == Mark(CheckpointId(13), B)
+    assert settle(owner(tmp_path / "job", C), Sink(newest)) is False
+    with pytest.raises(AnotherTimelineError) as refused:
+        settle(owner(tmp_path / "backup", C), Sink(newest))
+    assert (refused.value.found, refused.value.newest) == (CheckpointId(13), CheckpointId(1))  # type: ignore[attr-defined]
+    assert "sink 'out' holds checkpoint 13" in str(refused.value)
+    assert "its newest is 1" in str(refused.value)
+    assert "flinkish timeline accept" in str(refused.value)
+    with pytest.raises(AnotherTimelineError, match="source 'in' holds checkpoint 13"):
+        settle(owner(tmp_path / "backup", C), source=Sink(newest))
+
+
+def test_a_snapshot_of_a_job_that_ran_is_told_by_the_id_that_it_had_given_up(tmp_path: Path) -> None:
+    """The copy knows id 2 as pending; its takeover seals it, while the true job has committed it."""
+    first = owner(tmp_path / "job", A)
+    decide(first, 1)
+    shutil.copytree(tmp_path / "job", tmp_path / "snapshot")
+    pending = TriggerRecord(CheckpointId(2), first.epoch, CheckpointPurpose.PERIODIC, 0)
+    JobDir(LocalStore(tmp_path / "snapshot")).create_trigger(pending)
+    committed = decide(first, 2)
+    restored = owner(tmp_path / "snapshot", B)
+    assert restored.job_dir.decision(CheckpointId(2)).verdict is Verdict.ABORT  # type: ignore[union-attr]
+    with pytest.raises(AnotherTimelineError, match="given up here, and committed elsewhere"):
+        settle(restored, Sink(committed))
+
+
+def test_a_newer_owner_outside_is_told_although_it_committed_nothing(tmp_path: Path) -> None:
+    mine = owner(tmp_path, A)
+    decide(mine, 1)
+    with pytest.raises(AnotherTimelineError, match="its owner 9 is newer"):
+        settle(owner(tmp_path, B), Sink(Mark(CheckpointId(1), A, OwnerEpoch(9))))
+
+
+def test_what_a_user_accepts_lies_below_everything_that_comes(tmp_path: Path) -> None:
+    decide(owner(tmp_path, A), 1)
+    foreign = Sink(Mark(CheckpointId(13), B, OwnerEpoch(7)))
+    job_dir = JobDir(LocalStore(tmp_path))
+    job_dir.order_timeline(0)
+    assert settle(owner(tmp_path, C), foreign) is True
+    again = owner(tmp_path, A)
+    assert (again.epoch, again.timeline.newest) == (OwnerEpoch(8), CheckpointId(13))
+    assert settle(again, foreign) is False
+    assert not job_dir.timeline_is_ordered()
+    # The order is used up: what comes from elsewhere later is refused.
+    decide(again, 14)
+    with pytest.raises(AnotherTimelineError, match="holds checkpoint 14"):
+        settle(owner(tmp_path, C), Sink(Mark(CheckpointId(14), B)))
+
+
+def test_an_order_that_nothing_needs_is_forgotten(tmp_path: Path) -> None:
+    mine = owner(tmp_path, A)
+    mine.job_dir.order_timeline(0)
+    assert settle(mine, Sink()) is False
+    assert not mine.job_dir.timeline_is_ordered()
+
+
+def test_a_system_that_does_not_answer_is_waited_for(tmp_path: Path) -> None:
+    sink = Sink()
+    sink.silent = 3
+    assert settle(owner(tmp_path, A), sink) is False
+    assert sink.silent == 0
+    sink.silent = 3
+    # Nothing is recovered over what nobody has looked at.
+    with pytest.raises(Interrupted):
+        settle(owner(tmp_path, A), sink, stops=lambda: True)
+    assert sink.silent == 2
+
+
+def test_an_outage_that_the_jvm_tells_of_is_waited_for_like_any_other(tmp_path: Path) -> None:
+    sink = Sink()
+    sink.silent, sink.error = 5, of_the_jvm("java.net.ConnectException", "Connection refused")
+    assert settle(owner(tmp_path, A), sink) is False and sink.silent == 0
+
+
+def test_what_the_jvm_says_three_times_ends_the_start_with_its_innermost_cause(tmp_path: Path) -> None:
+    sink = Sink()
+    sink.silent, sink.error = 9, of_the_jvm("java.lang.IllegalStateException", "no such protocol")
+    with pytest.raises(QueryFailed, match=r"^IllegalStateException: no such protocol"):
+        settle(owner(tmp_path, A), sink)
+    # 9 - 3 tries.
+    assert sink.silent == 6
+    sink.error = of_the_jvm("java.lang.ClassNotFoundException", "io.delta.Gone")
+    with pytest.raises(EnvironmentFault, match=r"^ClassNotFoundException: io.delta.Gone"):
+        settle(owner(tmp_path, A), sink)
+    assert sink.silent == 5
+
+
+def test_a_question_that_hangs_is_left_alone_by_a_cancel(tmp_path: Path) -> None:
+    sink, answer, asked = Sink(), threading.Event(), []
+    sink.newest_marks = lambda: asked.append(answer.wait(30)) or ()  # type: ignore[method-assign,func-returns-value]
+    looks = iter([False, False, True])
+    try:
+        with pytest.raises(Interrupted, match="asking what sinks and sources hold"):
+            settle(owner(tmp_path, A), sink, cancelled=lambda: next(looks))
+        assert asked == []
+    finally:
+        answer.set()
+
+
+def files_of(root: Path) -> SinkFiles:
+    return SinkFiles(root / "lake", JOB, "out")
+
+
+def test_two_copies_that_run_at_once_do_not_commit_the_same_id_to_files(tmp_path: Path) -> None:
+    first = owner(tmp_path / "job", A)
+    decide(first, 1)
+    FileMarks(files_of(tmp_path), first.timeline).leave(1)
+    shutil.copytree(tmp_path / "job", tmp_path / "copy")
+    here, there = owner(tmp_path / "job", B), owner(tmp_path / "copy", C)
+    mine, others = FileMarks(files_of(tmp_path), here.timeline), FileMarks(files_of(tmp_path), there.timeline)
+    mine.leave(2)
+    mine.leave(2)
+    assert mine.newest() == Mark(CheckpointId(2), B)
+    for checkpoint in (2, 3):
+        with pytest.raises(AnotherTimelineError, match="sink 'out' holds checkpoint 2"):
+            others.leave(checkpoint)
+    mine.leave(3)
+    assert sorted(p.name for p in (files_of(tmp_path).hidden / "timeline").iterdir()) == ["3.json"]
+
+
+class Group:
+    """In the place of KafkaAdmin: one group's notes."""
+
+    def __init__(self) -> None:
+        self.notes: dict[Any, str] = {}
+
+    def committed_notes(self, group: str) -> dict[Any, str]:
+        return dict(self.notes)
+
+    def commit_offsets(self, group: str, offsets: Any, direction: Any = None, note: str = "") -> None:
+        assert group in (f"flinkish-{JOB}-out", "readers")
+        self.notes.update(dict.fromkeys(offsets, note))
+
+
+def test_a_source_of_kafkas_records_leaves_its_mark_alone_and_within_a_hybrid_one() -> None:
+    records = KafkaRecordsSource("nowhere:1", ["orders"], group_id="readers").bound("in")
+    group = records.__dict__["_admin"] = Group()
+    past = KafkaRecordsSource("nowhere:1", ["history"], ending=EndAtLatest())
+    live = HybridSource(past, records)
+    for source, splits in ((records, {"orders:0": 7}), (live, {"1:orders:0": 9})):
+        group.notes.clear()
+        source._tell(splits, f"flinkish {JOB} 4 {A}")
+        assert list(source.newest_marks(JOB)) == [Mark(CheckpointId(4), A)]
+    assert list(KafkaRecordsSource("nowhere:1", ["orders"]).bound("in").newest_marks(JOB)) == []
+
+
+def test_a_mark_in_kafka_is_the_note_of_a_group() -> None:
+    group = Group()
+    marks = KafkaMarks(group, JOB, "out", "orders")  # type: ignore[arg-type]
+    assert marks.newest() is None
+    marks.leave(Mark(CheckpointId(4), A))
+    assert group.notes == {("orders", 0): f"flinkish {JOB} 4 {A}"}
+    assert marks.newest() == Mark(CheckpointId(4), A)
+    group.notes["orders", 1] = "somebody's own note"
+    assert marks.newest() == Mark(CheckpointId(4), A)

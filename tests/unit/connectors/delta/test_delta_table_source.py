@@ -1,0 +1,227 @@
+"""One version of a Delta table, by its log: what is plain is read, what is not is refused."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from decimal import Decimal
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flinkish_spark.connectors.delta.log import DeltaCommit, DeltaSnapshot
+from flinkish_spark.connectors.splits import SplitPosition
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.sources import DeltaChanges, DeltaRecordsSource, DeltaSource, DeltaTableSource
+from tests.unit.connectors.files.test_file_source import damaged_parquet, reader_of
+from tests.unit.connectors.test_split_source import step
+
+
+def fields(**types):
+    found = [{"name": n, "type": t, "nullable": True, "metadata": {}} for n, t in types.items()]
+    return json.dumps({"type": "struct", "fields": found})
+
+
+class Table:
+    """Writes a log as Delta does."""
+
+    def __init__(self, path, partition=(), configuration=None, features=None, **types) -> None:
+        self.path, self.version = path, 0
+        (path / "_delta_log").mkdir(parents=True)
+        protocol = {"minReaderVersion": 1} if features is None else {"readerFeatures": features}
+        self.metadata = {"schemaString": fields(**types), "partitionColumns": list(partition)}
+        self.metadata["configuration"] = configuration or {}
+        self.commit({"protocol": protocol}, {"metaData": self.metadata})
+
+    def commit(self, *actions) -> None:
+        text = "".join(json.dumps(action) + "\n" for action in actions)
+        (self.path / "_delta_log" / f"{self.version:020d}.json").write_text(text)
+        self.version += 1
+
+    def add(self, name, columns, **more):
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table(columns), path)
+        rows = len(next(iter(columns.values())))
+        return {"add": {"path": quote(name), "stats": json.dumps({"numRecords": rows}), **more}}
+
+    def checkpoint(self, *actions) -> None:
+        names = ("add", "remove", "metaData", "protocol")
+        kinds = {
+            "add": pa.struct(
+                [
+                    ("path", pa.string()),
+                    ("stats", pa.string()),
+                    ("partitionValues", pa.map_(pa.string(), pa.string())),
+                ]
+            ),
+            "remove": pa.struct([("path", pa.string())]),
+            "metaData": pa.struct(
+                [
+                    ("schemaString", pa.string()),
+                    ("partitionColumns", pa.list_(pa.string())),
+                    ("configuration", pa.map_(pa.string(), pa.string())),
+                ]
+            ),
+            "protocol": pa.struct([("minReaderVersion", pa.int32())]),
+        }
+
+        def as_pairs(value):
+            maps = ("partitionValues", "configuration")
+            return {k: list(v.items()) if k in maps else v for k, v in value.items()}
+
+        columns = {
+            name: pa.array([as_pairs(a[name]) if name in a else None for a in actions], kinds[name])
+            for name in names
+        }
+        path = self.path / "_delta_log" / f"{self.version - 1:020d}.checkpoint.parquet"
+        pq.write_table(pa.table(columns), path)
+
+
+def read(source, tmp_path, name="job"):
+    reader = reader_of(source, tmp_path / name)
+    end, rows = step(reader, reader.initialOffset())
+    assert SplitPosition.from_json(end).is_ended
+    return sorted((row[:-2] for row in rows), key=str)
+
+
+def test_the_files_of_a_version_and_no_others(tmp_path) -> None:
+    table = Table(tmp_path / "t", n="long")
+    table.commit(table.add("a b.parquet", {"n": [1, 2]}), table.add("c.parquet", {"n": [3]}))
+    table.commit({"remove": {"path": quote("a b.parquet")}}, table.add("d.parquet", {"n": [4]}))
+    (tmp_path / "t" / "stray.parquet").write_bytes(b"not of the table")
+    assert read(DeltaTableSource(str(tmp_path / "t")), tmp_path) == [(3,), (4,)]
+    assert read(DeltaTableSource(str(tmp_path / "t"), version=1), tmp_path, "1") == [(1,), (2,), (3,)]
+    # The version is that of the first start, whatever comes.
+    table.commit(table.add("e.parquet", {"n": [5]}))
+    assert read(DeltaTableSource(str(tmp_path / "t")), tmp_path) == [(3,), (4,)]
+
+
+def test_from_a_checkpoint_when_the_log_before_it_is_gone(tmp_path) -> None:
+    table = Table(tmp_path / "t", n="long", p="integer", partition=["p"])
+    added = [table.add(f"p={p}/x.parquet", {"n": [p]}, partitionValues={"p": str(p)}) for p in range(3)]
+    table.commit(*added)
+    table.checkpoint({"protocol": {"minReaderVersion": 1}}, {"metaData": table.metadata}, *added)
+    for number in range(2):
+        (tmp_path / "t" / "_delta_log" / f"{number:020d}.json").unlink()
+    table.commit({"remove": {"path": quote("p=0/x.parquet")}})
+    assert read(DeltaTableSource(str(tmp_path / "t")), tmp_path) == [(1, 1), (2, 2)]
+    assert DeltaSnapshot.read(tmp_path / "t", 1).files.keys() == {f"p={p}/x.parquet" for p in range(3)}
+    with pytest.raises(ConfigError, match="its log has no version 0"):
+        DeltaTableSource(str(tmp_path / "t"), version=0)
+
+
+def test_a_line_of_the_log_ends_where_json_lines_end(tmp_path) -> None:
+    """Delta writes U+2028 and its like as they are, in values of partitions and in statistics."""
+    name = "a\u2028b\u0085c\u2029"
+    table = Table(tmp_path / "t", n="long", p="string", partition=["p"])
+    added = table.add("x.parquet", {"n": [1]}, partitionValues={"p": name})
+    log = tmp_path / "t" / "_delta_log" / "00000000000000000001.json"
+    table.commit(added)
+    log.write_text(json.dumps(added, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert read(DeltaTableSource(str(tmp_path / "t")), tmp_path) == [(1, name)]
+    records = DeltaRecordsSource(str(tmp_path / "t"), starting_version=1, ending_version=1)
+    assert read(records, tmp_path, "records") == [(1, name)]
+
+
+def test_times_in_the_form_of_spark_are_exact_from_the_first_year_to_the_last(tmp_path) -> None:
+    utc = datetime.UTC
+    times = [
+        datetime.datetime(1, 1, 1, tzinfo=utc),
+        datetime.datetime(1677, 9, 21, 0, 12, 43, 145223, tzinfo=utc),
+        datetime.datetime(2262, 4, 11, 23, 47, 16, 854776, tzinfo=utc),
+        datetime.datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=utc),
+    ]
+    table = Table(tmp_path / "t", at="timestamp")
+    added = table.add("x.parquet", {"at": times})
+    content = pa.table({"at": pa.array(times, pa.timestamp("us", "UTC"))})
+    pq.write_table(content, tmp_path / "t" / "x.parquet", use_deprecated_int96_timestamps=True)
+    table.commit(added)
+    assert [at for (at,) in read(DeltaTableSource(str(tmp_path / "t")), tmp_path)] == times
+
+
+def test_values_of_partitions_and_columns_that_came_later(tmp_path) -> None:
+    types = {"n": "long", "name": "string", "day": "date", "flag": "boolean", "price": "decimal(5,2)"}
+    table = Table(tmp_path / "t", partition=["name", "day", "flag", "price"], **types)
+    some = {"name": "ä b", "day": "2026-01-02", "flag": "true", "price": "1.50"}
+    table.commit(
+        table.add("x.parquet", {"n": pa.array([1], pa.int32())}, partitionValues=some),
+        table.add("y.parquet", {"n": [2]}, partitionValues=dict.fromkeys(some)),
+    )
+    table.metadata = {**table.metadata, "schemaString": fields(**types, more="double")}
+    table.commit({"metaData": table.metadata}, table.add("z.parquet", {"n": [3], "more": [0.5]}))
+    day = datetime.date(2026, 1, 2)
+    assert read(DeltaTableSource(str(tmp_path / "t")), tmp_path) == [
+        (1, "ä b", day, True, Decimal("1.50"), None),
+        (2, None, None, None, None, None),
+        (3, None, None, None, None, 0.5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"configuration": {"delta.columnMapping.mode": "name"}}, "column mapping"),
+        ({"features": ["rowsFromTheMoon"]}, "the feature 'rowsFromTheMoon'"),
+        ({"partition": ["at"], "at": "timestamp"}, "is partitioned by 'at', a timestamp"),
+    ],
+)
+def test_tables_that_are_not_plain_are_refused(tmp_path, settings, message) -> None:
+    Table(tmp_path / "t", n="long", **settings)
+    with pytest.raises(ConfigError, match=message):
+        DeltaTableSource(str(tmp_path / "t"))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"deletionVector": {"storageType": "u"}}, "deletion vectors"),
+        ({"path": "file:///elsewhere/x"}, "files outside"),
+    ],
+)
+def test_files_that_are_not_plain_are_refused(tmp_path, more, message) -> None:
+    table = Table(tmp_path / "t", n="long")
+    add = table.add("x.parquet", {"n": [1]})
+    table.commit({"add": {**add["add"], **more}})
+    with pytest.raises(ConfigError, match=message):
+        DeltaTableSource(str(tmp_path / "t"))
+
+
+def test_what_is_not_there_is_refused(tmp_path) -> None:
+    Table(tmp_path / "t", n="long")
+    for path, version in [(tmp_path / "none", None), (tmp_path / "t", 7), ("relative", None), (tmp_path, -1)]:
+        with pytest.raises(ConfigError):
+            DeltaTableSource(str(path), version=version)
+    with pytest.raises(ConfigError, match="there is no Delta log"):
+        DeltaTableSource(str(tmp_path / "none"))
+
+
+def test_a_range_of_versions_that_ends_before_it_begins_is_refused(tmp_path) -> None:
+    Table(tmp_path / "t", n="long")
+    with pytest.raises(ConfigError, match=r"ending_version is 4 .* >= 5"):
+        DeltaSource("/t", DeltaChanges.FEED, starting_version=5, ending_version=4)
+    with pytest.raises(ConfigError, match=r"ending_version is 4 .* >= 5"):
+        DeltaRecordsSource(str(tmp_path / "t"), starting_version=5, ending_version=4)
+
+
+@pytest.mark.parametrize("kind", [DeltaTableSource, DeltaRecordsSource])
+def test_a_damaged_file_of_a_table_is_named(tmp_path, kind) -> None:
+    table = Table(tmp_path / "t", n="long")
+    table.commit(table.add("x.parquet", {"n": [1]}))
+    damaged_parquet(tmp_path / "t" / "x.parquet")
+    reader = reader_of(kind(str(tmp_path / "t")), tmp_path)
+    with pytest.raises(RuntimeError, match=rf"the file {tmp_path}/t/x.parquet cannot be read: .*snappy"):
+        step(reader, reader.initialOffset())
+
+
+def test_a_damaged_log_of_a_table_is_named(tmp_path) -> None:
+    table = Table(tmp_path / "t", n="long")
+    table.commit(table.add("x.parquet", {"n": [1]}))
+    newest = tmp_path / "t" / "_delta_log" / f"{1:020d}.json"
+    newest.write_text(newest.read_text()[:-9])
+    with pytest.raises(ValueError, match=rf"the file {newest} cannot be read"):
+        DeltaTableSource(str(tmp_path / "t"))
+    with pytest.raises(ValueError, match=rf"the file {newest} cannot be read"):
+        DeltaCommit.read(tmp_path / "t", 1)

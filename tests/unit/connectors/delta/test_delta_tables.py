@@ -1,0 +1,245 @@
+"""What a Delta sink concludes from values: fits, types, retention, modes, names of folders and notes."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+import flinkish_spark
+from flinkish_spark import (
+    CheckpointConfig,
+    DeltaSink,
+    DeltaWriter,
+    OverwritePartitions,
+    SchemaEvolution,
+    Upsert,
+)
+from flinkish_spark.connectors.delta.sink import FILES, MARKERS, check_retention, duration_ms
+from flinkish_spark.connectors.delta.staging import StagedFolder, folder_of_sink
+from flinkish_spark.connectors.delta.table import (
+    Append,
+    TableInfo,
+    app_id,
+    checkpoint_note,
+    fit,
+    is_wider,
+    mark_in,
+    mode_from_json,
+    stored_fields,
+    why_not_as_files,
+    why_stricter,
+)
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
+from flinkish_spark.protocol.timeline import Mark
+from tests.support.sinks import sink_context_of
+
+NONE, ADD, WIDEN = SchemaEvolution.NONE, SchemaEvolution.ADD_COLUMNS, SchemaEvolution.WIDEN_TYPES
+JOB = JobUuid("a" * 32)
+
+
+def column(name, kind="string", nullable=True, **metadata):
+    return {"name": name, "type": kind, "nullable": nullable, "metadata": metadata}
+
+
+def struct(*fields):
+    return {"type": "struct", "fields": list(fields)}
+
+
+def array(kind):
+    return {"type": "array", "elementType": kind, "containsNull": True}
+
+
+def table(*fields, partition_by=(), **properties):
+    return TableInfo(fields, tuple(partition_by), properties)
+
+
+@pytest.mark.parametrize(
+    "have,stream,evolution,problem,changes",
+    [
+        ([column("a")], [column("A")], NONE, "", ()),
+        ([column("a", "long")], [column("a", "integer")], NONE, "", ()),
+        ([column("a", "long")], [column("a", "string")], WIDEN, "a is long in the table and string", ()),
+        ([column("a")], [column("a"), column("b")], NONE, "no column b", ()),
+        ([column("a")], [column("a"), column("b")], ADD, "", ("b",)),
+        ([column("a", struct(column("x")))], [column("a", struct(column("y")))], ADD, "", ("a.y",)),
+        ([column("a", array("long"))], [column("a", array("integer"))], NONE, "a.elementType", ()),
+        ([column("a", array(struct(column("x"))))], [column("a", array(struct(column("x"))))], NONE, "", ()),
+        ([column("a", array("long"))], [column("a", "long")], WIDEN, "another type", ()),
+        (
+            [column("a", "integer")],
+            [column("a", "long")],
+            WIDEN,
+            "does not have delta.enableTypeWidening",
+            (),
+        ),
+        ([column("a"), column("b", nullable=False)], [column("a")], NONE, "lacks the column b", ()),
+        (
+            [column("a"), column("b", nullable=False, CURRENT_DEFAULT="1")],
+            [column("a")],
+            NONE,
+            "",
+            (),
+        ),
+    ],
+)
+def test_what_a_table_lacks_for_a_stream(have, stream, evolution, problem, changes):
+    found = fit(table(*have), stream, evolution)
+    assert (problem in found.problems[0]) if problem else not found.problems
+    assert found.changes == changes
+
+
+def test_types_widen_only_where_the_table_allows_it():
+    narrow = table(column("a", "integer"), **{"delta.enableTypeWidening": "true"})
+    stream = [column("a", "long")]
+    assert fit(narrow, stream, WIDEN).changes == ("a",)
+    assert fit(narrow, stream, ADD).problems and fit(narrow, stream, NONE).problems
+    assert is_wider("decimal(5,2)", "decimal(8,4)") and not is_wider("decimal(5,2)", "decimal(6,4)")
+    assert is_wider("date", "timestamp_ntz") and not is_wider("long", "double")
+
+
+def metadata(*fields, partition_by=(), **configuration):
+    inner = {
+        "schemaString": json.dumps(struct(*fields)),
+        "partitionColumns": list(partition_by),
+        "configuration": configuration,
+    }
+    return {"metaData": inner}
+
+
+PHYSICAL = "delta.columnMapping.physicalName"
+
+
+@pytest.mark.parametrize(
+    "current,why",
+    [
+        (metadata(column("a"), column("b")), ""),
+        # Renamed: the files have it under the physical name.
+        (metadata(column("z", **{PHYSICAL: "a"})), ""),
+        (metadata(column("a", comment="new")), ""),
+        # Dropped and added again under the same name.
+        (metadata(column("a", **{PHYSICAL: "other"})), "column a changed"),
+        (metadata(column("a", "long")), "column a changed"),
+        (metadata(column("b")), "column a changed"),
+        (metadata(column("a"), column("p"), partition_by=["p"]), "partitioning changed"),
+        (metadata(column("a", nullable=False)), "became NOT NULL"),
+        (metadata(column("a"), **{"delta.constraints.c": "a > 0"}), "constraint c"),
+        (metadata(column("a"), column("n", **{"delta.identity.start": 1})), "numbers its rows"),
+        (metadata(column("a"), column("g", **{"delta.generationExpression": "a"})), "generated column g"),
+    ],
+)
+def test_whether_staged_files_can_be_named_in_a_table_that_changed(current, why):
+    found = why_not_as_files(metadata(column("a")), current, ["a"])
+    assert (why in found) if why else not found
+
+
+def test_columns_that_the_stream_does_not_have_do_not_matter():
+    assert not why_not_as_files(metadata(column("a"), column("b")), metadata(column("a")), ["a"])
+
+
+def test_fewer_rules_than_at_staging_are_fine():
+    strict = table(column("a", nullable=False), **{"delta.constraints.c": "a > 0"})
+    assert not why_stricter(strict.rules(), table(column("a")))
+    assert not why_stricter(json.loads(json.dumps(strict.rules())), strict)
+
+
+@pytest.mark.parametrize(
+    "text,ms",
+    [
+        ("interval 1 week", 604_800_000),
+        ("INTERVAL 1 DAY 2 hours", 93_600_000),
+        ("30 days", 2_592_000_000),
+        ("interval 1.5 seconds", 1_500),
+        ("interval 1 month", None),
+        ("soon", None),
+        ("", None),
+    ],
+)
+def test_intervals_of_table_properties(text, ms):
+    assert duration_ms(text) == ms
+
+
+def context():
+    checkpoint = CheckpointConfig(interval_ms=60_000, restart_budget_ms=60_000)
+    return sink_context_of(JOB, OwnerEpoch(1), "table", None, checkpoint)
+
+
+def test_retention_of_the_table_counts_and_of_a_new_one_the_sessions():
+    short, long = "interval 119 seconds", "interval 120 seconds"
+    check_retention(FILES, {f"delta.{FILES}": long}, {FILES: short}, "/t", context())
+    check_retention(FILES, {"delta.other": "x"}, {FILES: short}, "/t", context())
+    check_retention(MARKERS, {}, {}, "/t", context())
+    for properties, defaults in [({f"delta.{FILES}": short}, {}), ({}, {FILES: short})]:
+        with pytest.raises(ConfigError, match=r"119000 ms, shorter than .* = 120000 ms"):
+            check_retention(FILES, properties, defaults, "/t", context())
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        Append(),
+        OverwritePartitions(),
+        Upsert(("a",)),
+        Upsert(("a", "b"), sequence_by="t", delete_when="op = 'D'", not_stored=("op", "t")),
+    ],
+)
+def test_a_mode_survives_its_stored_form(mode):
+    assert mode_from_json(json.loads(json.dumps(mode.to_json()))) == mode
+    assert mode_from_json(None) == Append()
+    with pytest.raises(ValueError, match="newer version"):
+        mode_from_json({"kind": "SOMETHING"})
+
+
+def test_what_is_not_stored():
+    assert stored_fields(Upsert(("a",), not_stored=("op",)), ["a", "op", "b"]) == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    "make,message",
+    [
+        (lambda: Upsert(()), "no keys"),
+        (lambda: Upsert("id"), "keys of Upsert"),
+        (lambda: Upsert(("a",), not_stored=("a",)), "not stored"),
+        (lambda: DeltaSink("/t", mode="append"), "mode is 'append'"),
+        (lambda: DeltaSink("/t", mode=Upsert), "mode is"),
+        (lambda: DeltaSink("/t", writer="jvm"), "writer is 'jvm'"),
+        (lambda: DeltaSink("/t", schema_evolution="NONE"), "schema_evolution is 'NONE'"),
+        (lambda: DeltaSink("/t", options={"TxnAppId": "x"}), "TxnAppId"),
+        (lambda: DeltaSink("/t", options={"mergeSchema": "true"}), "mergeSchema"),
+    ],
+)
+def test_settings_are_checked_where_they_are_given(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+    assert DeltaSink("/t", writer="portable").writer is DeltaWriter.PORTABLE
+
+
+def test_names_of_folders_of_staged_rows():
+    folder = StagedFolder(3, 1, 42, 7, "0badcafe")
+    assert StagedFolder.parse(folder.name) == folder
+    for other in ("_temporary", "3-1-42-7", "3-1-42-7-0badcafe-x", "-1-1-42-7-0badcafe"):
+        assert StagedFolder.parse(other) is None
+    assert folder_of_sink("s3://lake/t/", app_id(JOB, "uid")) == f"s3://lake/t/_flinkish/flinkish-{JOB}-uid"
+
+
+def test_the_note_of_a_commit_says_whose_checkpoint_it_holds():
+    ours, other = app_id(JOB, "table"), app_id(JOB, "table-2")
+    mark = Mark(CheckpointId(7), "0123456789abcdef")
+    note = checkpoint_note(ours, mark)
+    assert mark_in({}, note, ours) == mark_in({}, f"{note} 00c0ffee", ours) == mark
+    assert mark_in({}, note, other) is None
+    # Of before there were timelines.
+    assert mark_in({}, f"flinkish-commit {ours} 7 00c0ffee", ours) == Mark(CheckpointId(7))
+    assert mark_in({"queryId": ours, "epochId": "8"}, "", ours) == Mark(CheckpointId(8))
+    assert mark_in({"queryId": ours}, "a user's note", ours) is None
+
+
+@pytest.mark.parametrize("module", ["delta_rows", "delta_staged_rows", "delta_history"])
+def test_the_portable_door_needs_no_jvm(module):
+    """Names of PySpark's own that a Spark Connect session does not have."""
+    file = Path(flinkish_spark.__file__).parent / "bridge" / f"{module}.py"
+    names = {n.attr for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Attribute)}
+    assert not names & {"_jvm", "_jdf", "_jsparkSession", "_jsc", "sparkContext", "rdd"}

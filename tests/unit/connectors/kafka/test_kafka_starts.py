@@ -1,0 +1,318 @@
+"""Where Kafka sources begin, and which partitions they read; brokers are a stub (real ones: tests/integration/broker)."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flinkish_spark import KafkaSource, StartingOffsets, UpstreamJob
+from flinkish_spark.connectors.kafka import offsets as kafka_starts
+from flinkish_spark.connectors.kafka.offsets import start_offsets
+from flinkish_spark.connectors.kafka.source import subscription
+from flinkish_spark.contracts.source import SourceStart
+from flinkish_spark.core.errors import ConfigError, GraphError
+from flinkish_spark.core.formats import Json
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.offset_log import LoggedOffsets
+from flinkish_spark.core.store import LocalStore
+from flinkish_spark.job.preflight import check_loops
+from flinkish_spark.protocol.ids import JobUuid
+from flinkish_spark.sources import (
+    EndAtLatest,
+    EndAtOffsets,
+    KafkaRecordsSource,
+    StartAtCommitted,
+    StartAtOffsets,
+    StartAtTimestamp,
+)
+from flinkish_spark.transport.channels import channel_by_name, channel_of, check_told_apart
+from flinkish_spark.transport.columns import Origins
+
+PLACES = [("in", 0), ("in", 1)]
+
+
+class Brokers:
+    """Partitions that hold what the test says; stands in for KafkaAdmin."""
+
+    def __init__(self, *held: tuple[int, int], **groups: dict[int, int]) -> None:
+        self.held, self.groups = dict(enumerate(held)), groups
+
+    def __enter__(self) -> Brokers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def topics(self, names):
+        return {name: SimpleNamespace(partitions=len(self.held)) for name in names}
+
+    def beginning_offsets(self, places):
+        return {(t, p): self.held[p][0] for t, p in places}
+
+    def end_offsets(self, places):
+        return {(t, p): self.held[p][1] for t, p in places}
+
+    def offsets_at(self, wanted):
+        return {(t, p): 5 if self.held[p][1] > 5 else None for t, p in wanted}
+
+    def committed_offsets(self, group):
+        return {("in", p): at for p, at in self.groups.get(group, {}).items()} | {("other", 0): 3}
+
+
+BROKERS = Brokers((2, 9), (0, 3), ours={0: 4})
+
+
+@pytest.mark.parametrize(
+    ("start", "wanted"),
+    [
+        (StartingOffsets.EARLIEST, (2, 0)),
+        (StartingOffsets.LATEST, (9, 3)),
+        (StartAtTimestamp(100), (5, 3)),
+        (StartAtOffsets({"in": {0: 9, 1: 0}}), (9, 0)),
+        (StartAtOffsets({"in": {1: 2}}), (2, 2)),
+        (StartAtOffsets({"in": {1: 2}}, StartingOffsets.LATEST), (9, 2)),
+        (StartAtOffsets(), (2, 0)),
+        (StartAtCommitted("ours"), (4, 0)),
+        (StartAtCommitted("ours", StartingOffsets.LATEST), (4, 3)),
+        (StartAtCommitted("nobody"), (2, 0)),
+    ],
+)
+def test_every_partition_has_a_beginning(start, wanted) -> None:
+    assert start_offsets(start, BROKERS, PLACES) == dict(zip(PLACES, wanted, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("start", "brokers", "message"),
+    [
+        (StartAtOffsets({"in": {0: 1}}), BROKERS, "names the offset 1 of in-0, which holds 2 to 9"),
+        (StartAtOffsets({"in": {1: 4}}), BROKERS, "names the offset 4 of in-1, which holds 0 to 3"),
+        (StartAtOffsets({"in": {2: 0}}), BROKERS, "begins at an offset of in-2, which it does not read"),
+        (StartAtOffsets({"out": {0: 0}}), BROKERS, "begins at an offset of out-0"),
+        (StartAtCommitted("old"), Brokers((7, 9), (0, 3), old={0: 4}), "group 'old' stands at the offset 4"),
+    ],
+)
+def test_a_beginning_that_is_not_there_is_refused(start, brokers, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        start_offsets(start, brokers, PLACES)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: StartAtTimestamp(-1),
+        lambda: StartAtTimestamp("2026"),
+        lambda: StartAtOffsets([1]),
+        lambda: StartAtOffsets({"in": [1]}),
+        lambda: StartAtOffsets({"in": {"0": 1}}),
+        lambda: StartAtOffsets({"in": {0: -1}}),
+        lambda: StartAtOffsets({"in": {0: 1}}, otherwise="earliest"),
+        lambda: StartAtCommitted(None),
+        lambda: StartAtCommitted("g", otherwise=None),
+        lambda: KafkaSource("nowhere:1", ["in"], starting_offsets="middle"),
+        lambda: KafkaSource("nowhere:1", ["in"], starting_offsets=StartAtTimestamp),
+        lambda: KafkaSource("nowhere:1", ["in"], starting_offsets=StartAtCommitted()),
+        lambda: KafkaSource("nowhere:1"),
+        *(
+            lambda source=source, given=given: source(**{"bootstrap_servers": "nowhere:1", **given})
+            for source in (partial(KafkaSource, topics=["in"]), partial(KafkaRecordsSource, topics=["in"]))
+            for given in (
+                *({"bootstrap_servers": wrong} for wrong in (None, 5, "", "nowhere")),
+                *({"options": wrong} for wrong in ("x", 5, ["a"], {"fetch.max.bytes": 5}, {5: "a"})),
+                *({"group_id": wrong} for wrong in (None, 5, b"in")),
+                *({"metadata": wrong, "value": Json("n LONG")} for wrong in (None, "topic", 5, {"topic"})),
+            )
+        ),
+        *(
+            lambda wrong=wrong: KafkaSource("nowhere:1", ["in"], max_offsets_per_trigger=wrong)
+            for wrong in ("x", None, -1, 1.5, True, float("nan"))
+        ),
+        lambda: KafkaSource("nowhere:1", ["in"], reader_options="x"),
+        lambda: KafkaSource("nowhere:1", ["in"], reader_options={5: "x"}),
+        lambda: KafkaSource("nowhere:1", ["in"], pattern="in-.*"),
+        lambda: KafkaSource("nowhere:1", pattern="in-.*", partitions={"in-1": [0]}),
+        lambda: KafkaSource("nowhere:1", pattern="[a&&b]"),
+        lambda: KafkaSource("nowhere:1", pattern="in-.*", reader="python", aligned_with=UpstreamJob()),
+        lambda: KafkaSource("nowhere:1", ["in"], partitions={}),
+        lambda: KafkaSource("nowhere:1", ["in"], partitions={"in": []}),
+        lambda: KafkaSource("nowhere:1", ["in"], partitions={"in": "01"}),
+        lambda: KafkaSource("nowhere:1", ["in"], partitions={"in": [-1]}),
+        lambda: KafkaSource("nowhere:1", ["in"], partitions={"out": [0]}),
+        lambda: KafkaSource(
+            "nowhere:1", ["in"], partitions={"in": [0]}, reader="python", aligned_with=UpstreamJob()
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(make) -> None:
+    with pytest.raises(ConfigError):
+        make()
+
+
+# -- what a job keeps of it ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
+    found = Brokers((2, 9), (0, 3), ours={0: 4})
+    monkeypatch.setattr(kafka_starts, "KafkaAdmin", lambda *_, **__: found)
+    return found
+
+
+def job_in(folder: Path) -> str:
+    JobDir(LocalStore(folder)).read_or_create_job({"job": "it"}, {"uuid": str(JobUuid("0" * 31 + "1"))})
+    return str(folder / "control" / "1-0.json")
+
+
+def source_of(start: Any, **more: Any) -> KafkaSource:
+    return KafkaSource("nowhere:1", ["in"], starting_offsets=start, **more)
+
+
+def test_a_job_begins_where_its_group_stood_at_the_first_start(tmp_path: Path, brokers: Brokers) -> None:
+    source = source_of(StartAtCommitted(), group_id="ours")
+    assert source.starting_option(str(tmp_path / "control" / "none.json")) == "earliest", "only looked at"
+    control = job_in(tmp_path)
+    wanted = {"in": {"0": 4, "1": 0}}
+    assert json.loads(source.starting_option(control)) == wanted
+    # The group goes on, the log loses its beginning, a partition is added: what was fixed stays.
+    brokers.groups["ours"], brokers.held = {0: 9, 1: 3}, {0: (5, 9), 1: (0, 3), 2: (0, 8)}
+    again = source_of(StartAtCommitted(), group_id="ours")
+    assert json.loads(again.starting_option(control)) == {"in": {"0": 4, "1": 0, "2": -2}}
+
+
+def test_outside_of_a_job_nothing_is_kept(brokers: Brokers) -> None:
+    source = source_of(StartAtOffsets({"in": {0: 7}}))
+    assert json.loads(source.starting_option("/nonexistent/no-control")) == {"in": {"0": 7, "1": 0}}
+
+
+def test_words_are_left_to_the_reader_and_a_savepoint_comes_first(tmp_path: Path, brokers: Brokers) -> None:
+    control = job_in(tmp_path)
+    assert source_of(StartingOffsets.EARLIEST).starting_option(control) == "earliest"
+    # That reader keeps what it has asked; of Spark's see test_two_questions.py.
+    assert source_of(StartingOffsets.LATEST, reader="python").starting_option(control) == "latest"
+    start = SourceStart({"in": {"0": 8}, "flinkish:checkpoint": 3}, str(tmp_path), "x")
+    # What was added behind the savepoint is read whole; the setting is not even looked at.
+    moved = source_of(StartAtOffsets({"in": {0: 700}})).starting_at(start)
+    assert json.loads(moved.starting_option(control)) == {"in": {"0": 8, "1": -2}}
+
+
+def test_single_partitions_begin_and_end_alone(tmp_path: Path, brokers: Brokers) -> None:
+    source = source_of(StartAtTimestamp(1), partitions={"in": [1]}, ending=EndAtLatest())
+    assert json.loads(source.starting_option(job_in(tmp_path))) == {"in": {"1": 3}}
+    source.fix_end(brokers, JobDir(LocalStore(tmp_path)))
+    assert source.ends_in("/x/control/y") == {"in": {"1": 3}}
+    assert source.has_ended(LoggedOffsets(({"in": {"1": 3}},)))
+    with pytest.raises(GraphError, match="no partition 7"):
+        source_of(StartingOffsets.EARLIEST, partitions={"in": [0, 7]}).places(brokers)
+    with pytest.raises(ConfigError, match="do not fit its topics at partition 1"):
+        source_of(
+            StartingOffsets.EARLIEST, partitions={"in": [0]}, ending=EndAtOffsets({"in": {0: 1, 1: 1}})
+        ).check_end(brokers)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_offsets_per_second": 5},
+        {"max_offsets_per_second": 0, "reader": "python"},
+        {"max_offsets_per_second": "5", "reader": "python"},
+        {"max_offsets_per_second": None, "reader": "python"},
+        {"max_offsets_per_second": 5, "reader": "python", "aligned_with": UpstreamJob()},
+    ],
+)
+def test_a_pace_that_cannot_be_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        KafkaSource("nowhere:1", ["in"], **settings)
+
+
+def test_what_can_be_aligned() -> None:
+    KafkaSource("nowhere:1", ["in"], reader="python", max_offsets_per_second=0.5).check_alignable("in")
+    with pytest.raises(GraphError, match='reader="python"'):
+        KafkaSource("nowhere:1", ["in"]).check_alignable("in")
+    with pytest.raises(GraphError, match="aligned_with"):
+        KafkaSource("nowhere:1", ["in"], reader="python", aligned_with=UpstreamJob()).check_alignable("in")
+
+
+# -- topics by a pattern -------------------------------------------------------------------------------
+
+
+def by_pattern(pattern: str = "in.*", **more: Any) -> KafkaSource:
+    return KafkaSource("nowhere:1", pattern=pattern, **more)
+
+
+def test_a_pattern_takes_its_own_out_of_a_log() -> None:
+    logged = LoggedOffsets(
+        ({"in": {"0": 5, "1": 7}, "flinkish:checkpoint": 3}, {"in-2": {"0": 1}}, {"other": {"0": 9}}, None)
+    )
+    source = by_pattern()
+    assert source.offsets_in(logged) == {"in": {0: 5, 1: 7}, "in-2": {0: 1}}
+    assert by_pattern("nothing").offsets_in(logged) == {}
+    wanted = {channel_by_name("in", 0), channel_by_name("in", 1), channel_by_name("in-2", 0)}
+    assert source.channels_in(logged) == wanted and min(wanted) > 0
+    assert subscription(source.topics, source.partitions, source.pattern) == {"subscribePattern": "in.*"}
+    assert (source.plan_name, by_pattern(reader="python").plan_name) == ("pattern", "kafka-python pattern")
+
+
+def test_topics_that_come_later_are_behind_an_end_and_at_a_beginning(
+    tmp_path: Path, brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = ["in"]
+    monkeypatch.setattr(KafkaSource, "topics_now", lambda _self: there)
+    source = by_pattern(starting_offsets=StartAtCommitted("ours"), ending=EndAtLatest())
+    control = job_in(tmp_path)
+    source.fix_end(brokers, JobDir(LocalStore(tmp_path)))
+    assert json.loads(source.starting_option(control)) == {"in": {"0": 4, "1": 0}}
+    there.append("in-2")
+    assert json.loads(source.starting_option(control))["in-2"] == {"0": -2, "1": -2}
+    read = {"in": {0: 9, 1: 3}, "in-2": {0: 1}}
+    logged = LoggedOffsets(
+        ({topic: {str(p): at for p, at in found.items()} for topic, found in read.items()},)
+    )
+    assert source.has_ended(logged) and source.channels_in(logged) == frozenset()
+    assert source.before_end(read) == {"in": {0: 9, 1: 3}}
+
+
+def test_topics_with_one_number_are_refused() -> None:
+    check_told_apart(["in", "in-2"])
+    # Their checksums are equal.
+    with pytest.raises(ConfigError, match="'buckeroo' and 'plumless' cannot be read by one source"):
+        check_told_apart(["plumless", "in", "buckeroo"])
+    with pytest.raises(ConfigError, match="cannot be read by one source"):
+        KafkaSource("nowhere:1", ["plumless", "in", "buckeroo"])
+
+
+def test_channels_of_several_topics_keep_their_numbers_whatever_the_order_and_what_else_is_read() -> None:
+    partitions = {"in": [0, 2], "other": [1]}
+    found = KafkaSource("nowhere:1", ["other", "in"]).channels_of(partitions)
+    assert found == KafkaSource("nowhere:1", ["in", "a-new-one", "other"]).channels_of(partitions)
+    # Of a single topic they are Kafka's; none of theirs is among those of several.
+    assert KafkaSource("nowhere:1", ["in"]).channels_of(partitions) == {0, 2} and min(found) > 2
+    for topic, numbers in partitions.items():
+        for number in numbers:
+            where = Origins(("other", "in")).describe(channel_of(("in", "other"), topic, number), 5)
+            assert where == {"topic": topic, "partition": number, "offset": 5}
+
+
+@pytest.mark.parametrize(
+    ("sources", "written", "message"),
+    [
+        ([by_pattern("in.*"), source_of(StartingOffsets.EARLIEST)], "out", "read the same topic 'in'"),
+        ([by_pattern("in-.*"), by_pattern("in-2")], "out", "may match the same topic"),
+        ([by_pattern("in-.*"), by_pattern("a|out-2")], "out", "may match the same topic"),
+        ([by_pattern("(out|in).*")], "out", "'out' is read and written"),
+        ([by_pattern("in-.*"), by_pattern("other-.*"), source_of(StartingOffsets.EARLIEST)], "out", ""),
+    ],
+)
+def test_topics_that_two_sources_may_read_or_a_job_writes(sources, written, message) -> None:
+    graph = SimpleNamespace(
+        sources=[SimpleNamespace(uid=f"s{n}", source=source) for n, source in enumerate(sources)]
+    )
+    planned = SimpleNamespace(sinks=[SimpleNamespace(uid="out", sink=SimpleNamespace(topics=(written,)))])
+    if not message:
+        check_loops(graph, planned)
+        return
+    with pytest.raises(GraphError, match=message):
+        check_loops(graph, planned)

@@ -1,0 +1,165 @@
+"""Threads that do not get on are named, in the log and in the job's progress; nothing is ended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from flinkish_spark.checkpoint.coordinator import Workers
+from flinkish_spark.core.clock import GivenUp, SystemClock, SystemThreads, outcome_of
+from flinkish_spark.core.watchdog import Wait, Watchdog
+from tests.support.clocks import ManualClock
+from tests.support.coordinator_rig import Rig
+
+
+class Watched:
+    """A watchdog whose clock the test moves."""
+
+    def __init__(self) -> None:
+        self.clock, self.told, self.is_hurried = ManualClock(), [()], False
+        self.dog = Watchdog(self.clock, self.told.append, lambda: self.is_hurried)
+
+    def after(self, seconds: int) -> list[tuple[str, int]]:
+        """Let time go by and look; return what is waited for, and for how long."""
+        self.clock.now_ms += seconds * 1_000
+        self.dog.look()
+        return [(wait.what, wait.for_ms // 1_000) for wait in self.told[-1]]
+
+
+def in_thread(name: str, work: Callable[[], None]) -> None:
+    thread = threading.Thread(target=work, name=name)
+    thread.start()
+    thread.join()
+
+
+def test_a_wait_of_a_minute_is_named_and_again_after_twice_the_time(caplog: pytest.LogCaptureFixture) -> None:
+    watched = Watched()
+    with watched.dog.waiting("Spark to end the query"):
+        assert watched.after(59) == []
+        assert watched.after(1) == [("Spark to end the query", 60)]
+        assert watched.told[-1][0].thread == threading.current_thread().name
+        assert watched.after(59) == [("Spark to end the query", 119)]
+        assert watched.after(1) == [("Spark to end the query", 120)]
+        assert watched.after(100) == [("Spark to end the query", 220)]
+    assert watched.after(1_000) == []
+    name = threading.current_thread().name
+    assert [record.message for record in caplog.records] == [
+        f"the thread '{name}' has waited 60 s for Spark to end the query; nothing is ended because of that",
+        f"the thread '{name}' has waited 120 s for Spark to end the query; nothing is ended because of that",
+        f"the thread '{name}' goes on: it waits no more for Spark to end the query",
+    ]
+
+
+def test_who_gets_on_is_not_named(caplog: pytest.LogCaptureFixture) -> None:
+    watched = Watched()
+    with watched.dog.waiting("the recovery to end"):
+        for _ in range(5):
+            with watched.dog.waiting("sink 'a' to commit"):
+                assert watched.after(40) == []
+            assert watched.after(40) == []
+        # The outer one counts from when the inner one was over.
+        assert watched.after(20) == [("the recovery to end", 60)]
+    assert len(caplog.records) == 2
+
+
+def test_the_innermost_wait_of_each_thread_is_told_the_longest_first() -> None:
+    watched = Watched()
+
+    def inside() -> None:
+        watched.clock.now_ms += 5_000
+        with watched.dog.waiting("complete-3 to end"), watched.dog.waiting("the MERGE"):
+            watched.clock.now_ms += 70_000
+            watched.dog.look()
+
+    with watched.dog.waiting("the coordinator to end"):
+        in_thread("flinkish-complete-3", inside)
+        own = threading.current_thread().name
+        assert watched.told[-1] == (
+            Wait(own, "the coordinator to end", 75_000),
+            Wait("flinkish-complete-3", "the MERGE", 70_000),
+        )
+
+
+def test_a_job_that_is_cancelled_says_soon_what_it_waits_for() -> None:
+    watched = Watched()
+    with watched.dog.waiting("Spark to end the query"):
+        assert watched.after(6) == []
+        watched.is_hurried = True
+        assert watched.after(1) == [("Spark to end the query", 7)]
+
+
+def test_an_error_ends_a_wait() -> None:
+    watched = Watched()
+    with pytest.raises(ValueError, match="no"), watched.dog.waiting("a"), watched.dog.waiting("b"):
+        raise ValueError("no")
+    assert watched.after(100) == []
+
+
+def test_it_looks_in_a_thread_of_its_own_until_it_is_stopped() -> None:
+    looked = threading.Event()
+
+    class Clock(ManualClock):
+        def wait(self, event: threading.Event, timeout_ms: int) -> bool:
+            assert timeout_ms == 1_000
+            self.now_ms += 10_000
+            return event.wait(0.001)
+
+    def tell(waits: tuple[Wait, ...]) -> None:
+        if waits:
+            looked.set()
+
+    dog = Watchdog(Clock(), tell)
+    with dog.waiting("nothing"):
+        dog.start(SystemThreads())
+        assert looked.wait(10)
+    dog.stop()
+
+
+def test_workers_and_who_waits_for_them_are_named() -> None:
+    watched, seen, ended = Watched(), [], threading.Event()
+    workers = Workers(SystemThreads(), seen.append, watched.dog.waiting)
+    workers.begin("complete-7", lambda: (ended.wait(10), None)[1])
+    joining = threading.Thread(target=workers.join, name="flinkish-coordinator")
+    joining.start()
+    while len(watched.told[-1]) < 2:
+        watched.after(60)
+    assert {(wait.thread, wait.what) for wait in watched.told[-1]} == {
+        ("flinkish-complete-7", "complete-7 to end"),
+        ("flinkish-coordinator", "the thread of complete-7 to end"),
+    }
+    ended.set()
+    joining.join(10)
+    assert watched.after(60) == [] and not seen
+
+
+def test_a_commit_that_takes_two_minutes_is_named_with_sink_and_checkpoint_and_finished() -> None:
+    watched = Watched()
+    rig = Rig(sinks="a", clock=watched.clock, waiting=watched.dog.waiting)
+    said: dict[str, list[tuple[str, int]]] = {}
+    rig.committers["a"].on_call = lambda call: said.setdefault(call, watched.after(120))
+    rig.take()
+    assert said["why_dead"] == [("sink 'a' to say what of checkpoint 1 is left", 120)]
+    assert said["commit"] == [("committing checkpoint 1 to sink 'a' to end", 120)]
+    assert (rig.confirmed, rig.answers, watched.after(120)) == ([1], ["user=COMPLETED"], [])
+
+
+def test_what_may_hang_is_given_up_when_the_job_is_to_end() -> None:
+    """A master hook whose system never answers keeps no cancel out."""
+    hangs, clock, asked = threading.Event(), SystemClock(), []
+
+    def must_give_up() -> bool:
+        asked.append(1)
+        return len(asked) > 3
+
+    with pytest.raises(GivenUp, match="hooks"):
+        outcome_of(hangs.wait, "hooks", SystemThreads(), clock, must_give_up)
+    hangs.set()
+    assert outcome_of(lambda: 7, "hooks", SystemThreads(), clock, lambda: False) == 7
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        outcome_of(fail, "hooks", SystemThreads(), clock, lambda: False)

@@ -1,0 +1,224 @@
+"""One environment runs its job once at a time; what others do with it meanwhile does not touch the job."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import pytest
+
+from flinkish_spark import MasterHook, StreamExecutionEnvironment
+from flinkish_spark.checkpoint.ownership import JobLock
+from flinkish_spark.contracts.source import Source
+from flinkish_spark.core.errors import ConfigError, OwnedElsewhereError
+from flinkish_spark.datastream import environment
+from flinkish_spark.protocol.job_status import JobStatus
+from tests.unit.planning.test_stream_settings import Session
+
+PATIENCE_MS = 20_000
+
+
+class Nowhere(Source):
+    def load(self, spark: Any, control_path: str) -> Any:
+        raise NotImplementedError
+
+
+class Hook(MasterHook):
+    """Notes what it is called for."""
+
+    name = "feed"
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def trigger(self, checkpoint_id: int) -> None:
+        self.calls.append(f"trigger {checkpoint_id}")
+
+    def restore(self, checkpoint_id: int, state: Any) -> None:
+        self.calls.append("restore")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class Running:
+    """A supervisor that takes the lock, runs until it is told to end, and ends as the real one does."""
+
+    def __init__(self, engine: Any, settings: Any, job_dir: Any) -> None:
+        self.engine, self.settings = engine, settings
+        self.control = self
+        self.states = self
+        self.status = JobStatus.RUNNING
+        self.end, self.is_up, self.may_close = threading.Event(), threading.Event(), threading.Event()
+        self.may_close.set()
+
+    def stop_with_checkpoint(self) -> None:
+        self.end.set()
+
+    cancel = stop_with_checkpoint
+
+    def run(self) -> None:
+        lock = JobLock(self.settings.root / "owner.lock")
+        try:
+            lock.acquire()
+            self.is_up.set()
+            self.end.wait(60)
+        finally:
+            self.status = JobStatus.SUSPENDED
+            self.may_close.wait(60)
+            lock.release()
+            self.settings.hooks.close()
+
+
+@pytest.fixture(autouse=True)
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "Supervisor", Running)
+
+
+def made(root: Any, *hooks: MasterHook, job: str = "orders") -> StreamExecutionEnvironment:
+    session: Any = Session()
+    env = StreamExecutionEnvironment(session, job, str(root))
+    env.from_source(Nowhere(), uid="first")
+    for hook in hooks:
+        env.add_master_hook(hook)
+    return env
+
+
+def up(env: StreamExecutionEnvironment) -> Any:
+    client = env.execute_async()
+    supervisor: Any = client._supervisor
+    assert supervisor.is_up.wait(PATIENCE_MS / 1000)
+    return client
+
+
+def test_a_second_execution_is_refused_and_the_first_never_notices(tmp_path: Any) -> None:
+    hook = Hook()
+    env = made(tmp_path / "job", hook)
+    first = up(env)
+    for again in (env.execute_async, env.execute, env.execute_async):
+        with pytest.raises(OwnedElsewhereError, match="the job 'orders' of this environment runs") as refused:
+            again()
+        assert not refused.value.restartable
+    assert hook.calls == [] and first.is_running
+    first._supervisor.settings.hooks.trigger(7)
+    assert hook.calls == ["trigger 7"]
+    first.stop_with_checkpoint()
+    first.stop_with_checkpoint()
+    first.cancel()
+    assert first.wait(PATIENCE_MS)
+    first.stop_with_checkpoint()
+    first.cancel()
+    assert hook.calls == ["trigger 7", "close"]
+
+
+def test_of_two_threads_that_start_at_once_one_is_refused(tmp_path: Any) -> None:
+    env, at_once = made(tmp_path / "job"), threading.Barrier(8)
+    clients: list[Any] = []
+    refusals: list[str] = []
+
+    def start() -> None:
+        at_once.wait()
+        try:
+            clients.append(env.execute_async())
+        except OwnedElsewhereError as error:
+            refusals.append(str(error))
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert (len(clients), len(refusals)) == (1, 7)
+    clients[0].cancel()
+    assert clients[0].wait(PATIENCE_MS)
+
+
+def test_a_job_that_has_ended_or_is_just_ending_is_executed_again(tmp_path: Any) -> None:
+    env = made(tmp_path / "job", Hook())
+    first = up(env)
+    first._supervisor.may_close.clear()
+    first.cancel()
+    while first.status is JobStatus.RUNNING:
+        threading.Event().wait(0.01)
+    threading.Timer(0.3, first._supervisor.may_close.set).start()
+    # It is over, and still has the lock.
+    second = up(env)
+    assert not first.is_running and second.is_running
+    second.cancel()
+    assert second.wait(PATIENCE_MS)
+    third = up(env)
+    third.cancel()
+    assert third.wait(PATIENCE_MS)
+
+
+def test_a_job_that_could_not_start_may_be_executed_again(tmp_path: Any) -> None:
+    owner = JobLock(tmp_path / "job" / "owner.lock")
+    owner.acquire()
+    env = made(tmp_path / "job", Hook())
+    with pytest.raises(OwnedElsewhereError, match=r"owned by process \d+ on .* \(this one\), which is alive"):
+        env.execute()
+    owner.release()
+    client = up(env)
+    client.cancel()
+    assert client.wait(PATIENCE_MS)
+
+
+def test_two_environments_over_one_directory_exclude_each_other(tmp_path: Any) -> None:
+    first_hook, second_hook = Hook(), Hook()
+    first = up(made(tmp_path / "job", first_hook))
+    second = made(tmp_path / "job", second_hook).execute_async()
+    with pytest.raises(OwnedElsewhereError, match="stop the job that runs here first"):
+        second.wait(PATIENCE_MS)
+    assert first.is_running and first_hook.calls == []
+    first.cancel()
+    assert first.wait(PATIENCE_MS)
+
+
+def test_one_hook_object_is_in_one_job_at_a_time(tmp_path: Any) -> None:
+    hook, other = Hook(), Hook()
+    other.name = "other"
+    first = up(made(tmp_path / "a", hook))
+    second = made(tmp_path / "b", other, hook, job="payments")
+    with pytest.raises(ConfigError, match="the master hook 'feed' is in another job that runs"):
+        second.execute_async()
+    assert hook.calls == [] and first.is_running
+    # What the refused job has beside it was not taken.
+    beside = up(made(tmp_path / "c", other))
+    for client in (beside, first):
+        client.cancel()
+        assert client.wait(PATIENCE_MS)
+    client = up(second)
+    client.cancel()
+    assert client.wait(PATIENCE_MS)
+    assert hook.calls == ["close", "close"]
+
+
+def test_what_is_declared_while_the_job_runs_belongs_to_the_next_execution(tmp_path: Any) -> None:
+    """A restart of the query plans the graph again: it must be the one that was executed."""
+    env = made(tmp_path / "job")
+    first = up(env)
+    env.from_source(Nowhere(), uid="second")
+    assert [node.uid for node in first._supervisor.engine.sources] == ["first"]
+    with pytest.raises(OwnedElsewhereError, match="nobody can add a master hook"):
+        env.add_master_hook(Hook())
+    first.cancel()
+    assert first.wait(PATIENCE_MS)
+    second = up(env)
+    assert [node.uid for node in second._supervisor.engine.sources] == ["first", "second"]
+    second.cancel()
+    assert second.wait(PATIENCE_MS)
+
+
+def test_a_child_that_was_forked_executes_no_job_of_its_parent(tmp_path: Any) -> None:
+    env = made(tmp_path / "job")
+    child = os.fork()
+    if child == 0:
+        try:
+            env.execute_async()
+        except ConfigError as error:
+            os._exit(7 if "belongs to another process" in str(error) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert not (tmp_path / "job").exists()

@@ -1,0 +1,146 @@
+"""The documents say what is there: the generated table, links, paths, names of tests, the notebooks."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flinkish_spark.protocol.checkpoint import transition_table
+from flinkish_spark.protocol.failures import failure_reason_table
+from flinkish_spark.protocol.job_status import job_status_table, task_state_table
+from flinkish_spark.protocol.recovery import recovery_table
+from tests.support.types_at_limits import types_table
+
+#: Document, marker around the table, and what prints it.
+GENERATED = [
+    ("docs/protocol.md", "transition-table", transition_table),
+    ("docs/protocol.md", "failure-reasons", failure_reason_table),
+    ("docs/protocol.md", "recovery-table", recovery_table),
+    ("docs/protocol.md", "job-status", job_status_table),
+    ("docs/protocol.md", "task-state", task_state_table),
+    ("docs/field-reports.md", "types", types_table),
+]
+ROOT = Path(__file__).resolve().parents[3]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+#: A path in backticks is checked if it begins with one of these.
+FOLDERS = {".ci", "demo", "docs", "flinkish_spark", "jvm-shim", "notebooks", "tests", "tools"}
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_CODE_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_PATH = re.compile(r"`([A-Za-z0-9_.-]+/[A-Za-z0-9_./-]*)(?:::([A-Za-z0-9_]+))?`")
+
+
+def text_of(document: Path) -> str:
+    """Return the document without its code blocks."""
+    return _CODE_BLOCK.sub("", document.read_text(encoding="utf-8"))
+
+
+def anchors(document: Path) -> set[str]:
+    """Return the anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ +(.+)$", text_of(document), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def names(documents: list[Path]) -> list[str]:
+    return [str(document.relative_to(ROOT)) for document in documents]
+
+
+@pytest.mark.parametrize(("document", "marker", "table"), GENERATED, ids=[one[1] for one in GENERATED])
+def test_tables_are_the_code_s(document: str, marker: str, table: Callable[[], str]) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    _, _, rest = text.partition(f"<!-- {marker} -->\n")
+    found, _, _ = rest.partition(f"\n<!-- /{marker} -->")
+    assert found == table()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=names(DOCUMENTS))
+def test_relative_links_lead_somewhere(document: Path) -> None:
+    broken = []
+    for link in _LINK.findall(text_of(document)):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = document.parent / path if path else document
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert not broken
+
+
+def test_decisions_name_what_is_there() -> None:
+    """By name and not by path: files may move."""
+    definition = re.compile(r"^ *(?:async )?(?:def|class) (\w+)|^(\w+)(?::.+)? = ", re.MULTILINE)
+    sources = [file.read_text(encoding="utf-8") for file in (ROOT / "flinkish_spark").rglob("*.py")]
+    defined = {name for source in sources for pair in definition.findall(source) for name in pair}
+    text = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
+    places = re.findall(r"^- \*\*Where\.\*\*((?:.+\n(?:  .+\n)*))", text, re.MULTILINE)
+    named = {name for place in places for name in re.findall(r"`(\w+)`", place)}
+    assert len(named) > 100 and not named - defined
+    assert "`flinkish_spark/" not in re.sub(r"`flinkish_spark/(jars|audit|sinks|testing)/", "", text)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=names(DOCUMENTS))
+def test_paths_and_tests_that_are_named_exist(document: Path) -> None:
+    missing = []
+    for path, function in _PATH.findall(text_of(document)):
+        if path.split("/")[0] not in FOLDERS:
+            continue
+        target = ROOT / path
+        if not target.exists():
+            missing.append(path)
+        elif function and f"def {function}(" not in target.read_text(encoding="utf-8"):
+            missing.append(f"{path}::{function}")
+    assert not missing
+
+
+def test_every_document_is_reached_from_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert not [name for name in names(DOCUMENTS[:]) if name != "README.md" and f"({name})" not in readme]
+
+
+def python_blocks() -> list[tuple[str, str]]:
+    """Return the Python code blocks of all documents, with the document and the line where each begins."""
+    found = []
+    for document in DOCUMENTS:
+        text = document.read_text(encoding="utf-8")
+        for match in _PYTHON_BLOCK.finditer(text):
+            line = text.count("\n", 0, match.start(1)) + 1
+            found.append((f"{document.relative_to(ROOT)}:{line}", match.group(1)))
+    return found
+
+
+@pytest.mark.parametrize(("place", "code"), python_blocks(), ids=[place for place, _ in python_blocks()])
+def test_python_in_the_documents_compiles_and_imports_what_is_there(place: str, code: str) -> None:
+    compile(code, place, "exec")
+    for node in ast.walk(ast.parse(code)):
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        for name in modules:
+            if name.split(".")[0] == "flinkish_spark":
+                importlib.import_module(name)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flinkish_spark":
+            module = importlib.import_module(node.module)
+            assert not [one.name for one in node.names if not hasattr(module, one.name)]
+
+
+def test_the_documents_have_python_in_them() -> None:
+    """Else the check above would check nothing."""
+    assert {place.partition(":")[0] for place, _ in python_blocks()} >= {"README.md", "docs/chained-jobs.md"}
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=names(NOTEBOOKS))
+def test_notebooks_are_clean(notebook: Path) -> None:
+    """Valid Python, no stored output, and nothing in them that the package should own."""
+    content = json.loads(notebook.read_text(encoding="utf-8"))
+    assert content["nbformat"] == 4
+    for cell in content["cells"]:
+        if cell["cell_type"] != "code":
+            continue
+        assert not cell["outputs"] and cell["execution_count"] is None
+        assert len(cell["source"]) <= 25
+        ast.parse("".join(cell["source"]))

@@ -1,0 +1,168 @@
+"""Rules of the house that no linter knows. A rule that hurts is changed here, in the open."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from flinkish_spark.core.errors import EnvironmentFault
+from flinkish_spark.jars import JarMissing, ivy_settings, pinned, pinned_jars
+from tests.support.syntax import walk
+
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGE = ROOT / "flinkish_spark"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def names(files: list[Path]) -> set[str]:
+    return {str(file.relative_to(ROOT)) for file in files}
+
+
+@cache
+def nodes(file: Path) -> tuple[ast.AST, ...]:
+    """Return what the rules look at of a file's syntax; files are parsed once for all of them."""
+    kept = (ast.Import, ast.ImportFrom, ast.Attribute, ast.Name, ast.Call, ast.ClassDef)
+    return tuple(node for node in walk(file) if isinstance(node, kept))
+
+
+def imports(file: Path) -> Iterator[str]:
+    """Yield the dotted names that a file imports, at its top or inside a function."""
+    package = file.relative_to(ROOT).parts[:-1]
+    for node in nodes(file):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            prefix = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{prefix}.{alias.name}" for alias in node.names)
+
+
+def identifiers(file: Path) -> set[str]:
+    """Return names and attributes used in code; comments and docstrings do not count."""
+    return {
+        node.attr if isinstance(node, ast.Attribute) else node.id
+        for node in nodes(file)
+        if isinstance(node, ast.Attribute | ast.Name)
+    }
+
+
+def calls(file: Path) -> Iterator[str]:
+    """Yield the dotted names that a file calls."""
+    for node in nodes(file):
+        if isinstance(node, ast.Call) and (name := dotted(node.func)):
+            yield name
+
+
+def dotted(node: ast.expr) -> str:
+    """Return the text of a name with dots; empty for any other expression."""
+    if isinstance(node, ast.Attribute):
+        return f"{front}.{node.attr}" if (front := dotted(node.value)) else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def test_only_the_bridge_talks_to_the_jvm() -> None:
+    jvm = {"_jvm", "_jdf", "_jsparkSession", "_jsc", "_gateway", "_jrdd", "_jsqs", "_jwrite"}
+    guilty = [
+        file
+        for file in FILES
+        if not file.is_relative_to(PACKAGE / "bridge")
+        and (identifiers(file) & jvm or any(name.split(".")[0] == "py4j" for name in imports(file)))
+    ]
+    assert not names(guilty)
+
+
+def test_the_protocol_imports_only_the_standard_library_and_itself() -> None:
+    allowed = sys.stdlib_module_names
+    guilty = {
+        (str(file.relative_to(ROOT)), name)
+        for file in FILES
+        if file.is_relative_to(PACKAGE / "protocol")
+        for name in imports(file)
+        if name.split(".")[0] not in allowed and not name.startswith("flinkish_spark.protocol")
+    }
+    assert not guilty
+
+
+def test_the_protocol_has_no_clock_no_chance_and_no_files() -> None:
+    impure = {"time", "random", "secrets", "os", "io", "pathlib", "socket", "threading", "subprocess"}
+    guilty = {
+        (str(file.relative_to(ROOT)), name)
+        for file in FILES
+        if file.is_relative_to(PACKAGE / "protocol")
+        for name in imports(file)
+        if name.split(".")[0] in impure
+    }
+    assert not guilty
+
+
+def test_reading_a_checkpoint_runs_no_code() -> None:
+    """Pickle may be written (to see whether a function can travel), never read."""
+    readers = {"pickle.loads", "pickle.load", "cloudpickle.loads", "cloudpickle.load", "eval", "exec"}
+    guilty = [file for file in FILES if readers & set(calls(file)) or "pickle.loads" in file.read_text()]
+    assert not names(guilty)
+
+
+def test_no_enum_has_an_empty_tuple_as_value() -> None:
+    """Python 3.11.0 to 3.11.3, so that of Debian 12, makes another object of it."""
+    guilty = []
+    for file in FILES:
+        for node in nodes(file):
+            if isinstance(node, ast.ClassDef) and any("Enum" in ast.unparse(base) for base in node.bases):
+                values = [one.value for one in node.body if isinstance(one, ast.Assign)]
+                guilty += [node.name for value in values if ast.unparse(value) == "()"]
+    assert not guilty
+
+
+def test_wall_clock_time_is_read_in_one_file() -> None:
+    wall = {"time.time", "time.time_ns", "datetime.now", "datetime.datetime.now", "datetime.utcnow"}
+    assert names([file for file in FILES if wall & set(calls(file))]) <= {"flinkish_spark/core/clock.py"}
+
+
+def test_ivy_takes_bare_exactly_what_is_pinned() -> None:
+    modules = ElementTree.parse(ivy_settings()).getroot().iterfind("modules/module")
+    bare = {(module.attrib["organisation"], module.attrib["name"]) for module in modules}
+    assert bare == {tuple(coordinate.split(":")[:2]) for coordinate in pinned("spark")}
+
+
+def test_pinned_coordinates_are_complete_and_have_one_version_each() -> None:
+    for role in ("spark", "broker"):
+        coordinates = pinned(role)
+        assert all(coordinate.count(":") == 2 for coordinate in coordinates)
+        artifacts = [coordinate.rsplit(":", 1)[0] for coordinate in coordinates]
+        assert len(artifacts) == len(set(artifacts)) > 0
+
+
+def test_a_missing_jar_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JarMissing, match=r"delta-storage-4\.4\.0\.jar.*To do: run `make jars`") as caught:
+        pinned_jars(tmp_path)
+    assert isinstance(caught.value, EnvironmentFault)
+
+
+def test_no_file_names_a_place_on_one_machine() -> None:
+    """What works for one person only: home directories and registry hosts."""
+    marks = ["/home/", "/Users/", "/root/", "repo1." + "maven.org", "pypi." + "org"]
+    files = [ROOT / name for name in ("setup.cfg", "pyproject.toml", "Makefile", "MANIFEST.in")]
+    files += [*FILES, *(ROOT / "tools").glob("*.*"), *(ROOT / ".ci").iterdir()]
+    assert not {(file.name, mark) for file in files for mark in marks if mark in file.read_text()}
+
+
+def test_every_file_of_tests_has_one_that_is_not_left_to_the_night() -> None:
+    """`make test` tries everything at least once; what is nightly is a further case of something."""
+
+    def is_nightly(test: ast.FunctionDef) -> bool:
+        return any(ast.unparse(mark).startswith("pytest.mark.nightly") for mark in test.decorator_list)
+
+    def tests(file: Path) -> list[ast.FunctionDef]:
+        return [
+            node for node in walk(file) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        ]
+
+    kinds = [ROOT / "tests" / kind for kind in ("spark", "broker", "crash")]
+    files = [file for kind in kinds for file in kind.glob("test_*.py")]
+    assert [file.name for file in files if all(map(is_nightly, tests(file)))] == []

@@ -1,0 +1,13 @@
+"""The examples of docs/keyed-functions.md do what they say."""
+
+from __future__ import annotations
+
+import doctest
+
+from tests.support.pages import check_page
+
+FLAGS = doctest.NORMALIZE_WHITESPACE
+
+
+def test_the_examples_on_the_page_do_what_they_say() -> None:
+    check_page("keyed-functions.md", at_least=6, flags=FLAGS)

@@ -1,0 +1,89 @@
+"""The checkpoint behind which a query ends: when it is asked for, and what its end means."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from flinkish_spark.checkpoint.event_time import NoTime
+from flinkish_spark.job.supervisor import JobControl, LastCheckpoint, QueryEnd
+from flinkish_spark.protocol.ids import CheckpointPurpose
+
+
+class Time(NoTime):
+    """A keeper whose input ends when the test says so."""
+
+    can_end = has_ended = False
+
+
+class Coordinator:
+    """Notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.ended_with: CheckpointPurpose | None = None
+        self.asked: list[CheckpointPurpose] = []
+
+    def ask(self, asked) -> None:
+        self.asked.append(asked.purpose)
+
+
+@pytest.fixture
+def parts() -> tuple[LastCheckpoint, JobControl, Time, Coordinator]:
+    control, time, coordinator = JobControl(lambda target: ""), Time(), Coordinator()
+    asked: Any = coordinator
+    return LastCheckpoint(control, time, asked), control, time, coordinator
+
+
+def test_it_is_asked_for_once_whoever_wants_it_first(parts) -> None:
+    last, control, time, coordinator = parts
+    last.look()
+    assert coordinator.asked == []
+    time.can_end = True
+    threads = [threading.Thread(target=last.look) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    control.stop_with_checkpoint()
+    last.look()
+    assert coordinator.asked == [CheckpointPurpose.FINAL]
+
+
+def test_a_user_who_stops_a_job_asks_for_it(parts) -> None:
+    last, control, _, coordinator = parts
+    control.stop_with_checkpoint()
+    last.look()
+    assert coordinator.asked == [CheckpointPurpose.FINAL]
+    coordinator.ended_with = CheckpointPurpose.FINAL
+    # Its input goes on, and timers wait; it was told to end all the same.
+    assert last.is_confirmed and last.end() is QueryEnd.OVER
+
+
+def test_a_job_whose_input_is_over_ends_when_nothing_is_left_to_fire(parts) -> None:
+    last, _, time, coordinator = parts
+    time.can_end = True
+    last.look()
+    assert not last.is_confirmed
+    coordinator.ended_with = CheckpointPurpose.FINAL
+    assert last.end() is QueryEnd.NOT_OVER
+    time.has_ended = True
+    assert last.end() is QueryEnd.OVER
+
+
+def test_a_savepoint_stops_a_job_wherever_its_input_stands(parts) -> None:
+    """Its barrier may have come through before the one of the end, which was asked for, too."""
+    last, _, time, coordinator = parts
+    time.can_end = True
+    last.look()
+    coordinator.ended_with = CheckpointPurpose.FINAL_SAVEPOINT
+    assert last.is_confirmed and last.end() is QueryEnd.OVER
+
+
+def test_a_cancelled_job_has_no_last_checkpoint(parts) -> None:
+    last, control, time, coordinator = parts
+    control.cancel()
+    last.look()
+    time.can_end = True
+    assert coordinator.asked == [] and last.end() is QueryEnd.OVER

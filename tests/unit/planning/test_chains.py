@@ -1,0 +1,157 @@
+"""Chains of a stream graph: what Spark runs on its own, and under which names its scans stand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import types as T
+
+from flinkish_spark.contracts.source import SourceNode
+from flinkish_spark.core.elements import OutputTag
+from flinkish_spark.core.errors import GraphError
+from flinkish_spark.planning.stream_graph import (
+    KeyedEntry,
+    KeyedNode,
+    SideNode,
+    SinkNode,
+    StreamGraph,
+    StreamNode,
+    TransformNode,
+    UnionNode,
+    base_of,
+    feeds,
+    legs,
+)
+from flinkish_spark.planning.times import chains_to, inputs_of
+from flinkish_spark.protocol.plan_layout import Chain
+from flinkish_spark.protocol.savepoints import PositionsDiffer, SavedChain, begin_chain
+
+NOTHING: Any = None
+
+
+def source(uid: str) -> SourceNode:
+    return SourceNode(uid, NOTHING)
+
+
+def keyed(uid: str, *parents: StreamNode) -> KeyedNode:
+    entries = tuple(KeyedEntry(parent, ("user",)) for parent in parents)
+    return KeyedNode(uid, entries, NOTHING, T.StructType([]), 4)
+
+
+def transform(parent: StreamNode) -> TransformNode:
+    return TransformNode(parent, lambda frame: frame)
+
+
+def graph(*ends: StreamNode, sources: tuple[SourceNode, ...] = ()) -> StreamGraph:
+    made = StreamGraph(sources=list(sources))
+    made.sinks += [SinkNode(f"out-{number}", end, NOTHING) for number, end in enumerate(ends)]
+    return made
+
+
+def chains(end: StreamNode) -> list[Chain]:
+    return [chain for chain, _ in chains_to(graph(end), end)]
+
+
+A, B = source("a"), source("b")
+
+
+def test_a_straight_way_is_one_chain() -> None:
+    assert chains(transform(A)) == [Chain(("a",), (), ("out-0",))]
+    second = keyed("second", keyed("first", transform(A)))
+    assert chains(transform(second)) == [Chain(("a",), ("first", "second"), ("second",))]
+
+
+def test_an_operator_over_several_streams_has_their_sources() -> None:
+    joined = keyed("joined", keyed("left", A), UnionNode((B, transform(A))))
+    assert chains(joined) == [Chain(("a", "b", "a#2"), ("left", "joined"), ("joined",))]
+
+
+def test_a_sink_over_a_union_reads_the_end_of_each_way() -> None:
+    first = keyed("first", A)
+    side = SideNode(first, OutputTag("late", "user STRING"), T.StructType([]))
+    union = UnionNode((transform(A), first, UnionNode((B, transform(side)))))
+    ends = chains_to(graph(union), union)
+    assert [chain for chain, _ in ends] == [
+        Chain(("a", "b"), (), ("out-0",)),
+        Chain(("a",), ("first",), ("first",)),
+        Chain(("a",), ("first",), ("first",)),
+    ]
+    assert [len(ways) for _, ways in ends] == [2, 1, 1]
+    assert base_of(union) == "a+first+b"
+
+
+def test_what_follows_a_union_is_done_on_each_way() -> None:
+    step = transform(UnionNode((A, transform(B))))
+    assert [(leg.base, len(leg.steps), leg.steps[-1]) for leg in legs(step)] == [(A, 1, step), (B, 2, step)]
+
+
+def test_inputs_of_a_job_are_those_of_all_chains() -> None:
+    twice = keyed("twice", UnionNode((B, A, B)))
+    assert inputs_of(graph(twice, transform(A), sources=(A, B))) == ("a", "b", "b#2")
+
+
+def test_ways_that_begin_with_one_operator_are_one_place_in_its_readers_chain() -> None:
+    first = keyed("first", A)
+    side = SideNode(first, OutputTag("late", "user STRING"), T.StructType([]))
+    again = keyed("again", UnionNode((first, B, transform(first))), UnionNode((A, transform(side))))
+    assert chains(again) == [Chain(("a", "b", "a#2"), ("first", "again"), ("again",))]
+    (of_first, of_b, of_a) = feeds(again)
+    assert [(one.entry, len(one.legs)) for one in of_first.inlets] == [(0, 2), (1, 1)]
+    assert [one.base for one in of_first.inlets] == [first, side]
+    assert [feed.base for feed in (of_b, of_a)] == [B, A] and of_a.inlets[0].entry == 1
+
+
+def test_a_source_on_two_ways_is_two_scans() -> None:
+    twice = keyed("twice", A, transform(A))
+    assert chains(twice) == [Chain(("a", "a#2"), ("twice",), ("twice",))]
+    assert [len(feed.inlets) for feed in feeds(twice)] == [1, 1]
+
+
+def test_an_operator_does_not_run_twice_in_a_chain() -> None:
+    first = keyed("first", A)
+    with pytest.raises(GraphError, match="'again' reads 'first' on two ways"):
+        chains(keyed("again", UnionNode((first, keyed("second", first)))))
+
+
+# -- how a chain of several sources begins -----------------------------------------------------------
+
+JOINED = Chain(("a", "b"), ("left", "joined"), ("joined",))
+AT_7, AT_9 = {"t": {"0": 7}}, {"t": {"0": 9}}
+BOTH = frozenset({"a", "b"})
+
+
+def test_every_input_goes_on_where_it_stood() -> None:
+    saved = [SavedChain(JOINED, {"a": 5, "b": 7}, ("out",))]
+    begun = begin_chain(JOINED, ("out",), saved, BOTH)
+    assert (begun.positions, begun.states) == ({"a": 5, "b": 7}, {"left": "joined", "joined": "joined"})
+    assert begin_chain(JOINED, ("out",), saved, {"b"}).positions == {"b": 7}
+
+
+def test_chains_of_different_sources_may_be_joined() -> None:
+    saved = [
+        SavedChain(Chain(("a",), ("left",), ("left",)), {"a": 5}, ("old",)),
+        SavedChain(Chain(("b",), (), ("copy",)), {"b": AT_7}),
+        SavedChain(Chain(("b",), (), ("more",)), {"b": AT_9}),
+    ]
+    begun = begin_chain(JOINED, ("new",), saved, BOTH)
+    assert (begun.positions, begun.states) == ({"a": 5, "b": AT_7}, {"left": "left"})
+    # What the sink has read of a source decides.
+    assert begin_chain(JOINED, ("more",), saved, BOTH).positions == {"a": 5, "b": AT_9}
+
+
+def test_parts_that_stood_at_different_places_cannot_be_joined() -> None:
+    saved = [
+        SavedChain(Chain(("a",), ("left",), ("left",)), {"a": 5}, ("old",)),
+        SavedChain(Chain(("a", "b"), ("joined",), ("joined",)), {"a": 6, "b": 7}, ("out",)),
+    ]
+    with pytest.raises(PositionsDiffer, match="'left' and 'joined'"):
+        begin_chain(JOINED, ("out",), saved, BOTH)
+
+
+def test_two_scans_of_a_source_have_places_of_their_own() -> None:
+    twice = Chain(("a", "a#2"), ("joined",), ("joined",))
+    saved = [SavedChain(twice, {"a": 5, "a#2": 6}, ("out",))]
+    assert begin_chain(twice, ("out",), saved, BOTH).positions == {"a": 5, "a#2": 6}
+    once = [SavedChain(Chain(("a",), ("joined",), ("joined",)), {"a": 5}, ("out",))]
+    assert begin_chain(twice, ("out",), once, BOTH).positions == {"a": 5, "a#2": 5}

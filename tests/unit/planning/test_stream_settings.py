@@ -1,0 +1,319 @@
+"""name, uid, parallelism, and a strategy in from_source: what streams and environments take and refuse."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from flinkish_spark import MapFunction, OutputTag, StreamExecutionEnvironment, WatermarkStrategy
+from flinkish_spark.contracts.sink import Sink
+from flinkish_spark.contracts.source import Source, SourceNode
+from flinkish_spark.core.errors import ConfigError, FlinkishError, GraphError, UserFunctionError
+from flinkish_spark.datastream.data_stream import DataStream
+from flinkish_spark.functions.stream import ProcessFunction
+from flinkish_spark.planning.partitioning import Narrow, Spread
+from flinkish_spark.planning.stream_graph import KeyedNode, KeyFunction, TimedNode, TransformNode
+from flinkish_spark.planning.transforms import ProcessTransform
+from flinkish_spark.testing import ProgramHarness
+from tests.support.jobs import TOTAL, RunningTotal
+from tests.unit.planning.test_process_functions import REFUSED, Split
+
+BOUNDED = WatermarkStrategy.for_bounded_out_of_orderness(5)
+
+
+class Session:
+    """Stands for a Spark session: it has settings."""
+
+    readStream = None  # noqa: N815 - by this the environment knows a session
+
+    def __init__(self) -> None:
+        self.conf = {"spark.sql.shuffle.partitions": "4"}
+
+
+class Nowhere(Source):
+    def load(self, spark: Any, control_path: str) -> Any:
+        raise NotImplementedError
+
+
+def environment(**settings: Any) -> StreamExecutionEnvironment:
+    session: Any = Session()
+    return StreamExecutionEnvironment(session, "orders", "/jobs/orders", **settings)
+
+
+@pytest.fixture
+def orders() -> DataStream:
+    return environment().from_source(Nowhere(), uid="orders")
+
+
+def keyed(stream: DataStream, uid: str = "totals", **settings: Any) -> DataStream:
+    return stream.key_by("user").process(RunningTotal(), output=TOTAL, uid=uid, **settings)
+
+
+def function_of(stream: DataStream) -> Any:
+    assert isinstance(stream._node, TransformNode)
+    return stream._node.function
+
+
+def same(record: Any) -> Any:
+    return record
+
+
+class Upper(MapFunction):
+    def map(self, value: Any) -> tuple[str]:
+        return (value.user.upper(),)
+
+
+# -- name and uid -----------------------------------------------------------------------------------
+
+
+def test_a_function_may_be_named_behind_its_call(orders: DataStream) -> None:
+    mapped = orders.map(Upper(), output="user STRING")
+    filtered = mapped.filter(lambda record: True)
+    assert mapped.name("upper") is mapped and function_of(mapped).settings.name == "upper"
+    assert function_of(filtered).settings.name == "filter"
+    # What was made of it before is of the same function.
+    assert filtered._node.parent is mapped._node  # type: ignore[union-attr]
+    assert function_of(mapped.uid("shout")).settings.name == "shout"
+
+
+def test_sources_and_keyed_operators_have_a_name_beside_their_uid(orders: DataStream) -> None:
+    totals = keyed(orders)
+    assert orders.name("all orders") is orders and totals.name("running totals") is totals
+    assert totals._environment.graph.names == {"orders": "all orders", "totals": "running totals"}
+    for stream in (orders.rebalance(), orders.transform(lambda frame: frame), orders.union(orders)):
+        with pytest.raises(GraphError, match=r"name\('nice'\) was called on a stream.*leave it out"):
+            stream.name("nice")
+    for wrong in ("", None, 5):
+        with pytest.raises(GraphError, match=r"name\(\) got"):
+            orders.name(wrong)  # type: ignore[arg-type]
+
+
+def test_a_uid_is_said_where_the_operator_is_made(orders: DataStream) -> None:
+    totals = keyed(orders)
+    assert totals.uid("totals") is totals and orders.uid("orders") is orders
+    for stream in (totals, orders, orders.global_()):
+        with pytest.raises(GraphError, match=r"say it there: process\(\.\.\., uid=\"other\"\)"):
+            stream.uid("other")
+    with pytest.raises(GraphError, match="uid"):
+        totals.uid("a/b")
+
+
+# -- parallelism ------------------------------------------------------------------------------------
+
+
+def test_a_function_may_have_its_own_number_of_tasks(orders: DataStream) -> None:
+    checked = orders.process(Split()).set_parallelism(6)
+    assert function_of(checked).settings.parallelism == 6
+    # Its side outputs are of the same function.
+    assert function_of(checked.get_side_output(REFUSED)).settings.parallelism == 6
+
+
+def test_a_side_output_has_one_declaration(orders: DataStream) -> None:
+    other = OutputTag(REFUSED.name, "line LONG, why STRING")
+    for stream, whose in [(orders.process(Split()), "Split"), (keyed(orders), "totals")]:
+        stream.get_side_output(REFUSED)
+        stream.get_side_output(REFUSED)
+        with pytest.raises(GraphError, match=f"'{REFUSED.name}' of '.*{whose}' is declared as .* and as"):
+            stream.get_side_output(other)
+    # Another call is another function.
+    orders.process(Split()).get_side_output(other)
+
+
+@pytest.mark.parametrize(
+    ("between", "says"),
+    [
+        (
+            lambda totals: totals.map(same, output=TOTAL).set_parallelism(3),
+            r"set_parallelism\(3\) was called",
+        ),
+        (lambda totals: totals.global_().map(same, output=TOTAL), r"global_\(\) says which records"),
+        (
+            lambda totals: totals.partition_custom(lambda key, tasks: 0, "user").filter(bool),
+            r"partition_custom\(\) says which records",
+        ),
+    ],
+)
+def test_what_is_said_of_tasks_between_keyed_operators_and_cannot_be_kept_is_refused(
+    between: Any, says: str
+) -> None:
+    def program(orders: DataStream) -> DataStream:
+        return keyed(between(keyed(orders)).key_by("user").max("total", uid="most"), "again")
+
+    with pytest.raises((ConfigError, GraphError), match=f"in front of the keyed operator 'most' .*{says}"):
+        ProgramHarness(program, "user STRING, amount LONG", parallelism=4)
+
+
+def test_what_changes_nothing_between_keyed_operators_is_left_out() -> None:
+    def program(orders: DataStream) -> DataStream:
+        mapped = keyed(orders).global_().rebalance(3).map(same, output=TOTAL).set_parallelism(4)
+        return mapped.global_().key_by("user").max("total", uid="most")
+
+    harness = ProgramHarness(program, "user STRING, amount LONG", parallelism=4)
+    harness.push(("ann", 3))
+    assert [tuple(row) for row in harness.take().rows] == [("ann", 3)]
+
+
+def test_errors_say_what_a_setting_was_called_on(orders: DataStream) -> None:
+    mapped, totals = orders.map(Upper(), output="user STRING").name("upper"), keyed(orders)
+    for stream, what in [
+        (mapped, "the function 'upper'"),
+        (orders.union(orders), "a stream that is a union"),
+        (orders.transform(lambda frame: frame), r"a stream that transform\(\) made"),
+        (orders.rebalance(), "a stream whose records were only moved"),
+        (totals.get_side_output(REFUSED), "a side output of the keyed operator 'totals'"),
+        (orders.assign_timestamps_and_watermarks(BOUNDED), "a stream that assign_timestamps"),
+    ]:
+        with pytest.raises(GraphError, match=rf"set_max_parallelism\(8\) was called on {what}"):
+            stream.set_max_parallelism(8)
+
+
+def test_keyed_operators_have_as_many_tasks_as_shuffle_partitions(orders: DataStream) -> None:
+    totals = keyed(orders)
+    assert totals.set_parallelism(4) is totals
+    with pytest.raises(ConfigError, match="of the keyed operator 'totals' cannot be 8") as refused:
+        totals.set_parallelism(8)
+    assert 'spark.conf.set("spark.sql.shuffle.partitions", 8)' in refused.value.what_to_do
+
+
+def test_what_has_no_tasks_of_its_own_says_what_to_call(orders: DataStream) -> None:
+    for stream in (orders, orders.rebalance(), keyed(orders).get_side_output(REFUSED)):
+        with pytest.raises(GraphError, match=r"rebalance\(8\)"):
+            stream.set_parallelism(8)
+    for wrong in (None, 0, True, "4", 2.0):
+        with pytest.raises(ConfigError, match="number of tasks"):
+            orders.map(Upper(), output="user STRING").set_parallelism(wrong)  # type: ignore[arg-type]
+
+
+def test_the_parallelism_of_a_job_is_sparks(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = environment()
+    assert env.set_parallelism(4) is env
+    with pytest.raises(ConfigError, match="the job 'orders' cannot be 8"):
+        env.set_parallelism(8)
+    with pytest.raises(ConfigError, match="number of tasks"):
+        env.set_parallelism(None)  # type: ignore[arg-type]
+    # The setting may change between the call and the start.
+    env.spark.conf["spark.sql.shuffle.partitions"] = "8"  # type: ignore[index]
+    with pytest.raises(ConfigError, match="the job 'orders' cannot be 4"):
+        env.execute_async()
+
+
+def test_key_groups_are_said_once(orders: DataStream) -> None:
+    totals = keyed(orders, max_parallelism=64)
+    assert totals.set_max_parallelism(64) is totals
+    with pytest.raises(GraphError, match=r"has 64 key groups, not 128.*max_parallelism=128"):
+        totals.set_max_parallelism(128)
+    with pytest.raises(GraphError, match="only keyed operators have key groups"):
+        orders.set_max_parallelism(128)
+    with pytest.raises(ConfigError, match="max_parallelism is 0"):
+        totals.set_max_parallelism(0)
+
+
+def test_the_key_groups_of_a_job_are_said_before_its_operators() -> None:
+    env = environment().set_max_parallelism(64)
+    totals = keyed(env.from_source(Nowhere(), uid="orders"))
+    assert isinstance(totals._node, KeyedNode) and totals._node.max_parallelism == 64
+    with pytest.raises(GraphError, match="'totals' has its key groups already"):
+        env.set_max_parallelism(128)
+    with pytest.raises(ConfigError, match="max_parallelism is 'x'"):
+        environment().set_max_parallelism("x")  # type: ignore[arg-type]
+
+
+# -- redistributions and keys -----------------------------------------------------------------------
+
+
+def test_each_redistribution_is_a_node_of_its_own(orders: DataStream) -> None:
+    assert function_of(orders.rebalance()) == function_of(orders.shuffle()) == Spread(None)
+    assert function_of(orders.rebalance(3)) == Spread(3) and function_of(orders.global_()) == Spread(1)
+    assert function_of(orders.rescale(2)) == Narrow(2) and orders.forward() is orders
+    moved = orders.partition_custom(lambda key, tasks: 0, "user", 5)
+    assert function_of(moved).parallelism == 5
+    for method in ("rebalance", "shuffle", "rescale"):
+        with pytest.raises(ConfigError, match=rf"{method}\(\) got 0"):
+            getattr(orders, method)(0)
+
+
+def test_what_follows_a_union_is_done_with_each_of_its_streams(orders: DataStream) -> None:
+    """So these two could not keep their word."""
+    both = orders.union(orders)
+    assert function_of(both.rebalance(3)) == Spread(3)
+    for call in (lambda: both.global_(), lambda: both.map(Upper(), output="user STRING").global_()):
+        with pytest.raises(GraphError, match=r"global_\(\) was called on a union"):
+            call()
+    with pytest.raises(GraphError, match=r"partition_custom\(\) was called on a union"):
+        both.partition_custom(lambda key, tasks: 0, "user")
+
+
+def test_a_stream_may_be_keyed_by_a_function(orders: DataStream) -> None:
+    totals = orders.key_by(lambda order: order.user, key="STRING").process(
+        RunningTotal(), output=TOTAL, uid="totals"
+    )
+    assert isinstance(totals._node, KeyedNode)
+    (entry,) = totals._node.entries
+    assert isinstance(entry.keys[0], KeyFunction)
+
+
+def test_connected_streams_may_be_keyed_by_functions(orders: DataStream) -> None:
+    def user(order: Any) -> str:
+        return str(order.user)
+
+    connected = orders.connect(orders)
+    both = connected.key_by(user, lambda order: order.user, key="STRING")
+    assert [type(entry.keys[0]) for entry in both._entries] == [KeyFunction, KeyFunction]
+    mixed = connected.key_by("user", lambda order: order.user, key="STRING")
+    assert [type(entry.keys[0]) for entry in mixed._entries] == [str, KeyFunction]
+
+
+# -- process without a key --------------------------------------------------------------------------
+
+
+class Held(Split):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+def test_a_process_function_without_a_key_has_side_outputs(orders: DataStream) -> None:
+    words = orders.process(Split(), name="split")
+    refused = words.get_side_output(REFUSED)
+    function = function_of(refused)
+    assert isinstance(function, ProcessTransform) and function.side == "refused"
+    assert function.output is not None and function.output.names == ["text", "at"]
+    assert refused._node.parent is orders._node  # type: ignore[union-attr]
+    with pytest.raises(GraphError, match="no process"):
+        orders.get_side_output(REFUSED)
+    with pytest.raises(GraphError, match="OutputTag"):
+        words.get_side_output("refused")  # type: ignore[arg-type]
+    with pytest.raises(FlinkishError, match="the output of 'split/bad'"):
+        words.get_side_output(OutputTag("bad", "LONGS"))
+    with pytest.raises(UserFunctionError, match="'held' cannot be sent"):
+        orders.process(Held(), name="held")
+    assert issubclass(Held, ProcessFunction)
+
+
+# -- from_source with a strategy --------------------------------------------------------------------
+
+
+def test_a_strategy_with_the_source_is_one_right_behind_it() -> None:
+    env = environment()
+    stream = env.from_source(Nowhere(), BOUNDED, uid="orders")
+    assert isinstance(stream._node, TimedNode) and isinstance(stream._node.parent, SourceNode)
+    assert stream._node.strategy is BOUNDED and env.graph.timed == [stream._node]
+    plain = env.from_source(Nowhere(), uid="plain")
+    assert isinstance(plain._node, SourceNode)
+
+
+def test_a_strategy_that_cannot_be_used_leaves_no_source_behind() -> None:
+    env = environment()
+    with pytest.raises(GraphError, match=r"from_source\(\) got a int as its watermark strategy"):
+        env.from_source(Nowhere(), 5, uid="orders")  # type: ignore[arg-type]
+    lock = threading.Lock()
+    with pytest.raises(UserFunctionError, match="watermark strategy 'orders'"):
+        locked = BOUNDED.with_timestamp_assigner(lambda record, known: int(lock.locked()))
+        env.from_source(Nowhere(), locked, uid="orders")
+    assert not env.graph.sources and not env.graph.timed
+
+
+def test_sinks_still_come_last(orders: DataStream) -> None:
+    with pytest.raises(GraphError, match="it takes an instance of a sink"):
+        orders.rebalance().sink_to(Sink, uid="out")  # type: ignore[arg-type]

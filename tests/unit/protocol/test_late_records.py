@@ -1,0 +1,135 @@
+"""How many late records operators have dropped: from a key group to what is stored, each once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as T
+
+from flinkish_spark.operators.process import KeyedStreamOperator
+from flinkish_spark.operators.windowing import LATE_RECORDS_DROPPED
+from flinkish_spark.protocol.ids import BatchId, Lineage, OwnerEpoch
+from flinkish_spark.protocol.latency import FIRST_LATE_REPORTER, SINK_REPORTER, is_latency
+from flinkish_spark.protocol.records import SinkAck, StagedBatch, TaskAck, TimeReport
+from flinkish_spark.protocol.time_plan import TimePlan, facts_of, late_in, late_of, reporters_of
+from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.blocks import BlockPacker
+from flinkish_spark.transport.columns import Origins
+from flinkish_spark.types.rows import arrow_schema
+from flinkish_spark.worker.keyed_operator import KeyedOperator, KeyedOperatorSpec
+from flinkish_spark.worker.runners import InputShape, RowShape
+
+INPUT = T.StructType(
+    [
+        *[T.StructField(name, T.LongType()) for name in (C.KEY_HASH, C.CHANNEL, C.SEQUENCE)],
+        T.StructField("c0", T.StringType()),
+        T.StructField("c1", T.LongType()),
+    ]
+)
+
+
+class Strict(KeyedStreamOperator):
+    """Takes every number below ten for late."""
+
+    def open(self, states: Any, context: Any, timers: Any) -> None:
+        self._context = context
+
+    def processors(self) -> Any:
+        return (self._process,)
+
+    def _process(self, value: Any, context: Any) -> None:
+        if value.n < 10:
+            self._context.count(LATE_RECORDS_DROPPED)
+
+    def on_timer(self, timer: Any, domain: Any) -> None:
+        raise AssertionError("there are none")
+
+
+class State:
+    """A key group's state in Spark."""
+
+    exists, get = False, ()
+
+    def update(self, value: Any) -> None:
+        pass
+
+
+def reports_of(*numbers: int) -> list[tuple[int, int, int]]:
+    """Return kind, channel and first number of the control rows that a key group emits."""
+    came = InputShape(arrow_schema(INPUT), ("user", "n"), ("c0", "c1"), ("c0",))
+    shape = RowShape((came,), (T.StringType(),), (T.StructType([T.StructField("n", T.LongType())]),))
+    operator = KeyedOperator(
+        KeyedOperatorSpec(
+            "hours", 8, Strict(), shape, (frozenset({0}),), {7: 5}, {99: 0}, (Origins(),), reporter=3
+        )
+    )
+    count = len(numbers)
+    rows = pa.RecordBatch.from_pydict(
+        {
+            C.ROUTE: pa.array([7] * count, pa.int32()),
+            C.KEY_HASH: pa.array([1] * count),
+            C.CHANNEL: pa.array([0] * count),
+            C.SEQUENCE: pa.array(range(count)),
+            "c0": pa.array(["a"] * count),
+            "c1": pa.array(numbers, pa.int64()),
+        }
+    )
+    (packed,) = BlockPacker(arrow_schema(INPUT))(iter([rows]))
+    out = list(operator((7,), [packed.to_pandas()], State()))  # type: ignore[arg-type]
+    frame = pd.concat(out) if out else pd.DataFrame(columns=[C.KIND, C.CHANNEL, C.CHECKPOINT])
+    return [tuple(map(int, row)) for row in frame[[C.KIND, C.CHANNEL, C.CHECKPOINT]].to_numpy()]  # type: ignore[misc]
+
+
+def test_a_key_group_says_how_many_it_dropped() -> None:
+    assert reports_of(1, 2, 30) == [(C.FIRST_LATE + 3, 5, 2)]
+    assert reports_of(30) == []
+
+
+#: Two operators and a source; the second operator reads the first, which a sink reads, too.
+PLAN = TimePlan(
+    reporters_of(["hours", "days"], ["orders"]),
+    {"out": ("hours",), "both": ("days", "hours")},
+    {"hours": ("hours",), "days": ("hours", "days")},
+)
+
+
+def late(number: int, group: int, count: int, part: int = 0) -> TimeReport:
+    return TimeReport(FIRST_LATE_REPORTER + part * len(PLAN.reporters) + number, group, count, 0)
+
+
+def ack(sink: str, *reports: TimeReport) -> SinkAck:
+    return SinkAck(sink, (TaskAck(0, 5, 0, reports=reports[:1]), TaskAck(1, 5, 0, reports=reports[1:])))
+
+
+def test_an_operator_counts_once_whoever_shows_it_and_wherever_it_runs() -> None:
+    # In the chain of 'days' the first operator runs once more, over the same records.
+    shown = [
+        ack("out", late(0, 1, 4), late(0, 2, 1)),
+        ack("both", late(0, 1, 4), late(1, 6, 2), late(0, 1, 4, part=1), late(0, 2, 1, part=1)),
+    ]
+    assert late_in(PLAN, shown) == {"hours": 4, "days": 2}
+    only_direct = TimePlan(PLAN.reporters, {"out": ("hours",)}, {"hours": ("hours",)})
+    assert late_in(only_direct, shown[:1]) == {"hours": 5}
+
+
+def test_counts_are_no_latencies_and_say_nothing_about_time() -> None:
+    assert not is_latency(late(0, 1, 4)) and is_latency(TimeReport(SINK_REPORTER, 0, 0, 0))
+    assert facts_of(PLAN, [ack("out", late(0, 1, 4))]) == ((), ())
+
+
+def test_they_are_stored_with_what_was_staged() -> None:
+    staged = StagedBatch(
+        Lineage(0), BatchId(3), OwnerEpoch(1), 1, (), (), late_dropped={"hours": 4, "days": 2}
+    )
+    stored = json.loads(json.dumps(staged.to_json()))
+    assert StagedBatch.from_json(stored) == staged
+    assert late_of([staged, staged]) == {"hours": 8, "days": 4}
+    del stored["late_dropped"]
+    assert StagedBatch.from_json(stored).late_dropped == {}
+    for wrong in ({"../x": 1}, {"hours": -1}):
+        with pytest.raises(ValueError):
+            StagedBatch.from_json({**stored, "late_dropped": wrong})

@@ -1,0 +1,516 @@
+"""Attempts of micro-batches: the rules, and the driver's side of the drop-in sink over real files."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
+from flinkish_spark.connectors.kafka.client.transactions import (
+    Evidence,
+    KafkaCommittable,
+    Liveness,
+    OpenTransaction,
+)
+from flinkish_spark.connectors.kafka.format.writer import (
+    EpochDir,
+    EpochStep,
+    SinkEpochs,
+    StagedDataLostError,
+    settle,
+)
+from flinkish_spark.core.errors import (
+    AnotherTimelineError,
+    BrokerUnavailableError,
+    CommittableLostError,
+    ConfigError,
+    FencedError,
+    FlinkishError,
+    JobDirError,
+)
+from flinkish_spark.core.steps import SilentObserver
+from flinkish_spark.core.store import CreateResult
+from flinkish_spark.protocol.decisions import Verdict
+from flinkish_spark.protocol.ids import BatchId, JobUuid, OwnerEpoch, TransactionalId
+from flinkish_spark.protocol.micro_batches import (
+    Attempt,
+    AttemptDecision,
+    AttemptNumber,
+    StagedPart,
+    decided_batches,
+    next_attempt,
+    why_not_replaceable,
+)
+from flinkish_spark.protocol.records import CommitAnswer, Outcome
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No power fails here; the store's own tests sync."""
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+
+
+class Died(BaseException):
+    """The process died at a step."""
+
+
+@dataclass
+class Brokers:
+    """Transactions as Kafka keeps them: open, committed or aborted, one producer per id and epoch."""
+
+    state: dict[tuple[str, int], str] = field(default_factory=dict)
+    rows: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    epochs: dict[str, int] = field(default_factory=dict)
+    is_down: bool = False
+    forgets: bool = False
+
+    def stage(self, name: str, rows: Sequence[int]) -> KafkaCommittable:
+        epoch = self.epochs.get(name, -1) + 1
+        if epoch and self.state[name, epoch - 1] == "open":
+            self.state[name, epoch - 1] = "aborted"
+        self.epochs[name] = epoch
+        self.state[name, epoch], self.rows[name, epoch] = "open", list(rows)
+        return KafkaCommittable(name, 1, epoch, Evidence("out", 0, 0), len(rows))
+
+    def expire(self, one: KafkaCommittable) -> None:
+        self.state[one.transactional_id, one.producer_epoch] = "aborted"
+
+    def visible(self) -> list[int]:
+        return sorted(r for key, rows in self.rows.items() if self.state[key] == "committed" for r in rows)
+
+    def open(self) -> list[tuple[str, int]]:
+        return [key for key, state in self.state.items() if state == "open"]
+
+    def commit(self, committable: KafkaCommittable) -> CommitAnswer:
+        if self.is_down:
+            return CommitAnswer(Outcome.RETRY, "down")
+        key = (committable.transactional_id, committable.producer_epoch)
+        if self.state[key] == "aborted":
+            return CommitAnswer(Outcome.LOST, "rolled back", not self.forgets)
+        self.state[key] = "committed"
+        return CommitAnswer(Outcome.COMMITTED)
+
+    def abort(self, committable: KafkaCommittable) -> CommitAnswer:
+        key = (committable.transactional_id, committable.producer_epoch)
+        if self.state[key] == "committed":
+            return CommitAnswer(Outcome.FENCED)
+        self.state[key] = "aborted"
+        return CommitAnswer(Outcome.COMMITTED)
+
+    def is_alive(self, committables: Sequence[KafkaCommittable]) -> dict[KafkaCommittable, Liveness]:
+        return {
+            c: Liveness(self.state[c.transactional_id, c.producer_epoch] == "open", "state")
+            for c in committables
+        }
+
+    def list_of_job(self, job: JobUuid) -> list[OpenTransaction]:
+        if self.is_down:
+            raise BrokerUnavailableError("down")
+        names = {name for name, _ in self.open()}
+        parsed = [TransactionalId.parse(name) for name in sorted(names)]
+        return [OpenTransaction(p, 1, "Ongoing") for p in parsed if p is not None and p.job == job]
+
+    def abort_open(self, transactional_id: TransactionalId) -> CommitAnswer:
+        name = str(transactional_id)
+        key = (name, self.epochs[name])
+        self.epochs[name] += 1
+        if self.state[key] == "open":
+            self.state[key] = "aborted"
+        self.state[name, self.epochs[name]], self.rows[name, self.epochs[name]] = "aborted", []
+        return CommitAnswer(Outcome.COMMITTED)
+
+
+class DieAt:
+    """Dies at the n-th step of any kind."""
+
+    def __init__(self, step: int) -> None:
+        self._left = step
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            raise Died
+
+    def before(self, step: EpochStep, subject: str) -> None:
+        self._count()
+
+    def after(self, step: EpochStep, subject: str) -> None:
+        self._count()
+
+
+class Group:
+    """In the place of KafkaAdmin: one group's notes."""
+
+    def __init__(self) -> None:
+        self.notes: dict[tuple[str, int], str] = {}
+
+    def committed_notes(self, group: str) -> dict[tuple[str, int], str]:
+        return dict(self.notes)
+
+    def commit_offsets(self, group: str, offsets: dict[tuple[str, int], int], how: object, note: str) -> None:
+        self.notes.update(dict.fromkeys(offsets, note))
+
+
+@dataclass
+class Driver:
+    """One driver over a checkpoint: plans, stages as tasks would, commits."""
+
+    checkpoint: Path
+    brokers: Brokers
+    observer: DieAt | SilentObserver = field(default_factory=SilentObserver)
+    name: str = "driver"
+    group: Group | None = None
+
+    def epochs(self) -> SinkEpochs:
+        directory, marks = EpochDir(self.checkpoint), None
+        if self.group is not None:
+            marks = KafkaMarks(self.group, directory.sink_uuid(), "micro-batches", "out")  # type: ignore[arg-type]
+        return SinkEpochs(directory, self.brokers, self.observer, self.name, marks)
+
+    def stage(self, content: dict[int, list[int]]) -> tuple[AttemptNumber, list[StagedPart]]:
+        lease = self.epochs().plan()
+        parts = []
+        for task, rows in content.items():
+            if not rows:
+                parts.append(StagedPart(task, 0, 0, None))
+                continue
+            name = TransactionalId(lease.sink, OwnerEpoch(0), lease.attempt.block, task, 0)
+            staged = self.brokers.stage(str(name), rows)
+            parts.append(StagedPart(task, len(rows), sum(hash((task, r)) for r in rows), staged.to_json()))
+        return lease.attempt.number, parts
+
+    def run(self, batch: int, content: dict[int, list[int]]) -> None:
+        """Run a micro-batch as Spark does: offsets, tasks, commit, commits/N; abort if that fails."""
+        _write(self.checkpoint / "offsets" / str(batch), f"v1\n{{}}\n{sorted(content.items())}")
+        attempt, parts = self.stage(content)
+        try:
+            self.epochs().commit(attempt, BatchId(batch), parts)
+        except FlinkishError:
+            self.epochs().abort(attempt, parts)
+            raise
+        _write(self.checkpoint / "commits" / str(batch), "v1\n{}")
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _content(batch: int, tasks: int = 3) -> dict[int, list[int]]:
+    return {task: [batch * 100 + task * 10 + i for i in range(task + 1)] for task in range(tasks)}
+
+
+def _all_rows(batches: int) -> list[int]:
+    return sorted(row for batch in range(batches) for rows in _content(batch).values() for row in rows)
+
+
+def _lose_a_decided_part(checkpoint: Path, brokers: Brokers) -> None:
+    """Leave batch 0 decided and not committed, and the transaction of its task 1 rolled back."""
+    with pytest.raises(Died):
+        Driver(checkpoint, brokers, DieAt(4)).run(0, _content(0))
+    (decided,) = EpochDir(checkpoint).decided_batches()
+    payload = decided.first.parts[1].payload
+    assert payload is not None
+    brokers.expire(KafkaCommittable.from_json(payload))
+
+
+def test_a_checkpoint_that_is_an_older_copy_writes_nothing(tmp_path: Path) -> None:
+    brokers, group = Brokers(), Group()
+    here, backup = tmp_path / "here", tmp_path / "backup"
+    for batch in range(2):
+        Driver(here, brokers, name="first", group=group).run(batch, _content(batch))
+    shutil.copytree(here, backup)
+    for batch in range(2, 5):
+        Driver(here, brokers, name="second", group=group).run(batch, _content(batch))
+    for name in ("third", "second"):
+        with pytest.raises(AnotherTimelineError, match=r"holds attempt 5 of this query.* its newest is 2"):
+            Driver(backup, brokers, name=name, group=group).run(2, _content(2))
+    assert brokers.visible() == _all_rows(5)
+    assert brokers.open() == []
+    Driver(here, brokers, name="third", group=group).run(5, _content(5))
+    assert brokers.visible() == _all_rows(6)
+
+
+def test_of_two_copies_that_run_at_once_the_second_commits_nothing(tmp_path: Path) -> None:
+    brokers, group = Brokers(), Group()
+    Driver(tmp_path / "one", brokers, name="first", group=group).run(0, _content(0))
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    one = Driver(tmp_path / "one", brokers, name="one", group=group)
+    other = Driver(tmp_path / "other", brokers, name="other", group=group)
+    _write(other.checkpoint / "offsets" / "1", "v1\n{}\n")
+    attempt, parts = other.stage(_content(1))
+    one.run(1, _content(1))
+    with pytest.raises(FlinkishError):
+        other.epochs().commit(attempt, BatchId(1), parts)
+    assert brokers.visible() == _all_rows(2)
+
+
+def test_clean_batches_use_few_ids_and_leave_nothing_open(tmp_path: Path) -> None:
+    brokers = Brokers()
+    driver = Driver(tmp_path, brokers)
+    for batch in range(60):
+        driver.run(batch, _content(batch))
+    assert brokers.visible() == _all_rows(60)
+    assert not brokers.open()
+    # One id per task for ever: brokers remember each id for a week.
+    assert len(brokers.epochs) == 3
+    kept = {folder: len(list((tmp_path / "flinkish-kafka" / folder).iterdir())) for folder in
+            ("attempts", "decisions", "receipts")}  # fmt: skip
+    assert all(count <= 31 for count in kept.values()), kept
+
+
+@pytest.mark.parametrize("step", range(1, 13))
+def test_a_crash_at_any_step_loses_nothing_and_doubles_nothing(tmp_path: Path, step: int) -> None:
+    brokers = Brokers()
+    Driver(tmp_path, brokers).run(0, _content(0))
+    with pytest.raises(Died):
+        Driver(tmp_path, brokers, DieAt(step)).run(1, _content(1))
+    survivor = Driver(tmp_path, brokers)
+    survivor.run(1, _content(1))
+    survivor.run(2, _content(2))
+    assert brokers.visible() == _all_rows(3)
+    assert not brokers.open()
+
+
+def test_many_random_crashes_and_zombies_stay_exact(tmp_path: Path) -> None:
+    chance = random.Random(4)
+    for seed in range(25):
+        chance.seed(seed)
+        brokers, checkpoint = Brokers(), tmp_path / str(seed)
+        zombies: list[tuple[AttemptNumber, int, list[StagedPart]]] = []
+        for batch in range(6):
+            for _ in range(chance.randrange(3)):
+                try:
+                    Driver(checkpoint, brokers, DieAt(chance.randint(1, 14))).run(batch, _content(batch))
+                except Died:
+                    continue
+                break
+            if chance.random() < 0.3 and not (checkpoint / "commits" / str(batch)).exists():
+                _write(checkpoint / "offsets" / str(batch), f"v1\n{{}}\n{sorted(_content(batch).items())}")
+                attempt, parts = Driver(checkpoint, brokers).stage(_content(batch))
+                zombies.append((attempt, batch, parts))
+            if not (checkpoint / "commits" / str(batch)).exists():
+                Driver(checkpoint, brokers).run(batch, _content(batch))
+            for attempt, of_batch, parts in zombies:
+                with pytest.raises(FlinkishError):
+                    Driver(checkpoint, brokers).epochs().commit(attempt, BatchId(of_batch + 10), parts)
+            zombies.clear()
+        assert brokers.visible() == _all_rows(6), seed
+        assert not brokers.open(), seed
+
+
+def test_a_zombie_cannot_decide_after_a_later_attempt_was_planned(tmp_path: Path) -> None:
+    brokers = Brokers()
+    _write(tmp_path / "offsets" / "0", "v1\n{}\nx")
+    zombie = Driver(tmp_path, brokers)
+    attempt, parts = zombie.stage(_content(0))
+    Driver(tmp_path, brokers).run(0, _content(0))
+    # It finds the batch decided and gives its own attempt up.
+    zombie.epochs().commit(attempt, BatchId(0), parts)
+    assert brokers.visible() == _all_rows(1)
+    assert not brokers.open()
+
+
+def test_a_sealed_attempt_of_an_undecided_batch_is_fenced(tmp_path: Path) -> None:
+    brokers = Brokers()
+    _write(tmp_path / "offsets" / "0", "v1\n{}\nx")
+    zombie, newer = Driver(tmp_path, brokers), Driver(tmp_path, brokers)
+    attempt, parts = zombie.stage(_content(0))
+    newer_attempt, newer_parts = newer.stage(_content(0))
+    with pytest.raises((FencedError, StagedDataLostError)):
+        zombie.epochs().commit(attempt, BatchId(0), parts)
+    newer.epochs().commit(newer_attempt, BatchId(0), newer_parts)
+    assert brokers.visible() == _all_rows(1)
+
+
+def test_a_lost_part_is_replaced_by_the_same_task_of_the_next_attempt(tmp_path: Path) -> None:
+    brokers = Brokers()
+    _lose_a_decided_part(tmp_path, brokers)
+    Driver(tmp_path, brokers).run(0, _content(0))
+    assert brokers.visible() == _all_rows(1)
+    assert not brokers.open()
+    # The mend is durable: another start finds nothing to do.
+    Driver(tmp_path, brokers).run(1, _content(1))
+    assert brokers.visible() == _all_rows(2)
+
+
+@pytest.mark.parametrize("what", ["other rows", "fewer rows", "no rows", "no proof"])
+def test_a_lost_part_that_does_not_match_stops_the_query(tmp_path: Path, what: str) -> None:
+    brokers = Brokers(forgets=what == "no proof")
+    _lose_a_decided_part(tmp_path, brokers)
+    now = {
+        "other rows": {**_content(0), 1: [10, 12]},
+        "fewer rows": {**_content(0), 1: [10]},
+        "no rows": {**_content(0), 1: []},
+        "no proof": _content(0),
+    }[what]
+    driver = Driver(tmp_path, brokers)
+    attempt, parts = driver.stage(now)
+    with pytest.raises(CommittableLostError) as stopped:
+        driver.epochs().commit(attempt, BatchId(0), parts)
+    assert "cannot be replaced" in str(stopped.value)
+    assert brokers.visible() == sorted(r for t, rows in _content(0).items() if t != 1 for r in rows)
+    assert not brokers.open()
+
+
+def test_brokers_that_do_not_answer_behind_the_decision_are_waited_for(tmp_path: Path) -> None:
+    brokers = Brokers()
+    driver = Driver(tmp_path, brokers)
+    _write(tmp_path / "offsets" / "0", "v1\n{}\nx")
+    attempt, parts = driver.stage(_content(0))
+    brokers.is_down = True
+    with pytest.raises(BrokerUnavailableError):
+        driver.epochs().commit(attempt, BatchId(0), parts)
+    driver.epochs().abort(attempt, parts)  # Spark does this behind a failed commit
+    brokers.is_down = False
+    with pytest.raises(JobDirError, match="other offsets"):
+        driver.run(0, _content(5))
+    _write(tmp_path / "offsets" / "0", "v1\n{}\nx")
+    attempt, parts = driver.stage(_content(0))
+    driver.epochs().commit(attempt, BatchId(0), parts)
+    assert brokers.visible() == _all_rows(1)
+
+
+def test_data_that_dies_before_the_decision_is_never_decided(tmp_path: Path) -> None:
+    brokers = Brokers()
+    driver = Driver(tmp_path, brokers)
+    _write(tmp_path / "offsets" / "0", "v1\n{}\nx")
+    attempt, parts = driver.stage(_content(0))
+    assert parts[2].payload is not None
+    brokers.expire(KafkaCommittable.from_json(parts[2].payload))
+    with pytest.raises(StagedDataLostError):
+        driver.epochs().commit(attempt, BatchId(0), parts)
+    assert brokers.visible() == []
+    driver.run(0, _content(0))
+    assert brokers.visible() == _all_rows(1)
+
+
+def test_a_checkpoint_that_was_set_back_is_refused(tmp_path: Path) -> None:
+    brokers = Brokers()
+    driver = Driver(tmp_path, brokers)
+    for batch in range(40):
+        driver.run(batch, _content(batch))
+    with pytest.raises(JobDirError, match="set back"):
+        driver.run(3, _content(3))
+    with pytest.raises(JobDirError, match="other offsets"):
+        driver.run(39, _content(3))
+    assert brokers.visible() == _all_rows(40)
+    assert not brokers.open()
+
+
+def test_a_zombie_that_slept_until_its_seal_was_pruned_decides_nothing(tmp_path: Path) -> None:
+    brokers = Brokers()
+    driver = Driver(tmp_path, brokers)
+    _write(tmp_path / "offsets" / "0", "v1\n{}\nx")
+    attempt, parts = driver.stage(_content(0))
+    for batch in range(40):
+        driver.run(batch, _content(batch))
+    decision = AttemptDecision(attempt, Verdict.COMMIT, BatchId(0), tuple(parts), "x")
+    directory = EpochDir(tmp_path)
+    assert directory.attempt(attempt) is None
+    assert directory.create_decision(decision) is CreateResult.EXISTS
+    driver.run(40, _content(40))
+    assert brokers.visible() == _all_rows(41)
+
+
+def test_a_decision_whose_answer_was_lost_is_known_by_its_content(tmp_path: Path) -> None:
+    driver = Driver(tmp_path, Brokers())
+    attempt, parts = driver.stage(_content(0))
+    decision = AttemptDecision(attempt, Verdict.COMMIT, BatchId(0), tuple(parts), "x")
+    for _ in range(2):
+        assert EpochDir(tmp_path).create_decision(decision) is CreateResult.CREATED
+    other = AttemptDecision(attempt, Verdict.ABORT)
+    assert EpochDir(tmp_path).create_decision(other) is CreateResult.EXISTS
+
+
+def test_a_confirmed_batch_is_not_finished_again(tmp_path: Path) -> None:
+    """What became of its transactions may be unknown by then; what counts is the receipt."""
+    brokers = Brokers()
+    driver = Driver(tmp_path, brokers)
+    driver.run(0, _content(0))
+    brokers.forgets = True
+    driver.run(0, _content(0))
+    driver.run(1, _content(1))
+    assert brokers.visible() == _all_rows(2)
+    assert not brokers.open()
+
+
+def test_an_abort_that_names_nothing_leaves_other_drivers_alone(tmp_path: Path) -> None:
+    brokers = Brokers()
+    _write(tmp_path / "offsets" / "0", "v1\n{}\nx")
+    old, newer = Driver(tmp_path, brokers, name="old"), Driver(tmp_path, brokers, name="new")
+    attempt, parts = newer.stage(_content(0))
+    old.epochs().abort(None, [])
+    newer.epochs().commit(attempt, BatchId(0), parts)
+    assert brokers.visible() == _all_rows(1)
+    newer.stage(_content(1))
+    newer.epochs().abort(None, [])
+    assert not brokers.open()
+
+
+def test_lost_rows_are_settled_by_hand_and_the_query_goes_on(tmp_path: Path) -> None:
+    brokers = Brokers(forgets=True)
+    _lose_a_decided_part(tmp_path, brokers)
+    driver = Driver(tmp_path, brokers)
+    with pytest.raises(CommittableLostError, match="settle"):
+        driver.run(0, _content(0))
+    with pytest.raises(ConfigError, match="not decided"):
+        settle(str(tmp_path), 5)
+    settle(str(tmp_path), 0)
+    with pytest.raises(ConfigError, match="confirmed already"):
+        settle(str(tmp_path), 0)
+    driver.run(0, _content(0))
+    driver.run(1, _content(1))
+    lost = set(_content(0)[1])
+    assert brokers.visible() == [row for row in _all_rows(2) if row not in lost]
+    assert not brokers.open()
+
+
+def test_an_attempt_cut_off_gives_its_block_up_for_ever() -> None:
+    first = next_attempt(None, "d", newest_is_confirmed=False)
+    assert next_attempt(first, "d", newest_is_confirmed=True).block == first.block
+    cut_off = next_attempt(first, "d", newest_is_confirmed=False)
+    assert cut_off.block == 2
+    assert next_attempt(Attempt(AttemptNumber(9), 2, 5, "d"), "d", newest_is_confirmed=False).block == 6
+
+
+def test_two_decisions_of_one_batch_are_a_broken_rule() -> None:
+    def decision(attempt: int, *, mends: bool = False) -> AttemptDecision:
+        return AttemptDecision(AttemptNumber(attempt), Verdict.COMMIT, BatchId(1), mends=mends)
+
+    with pytest.raises(ValueError, match="both decided"):
+        decided_batches([decision(1), decision(2)])
+    with pytest.raises(ValueError, match="nobody decided"):
+        decided_batches([decision(2, mends=True)])
+    (found,) = decided_batches([decision(3, mends=True), decision(1)])
+    assert (found.first.attempt.value, len(found.mends)) == (1, 1)
+
+
+def test_every_reason_against_a_replacement_names_the_task() -> None:
+    lost = StagedPart(4, 2, 7, {"x": 1})
+    offers = (None, StagedPart(4, 1, 7, {}), StagedPart(4, 2, 8, {}), StagedPart(4, 2, 7, None))
+    for offer, proven in itertools.product(offers, (frozenset({4}), frozenset[int]())):
+        offered = {} if offer is None else {4: offer}
+        assert "task 4" in why_not_replaceable([lost], proven, offered)
+    assert why_not_replaceable([lost], frozenset({4}), {4: lost}) == ""
+
+
+def test_decisions_round_trip() -> None:
+    decision = AttemptDecision(
+        AttemptNumber(3),
+        Verdict.COMMIT,
+        BatchId(2),
+        (StagedPart(0, 1, 2**63 + 1, {"a": 1}),),
+        "aa",
+        True,
+        "why",
+    )
+    assert AttemptDecision.from_json(decision.to_json()) == decision
+    with pytest.raises(ValueError, match="without a batch"):
+        AttemptDecision.from_json({**decision.to_json(), "batch": None})

@@ -1,0 +1,184 @@
+"""Every error that Spark, Delta and Kafka's source name is sorted once; the lists come out of the JARs."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from flinkish_spark.protocol.errors import RULES, Chain, Sort, rule_of, rule_of_condition
+from tests.support.services import BUILD
+
+#: JAR and the list in it.
+LISTS = {
+    "spark-common-utils_*.jar": "error/error-conditions.json",
+    "delta-spark_*.jar": "error/delta-error-classes.json",
+    "spark-sql-kafka-*.jar": "error/kafka-error-conditions.json",
+}
+
+
+def read_list(pattern: str) -> dict[str, str]:
+    """Condition -> SQLSTATE, with the conditions behind a dot, out of a JAR."""
+    folders = (BUILD / "jars", Path(pyspark.__file__).parent / "jars")
+    jars = [jar for folder in folders for jar in folder.glob(pattern)]
+    if not jars:
+        pytest.skip(f"{pattern} is not there: make setup")
+    found = {}
+    with zipfile.ZipFile(jars[0]) as jar:
+        for name, facts in json.loads(jar.read(LISTS[pattern])).items():
+            state = facts.get("sqlState", "")
+            found[name] = state
+            found |= {f"{name}.{part}": state for part in facts.get("subClass", {})}
+    return found
+
+
+@pytest.fixture(scope="module")
+def named() -> Mapping[str, str]:
+    return {name: state for pattern in LISTS for name, state in read_list(pattern).items()}
+
+
+def test_the_lists_are_those_of_the_pinned_versions(named: Mapping[str, str]) -> None:
+    # Spark 4.2.0 names 1,322 conditions, Delta 4.4.0 511; those behind a dot come on top.
+    assert len(named) > 2_500
+
+
+def test_each_condition_of_this_version_is_sorted(named: Mapping[str, str]) -> None:
+    assert [name for name, state in named.items() if rule_of_condition(name, state) is None] == []
+
+
+def test_each_name_in_the_table_is_one_of_this_version_and_stands_there_once(
+    named: Mapping[str, str],
+) -> None:
+    names = [name for rule in RULES for name in rule.conditions]
+    assert sorted(set(names) - set(named)) == []
+    starts = [start for rule in RULES for start in rule.beginnings]
+    assert [start for start in starts if not any(name.startswith(start) for name in named)] == []
+    states = [state for rule in RULES for state in rule.sqlstates]
+    classes = [name for rule in RULES for name in rule.classes]
+    for given in (names, starts, states, classes):
+        assert [name for name, times in Counter(given).items() if times > 1] == []
+
+
+def test_each_rule_says_why_and_what_to_do() -> None:
+    assert len({rule.why for rule in RULES}) == len(RULES)
+    for rule in RULES:
+        assert (
+            rule.why and rule.what_to_do and not rule.why.endswith(".") and not rule.what_to_do.endswith(".")
+        )
+
+
+@pytest.mark.parametrize(
+    ("start", "sort"),
+    [
+        ("CAST_", Sort.RECORD),
+        ("CANNOT_PARSE_", Sort.RECORD),
+        ("DATETIME_OVERFLOW", Sort.RECORD),
+        ("ARITHMETIC_OVERFLOW", Sort.RECORD),
+        ("NUMERIC_VALUE_OUT_OF_RANGE", Sort.RECORD),
+        ("DIVIDE_BY_ZERO", Sort.RECORD),
+        ("MALFORMED_RECORD_IN_PARSING", Sort.RECORD),
+        ("DELTA_FAILED_RECOGNIZE", Sort.PLAN),
+        ("DELTA_SCHEMA_CHANGED", Sort.TRANSIENT),
+        ("DELTA_SOURCE_", Sort.SETTING),
+        ("DELTA_CONCURRENT_", Sort.OUTAGE),
+        ("DIFFERENT_DELTA_TABLE_READ", Sort.INPUT_LOST),
+        ("KAFKA_DATA_LOSS", Sort.INPUT_LOST),
+        ("STREAMING_STATEFUL", Sort.DAMAGED),
+        ("STREAMING_CHECKPOINT_MISSING", Sort.DAMAGED),
+        ("STATE_STORE_KEY_", Sort.DAMAGED),
+        ("MALFORMED_LOG_FILE", Sort.DAMAGED),
+        ("UNRESOLVED_COLUMN", Sort.PLAN),
+        ("INTERNAL_ERROR_NETWORK", Sort.OUTAGE),
+        ("INTERNAL_ERROR_S", Sort.TRANSIENT),
+    ],
+)
+def test_families(named: Mapping[str, str], start: str, sort: Sort) -> None:
+    found = {name: rule_of_condition(name, state) for name, state in named.items() if name.startswith(start)}
+    assert found and {rule.sort for rule in found.values() if rule} == {sort}, found
+
+
+JAVA = "org.apache.spark.SparkException: {}\n\tat a.b.c(D.java:1)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "sort"),
+    [
+        # The innermost counts: a file system that does not answer is an outage, whatever it was read for.
+        (
+            JAVA.format("[FAILED_READ_FILE.NO_HINT] x") + "Caused by: java.net.ConnectException: no",
+            Sort.OUTAGE,
+        ),
+        (
+            JAVA.format("[FAILED_READ_FILE.FILE_NOT_EXIST] x")
+            + "Caused by: java.io.FileNotFoundException: f",
+            Sort.INPUT_LOST,
+        ),
+        (
+            JAVA.format("[FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER] x")
+            + "Caused by: java.lang.RuntimeException: file:/in/a is not a Parquet file. Expected magic "
+            "number",
+            Sort.INPUT_LOST,
+        ),
+        # What only wraps is asked last, and then too.
+        (
+            JAVA.format("[STREAM_FAILED] x. SQLSTATE: XXKST")
+            + "Caused by: a.b.ArithmeticException: [DIVIDE_BY_ZERO] y. SQLSTATE: 22012",
+            Sort.RECORD,
+        ),
+        (JAVA.format("[FOREACH_BATCH_USER_FUNCTION_ERROR] x. SQLSTATE: 39000"), Sort.TRANSIENT),
+        (
+            JAVA.format("[FAILED_EXECUTE_UDF] x. SQLSTATE: 39000") + "Caused by: a.b.MatchError: y",
+            Sort.RECORD,
+        ),
+        (JAVA.format("[NAMED_LATER] x. SQLSTATE: 22999"), Sort.RECORD),
+        (JAVA.format("[NAMED_LATER] Connection refused"), Sort.OUTAGE),
+        (
+            "org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n  File "
+            '"j.py", line 1, in f\nValueError: no\n',
+            Sort.RECORD,
+        ),
+        ("java.io.IOException: No space left on device", Sort.OUTAGE),
+        ("java.io.IOException: File name too long", Sort.VALUE),
+        (f"java.io.IOException: Mkdirs failed to create file:/out/u={'a' * 300}", Sort.VALUE),
+        # 100 letters of three bytes each.
+        (f"java.io.IOException: Mkdirs failed to create file:/out/u={'世' * 100} (exists=false)", Sort.VALUE),
+        ("org.apache.kafka.common.errors.TopicAuthorizationException: Not authorized", Sort.REFUSED),
+        ("org.apache.kafka.common.errors.DisconnectException", Sort.OUTAGE),
+        ("psycopg.OperationalError: connection failed: Connection refused", Sort.OUTAGE),
+        ("java.lang.ClassNotFoundException: a.b.C", Sort.ENVIRONMENT),
+        ("java.lang.OutOfMemoryError: Java heap space", Sort.TRANSIENT),
+        # The wrong PYSPARK_PYTHON does not go away by waiting, although it looks like a network.
+        (
+            "java.net.SocketTimeoutException: Timed out while waiting for the Python worker to connect back",
+            Sort.TRANSIENT,
+        ),
+        (
+            "ExecutorLostFailure (executor 3 exited unrelated to the running tasks) Reason: decommission",
+            Sort.OUTAGE,
+        ),
+    ],
+)
+def test_the_innermost_cause_that_is_known_decides(text: str, sort: Sort) -> None:
+    rule = rule_of(Chain.of(text))
+    assert rule is not None and rule.sort is sort, rule
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "java.lang.NullPointerException",
+        "java.io.IOException: Mkdirs failed to create file:/out/u=a (exists=false, cwd=file:/)",
+        "ExecutorLostFailure (executor 3 exited caused by one of the running tasks) Reason: Command "
+        "exited with code 137",
+        "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)",
+        "a.b.C: [NAMED_LATER] without an SQLSTATE",
+        "py4j.Py4JException",
+    ],
+)
+def test_what_nobody_named_is_not_sorted(text: str) -> None:
+    assert rule_of(Chain.of(text)) is None

@@ -1,0 +1,49 @@
+"""What a sink measured of a micro-batch travels with its acknowledgement."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from flinkish_spark.protocol.event_time import AssignerInput
+from flinkish_spark.protocol.ids import BatchId, JobUuid, Lineage, OwnerEpoch
+from flinkish_spark.protocol.records import SinkAck, StagedBatch, TaskAck
+
+
+def test_what_a_sink_measured_is_part_of_its_acknowledgement() -> None:
+    measured = SinkAck("out", (TaskAck(0, 5, -9),), sync_ms=30, bytes=0)
+    stored = json.loads(json.dumps(measured.to_json()))
+    assert (stored["sync_ms"], stored["bytes"]) == (30, 0)
+    assert SinkAck.from_json(stored) == measured
+
+
+def test_an_acknowledgement_without_measurements_is_as_it_always_was() -> None:
+    """Staged files and decisions of earlier versions are read, and those of this one look like them."""
+    plain = SinkAck("out", (TaskAck(0, 5, -9),))
+    assert plain.to_json().keys() == {"sink", "tasks"}
+    assert SinkAck.from_json(plain.to_json()) == plain
+
+
+def test_the_time_of_the_staging_is_stored_where_it_is_known() -> None:
+    """Files of earlier versions say nothing of it, and those without it look like them."""
+    plain = StagedBatch(Lineage(1), BatchId(2), OwnerEpoch(3), 1, (), ())
+    assert "began_at_ms" not in plain.to_json()
+    assert StagedBatch.from_json(plain.to_json()) == plain
+    timed = replace(plain, began_at_ms=1_700)
+    assert StagedBatch.from_json(json.loads(json.dumps(timed.to_json()))) == timed
+
+
+def test_a_digest_is_stored_as_text_since_not_every_reader_of_json_keeps_64_bits() -> None:
+    stored = TaskAck(0, 5, -(1 << 63)).to_json()
+    assert stored["digest"] == "-9223372036854775808"
+    with pytest.raises(ValueError, match="digest: a digest is a text, got 7"):
+        TaskAck.from_json({**stored, "digest": 7})
+
+
+def test_what_is_made_is_checked_as_what_is_read() -> None:
+    with pytest.raises(ValueError, match="has_ended must be true or false, got 1"):
+        AssignerInput("orders", None, 1)
+    with pytest.raises(ValueError, match="a job uuid is 32 lower-case hex digits, got 'X'"):
+        JobUuid("X")

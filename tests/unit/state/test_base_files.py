@@ -1,0 +1,131 @@
+"""Bases as files: read where they lie, checked once, deleted when nobody can ask for them again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from flinkish_spark import KeyedProcessFunction, ValueStateDescriptor
+from flinkish_spark.state.base_files import BaseFiles, MappedBases
+from flinkish_spark.state.codec import BaseRef, FrameError, known_table, pack_frame, table_bytes
+from flinkish_spark.state.key_group import BasePolicy, describe_group, stored_tables, whole_group
+from flinkish_spark.testing.operator_harness import MemoryBases, OperatorHarness
+
+TINY = BasePolicy(smallest_bytes=1, delta_share=0.25, smallest_delta_rows=2)
+
+
+class Count(KeyedProcessFunction):
+    def open(self, context):
+        self.n = context.get_state(ValueStateDescriptor("n", "LONG", default=0))
+
+    def process_element(self, value, ctx):
+        self.n.update(self.n.value() + 1)
+        yield value, self.n.value()
+
+
+def harness(bases, restore=None):
+    return OperatorHarness(
+        Count(),
+        key=lambda n: n,
+        key_type="LONG",
+        max_parallelism=2,
+        policy=TINY,
+        bases=bases,
+        restore=restore,
+    )
+
+
+def bases(folder, batch=0, retained=None):
+    return BaseFiles(MappedBases(folder), batch, retained)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_state_comes_back_from_files(tmp_path) -> None:
+    first = harness(bases(tmp_path))
+    for n in range(50):
+        first.push(n)
+    assert len(names(tmp_path)) > 2, "key groups grew and moved into bases"
+    second = harness(bases(tmp_path), first.snapshot())
+    second.push_all([(n, None) for n in range(60)])
+    assert sorted(second.take().rows) == [(n, 2 if n < 50 else 1) for n in range(60)]
+
+
+def test_former_bases_stay_until_no_retained_checkpoint_can_name_them(tmp_path) -> None:
+    """Whoever goes back to a retained micro-batch finds all that its state names."""
+    state, kept = None, {}
+    for batch in range(40):
+        retained = batch - 10 if batch >= 10 else None
+        run = harness(bases(tmp_path, batch, retained), state)
+        run.push_all([(n, None) for n in range(batch * 3)])
+        state = kept[batch] = run.snapshot()
+        for back in range(max(0, batch - 10), batch + 1):
+            again = harness(bases(tmp_path, batch, retained), kept[back])
+            assert again.entries("n") == {n: sum(n < 3 * b for b in range(back + 1)) for n in range(3 * back)}
+    # A base per key group, and the former ones of the last ten micro-batches.
+    assert len(names(tmp_path)) <= 2 * 12
+
+
+def test_a_lost_attempt_changes_nothing(tmp_path) -> None:
+    first = harness(bases(tmp_path, 0))
+    first.push_all([(n, None) for n in range(30)])
+    before = first.snapshot()
+    lost = harness(bases(tmp_path, 1, retained=0), before)
+    lost.push_all([(n, None) for n in range(60)])
+    again = harness(bases(tmp_path, 1, retained=0), before)
+    again.push_all([(n, None) for n in range(60)])
+    assert again.entries("n") == {n: 2 if n < 30 else 1 for n in range(60)}
+
+
+def test_missing_torn_and_altered_files_are_found(tmp_path) -> None:
+    run = harness(bases(tmp_path))
+    run.push_all([(n, None) for n in range(30)])
+    snapshot = run.snapshot()
+    for path in tmp_path.iterdir():
+        whole = path.read_bytes()
+        for damaged in (whole[:-1], whole[:100] + b"\xff" + whole[101:], b""):
+            path.write_bytes(damaged)
+            with pytest.raises(FrameError):
+                harness(bases(tmp_path), snapshot).entries("n")
+        path.unlink()
+        with pytest.raises(FrameError, match="cannot be read"):
+            harness(bases(tmp_path), snapshot).entries("n")
+        path.write_bytes(whole)
+    assert len(harness(bases(tmp_path), snapshot).entries("n")) == 30
+
+
+def test_a_savepoint_holds_all_entries_itself(tmp_path) -> None:
+    first = harness(bases(tmp_path))
+    for n in range(50):
+        first.push(n)
+    first.push(3)
+    values = {group: whole_group(v, bases(tmp_path)) for group, v in first.snapshot().values.items()}
+    alone = replace(first.snapshot(), values=values)
+    again = harness(MemoryBases(), alone)
+    assert again.entries("n") == {n: 2 if n == 3 else 1 for n in range(50)}
+    assert {describe_group(value).owner for value in values.values()} == {"operator"}
+    assert all(whole_group(value, bases(tmp_path)) == value for value in values.values())
+    rows = [stored_tables(value).get("state/n") for value in values.values()]
+    assert sum(table.num_rows for table in rows) == 50
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "1-2-zz", "", "1-2-0123456789abcdef/../../x"])
+def test_a_name_that_is_none_becomes_no_path(tmp_path, name) -> None:
+    with pytest.raises(FrameError, match="is not the name of a base"):
+        MappedBases(tmp_path).frame(BaseRef(name, 0, 1))
+
+
+def test_columns_of_a_mapped_file_are_aligned(tmp_path) -> None:
+    files = bases(tmp_path)
+    table = pa.record_batch({"hash": np.arange(9), "alive": [True] * 9})
+    ref = files.write(1, pack_frame({"": b"{}", "state/a": table_bytes(table), "bb": table_bytes(table)}))
+    frame = files.read(ref)
+    for name in ("state/a", "bb"):
+        view = np.frombuffer(frame[name], dtype=np.uint8)
+        assert view.__array_interface__["data"][0] % 64 == 0
+        assert known_table(name, frame[name]).equals(table)

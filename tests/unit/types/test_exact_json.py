@@ -1,0 +1,65 @@
+"""What of a JSON text is looked at where the JAR's parser is not there."""
+
+from __future__ import annotations
+
+import pytest
+
+from flinkish_spark.connectors.json import json_schema
+from flinkish_spark.core.errors import SchemaError
+from flinkish_spark.core.formats import Json
+from flinkish_spark.types.ddl import parse_ddl
+from flinkish_spark.types.exact_json import MALFORMED, exact_text
+from tests.support.json_cases import BAD, EXACT, NOT_ONE, SCHEMA, Case
+
+LOOK = exact_text(parse_ddl(SCHEMA))
+
+
+@pytest.mark.parametrize("case", EXACT, ids=lambda case: case.record)
+def test_exact_values_pass(case: Case) -> None:
+    assert LOOK(case.record.encode()) != MALFORMED
+
+
+@pytest.mark.parametrize(("column", "value"), BAD)
+def test_what_a_type_does_not_hold_is_bad(column: str, value: str) -> None:
+    assert LOOK(f'{{"{column}": {value}}}'.encode()) == MALFORMED
+
+
+@pytest.mark.parametrize("text", NOT_ONE)
+def test_more_or_less_than_one_object_is_bad(text: str) -> None:
+    assert LOOK(text.encode()) == MALFORMED
+
+
+def test_no_text_is_bad_and_null_is_null() -> None:
+    assert LOOK(b'{"s":"\xff"}') == MALFORMED
+    assert LOOK(b'{"unknown":' + b"[" * 5_000 + b"]" * 5_000 + b"}") == MALFORMED
+    assert LOOK(None) is None
+
+
+def test_texts_are_passed_on_as_they_came() -> None:
+    text = ' {"n": 12.340, "a": [1.0, null], "m": {"k": 5}, "x": {"s": "a", "more": 1.0}, "more": [1e5]}\n'
+    assert LOOK(text.encode()) == text
+
+
+def test_what_becomes_a_text_is_written_with_its_own_digits() -> None:
+    assert LOOK(b'{"s": 1.10, "l": 7}') == '{"s":"1.10","l":7}'
+    assert LOOK(b'{"x": {"s": [1e5, {"k" : "\\n\\u0001"}]}}') == (
+        '{"x":{"s":"[1e5,{\\"k\\":\\"\\\\n\\\\u0001\\"}]"}}'
+    )
+    assert (
+        exact_text(parse_ddl("a ARRAY<STRING>, m MAP<STRING, STRING>"))(
+            b'{"a": ["t", 1.0, null, true], "m": {"k": 2.0, "l": null}}'
+        )
+        == '{"a":["t","1.0",null,"true"],"m":{"k":"2.0","l":null}}'
+    )
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("MAP<BINARY, STRING>", "MAP<INT, STRING>", "MAP<TIMESTAMP, INT>", "ARRAY<MAP<DATE, INT>>"),
+        *("INTERVAL", "VARIANT", "STRUCT<a: MAP<DECIMAL(4,1), INT>>", "VOID", "CHAR(3)", "VARCHAR(3)"),
+    ],
+)
+def test_types_without_json_are_refused_when_they_are_declared(kind: str) -> None:
+    with pytest.raises(SchemaError, match="JSON"):
+        json_schema(Json(f"a {kind}"))
