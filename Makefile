@@ -65,8 +65,9 @@ test: setup ## everything CI runs: lint types unit integration crash
 nightly: ## test, with the tests that are marked nightly
 	@PYTEST_ADDOPTS="$(PYTEST_ADDOPTS) --nightly" $(MAKE) test
 
-lint: $(VENV)/.stamp ## ruff
+lint: $(VENV)/.stamp ## ruff; import-linter: which floor may import which
 	@$(PY) -m ruff check .
+	@$(VENV)/bin/lint-imports --no-logo
 
 types: $(VENV)/.stamp ## mypy --strict on the package
 	@$(PY) -m mypy

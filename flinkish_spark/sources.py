@@ -1,6 +1,7 @@
 """Sources of streams, and what there is to say about their limits and ends; see `docs/sources.md`.
 
-Names are imported when they are first used. What a source of one's own derives from is :class:`SplitSource`; `sources.pyi` lists the names.
+Names are imported when they are first used; `sources.pyi` lists them. What a source of one's own derives from
+is :class:`SplitSource`.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""What all tests share. A test's directory is its marker: tests/integration/spark/* is marked `spark`, and so on."""
+"""What all tests share. A test's folder is its marker: tests/integration/spark/* is marked `spark`."""
 
 from __future__ import annotations
 

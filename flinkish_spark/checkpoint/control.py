@@ -1,4 +1,4 @@
-"""What the driver tells a job's sources beside Spark, and what they tell it: control offset, held channels."""
+"""What the driver and a job's sources tell each other beside Spark: control offset, held channels."""
 
 from __future__ import annotations
 

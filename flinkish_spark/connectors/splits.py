@@ -985,8 +985,8 @@ class _Rows:
     def _complete(self, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         """Refuse nulls where the schema says that there are none; of rows their writer sees to it."""
         for batch in batches:
-            for field in self._required:
-                if missing := first_missing(field, batch.column(field.name)):
+            for required in self._required:
+                if missing := first_missing(required, batch.column(required.name)):
                     raise ValueError(f"it yielded a wrong value: {missing}, in row {missing.row} of a batch")
         return batches
 

@@ -38,7 +38,7 @@ class DeadLetter:
     topic
         An existing topic that is neither source nor sink of the job.
     transaction_timeout_ms
-        Of a source's dead letters, as a :class:`~flinkish_spark.connectors.kafka.sink.KafkaSink` has one. None: the
+        Of a source's dead letters, as a :class:`~flinkish_spark.sinks.KafkaSink` has one. None: the
         shortest of the job's Kafka sinks; without any, the default of one. A sink's own dead letters are
         part of its transactions, and have none.
     """

@@ -204,7 +204,7 @@ class OutsideOutcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OutsideAnswer(Stored):
-    """The answer to a request, as it is stored; see :class:`~flinkish_spark.checkpoint.answers.CheckpointAnswer`."""
+    """The answer to a request, as it is stored; see :class:`.CheckpointAnswer`."""
 
     outcome: OutsideOutcome
     checkpoint: CheckpointId | None = None

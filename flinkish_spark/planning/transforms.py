@@ -686,10 +686,10 @@ def fields_of(columns: T.StructType) -> T.StructType:
 
 def _check_types(name: str, schema: T.StructType) -> None:
     """Refuse what a DataFrame function has made and no record in Python has, before the start."""
-    for field in schema:
-        if (why := unfit_for_rows(field.dataType)) is not None:
+    for column in schema:
+        if (why := unfit_for_rows(column.dataType)) is not None:
             raise SchemaError(
-                f"'{name}' would be given the field '{field.name}', whose type no record in Python has",
+                f"'{name}' would be given the field '{column.name}', whose type no record in Python has",
                 why=why,
                 what_to_do="convert or drop it in front of the function",
             )

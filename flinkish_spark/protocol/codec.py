@@ -1,4 +1,4 @@
-"""How dataclasses become JSON and are read again: by the hints of their fields, with the place of what is wrong."""
+"""How dataclasses become JSON and are read again: by the hints of their fields."""
 
 from __future__ import annotations
 

@@ -539,30 +539,30 @@ def check_restore(savepoint: SavepointMetadata, job: JobShape, rules: RestoreRul
 
 def _operators(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
     problems = []
-    for uid, stored in savepoint.operators.items():
+    for uid, saved in savepoint.operators.items():
         shape = job.operators.get(uid)
         if shape is None:
             detail = f"the job's operators are {', '.join(job.operators) or 'none'}"
             problems.append(Problem(Misfit.OPERATOR_MISSING, uid, detail))
             continue
-        if shape.max_parallelism != stored.max_parallelism:
-            detail = f"stored are {stored.max_parallelism}, the job has {shape.max_parallelism}"
+        if shape.max_parallelism != saved.max_parallelism:
+            detail = f"stored are {saved.max_parallelism}, the job has {shape.max_parallelism}"
             problems.append(Problem(Misfit.MAX_PARALLELISM, uid, detail))
-        if shape.key_types != stored.key_types:
-            detail = f"stored is {', '.join(stored.key_types)}, the job has {', '.join(shape.key_types)}"
+        if shape.key_types != saved.key_types:
+            detail = f"stored is {', '.join(saved.key_types)}, the job has {', '.join(shape.key_types)}"
             problems.append(Problem(Misfit.KEY_TYPE, uid, detail))
     return problems
 
 
 def _sources(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
     problems = []
-    for uid, stored in savepoint.sources.items():
+    for uid, saved in savepoint.sources.items():
         shape = job.sources.get(uid)
         if shape is None:
             detail = f"the job's sources are {', '.join(job.sources) or 'none'}"
             problems.append(Problem(Misfit.SOURCE_MISSING, uid, detail))
-        elif shape.kind != stored.kind:
-            detail = f"stored is {stored.kind}, the job has {shape.kind}"
+        elif shape.kind != saved.kind:
+            detail = f"stored is {saved.kind}, the job has {shape.kind}"
             problems.append(Problem(Misfit.SOURCE_KIND, uid, detail))
         elif not shape.is_positionable:
             detail = f"it stood at {_positions(savepoint, uid)}"

@@ -213,8 +213,8 @@ class CheckpointDurations(Stored):
     end_to_end_ms: int | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            measured(field.name, getattr(self, field.name))
+        for quantity in fields(self):
+            measured(quantity.name, getattr(self, quantity.name))
 
 
 @dataclass(frozen=True, slots=True)

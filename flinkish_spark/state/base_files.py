@@ -6,7 +6,7 @@ attempt wrote is named by nobody. It lies in the query's checkpoint and moves wi
 
     <Spark's checkpoint>/state/bases/<operator>/<key group>-<micro-batch>-<random>
 
-There they are pinned and restored like Spark's own state (:mod:`flinkish_spark.checkpoint.retention`). State values
+There they are pinned and restored like Spark's own state (:mod:`.checkpoint.retention`). State values
 delete the files that they named once (:mod:`flinkish_spark.state.key_group`).
 """
 

@@ -407,7 +407,7 @@ def decoded(
 #     time          when it is due, for timers
 #     from, to      the window, for timers and for states that have one per window
 #     touched       when the entry was touched last, for states that expire
-#     touches       when each element of a list or entry of a map was, in their order, for those that expire one
+#     touches       when each element of a list or entry of a map was, in order, of those that expire one
 #                   by one; null where all are as `touched` says, which is the latest of them in any case
 #     value_0..     the value; null in every column where `alive` is false. Of a timer: its place in the
 #                   order of registration, and the place that it had in the layer below

@@ -44,7 +44,7 @@ def watch(pid: int) -> subprocess.Popen[bytes]:
 # Rules of this file:
 #
 # - The broker is a process group of its own, so that Ctrl-C in the terminal reaches the test, not the broker.
-# - It does not outlive the process that started it, however that one ends: a watcher, which holds the read end
+# - It does not outlive the process that started it, however that ends: a watcher, which holds the read end
 #   of a pipe from us, kills it when the pipe closes.
 # - Ports are chosen below the range from which the system gives ports to clients. A client that reconnects
 #   while the broker is down could otherwise be given the broker's own port and talk to itself.

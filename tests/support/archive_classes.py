@@ -1,4 +1,4 @@
-"""`python -m tests.support.archive_classes DRIVER BROKER`: keep the classes that JVMs load, for those of tests.
+"""Keep the classes that JVMs of tests load: `python -m tests.support.archive_classes DRIVER BROKER`.
 
 A JVM that dies of a kill -9 is followed by another one, and each reads, verifies and links some 20,000
 classes before its first micro-batch: a third of the processor time that it uses until its first checkpoint.

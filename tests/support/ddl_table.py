@@ -1,4 +1,4 @@
-"""Declarations, and what Spark's own parser makes of them; `tests/integration/spark/test_declared_types.py` asks it."""
+"""Declarations, and what Spark's parser makes of them (`tests/integration/spark/test_declared_types.py`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A job that a test kills: running totals into the SQLite sink of the documents' page.
 
-``python -m tests.support.two_phase_app <root> <checkpoints> [<kill point>]`` ends when that many checkpoints are
-complete, or where it is killed.
+``python -m tests.support.two_phase_app <root> <checkpoints> [<kill point>]`` ends when that many checkpoints
+are complete, or where it is killed.
 """
 
 from __future__ import annotations

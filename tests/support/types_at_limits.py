@@ -1,6 +1,6 @@
 """Every type of Spark's at its limits, what each way through the product makes of it, and the table of that.
 
-One place for all stages: the unit lane (`tests/unit/types/test_types_at_limits.py`), the one with Spark, the one
+One place for all stages: unit tests (`tests/unit/types/test_types_at_limits.py`), those with Spark, those
 with a broker. Values and outcomes are written by hand. A way that does something else fails its test, so the
 table in `docs/field-reports.md` is what is.
 """

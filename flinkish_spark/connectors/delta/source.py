@@ -267,7 +267,7 @@ class DeltaRecordsSource(FileSource):
     changes, starting_version, ending_version
         As for a :class:`~flinkish_spark.connectors.delta.source.DeltaSource`; rows may have an end, too.
     splits, discover_every_ms, max_files_per_batch, max_bytes_per_batch, rate
-        As for a :class:`~flinkish_spark.connectors.files.source.FileSource`. With several splits the changes of one row
+        As for a :class:`~flinkish_spark.sources.FileSource`. With several splits the changes of one row
         may be read in another order than they were made.
 
     Raises

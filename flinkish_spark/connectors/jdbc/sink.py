@@ -106,19 +106,19 @@ class Checks:
                     f"{self._where} names the column '{name}', which its stream does not have",
                     what_to_do=f"choose from {', '.join(schema.names)}",
                 )
-        for field in schema.fields:
-            if not is_supported(field.dataType):
+        for declared in schema.fields:
+            if not is_supported(declared.dataType):
                 raise SchemaError(
-                    f"{self._where} cannot write the field '{field.name}' of type "
-                    f"{field.dataType.simpleString()}",
+                    f"{self._where} cannot write the field '{declared.name}' of type "
+                    f"{declared.dataType.simpleString()}",
                     what_to_do="cast it to another type with transform(...)",
                 )
-            if field.name in settings.key and isinstance(
-                field.dataType, T.ArrayType | T.MapType | T.StructType
+            if declared.name in settings.key and isinstance(
+                declared.dataType, T.ArrayType | T.MapType | T.StructType
             ):
                 raise SchemaError(
-                    f"the key of {self._where} has the column '{field.name}' of type "
-                    f"{field.dataType.simpleString()}",
+                    f"the key of {self._where} has the column '{declared.name}' of type "
+                    f"{declared.dataType.simpleString()}",
                     why="it is stored as JSON, which databases do not compare as a key",
                     what_to_do="choose columns with one value each",
                 )
@@ -139,9 +139,9 @@ class Checks:
                 f"{self._where} writes into the table {settings.table_name}, which is not in {settings.url}",
                 what_to_do="create it, or set create_table=True",
             )
-        for field in self._context.schema.fields:
-            if field.name != settings.delete_when:
-                self._check_column(field, columns)
+        for declared in self._context.schema.fields:
+            if declared.name != settings.delete_when:
+                self._check_column(declared, columns)
         for table in settings.tables:
             why = dialect.why_unsafe(session, table)
             if why:
@@ -197,9 +197,9 @@ class Checks:
         """Refuse a table that takes two keys of the stream for one: a row would replace another's."""
         settings, schema = self._settings, self._context.schema
         key = [schema[name] for name in settings.key]
-        for field in key:
-            if isinstance(field.dataType, T.StringType) and not field.dataType.isUTF8BinaryCollation():
-                raise self._inexact(f"the collation {field.dataType.collation} of the field '{field.name}'")
+        for part in key:
+            if isinstance(part.dataType, T.StringType) and not part.dataType.isUTF8BinaryCollation():
+                raise self._inexact(f"the collation {part.dataType.collation} of the field '{part.name}'")
         why = settings.dialect.why_keys_fold(session, settings.table_name, key)
         if why:
             raise self._inexact(why)

@@ -377,7 +377,7 @@ class KafkaSource(EndsAtOffsets):
         barrier behind the records of every partition. Fixed for the life of a job_dir.
     aligned_with
         The job that writes the topics, if checkpoints are to be drawn at its checkpoints: see
-        :class:`~flinkish_spark.connectors.kafka.chaining.upstream.UpstreamJob`. May change from start to start.
+        :class:`~flinkish_spark.UpstreamJob`. May change from start to start.
     metadata
         Any of ``"topic"``, ``"partition"``, ``"offset"``, ``"timestamp"``: columns of the stream beside the
         fields, called ``_topic`` and so on. What `flinkish audit` goes by (`docs/audit.md`).

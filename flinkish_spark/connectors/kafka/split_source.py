@@ -186,7 +186,7 @@ _FIELDS: Mapping[str, tuple[T.DataType, ...]] = {
 class KafkaRecordsSource(SplitSource):
     """Reads Kafka topics without a JAR, records as they are; also as a part of a hybrid source.
 
-    Otherwise take a :class:`~flinkish_spark.connectors.kafka.source.KafkaSource`, which may read through the JVM.
+    Otherwise take a :class:`~flinkish_spark.sources.KafkaSource`, which may read through the JVM.
     Partitions, and topics that match, are found within 5 s of being made, and are read from their first
     record; one that is deleted fails the job.
 

@@ -47,7 +47,7 @@ def numbers_in(text: str) -> set[str]:
 def naming_tests() -> dict[str, list[str]]:
     """Return for each number the tests whose docstring or comments name it, in the order of their files."""
     found: dict[str, list[str]] = {}
-    for path in sorted((ROOT / "tests").glob("*/test_*.py")):
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
         lines = path.read_text(encoding="utf-8").split("\n")
         functions = [node for node in walk(path) if isinstance(node, ast.FunctionDef)]
         for node in sorted(functions, key=lambda function: function.lineno):

@@ -1,6 +1,7 @@
 """A job directory and a savepoint that an earlier version wrote are read: what needs no Spark.
 
-The other half is `tests/integration/spark/test_golden.py`; `tests/golden/README.md` says what was written, and by what.
+The other half is `tests/integration/spark/test_golden.py`; `tests/golden/README.md` says what was
+written, and by what.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The examples of docs/latency-markers.md and of the modules behind it; its job runs in tests/integration/spark."""
+"""The examples of docs/latency-markers.md and of the modules behind it; its job runs in tests/integration."""
 
 from __future__ import annotations
 

@@ -7,19 +7,19 @@ import pytest
 from flinkish_spark.protocol.errors import MOST_MESSAGE, Cause, Chain
 
 PROXY = """An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):
-  File "/opt/venv/lib/python3.11/site-packages/py4j/clientserver.py", line 644, in _call_proxy
+  File "/opt/lib/python3.11/site-packages/py4j/clientserver.py", line 644, in _call_proxy
     return_value = getattr(self.pool[obj_id], method)(*params)
                    ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
-  File "/opt/venv/lib/python3.11/site-packages/pyspark/sql/utils.py", line 163, in call
+  File "/opt/lib/python3.11/site-packages/pyspark/sql/utils.py", line 163, in call
     self.func(DataFrame(jdf, wrapped_session_jdf), batch_id)
-  File "/opt/venv/lib/python3.11/site-packages/flinkish_spark/checkpoint/epoch_writer.py", line 115, in __call__
+  File "/opt/lib/python3.11/site-packages/flinkish_spark/checkpoint/epoch_writer.py", line 115, in __call__
     self._stage(frame, BatchId(batch_id))
 """
 OF_OURS = (
-    '  File "/opt/venv/lib/python3.11/site-packages/flinkish_spark/connectors/buffer.py", line 253, in stage\n'
+    '  File "/opt/lib/python3.11/site-packages/flinkish_spark/connectors/buffer.py", line 253, in stage\n'
     "    found = reports(request.rows, stage)\n"
 )
-GATEWAY = """  File "/opt/venv/lib/python3.11/site-packages/py4j/protocol.py", line 327, in get_return_value
+GATEWAY = """  File "/opt/lib/python3.11/site-packages/py4j/protocol.py", line 327, in get_return_value
     raise Py4JJavaError(
 py4j.protocol.Py4JJavaError: An error occurred while calling o18962.collectToPython.
 """

@@ -1,4 +1,4 @@
-"""All checkpoints of a job at once, as literal sequences; `tests/support/coordination_script.py` has the words."""
+"""All checkpoints of a job at once, as literal sequences (`tests/support/coordination_script.py`)."""
 
 from __future__ import annotations
 

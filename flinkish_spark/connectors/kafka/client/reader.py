@@ -380,7 +380,7 @@ def record_schema(*, include_headers: bool) -> Any:
     return pa.schema([*_COLUMNS, *headers])
 
 
-class BatchLike(Protocol):
+class _BatchLike(Protocol):
     """What decides whether a batch is visible; a ``BatchHeader``."""
 
     @property
@@ -400,7 +400,7 @@ def visible(
     batches: Iterable[_B],
     aborted: Iterable[tuple[int, int]],
     isolation: Isolation,
-    header_of: Callable[[_B], BatchLike],
+    header_of: Callable[[_B], _BatchLike],
     marker_of: Callable[[_B], Marker | None],
 ) -> Iterator[_B]:
     """Yield the batches of one answer whose records a reader sees; never a control batch.

@@ -45,7 +45,7 @@ HARMLESS_OPTIONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ReaderSettings:
-    """Settings of a :class:`~flinkish_spark.connectors.kafka.client.reader.RangeReader`, checked on construction.
+    """Settings of a :class:`.RangeReader`, checked on construction.
 
     The names are those of Kafka's consumer and of Spark's Kafka source. The defaults too, but for
     read_committed and for ``max.partition.fetch.bytes``: Kafka's 1 MiB is meant for a share of an

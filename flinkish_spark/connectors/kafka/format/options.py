@@ -71,7 +71,7 @@ CONTROL_PATH = "flinkish.control.path"
 FIRST_OFFSETS = "flinkish.first.offsets"
 #: The same: uid of the source, and the control file beside which it is told what to hold back.
 HELD_SOURCE, HELD_PATH = "flinkish.held.source", "flinkish.held.path"
-#: The same: the upstream job whose checkpoints the source follows, see `connectors/kafka/chaining/upstream.py`.
+#: The same: the upstream job whose checkpoints the source follows, see `UpstreamJob`.
 UPSTREAM = "flinkish.upstream"
 #: The same: the position that a seeded job begins with, and between which cuts that is.
 UPSTREAM_START = "flinkish.upstream.start"

@@ -1,4 +1,4 @@
-"""Micro-batches of a chained source: literal logs, one line per partition. See tests/support/chained_log.py."""
+"""Micro-batches of a chained source: literal logs (tests/support/chained_log.py), one line per partition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends of Kafka sources: fixed once, kept, and counted; brokers are a stub (real ones: tests/integration/broker)."""
+"""Ends of Kafka sources: fixed once, kept, and counted; brokers are a stub here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where Kafka sources begin, and which partitions they read; brokers are a stub (real ones: tests/integration/broker)."""
+"""Where Kafka sources begin, and which partitions they read; brokers are a stub here."""
 
 from __future__ import annotations
 
