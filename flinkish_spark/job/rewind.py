@@ -8,9 +8,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
-from flinkish_spark.checkpoint.retention import CheckpointPins
-from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.contracts.sink import Committer
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import EnvironmentFault, InternalError, UserError
@@ -42,6 +41,10 @@ from flinkish_spark.protocol.records import Outcome
 # has seen. The supervisor therefore takes the job over once more, which renames the folder, before it lets
 # the recovery carry out an order (`ownership.take_over`).
 
+
+if TYPE_CHECKING:
+    from flinkish_spark.checkpoint.retention import CheckpointPins
+    from flinkish_spark.checkpoint.spark_log import SparkLog
 
 LOG = logging.getLogger(__name__)
 

@@ -46,55 +46,55 @@ RECORDS = (
     "protocol.savepoints SourceFacts",
     "protocol.savepoints SavedChain",
     "protocol.savepoints SavepointMetadata",
-    "protocol.scans Chain",
-    "protocol.scans PlanLayout",
-    "protocol.seeding Claim",
-    "protocol.seeding SeededChain",
-    "protocol.seeding Seed",
+    "protocol.plan_layout Chain",
+    "protocol.plan_layout PlanLayout",
+    "protocol.savepoints Claim",
+    "protocol.savepoints SeededChain",
+    "protocol.savepoints Seed",
     "protocol.micro_batches Attempt",
     "protocol.micro_batches StagedPart",
     "protocol.micro_batches AttemptDecision",
-    "protocol.replaying RestagedEpoch",
+    "protocol.replay RestagedEpoch",
     "protocol.timeline Stretch",
-    "protocol.manifest SinkShare",
-    "protocol.manifest ManifestRecord",
+    "protocol.decisions SinkShare",
+    "protocol.decisions ManifestRecord",
     "protocol.control_offset Wake",
     "protocol.control_offset TimeOffer",
     "protocol.control_offset ControlOffset",
-    "protocol.statistics_participants ChannelStatistics",
-    "protocol.statistics_participants ParticipantStatistics",
+    "protocol.statistics ChannelStatistics",
+    "protocol.statistics ParticipantStatistics",
     "protocol.statistics CheckpointDurations",
     "protocol.statistics CheckpointFailure",
     "protocol.statistics CheckpointStatistics",
-    "protocol.statistics_history RestoredCheckpoint",
-    "protocol.statistics_history CheckpointCounts",
-    "protocol.statistics_history StatisticsHistory",
-    "protocol.gate_pending PendingAlignment",
-    "protocol.operator_time OperatorTime",
-    "protocol.assigner_time AssignerTime",
+    "protocol.statistics RestoredCheckpoint",
+    "protocol.statistics CheckpointCounts",
+    "protocol.statistics StatisticsHistory",
+    "protocol.input_gate PendingAlignment",
+    "protocol.watermarks OperatorTime",
+    "protocol.watermarks AssignerTime",
     "protocol.watermarks EventTime",
-    "protocol.time_facts BatchTimes",
+    "protocol.event_time BatchTimes",
     "protocol.watermark_alignment HeldChannels",
-    "runtime.pins PinManifest",
-    "runtime.outside_requests OutsideRequest",
-    "runtime.outside_requests OutsideAnswer",
-    "runtime.outside_requests Claim",
-    "sinks.files.rolling Chunk",
-    "sinks.files.ledger Part",
-    "sinks.files.ledger Plan",
-    "sinks.files.ledger State",
-    "sinks.files.writer StagedFile",
-    "sinks.dead_letters_committer VisibleLetters",
-    "kafka.transactions KafkaCommittable",
-    "sources.split_positions SplitPosition",
-    "sources.file_list FoundFile",
-    "sources.kafka_ends EndAtLatest",
-    "sources.kafka_ends EndAtTimestamp",
-    "sources.kafka_ends EndAtOffsets",
-    "chaining.cut_state Cut",
-    "sinks.delta_modes Append",
-    "sinks.delta_modes OverwritePartitions",
-    "sinks.delta_modes Upsert",
+    "checkpoint.retention PinManifest",
+    "job.requests OutsideRequest",
+    "job.requests OutsideAnswer",
+    "job.requests Claim",
+    "connectors.files.rolling Chunk",
+    "connectors.files.ledger Part",
+    "connectors.files.ledger Plan",
+    "connectors.files.ledger State",
+    "connectors.files.writer StagedFile",
+    "connectors.dead_letters VisibleLetters",
+    "connectors.kafka.client.transactions KafkaCommittable",
+    "connectors.splits SplitPosition",
+    "connectors.files.source FoundFile",
+    "connectors.kafka.offsets EndAtLatest",
+    "connectors.kafka.offsets EndAtTimestamp",
+    "connectors.kafka.offsets EndAtOffsets",
+    "core.upstream_cut Cut",
+    "connectors.delta.table Append",
+    "connectors.delta.table OverwritePartitions",
+    "connectors.delta.table Upsert",
 )
 
 #: What a field may hold where its hint says too little; by class and field, or by field.
@@ -199,18 +199,14 @@ class Drawn:
             ),
             "StatisticsHistory": self._histories,
             "PositionRange": lambda: st.tuples(st.integers(0, 9), st.integers(9, 1 << 40)).map(
-                lambda ends: record(self.package, "protocol.gate_values PositionRange")(*ends)
+                lambda ends: record(self.package, "protocol.input_gate PositionRange")(*ends)
             ),
             "SplitPosition": lambda: self._valid("SplitPosition", done=st.frozensets(TEXTS, max_size=2)),
             "BatchTimes": lambda: self._valid("BatchTimes", inputs=self._inputs()),
             "AssignerTime": self._assigners,
             "EventTime": self._times,
             "RequestKind": lambda: st.sampled_from(
-                [
-                    one
-                    for one in record(self.package, "runtime.outside_requests RequestKind")
-                    if "SAVE" in one.value
-                ]
+                [one for one in record(self.package, "job.requests RequestKind") if "SAVE" in one.value]
             ),
             "Valve": lambda: self._valves(NAMES),
             "Agenda": self._agendas,
@@ -278,7 +274,7 @@ class Drawn:
         )
 
     def _inputs(self) -> st.SearchStrategy[Any]:
-        one = self.of(record(self.package, "protocol.time_facts AssignerInput"))
+        one = self.of(record(self.package, "protocol.event_time AssignerInput"))
         return st.lists(one, max_size=2, unique_by=lambda one: one.assigner).map(tuple)
 
     def _statistics(self) -> st.SearchStrategy[Any]:
@@ -328,7 +324,7 @@ class Drawn:
         )
 
     def _valves(self, keys: st.SearchStrategy[Any], **fixed: Any) -> st.SearchStrategy[Any]:
-        make = record(self.package, "protocol.watermark_valve Valve")
+        make = record(self.package, "protocol.event_time Valve")
         return st.builds(make, st.dictionaries(keys, self._channels(), max_size=2, **fixed), SIGNED)
 
     def _assigners(self, ended: st.SearchStrategy[bool] | None = None) -> st.SearchStrategy[Any]:
@@ -358,7 +354,7 @@ class Drawn:
 
         def whole(running: Any, over: Any, agenda: Any, operators: Any, now_ms: Any, channel: Any) -> Any:
             assigners = {**over, **running}
-            valve = record(self.package, "protocol.watermark_valve Valve")(
+            valve = record(self.package, "protocol.event_time Valve")(
                 {uid: channel for uid, one in assigners.items() if not one.has_ended}, 7
             )
             return make(assigners, valve, now_ms, -5, agenda, operators)

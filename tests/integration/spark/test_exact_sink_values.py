@@ -111,7 +111,7 @@ def test_what_goes_out_comes_back_equal(zoned: Any, monkeypatch: pytest.MonkeyPa
     value = record_columns(sink(value=Json()), frame.schema)["value"].cast("string")
     texts = frame.select(value.alias("value"))
     ours = from_json(zoned, F.col("value"), frame.schema, SETTINGS)
-    monkeypatch.setattr("flinkish_spark.bridge.session.has_class", lambda *_: False)
+    monkeypatch.setattr("flinkish_spark.bridge.shim.has_class", lambda *_: False)
     sparks = from_json(zoned, F.col("value"), frame.schema, SETTINGS)
 
     def shown(rows: DataFrame) -> list[str]:

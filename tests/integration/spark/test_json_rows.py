@@ -112,7 +112,7 @@ def both_ways(
     """Return what our parser makes of a text, and what Spark's makes of a text that was looked at."""
     ours = from_json(spark, F.col("value"), schema, settings)
     with monkeypatch.context() as without:
-        without.setattr("flinkish_spark.bridge.session.has_class", lambda *_: False)
+        without.setattr("flinkish_spark.bridge.shim.has_class", lambda *_: False)
         sparks = from_json(spark, F.col("value"), schema, settings)
     assert ("from_json" in str(ours), "from_json" in str(sparks)) == (False, True)
     return [ours.alias("ours"), sparks.alias("sparks")]
@@ -177,5 +177,5 @@ def test_bad_values_fail_fast_as_by_spark(spark: Any, value: str) -> None:
 
 
 def test_without_the_jar_it_is_sparks(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flinkish_spark.bridge.session.has_class", lambda *_: False)
+    monkeypatch.setattr("flinkish_spark.bridge.shim.has_class", lambda *_: False)
     assert "from_json" in str(from_json(spark, F.col("value"), SCHEMA, {"mode": "FAILFAST"}))

@@ -113,7 +113,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Transactions:
     monkeypatch.setattr(
         "flinkish_spark.connectors.kafka.client.transactions.TransactionClient.over", lambda wire: made
     )
-    monkeypatch.setattr("flinkish_spark.connectors.kafka.client.marks.KafkaMarks", lambda *args: None)
+    monkeypatch.setattr("flinkish_spark.connectors.kafka.sink.KafkaMarks", lambda *args: None)
     return made
 
 

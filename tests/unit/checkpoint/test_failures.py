@@ -32,6 +32,7 @@ from flinkish_spark.core.errors import (
 )
 from flinkish_spark.job.inputs import DroppedRecords
 
+ADMISSION = "flinkish_spark.connectors.kafka.client.admission"
 TASK = "org.apache.spark.api.python.PythonException: Traceback (most recent call last):"
 STAGING = "io.github.flinkishspark.shim.StagingException: it failed"
 PLACE = '{"topic":"orders","partition":3,"offset":17}'
@@ -59,19 +60,27 @@ PLACE = '{"topic":"orders","partition":3,"offset":17}'
         ("[FLINKISH_BAD_RECORD] a record for topic t takes 9 bytes", BadRecordError, False),
         ("[MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] SQLSTATE: 22023", UnreadableRecordError, False),
         ("[FLINKISH_NOT_AUTHORIZED] lacks WRITE on topics t.", AuthorizationError, False),
-        (f"{TASK}\nflinkish_spark.kafka.staging_faults.StagingFailed: no such topic.", QueryFailed, True),
-        (f"{TASK}\nflinkish_spark.kafka.staging_faults.StagingUnanswered: no broker.", Outage, True),
+        (
+            f"{TASK}\n{ADMISSION}.StagingFailed: no such topic.",
+            QueryFailed,
+            True,
+        ),
+        (
+            f"{TASK}\n{ADMISSION}.StagingUnanswered: no broker.",
+            Outage,
+            True,
+        ),
         (f"{STAGING}\nCaused by: org.apache.kafka.x.UnknownTopicOrPartitionException: t", QueryFailed, True),
         (f"{STAGING}\nCaused by: org.apache.kafka.x.TimeoutException: t", Outage, True),
-        (f"{TASK}\nflinkish_spark.errors.BrokerUnavailableError: none answers.", Outage, True),
-        (f"{TASK}\nflinkish_spark.errors.InternalError: a rule was broken.", QueryFailed, True),
-        (f"{TASK}\nflinkish_spark.errors.CorruptObjectError: no value.", CorruptObjectError, False),
-        (f"{TASK}\nflinkish_spark.sources.splits.SourceUnavailable: asleep.", Outage, True),
-        (f"{TASK}\nflinkish_spark.sources.splits.SourceFailed: no such file.", QueryFailed, True),
+        (f"{TASK}\nflinkish_spark.core.errors.BrokerUnavailableError: none answers.", Outage, True),
+        (f"{TASK}\nflinkish_spark.core.errors.InternalError: a rule was broken.", QueryFailed, True),
+        (f"{TASK}\nflinkish_spark.core.errors.CorruptObjectError: no value.", CorruptObjectError, False),
+        (f"{TASK}\nflinkish_spark.connectors.splits.SourceUnavailable: asleep.", Outage, True),
+        (f"{TASK}\nflinkish_spark.connectors.splits.SourceFailed: no such file.", QueryFailed, True),
         (f"{TASK}\nflinkish_spark.no_such_module.Gone: of another version.", QueryFailed, True),
-        (f"{TASK}\nflinkish_spark.errors.InputLostError: Input is gone.", InputLostError, False),
-        (f"{TASK}\nflinkish_spark.errors.SchemaError: the state 'x' is an 'INTT'.", SchemaError, False),
-        (f"{TASK}\nflinkish_spark.errors.ConfigError: ttl is 3.", ConfigError, False),
+        (f"{TASK}\nflinkish_spark.core.errors.InputLostError: Input is gone.", InputLostError, False),
+        (f"{TASK}\nflinkish_spark.core.errors.SchemaError: the state 'x' is an 'INTT'.", SchemaError, False),
+        (f"{TASK}\nflinkish_spark.core.errors.ConfigError: ttl is 3.", ConfigError, False),
         ("Some data may have been lost because they are not available", InputLostError, False),
     ],
 )

@@ -84,7 +84,7 @@ def test_decisions_name_what_is_there() -> None:
     places = re.findall(r"^- \*\*Where\.\*\*((?:.+\n(?:  .+\n)*))", text, re.MULTILINE)
     named = {name for place in places for name in re.findall(r"`(\w+)`", place)}
     assert len(named) > 100 and not named - defined
-    assert "`flinkish_spark/" not in re.sub(r"`flinkish_spark/(jars|audit|sinks|testing)/", "", text)
+    assert "`flinkish_spark/" not in re.sub(r"`flinkish_spark/(jars|audit|connectors|testing)/", "", text)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=names(DOCUMENTS))

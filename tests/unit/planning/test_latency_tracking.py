@@ -11,7 +11,7 @@ import pytest
 
 from flinkish_spark import KeyedProcessFunction, MemorySink
 from flinkish_spark.checkpoint.event_time import LatencyTracker, TrackedStaging
-from flinkish_spark.connectors.kafka import writer as python_tasks
+from flinkish_spark.connectors import row_count
 from flinkish_spark.connectors.row_count import RowCount
 from flinkish_spark.job.client import JobClient
 from flinkish_spark.planning.sink_rows import TaggedStream
@@ -63,7 +63,7 @@ def emitted(rows: pd.DataFrame, known: Any = None) -> list[tuple[int, ...]]:
 @pytest.fixture
 def at_1400(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyed_operator, "wall_ms", lambda: 1_400)
-    monkeypatch.setattr(python_tasks, "wall_ms", lambda: 1_400)
+    monkeypatch.setattr(row_count, "wall_ms", lambda: 1_400)
 
 
 @pytest.mark.usefixtures("at_1400")

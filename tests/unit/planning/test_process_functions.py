@@ -160,7 +160,7 @@ def test_watermark_and_processing_time_are_those_of_the_micro_batch(monkeypatch:
         asked.append(1)
         return MicroBatch(Watermarks(900), Watermarks(1_001), 7_000)
 
-    monkeypatch.setattr("flinkish_spark.worker.time.micro_batch_of_task", here)
+    monkeypatch.setattr("flinkish_spark.worker.functions.micro_batch_of_task", here)
     late: Any = process_rows(Late(), None, None)
     out = late(Frame(timed(("a", 1), ("b", 1), ("c", 1))))
     assert [(row["text"], row["n"]) for row in out] == [("a", 7_000), ("b", 7_000)]

@@ -52,7 +52,7 @@ def read_form(name: str, stored: Any, value: Any) -> Any:
     cls = record("flinkish_spark", name)
     if cls in (Append, OverwritePartitions, Upsert):
         return mode_from_json(stored)
-    if name == "runtime.outside_requests OutsideRequest":
+    if name == "job.requests OutsideRequest":
         return cls.from_json(value["name"], stored)
     return cls.from_json(stored)
 

@@ -366,7 +366,7 @@ def test_the_status_says_what_has_to_be_read_first(tmp_path: Path) -> None:
 def test_the_status_tells_a_source_that_may_read_no_further(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flinkish_spark.connectors.kafka.chaining.alignment.MOST_MICRO_BATCHES", 3)
+    monkeypatch.setattr("flinkish_spark.connectors.kafka.chaining.upstream.MOST_MICRO_BATCHES", 3)
     monkeypatch.setattr("flinkish_spark.connectors.kafka.chaining.alignment.MOST_MICRO_BATCHES", 3)
     brokers = Brokers("|1 a b c d e f", "|1")
     job = Job(tmp_path, brokers)
