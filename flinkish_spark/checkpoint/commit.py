@@ -10,11 +10,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from flinkish_spark.checkpoint.ownership import Ownership
-from flinkish_spark.contracts.manifest import NO_MANIFEST, ManifestWriter
-from flinkish_spark.contracts.sink import Committer, CompletedCheckpoint
-from flinkish_spark.contracts.source import SourceNode
-from flinkish_spark.core.clock import Clock
+from flinkish_spark.checkpoint.context import JobContext
+from flinkish_spark.contracts.manifest import NO_MANIFEST
+from flinkish_spark.contracts.sink import CompletedCheckpoint
 from flinkish_spark.core.errors import (
     AnotherTimelineError,
     CommittableLostError,
@@ -22,12 +20,9 @@ from flinkish_spark.core.errors import (
     FencedError,
     JobDirError,
 )
-from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
-from flinkish_spark.core.steps import Observer, Step
-from flinkish_spark.core.watchdog import Waiting, unwatched
+from flinkish_spark.core.steps import Step
 from flinkish_spark.protocol.decisions import Decision, ManifestRecord, Receipt
-from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, StagedBatch
 
 LOG = logging.getLogger(__name__)
@@ -44,35 +39,16 @@ class Confirmation:
 
     Parameters
     ----------
-    committers
-        By sink uid, in the fixed order in which sinks commit.
-    is_stopping
-        Asked while waiting for a system that cannot answer.
-    manifest
-        Told of every checkpoint that all sinks have committed.
     job
-        Whose mark sources keep; None for none.
-    waiting
-        Notes what this thread waits for.
+        Its sinks commit, in their order; then its sources' group offsets, then the receipt.
     """
 
-    def __init__(
-        self,
-        job_dir: JobDir,
-        ownership: Ownership,
-        committers: Mapping[str, Committer],
-        sources: Sequence[SourceNode],
-        clock: Clock,
-        observer: Observer,
-        is_stopping: Callable[[], bool],
-        manifest: ManifestWriter = NO_MANIFEST,
-        job: JobUuid | None = None,
-        waiting: Waiting = unwatched,
-    ) -> None:
-        self._job_dir, self._ownership = job_dir, ownership
-        self._committers, self._sources = committers, sources
-        self._clock, self._observer, self._is_stopping = clock, observer, is_stopping
-        self._manifest, self._job, self._waiting = manifest, job, waiting
+    def __init__(self, job: JobContext) -> None:
+        self._job_dir, self._ownership = job.job_dir, job.ownership
+        self._committers, self._sources = job.committers, job.sources
+        self._clock, self._observer = job.clock, job.tracker.timing(job.observer)
+        self._must_give_up, self._waiting = job.must_give_up, job.waiting
+        self._manifest, self._job = job.manifest, job.job
 
     def confirm(self, decision: Decision) -> Receipt:
         """Finish a decided checkpoint.
@@ -217,7 +193,7 @@ class Confirmation:
     def _commit_group_offsets(self, decision: Decision) -> dict[str, Mapping[str, Mapping[str, int]]]:
         position = LoggedOffsets.parse(decision.offsets_text)
         mark = self._ownership.timeline.mark_of(decision.checkpoint)
-        note = "" if self._job is None else mark.to_text(self._job)
+        note = mark.to_text(self._job)
         self._ownership.check()
         self._observer.before(Step.GROUP_OFFSETS, str(decision.checkpoint))
         committed: dict[str, Mapping[str, Mapping[str, int]]] = {}
@@ -251,7 +227,7 @@ class Confirmation:
             answers, is_done = attempt()
             if is_done:
                 return answers
-            if self._is_stopping():
+            if self._must_give_up():
                 raise Interrupted(what)
             detail = answers[-1].detail if answers else ""
             LOG.warning("%s has to wait, which is expected while brokers restart: %s", what, detail)

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from flinkish_spark.checkpoint.commit import Interrupted
-from flinkish_spark.checkpoint.context import CoordinatorParts
+from flinkish_spark.checkpoint.context import JobContext
+from flinkish_spark.checkpoint.control import ControlFile
+from flinkish_spark.checkpoint.epoch_writer import AdmissionGate
+from flinkish_spark.checkpoint.event_time import NO_TIME, Timekeeping
 from flinkish_spark.checkpoint.failures import Patience, classify
+from flinkish_spark.checkpoint.statistics import StagedAge
 from flinkish_spark.core.errors import (
     EnvironmentFault,
     FencedError,
@@ -25,8 +29,11 @@ from flinkish_spark.core.errors import (
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.steps import Step
 from flinkish_spark.core.store import CreateResult
+from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.checkpoint import PendingCheckpoint
 from flinkish_spark.protocol.decisions import Decision, Receipt, Verdict
+from flinkish_spark.protocol.failures import FailureManager
+from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
 from flinkish_spark.protocol.records import StagedBatch
 
@@ -55,6 +62,54 @@ class _Swept(enum.Enum):
     NOT_EVERYTHING = "NOT_EVERYTHING"
 
 
+@dataclass(frozen=True)
+class CoordinatorParts:
+    """What the coordinator of one start of the query works with, beside the job's context.
+
+    Parameters
+    ----------
+    job
+        The context.
+    control
+        What the next micro-batch carries.
+    confirm
+        Finishes a decided checkpoint (:meth:`.Confirmation.confirm`).
+    channels
+        By sink uid, the channels whose barriers it must see.
+    gate
+        Holds micro-batches back.
+    failures
+        How many checkpoints in a row have failed.
+    on_confirmed, on_aborted
+        Told of what became of a checkpoint, by the coordinator's thread.
+    write_savepoint
+        Exports a confirmed checkpoint to a target; called in a thread of its own.
+    on_receipt
+        Called after a receipt, in the thread that wrote it.
+    time
+        Says where event time stands.
+    on_aging
+        Told of staged data that has waited for half of its lifetime.
+    on_decided
+        Called after a decision and before its first commit, in the thread that made it; may take a while.
+        Returns whether the checkpoint's state is pinned.
+    """
+
+    job: JobContext
+    control: ControlFile
+    confirm: Callable[[Decision], Receipt]
+    channels: Mapping[str, ExpectedChannels]
+    gate: AdmissionGate
+    failures: FailureManager
+    on_confirmed: Callable[[Decision, Receipt], None]
+    on_aborted: Callable[[CheckpointId], None]
+    write_savepoint: Callable[[Decision, str], None]
+    on_receipt: Callable[[Decision], None]
+    time: Timekeeping = NO_TIME
+    on_aging: Callable[[StagedAge], None] = lambda age: None
+    on_decided: Callable[[Decision], bool] = lambda decision: False
+
+
 class Completion:
     """Completes checkpoints; one thread at a time.
 
@@ -74,7 +129,8 @@ class Completion:
         undecided: Callable[[], tuple[StagedBatch, ...]],
         is_stopping: Callable[[], bool],
     ) -> None:
-        self._parts, self._undecided, self._is_stopping = parts, undecided, is_stopping
+        self._parts, self._job = parts, parts.job
+        self._undecided, self._is_stopping = undecided, is_stopping
 
     def complete(self, decision: Decision, on_decided: Callable[[], None]) -> Receipt:
         """Decide a checkpoint and finish it. The order of these calls is the protocol.
@@ -100,7 +156,7 @@ class Completion:
             # From now on no task needs files that only older states name: who goes back further takes
             # them from the pins.
             self._parts.control.keep_pinned(decision.batch)
-        receipt = self._parts.confirmation.confirm(decision)
+        receipt = self._parts.confirm(decision)
         self._clean_up(decision)
         return receipt
 
@@ -108,14 +164,14 @@ class Completion:
     def _check_alive(self, decision: Decision) -> None:
         """Check every committable right before the decision: a rewind is cheaper than a replay."""
         staged = decision.by_sink()
-        for uid, committer in self._parts.committers.items():
+        for uid, committer in self._job.committers.items():
             committables = [c for _, c in staged.get(uid, ())]
             if not committables:
                 continue
             pause_ms, patience = _FIRST_PAUSE_MS, Patience()
             while True:
                 try:
-                    with self._parts.waiting(
+                    with self._job.waiting(
                         f"sink '{uid}' to say what of checkpoint {decision.checkpoint} is left"
                     ):
                         dead = committer.why_dead(committables)
@@ -125,7 +181,7 @@ class Completion:
                     if self._is_stopping():
                         raise Interrupted(f"checkpoint {decision.checkpoint}") from error
                     LOG.warning("checkpoint %s waits for sink '%s': %s", decision.checkpoint, uid, fault)
-                    self._parts.clock.sleep_ms(pause_ms)
+                    self._job.clock.sleep_ms(pause_ms)
                     pause_ms = min(_LONGEST_PAUSE_MS, pause_ms * 2)
             if dead:
                 raise StagedDataDied(
@@ -137,23 +193,23 @@ class Completion:
 
     # -- the decision ---------------------------------------------------------------------------
     def _decide(self, decision: Decision) -> None:
-        parts = self._parts
-        parts.ownership.check()
-        parts.observer.before(Step.DECISION, str(decision.checkpoint))
+        job = self._job
+        job.ownership.check()
+        job.observer.before(Step.DECISION, str(decision.checkpoint))
         try:
             # DECISION POINT: with this create the checkpoint is complete and must be finished by
             # whoever owns the job. Before it the epoch can vanish as a whole; after it, never.
-            created = parts.job_dir.create_decision(decision)
+            created = job.job_dir.create_decision(decision)
         except StoreError as error:
             created = self._resolve(decision, error)
-        parts.observer.after(Step.DECISION, str(decision.checkpoint))
+        job.observer.after(Step.DECISION, str(decision.checkpoint))
         if created is CreateResult.EXISTS:
-            parts.ownership.check()
-            found = parts.job_dir.decision(decision.checkpoint)
+            job.ownership.check()
+            found = job.job_dir.decision(decision.checkpoint)
             if (
                 found is not None
                 and found.verdict is Verdict.ABORT
-                and found.owner_epoch < parts.ownership.epoch
+                and found.owner_epoch < job.ownership.epoch
             ):
                 # A zombie was still sealing what it took to be its predecessor's.
                 raise DecisionRefused(
@@ -174,23 +230,23 @@ class Completion:
         The write may have arrived although its answer did not, or may arrive later. Whichever of
         COMMIT and ABORT is there first stands, so an ABORT is offered: it answers the question.
         """
-        parts, checkpoint = self._parts, decision.checkpoint
+        job, checkpoint = self._job, decision.checkpoint
         LOG.warning("the store did not say whether checkpoint %s is decided: %s", checkpoint, error)
         offered = Decision(
             checkpoint,
             Verdict.ABORT,
-            parts.ownership.epoch,
-            parts.clock.wall_ms(),
+            job.ownership.epoch,
+            job.clock.wall_ms(),
             reason="the store did not take the decision",
         )
-        if parts.job_dir.create_decision(offered) is CreateResult.EXISTS:
-            found = parts.job_dir.decision(checkpoint)
+        if job.job_dir.create_decision(offered) is CreateResult.EXISTS:
+            found = job.job_dir.decision(checkpoint)
             if found is not None and (found.verdict, found.owner_epoch) == (
                 Verdict.COMMIT,
-                parts.ownership.epoch,
+                job.ownership.epoch,
             ):
                 return CreateResult.CREATED
-            if found is None or found.owner_epoch != parts.ownership.epoch:
+            if found is None or found.owner_epoch != job.ownership.epoch:
                 return CreateResult.EXISTS
         raise DecisionRefused(
             f"checkpoint {checkpoint} could not be decided",
@@ -203,29 +259,29 @@ class Completion:
         parts = self._parts
         try:
             for staged in decision.batches:
-                parts.job_dir.delete_staged(staged.lineage, JobDir.attempt_name(staged))
+                parts.job.job_dir.delete_staged(staged.lineage, JobDir.attempt_name(staged))
         except StoreError as error:
             LOG.warning("what is not needed any more is deleted later: %s", error)
         parts.on_receipt(decision)
-        mine = [b for s in decision.batches if s.owner_epoch == parts.ownership.epoch for b in s.blocks]
+        mine = [b for s in decision.batches if s.owner_epoch == parts.job.ownership.epoch for b in s.blocks]
         # This order matters. Only behind the receipt may a transactional id be used again: until then
         # its handle may be committed once more, and would commit whatever is open under that id. And
         # only behind the sweep: what it finds under these ids is a leftover as long as nobody has them.
         if self._sweep(decision, frozenset(mine)) is _Swept.EVERYTHING:
-            parts.blocks.give_back(mine)
+            parts.job.blocks.give_back(mine)
 
     def _sweep(self, decision: Decision, mine: frozenset[int]) -> _Swept:
         """Abort what failed task attempts left open: it hides later records from readers."""
         undecided = [s for s in self._undecided() if s.batch > decision.batch]
         kept = [c for s in undecided for c in s.committables]
         # Kept micro-batches of an earlier owner may have the same numbers, under other ids.
-        epoch = self._parts.ownership.epoch
+        epoch = self._job.ownership.epoch
         known = mine | {b for s in undecided if s.owner_epoch == epoch for b in s.blocks}
         result = _Swept.EVERYTHING
-        for committer in self._parts.committers.values():
+        for committer in self._job.committers.values():
             try:
                 # Blocks that no staged file names yet belong to the micro-batch that runs now.
-                committer.sweep(kept, lambda: self._parts.blocks.leased - known)
+                committer.sweep(kept, lambda: self._job.blocks.leased - known)
             except EnvironmentFault as fault:
                 if not fault.restartable:
                     raise
@@ -254,22 +310,22 @@ def decision_of(
         The undecided micro-batches up to the checkpoint's own, in order.
     """
     batch = batches[-1].batch
-    offsets, commits = parts.log.read(OFFSETS, batch), parts.log.read(COMMITS, batch)
+    offsets, commits = parts.job.log.read(OFFSETS, batch), parts.job.log.read(COMMITS, batch)
     if offsets is None or commits is None:
         raise InternalError(f"Spark's log entries of micro-batch {batch} are gone")
     return Decision(
         pending.checkpoint,
         Verdict.COMMIT,
-        parts.ownership.epoch,
-        parts.clock.wall_ms(),
+        parts.job.ownership.epoch,
+        parts.job.clock.wall_ms(),
         lineage=batches[-1].lineage,
         # What they say about time is in `times`: of many key groups it is more than all the rest.
         batches=tuple(replace(staged, times=None) for staged in batches),
         offsets_text=offsets,
         commits_text=commits,
-        uids=parts.uids,
+        uids=parts.job.uids,
         purpose=pending.request.purpose,
-        triggered_at_ms=parts.tracker.triggered_at_ms(pending.checkpoint),
+        triggered_at_ms=parts.job.tracker.triggered_at_ms(pending.checkpoint),
         finished=pending.finished,
         hook_states=pending.hook_states,
         times=parts.time.behind(batch),

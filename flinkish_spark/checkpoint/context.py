@@ -1,117 +1,101 @@
-"""What a coordinator works with, and the errors by which it ends a query."""
+"""What everything that works under one ownership of a job directory shares."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from flinkish_spark.checkpoint.commit import Confirmation
-from flinkish_spark.checkpoint.control import ControlFile
-from flinkish_spark.checkpoint.epoch_writer import AdmissionGate
-from flinkish_spark.checkpoint.event_time import NO_TIME, Timekeeping
+from flinkish_spark.bridge.session import said
 from flinkish_spark.checkpoint.hooks import MasterHooks
 from flinkish_spark.checkpoint.ownership import Ownership
+from flinkish_spark.checkpoint.retention import CheckpointPins
 from flinkish_spark.checkpoint.spark_log import SparkLog
-from flinkish_spark.checkpoint.statistics import CheckpointTracker, StagedAge
+from flinkish_spark.checkpoint.statistics import CheckpointTracker
 from flinkish_spark.checkpoint.transactional_ids import BlockPool
+from flinkish_spark.contracts.manifest import NO_MANIFEST, ManifestWriter
 from flinkish_spark.contracts.sink import Committer
+from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.clock import Clock, Threads
 from flinkish_spark.core.config import CheckpointConfig
-from flinkish_spark.core.errors import CommittableLostError, EnvironmentFault, FencedError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.steps import Observer
 from flinkish_spark.core.watchdog import Waiting, unwatched
-from flinkish_spark.protocol.alignment import ExpectedChannels
-from flinkish_spark.protocol.decisions import Decision, Receipt
-from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
-from flinkish_spark.protocol.failures import FailureManager
-from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.ids import JobUuid
 
-#: Undecided micro-batches after which a checkpoint is taken without waiting for the interval, and
-#: after which no more are admitted: Spark purges its log behind 200 micro-batches (query.py).
-BACKLOG_TRIGGER, BACKLOG_LIMIT = 40, 80
-#: How long the last checkpoint of a job waits after one that was aborted.
-FINAL_PAUSE_MS = 500
-#: Reasons behind which somebody has to decide soon what the aborted checkpoint staged. Where the
-#: barrier never went out the timer comes anyway, and a hook that fails is left in peace till then;
-#: what subsumes a checkpoint decides its micro-batches; behind dead data comes a rewind.
-LEAVES_WORK = frozenset(
-    {Reason.DECLINED, Reason.BARRIERS_DO_NOT_ADD_UP, Reason.EXPIRED, Reason.DECISION_FAILED}
-)
-
-
-class TooManyCheckpointFailures(EnvironmentFault):
-    """More checkpoints in a row failed than the job tolerates; the restart strategy goes on from here."""
-
-    restartable = True
-    ends_when_repeated = True
-
-
-class StopFailed(EnvironmentFault):
-    """A stop with savepoint did not come through; the job goes back to its last checkpoint."""
-
-    restartable = True
-
-
-def why_ended(failure: BaseException | None) -> tuple[Reason, str]:
-    """Return the reason, and its text, of checkpoints that end with their coordinator."""
-    if failure is None:
-        return Reason.JOB_STOPPED, "the job was stopped"
-    if isinstance(failure, FencedError):
-        return Reason.OWNER_LOST, str(failure)
-    if isinstance(failure, CommittableLostError):
-        return Reason.COMMITTABLE_LOST, str(failure)
-    return Reason.TASK_FAILED, f"the job failed: {failure}"
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class CoordinatorParts:
-    """What the coordinator works with.
+class JobContext:
+    """One ownership of a job directory, and what everything that works under it shares.
+
+    Made once, behind the takeover (the supervisor's phase *own*), and used by every start of the query: the
+    recovery, the confirmation, the coordinator and the epoch writer take it whole.
 
     Parameters
     ----------
-    channels
-        By sink uid, the channels whose barriers it must see.
-    operators
-        Uids of the keyed operators.
-    write_savepoint
-        Exports a confirmed checkpoint to a target; called in a thread of its own.
-    time
-        Says where event time stands.
-    on_decided
-        Called after a decision and before its first commit, in the thread that made it; may take a while.
-        Returns whether the checkpoint's state is pinned.
-    on_receipt
-        Called after a receipt, in the thread that wrote it.
-    on_aging
-        Told of staged data that has waited for half of its lifetime.
+    job
+        Whose mark sources and sinks keep.
+    job_dir, ownership, log
+        The directory, who owns it, and Spark's log in it.
+    pins
+        What retained checkpoints need of Spark's files.
+    committers
+        By sink uid, in the order in which sinks commit.
+    sources
+        Of the job.
+    manifest
+        Told of every checkpoint that all sinks have committed; one that writes nothing if there is none.
+    tracker
+        Measures checkpoints.
+    hooks
+        Called when checkpoints are drawn and restored.
+    blocks
+        Numbers of transactions, which no two micro-batches have at a time.
+    uids, operators
+        Of everything that has a uid, and of the keyed operators.
+    must_give_up, is_cancelled
+        Whether what waits for an outside system has to give up, asked in every such wait; and whether the job
+        is told to end at once.
     waiting
         Notes what threads wait for.
     """
 
-    config: CheckpointConfig
-    clock: Clock
-    threads: Threads
+    job: JobUuid
     job_dir: JobDir
     ownership: Ownership
     log: SparkLog
-    control: ControlFile
-    confirmation: Confirmation
+    pins: CheckpointPins
     committers: Mapping[str, Committer]
-    channels: Mapping[str, ExpectedChannels]
-    operators: tuple[str, ...]
-    uids: tuple[str, ...]
+    sources: Sequence[SourceNode]
+    tracker: CheckpointTracker
     hooks: MasterHooks
     blocks: BlockPool
-    gate: AdmissionGate
+    config: CheckpointConfig
+    clock: Clock
+    threads: Threads
     observer: Observer
-    failures: FailureManager
-    tracker: CheckpointTracker
-    on_confirmed: Callable[[Decision, Receipt], None]
-    on_aborted: Callable[[CheckpointId], None]
-    write_savepoint: Callable[[Decision, str], None]
-    on_receipt: Callable[[Decision], None]
-    time: Timekeeping = NO_TIME
-    on_aging: Callable[[StagedAge], None] = lambda age: None
-    on_decided: Callable[[Decision], bool] = lambda decision: False
+    must_give_up: Callable[[], bool]
+    is_cancelled: Callable[[], bool]
+    uids: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+    manifest: ManifestWriter = NO_MANIFEST
     waiting: Waiting = unwatched
+
+    def interrupt(self) -> None:
+        """Let calls to sinks that do not return fail, where that can be done; called by another thread."""
+        for name, committer in self.committers.items():
+            try:
+                committer.interrupt()
+            except Exception as error:
+                LOG.warning("interrupting '%s' failed: %s: %s", name, type(error).__name__, error)
+
+    def close(self) -> None:
+        """Release connections; what raises is logged, since everything that counts is done by now."""
+        closing = {name: committer.close for name, committer in self.committers.items()}
+        for name, close in (*closing.items(), ("manifest", self.manifest.close)):
+            try:
+                close()
+            except Exception as error:
+                LOG.warning("closing '%s' failed: %s", name, said(error))

@@ -14,23 +14,18 @@ from typing import Any
 from flinkish_spark.checkpoint.answers import Asked, CheckpointAnswer
 from flinkish_spark.checkpoint.barriers import BarrierCounter, BarriersDoNotAddUp, SourceWaits
 from flinkish_spark.checkpoint.commit import Interrupted
-from flinkish_spark.checkpoint.completion import Completion, DecisionRefused, StagedDataDied, decision_of
-from flinkish_spark.checkpoint.context import (
-    BACKLOG_LIMIT,
-    BACKLOG_TRIGGER,
-    FINAL_PAUSE_MS,
-    LEAVES_WORK,
+from flinkish_spark.checkpoint.completion import (
+    Completion,
     CoordinatorParts,
-    StopFailed,
-    TooManyCheckpointFailures,
-    why_ended,
+    DecisionRefused,
+    StagedDataDied,
+    decision_of,
 )
-from flinkish_spark.checkpoint.hooks import HookFailed, MasterHooks
-from flinkish_spark.checkpoint.ownership import Ownership
+from flinkish_spark.checkpoint.context import JobContext
+from flinkish_spark.checkpoint.hooks import HookFailed
 from flinkish_spark.checkpoint.statistics import StagedAges
-from flinkish_spark.core.clock import Clock, RunningThread, Threads
-from flinkish_spark.core.errors import EnvironmentFault, StoreError
-from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.clock import RunningThread, Threads
+from flinkish_spark.core.errors import CommittableLostError, EnvironmentFault, FencedError, StoreError
 from flinkish_spark.core.steps import Step
 from flinkish_spark.core.store import CreateResult
 from flinkish_spark.core.watchdog import Waiting, unwatched
@@ -163,8 +158,13 @@ class Initialised:
 class Initialisation:
     """Prepares checkpoints, each in a thread of its own."""
 
-    def __init__(self, job_dir: JobDir, ownership: Ownership, clock: Clock, hooks: MasterHooks) -> None:
-        self._job_dir, self._ownership, self._clock, self._hooks = job_dir, ownership, clock, hooks
+    def __init__(self, job: JobContext) -> None:
+        self._job_dir, self._ownership, self._clock, self._hooks = (
+            job.job_dir,
+            job.ownership,
+            job.clock,
+            job.hooks,
+        )
 
     def run(self, checkpoint: CheckpointId, purpose: CheckpointPurpose) -> Initialised:
         """Make `checkpoint`'s record, then call the hooks.
@@ -243,6 +243,41 @@ class SavepointExports:
 
 
 _TICK_MS = 20
+#: Undecided micro-batches after which a checkpoint is taken without waiting for the interval, and
+#: after which no more are admitted: Spark purges its log behind 200 micro-batches (query.py).
+BACKLOG_TRIGGER, BACKLOG_LIMIT = 40, 80
+#: How long the last checkpoint of a job waits after one that was aborted.
+FINAL_PAUSE_MS = 500
+#: Reasons behind which somebody has to decide soon what the aborted checkpoint staged. Where the
+#: barrier never went out the timer comes anyway, and a hook that fails is left in peace till then;
+#: what subsumes a checkpoint decides its micro-batches; behind dead data comes a rewind.
+LEAVES_WORK = frozenset(
+    {Reason.DECLINED, Reason.BARRIERS_DO_NOT_ADD_UP, Reason.EXPIRED, Reason.DECISION_FAILED}
+)
+
+
+class TooManyCheckpointFailures(EnvironmentFault):
+    """More checkpoints in a row failed than the job tolerates; the restart strategy goes on from here."""
+
+    restartable = True
+    ends_when_repeated = True
+
+
+class StopFailed(EnvironmentFault):
+    """A stop with savepoint did not come through; the job goes back to its last checkpoint."""
+
+    restartable = True
+
+
+def why_ended(failure: BaseException | None) -> tuple[Reason, str]:
+    """Return the reason, and its text, of checkpoints that end with their coordinator."""
+    if failure is None:
+        return Reason.JOB_STOPPED, "the job was stopped"
+    if isinstance(failure, FencedError):
+        return Reason.OWNER_LOST, str(failure)
+    if isinstance(failure, CommittableLostError):
+        return Reason.COMMITTABLE_LOST, str(failure)
+    return Reason.TASK_FAILED, f"the job failed: {failure}"
 
 
 def _nobody(answer: CheckpointAnswer) -> None:
@@ -261,10 +296,10 @@ class CheckpointCoordinator:
     """
 
     def __init__(self, parts: CoordinatorParts, kept: Sequence[StagedBatch]) -> None:
-        self._parts, self._mailbox = parts, Mailbox()
+        self._parts, self._job, self._mailbox = parts, parts.job, Mailbox()
         self._undecided, self._failures = tuple(kept), parts.failures
         self._answers: dict[int, Callable[[CheckpointAnswer], None]] = {}
-        self._counter = BarrierCounter(parts.channels, parts.operators, parts.config.mode)
+        self._counter = BarrierCounter(parts.channels, parts.job.operators, parts.job.config.mode)
         self._has_backlog_request = False
         #: What the checkpoint failed with that is being declined.
         self._declined_by: EnvironmentFault | None = None
@@ -272,25 +307,25 @@ class CheckpointCoordinator:
         self._stopping = threading.Event()
         self.ended_with: CheckpointPurpose | None = None  # Set when the last checkpoint is confirmed.
         self.failure: BaseException | None = None
-        self._workers = Workers(parts.threads, self._fail, parts.waiting)
+        self._workers = Workers(parts.job.threads, self._fail, parts.job.waiting)
         #: A copy for other threads.
         self._needs_micro_batches = False
         self._exports = SavepointExports(parts.write_savepoint)
         self._thread: RunningThread | None = None
         self._state = P.Coordination(
-            parts.config.rules(),
-            (*self._counter.participants, *parts.hooks.participants()),
+            parts.job.config.rules(),
+            (*self._counter.participants, *parts.job.hooks.participants()),
             self._first_id(),
-            parts.clock.monotonic_ms(),
+            parts.job.clock.monotonic_ms(),
         )
-        self._waits = SourceWaits(parts.control, self._state, parts.clock, parts.config.interval_ms)
-        self._ages = StagedAges(parts.committers, parts.clock, parts.on_aging)
+        self._waits = SourceWaits(parts.control, self._state, parts.job.clock, parts.job.config.interval_ms)
+        self._ages = StagedAges(parts.job.committers, parts.job.clock, parts.on_aging)
         self._completion = Completion(parts, lambda: self._undecided, self._stopping.is_set)
-        self._initialisation = Initialisation(parts.job_dir, parts.ownership, parts.clock, parts.hooks)
+        self._initialisation = Initialisation(parts.job)
 
     def _first_id(self) -> CheckpointId:
         # The history knows ids that the store refused to take a record of.
-        return max([self._parts.tracker.highest, *self._parts.job_dir.decided_ids()]).next()
+        return max([self._job.tracker.highest, *self._job.job_dir.decided_ids()]).next()
 
     # -- called by other threads ----------------------------------------------------------------
     def on_staged(self, staged: StagedBatch, sync_ms: int) -> None:
@@ -321,7 +356,7 @@ class CheckpointCoordinator:
 
     def start(self) -> None:
         """Start the loop in a thread of its own."""
-        self._thread = self._parts.threads.start("flinkish-coordinator", self.run)
+        self._thread = self._job.threads.start("flinkish-coordinator", self.run)
 
     def stop(self) -> None:
         """End the loop after the step at hand; what is decided stays decided."""
@@ -330,7 +365,7 @@ class CheckpointCoordinator:
     def join(self) -> None:
         """Wait for the end of the loop and of what it has begun; :meth:`stop` comes first."""
         if self._thread is not None:
-            with self._parts.waiting("the coordinator to end"):
+            with self._job.waiting("the coordinator to end"):
                 self._thread.join()
 
     @property
@@ -355,9 +390,9 @@ class CheckpointCoordinator:
             if not self._stopping.is_set():
                 self.begin()
             while not self._stopping.is_set() and self.failure is None:
-                with self._parts.waiting("the coordinator's step to end"):
+                with self._job.waiting("the coordinator's step to end"):
                     self.tick()
-                self._parts.clock.wait(self._stopping, _TICK_MS)
+                self._job.clock.wait(self._stopping, _TICK_MS)
         except BaseException as error:
             self._fail(error)
         finally:
@@ -365,7 +400,7 @@ class CheckpointCoordinator:
 
     def begin(self) -> None:
         """Take requests from now on; kept micro-batches are checkpointed at once."""
-        running = dict.fromkeys(self._parts.uids, ParticipantStatus.RUNNING)
+        running = dict.fromkeys(self._job.uids, ParticipantStatus.RUNNING)
         self._state.on_phase(JobPhase.RUNNING, running)
         if self._undecided:
             self._ask(CheckpointPurpose.FOLLOW_UP)
@@ -376,13 +411,13 @@ class CheckpointCoordinator:
         if self.failure is not None:
             return
         for pending in self._state.awaiting_log:
-            if pending.batch is not None and self._parts.log.read(COMMITS, pending.batch) is not None:
-                self._parts.observer.after(Step.SPARK_COMMIT, str(pending.batch))
+            if pending.batch is not None and self._job.log.read(COMMITS, pending.batch) is not None:
+                self._job.observer.after(Step.SPARK_COMMIT, str(pending.batch))
                 self._carry_out(self._state.on_commit_log(pending.checkpoint))
         self._ages.look(self._undecided)
         self._parts.time.wake()
-        self._carry_out(self._state.on_time(self._parts.clock.monotonic_ms()))
-        if self._final_again_ms is not None and self._parts.clock.monotonic_ms() >= self._final_again_ms:
+        self._carry_out(self._state.on_time(self._job.clock.monotonic_ms()))
+        if self._final_again_ms is not None and self._job.clock.monotonic_ms() >= self._final_again_ms:
             self._final_again_ms = None
             self._ask(CheckpointPurpose.FINAL)
         if len(self._undecided) >= BACKLOG_TRIGGER and not self._has_backlog_request:
@@ -400,7 +435,7 @@ class CheckpointCoordinator:
             if isinstance(effect, P.Refuse):
                 self._carry_out((effect,))
             elif isinstance(effect, P.Abort):
-                self._parts.tracker.failed(effect.checkpoint, effect.reason, effect.text)
+                self._job.tracker.failed(effect.checkpoint, effect.reason, effect.text)
                 self._parts.on_aborted(effect.checkpoint)
                 self._answer(effect.request, CheckpointAnswer.aborted(effect))
         self._workers.join()
@@ -408,7 +443,7 @@ class CheckpointCoordinator:
             # What was being decided is finished by now; a savepoint of it is written, too.
             self._mailbox.read(self._fail)
             self._workers.join()
-        self._parts.tracker.store()
+        self._job.tracker.store()
         self._mailbox.close()
         self._mailbox.read(self._fail)
         for pending in self._state.open:
@@ -427,7 +462,7 @@ class CheckpointCoordinator:
         target: str = "",
         on_answer: Callable[[CheckpointAnswer], None] | None = None,
     ) -> None:
-        now_ms = self._parts.clock.monotonic_ms()
+        now_ms = self._job.clock.monotonic_ms()
         request = self._state.new_request(purpose, now_ms, urgency, target)
         if on_answer is not None:
             self._answers[request.number] = on_answer
@@ -437,18 +472,18 @@ class CheckpointCoordinator:
         self._undecided = (*self._undecided, staged)
         for checkpoint in sorted(staged.checkpoints):
             if self._state.awaits(checkpoint):
-                self._parts.tracker.staged(checkpoint, staged, sync_ms)
+                self._job.tracker.staged(checkpoint, staged, sync_ms)
                 self._count(checkpoint, staged)
 
     def _count(self, checkpoint: CheckpointId, staged: StagedBatch) -> None:
-        now_ms = self._parts.clock.monotonic_ms()
+        now_ms = self._job.clock.monotonic_ms()
         try:
             participants = self._counter.count(checkpoint, staged)
         except BarriersDoNotAddUp as error:
             reason = Reason.BARRIERS_DO_NOT_ADD_UP
             self._carry_out(self._state.on_declined(checkpoint, reason, str(error), now_ms))
         else:
-            self._parts.tracker.acknowledged(checkpoint, participants)
+            self._job.tracker.acknowledged(checkpoint, participants)
             self._carry_out(self._state.on_barriers(checkpoint, staged.batch, participants, now_ms))
 
     # -- effects --------------------------------------------------------------------------------
@@ -457,7 +492,7 @@ class CheckpointCoordinator:
             match effect:  # not of P.Completed: _finished tells whoever asked
                 case P.Initialise(checkpoint, request):
                     asked = next(one.missing for one in self._state.open if one.checkpoint == checkpoint)
-                    self._parts.tracker.triggered(checkpoint, request, asked)
+                    self._job.tracker.triggered(checkpoint, request, asked)
                     # Not among those that are waited for at the end: a user's hook may hang.
                     self._workers.begin_unawaited(
                         f"initialise-{checkpoint}", partial(self._initialise, effect)
@@ -474,7 +509,7 @@ class CheckpointCoordinator:
                 case P.Refuse(request, reason):
                     LOG.info("a %s checkpoint is refused: %s", request.purpose.value, reason.text)
                     if request.number in self._answers:
-                        self._parts.tracker.refused()
+                        self._job.tracker.refused()
                     self._answer(request, CheckpointAnswer.refused(reason))
         self._needs_micro_batches = self._state.needs_micro_batches
 
@@ -492,9 +527,7 @@ class CheckpointCoordinator:
     ) -> None:
         self._declined_by = cause
         try:
-            self._carry_out(
-                self._state.on_declined(checkpoint, reason, text, self._parts.clock.monotonic_ms())
-            )
+            self._carry_out(self._state.on_declined(checkpoint, reason, text, self._job.clock.monotonic_ms()))
         finally:
             self._declined_by = None
 
@@ -504,26 +537,26 @@ class CheckpointCoordinator:
             # This order matters: the gate must know the last barrier before a micro-batch can carry it.
             parts.gate.close_behind(checkpoint)
         parts.time.on_offer(request.purpose)
-        parts.tracker.offered(checkpoint)
-        parts.observer.before(Step.TRIGGER, str(checkpoint))
+        parts.job.tracker.offered(checkpoint)
+        parts.job.observer.before(Step.TRIGGER, str(checkpoint))
         parts.control.offer(checkpoint, request.purpose)
-        parts.observer.after(Step.TRIGGER, str(checkpoint))
+        parts.job.observer.after(Step.TRIGGER, str(checkpoint))
 
     def _abort(self, effect: P.Abort) -> None:
         """Seal the id with ABORT; what it staged passes to the next checkpoint."""
         parts, checkpoint, effect = self._parts, effect.checkpoint, self._waits.aborted(effect)
         LOG.warning("checkpoint %s is aborted: %s, %s", checkpoint, effect.reason.value, effect.text)
-        parts.tracker.failed(checkpoint, effect.reason, effect.text)
+        parts.job.tracker.failed(checkpoint, effect.reason, effect.text)
         decision = Decision(
             checkpoint,
             Verdict.ABORT,
-            parts.ownership.epoch,
-            parts.clock.wall_ms(),
+            parts.job.ownership.epoch,
+            parts.job.clock.wall_ms(),
             reason=f"{effect.reason.value}: {effect.text}",
             purpose=effect.request.purpose,
         )
-        parts.job_dir.create_decision(decision)
-        parts.ownership.check()
+        parts.job.job_dir.create_decision(decision)
+        parts.job.ownership.check()
         parts.on_aborted(checkpoint)
         self._answer(effect.request, CheckpointAnswer.aborted(effect))
         self._failures, verdict = self._failures.failed(checkpoint, effect.reason, effect.request.purpose)
@@ -542,7 +575,7 @@ class CheckpointCoordinator:
             )
         if effect.request.purpose is CheckpointPurpose.FINAL:
             parts.gate.reopen()
-            self._final_again_ms = parts.clock.monotonic_ms() + FINAL_PAUSE_MS
+            self._final_again_ms = parts.job.clock.monotonic_ms() + FINAL_PAUSE_MS
         elif self._undecided and effect.reason in LEAVES_WORK:
             self._ask(CheckpointPurpose.FOLLOW_UP)
 
@@ -560,7 +593,7 @@ class CheckpointCoordinator:
                 raise error
 
         def decided() -> None:
-            parts.tracker.decided(checkpoint)
+            parts.job.tracker.decided(checkpoint)
             self._mailbox.put(lambda: self._state.on_decided(checkpoint))
 
         try:
@@ -578,9 +611,9 @@ class CheckpointCoordinator:
         self._has_backlog_request = False
         self._counter.forget(checkpoint)
         self._failures = self._failures.completed(checkpoint)
-        parts.tracker.confirmed(decision)
+        parts.job.tracker.confirmed(decision)
         parts.on_confirmed(decision, receipt)
-        effects = self._state.on_confirmed(checkpoint, parts.clock.monotonic_ms())
+        effects = self._state.on_confirmed(checkpoint, parts.job.clock.monotonic_ms())
         completed = next(one for one in effects if isinstance(one, P.Completed))
         # This order matters: the next checkpoint's receipt would let go of what a savepoint needs.
         if completed.request.purpose.is_savepoint:

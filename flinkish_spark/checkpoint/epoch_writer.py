@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from flinkish_spark.checkpoint.context import JobContext
 from flinkish_spark.checkpoint.event_time import NO_TIME, Timekeeping
-from flinkish_spark.checkpoint.ownership import Ownership
 from flinkish_spark.checkpoint.staging import Staging
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import InternalError
-from flinkish_spark.core.job_dir import JobDir
-from flinkish_spark.core.steps import Observer, Step
-from flinkish_spark.core.watchdog import Waiting, unwatched
+from flinkish_spark.core.steps import Step
 from flinkish_spark.protocol.ids import BatchId, CheckpointId
 from flinkish_spark.protocol.records import StagedBatch
 
@@ -75,7 +73,7 @@ class AdmissionGate:
 
 @dataclass(frozen=True)
 class EpochWriterParts:
-    """What an epoch writer works with.
+    """What the epoch writer of one start of the query works with, beside the job's context.
 
     Parameters
     ----------
@@ -87,30 +85,23 @@ class EpochWriterParts:
         Whether to hold the next micro-batch back.
     time
         Makes of what tasks report what the next micro-batch is told.
-    waiting
-        Notes what this thread waits for.
     """
 
-    job_dir: JobDir
-    ownership: Ownership
     staging: Staging
     attempts: Iterator[int]
-    clock: Clock
-    observer: Observer
     gate: AdmissionGate
     notify: Callable[[StagedBatch, int], None]
     must_wait: Callable[[], bool]
     time: Timekeeping = NO_TIME
-    waiting: Waiting = unwatched
 
 
 class EpochWriter:
     """The function given to foreachBatch; called by Spark in a thread of its own, one at a time."""
 
-    def __init__(self, first_batch: BatchId, parts: EpochWriterParts) -> None:
+    def __init__(self, first_batch: BatchId, job: JobContext, parts: EpochWriterParts) -> None:
         #: The first micro-batch that is not staged.
         self.expected = first_batch
-        self._parts = parts
+        self._job, self._parts = job, parts
         #: What ended a micro-batch; Spark passes on only its text.
         self.failure: BaseException | None = None
 
@@ -123,7 +114,7 @@ class EpochWriter:
             raise
 
     def _stage(self, frame: Any, batch: BatchId) -> None:
-        parts = self._parts
+        job, parts = self._job, self._parts
         if batch != self.expected:
             # A batch at or below the last decided one, or a gap: Spark's log is not what the
             # recovery saw. Staging it would commit rows twice or skip some.
@@ -132,19 +123,19 @@ class EpochWriter:
                 why="its checkpoint changed behind this owner's back",
                 what_to_do="make sure that only this job uses the job directory",
             )
-        with parts.waiting(f"checkpoints to be confirmed, before micro-batch {batch} may be staged"):
+        with job.waiting(f"checkpoints to be confirmed, before micro-batch {batch} may be staged"):
             parts.gate.enter(parts.must_wait)
-        parts.ownership.check()
-        began_ms = parts.clock.monotonic_ms()
-        with parts.waiting(f"micro-batch {batch} to be staged"):
+        job.ownership.check()
+        began_ms = job.clock.monotonic_ms()
+        with job.waiting(f"micro-batch {batch} to be staged"):
             staged = parts.time.noted(parts.staging.stage(frame, batch, next(parts.attempts)))
-        parts.observer.before(Step.STAGED_FILE, str(batch))
-        parts.job_dir.write_staged(staged)
-        parts.observer.after(Step.STAGED_FILE, str(batch))
+        job.observer.before(Step.STAGED_FILE, str(batch))
+        job.job_dir.write_staged(staged)
+        job.observer.after(Step.STAGED_FILE, str(batch))
         self.expected = batch.next()
         # Behind the staged file, in which a restart finds it; before Spark asks what comes next.
         parts.time.on_staged(staged)
         parts.gate.passed(staged)
-        with parts.waiting(f"the sources to be asked behind micro-batch {batch}"):
-            parts.notify(staged, parts.clock.monotonic_ms() - began_ms)
-        parts.observer.before(Step.SPARK_COMMIT, str(batch))
+        with job.waiting(f"the sources to be asked behind micro-batch {batch}"):
+            parts.notify(staged, job.clock.monotonic_ms() - began_ms)
+        job.observer.before(Step.SPARK_COMMIT, str(batch))

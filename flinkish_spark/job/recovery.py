@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
 from flinkish_spark.checkpoint.commit import Confirmation, Interrupted
+from flinkish_spark.checkpoint.context import JobContext
 from flinkish_spark.checkpoint.failures import Patience, classify
-from flinkish_spark.checkpoint.ownership import Ownership
-from flinkish_spark.checkpoint.retention import CheckpointPins, SparkPins
-from flinkish_spark.checkpoint.spark_log import SparkLog, missing_entry
-from flinkish_spark.contracts.sink import Committer, ShownOrder
-from flinkish_spark.core.clock import Clock
+from flinkish_spark.checkpoint.spark_log import missing_entry
+from flinkish_spark.contracts.sink import ShownOrder
 from flinkish_spark.core.errors import CommittableLostError, CorruptObjectError, FencedError, InternalError
 from flinkish_spark.core.job_dir import JobDir
-from flinkish_spark.core.steps import Observer
+from flinkish_spark.job.engine import RestoredFrom
 from flinkish_spark.job.rewind import Rewinder, SourcePositions
 from flinkish_spark.protocol import recovery as R
 from flinkish_spark.protocol.decisions import Decision, RewindIntent
@@ -97,12 +96,32 @@ NO_REPLAYING = NoReplaying()
 
 
 T = TypeVar("T")
-#: Where Spark starts, the micro-batches that are kept behind the last checkpoint, and where time stood at it.
-Recovered = tuple[R.StartSpark, list[StagedBatch], EventTime | None]
 LOG = logging.getLogger(__name__)
 _PAUSE_MS = 200
 #: More steps than any recovery can need; above it the facts do not change, which is a bug.
 _MOST_STEPS = 1_000
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What a start of the query goes on from.
+
+    Parameters
+    ----------
+    start
+        Where Spark starts.
+    kept
+        The micro-batches that are kept behind the last checkpoint, in order.
+    time
+        Where event time stood at it; None if nothing was said about time.
+    confirmation
+        Finishes the checkpoints that this start decides.
+    """
+
+    start: R.StartSpark
+    kept: list[StagedBatch]
+    time: EventTime | None
+    confirmation: Confirmation
 
 
 class Recovery:
@@ -110,12 +129,10 @@ class Recovery:
 
     Parameters
     ----------
-    committers
-        By sink uid, in the order in which sinks commit.
-    is_stopping
-        Asked while waiting for a system that cannot answer.
-    pins
-        Keeps what retained checkpoints need; beside Spark's files unless given.
+    job
+        Whose directory it is; nobody else may own it meanwhile.
+    confirmation
+        Finishes checkpoints that are decided.
     positions
         What the sources have to do with a rewind.
     reseeding, replaying
@@ -126,37 +143,19 @@ class Recovery:
 
     def __init__(
         self,
-        job_dir: JobDir,
-        log: SparkLog,
-        ownership: Ownership,
-        committers: Mapping[str, Committer],
+        job: JobContext,
         confirmation: Confirmation,
-        clock: Clock,
-        observer: Observer,
-        is_stopping: Callable[[], bool],
-        *,
-        pins: CheckpointPins | None = None,
         positions: SourcePositions,
+        *,
         reseeding: Reseeding = NO_RESEEDING,
         replaying: Replaying = NO_REPLAYING,
         on_confirmed: Callable[[CheckpointId], None] = lambda checkpoint: None,
     ) -> None:
-        self._job_dir, self._log, self._ownership = job_dir, log, ownership
-        self._committers, self._confirmation = committers, confirmation
-        self._clock, self._is_stopping, self._reseeding = clock, is_stopping, reseeding
-        self._replaying = replaying
-        self._pins = SparkPins(log, log.root) if pins is None else pins
-        self._rewinder = Rewinder(
-            job_dir,
-            log,
-            self._pins,
-            committers,
-            observer,
-            positions,
-            self._patiently,
-            self._wait,
-            ownership.check,
-        )
+        self._job_dir, self._log, self._ownership = job.job_dir, job.log, job.ownership
+        self._committers, self._pins, self._confirmation = job.committers, job.pins, confirmation
+        self._clock, self._must_give_up = job.clock, job.must_give_up
+        self._reseeding, self._replaying = reseeding, replaying
+        self._rewinder = Rewinder(job, positions, self._patiently, self._wait)
         self._on_confirmed, self._is_swept = on_confirmed, False
         #: What could not be confirmed, with the decision as it was then.
         self._lost: dict[CheckpointId, tuple[Decision, CommittableLostError]] = {}
@@ -422,7 +421,7 @@ class Recovery:
                 self._wait("recovery", str(patience.takes(error)))
 
     def _wait(self, what: str, detail: str) -> None:
-        if self._is_stopping():
+        if self._must_give_up():
             raise Interrupted(what)
         LOG.warning("%s has to wait, which is expected while brokers restart: %s", what, detail)
         self._clock.sleep_ms(_PAUSE_MS)
@@ -440,14 +439,40 @@ def _is_behind(staged: StagedBatch, newest: Decision) -> bool:
     return staged.lineage > newest.lineage or staged.batch > newest.batch
 
 
-def sweep_after_stop(job_dir: JobDir, committers: Mapping[str, Committer]) -> None:
+def tell_restored(
+    job: JobContext, newest: Decision | None, savepoint: RestoredFrom | None
+) -> EventTime | None:
+    """Tell hooks and statistics what the next start of the query goes on from; return where time stood.
+
+    Parameters
+    ----------
+    newest
+        The last checkpoint; None before the first.
+    savepoint
+        What a lineage without checkpoints began with; None if it began with nothing.
+    """
+    job.tracker.settle()
+    if newest is not None:
+        job.hooks.restore(newest.checkpoint, newest.hook_states)
+        job.tracker.restored(newest.checkpoint)
+        return newest.times
+    if savepoint is not None:
+        job.hooks.restore(savepoint.checkpoint, savepoint.hooks)
+        job.tracker.restored(savepoint.checkpoint, savepoint.path)
+        return savepoint.times
+    job.hooks.restore(None, {})
+    return None
+
+
+def sweep_after_stop(job: JobContext) -> None:
     """Abort what the micro-batch behind the final barrier had begun to write; Spark is not running."""
+    job_dir = job.job_dir
     staged, newest = job_dir.staged_batches(job_dir.lineage()).values(), job_dir.newest_commit()
     if newest is not None and job_dir.receipt(newest.checkpoint) is None:
         # Decided and interrupted: the next start commits what it names.
         newest = None
     kept = [c for s in staged if newest is None or _is_behind(s, newest) for c in s.committables]
-    for committer in committers.values():
+    for committer in job.committers.values():
         try:
             committer.sweep(kept, frozenset)
         except Exception as error:

@@ -18,24 +18,21 @@ from functools import partial
 from typing import Any
 
 from flinkish_spark.checkpoint.commit import Interrupted
+from flinkish_spark.checkpoint.context import JobContext
 from flinkish_spark.checkpoint.control import ControlFile
 from flinkish_spark.checkpoint.failures import QueryFailed
 from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.checkpoint.staging import Staging, StagingContext
-from flinkish_spark.checkpoint.transactional_ids import BlockPool
-from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import (
     CommittableLostError,
     CorruptObjectError,
     FlinkishError,
     NotReplayableError,
 )
-from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
-from flinkish_spark.core.steps import Observer, Step
+from flinkish_spark.core.steps import Step
 from flinkish_spark.core.store import CreateResult
 from flinkish_spark.job.engine import QueryEngine, QueryPlan
-from flinkish_spark.job.owned_job import OwnedJob
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import BatchId
 from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
@@ -59,26 +56,22 @@ class Replayer:
 
     Parameters
     ----------
-    owned
-        The job; its own log and state are only read.
+    job
+        Its own log and state are only read. While a micro-batch runs only a cancel ends a replay: a job that
+        stops shows all that it has decided, since it may not be started again for long.
+    why_lost
+        See :class:`.SourcePositions`.
     control
         Makes the control file of a query, new with every call.
     attempts
         Numbers no two attempts of one owner alike.
-    is_stopping
-        Asked while a micro-batch runs. Only a cancel should end a replay: a job that stops shows all that
-        it has decided, since it may not be started again for long.
     """
 
     engine: QueryEngine
-    job_dir: JobDir
-    owned: OwnedJob
-    blocks: BlockPool
+    job: JobContext
+    why_lost: Callable[[LoggedOffsets], str]
     control: Callable[[], ControlFile]
     attempts: Iterator[int]
-    clock: Clock
-    observer: Observer
-    is_stopping: Callable[[], bool]
 
     def replay(
         self,
@@ -109,7 +102,7 @@ class Replayer:
         Interrupted
             The job is being torn down.
         """
-        known = self.job_dir.restaged(decision.checkpoint)
+        known = self.job.job_dir.restaged(decision.checkpoint)
         if known is not None and known.batches != decision.batches:
             # A deposed owner has finished its replay since: what it staged is confirmed, or lost in turn.
             LOG.warning("checkpoint %s was replayed by somebody else meanwhile", decision.checkpoint)
@@ -122,7 +115,7 @@ class Replayer:
         # is aborted cannot be committed by it, so no record can become visible twice.
         abort(plan.sink, plan.lost)
         staged = replay.run(plan)
-        restaged = restage(decision, plan, staged, self.owned.committers[plan.sink].task_of)
+        restaged = restage(decision, plan, staged, self.job.committers[plan.sink].task_of)
         if isinstance(restaged, CannotReplay):
             abort(plan.sink, [c for batch in staged.values() for c in batch.committables])
             raise replay.refused(restaged.why + replay.origin_of(decision), _MAKE_DETERMINISTIC)
@@ -154,7 +147,7 @@ class _Replay:
         if not facts["is_proven_aborted"]:
             why = "nothing proves that it was never visible, so it may be there already"
             raise self.refused(why, _RESTORE)
-        task_of = self.parts.owned.committers[uid].task_of
+        task_of = self.parts.job.committers[uid].task_of
         plan = plan_replay(self.decision, uid, int(str(facts["position"])), task_of)
         if isinstance(plan, CannotReplay):
             raise self.refused(plan.why, _RESTORE)
@@ -175,16 +168,16 @@ class _Replay:
         position = self._began_at() if before is None else LoggedOffsets.parse(before.offsets_text)
         position = position.with_added(LoggedOffsets.parse(self.decision.offsets_text))
         # The job must never go on silently without input that a decided checkpoint counts as read.
-        why = patiently(partial(self.parts.owned.inputs.why_lost, position))
+        why = patiently(partial(self.parts.why_lost, position))
         if why:
             raise self.refused(why, "restore the input, or restore the job from before this checkpoint")
 
     def _began_at(self) -> LoggedOffsets:
         parts = self.parts
-        return parts.owned.log.began_at(parts.job_dir.history().log_began_in)
+        return parts.job.log.began_at(parts.job.job_dir.history().log_began_in)
 
     def _why_no_state(self, before: Decision) -> str:
-        pins = self.parts.owned.pins
+        pins = self.parts.job.pins
         if before.checkpoint not in pins.pinned():
             # It could not be pinned behind its receipt; Spark goes on from it, so it may still be there.
             try:
@@ -211,17 +204,17 @@ class _Replay:
 
     def _before(self) -> Decision | None:
         """Return the checkpoint that the epoch begins behind; None if the log begins with it."""
-        began_in = self.parts.job_dir.history().log_began_in
+        began_in = self.parts.job.job_dir.history().log_began_in
         found = [
             d
-            for d in self.parts.job_dir.live_commits()
+            for d in self.parts.job.job_dir.live_commits()
             if d.checkpoint < self.decision.checkpoint and d.lineage >= began_in
         ]
         return found[-1] if found else None
 
     def _offsets(self, batch: BatchId) -> str:
         is_last = batch == self.decision.batch
-        text = self.decision.offsets_text if is_last else self.parts.owned.log.read(OFFSETS, batch)
+        text = self.decision.offsets_text if is_last else self.parts.job.log.read(OFFSETS, batch)
         if text is None:
             raise self.refused(f"Spark's log has no entry {OFFSETS}/{batch} any more", _RESTORE)
         return text
@@ -230,24 +223,24 @@ class _Replay:
     def run(self, plan: ReplayPlan) -> dict[BatchId, StagedBatch]:
         """Run the micro-batches of the plan one after the other; return what was staged."""
         parts = self.parts
-        log = parts.owned.log.begin_replay(self.decision.checkpoint)
+        log = parts.job.log.begin_replay(self.decision.checkpoint)
         before = self._before()
         if before is not None:
             parts.engine.pins(log).restore(before.checkpoint)
         query = parts.engine.plan(parts.control())
         context = StagingContext(
-            parts.owned.job,
-            parts.owned.ownership,
-            parts.job_dir.lineage(),
-            parts.blocks,
-            parts.clock,
+            parts.job.job,
+            parts.job.ownership,
+            parts.job.job_dir.lineage(),
+            parts.job.blocks,
+            parts.job.clock,
             log,
             self.decision.checkpoint,
         )
         staging = query.staging(context)
         staged: dict[BatchId, StagedBatch] = {}
         for part in plan.batches:
-            parts.owned.ownership.check()
+            parts.job.ownership.check()
             log.restore(OFFSETS, part.batch, self._offsets(part.batch))
             writer = _ReplayWriter(part, plan.sink, staging, parts.attempts)
             self._run_one(query, log, writer)
@@ -260,9 +253,9 @@ class _Replay:
         query = plan.start_once(log, writer)
         try:
             while query.is_active:
-                if parts.is_stopping():
+                if parts.job.is_cancelled():
                     raise Interrupted(f"replaying checkpoint {self.decision.checkpoint}")
-                parts.clock.sleep_ms(_WATCH_MS)
+                parts.job.clock.sleep_ms(_WATCH_MS)
         finally:
             query.stop()
         failure = writer.failure if isinstance(writer.failure, FlinkishError) else query.exception()
@@ -279,18 +272,18 @@ class _Replay:
         restaged = RestagedEpoch(
             checkpoint,
             self.number,
-            parts.owned.ownership.epoch,
-            parts.clock.wall_ms(),
+            parts.job.ownership.epoch,
+            parts.job.clock.wall_ms(),
             plan.sink,
             str(self.lost.why or self.lost.what),
             batches,
         )
-        parts.owned.ownership.check()
-        parts.observer.before(Step.RESTAGED, str(checkpoint))
+        parts.job.ownership.check()
+        parts.job.observer.before(Step.RESTAGED, str(checkpoint))
         # With this create the checkpoint names what was staged again; before it, it names what is aborted.
-        created = parts.job_dir.create_restaged(restaged)
-        parts.observer.after(Step.RESTAGED, str(checkpoint))
-        parts.owned.log.end_replay()
+        created = parts.job.job_dir.create_restaged(restaged)
+        parts.job.observer.after(Step.RESTAGED, str(checkpoint))
+        parts.job.log.end_replay()
         if created is CreateResult.EXISTS:
             # Ours is swept, since nothing names it; the confirmation goes by what is there.
             LOG.warning("checkpoint %s was replayed by somebody else at the same time", checkpoint)

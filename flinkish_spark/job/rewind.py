@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import EnvironmentFault, InternalError, UserError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
-from flinkish_spark.core.steps import Observer, Step
+from flinkish_spark.core.steps import Step
 from flinkish_spark.core.store import CreateResult, SealedObjects
 from flinkish_spark.protocol.decisions import RewindIntent, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
@@ -43,8 +43,8 @@ from flinkish_spark.protocol.records import Outcome
 
 
 if TYPE_CHECKING:
+    from flinkish_spark.checkpoint.context import JobContext
     from flinkish_spark.checkpoint.retention import CheckpointPins
-    from flinkish_spark.checkpoint.spark_log import SparkLog
 
 LOG = logging.getLogger(__name__)
 
@@ -114,30 +114,27 @@ class Rewinder:
 
     Parameters
     ----------
+    job
+        Whose log is set back, and whose sinks take back what they have committed.
     positions
         What the sources do about it.
     patiently
         Repeats a question to an outside system until it is answered.
     wait
         Called before an outside system is asked again; raises if the job is being torn down.
-    check_owner
-        Raises if a newer owner has the job; called before each effect.
     """
 
-    job_dir: JobDir
-    log: SparkLog
-    pins: CheckpointPins
-    committers: Mapping[str, Committer]
-    observer: Observer
+    job: JobContext
     positions: SourcePositions
     patiently: Callable[[Callable[[], None]], None]
     wait: Callable[[str, str], None]
-    check_owner: Callable[[], None]
 
     # -- before the intent ----------------------------------------------------------------------
     def why_refused(self, order: RewindOrder) -> str:
         """Return why an order cannot be carried out; asks sources and tables, too."""
-        why = why_refused(self.job_dir, self.pins, order.target) or self._why_input_is_lost(order.target)
+        why = why_refused(self.job.job_dir, self.job.pins, order.target) or self._why_input_is_lost(
+            order.target
+        )
         if why or order.tables is Tables.KEEP:
             return why
         answers: list[str] = []
@@ -145,7 +142,7 @@ class Rewinder:
         def ask(committer: Committer) -> None:
             answers.append(committer.why_not_superseded(order.target))
 
-        for committer in self.committers.values():
+        for committer in self.job.committers.values():
             self.patiently(partial(ask, committer))
         return next(filter(None, answers), "")
 
@@ -156,7 +153,7 @@ class Rewinder:
 
     def refuse(self, order: RewindOrder, reason: str) -> None:
         """Close an order that cannot be carried out, and raise RewindRefused."""
-        self.job_dir.refuse_rewind_order(order, reason)
+        self.job.job_dir.refuse_rewind_order(order, reason)
         raise _refused(order.target, reason)
 
     # -- the intent -----------------------------------------------------------------------------
@@ -171,7 +168,7 @@ class Rewinder:
         """Make the intent durable. From here the rewind will be finished."""
         intent = RewindIntent(
             first_removed,
-            Lineage(self.job_dir.lineage().value + 1),
+            Lineage(self.job.job_dir.lineage().value + 1),
             reason,
             {} if kind is RewindKind.RESEED else self._entries_from(first_removed),
             kind,
@@ -182,16 +179,16 @@ class Rewinder:
         LOG.warning("rewinding so that micro-batch %s is planned again: %s", first_removed, reason)
         # This order matters: if a commits/ entry vanished before the intent is durable, Spark
         # would run the newest micro-batch again and skip the input of those in between.
-        self.observer.before(Step.REWIND_INTENT, str(first_removed))
-        self.check_owner()
-        self.job_dir.create_rewind(intent)
-        self.observer.after(Step.REWIND_INTENT, str(first_removed))
+        self.job.observer.before(Step.REWIND_INTENT, str(first_removed))
+        self.job.ownership.check()
+        self.job.job_dir.create_rewind(intent)
+        self.job.observer.after(Step.REWIND_INTENT, str(first_removed))
 
     def _entries_from(self, first: BatchId) -> dict[str, str]:
         removed = {}
         for log in (OFFSETS, COMMITS):
-            for batch in self.log.batches(log):
-                text = self.log.read(log, batch) if batch >= first else None
+            for batch in self.job.log.batches(log):
+                text = self.job.log.read(log, batch) if batch >= first else None
                 if text is not None:
                     removed[f"{log}/{batch}"] = text
         return removed
@@ -208,31 +205,31 @@ class Rewinder:
             self._set_log_back(intent)
         if intent.kind is RewindKind.TO_CHECKPOINT and intent.target is not None:
             if intent.tables is Tables.RESTORE:
-                for uid, committer in self.committers.items():
+                for uid, committer in self.job.committers.items():
                     self._supersede(uid, committer, intent.target, intent.lineage)
             self._lower_offsets(intent.target)
-        self.check_owner()
-        self.job_dir.close_rewind(intent)
+        self.job.ownership.check()
+        self.job.job_dir.close_rewind(intent)
 
     def _begin_anew(self, intent: RewindIntent) -> None:
-        self.check_owner()
-        self.log.retire(intent.lineage)
-        for checkpoint in self.pins.pinned():
+        self.job.ownership.check()
+        self.job.log.retire(intent.lineage)
+        for checkpoint in self.job.pins.pinned():
             # A zombie that wakes up here must not unpin what a newer owner has pinned since.
-            self.check_owner()
-            self.pins.unpin(checkpoint)
+            self.job.ownership.check()
+            self.job.pins.unpin(checkpoint)
 
     def _set_log_back(self, intent: RewindIntent) -> None:
         newest_first = sorted(intent.removed, key=lambda e: (-int(e.split("/")[1]), e))
         for entry in newest_first:
-            self.check_owner()
-            self.observer.before(Step.REWIND_DELETE, entry)
-            self.log.remove(entry)
-            self.observer.after(Step.REWIND_DELETE, entry)
+            self.job.ownership.check()
+            self.job.observer.before(Step.REWIND_DELETE, entry)
+            self.job.log.remove(entry)
+            self.job.observer.after(Step.REWIND_DELETE, entry)
         if intent.first_removed == BatchId(0):
-            self.log.clear_state()
-        elif intent.target is not None and intent.target in self.pins.pinned():
-            self.pins.restore(intent.target)
+            self.job.log.clear_state()
+        elif intent.target is not None and intent.target in self.job.pins.pinned():
+            self.job.pins.restore(intent.target)
 
     def _supersede(self, uid: str, committer: Committer, target: CheckpointId, lineage: Lineage) -> None:
         while True:
@@ -253,7 +250,7 @@ class Rewinder:
         self.patiently(lambda: self.positions.lower(position))
 
     def _position(self, target: CheckpointId) -> LoggedOffsets:
-        decision = self.job_dir.decision(target)
+        decision = self.job.job_dir.decision(target)
         if decision is None:
             raise InternalError(f"the decision of checkpoint {target}, which an order names, was deleted")
         return LoggedOffsets.parse(decision.offsets_text)

@@ -1,4 +1,4 @@
-"""The supervisor: take over, recover, start the query, watch it, start it again."""
+"""The supervisor of a job: check, own, recover, plan, run, finish."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
 from flinkish_spark.checkpoint.answers import Asked, CheckpointAnswer
 from flinkish_spark.checkpoint.commit import Confirmation, Interrupted
-from flinkish_spark.checkpoint.context import CoordinatorParts, StopFailed
+from flinkish_spark.checkpoint.completion import CoordinatorParts
+from flinkish_spark.checkpoint.context import JobContext
 from flinkish_spark.checkpoint.control import ControlFile
-from flinkish_spark.checkpoint.coordinator import CheckpointCoordinator
+from flinkish_spark.checkpoint.coordinator import CheckpointCoordinator, StopFailed
 from flinkish_spark.checkpoint.epoch_writer import AdmissionGate, EpochWriter, EpochWriterParts
 from flinkish_spark.checkpoint.event_time import TimeKeeper, Timekeeping
 from flinkish_spark.checkpoint.failures import (
@@ -44,10 +46,16 @@ from flinkish_spark.core.errors import (
 )
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.watchdog import Wait, Watchdog
-from flinkish_spark.job.engine import JobProgress, JobSettings, QueryEngine, QueryPlan, RunningQuery
+from flinkish_spark.job.engine import (
+    JobProgress,
+    JobSettings,
+    QueryEngine,
+    QueryPlan,
+    RestoredFrom,
+    RunningQuery,
+)
 from flinkish_spark.job.inputs import Inputs, until_answered
-from flinkish_spark.job.owned_job import OwnedJob
-from flinkish_spark.job.recovery import Recovered, Recovery, sweep_after_stop
+from flinkish_spark.job.recovery import Recovered, Recovery, sweep_after_stop, tell_restored
 from flinkish_spark.job.replay import Replayer
 from flinkish_spark.job.requests import Outside, RewindOrdered
 from flinkish_spark.job.rewind import PendingRewind, RewindRefused, SourcePositions, order_rewind
@@ -62,7 +70,6 @@ from flinkish_spark.protocol.job_status import JobEvent, JobStatus
 from flinkish_spark.protocol.limits import Limit
 from flinkish_spark.protocol.lineage import Tables
 from flinkish_spark.protocol.records import StagedBatch
-from flinkish_spark.protocol.recovery import StartSpark
 from flinkish_spark.protocol.restart import (
     TRIES_WITHOUT_PROGRESS,
     GiveUp,
@@ -354,10 +361,17 @@ class LastCheckpoint:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# The supervisor: take over, recover, start the query, watch it, start it again.
+# The supervisor: the phases of a job, in their order.
 #
-# One object per `execute`. The order of a start is the protocol's: preflight, lock, settings, owner epoch,
-# fence, recovery, hooks, and only then the query. Up to the lock nothing is written anywhere.
+#     check      what can be refused is refused; nothing is written anywhere
+#     own        the lock, the owner epoch, the fence; what sinks and sources hold is of this directory
+#     recover    what is decided is finished, what is not is gone, and hooks know where the job goes on
+#     plan       one streaming DataFrame, and who stages and decides its micro-batches
+#     run        the query, until it ends, fails, or the job is told to end
+#     finish     query and coordinator have ended; what the last micro-batch had begun is gone
+#
+# A start of the query is recover to finish; what fails is started again under the same ownership. Another
+# ownership begins behind an order to go back. One object per `execute`.
 
 
 _WATCH_MS = 100
@@ -368,6 +382,26 @@ class _Turn(enum.Enum):
 
     OVER = "OVER"
     TAKE_OVER_AGAIN = "TAKE_OVER_AGAIN"
+
+
+@dataclass(frozen=True)
+class _Owned:
+    """What one ownership has beside the context that all share."""
+
+    job: JobContext
+    inputs: Inputs
+    completed: CompletedCheckpoints
+
+
+@dataclass(frozen=True)
+class _Start:
+    """One start of the query, planned and not yet begun."""
+
+    plan: QueryPlan
+    gate: AdmissionGate
+    coordinator: CheckpointCoordinator
+    writer: EpochWriter
+    last: LastCheckpoint
 
 
 class Supervisor:
@@ -398,7 +432,7 @@ class Supervisor:
         self._watchdog = Watchdog(settings.clock, self._note_waits, self.control.cancel_wanted.is_set)
         self._waiting = self._watchdog.waiting
         self.states = JobStates(engine.uids, settings.listeners, self._waiting)
-        self._owned: OwnedJob | None = None
+        self._owned: _Owned | None = None
 
     @property
     def statistics(self) -> StatisticsHistory:
@@ -459,78 +493,108 @@ class Supervisor:
         self.progress.waits = waits
         if waits and self._owned is not None and self.control.cancel_wanted.is_set():
             # What was decided is finished by the next start; whoever cancels a job does not wait for it.
-            self._owned.interrupt()
+            self._owned.job.interrupt()
 
     def _run_owned(self) -> _Turn:
-        settings, waiting = self._settings, self._waiting
+        with self._waiting("the job directory to be taken over, and the sinks to be connected"):
+            self._owned = owned = self._own()
+        job = owned.job
+        try:
+            # This order matters: nothing is recovered, committed or aborted over what another timeline holds.
+            with self._waiting("sinks and sources to say what they hold"):
+                is_to_be_taken_over_again = settle_timeline(job)
+            if is_to_be_taken_over_again:
+                return _Turn.TAKE_OVER_AGAIN
+            self._outside.start(self._settings.threads, job.ownership.epoch)
+            try:
+                turn = self._run_queries(owned)
+                if turn is _Turn.OVER:
+                    self._ended(owned)
+                return turn
+            finally:
+                with self._waiting("the thread that takes requests to end"):
+                    self._outside.stop()
+        except Interrupted:
+            self._ended(owned)
+            return _Turn.OVER
+        finally:
+            self._owned = None
+            with self._waiting("the sinks' connections to be closed"):
+                job.close()
+
+    def _run_queries(self, owned: _Owned) -> _Turn:
+        """Run the query, and start it again whenever that may help."""
+        ownership = owned.job.ownership
+        while True:
+            try:
+                if self._run_query(owned) is QueryEnd.OVER:
+                    return _Turn.OVER
+                self._goes_on("behind the last checkpoint timers were left, or input went on")
+            except Interrupted:
+                return _Turn.OVER
+            except RewindOrdered as order:
+                self._goes_on(str(order))
+                # Spark goes on cleaning the folder of a query that has ended, by the highest
+                # version that it saw: the rewound one gets a folder that Spark does not know.
+                return _Turn.TAKE_OVER_AGAIN
+            except Exception as error:
+                if not self._survives(classify(error, self._place()), owned.inputs):
+                    return _Turn.OVER
+            # A zombie must not seal the id that the newer owner is about to decide.
+            ownership.check()
+            # Ids that were pending are never used again, whatever became of their barriers.
+            seal_open_ids(ownership, self._settings.clock)
+            self._blocks.forget()
+
+    def _run_query(self, owned: _Owned) -> QueryEnd:
+        """Start the query once, and return how it ended."""
+        self.control.detach()
+        recovered = self._recover(owned)
+        self._check_input(owned)
+        start = self._plan(owned, recovered)
+        self._run(owned, start)
+        return self._finish(owned, start)
+
+    # -- own ------------------------------------------------------------------------------------
+    def _own(self) -> _Owned:
+        """Take the job directory over, and make what all that follows shares: the one place that does."""
+        settings, waiting, engine = self._settings, self._waiting, self._engine
         with waiting("the job directory to take the record of the job"):
-            job = self._engine.record_job()
+            job = engine.record_job()
         with waiting("the job directory to be taken over"):
             ownership = take_over(self._job_dir, settings.clock, settings.token)
         with waiting("Spark's log to be fenced"):
-            log = self._engine.fenced_log(ownership)
-        self._inputs = inputs = Inputs(self._engine.sources, self._job_dir, log)
+            log = engine.fenced_log(ownership)
         with waiting("the sinks to be connected"):
-            committers = self._engine.committers(job, ownership)
-        tracker = CheckpointTracker(self._job_dir, settings.clock)
-        pins = self._engine.pins(log)
+            committers = engine.committers(job, ownership)
         with waiting("the manifest to be connected"):
-            manifest = self._engine.manifest(job, ownership)
-        owned = OwnedJob(job, ownership, log, pins, inputs, committers, tracker, manifest)
-        self._owned = owned
-        keeping = (settings.checkpoint, pins, lambda: self.control.exporting, ownership)
-        self._completed = CompletedCheckpoints(self._job_dir, *keeping)
-        self._tracker = tracker
-        try:
-            # This order matters: nothing is recovered, committed or aborted over what another timeline holds.
-            with waiting("sinks and sources to say what they hold"):
-                is_to_be_taken_over_again = settle_timeline(
-                    owned,
-                    self._engine.sources,
-                    settings.clock,
-                    settings.threads,
-                    self.control.must_give_up,
-                    self.control.cancel_wanted.is_set,
-                )
-            if is_to_be_taken_over_again:
-                return _Turn.TAKE_OVER_AGAIN
-        except Interrupted:
-            owned.close()
-            self._ended()
-            return _Turn.OVER
-        except BaseException:
-            owned.close()
-            raise
-        self._outside.start(settings.threads, ownership.epoch)
-        try:
-            while True:
-                try:
-                    if self._run_query(owned) is QueryEnd.OVER:
-                        break
-                    self._goes_on("behind the last checkpoint timers were left, or input went on")
-                except Interrupted:
-                    break
-                except RewindOrdered as order:
-                    self._goes_on(str(order))
-                    # Spark goes on cleaning the folder of a query that has ended, by the highest
-                    # version that it saw: the rewound one gets a folder that Spark does not know.
-                    return _Turn.TAKE_OVER_AGAIN
-                except Exception as error:
-                    if not self._survives(classify(error, self._place()), inputs):
-                        break
-                # A zombie must not seal the id that the newer owner is about to decide.
-                ownership.check()
-                # Ids that were pending are never used again, whatever became of their barriers.
-                seal_open_ids(ownership, settings.clock)
-                self._blocks.forget()
-            self._ended()
-            return _Turn.OVER
-        finally:
-            with self._waiting("the thread that takes requests to end"):
-                self._outside.stop()
-            self._owned = None
-            with self._waiting("the sinks' connections to be closed"):
-                owned.close()
+            manifest = engine.manifest(job, ownership)
+        self._tracker = tracker = CheckpointTracker(self._job_dir, settings.clock)
+        context = JobContext(
+            job=job,
+            job_dir=self._job_dir,
+            ownership=ownership,
+            log=log,
+            pins=engine.pins(log),
+            committers=committers,
+            sources=engine.sources,
+            tracker=tracker,
+            hooks=settings.hooks,
+            blocks=self._blocks,
+            config=settings.checkpoint,
+            clock=settings.clock,
+            threads=settings.threads,
+            observer=settings.observer,
+            must_give_up=self.control.must_give_up,
+            is_cancelled=self.control.cancel_wanted.is_set,
+            uids=engine.uids,
+            operators=engine.operators,
+            manifest=manifest,
+            waiting=waiting,
+        )
+        keeping = (settings.checkpoint, context.pins, lambda: self.control.exporting, ownership)
+        completed = CompletedCheckpoints(self._job_dir, *keeping)
+        return _Owned(context, Inputs(engine.sources, self._job_dir, log), completed)
 
     def _goes_on(self, why: str) -> None:
         """Say that the query starts again although nothing has failed."""
@@ -538,13 +602,13 @@ class Supervisor:
         self.states.on(JobEvent.FAILURE, why)
         self.states.on(JobEvent.RESTART, why)
 
-    def _ended(self) -> None:
+    def _ended(self, owned: _Owned) -> None:
         if not self.control.cancel_wanted.is_set():
             is_running = self.states.status is JobStatus.RUNNING
             self.states.on(JobEvent.FINISH if is_running else JobEvent.SUSPEND)
             return
         self.states.on(JobEvent.CANCEL)
-        self._completed.cancelled(self._settings.clock)
+        owned.completed.cancelled(self._settings.clock)
         self.states.on(JobEvent.ALL_ENDED)
 
     def _survives(self, error: FlinkishError, inputs: Inputs) -> bool:
@@ -598,162 +662,148 @@ class Supervisor:
         if trace:
             LOG.info("from the inside out:\n%s", trace)
 
-    # -- one start of the query -----------------------------------------------------------------
-    def _run_query(self, owned: OwnedJob) -> QueryEnd:
-        settings, ownership, log, inputs = self._settings, owned.ownership, owned.log, owned.inputs
-        committers, tracker, clock = owned.committers, owned.tracker, settings.clock
-        confirmation = Confirmation(
-            self._job_dir,
-            ownership,
-            committers,
-            self._engine.sources,
-            settings.clock,
-            tracker.timing(settings.observer),
-            self.control.must_give_up,
-            owned.manifest,
-            owned.job,
-            self._waiting,
+    # -- recover --------------------------------------------------------------------------------
+    def _recover(self, owned: _Owned) -> Recovered:
+        job, confirmation = owned.job, Confirmation(owned.job)
+        replayer = Replayer(
+            self._engine, job, owned.inputs.why_lost, partial(self._control_file, job), self._attempts
         )
-        self.control.detach()
+        recovery = Recovery(
+            job,
+            confirmation,
+            SourcePositions(owned.inputs.lower, owned.inputs.why_lost),
+            on_confirmed=self._on_recovered,
+            reseeding=self._engine.reseeding(job.log),
+            replaying=replayer,
+        )
         with self._waiting("the recovery to end"):
-            start, kept, stored = self._recover(owned, confirmation)
+            try:
+                start, kept = recovery.run()
+            except RewindRefused as refused:
+                if self.states.status is JobStatus.CREATED:
+                    raise
+                # The order is closed. A job that runs well does not end because of a wrong wish.
+                LOG.error("the order is not carried out: %s", refused)
+                start, kept = recovery.run()
+            newest = self._job_dir.newest_commit()
+            self.states.goes_on_from(None if newest is None else newest.checkpoint)
+            savepoint = self._engine.restored_from() if newest is None else None
+            with self._waiting("the master hooks to be restored"):
+                stored = self._restored(job, newest, savepoint)
+            if newest is not None:
+                self._failures = self._failures.completed(newest.checkpoint)
+        return Recovered(start, kept, stored, confirmation)
+
+    def _restored(
+        self, job: JobContext, newest: Decision | None, savepoint: RestoredFrom | None
+    ) -> EventTime | None:
+        tell = partial(tell_restored, job, newest, savepoint)
+        try:
+            # A stop waits for them: it wants a last checkpoint, and most hooks are quick.
+            return outcome_of(tell, "flinkish-restore-hooks", job.threads, job.clock, job.is_cancelled)
+        except GivenUp:
+            raise Interrupted("restoring the master hooks") from None
+
+    def _check_input(self, owned: _Owned) -> None:
         with self._waiting("the sources to be asked before the start"):
-            if not until_answered(inputs.check, self.control.must_give_up, clock):
+            if not until_answered(owned.inputs.check, owned.job.must_give_up, owned.job.clock):
                 raise Interrupted("waiting for the input")
-        log.check()
-        control = self._control_file(owned)
+        owned.job.log.check()
+
+    # -- plan -----------------------------------------------------------------------------------
+    def _plan(self, owned: _Owned, recovered: Recovered) -> _Start:
+        job, control = owned.job, self._control_file(owned.job)
         with self._waiting("Spark to plan the query"):
             plan = self._engine.plan(control)
         newest = self._job_dir.newest_commit()
         if newest is not None:
             self._engine.confirmed(newest)
-        gate = AdmissionGate(settings.clock)
-        facts = (plan.time, self._engine.sources, control, log, clock)
-        time = TimeKeeper(*facts, stored, kept, start.next_batch)
+        time = TimeKeeper(
+            plan.time,
+            job.sources,
+            control,
+            job.log,
+            job.clock,
+            recovered.time,
+            recovered.kept,
+            recovered.start.next_batch,
+        )
         time.begin()
+        gate = AdmissionGate(job.clock)
         coordinator = CheckpointCoordinator(
             CoordinatorParts(
-                config=settings.checkpoint,
-                clock=settings.clock,
-                threads=settings.threads,
-                job_dir=self._job_dir,
-                ownership=ownership,
-                log=log,
+                job=job,
                 control=control,
-                confirmation=confirmation,
-                committers=committers,
+                confirm=recovered.confirmation.confirm,
                 channels=plan.channels,
-                operators=self._engine.operators,
-                uids=self._engine.uids,
-                hooks=settings.hooks,
-                blocks=self._blocks,
                 gate=gate,
-                observer=settings.observer,
                 failures=self._failures,
-                tracker=tracker,
                 on_confirmed=self._on_confirmed,
                 on_aborted=self.states.aborted,
-                write_savepoint=lambda decision, target: self._engine.write_savepoint(decision, target, log),
-                on_decided=self._completed.decided,
-                on_receipt=self._completed.completed,
-                on_aging=self.states.aging,
+                write_savepoint=lambda decision, target: self._engine.write_savepoint(
+                    decision, target, job.log
+                ),
+                on_receipt=owned.completed.completed,
                 time=time,
-                waiting=self._waiting,
+                on_aging=self.states.aging,
+                on_decided=owned.completed.decided,
             ),
-            kept,
+            recovered.kept,
         )
-        context = StagingContext(owned.job, ownership, self._job_dir.lineage(), self._blocks, clock, log)
-        self._last = last = LastCheckpoint(self.control, time, coordinator)
-        self._writer = writer = self._epoch_writer(plan, context, start, gate, coordinator, inputs, time)
-        self.control.is_starting = False
+        last = LastCheckpoint(self.control, time, coordinator)
+        staging = plan.staging(
+            StagingContext(job.job, job.ownership, self._job_dir.lineage(), job.blocks, job.clock, job.log)
+        )
+
+        def note(staged: StagedBatch, sync_ms: int) -> None:
+            if staged.checkpoints and not until_answered(
+                owned.inputs.check_identity, job.must_give_up, job.clock
+            ):
+                raise Interrupted("looking for the input")
+            self.states.tasks_run()
+            coordinator.on_staged(staged, sync_ms)
+            last.look()
+
+        parts = EpochWriterParts(staging, self._attempts, gate, note, coordinator.must_wait, time)
+        writer = EpochWriter(recovered.start.next_batch, job, parts)
+        return _Start(plan, gate, coordinator, writer, last)
+
+    def _control_file(self, job: JobContext) -> ControlFile:
+        folder = self._settings.root / "control"
+        return ControlFile.of_start(folder, job.ownership.epoch, next(self._starts))
+
+    # -- run ------------------------------------------------------------------------------------
+    def _run(self, owned: _Owned, start: _Start) -> None:
+        """Run the query until it ends; both it and the coordinator have ended when this returns."""
+        self._writer, self.control.is_starting = start.writer, False
         with self._waiting("Spark to start the query"):
-            query = plan.start(log, writer)
-        coordinator.start()
+            query = start.plan.start(owned.job.log, start.writer)
+        start.coordinator.start()
         # Not before: whoever asks a coordinator that never starts would wait for ever.
-        self.control.attach(coordinator)
+        self.control.attach(start.coordinator)
         self.progress.is_running = True
         self.states.on(JobEvent.STARTED)
         try:
-            self._watch(query, writer, coordinator)
+            self._watch(query, start)
             if self.control.cancel_wanted.is_set():
                 self.states.on(JobEvent.CANCEL)
         finally:
             self.progress.is_running = False
-            self._tear_down(query, gate, coordinator)
-            self._failures = coordinator.failures
-        if self.control.stop_wanted.is_set() or last.is_confirmed:
-            sweep_after_stop(self._job_dir, committers)
-        return last.end()
+            self._tear_down(query, start)
+            self._failures = start.coordinator.failures
 
-    def _recover(self, owned: OwnedJob, confirmation: Confirmation) -> Recovered:
-        settings, inputs = self._settings, owned.inputs
-        recovery = Recovery(
-            self._job_dir,
-            owned.log,
-            owned.ownership,
-            owned.committers,
-            confirmation,
-            settings.clock,
-            settings.observer,
-            self.control.must_give_up,
-            pins=owned.pins,
-            positions=SourcePositions(inputs.lower, inputs.why_lost),
-            on_confirmed=self._on_recovered,
-            reseeding=self._engine.reseeding(owned.log),
-            replaying=Replayer(
-                self._engine,
-                self._job_dir,
-                owned,
-                self._blocks,
-                partial(self._control_file, owned),
-                self._attempts,
-                settings.clock,
-                settings.observer,
-                self.control.cancel_wanted.is_set,
-            ),
-        )
-        try:
-            start, kept = recovery.run()
-        except RewindRefused as refused:
-            if self.states.status is JobStatus.CREATED:
-                raise
-            # The order is closed. A job that runs well does not end because of a wrong wish.
-            LOG.error("the order is not carried out: %s", refused)
-            start, kept = recovery.run()
-        newest = self._job_dir.newest_commit()
-        self.states.goes_on_from(None if newest is None else newest.checkpoint)
-        savepoint = self._engine.restored_from() if newest is None else None
-        with self._waiting("the master hooks to be restored"):
-            stored = self._restored(partial(owned.restore, newest, savepoint, settings.hooks))
-        if newest is not None:
-            self._failures = self._failures.completed(newest.checkpoint)
-        return start, kept, stored
-
-    def _restored(self, restore: Callable[[], EventTime | None]) -> EventTime | None:
-        settings = self._settings
-        # A stop waits for them: it wants a last checkpoint, and most hooks are quick.
-        give_up = self.control.cancel_wanted.is_set
-        try:
-            return outcome_of(restore, "flinkish-restore-hooks", settings.threads, settings.clock, give_up)
-        except GivenUp:
-            raise Interrupted("restoring the master hooks") from None
-
-    def _control_file(self, owned: OwnedJob) -> ControlFile:
-        folder = self._settings.root / "control"
-        return ControlFile.of_start(folder, owned.ownership.epoch, next(self._starts))
-
-    def _watch(self, query: RunningQuery, writer: EpochWriter, coordinator: CheckpointCoordinator) -> None:
+    def _watch(self, query: RunningQuery, start: _Start) -> None:
         control = self.control
         while not control.cancel_wanted.is_set():
             self._outside.raise_if_ordered()
-            if coordinator.failure is not None:
-                raise coordinator.failure
-            if self._last.is_confirmed:
+            if start.coordinator.failure is not None:
+                raise start.coordinator.failure
+            if start.last.is_confirmed:
                 return
-            self._last.look()
+            start.last.look()
             with self._waiting("Spark to say how the query is"):
                 if not query.is_active:
-                    self._raise_failure(query, writer)
+                    self._raise_failure(query, start.writer)
                 self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
             self._settings.clock.wait(control.cancel_wanted, _WATCH_MS)
 
@@ -768,16 +818,14 @@ class Supervisor:
             raise classify_alive(writer.failure, self._place()) from writer.failure
         raise told or QueryFailed("the query ended by itself")
 
-    def _tear_down(
-        self, query: RunningQuery, gate: AdmissionGate, coordinator: CheckpointCoordinator
-    ) -> None:
+    def _tear_down(self, query: RunningQuery, start: _Start) -> None:
         """End query and coordinator; both have ended when this returns, or the JVM is gone."""
-        gate.stop()
-        coordinator.stop()
+        start.gate.stop()
+        start.coordinator.stop()
         with self._waiting("Spark to end the query"):
             query.stop()
             self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
-        coordinator.join()
+        start.coordinator.join()
 
     def _on_recovered(self, checkpoint: CheckpointId) -> None:
         # A checkpoint that the recovery confirms is progress like any other.
@@ -790,36 +838,8 @@ class Supervisor:
         self._engine.confirmed(decision)
         self.states.completed(decision.checkpoint)
 
-    def _epoch_writer(
-        self,
-        plan: QueryPlan,
-        context: StagingContext,
-        start: StartSpark,
-        gate: AdmissionGate,
-        coordinator: CheckpointCoordinator,
-        inputs: Inputs,
-        time: TimeKeeper,
-    ) -> EpochWriter:
-        def note(staged: StagedBatch, sync_ms: int) -> None:
-            if staged.checkpoints:
-                must_give_up, clock = self.control.must_give_up, self._settings.clock
-                if not until_answered(inputs.check_identity, must_give_up, clock):
-                    raise Interrupted("looking for the input")
-            self.states.tasks_run()
-            coordinator.on_staged(staged, sync_ms)
-            self._last.look()
-
-        parts = EpochWriterParts(
-            job_dir=self._job_dir,
-            ownership=context.ownership,
-            staging=plan.staging(context),
-            attempts=self._attempts,
-            clock=self._settings.clock,
-            observer=self._settings.observer,
-            gate=gate,
-            notify=note,
-            must_wait=coordinator.must_wait,
-            time=time,
-            waiting=self._waiting,
-        )
-        return EpochWriter(start.next_batch, parts)
+    # -- finish ---------------------------------------------------------------------------------
+    def _finish(self, owned: _Owned, start: _Start) -> QueryEnd:
+        if self.control.stop_wanted.is_set() or start.last.is_confirmed:
+            sweep_after_stop(owned.job)
+        return start.last.end()

@@ -8,15 +8,14 @@ is there, so that no mark means two things.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from flinkish_spark.checkpoint.commit import Interrupted
+from flinkish_spark.checkpoint.context import JobContext
 from flinkish_spark.checkpoint.failures import Patience
 from flinkish_spark.contracts.sink import another_timeline
-from flinkish_spark.contracts.source import SourceNode
-from flinkish_spark.core.clock import Clock, GivenUp, Threads, outcome_of
-from flinkish_spark.job.owned_job import OwnedJob
+from flinkish_spark.core.clock import GivenUp, outcome_of
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import OwnerEpoch
 from flinkish_spark.protocol.timeline import Mark
@@ -29,24 +28,10 @@ _ASKING = "asking what sinks and sources hold"
 _Found = tuple[str, Mark]
 
 
-def settle_timeline(
-    owned: OwnedJob,
-    sources: Sequence[SourceNode],
-    clock: Clock,
-    threads: Threads,
-    is_stopping: Callable[[], bool],
-    is_cancelled: Callable[[], bool],
-) -> bool:
+def settle_timeline(job: JobContext) -> bool:
     """Compare what is outside with the directory; return whether the job has to be taken over once more.
 
     Called once behind each takeover, before anything is recovered. Systems that do not answer are waited for.
-
-    Parameters
-    ----------
-    is_stopping
-        Asked while a system says that it cannot answer.
-    is_cancelled
-        Asked also while it says nothing.
 
     Raises
     ------
@@ -55,62 +40,55 @@ def settle_timeline(
     AnotherTimelineError
         Something is ahead of the directory, and nobody has ordered to accept it.
     """
-    job_dir = owned.ownership.job_dir
-    marks = _all_marks(owned, sources, clock, threads, is_stopping, is_cancelled)
-    foreign = [(who, mark, why) for who, mark in marks if (why := _why_foreign(owned, mark))]
+    job_dir = job.ownership.job_dir
+    marks = _all_marks(job)
+    foreign = [(who, mark, why) for who, mark in marks if (why := _why_foreign(job, mark))]
     if not foreign:
         # Also of an order that was carried out by a process that was cut off behind it.
         job_dir.close_timeline_order()
         return False
     who, mark, why = foreign[0]
     ahead = {who: mark.checkpoint for who, mark, _ in foreign}
-    error = another_timeline(who, mark, owned.ownership.timeline.newest, why, ahead)
+    error = another_timeline(who, mark, job.ownership.timeline.newest, why, ahead)
     if not job_dir.timeline_is_ordered():
         # What a deposed process takes for another timeline is its successor.
-        owned.ownership.check()
+        job.ownership.check()
         raise error
-    _accept(owned, [mark for _, mark in marks], clock, error.what)
+    _accept(job, [mark for _, mark in marks], error.what)
     return True
 
 
-def _all_marks(
-    owned: OwnedJob,
-    sources: Sequence[SourceNode],
-    clock: Clock,
-    threads: Threads,
-    is_stopping: Callable[[], bool],
-    is_cancelled: Callable[[], bool],
-) -> list[_Found]:
+def _all_marks(job: JobContext) -> list[_Found]:
     patience = Patience()
     while True:
         try:
             # Only asking: a question that hangs, and is left alone, changes nothing. A stop waits for it: it
             # wants a last checkpoint.
-            ask = partial(_marks, owned, sources)
-            return outcome_of(ask, "flinkish-settle-timeline", threads, clock, is_cancelled)
+            ask = partial(_marks, job)
+            return outcome_of(ask, "flinkish-settle-timeline", job.threads, job.clock, job.is_cancelled)
         except GivenUp:
             raise Interrupted(_ASKING) from None
         except Exception as error:
             LOG.warning("the start waits for what sinks and sources hold: %s", patience.takes(error))
-            if is_stopping():
+            if job.must_give_up():
                 raise Interrupted(_ASKING) from error
-        clock.sleep_ms(_PAUSE_MS)
-        owned.ownership.check()
+        job.clock.sleep_ms(_PAUSE_MS)
+        job.ownership.check()
 
 
-def _marks(owned: OwnedJob, sources: Sequence[SourceNode]) -> list[_Found]:
+def _marks(job: JobContext) -> list[_Found]:
     found: list[_Found] = []
-    for uid, committer in owned.committers.items():
+    for uid, committer in job.committers.items():
         found += ((f"sink '{uid}'", mark) for mark in committer.newest_marks())
-    found += (("the manifest", mark) for mark in owned.manifest.newest_marks())
-    for node in sources:
-        found += ((f"source '{node.uid}'", mark) for mark in node.source.newest_marks(owned.job))
+    found += (("the manifest", mark) for mark in job.manifest.newest_marks())
+    for node in job.sources:
+        found += ((f"source '{node.uid}'", mark) for mark in node.source.newest_marks(job.job))
     return found
 
 
-def _why_foreign(owned: OwnedJob, mark: Mark) -> str:
+def _why_foreign(job: JobContext, mark: Mark) -> str:
     """Return why a mark is not ours; empty for one that is."""
-    ownership = owned.ownership
+    ownership = job.ownership
     timeline = ownership.timeline
     why = timeline.why_not_ours(mark, timeline.newest)
     if not why and mark.checkpoint > timeline.accepted:
@@ -122,9 +100,9 @@ def _why_foreign(owned: OwnedJob, mark: Mark) -> str:
     return why
 
 
-def _accept(owned: OwnedJob, marks: Sequence[Mark], clock: Clock, why: str) -> None:
+def _accept(job: JobContext, marks: Sequence[Mark], why: str) -> None:
     """Make ids and owner epochs go on above what is there. Each step may be repeated."""
-    ownership = owned.ownership
+    ownership = job.ownership
     job_dir, epoch = ownership.job_dir, ownership.epoch
     upto = max([ownership.timeline.newest, *(mark.checkpoint for mark in marks)])
     newest = max([epoch, *(mark.owner_epoch for mark in marks if mark.owner_epoch is not None)])
@@ -132,7 +110,7 @@ def _accept(owned: OwnedJob, marks: Sequence[Mark], clock: Clock, why: str) -> N
     LOG.warning("what is there is accepted, and checkpoints go on above %s: %s", upto, why)
     if job_dir.decision(upto) is None:
         reason = "given up: what others have committed up to here was accepted as it is"
-        job_dir.create_decision(Decision(upto, Verdict.ABORT, epoch, clock.wall_ms(), reason=reason))
+        job_dir.create_decision(Decision(upto, Verdict.ABORT, epoch, job.clock.wall_ms(), reason=reason))
     if newest > epoch:
         job_dir.create_owner(OwnerEpoch(int(newest)), {"owner_epoch": int(newest), "accepted_by": int(epoch)})
     # This order matters: with the marks accepted the next start finds nothing to refuse, and forgets the
