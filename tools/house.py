@@ -1,7 +1,7 @@
 """The floor plan in figures: files, arrows between packages, circles, files with one importer, longest files.
 
     python -m tools.house             print the figures
-    python -m tools.house --index     print the index of modules for docs/architecture.md
+    python -m tools.house --write     write the index of modules into docs/architecture.md
 
 Imports of type hints and those within functions count like all others.
 """
@@ -129,5 +129,16 @@ def index() -> str:
     return "\n".join(found).rstrip()
 
 
+def write_index() -> None:
+    """Put the index into its page, between its two marks."""
+    page = ROOT / "docs" / "architecture.md"
+    before, mark, rest = page.read_text(encoding="utf-8").partition("<!-- index -->\n")
+    end = rest[rest.index("<!-- /index -->") :]
+    page.write_text(f"{before}{mark}{index()}\n{end}", encoding="utf-8")
+
+
 if __name__ == "__main__":
-    print(index() if "--index" in sys.argv[1:] else figures())
+    if "--write" in sys.argv[1:]:
+        write_index()
+    else:
+        print(figures())

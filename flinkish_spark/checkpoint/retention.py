@@ -32,7 +32,7 @@ from flinkish_spark.protocol.codec import Check, Stored
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import BatchId, CheckpointId
-from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
+from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS, STATE
 from flinkish_spark.protocol.retention import (
     CheckpointFact,
     CheckpointRetention,
@@ -42,7 +42,6 @@ from flinkish_spark.protocol.retention import (
     to_delete,
     to_delete_on_cancel,
 )
-from flinkish_spark.state.base_files import STATE
 
 # ----------------------------------------------------------------------------------------------------------
 # Pins: what a retained checkpoint needs of Spark, kept from Spark's own cleaning.

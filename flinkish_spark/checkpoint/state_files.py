@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 from flinkish_spark.core.errors import CorruptObjectError
-from flinkish_spark.state.base_files import BASE_NAME, BASES
+from flinkish_spark.protocol.micro_batches import BASE_NAME, BASES
 
 _METADATA = "_metadata"
 #: A block of lz4-java's stream: magic, token, compressed and uncompressed length, checksum.

@@ -12,6 +12,7 @@ from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import CorruptObjectError, StoreError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.steps import Observer, SilentObserver, Step
+from flinkish_spark.core.upstream_cut import slowest_cut
 from flinkish_spark.protocol.checkpoint import CheckpointRequest, Participant, ParticipantKind
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.failures import CheckpointFailureReason
@@ -443,9 +444,6 @@ def _between(begin: int | None, end: int | None) -> int | None:
 
 def _aligned(decision: Decision, durations: CheckpointDurations) -> CheckpointDurations:
     """Return the durations with the alignment of the upstream's cut, if the checkpoint is one with it."""
-    # Here and not above: with it comes the Kafka client, which jobs without Kafka can do without.
-    from flinkish_spark.core.upstream_cut import slowest_cut
-
     cut = slowest_cut(decision.offsets_text)
     if cut is None:
         return durations

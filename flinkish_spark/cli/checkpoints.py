@@ -29,6 +29,7 @@ from flinkish_spark.cli.client import (
 )
 from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.core.store import SealedObjects
+from flinkish_spark.core.upstream_cut import upstream_cut
 from flinkish_spark.job.requests import RequestKind
 from flinkish_spark.protocol.decisions import Decision, Receipt, TriggerRecord, Verdict
 from flinkish_spark.protocol.failures import CheckpointFailureReason
@@ -324,9 +325,6 @@ def _of_commit(commit: Decision) -> dict[str, Any]:
 
 def _upstream(offsets_text: str) -> list[dict[str, Any]]:
     """Return the cuts of upstream jobs that the checkpoint is, by topic."""
-    # Here and not above: with it comes the Kafka client, which other commands can do without.
-    from flinkish_spark.core.upstream_cut import upstream_cut
-
     return [
         {
             "topic": topic,

@@ -26,7 +26,7 @@ from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.steps import Observer
 from flinkish_spark.core.watchdog import Wait
 from flinkish_spark.job.inputs import Inputs
-from flinkish_spark.job.recovery import Reseeding
+from flinkish_spark.job.recovery import Reseeding, RestoredFrom
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
@@ -34,7 +34,6 @@ from flinkish_spark.protocol.limits import Limit
 from flinkish_spark.protocol.restart import TRIES_WITHOUT_PROGRESS, RestartStrategy
 from flinkish_spark.protocol.time_plan import TimePlan, late_of
 from flinkish_spark.protocol.timeline import NO_TIMELINE, Timeline
-from flinkish_spark.protocol.watermarks import EventTime
 from flinkish_spark.savepoints.files import RestoreSettings
 
 if TYPE_CHECKING:
@@ -63,16 +62,6 @@ class RunningQuery(Protocol):
 
     def dropped_records(self) -> int:
         """Return how many records the sources' policies have left out so far."""
-
-
-@dataclass(frozen=True)
-class RestoredFrom:
-    """A savepoint: its checkpoint, what the hooks gave for it by name, its directory, where time stood."""
-
-    checkpoint: CheckpointId
-    hooks: Mapping[str, Any]
-    path: str
-    times: EventTime | None = None
 
 
 class QueryPlan(Protocol):

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from flinkish_spark.checkpoint.commit import Confirmation, Interrupted
 from flinkish_spark.checkpoint.context import JobContext
@@ -16,7 +16,6 @@ from flinkish_spark.checkpoint.spark_log import missing_entry
 from flinkish_spark.contracts.sink import ShownOrder
 from flinkish_spark.core.errors import CommittableLostError, CorruptObjectError, FencedError, InternalError
 from flinkish_spark.core.job_dir import JobDir
-from flinkish_spark.job.engine import RestoredFrom
 from flinkish_spark.job.rewind import Rewinder, SourcePositions
 from flinkish_spark.protocol import recovery as R
 from flinkish_spark.protocol.decisions import Decision, RewindIntent
@@ -437,6 +436,16 @@ def _by_sink(committables: Sequence[Committable]) -> dict[str, list[Committable]
 def _is_behind(staged: StagedBatch, newest: Decision) -> bool:
     """Whether a micro-batch of the live lineage is not covered by the newest decision."""
     return staged.lineage > newest.lineage or staged.batch > newest.batch
+
+
+@dataclass(frozen=True)
+class RestoredFrom:
+    """A savepoint: its checkpoint, what the hooks gave for it by name, its directory, where time stood."""
+
+    checkpoint: CheckpointId
+    hooks: Mapping[str, Any]
+    path: str
+    times: EventTime | None = None
 
 
 def tell_restored(

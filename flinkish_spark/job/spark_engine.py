@@ -33,17 +33,10 @@ from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.clock import span
 from flinkish_spark.core.errors import EnvironmentFault, FlinkishError
 from flinkish_spark.core.job_dir import JobDir
-from flinkish_spark.job.engine import (
-    JobSettings,
-    QueryPlan,
-    RestoredFrom,
-    RunningQuery,
-    manifest_context,
-    sink_context,
-)
+from flinkish_spark.job.engine import JobSettings, QueryPlan, RunningQuery, manifest_context, sink_context
 from flinkish_spark.job.inputs import DroppedRecords, Inputs
 from flinkish_spark.job.preflight import check_before_start, record_job
-from flinkish_spark.job.recovery import Reseeding
+from flinkish_spark.job.recovery import Reseeding, RestoredFrom
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.sink_rows import PlannedJob, PlannedSink, select_sink_rows
 from flinkish_spark.planning.stream_graph import StreamGraph

@@ -46,16 +46,9 @@ from flinkish_spark.core.errors import (
 )
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.watchdog import Wait, Watchdog
-from flinkish_spark.job.engine import (
-    JobProgress,
-    JobSettings,
-    QueryEngine,
-    QueryPlan,
-    RestoredFrom,
-    RunningQuery,
-)
+from flinkish_spark.job.engine import JobProgress, JobSettings, QueryEngine, QueryPlan, RunningQuery
 from flinkish_spark.job.inputs import Inputs, until_answered
-from flinkish_spark.job.recovery import Recovered, Recovery, sweep_after_stop, tell_restored
+from flinkish_spark.job.recovery import Recovered, Recovery, RestoredFrom, sweep_after_stop, tell_restored
 from flinkish_spark.job.replay import Replayer
 from flinkish_spark.job.requests import Outside, RewindOrdered
 from flinkish_spark.job.rewind import PendingRewind, RewindRefused, SourcePositions, order_rewind
@@ -496,8 +489,7 @@ class Supervisor:
             self._owned.job.interrupt()
 
     def _run_owned(self) -> _Turn:
-        with self._waiting("the job directory to be taken over, and the sinks to be connected"):
-            self._owned = owned = self._own()
+        self._owned = owned = self._own()
         job = owned.job
         try:
             # This order matters: nothing is recovered, committed or aborted over what another timeline holds.

@@ -16,6 +16,7 @@ Pure: no file, no clock, no Kafka.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -24,7 +25,14 @@ from flinkish_spark.protocol.decisions import Verdict
 from flinkish_spark.protocol.ids import BatchId
 from flinkish_spark.protocol.records import Digest, Json
 
+#: Folders of Spark's log below its checkpoint.
 OFFSETS, COMMITS = "offsets", "commits"
+#: Folder of the state below Spark's checkpoint.
+STATE = "state"
+#: Below it, bases of big key groups: ``bases/<operator>/<key group>-<micro-batch>-<random>``. Spark's own
+#: folders are numbers, and it takes no notice of others.
+BASES = "bases"
+BASE_NAME = re.compile(r"\d{1,9}-\d{1,18}-[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True, order=True)

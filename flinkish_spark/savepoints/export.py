@@ -30,6 +30,7 @@ from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import sync_directory
 from flinkish_spark.planning.times import read_by
 from flinkish_spark.protocol.ids import JobUuid
+from flinkish_spark.protocol.micro_batches import BASES, STATE
 from flinkish_spark.protocol.plan_layout import PlanLayout
 from flinkish_spark.protocol.savepoints import (
     STATE_FOLDER,
@@ -43,7 +44,7 @@ from flinkish_spark.protocol.savepoints import (
     state_path,
 )
 from flinkish_spark.savepoints.files import SavepointDir, SavepointFailed, check_outside
-from flinkish_spark.state.base_files import BASES, STATE, BaseFiles, MappedBases
+from flinkish_spark.state.base_files import BaseFiles, MappedBases
 from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.state.key_group import describe_group, whole_group
 from flinkish_spark.state.savepoint_files import ROWS_AT_ONCE, StateFileWriter

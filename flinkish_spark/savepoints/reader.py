@@ -37,7 +37,7 @@ from flinkish_spark.protocol.lineage import (
     RewindKind,
     why_not_rewindable,
 )
-from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
+from flinkish_spark.protocol.micro_batches import BASES, COMMITS, OFFSETS
 from flinkish_spark.protocol.plan_layout import OperatorInstance, PlanLayout
 from flinkish_spark.protocol.savepoints import SavepointMetadata, StateFile
 from flinkish_spark.savepoints.entries import (
@@ -69,8 +69,6 @@ from flinkish_spark.savepoints.files import (
     SavepointMisfit,
 )
 from flinkish_spark.savepoints.seeds import layout_fact
-from flinkish_spark.state.base_files import BASES, STATE
-from flinkish_spark.state.base_files import STATE as STATE_OF_SPARK
 from flinkish_spark.state.codec import FrameError
 from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.state.key_group import BROADCAST, LISTS, STATE_SECTION, TIMERS
@@ -482,7 +480,7 @@ def _in_checkpoint(
             what_to_do="run the Spark version that wrote it; the job is not affected",
         ) from error
     values = frame.select(F.col("value.groupState.value").alias("value"))
-    return StoredState(place, uid, values, StoreValues(str(view / STATE_OF_SPARK / BASES / uid), uid))
+    return StoredState(place, uid, values, StoreValues(str(view / STATE / BASES / uid), uid))
 
 
 def _check_scratch(spark: SparkSession, root: Path, scratch: Path | None) -> None:

@@ -13,20 +13,12 @@ delete the files that they named once (:mod:`flinkish_spark.state.key_group`).
 from __future__ import annotations
 
 import mmap
-import re
 import secrets
 from collections import OrderedDict
 from pathlib import Path
 
+from flinkish_spark.protocol.micro_batches import BASE_NAME
 from flinkish_spark.state.codec import BaseRef, Frame, FrameError, checked_frame
-
-#: Folder of the state below Spark's checkpoint.
-STATE = "state"
-#: Below it, bases of big key groups: ``bases/<operator>/<key group>-<micro-batch>-<random>``. Spark's own
-#: folders are numbers, and it takes no notice of others.
-BASES = "bases"
-BASE_NAME = re.compile(r"\d{1,9}-\d{1,18}-[0-9a-f]{16}")
-
 
 #: Mapped files that a worker keeps; one key group has one.
 _MAPPED_FILES = 4096

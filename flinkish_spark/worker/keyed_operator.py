@@ -28,7 +28,8 @@ from flinkish_spark.operators.window_loop import LoopedWindows
 from flinkish_spark.operators.windowing import LATE_RECORDS_DROPPED
 from flinkish_spark.protocol.alignment import ExpectedChannels, expected_of
 from flinkish_spark.protocol.latency import moved_to
-from flinkish_spark.state.base_files import BASES, STATE, BaseFiles, MappedBases
+from flinkish_spark.protocol.micro_batches import BASES, STATE
+from flinkish_spark.state.base_files import BaseFiles, MappedBases
 from flinkish_spark.state.codec import FrameError, StateValueError
 from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.state.key_group import NO_BASE, BasePolicy, Bases, GroupState, NoBases

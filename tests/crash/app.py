@@ -35,7 +35,7 @@ def decide_after_the_commits() -> None:
     """Make data visible first and decide afterwards."""
 
     def complete(self: Completion, decision: Decision, on_decided: Callable[[], None]) -> Receipt:
-        receipt = self._parts.confirmation.confirm(decision)
+        receipt = self._parts.confirm(decision)
         self._decide(decision)
         on_decided()
         self._clean_up(decision)

@@ -100,7 +100,7 @@ def _no_pin_no_replay() -> Sequence[Patch]:
     """As it was before the simulator replayed."""
 
     def why_no_state(self: Any, before: Any) -> str:
-        why: str = self.parts.owned.pins.why_not_restorable(before.checkpoint)
+        why: str = self.parts.job.pins.why_not_restorable(before.checkpoint)
         return why
 
     return [mock.patch.object(_Replay, "_why_no_state", why_no_state)]

@@ -260,7 +260,7 @@ class SimDeltaCommits:
 
 
 class SimDeltaHistory:
-    """In the place of :class:`~flinkish_spark.connectors.delta.transactions.DeltaHistory`."""
+    """In the place of :class:`~flinkish_spark.connectors.delta.rows.DeltaHistory`."""
 
     def __init__(self, world: World, call: SinkCall, table: Table) -> None:
         self._world, self._call, self._table = world, call, table

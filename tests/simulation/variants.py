@@ -47,7 +47,7 @@ def _notify_before_persist() -> Sequence[Patch]:
     def complete(self: Any, decision: Any, on_decided: Callable[[], None]) -> Receipt:
         self._check_alive(decision)
         on_decided()
-        receipt: Receipt = self._parts.confirmation.confirm(decision)
+        receipt: Receipt = self._parts.confirm(decision)
         self._decide(decision)
         self._clean_up(decision)
         return receipt
@@ -75,7 +75,7 @@ def _delete_before_receipt() -> Sequence[Patch]:
         self._decide(decision)
         on_decided()
         self._clean_up(decision)
-        receipt: Receipt = self._parts.confirmation.confirm(decision)
+        receipt: Receipt = self._parts.confirm(decision)
         return receipt
 
     return [mock.patch.object(Completion, "complete", complete)]
@@ -83,7 +83,7 @@ def _delete_before_receipt() -> Sequence[Patch]:
 
 def _id_reuse_after_restart() -> Sequence[Patch]:
     def first_id(self: Any) -> CheckpointId:
-        newest = self._parts.job_dir.newest_commit()
+        newest = self._job.job_dir.newest_commit()
         return CheckpointId(1) if newest is None else CheckpointId(int(newest.checkpoint) + 1)
 
     return [

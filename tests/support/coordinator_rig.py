@@ -14,7 +14,8 @@ from typing import Any
 
 from flinkish_spark.checkpoint.answers import Asked, CheckpointAnswer
 from flinkish_spark.checkpoint.commit import Confirmation
-from flinkish_spark.checkpoint.context import CoordinatorParts
+from flinkish_spark.checkpoint.completion import CoordinatorParts
+from flinkish_spark.checkpoint.context import JobContext
 from flinkish_spark.checkpoint.control import AlignmentStatus
 from flinkish_spark.checkpoint.coordinator import CheckpointCoordinator
 from flinkish_spark.checkpoint.epoch_writer import AdmissionGate
@@ -34,7 +35,7 @@ from flinkish_spark.core.watchdog import Waiting, unwatched
 from flinkish_spark.protocol.checkpoint import Participant, ParticipantKind, Urgency
 from flinkish_spark.protocol.decisions import Decision, Receipt, Verdict
 from flinkish_spark.protocol.failures import FailureManager
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, Lineage
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, JobUuid, Lineage
 from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
 from flinkish_spark.protocol.records import (
     Barrier,
@@ -252,6 +253,29 @@ def by_hand(**settings: Any) -> CheckpointConfig:
     return CheckpointConfig(**{"interval_ms": 10**10, "timeout_ms": 5_000, **settings})
 
 
+def context_of(**given: Any) -> JobContext:
+    """Return the context of a job of which only what is given counts."""
+    clock = given.get("clock") or ManualClock(1_000)
+    job_dir = given.get("job_dir") or JobDir(MemoryStore())
+    neutral = {
+        "job": JobUuid("b" * 32),
+        "ownership": given.get("ownership") or take_over(job_dir, clock),
+        "log": None,
+        "pins": None,
+        "committers": {},
+        "sources": (),
+        "tracker": CheckpointTracker(job_dir, clock),
+        "hooks": MasterHooks(()),
+        "blocks": BlockPool(),
+        "config": by_hand(),
+        "threads": HandThreads(),
+        "observer": StepLog(),
+        "must_give_up": lambda: False,
+        "is_cancelled": lambda: False,
+    }
+    return JobContext(**{**neutral, "clock": clock, "job_dir": job_dir, **given})
+
+
 class Rig:
     """A coordinator of a job with the sinks `a` and `b`, each with one channel.
 
@@ -304,42 +328,37 @@ class Rig:
         self.answers: list[str] = []
         self.next_batch = max((int(s.batch) + 1 for s in kept), default=0)
         self.attempt = 0
-        confirmation = Confirmation(
-            self.job_dir,
-            self.ownership,
-            self.committers,
-            (),
-            self.clock,
-            self.tracker.timing(self.observer),
-            lambda: self.coordinator.is_stopping,
-            waiting=waiting,
-        )
-        self.parts = CoordinatorParts(
-            config=config,
-            clock=self.clock,
-            threads=self.threads,
+        self.job = context_of(
             job_dir=self.job_dir,
             ownership=self.ownership,
             log=self.log,
-            control=self.control,  # type: ignore[arg-type]
-            confirmation=confirmation,
             committers=self.committers,
-            channels={uid: frozenset({0}) for uid in sinks},
-            operators=operators,
-            uids=("orders", *operators, *sinks),
+            tracker=self.tracker,
             hooks=MasterHooks(hooks),
             blocks=self.blocks,
-            gate=self.gate,
+            config=config,
+            clock=self.clock,
+            threads=self.threads,
             observer=self.observer,
+            must_give_up=lambda: self.coordinator.is_stopping,
+            uids=("orders", *operators, *sinks),
+            operators=operators,
+            waiting=waiting,
+        )
+        self.confirmation = Confirmation(self.job)
+        self.parts = CoordinatorParts(
+            job=self.job,
+            control=self.control,  # type: ignore[arg-type]
+            confirm=self.confirmation.confirm,
+            channels={uid: frozenset({0}) for uid in sinks},
+            gate=self.gate,
             failures=failures or FailureManager(config.tolerable_failures),
-            tracker=self.tracker,
             on_confirmed=self._on_confirmed,
             on_aborted=lambda checkpoint: self.aborted.append(int(checkpoint)),
             write_savepoint=self._write_savepoint,
             on_decided=on_decided,
             on_receipt=on_receipt,
             time=time,
-            waiting=waiting,
         )
         self.coordinator = CheckpointCoordinator(self.parts, kept)
         if begin:

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.session import probe
-from flinkish_spark.connectors.delta.rows import DeltaRows, aligned_columns
+from flinkish_spark.connectors.delta.rows import DeltaHistory, DeltaRows, aligned_columns
 from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings
 from flinkish_spark.connectors.delta.staging import DeltaCommits, DeltaCommitter, DeltaStaging, StagingTools
 from flinkish_spark.connectors.delta.table import (
@@ -25,13 +25,7 @@ from flinkish_spark.connectors.delta.table import (
     fit,
     stored_fields,
 )
-from flinkish_spark.connectors.delta.transactions import (
-    DeltaHistory,
-    DeltaRefused,
-    DeltaTables,
-    files_of,
-    has_native_delta,
-)
+from flinkish_spark.connectors.delta.transactions import DeltaRefused, DeltaTables, files_of, has_native_delta
 from flinkish_spark.connectors.partition_values import why_no_partition
 from flinkish_spark.contracts.sink import Committer, Sink, SinkContext, SinkWriter
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, SchemaError

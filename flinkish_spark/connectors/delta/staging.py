@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.shim import TappedRows
 from flinkish_spark.connectors.delta.rows import (
+    DeltaHistory,
     DeltaRows,
     aligned_columns,
     staged_files,
@@ -46,7 +47,6 @@ from flinkish_spark.connectors.delta.table import (
 from flinkish_spark.connectors.delta.transactions import (
     VIOLATION_MARKER,
     DeltaConflict,
-    DeltaHistory,
     DeltaRefused,
     DeltaTables,
     DeltaViolated,

@@ -35,8 +35,8 @@ from flinkish_spark import (
     StreamExecutionEnvironment,
 )
 from flinkish_spark.bridge.session import DELTA_CONF
-from flinkish_spark.connectors.delta.rows import DeltaRows
-from flinkish_spark.connectors.delta.transactions import DeltaHistory, DeltaTables, HadoopFiles
+from flinkish_spark.connectors.delta.rows import DeltaHistory, DeltaRows
+from flinkish_spark.connectors.delta.transactions import DeltaTables, HadoopFiles
 from tests.crash.sweep import committers, databases, files, gateway, hooks
 from tests.crash.sweep.places import JVM_VARIABLE, Fleet, Place
 from tests.crash.sweep.points import Fault, Point, Run, trace_to_json

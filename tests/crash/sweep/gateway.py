@@ -18,7 +18,8 @@ from tests.crash.sweep.points import Call, Effect, Fault, Layer
 from tests.crash.sweep.switch import Switch, switch_of_this_thread
 
 _PACKAGE = str(Path(flinkish_spark.__file__).parent)
-_BRIDGE = str(Path(_PACKAGE, "bridge"))
+#: Where calls into the JVM are made that a checkpoint needs.
+_CALLERS = (str(Path(_PACKAGE, "bridge")), str(Path(_PACKAGE, "connectors", "delta")))
 #: How Py4J's answer begins that is an exception, and its command that calls a method.
 _THROWN, _CALL = "xr", "c"
 #: Methods that change something outside of the JVM: they can also be done, and their answer be lost.
@@ -58,7 +59,7 @@ def hook_gateway(spark: Any) -> Callable[[], None]:
 
 
 def call_of(command: str, frame: Any) -> Call | None:
-    """Return a command as a call at the boundary; None if it is none of the bridge's, and writes nothing.
+    """Return a command as a call at the boundary; None if it is of somebody else, and writes nothing.
 
     It is named by the function of the product that makes it, and by the method.
     """
@@ -70,7 +71,7 @@ def call_of(command: str, frame: Any) -> Call | None:
     if frame is None:
         return None
     method = rest.split("\n", 2)[1]
-    if not frame.f_code.co_filename.startswith(_BRIDGE) and method not in _WRITES:
+    if not frame.f_code.co_filename.startswith(_CALLERS) and method not in _WRITES:
         # What PySpark asks the JVM to make a column, for example.
         return None
     name = f"jvm.{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name} {method}"

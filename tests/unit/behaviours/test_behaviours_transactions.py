@@ -33,7 +33,7 @@ from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage,
 from flinkish_spark.protocol.micro_batches import OFFSETS
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, StagedBatch
 from flinkish_spark.protocol.recovery import StartSpark
-from tests.support.coordinator_rig import Fault, Rig, ack, by_hand
+from tests.support.coordinator_rig import Fault, Rig, ack, by_hand, context_of
 from tests.support.sinks import sink_context_of
 
 JOB = JobUuid("a" * 32)
@@ -168,23 +168,17 @@ class KafkaRig(Rig):
     def recover(self) -> tuple[Ownership, StartSpark, list[StagedBatch]]:
         """Let another process take the job over and recover it."""
         ownership = take_over(self.job_dir, self.clock)
-        committers = {"a": committer_of(ownership)}
-        observer = SilentObserver()
-        confirmation = Confirmation(
-            self.job_dir, ownership, committers, (), self.clock, observer, lambda: False
+        job = context_of(
+            job_dir=self.job_dir,
+            ownership=ownership,
+            log=SparkLog(self.store, "spark/1", self.kafka.root / "spark" / "1"),
+            pins=NoPins(),
+            committers={"a": committer_of(ownership)},
+            clock=self.clock,
+            observer=SilentObserver(),
         )
-        recovery = Recovery(
-            self.job_dir,
-            SparkLog(self.store, "spark/1", self.kafka.root / "spark" / "1"),
-            ownership,
-            committers,
-            confirmation,
-            self.clock,
-            observer,
-            lambda: False,
-            pins=NoPins(),  # type: ignore[arg-type]
-            positions=SourcePositions(lambda position: None, lambda position: ""),
-        )
+        positions = SourcePositions(lambda position: None, lambda position: "")
+        recovery = Recovery(job, Confirmation(job), positions)
         return ownership, *recovery.run()
 
 

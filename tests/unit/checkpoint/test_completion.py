@@ -305,13 +305,13 @@ class Group:
 
 def test_group_offsets_are_committed_behind_the_sinks_until_the_brokers_answer(bench) -> None:
     group = Group(BrokerUnavailableError("no broker"), BrokerUnavailableError("no broker"))
-    bench.rig.parts.confirmation._sources = (SimpleNamespace(source=group),)
+    bench.rig.confirmation._sources = (SimpleNamespace(source=group),)
     receipt = bench.complete()
     assert (group.calls, receipt.group_offsets) == (3, {"group": {"orders": {"0": 7}}})
 
 
 def test_group_offsets_that_are_not_allowed_end_the_query_without_a_receipt(bench) -> None:
-    bench.rig.parts.confirmation._sources = (SimpleNamespace(source=Group(AuthorizationError("no"))),)
+    bench.rig.confirmation._sources = (SimpleNamespace(source=Group(AuthorizationError("no"))),)
     with pytest.raises(AuthorizationError):
         bench.complete()
     assert bench.rig.objects(1) == ["decision.json"]

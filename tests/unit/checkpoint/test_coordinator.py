@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from flinkish_spark.checkpoint.context import BACKLOG_LIMIT, BACKLOG_TRIGGER, TooManyCheckpointFailures
 from flinkish_spark.checkpoint.control import AlignmentStatus
+from flinkish_spark.checkpoint.coordinator import BACKLOG_LIMIT, BACKLOG_TRIGGER, TooManyCheckpointFailures
 from flinkish_spark.checkpoint.failures import is_outage
 from flinkish_spark.checkpoint.hooks import HookFailed
 from flinkish_spark.checkpoint.ownership import take_over

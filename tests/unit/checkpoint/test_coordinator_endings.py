@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
 from flinkish_spark.checkpoint.answers import Asked, CheckpointAnswer, PendingAnswer
 from flinkish_spark.checkpoint.completion import StagedDataDied
-from flinkish_spark.checkpoint.context import FINAL_PAUSE_MS, StopFailed, TooManyCheckpointFailures, why_ended
-from flinkish_spark.checkpoint.coordinator import CheckpointCoordinator
+from flinkish_spark.checkpoint.coordinator import (
+    FINAL_PAUSE_MS,
+    CheckpointCoordinator,
+    StopFailed,
+    TooManyCheckpointFailures,
+    why_ended,
+)
 from flinkish_spark.checkpoint.epoch_writer import JobStopping
 from flinkish_spark.checkpoint.ownership import seal_open_ids, take_over
 from flinkish_spark.core.clock import SystemClock, SystemThreads
@@ -344,8 +350,8 @@ def test_a_pending_answer_resolves_once() -> None:
 
 def test_the_loop_and_what_it_begins_run_in_threads_of_their_own() -> None:
     rig = Rig(by_hand(), clock=SystemClock())
-    parts = {**vars(rig.parts), "threads": SystemThreads()}
-    coordinator = rig.coordinator = CheckpointCoordinator(type(rig.parts)(**parts), ())
+    parts = replace(rig.parts, job=replace(rig.job, threads=SystemThreads()))
+    coordinator = rig.coordinator = CheckpointCoordinator(parts, ())
     rig.tick = lambda after_ms=0: None  # type: ignore[method-assign]
     pending = PendingAnswer()
     coordinator.start()

@@ -13,7 +13,7 @@ from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.records import Barrier, SinkAck, StagedBatch, TaskAck
 from tests.support.clocks import ManualClock
-from tests.support.coordinator_rig import Fault, MemoryStore, StepLog, ack
+from tests.support.coordinator_rig import Fault, MemoryStore, StepLog, ack, context_of
 
 
 class Writing:
@@ -28,13 +28,12 @@ class Writing:
         self.held_back = False
         self.writer = EpochWriter(
             BatchId(first_batch),
+            context_of(
+                job_dir=self.job_dir, ownership=self.ownership, clock=self.clock, observer=self.observer
+            ),
             EpochWriterParts(
-                job_dir=self.job_dir,
-                ownership=self.ownership,
                 staging=self,
                 attempts=itertools.count(7),
-                clock=self.clock,
-                observer=self.observer,
                 gate=self.gate,
                 notify=self._note,
                 must_wait=lambda: self.held_back,

@@ -8,11 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from flinkish_spark.checkpoint.epoch_writer import AdmissionGate, EpochWriter, EpochWriterParts
-from flinkish_spark.checkpoint.hooks import MasterHooks
-from flinkish_spark.checkpoint.ownership import take_over
 from flinkish_spark.core.job_dir import JobDir
-from flinkish_spark.job.engine import RestoredFrom
-from flinkish_spark.job.owned_job import OwnedJob
+from flinkish_spark.job.recovery import RestoredFrom, tell_restored
 from flinkish_spark.protocol.event_time import BatchTimes, TimerReport, Valve
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.records import StagedBatch
@@ -20,7 +17,7 @@ from flinkish_spark.protocol.savepoints import SavepointMetadata, Seed, SeedOrig
 from flinkish_spark.protocol.timer_index import Agenda
 from flinkish_spark.protocol.watermarks import EventTime
 from tests.support.clocks import ManualClock
-from tests.support.coordinator_rig import MemoryStore, Rig, StepLog, ack
+from tests.support.coordinator_rig import MemoryStore, Rig, ack, context_of
 
 TIMES = EventTime(
     valve=Valve(watermark_ms=60_000),
@@ -122,18 +119,14 @@ def test_a_micro_batch_counts_for_time_when_its_staged_file_is_durable() -> None
 
     staging: Any = Stage()
     parts = EpochWriterParts(
-        job_dir=job_dir,
-        ownership=take_over(job_dir, clock),
         staging=staging,
         attempts=itertools.count(),
-        clock=clock,
-        observer=StepLog(),
         gate=AdmissionGate(clock),
         notify=lambda staged, sync_ms: heard.append(staged),
         must_wait=lambda: False,
         time=told,
     )
-    writer = EpochWriter(BatchId(0), parts)
+    writer = EpochWriter(BatchId(0), context_of(job_dir=job_dir, clock=clock), parts)
     writer(None, 0)
     assert told.calls == ["noted 0", "staged 1"]
     assert heard[0].times == BatchTimes(7)
@@ -166,14 +159,9 @@ def test_a_start_goes_on_from_the_checkpoint_else_from_the_savepoint() -> None:
     rig = Rig(time=(told := Told()))
     told.times[0] = TIMES
     rig.take()
-    nothing: Any = None
-    owned = OwnedJob(
-        JobUuid("b" * 32), rig.ownership, rig.log, nothing, nothing, rig.committers, rig.tracker, nothing
-    )
-    hooks = MasterHooks(())
     savepoint = RestoredFrom(CheckpointId(9), {}, "/sp", replace(TIMES, processing_time_ms=8))
     newest = rig.job_dir.newest_commit()
     assert newest is not None
-    assert owned.restore(newest, savepoint, hooks) == TIMES
-    assert owned.restore(None, savepoint, hooks) == savepoint.times
-    assert owned.restore(None, None, hooks) is None
+    assert tell_restored(rig.job, newest, savepoint) == TIMES
+    assert tell_restored(rig.job, None, savepoint) == savepoint.times
+    assert tell_restored(rig.job, None, None) is None

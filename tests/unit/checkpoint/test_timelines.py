@@ -17,7 +17,6 @@ from flinkish_spark.checkpoint.ownership import Ownership, take_over
 from flinkish_spark.connectors.files.committer import FileMarks
 from flinkish_spark.connectors.files.disk import SinkFiles
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
-from flinkish_spark.contracts.manifest import NO_MANIFEST
 from flinkish_spark.core.clock import SystemThreads
 from flinkish_spark.core.errors import AnotherTimelineError, BrokerUnavailableError, EnvironmentFault
 from flinkish_spark.core.job_dir import JobDir
@@ -29,6 +28,7 @@ from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.sources import EndAtLatest, HybridSource, KafkaRecordsSource
 from tests.support.clocks import ManualClock
+from tests.support.coordinator_rig import context_of
 from tests.support.jvm_errors import Throwables
 
 JOB = JobUuid("1" * 32)
@@ -61,8 +61,19 @@ def settle(
     if source is not None:
         source.newest_marks = lambda job, read=source.newest_marks: read()  # type: ignore[method-assign]
     committers = {} if sink is None else {"out": sink}
-    owned = SimpleNamespace(job=JOB, ownership=ownership, committers=committers, manifest=NO_MANIFEST)
-    return settle_timeline(owned, found, clock or ManualClock(), SystemThreads(), stops, cancelled)  # type: ignore[arg-type]
+    return settle_timeline(
+        context_of(
+            job=JOB,
+            job_dir=ownership.job_dir,
+            ownership=ownership,
+            committers=committers,
+            sources=found,
+            clock=clock or ManualClock(),
+            threads=SystemThreads(),
+            must_give_up=stops,
+            is_cancelled=cancelled,
+        )
+    )
 
 
 def owner(root: Path, token: str) -> Ownership:

@@ -34,9 +34,9 @@ from flinkish_spark.core.errors import (
     SchemaError,
     UserFunctionError,
 )
-from flinkish_spark.job.owned_job import OwnedJob
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.records import Committable, TaskAck
+from tests.support.coordinator_rig import context_of
 from tests.support.sinks import sink_context_of
 from tests.support.two_phase_page import Ledger, example
 
@@ -280,7 +280,7 @@ def test_a_close_that_fails_keeps_nobody_else_s_connection_open(caplog) -> None:
 
     fine = SimpleNamespace(close=lambda: closed.append("fine"))
     parts = {"stuck": committer_of(Stuck()), "fine": fine}
-    OwnedJob(*[None] * 5, committers=parts, tracker=None, manifest=fine).close()
+    context_of(committers=parts, manifest=fine).close()
     assert closed == ["stuck", "fine", "fine"] and "closing 'stuck' failed" in caplog.text
 
 

@@ -14,7 +14,6 @@ from flinkish_spark.checkpoint.failures import QueryFailed
 from flinkish_spark.checkpoint.ownership import Ownership, take_over
 from flinkish_spark.checkpoint.retention import SparkPins
 from flinkish_spark.checkpoint.spark_log import SparkLog, fence_spark_folder
-from flinkish_spark.checkpoint.transactional_ids import BlockPool
 from flinkish_spark.contracts.sink import Committer
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import CommittableLostError, NotReplayableError, StoreError
@@ -22,7 +21,6 @@ from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.steps import Step
 from flinkish_spark.core.store import LocalStore
 from flinkish_spark.job import supervisor
-from flinkish_spark.job.owned_job import OwnedJob
 from flinkish_spark.job.replay import Replayer
 from flinkish_spark.protocol.decisions import Decision, Receipt, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch
@@ -30,6 +28,7 @@ from flinkish_spark.protocol.limits import UNLIMITED
 from flinkish_spark.protocol.records import Committable, SinkAck, StagedBatch, TaskAck
 from flinkish_spark.protocol.replay import RestagedEpoch
 from tests.support.clocks import ManualClock
+from tests.support.coordinator_rig import context_of
 from tests.support.state_folder import SparkFolder
 from tests.unit.job.test_rewinding import Job as StandingJob
 
@@ -199,7 +198,7 @@ class Job:
         self.root, self.fuse, self.system = root, fuse or Fuse(), system or System()
         self.job_dir = JobDir(FusedStore(root, self.fuse))
         self.why_input_is_lost, self.asked = "", []
-        self.is_stopping = False
+        self.is_cancelled = False
         self.committers = {"a": Sinks(), "b": Sinks()}
         self.engine, self.numbers = Engine(self), itertools.count(1)
         if (root / "owners").exists():
@@ -261,20 +260,17 @@ class Job:
         return self.why_input_is_lost
 
     def replayer(self):
-        owned = OwnedJob(
-            JobUuid("5" * 32), self.ownership, self.log, self.pins, self, self.committers, None, None
+        job = context_of(
+            job_dir=self.job_dir,
+            ownership=self.ownership,
+            log=self.log,
+            pins=self.pins,
+            committers=self.committers,
+            clock=CLOCK,
+            observer=self,
+            is_cancelled=lambda: self.is_cancelled,
         )
-        return Replayer(
-            self.engine,
-            self.job_dir,
-            owned,
-            BlockPool(),
-            lambda: None,
-            self.numbers,
-            CLOCK,
-            self,
-            lambda: self.is_stopping,
-        )
+        return Replayer(self.engine, job, self.why_lost, lambda: None, self.numbers)
 
     def replay(self, position, sink="a", decision=None, **facts):
         facts = {"sink": sink, "checkpoint": LOST, "is_proven_aborted": True, **facts}
@@ -470,7 +466,7 @@ def test_a_query_that_runs_nothing_is_a_failure(tmp_path):
 
 def test_a_job_that_is_told_to_end_stops_its_replay(tmp_path):
     job = Job(tmp_path)
-    job.engine.hangs, job.is_stopping = True, True
+    job.engine.hangs, job.is_cancelled = True, True
     with pytest.raises(Interrupted):
         job.replay(0)
     assert [query.stops for query in job.engine.queries] == [1]
@@ -497,8 +493,22 @@ def test_a_job_that_is_told_to_stop_finishes_its_replay_and_a_cancelled_one_does
         raise Recovered
 
     monkeypatch.setattr(supervisor, "Recovery", recovery)
-    engine = SimpleNamespace(why_no_savepoint_at=None, uids=(), reseeding=lambda log: None)
+    engine = SimpleNamespace(
+        why_no_savepoint_at=None,
+        uids=(),
+        operators=(),
+        sources=(),
+        record_job=lambda: JobUuid("5" * 32),
+        fenced_log=lambda ownership: job.log,
+        pins=lambda log: job.pins,
+        committers=lambda uuid, ownership: job.committers,
+        manifest=lambda uuid, ownership: None,
+        reseeding=lambda log: None,
+    )
     settings = SimpleNamespace(
+        token=lambda: "0123456789abcdef",
+        hooks=None,
+        threads=None,
         checkpoint=CheckpointConfig(),
         restart=None,
         tries_without_progress=UNLIMITED,
@@ -507,15 +517,13 @@ def test_a_job_that_is_told_to_stop_finishes_its_replay_and_a_cancelled_one_does
         observer=job,
         listeners=(),
     )
-    inputs = SimpleNamespace(lower=None, why_lost=job.why_lost)
-    owned = OwnedJob(JobUuid("5" * 32), job.ownership, job.log, job.pins, inputs, job.committers, None, None)
     standing = supervisor.Supervisor(engine, settings, job.job_dir)
     with pytest.raises(Recovered):
-        standing._recover(owned, None)
+        standing._recover(standing._own())
     standing.control.stop_with_checkpoint()
-    assert not replayers[0].is_stopping()
+    assert not replayers[0].job.is_cancelled()
     standing.control.cancel()
-    assert replayers[0].is_stopping()
+    assert replayers[0].job.is_cancelled()
 
 
 def test_of_two_owners_that_replay_at_the_same_time_the_first_one_wins(tmp_path):

@@ -31,6 +31,7 @@ from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpo
 from flinkish_spark.protocol.lineage import RewindKind, Tables
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, StagedBatch
 from tests.support.clocks import ManualClock
+from tests.support.coordinator_rig import context_of
 from tests.support.effort import stride
 from tests.support.state_folder import SparkFolder
 
@@ -119,25 +120,20 @@ class Job:
 
     def recovery(self, **more):
         committers = {"sink": self.sink}
-        confirmation = Confirmation(
-            self.job_dir, self.ownership, committers, (), CLOCK, SilentObserver(), lambda: False
-        )
-        return Recovery(
-            self.job_dir,
-            self.folder.log,
-            self.ownership,
-            committers,
-            confirmation,
-            CLOCK,
-            SilentObserver(),
-            lambda: False,
+        job = context_of(
+            job_dir=self.job_dir,
+            ownership=self.ownership,
+            log=self.folder.log,
             # As a new process, it has nothing in memory.
             pins=SparkPins(self.folder.log, self.root),
-            positions=SourcePositions(
-                lambda position: self.lowered.append(position.sources), lambda position: self.lost_input
-            ),
-            **more,
+            committers=committers,
+            clock=CLOCK,
+            observer=SilentObserver(),
         )
+        positions = SourcePositions(
+            lambda position: self.lowered.append(position.sources), lambda position: self.lost_input
+        )
+        return Recovery(job, Confirmation(job), positions, **more)
 
     def order(self, target, tables=Tables.KEEP):
         return order_rewind(self.job_dir, self.pins, CLOCK, c(target), tables, "wrong prices")

@@ -164,7 +164,7 @@ def test_an_old_checkpoint_that_cannot_be_read_keeps_nobody_from_completing(capl
     keeping.rig.store.objects["checkpoints/1/decision.json"] = b"torn"
     keeping.kept = CompletedCheckpoints(
         keeping.rig.job_dir,
-        keeping.rig.parts.config,
+        keeping.rig.job.config,
         keeping.pins,
         lambda: frozenset(),
         keeping.rig.ownership,
@@ -211,7 +211,7 @@ def test_a_savepoint_is_protected_before_the_next_checkpoint_can_complete() -> N
     keeping = Keeping(retained=1, max_concurrent=2)
     rig, there = keeping.rig, []
     keeping.kept = CompletedCheckpoints(
-        rig.job_dir, rig.parts.config, keeping.pins, lambda: rig.coordinator.exporting, rig.ownership
+        rig.job_dir, rig.job.config, keeping.pins, lambda: rig.coordinator.exporting, rig.ownership
     )  # type: ignore[arg-type]
     rig.on_savepoint = lambda decision: there.append(decision.checkpoint in keeping.pins.ids)
     rig.threads.held = ("complete-1", "savepoint")
