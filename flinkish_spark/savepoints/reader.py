@@ -37,7 +37,7 @@ from flinkish_spark.protocol.lineage import (
     RewindKind,
     why_not_rewindable,
 )
-from flinkish_spark.protocol.micro_batches import BASES, COMMITS, OFFSETS
+from flinkish_spark.protocol.micro_batches import BASES, COMMITS, OFFSETS, STATE
 from flinkish_spark.protocol.plan_layout import OperatorInstance, PlanLayout
 from flinkish_spark.protocol.savepoints import SavepointMetadata, StateFile
 from flinkish_spark.savepoints.entries import (
