@@ -13,6 +13,7 @@ from typing import Any
 from flinkish_spark.checkpoint.context import JobContext
 from flinkish_spark.contracts.manifest import NO_MANIFEST
 from flinkish_spark.contracts.sink import CompletedCheckpoint
+from flinkish_spark.core.clock import backoff_ms
 from flinkish_spark.core.errors import (
     AnotherTimelineError,
     CommittableLostError,
@@ -222,7 +223,7 @@ class Confirmation:
     def _repeated(
         self, attempt: Callable[[], tuple[list[CommitAnswer], bool]], what: str
     ) -> list[CommitAnswer]:
-        pause_ms = FIRST_PAUSE_MS
+        pauses_ms = backoff_ms(FIRST_PAUSE_MS, LONGEST_PAUSE_MS)
         while True:
             answers, is_done = attempt()
             if is_done:
@@ -231,8 +232,7 @@ class Confirmation:
                 raise Interrupted(what)
             detail = answers[-1].detail if answers else ""
             LOG.warning("%s has to wait, which is expected while brokers restart: %s", what, detail)
-            self._clock.sleep_ms(pause_ms)
-            pause_ms = min(LONGEST_PAUSE_MS, pause_ms * 2)
+            self._clock.sleep_ms(next(pauses_ms))
             self._ownership.check()
 
 

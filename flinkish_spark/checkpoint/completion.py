@@ -17,6 +17,7 @@ from flinkish_spark.checkpoint.epoch_writer import AdmissionGate
 from flinkish_spark.checkpoint.event_time import NO_TIME, Timekeeping
 from flinkish_spark.checkpoint.failures import Patience, classify
 from flinkish_spark.checkpoint.statistics import StagedAge
+from flinkish_spark.core.clock import backoff_ms
 from flinkish_spark.core.errors import (
     EnvironmentFault,
     FencedError,
@@ -168,7 +169,7 @@ class Completion:
             committables = [c for _, c in staged.get(uid, ())]
             if not committables:
                 continue
-            pause_ms, patience = _FIRST_PAUSE_MS, Patience()
+            pauses_ms, patience = backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS), Patience()
             while True:
                 try:
                     with self._job.waiting(
@@ -181,8 +182,7 @@ class Completion:
                     if self._is_stopping():
                         raise Interrupted(f"checkpoint {decision.checkpoint}") from error
                     LOG.warning("checkpoint %s waits for sink '%s': %s", decision.checkpoint, uid, fault)
-                    self._job.clock.sleep_ms(pause_ms)
-                    pause_ms = min(_LONGEST_PAUSE_MS, pause_ms * 2)
+                    self._job.clock.sleep_ms(next(pauses_ms))
             if dead:
                 raise StagedDataDied(
                     f"checkpoint {decision.checkpoint} was declined before its decision",

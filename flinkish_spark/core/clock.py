@@ -57,17 +57,25 @@ class SystemClock:
         return event.wait(timeout_ms / 1000)
 
 
+def backoff_ms(first_ms: int, longest_ms: int) -> Iterator[int]:
+    """Yield how long to wait before each further try: twice as long every time, up to `longest_ms`."""
+    pause_ms = first_ms
+    while True:
+        yield pause_ms
+        pause_ms = min(longest_ms, 2 * pause_ms)
+
+
 # ----------------------------------------------------------------------------------------------------------
 # Spans: how long each part of a start took, in the log at DEBUG.
 #
-# logging.getLogger("flinkish_spark.core.clock").setLevel(logging.DEBUG)
+# logging.getLogger("flinkish_spark.spans").setLevel(logging.DEBUG)
 #
 # What the threads of a job wait for (:mod:`flinkish_spark.core.watchdog`) is logged by itself when it has
 # ended; parts of it that nobody waits for are marked with :func:`span`. `make bench-start ARGS=--debug`
 # shows them.
 
 
-LOG = logging.getLogger(__name__)
+LOG = logging.getLogger("flinkish_spark.spans")
 #: What is shorter is not logged: a coordinator's steps and questions to Spark come many times a second.
 LEAST_MS = 10
 

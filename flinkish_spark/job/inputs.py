@@ -12,7 +12,7 @@ from flinkish_spark.checkpoint.failures import UnreadableRecordError, is_outage
 from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.connectors.json import DROPPED_METRIC
 from flinkish_spark.contracts.source import SourceNode
-from flinkish_spark.core.clock import Clock
+from flinkish_spark.core.clock import Clock, backoff_ms
 from flinkish_spark.core.errors import FlinkishError, InputLostError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
@@ -148,12 +148,11 @@ def until_answered(ask: Callable[[], bool], is_stopping: Callable[[], bool], clo
     bool
         False if the job was told to stop before.
     """
-    pause_ms = FIRST_PAUSE_MS
+    pauses_ms = backoff_ms(FIRST_PAUSE_MS, LONGEST_PAUSE_MS)
     while not ask():
         # In short steps: a source may say at once that it cannot be asked, and a stop must not wait.
-        for _ in range(0, pause_ms, FIRST_PAUSE_MS):
+        for _ in range(0, next(pauses_ms), FIRST_PAUSE_MS):
             if is_stopping():
                 return False
             clock.sleep_ms(FIRST_PAUSE_MS)
-        pause_ms = min(LONGEST_PAUSE_MS, pause_ms * 2)
     return True

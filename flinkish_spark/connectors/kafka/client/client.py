@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
-from flinkish_spark.core.clock import Clock, SystemClock
+from flinkish_spark.core.clock import Clock, SystemClock, backoff_ms
 from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError, EnvironmentFault
 from flinkish_spark.core.forks import Connected, never_finalized
 from flinkish_spark.protocol.ids import Place
@@ -185,14 +185,14 @@ _T = TypeVar("_T")
 
 def pauses_ms(budget_ms: int, clock: Clock) -> Iterator[int]:
     """Yield the milliseconds left, once at once and then after growing pauses, until none are."""
-    end_ms, pause_ms = clock.monotonic_ms() + budget_ms, _FIRST_PAUSE_MS
+    end_ms = clock.monotonic_ms() + budget_ms
     yield budget_ms
-    while (left_ms := end_ms - clock.monotonic_ms()) > 0:
-        clock.sleep_ms(min(pause_ms, left_ms))
-        pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
-        left_ms = end_ms - clock.monotonic_ms()
-        if left_ms > 0:
-            yield left_ms
+    for pause_ms in backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS):
+        if (left_ms := end_ms - clock.monotonic_ms()) > 0:
+            clock.sleep_ms(min(pause_ms, left_ms))
+        if (left_ms := end_ms - clock.monotonic_ms()) <= 0:
+            return
+        yield left_ms
 
 
 def seen_to_stay(look: Callable[[], _T], is_missing: Callable[[_T], bool], clock: Clock) -> _T:
