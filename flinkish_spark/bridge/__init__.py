@@ -1,6 +1,7 @@
-"""The only package that touches py4j and Spark's or Delta's internals.
+"""The package that touches py4j and Spark's internals.
 
-Everything else asks these functions; what they find missing becomes one clear error here.
+Everything else asks these functions; what they find missing becomes one clear error here. Delta's internals
+are opened up in :mod:`flinkish_spark.connectors.delta.transactions`.
 """
 
 from flinkish_spark.bridge.session import (

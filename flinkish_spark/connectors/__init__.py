@@ -1,1 +1,1 @@
-"""One record per confirmed checkpoint, for readers of several sinks; `base` is the contract."""
+"""Sources and sinks: one folder or file per system, none of which knows another."""

@@ -1,1 +1,1 @@
-"""Spark glue: control source, keyed operator, epoch writer, recovery, supervisor."""
+"""The life of a job: check, own, recover, plan, run, finish; and what other processes ask of it."""

@@ -1,1 +1,1 @@
-"""The stream graph and its plan."""
+"""From a program to Spark's plan: the stream graph, what is checked in it, and its planner."""
