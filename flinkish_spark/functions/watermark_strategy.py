@@ -26,8 +26,7 @@ from flinkish_spark.protocol.limits import UnusableValueError
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-
-if TYPE_CHECKING:
+    #: A column's name, a column, or a function of a record and the source's own time of it.
     TimestampAssigner = str | Column | Callable[[Any, int | None], int]
 
 

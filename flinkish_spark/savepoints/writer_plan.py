@@ -536,9 +536,6 @@ def stored_columns(place: SavepointDir | None, files: Sequence[StateFile], name:
 # Plans are values. They refer to files of the savepoint that they come from.
 
 
-if TYPE_CHECKING:
-    pass
-
 #: About how many bytes of state files one task rewrites.
 _TASK_BYTES = 64 << 20
 #: Types whose values cannot be compared reliably; a job refuses them as keys, too.

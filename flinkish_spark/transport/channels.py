@@ -42,7 +42,7 @@ def channel_by_name(topic: str, partition: int) -> int:
     >>> channel_by_name("orders-1", 3) == channel_by_name("orders-1", 0) + 3
     True
     """
-    return (_number_of(topic) << TOPIC_SHIFT) + partition
+    return (number_of_topic(topic) << TOPIC_SHIFT) + partition
 
 
 def check_told_apart(topics: Iterable[str]) -> None:
@@ -55,7 +55,7 @@ def check_told_apart(topics: Iterable[str]) -> None:
     """
     found: dict[int, str] = {}
     for topic in sorted(topics):
-        other = found.setdefault(_number_of(topic), topic)
+        other = found.setdefault(number_of_topic(topic), topic)
         if other != topic:
             raise ConfigError(
                 f"the topics '{other}' and '{topic}' cannot be read by one source",
@@ -65,5 +65,6 @@ def check_told_apart(topics: Iterable[str]) -> None:
             )
 
 
-def _number_of(topic: str) -> int:
+def number_of_topic(topic: str) -> int:
+    """Return the number that stands for a topic in those of its channels."""
     return zlib.crc32(topic.encode()) & TOPIC_BITS

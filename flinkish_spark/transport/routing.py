@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from flinkish_spark.transport.channels import TOPIC_SHIFT, _number_of
+from flinkish_spark.transport.channels import TOPIC_SHIFT, number_of_topic
 
 _MASK = 0xFFFFFFFF
 
@@ -117,4 +117,6 @@ def topic_of(topics: Sequence[str], channel: int) -> str:
     'clicks'
     """
     number = channel >> TOPIC_SHIFT
-    return topics[0] if len(topics) == 1 else next(topic for topic in topics if _number_of(topic) == number)
+    return (
+        topics[0] if len(topics) == 1 else next(topic for topic in topics if number_of_topic(topic) == number)
+    )

@@ -21,7 +21,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.types.row_form import RowForm
 
-_REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
+REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -539,7 +539,7 @@ class ValueMismatch(ValueError):
         self.value = value
 
 
-_REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
+REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -603,7 +603,7 @@ def strict_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
         raise _changed(column, plain, kind, check, changed)
     try:
         array = pa.array(plain, type=kind)
-    except _REFUSALS as error:
+    except REFUSALS as error:
         wrong = next((v for v in plain if not _fits(v, kind)), None)
         raise ValueMismatch(wrong, kind, str(error)) from error
     if (found := first_repeated(array)) is not None:
@@ -629,7 +629,7 @@ def _plain(column: Sequence[Any], kind: pa.DataType) -> Sequence[Any]:
         return column
     try:
         return nested.plain_all(column)
-    except _REFUSALS:
+    except REFUSALS:
         raise _first_refused(column, kind, nested) from None
 
 
@@ -637,7 +637,7 @@ def _first_refused(column: Sequence[Any], kind: pa.DataType, nested: Nested) -> 
     for value in column:
         try:
             nested.plain_all([value])
-        except _REFUSALS as error:
+        except REFUSALS as error:
             return ValueMismatch(value, kind, str(error))
     raise AssertionError("a value was refused, and none is")
 
@@ -645,7 +645,7 @@ def _first_refused(column: Sequence[Any], kind: pa.DataType, nested: Nested) -> 
 def _fits(value: Any, kind: pa.DataType) -> bool:
     try:
         pa.array([value], type=kind)
-    except _REFUSALS:
+    except REFUSALS:
         return False
     return True
 
@@ -664,7 +664,7 @@ def first_refused(count: int, make: Callable[[int], object]) -> int | None:
         try:
             make(middle)
             fits = middle
-        except _REFUSALS:
+        except REFUSALS:
             fails = middle
     return fails - 1 if fails <= count else None
 

@@ -36,7 +36,7 @@ from flinkish_spark.transport.routing import Distribution
 from flinkish_spark.types.rows import OutputError, RowReader, RowWriter
 from flinkish_spark.types.schemas import PREFIX
 from flinkish_spark.types.to_arrow import (
-    _REFUSALS,
+    REFUSALS,
     ValueMismatch,
     exact_cast,
     first_missing,
@@ -362,7 +362,7 @@ def _column(name: str, series: pd.Series, kind: pa.DataType | None) -> pa.Array:
     except ValueMismatch as error:
         wrong = next((at for at, value in enumerate(values) if value is error.value), None)
         raise OutputError(f"emitted a wrong value: field {name!r} of {error}", wrong) from error
-    except _REFUSALS as error:
+    except REFUSALS as error:
         wrong = first_refused(len(series), lambda count: _from_pandas(series.iloc[:count]))
         value = f" of {series.iloc[wrong]!r:.200}" if wrong is not None else ""
         raise OutputError(f"emitted a wrong column: field {name!r}{value}: {error}", wrong) from error

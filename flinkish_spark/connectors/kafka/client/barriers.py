@@ -22,7 +22,7 @@ from flinkish_spark.connectors.kafka.client.reader import (
     FetchedBatches,
     OffsetRange,
     RangeFetches,
-    _bounds,
+    bounds_of,
     visible,
 )
 from flinkish_spark.connectors.kafka.client.settings import ReaderSettings, StagingSettings
@@ -216,7 +216,7 @@ class BarrierScanner:
         wanted = OffsetRange(*place, start, end)
         with self._pool.wire(self._connection) as wire:
             fetches = RangeFetches(
-                FetchClient(wire), lambda: _bounds(wire, wanted), wanted, self._settings, self._clock
+                FetchClient(wire), lambda: bounds_of(wire, wanted), wanted, self._settings, self._clock
             )
             return scanned(wanted, iter(fetches.take, None))
 

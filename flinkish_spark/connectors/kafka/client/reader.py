@@ -498,7 +498,7 @@ class RangeReader:
             return
         with self._pool.wire(self._connection) as wire:
             fetches = RangeFetches(
-                FetchClient(wire), lambda: _bounds(wire, wanted), wanted, self._settings, self._clock
+                FetchClient(wire), lambda: bounds_of(wire, wanted), wanted, self._settings, self._clock
             )
             try:
                 while (fetched := fetches.take()) is not None:
@@ -565,7 +565,7 @@ def _groups(batches: Iterable[RawBatch]) -> Iterator[list[RawBatch]]:
         yield group
 
 
-def _bounds(wire: KafkaWire, wanted: OffsetRange) -> tuple[int, int]:
+def bounds_of(wire: KafkaWire, wanted: OffsetRange) -> tuple[int, int]:
     """Return the first offset that the log holds and the offset after its last record."""
     place = (wanted.topic, wanted.partition)
     admin = KafkaAdmin.over(wire)
