@@ -28,16 +28,14 @@ from flinkish_spark.protocol.records import CommitAnswer, Outcome
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
 
+    Rows = Iterator[Row]
+
 
 # ----------------------------------------------------------------------------------------------------------
 # Sinks that hand completed checkpoints to a function on the driver, or print them.
 #
 # At least once: between the call and the receipt of the checkpoint the process may die, and the next one
 # calls again with the same rows. The checkpoint's id tells a repetition from something new.
-
-
-if TYPE_CHECKING:
-    Rows = Iterator[Row]
 
 
 class _CallingSink(BufferedSink):

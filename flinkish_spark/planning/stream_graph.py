@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     )
     from flinkish_spark.worker.broadcast_runner import Checkpointed
 
-
-if TYPE_CHECKING:
     KeyedFunction = (
         KeyedProcessFunction
         | KeyedCoProcessFunction

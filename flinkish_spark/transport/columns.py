@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 #: What mapInArrow calls, once per task.
 Worker = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-
-if TYPE_CHECKING:
-    ArrowWorker = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-
 KIND = "_fs_kind"
 CHECKPOINT = "_fs_checkpoint"
 #: Where a record or barrier comes from; with SEQUENCE the canonical order of an operator's input.
@@ -100,7 +96,7 @@ SINK_CONTROL = (KIND, CHECKPOINT, CHANNEL, HASH)
 _WORD = re.compile(r"\w+")
 
 
-def map_in_arrow(frame: DataFrame, worker: ArrowWorker, columns: T.StructType | str) -> DataFrame:
+def map_in_arrow(frame: DataFrame, worker: Worker, columns: T.StructType | str) -> DataFrame:
     """Return what a worker makes of a frame in Arrow batches, whatever names the frame's columns have.
 
     `DataFrame.mapInArrow` looks each column up by its name, and reads that as an expression.
@@ -115,7 +111,7 @@ def map_in_arrow(frame: DataFrame, worker: ArrowWorker, columns: T.StructType | 
 class _UnderTheirNames:
     """Gives a worker the batches with the names that it knows."""
 
-    worker: ArrowWorker
+    worker: Worker
     names: tuple[str, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
