@@ -8,6 +8,7 @@ little of it.
 
 import lazy_loader
 
+#: The build reads it from here, without importing anything.
 __version__ = "0.1.0"
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import click
 
+from flinkish_spark import __version__
 from flinkish_spark.cli.audit import audit
 from flinkish_spark.cli.checkpoints import checkpoints
 from flinkish_spark.cli.client import ExitStatus, complain, one_line, unforeseen
@@ -14,7 +15,6 @@ from flinkish_spark.cli.rewind import rewind, timeline
 from flinkish_spark.cli.savepoints import cancel, savepoint
 from flinkish_spark.cli.transactions import transactions
 from flinkish_spark.core.errors import FlinkishError
-from flinkish_spark.core.version import __version__
 
 
 class _OneLineErrors(click.Group):
