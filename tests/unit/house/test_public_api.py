@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import subprocess
 import sys
@@ -12,9 +13,11 @@ from types import ModuleType
 import pytest
 
 import flinkish_spark
+import flinkish_spark.functions
 import flinkish_spark.sinks
 import flinkish_spark.sources
 import flinkish_spark.testing
+from flinkish_spark.moved import MOVED
 
 FACES = [flinkish_spark, flinkish_spark.sinks, flinkish_spark.sources, flinkish_spark.testing]
 
@@ -59,3 +62,19 @@ def test_names_are_imported_when_they_are_used() -> None:
         "from flinkish_spark import AlignmentMode, CheckpointFailureReason, Tables, UNLIMITED"
     )
     assert "pyspark" not in loaded and "flinkish_spark.datastream.environment" not in loaded
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_a_module_that_has_moved_is_found_under_its_old_name(old: str) -> None:
+    new = importlib.import_module(f"flinkish_spark.{MOVED[old]}")
+    with pytest.warns(DeprecationWarning, match=f"flinkish_spark.{old} has moved to {new.__name__}"):
+        module = importlib.import_module(f"flinkish_spark.{old}")
+    public = [name for name in vars(new) if not name.startswith("_")]
+    assert public and all(getattr(module, name) is getattr(new, name) for name in public)
+    # Old names hide nothing that is there.
+    assert importlib.import_module(f"flinkish_spark.{MOVED[old]}") is new
+    del sys.modules[f"flinkish_spark.{old}"]
+
+
+def test_functions_are_found_where_they_were() -> None:
+    assert flinkish_spark.functions.KeyedProcessFunction is flinkish_spark.KeyedProcessFunction
