@@ -259,7 +259,7 @@ def shake_hands(options: dict[str, str], certificates: LocalCertificates, host: 
         except ssl.SSLWantReadError:
             continue
     seen = server.getpeercert()
-    return seen["subject"][0][0][1] if seen else ""
+    return dict(part for parts in seen["subject"] for part in parts)["commonName"] if seen else ""
 
 
 def test_pem_files(certificates: LocalCertificates) -> None:
