@@ -315,7 +315,7 @@ class Drawn:
         return Drawn._drawn_history(self)
 
     def _channels(self) -> st.SearchStrategy[Any]:
-        module = "protocol.watermark_valve"
+        module = "protocol.event_time"
         statuses = record(self.package, f"{module} ChannelStatus")
         make = record(self.package, f"{module} ValveChannel")
         return st.one_of(
@@ -339,7 +339,7 @@ class Drawn:
         )
 
     def _agendas(self) -> st.SearchStrategy[Any]:
-        module = "protocol.agenda"
+        module = "protocol.timer_index"
         make, timers = record(self.package, f"{module} Agenda"), record(self.package, f"{module} NextTimers")
         found = st.one_of(st.builds(timers, SIGNED, st.none() | SIGNED), st.builds(timers, st.none(), SIGNED))
         return st.dictionaries(st.tuples(NAMES, st.integers(0, 200)), found, max_size=3).map(make)

@@ -406,7 +406,7 @@ def test_show_looks_at_the_kept_state_files(job: JobOnDisk) -> None:
 
 
 def test_show_names_the_upstream_cut(job: JobOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flinkish_spark.core import upstream_cut as cuts
+    from flinkish_spark.cli import checkpoints as cuts
 
     upstream = cuts.UpstreamCut(job.uuid, CheckpointId(9), {("orders", 1): (4, 8)}, 12, 345)
     monkeypatch.setattr(cuts, "upstream_cut", lambda text: {"orders": upstream})
