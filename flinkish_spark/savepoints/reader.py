@@ -471,6 +471,9 @@ def _in_checkpoint(
     try:
         # Spark makes up its mind about the store's format while it loads.
         own = session_of_its_own(spark, shuffle_partitions(spark))
+        # With its streams a session gets whom state stores report to; without it, in a session that has had
+        # no query, snapshots of RocksDB cannot be read.
+        _ = own.streams.active
         state = own.read.format("statestore").option("batchId", str(retained.manifest.batch))
         frame = in_session(state.option("operatorId", str(operator)).load(str(view)), spark)
     except Exception as error:
