@@ -121,6 +121,7 @@ def test_at_least_once_a_checkpoint_completes_with_its_last_barrier(spark, broke
     assert totals_in(broker.bootstrap_servers, topics[1]) == expected_totals(amounts)
 
 
+@pytest.mark.nightly
 def test_exactly_once_the_same_checkpoint_is_declined(spark, broker, topic, job_dir):
     """Behaviour 31: it would be drawn at two places."""
     topics = topic(), topic(), topic()

@@ -149,6 +149,7 @@ def add_a_partition(chain: Chain) -> None:
     admin.close()
 
 
+@pytest.mark.nightly
 def test_unaligned_jobs_replay_what_was_in_flight(spark, broker, chain):
     """behaviour 121: the checkpoint does not wait for the slow partition; a restart reads its rest first."""
     orders = Orders(chain)

@@ -131,6 +131,7 @@ def test_columns_are_those_of_sparks_source(door, topic):
     assert sorted(map(str, copied.collect())) == sorted(map(str, ours.select(*same).collect()))
 
 
+@pytest.mark.nightly
 def test_the_word_can_be_changed_in_the_middle(door, topic):
     """A checkpoint of Spark's own source is continued by ours, and the other way round."""
     name, out = topic(2), topic(1)
@@ -157,6 +158,7 @@ def test_a_batch_run_again_after_its_commit_finishes_the_recorded_one(door, topi
     assert not door.open_transactions()
 
 
+@pytest.mark.nightly
 def test_two_queries_write_one_topic_at_the_same_time(door, topic):
     one, two, out = topic(2), topic(2), topic(3)
     for n in range(3):
@@ -255,6 +257,7 @@ def test_a_decided_transaction_that_the_broker_aborts_is_replaced(door, topic):
 
 
 # -- the source ----------------------------------------------------------------------------------------
+@pytest.mark.nightly
 def test_limits_pieces_and_timestamps(door, topic):
     name = topic(2, {"retention.ms": "-1"})
     producer = KafkaProducer(bootstrap_servers=door.servers)
@@ -284,6 +287,7 @@ def test_limits_pieces_and_timestamps(door, topic):
         door.batch(name, startingTimestamp="1800000000000").count()
 
 
+@pytest.mark.nightly
 def test_new_partitions_and_new_topics_are_found_while_it_runs(door, topic):
     name, out = topic(1), topic(1)
     other = f"{name}-more"

@@ -85,6 +85,7 @@ def test_what_one_writer_staged_the_other_sides_start_commits(spark, broker, top
     assert totals_in(servers, out) == expected_totals(amounts)
 
 
+@pytest.mark.nightly
 def test_partitions_are_added_while_every_channel_is_counted(spark, broker, topic, job_dir):
     servers, source, out = broker.bootstrap_servers, topic(1), topic(1)
     env, _, _ = totals_job(spark, job_dir, servers, source, out)
@@ -157,6 +158,7 @@ def test_a_bad_record_is_named(spark, broker, topic, job_dir):
     assert f"topic {source}, partition 0, offset 1" in str(error)
 
 
+@pytest.mark.nightly
 def test_the_latest_offsets_are_those_of_the_first_start(spark, broker, topic, job_dir):
     servers, source, out = broker.bootstrap_servers, topic(1), topic(1)
     put(servers, source, 0, 5)

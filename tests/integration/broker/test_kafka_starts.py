@@ -246,6 +246,7 @@ def test_topics_that_come_while_the_job_runs_and_while_it_does_not(
     assert read == {(f"{prefix}-in-{topic}", 1 if topic == 1 else 0): 1 for topic in (1, 2, 3)}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "readers",
     [("jvm", "python", "jvm"), pytest.param(("python", "jvm", "python"), marks=pytest.mark.nightly)],
@@ -304,6 +305,7 @@ def test_a_pattern_with_json_values_and_where_they_came_from(ended: Ended) -> No
     assert found == [("a", 1, source, 0), ("b", 2, source, 2)]
 
 
+@pytest.mark.nightly
 def test_dead_letters_of_single_records_over_two_starts(
     spark: Any, broker: Any, topic: Any, tmp_path: Path
 ) -> None:

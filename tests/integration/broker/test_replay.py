@@ -181,6 +181,7 @@ def test_decided_transactions_that_the_broker_aborts_are_replayed(spark, broker,
     assert Counter((r["user"], r["total"]) for r in read_delta(table)) == expected
 
 
+@pytest.mark.nightly
 def test_the_first_epoch_is_replayed_from_where_the_sources_began(spark, broker, topic, job_dir):
     source, sink = topic(2), topic()
     feed(broker, source, 0, 20)
@@ -231,6 +232,7 @@ def test_staged_files_that_are_vacuumed_behind_the_decision_are_replayed(
     assert Counter((r["user"], r["total"]) for r in read_delta(table)) == expected
 
 
+@pytest.mark.nightly
 def test_a_task_that_is_lost_alone_is_replayed_alone(spark, broker, topic, job_dir):
     """One transaction of a micro-batch is committed, the other one is gone."""
     source, sink = topic(2), topic(2)
@@ -243,6 +245,7 @@ def test_a_task_that_is_lost_alone_is_replayed_alone(spark, broker, topic, job_d
     assert totals_in(broker.bootstrap_servers, sink) == expected_totals(amounts(20))
 
 
+@pytest.mark.nightly
 def test_a_job_that_was_stopped_until_its_decided_transactions_timed_out(spark, tmp_path, job_dir):
     """The transaction coordinator itself aborts them; nobody of ours is there."""
     quick = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"}
@@ -304,6 +307,7 @@ def test_without_the_input_the_job_stops_and_names_the_missing_offsets(spark, br
     assert not JobDir(LocalStore(job_dir)).receipt(CheckpointId(thief.struck[0]))
 
 
+@pytest.mark.nightly
 def test_a_job_with_another_number_of_partitions_replays_with_the_number_that_it_had(
     spark, broker, topic, job_dir
 ):
@@ -323,6 +327,7 @@ def test_a_job_with_another_number_of_partitions_replays_with_the_number_that_it
     assert totals_in(broker.bootstrap_servers, sink) == expected_totals(amounts(30))
 
 
+@pytest.mark.nightly
 def test_a_job_that_is_told_to_stop_replays_its_last_checkpoint_first(spark, broker, topic, job_dir):
     """Nobody may start it again for long."""
     source, sink = topic(2), topic()

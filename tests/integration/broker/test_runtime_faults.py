@@ -102,6 +102,7 @@ def test_a_bad_value_stops_the_job_with_its_place(spark, broker, topic, job_dir,
         assert read_committed(servers, out) == []
 
 
+@pytest.mark.nightly
 def test_a_stopped_job_goes_on_with_another_policy(spark, broker, topic, job_dir) -> None:
     """FAIL, then DROP on the same job directory; a dead-letter topic needs a new one, and says so."""
     servers, source, out, letters = broker.bootstrap_servers, topic(), topic(), topic()
@@ -133,6 +134,7 @@ def test_bad_values_go_to_the_dead_letters_once(spark, broker, topic, job_dir) -
     assert dead == Counter([*((b"k", bad) for bad in BAD), (None, BAD[0]), (b"null", None), (None, BAD[2])])
 
 
+@pytest.mark.nightly
 def test_bad_values_are_dropped_and_counted(spark, broker, topic, job_dir) -> None:
     """Null users and null record keys are not bad: they are a key like any other."""
     servers, source, out = broker.bootstrap_servers, topic(partitions=2), topic()
@@ -224,6 +226,7 @@ def test_an_input_topic_created_again_while_the_job_is_stopped(spark, broker, to
     assert len(read_committed(servers, out)) == 4
 
 
+@pytest.mark.nightly
 def test_an_input_topic_deleted_while_the_job_is_stopped(spark, broker, topic, admin, job_dir) -> None:
     servers, source, out = broker.bootstrap_servers, topic(), topic()
     produce(servers, source, [order("ann")] * 4)
@@ -268,6 +271,7 @@ def test_expired_offsets_stop_the_job_with_the_missing_ranges(spark, broker, top
         assert len(read_committed(servers, out)) == 3
 
 
+@pytest.mark.nightly
 def test_partitions_added_while_the_job_runs(spark, broker, topic, admin, job_dir) -> None:
     servers, source, out = broker.bootstrap_servers, topic(), topic()
     produce(servers, source, [order("ann", 1)] * 3)

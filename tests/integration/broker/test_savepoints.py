@@ -132,6 +132,7 @@ def test_a_savepoint_of_a_running_job_is_one_cut_and_the_job_goes_on(
         assert mine == sorted(total for name, total in whole if name == user)[20 - len(mine) :]
 
 
+@pytest.mark.nightly
 def test_a_job_whose_checkpoints_were_deleted_begins_anew_with_the_savepoint_given_again(
     spark, broker, topic, job_dir, tmp_path
 ) -> None:
@@ -194,6 +195,7 @@ def test_a_sink_behind_a_new_operator_gets_nothing_twice(spark, broker, topic, j
     assert len(read_committed(servers, copied)) == 60
 
 
+@pytest.mark.nightly
 def test_dead_letters_have_a_place_of_their_own(spark, broker, topic, job_dir, tmp_path) -> None:
     """The source is scanned twice; each scan goes on where it stood."""
     servers, source, out, letters = broker.bootstrap_servers, topic(2), topic(2), topic()
@@ -215,6 +217,7 @@ def test_dead_letters_have_a_place_of_their_own(spark, broker, topic, job_dir, t
     assert sorted(r.value for r in read_committed(servers, letters)) == bad
 
 
+@pytest.mark.nightly
 def test_input_that_is_another_or_gone_is_found(spark, broker, topic, job_dir, tmp_path) -> None:
     servers, source, out = broker.bootstrap_servers, topic(2), topic(2)
     put(servers, source, 1, 5)

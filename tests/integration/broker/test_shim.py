@@ -159,6 +159,7 @@ def test_staged_records_become_visible_at_the_commit(
     }
 
 
+@pytest.mark.nightly
 def test_a_reused_producer_leaves_its_earlier_transaction_open(
     spark: SparkSession, kafka: Kafka, topic: Callable[..., str]
 ) -> None:
@@ -238,6 +239,7 @@ def test_oversize_records_go_to_the_dead_letter_topic_with_the_rest(
     assert headers["flinkish-error"] == b"oversize"
 
 
+@pytest.mark.nightly
 def test_a_size_that_only_the_broker_refuses_is_a_bad_record_too(
     spark: SparkSession, kafka: Kafka, topic: Callable[..., str]
 ) -> None:
@@ -342,6 +344,7 @@ def test_the_tap_in_front_of_noop_counts_the_newest_run(spark: SparkSession) -> 
     assert len(json.loads(tapped._tapped.acksJson())) == 3
 
 
+@pytest.mark.nightly
 def test_both_ways_agree_on_one_persisted_batch(
     spark: SparkSession, kafka: Kafka, topic: Callable[..., str]
 ) -> None:

@@ -70,6 +70,7 @@ def test_spark_submit_runs_the_demos_job_and_sigterm_ends_it_with_a_checkpoint(b
     assert Counter((r["user"], r["total"]) for r in read_delta(tmp_path / "table")) == expected
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("notebook", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda p: p.name)
 def test_a_notebook_runs_from_top_to_bottom(notebook):

@@ -137,6 +137,7 @@ class Numbered(CheckpointedProcessFunction):
         yield order.user, len(self.seen)
 
 
+@pytest.mark.nightly
 def test_what_a_partition_keeps_is_dealt_out_behind_a_savepoint(spark: Any, tmp_path: Path) -> None:
     """Behaviour 90."""
     users = [f"user-{n}" for n in range(21)]
@@ -198,6 +199,7 @@ class Kept(CheckpointedProcessFunction):
         yield total.user, total.amount
 
 
+@pytest.mark.nightly
 def test_windows_behind_functions_without_keys_behind_windows_lose_nothing(
     spark: Any, tmp_path: Path
 ) -> None:

@@ -73,6 +73,7 @@ def test_rows_that_the_table_can_never_take_are_lost_with_proof(spark, tmp_path)
 
 
 @NATIVE
+@pytest.mark.nightly
 def test_types_are_widened_where_the_table_allows_it(spark, tmp_path, writer) -> None:
     rig = DeltaRig(spark, tmp_path / "t", "id BIGINT, n BIGINT", writer=writer, schema_evolution=WIDEN)
     rig.sql("CREATE TABLE {t} (id BIGINT, n INT) USING delta")
@@ -133,6 +134,7 @@ NESTED = f"id BIGINT, s {PAIR}, l ARRAY<{PAIR}>, m MAP<STRING, {PAIR}>"
 FEWER = "id BIGINT, s STRUCT<b: INT>, l ARRAY<STRUCT<b: INT, a: STRING>>, m MAP<STRING, STRUCT<B: INT>>"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "settings",
     [
@@ -161,6 +163,7 @@ def test_structs_of_the_stream_may_lack_fields_of_the_table_s(spark, tmp_path, s
     assert second == {"id": 5, "s": None, "l": None, "m": None}
 
 
+@pytest.mark.nightly
 def test_rows_of_a_table_that_numbers_them_get_numbers_with_the_commit(spark, tmp_path) -> None:
     rig = DeltaRig(spark, tmp_path / "t", "v STRING")
     rig.sql("CREATE TABLE {t} (no BIGINT GENERATED ALWAYS AS IDENTITY, v STRING) USING delta")

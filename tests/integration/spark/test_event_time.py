@@ -247,6 +247,7 @@ class Behind(WatermarkGenerator):
         return timestamp_ms - 5_000 if event.user != "nobody" else None
 
 
+@pytest.mark.nightly
 def test_a_generator_of_the_users_says_how_far_event_time_is(spark: Any, tmp_path: Path) -> None:
     feed(tmp_path / "in", "0", ("ann", 10_000), ("cid", 16_500), ("nobody", 90_000))
     env = environment(spark, tmp_path / "job", trigger_interval_ms=50)

@@ -96,6 +96,7 @@ def finish(env: Any) -> None:
         assert client.status is JobStatus.FINISHED
 
 
+@pytest.mark.nightly
 def test_a_union_is_whole_whatever_leads_into_it(spark: Any, tmp_path: Path) -> None:
     env = environment(spark, tmp_path / "job")
     first = [("ann", n, n) for n in range(50)]
