@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support import effort, run_order
 from tests.support.jvm_flags import JVM_FLAGS
-from tests.support.services import BUILD, ROOT, Services, ask, end_with_the_run, scratch
+from tests.support.services import BUILD, ROOT, Services, ask, end_with_the_run, scratch, topics_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -161,19 +159,7 @@ def broker(service: Callable[[str], Any]) -> LocalBroker:
 @pytest.fixture(scope="session")
 def topic(broker: LocalBroker) -> TopicFactory:
     """Call it for the name of a new topic: ``topic(partitions=3)``."""
-    from kafka.admin import KafkaAdminClient
-
-    def create(partitions: int = 1, configs: Mapping[str, str] = MappingProxyType({})) -> str:
-        name = f"topic-{uuid.uuid4().hex[:12]}"
-        options = {"num_partitions": partitions, "replication_factor": 1, "configs": dict(configs)}
-        admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
-        try:
-            admin.create_topics({name: options}, wait_for_metadata=True)
-        finally:
-            admin.close()
-        return name
-
-    return create
+    return topics_of(broker)
 
 
 @pytest.fixture

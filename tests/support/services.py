@@ -18,6 +18,7 @@ import shutil
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -140,3 +141,20 @@ def _from_outside(server: Any) -> Any:
     seen = copy.copy(server)
     seen._process = seen._watcher = None
     return seen
+
+
+def topics_of(broker: LocalBroker) -> Callable[..., str]:
+    """Return what makes a topic and returns its name: ``topic(partitions=3)``."""
+    from kafka.admin import KafkaAdminClient
+
+    def create(partitions: int = 1, configs: Mapping[str, str] = MappingProxyType({})) -> str:
+        name = f"topic-{uuid.uuid4().hex[:12]}"
+        options = {"num_partitions": partitions, "replication_factor": 1, "configs": dict(configs)}
+        admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+        try:
+            admin.create_topics({name: options}, wait_for_metadata=True)
+        finally:
+            admin.close()
+        return name
+
+    return create

@@ -104,6 +104,7 @@ def test_an_end_in_the_future_is_waited_for(spark, broker, topic, job_dir, tmp_p
     assert sorted(row.amount for row in sink.rows()) == list(range(8))
 
 
+@pytest.mark.nightly
 def test_history_in_files_and_then_kafka(spark, broker, topic, job_dir, tmp_path) -> None:
     """In one order, over a restart; the group's offsets are those of the last checkpoint."""
     servers, source, sink = broker.bootstrap_servers, topic(2), MemorySink(str(tmp_path))

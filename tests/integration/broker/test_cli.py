@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from flinkish_spark import KafkaSink
 from tests.support.jobs import (
     TOTAL,
@@ -84,6 +86,7 @@ def test_a_running_job_is_looked_at_asked_and_set_back(spark, broker, topic, job
     assert not list(job_dir.glob("requests/*"))
 
 
+@pytest.mark.nightly
 def test_a_job_that_was_stopped_with_a_savepoint_goes_on(spark, broker, topic, job_dir, tmp_path):
     source, sink = topic(), topic()
     send(broker, source, {"a": [1, 2], "b": [3]})

@@ -69,6 +69,7 @@ def strict_broker(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield found
 
 
+@pytest.mark.nightly
 def test_the_sink_decides_how_long_dead_letters_may_wait(
     spark: Any, strict_broker: Any, tmp_path: Path
 ) -> None:

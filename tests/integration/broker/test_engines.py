@@ -110,6 +110,7 @@ def test_partitions_are_added_while_every_channel_is_counted(spark, broker, topi
     )
 
 
+@pytest.mark.nightly
 def test_transforms_expressions_and_several_sinks_of_one_stream(spark, broker, topic, job_dir, tmp_path):
     servers, source, out, plain = broker.bootstrap_servers, topic(2), topic(1), topic(1)
     put(servers, source, 0, 10)

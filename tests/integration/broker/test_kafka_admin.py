@@ -154,6 +154,7 @@ def test_a_broker_that_is_down_is_named_in_time(ask: str) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_the_same_admin_works_after_a_broker_restart(own_broker: LocalBroker) -> None:
     own_broker.start()
     with KafkaAdmin(KafkaConnection(own_broker.bootstrap_servers), timeout_ms=2_000) as admin:

@@ -360,6 +360,7 @@ def test_abort_open(stage: Stage, client: TransactionClient, topic: TopicFactory
 # -- brokers that go away -------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_the_same_client_works_after_a_broker_restart(own_broker: LocalBroker) -> None:
     """Behaviours 137, 152b."""
     own_broker.start()

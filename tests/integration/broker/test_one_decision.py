@@ -156,6 +156,7 @@ def test_five_sinks_commit_in_their_order_with_one_receipt(everywhere) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_a_job_directory_that_is_an_older_copy_is_refused_by_every_sink(everywhere) -> None:
     """A backup that is put back: ids that sinks know belong to other rows."""
     here, backup = everywhere.job_dir, everywhere.folder / "backup"

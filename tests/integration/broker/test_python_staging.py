@@ -437,6 +437,7 @@ def ruined(victim: LocalBroker) -> Iterator[tuple[LocalBroker, Kafka, str]]:
     WIRES.close()
 
 
+@pytest.mark.nightly
 def test_a_broker_that_dies_in_the_middle(ruined: tuple[LocalBroker, Kafka, str]) -> None:
     broker, kafka, name = ruined
     with StagedTransaction(kafka.settings(name)) as transaction:

@@ -34,6 +34,7 @@ from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeRead
 from flinkish_spark.connectors.kafka.client.settings import ReaderSettings
 from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError, InputLostError
 from flinkish_spark.testing.broker import LocalBroker
+from tests.support.services import topics_of
 
 BUILD = Path(__file__).resolve().parents[3] / "build"
 TopicFactory = Callable[..., str]
@@ -54,6 +55,11 @@ def broker() -> Iterator[LocalBroker]:
     with LocalBroker(scratch, jars_dir=BUILD / "broker-jars", extra_properties=properties) as running:
         yield running
     shutil.rmtree(scratch, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def topic(broker: LocalBroker) -> TopicFactory:
+    return topics_of(broker)
 
 
 @pytest.fixture

@@ -205,6 +205,7 @@ def test_what_two_sinks_lose_is_replayed_for_both(spark, broker, topic, job_dir)
         assert totals_in(broker.bootstrap_servers, sink) == expected_totals(amounts(20))
 
 
+@pytest.mark.nightly
 def test_staged_files_that_are_vacuumed_behind_the_decision_are_replayed(
     spark, broker, topic, job_dir, tmp_path
 ):

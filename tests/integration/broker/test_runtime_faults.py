@@ -311,6 +311,7 @@ def test_a_function_that_raises_names_the_record(spark, broker, topic, job_dir) 
         assert totals_in(servers, out) == Counter([("ann", 1), ("ann", 2)])
 
 
+@pytest.mark.nightly
 def test_a_broker_that_is_down_for_a_while(spark, own_broker, job_dir) -> None:
     """Killed in the middle of the work, back after 20 s: the job waits, goes on, and is exact."""
     own_broker.start()

@@ -159,6 +159,7 @@ def test_a_job_whose_checkpoints_were_deleted_begins_anew_with_the_savepoint_giv
         assert isinstance(error, JobDirError) and "no checkpoint to go on from" in str(error)
 
 
+@pytest.mark.nightly
 def test_a_sink_behind_a_new_operator_gets_nothing_twice(spark, broker, topic, job_dir, tmp_path) -> None:
     """Two scans of one source stand at different places; each sink goes on where its own stood."""
     servers, source, out, copied = broker.bootstrap_servers, topic(2), topic(2), topic(2)

@@ -303,9 +303,8 @@ def test_java_stores_are_converted_by_the_commands_of_the_refusal(
 def test_files_with_secrets_are_for_their_owner_only(
     secured: SecureBroker, certificates: LocalCertificates
 ) -> None:
-    secret = [certificates.server, certificates.client, *certificates.server.parent.glob("*.key")]
-    secret.append(secured.log.with_name("server.properties"))
-    assert len(secret) == 6
+    store = certificates.java_keystore("private")
+    secret = [certificates.server, certificates.client, store, secured.log.with_name("server.properties")]
     assert {stat.S_IMODE(file.stat().st_mode) for file in secret} == {0o600}
 
 

@@ -247,6 +247,7 @@ class Places(KeyedProcessFunction):
         yield value.user, self.seen.value()
 
 
+@pytest.mark.nightly
 def test_redistributions_in_a_job(spark: Any, tmp_path: Any) -> None:
     env = environment(spark, tmp_path / "job")
     orders = env.from_collection(ORDERS, ORDER, uid="orders")

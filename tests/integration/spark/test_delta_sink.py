@@ -21,7 +21,9 @@ NATIVE = pytest.mark.parametrize(
 BY_ID = Upsert(keys=("id",))
 
 
-@pytest.mark.parametrize("writer", [DeltaWriter.AUTO, DeltaWriter.PORTABLE])
+@pytest.mark.parametrize(
+    "writer", [DeltaWriter.AUTO, pytest.param(DeltaWriter.PORTABLE, marks=pytest.mark.nightly)]
+)
 def test_a_checkpoint_is_one_version_and_a_repeat_changes_nothing(spark, tmp_path, writer) -> None:
     rig = DeltaRig(spark, tmp_path / "t", ROW, writer=writer, partition_by=("p",))
     rig.preflight()
@@ -235,6 +237,7 @@ def test_a_damaged_file_is_never_passed_over(spark, tmp_path) -> None:
     assert rig.versions == 0
 
 
+@pytest.mark.nightly
 def test_vacuum_takes_data_files_and_leaves_rows(spark, tmp_path) -> None:
     rig = DeltaRig(spark, tmp_path / "t", ROW)
     rig.put(1, [(1, "a", "x")])

@@ -21,7 +21,10 @@ BY_ID = Upsert(keys=("id",))
 MAPPED = "TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
 
 
-@pytest.mark.parametrize(("writer", "mode"), [(DeltaWriter.NATIVE, None), (DeltaWriter.PORTABLE, BY_ID)])
+@pytest.mark.parametrize(
+    ("writer", "mode"),
+    [(DeltaWriter.NATIVE, None), pytest.param(DeltaWriter.PORTABLE, BY_ID, marks=pytest.mark.nightly)],
+)
 def test_new_columns_come_with_the_checkpoint(spark, tmp_path, writer, mode) -> None:
     """Another writer may add the same column in between, under another physical name."""
     settings = {} if mode is None else {"mode": mode}

@@ -45,6 +45,7 @@ def ended(env: Any) -> FlinkishError:
     return error
 
 
+@pytest.mark.nightly
 def test_a_delta_table_that_changes_under_its_source(spark: Any, tmp_path: Path) -> None:
     """Updated: the setting is wrong. Created again: another input. Vacuumed: a file is gone, named."""
 

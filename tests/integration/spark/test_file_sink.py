@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import functions as F
 
 from flinkish_spark import (
@@ -171,6 +172,7 @@ class Crashing(SilentObserver):
                 raise Crash("a test")
 
 
+@pytest.mark.nightly
 def test_rolled_parts_over_crashes(spark, tmp_path) -> None:
     """Parts stay hidden over checkpoints and processes, and are merged when they are large enough."""
     policy = RollingPolicy(part_bytes=6_000, rollover_ms=3_600_000, inactivity_ms=3_600_000)

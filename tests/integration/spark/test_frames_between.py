@@ -82,6 +82,7 @@ def windows_job(spark: Any, tmp_path: Path) -> tuple[Any, dict[str, MemorySink]]
     return env, sinks
 
 
+@pytest.mark.nightly
 def test_windows_behind_a_transform_are_exact_over_a_restart(spark: Any, tmp_path: Path) -> None:
     def run(name: str, part: list[Any], wanted: dict[str, int]) -> dict[str, MemorySink]:
         """Run the job until it has emitted what one more file comes to."""

@@ -130,6 +130,7 @@ def test_ends_between_decision_and_receipt(spark, tmp_path, postgres_database) -
     assert not job.buffered()
 
 
+@pytest.mark.nightly
 def test_a_refused_record_stops_the_job_and_nothing_is_visible(spark, tmp_path, postgres_database) -> None:
     """Behind the mend a restart commits the checkpoint that was decided."""
     postgres_database.run(
@@ -212,6 +213,7 @@ def test_a_server_is_gone_with_its_children_when_it_is_killed(monkeypatch) -> No
         server.start()
 
 
+@pytest.mark.nightly
 def test_a_server_that_restarts_under_a_job(spark, tmp_path, postgres) -> None:
     """The job waits; it neither fails nor writes anything twice."""
     from tests.support.databases import TestDatabase

@@ -278,6 +278,7 @@ def test_every_type_goes_through_an_operator_unchanged(spark: Any, tmp_path: Any
     assert math.isnan(by_user["nan"]["share"]) and by_user["nan"]["amount"] is None
 
 
+@pytest.mark.nightly
 def test_running_aggregates_one_by_one_and_folded_before_the_shuffle(spark: Any, tmp_path: Any) -> None:
     given = [("ann", 1), ("ben", 4), ("ann", 6), (None, 7), ("ben", None)]
     more = [("ann", 10), (None, 1), ("ann", -2)]

@@ -67,6 +67,7 @@ def expected(*factors: int) -> Counter:
     return Counter((f"u{n}", factor * n) for n in range(USERS) for factor in factors)
 
 
+@pytest.mark.nightly
 def test_state_restores_into_other_plans_in_other_places(spark, job_dir, tmp_path) -> None:
     """One savepoint, several restores: more partitions, an operator more, one less, moved, claimed."""
     savepoint, rest, first = tmp_path / "savepoint", tmp_path / "rest", tmp_path / "in"

@@ -60,6 +60,7 @@ def test_a_daemon_of_ours_is_for_local_masters(master: str, is_ours: bool) -> No
     assert ("spark.python.daemon.module" in configured._options) is is_ours
 
 
+@pytest.mark.nightly
 def test_spark_fetches_the_pinned_jars_by_itself(tmp_path: Path) -> None:
     """In a process of its own: the resolver runs when a JVM starts."""
     program = f"""

@@ -81,6 +81,7 @@ def test_a_job_over_all_of_them_ends_when_all_have_ended(spark, tmp_path) -> Non
     assert sorted(row.value for row in sinks["lines"].rows()) == sorted(lines)
 
 
+@pytest.mark.nightly
 def test_the_rows_and_the_changes_of_a_delta_table_up_to_a_version(spark, tmp_path) -> None:
     """Spark's own reading of the same versions is what must come out."""
     path = str(tmp_path / "table")

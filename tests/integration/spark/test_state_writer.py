@@ -216,6 +216,8 @@ def test_retained_checkpoints_are_read_from_the_job_directory(spark, job_dir, tm
         await_that(lambda: found(sink, "total")["user-000007"] == 6, client)
         stop(client)
     assert list((job_dir / "pins/state/bases/totals").iterdir())
+    # Nothing of Spark's is left that writes what it has still in hand.
+    spark._jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()
     before = files_in(job_dir)
     last = max(int(one) for one in sink.by_checkpoint())
     seven = F.col("key") == "user-000007"

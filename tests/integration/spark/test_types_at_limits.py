@@ -212,6 +212,7 @@ def in_berlin(spark: Any) -> Iterator[Any]:
     spark.conf.unset(TIME_OF_DAY)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "chosen",
     [
@@ -419,6 +420,7 @@ def test_values_of_kafka_are_exact_in_json_and_avro(in_berlin: Any) -> None:
     check(read(read_back, columns), columns, "Kafka Avro")
 
 
+@pytest.mark.nightly
 def test_keys_and_raw_values_of_kafka_say_all_of_a_value(in_berlin: Any) -> None:
     """As text; what a text stands for is looked at by what reads JSON."""
     columns = columns_of("Kafka Raw")

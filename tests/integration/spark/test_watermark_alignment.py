@@ -44,6 +44,7 @@ def logged(tmp_path: Path, uid: str) -> list[int]:
     return found
 
 
+@pytest.mark.nightly
 def test_the_fast_source_waits_for_the_slow_one_and_all_of_both_is_read(spark: Any, tmp_path: Path) -> None:
     # The fast one covers a second of event time by a record, the slow one a tenth of it.
     env = environment(spark, tmp_path / "job", trigger_interval_ms=20)

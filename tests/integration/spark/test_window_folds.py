@@ -251,6 +251,7 @@ def test_windows_by_processing_time_fire_without_records(spark: Any, tmp_path: P
     assert [tuple(row)[:2] for row in sink.rows()] == [("ann", 3)]
 
 
+@pytest.mark.nightly
 def test_open_windows_go_on_from_a_savepoint_with_more_partitions(spark: Any, tmp_path: Path) -> None:
     names = [f"u{number}" for number in range(40)]
     feed(tmp_path / "in", "0", *((name, 1, 1_000) for name in names), ("ann", 2, 12_000))

@@ -96,6 +96,7 @@ def test_the_sample_is_of_the_table_and_has_all_of_it() -> None:
         assert {getattr(one, name) for one in SAMPLE} == {getattr(one, name) for one in TABLE}, name
 
 
+@pytest.mark.nightly
 def test_a_sample_of_the_table_in_one_job(spark: Any, tmp_path: Path) -> None:
     given = elements(seed=4)
     source = CollectionSource(given, "k STRING, n LONG, at LONG").limited(RateLimit(records_per_batch=BATCH))
