@@ -45,23 +45,30 @@ class Stumble(EnvironmentFault):
 
 
 class Stumbling(SilentObserver):
-    """Fails the query right behind some steps, once behind each.
+    """Fails the query right in front of or behind some steps, once for each.
 
     Parameters
     ----------
     left
-        Step and subject of those that are to fail; an empty subject stands for any.
+        "before" or "after", the step, and its subject; an empty subject stands for any.
     """
 
-    def __init__(self, *left: tuple[Step, str]) -> None:
+    def __init__(self, *left: tuple[str, Step, str]) -> None:
         self.left = list(left)
 
+    def before(self, step: Any, subject: str) -> None:
+        """Fail in front of a step that is in the list, and take it off."""
+        self._maybe("before", step, subject)
+
     def after(self, step: Any, subject: str) -> None:
-        """Fail behind a step that is in the list, and take it off."""
-        for moment in ((step, subject), (step, "")):
+        """Fail behind one, likewise."""
+        self._maybe("after", step, subject)
+
+    def _maybe(self, when: str, step: Step, subject: str) -> None:
+        for moment in ((when, step, subject), (when, step, "")):
             if moment in self.left:
                 self.left.remove(moment)
-                raise Stumble(f"the test lets the query fail behind {step.value} {subject}")
+                raise Stumble(f"the test lets the query fail {when} {step.value} {subject}")
 
 
 class FailingOnce:

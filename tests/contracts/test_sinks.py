@@ -141,7 +141,7 @@ class Script:
 
     def _fail(self, client: JobClient, stumbling: Stumbling) -> None:
         """Let a task's attempt fail, and the query between the commits of two sinks."""
-        stumbling.left.append((Step.SINK_COMMIT, _FAILS_BEHIND))
+        stumbling.left.append(("after", Step.SINK_COMMIT, _FAILS_BEHIND))
         self._failing.arm()
         self._send()
         self._bring(client, 2)
@@ -200,8 +200,6 @@ class Script:
         bring(client, lambda: all(rows(client, uid) >= wanted for uid in UIDS))
 
     def _note(self, phase: str) -> None:
-        import sys, time
-        print(f"### {phase} {time.monotonic():.1f}", file=sys.stderr, flush=True)
         self.run.orders[phase], self.run.seen[phase] = list(self._sent), self._branches.look()
 
 
