@@ -25,17 +25,20 @@ def checkpoint(client: JobClient) -> CheckpointStatistics:
 
 
 def bring(client: JobClient, is_all_there: Callable[[], bool]) -> None:
-    """Take checkpoints until what is wanted is visible, also through failures that a restart mends.
+    """Take checkpoints until one completes behind which all that is wanted is visible.
 
-    Several may be needed: a barrier may pass a source in front of records that have just come.
+    Several may be needed: a barrier may pass a source in front of records that have just come, and a failure
+    that a restart mends may end one.
     """
     deadline = time.monotonic() + _PATIENCE_S
-    while not is_all_there():
-        assert time.monotonic() < deadline, f"not within {_PATIENCE_S} s; {client.progress}"
+    while True:
         answer = client.trigger_checkpoint().wait(_ANSWER_MS)
         if answer is None or not answer.is_completed:
             # It is starting, or starting again: nobody has an answer yet.
             assert not client.wait(timeout_ms=100), "the job ended"
+        elif is_all_there():
+            return
+        assert time.monotonic() < deadline, f"not within {_PATIENCE_S} s; {client.progress}"
 
 
 class Stumble(EnvironmentFault):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ class Inputs:
         self._spark, self._directory, self._servers = spark, directory, servers
         self._topics = {uid: topic(PARTITIONS) for uid in UIDS if uid.startswith("kafka")}
         self._topics["hybrid"] = topic(1)
-        self._rounds = 0
+        self._rounds, self._counts = 0, Counter[str]()
         #: All that each source has by now.
         self.lines: dict[str, Lines] = {uid: defaultdict(list) for uid in UIDS}
         self.peer = Peer()
@@ -160,7 +160,9 @@ class Inputs:
         return sum(1 for _ in log.read(0, log.advance(0, None)))
 
     def _next(self, name: str, count: int) -> list[str]:
-        return [f"{name} {self._rounds}.{place}" for place in range(count)]
+        """Return lines that were not there before."""
+        self._counts[name] += count
+        return [f"{name} {place}" for place in range(self._counts[name] - count, self._counts[name])]
 
     def _add(self, uids: Sequence[str], origin: str, lines: Sequence[str]) -> None:
         for uid in uids:

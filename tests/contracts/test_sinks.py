@@ -145,8 +145,6 @@ class Script:
         self._failing.arm()
         self._send()
         self._bring(client, 2)
-        # The recovery may have committed them, before the query runs again.
-        bring(client, lambda: set(client.tasks.values()) == {TaskState.RUNNING})
         assert not stumbling.left and not self._failing.is_armed
         self._note("failure")
         called = self._branches.called
