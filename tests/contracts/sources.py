@@ -245,7 +245,7 @@ def _as_json(line: str) -> bytes:
 def _with_origin(uid: str) -> Callable[[Any], Any]:
     """Return what gives records of a source the fields of all; an origin is what keeps an order."""
     if uid.startswith("kafka"):
-        origin, line = F.col("partition").cast("string"), F.col("line")
+        origin, line = F.col("_partition").cast("string"), F.col("line")
     elif uid == "generator":
         origin, line = (F.col("id") % PARTITIONS).cast("string"), F.col("id").cast("string")
     elif uid == "own":
