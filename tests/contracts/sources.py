@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from flinkish_spark.sources import (
     TextLines,
 )
 from tests.crash.sources_app import Books
+from tests.support import effort
 from tests.support.jobs import produce
 
 #: Uids of those that have a place in savepoints; they are read by one operator.
@@ -42,12 +43,18 @@ BEGINNING_ANEW = ("dataframe", "delta-by-spark")
 UIDS = (*POSITIONED, *BEGINNING_ANEW, "socket")
 #: They end; what they had at the first start is all there is.
 BOUNDED = ("delta-table", "generator", "collection")
+#: By day these are parts of the hybrid source, in this order behind its history: each source of its own costs
+#: a process per start of the query. By night they stand alone.
+PARTS = () if effort.is_night else ("delta-table", "collection", "kafka-records")
 
 #: What is put into a growing source at a time, and what a bounded one has.
 LINES = 6
 PARTITIONS = 2
-#: So that a bounded source takes several micro-batches.
-_SLOW = RateLimit(records_per_batch=LINES // 2)
+#: So that a bounded source, or what is in front of the last part of another, takes several micro-batches.
+_SLOW, _LESS_SLOW = RateLimit(records_per_batch=LINES // 2), RateLimit(records_per_batch=2 * LINES)
+
+#: Whose values are objects of JSON.
+_DECODED = ("kafka-jvm", "kafka-python")
 
 #: Lines by where they come from, in their order.
 Lines = dict[str, list[str]]
@@ -98,7 +105,8 @@ class Inputs:
     def __init__(self, spark: Any, directory: Path, servers: str, topic: Callable[[int], str]) -> None:
         self._spark, self._directory, self._servers = spark, directory, servers
         self._topics = {uid: topic(PARTITIONS) for uid in UIDS if uid.startswith("kafka")}
-        self._topics["hybrid"] = topic(1)
+        if not PARTS:
+            self._topics["hybrid"] = topic(1)
         self._rounds, self._counts = 0, Counter[str]()
         #: All that each source has by now.
         self.lines: dict[str, Lines] = {uid: defaultdict(list) for uid in UIDS}
@@ -108,7 +116,8 @@ class Inputs:
             self._folder(name).mkdir()
         properties = "'delta.enableChangeDataFeed'='true', 'delta.enableDeletionVectors'='false'"
         for name in ("table", "old-table"):
-            self._sql(name, f"CREATE TABLE {{}} (line STRING) USING delta TBLPROPERTIES ({properties})")
+            column = "line" if name == "table" else "value"
+            self._sql(name, f"CREATE TABLE {{}} ({column} STRING) USING delta TBLPROPERTIES ({properties})")
         self._write_bounded()
 
     def _folder(self, name: str) -> Path:
@@ -171,7 +180,7 @@ class Inputs:
     def _produce(self, uid: str, topic: str, partitions: int) -> None:
         for partition in range(partitions):
             lines = self._next(f"{uid} {partition}", LINES // partitions)
-            values = [line.encode() if uid == "hybrid" else _as_json(line) for line in lines]
+            values = [_as_json(line) if uid in _DECODED else line.encode() for line in lines]
             produce(self._servers, topic, values, partition=partition)
             self._add([uid], "all" if uid == "hybrid" else str(partition), lines)
 
@@ -185,9 +194,11 @@ class Inputs:
         self._sql(table, f"INSERT INTO {{}} SELECT /*+ COALESCE(1) */ * FROM VALUES {values}")
 
     # -- the program ------------------------------------------------------------------------------
-    def streams(self, env: StreamExecutionEnvironment, socket_uid: str) -> Iterator[tuple[str, Any]]:
+    def streams(
+        self, env: StreamExecutionEnvironment, uids: Iterable[str], socket_uid: str
+    ) -> Iterator[tuple[str, Any]]:
         """Add the sources to a job; yield their streams, with the fields source, origin and line."""
-        for uid in UIDS:
+        for uid in uids:
             known = socket_uid if uid == "socket" else uid
             if uid == "dataframe":
                 files = env.spark.readStream.text(str(self._folder("files")))
@@ -197,7 +208,7 @@ class Inputs:
             yield uid, stream.transform(_with_origin(uid))
 
     def _source(self, uid: str) -> Any:
-        if uid in ("kafka-jvm", "kafka-python"):
+        if uid in _DECODED:
             reader = uid.removeprefix("kafka-")
             value, metadata = Json("line STRING"), ["partition"]
             return KafkaSource(
@@ -207,7 +218,7 @@ class Inputs:
         history = FileSource(str(self._folder("history")), TextLines(), "value STRING")
         every_ms = {"discovery": Discovery.CONTINUOUS, "discover_every_ms": 200}
         made: dict[str, Callable[[], Any]] = {
-            "kafka-records": lambda: self._records(uid, value=Json("line STRING"), metadata=["partition"]),
+            "kafka-records": lambda: KafkaRecordsSource(self._servers, [self._topics[uid]]),
             "files": lambda: FileSource(folder, TextLines(), "value STRING", **every_ms),
             "delta-by-log": lambda: DeltaSource(
                 table, DeltaChanges.FEED, starting_version=0, reader="python"
@@ -217,15 +228,15 @@ class Inputs:
             "generator": lambda: DataGeneratorSource(
                 {"id": Counting()}, records=LINES, splits=PARTITIONS, rate=_SLOW
             ),
-            "collection": lambda: CollectionSource(self.lines[uid]["all"], "line STRING").limited(_SLOW),
-            "hybrid": lambda: HybridSource(history, self._records(uid)).limited(_SLOW),
+            "collection": lambda: CollectionSource(self.lines[uid]["all"], "value STRING"),
+            "hybrid": lambda: HybridSource(history, *map(self._source, PARTS or ("own-topic",))).limited(
+                _LESS_SLOW
+            ),
+            "own-topic": lambda: KafkaRecordsSource(self._servers, [self._topics["hybrid"]]),
             "own": lambda: self.books,
             "socket": lambda: SocketTextSource("127.0.0.1", self.peer.port, max_retries=100),
         }
         return made[uid]()
-
-    def _records(self, uid: str, **settings: Any) -> KafkaRecordsSource:
-        return KafkaRecordsSource(self._servers, [self._topics[uid]], **settings)
 
     @property
     def books(self) -> Books:
@@ -244,18 +255,23 @@ def _as_json(line: str) -> bytes:
 
 def _with_origin(uid: str) -> Callable[[Any], Any]:
     """Return what gives records of a source the fields of all; an origin is what keeps an order."""
-    if uid.startswith("kafka"):
+    source = F.lit(uid)
+    if uid in _DECODED:
         origin, line = F.col("_partition").cast("string"), F.col("line")
     elif uid == "generator":
         origin, line = (F.col("id") % PARTITIONS).cast("string"), F.col("id").cast("string")
     elif uid == "own":
         origin, line = F.col("origin"), F.col("line")
     else:
-        is_value = uid in ("files", "hybrid", "dataframe", "socket")
-        origin, line = F.lit("all"), F.col("value" if is_value else "line")
+        origin, line = F.lit("all"), F.col("line" if uid.startswith("delta-by") else "value")
+    if uid in ("hybrid", "kafka-records"):
+        # Lines of parts begin with their names, those of Kafka's go on with their partitions.
+        words = F.split(line, " ")
+        source = F.when(words[0].isin(*PARTS, "kafka-records"), words[0]).otherwise(source)
+        origin = F.when(words[0] == "kafka-records", words[1]).otherwise(origin)
 
     def with_origin(frame: Any) -> Any:
         rows = frame.where("_change_type = 'insert'") if "_change_type" in frame.columns else frame
-        return rows.select(F.lit(uid).alias("source"), origin.alias("origin"), line.alias("line"))
+        return rows.select(source.alias("source"), origin.alias("origin"), line.alias("line"))
 
     return with_origin

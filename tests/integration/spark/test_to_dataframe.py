@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import uuid
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import AnalysisException
 
 from flinkish_spark import MemorySink
 from tests.support.jobs import (
@@ -24,6 +26,15 @@ from tests.support.jobs import (
 
 pytestmark = pytest.mark.timeout(300)
 AMOUNTS: dict[str | None, list[int]] = {"ann": [1, 2, 3], "bob": [10, 20], None: [5]}
+
+
+@pytest.fixture
+def unchecked(spark) -> Iterator[None]:
+    """The setting that `to_dataframe` names: positions within a task are more than Spark's check allows."""
+    name = "spark.sql.streaming.unsupportedOperationCheck"
+    spark.conf.set(name, "false")
+    yield
+    spark.conf.unset(name)
 
 
 def read(frame: Any) -> Counter:
@@ -48,6 +59,21 @@ def orders_of(env: Any, folder: Path) -> Any:
     return files.transform(lambda df: df.where("amount > 0")).union(bob)
 
 
+def test_the_records_of_a_source_with_an_order_of_its_own(spark, job_dir) -> None:
+    numbers = environment(spark, job_dir).from_collection(list(range(9)), "n LONG", uid="numbers")
+    frame = numbers.filter(lambda row: row.n > 2).to_dataframe()
+    assert frame.columns == ["n"]
+    assert read(frame) == Counter((n,) for n in range(3, 9))
+    assert not job_dir.exists()
+
+
+def test_a_dataframe_needs_the_setting(spark, job_dir, tmp_path) -> None:
+    frame = orders_of(environment(spark, job_dir), tmp_path / "in").to_dataframe()
+    with pytest.raises(AnalysisException, match="monotonically_increasing_id"):
+        read(frame)
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_the_records_of_sources_and_functions_without_anything_of_ours(spark, job_dir, tmp_path) -> None:
     orders = orders_of(environment(spark, job_dir), tmp_path / "in")
     frame = orders.map(lambda order: (order.user, order.amount * 2), output=ORDER).to_dataframe()
@@ -57,6 +83,7 @@ def test_the_records_of_sources_and_functions_without_anything_of_ours(spark, jo
     assert not job_dir.exists()
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_the_records_of_a_keyed_operator_and_the_job_beside_it(spark, job_dir, tmp_path) -> None:
     """Each has a state of its own: the query is no part of the job, and takes nothing from it."""
     env, sink = environment(spark, job_dir), MemorySink(str(tmp_path))
