@@ -59,8 +59,6 @@ from tests.support.databases import TestDatabase
 from tests.support.jobs import await_that, environment, produce, rows
 from tests.support.savepoint_support import started, stop, stop_with
 
-pytestmark = pytest.mark.timeout(600)
-
 #: In their order; each but `idle` has input of its own. `savepoint`: the job has been stopped with one.
 #: `scale up`: restored from it into a new directory, with more tasks. `scale down`: started again with fewer.
 PHASES = ("start", "idle", "failure", "savepoint", "scale up", "scale down")

@@ -54,8 +54,6 @@ from tests.contracts.sources import BEGINNING_ANEW, BOUNDED, LINES, PARTS, POSIT
 from tests.support.jobs import await_that, environment
 from tests.support.savepoint_support import failure, started, stop, stop_with
 
-pytestmark = pytest.mark.timeout(600)
-
 #: In their order. `failure`: a task has failed, and the query in front of a micro-batch's end. `savepoint`:
 #: stopped with one. `scale up`: restored from it with more tasks. `scale down`: once more, with fewer.
 PHASES = ("start", "idle", "failure", "savepoint", "scale up", "scale down")
