@@ -89,7 +89,7 @@ unit: $(VENV)/.stamp ## no JVM; statements and branches of protocol/ are covered
 WORKERS ?= 2
 POOL = $(PY) -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 integration: setup $(BUILD)/classes.jsa ## Spark sessions, a real Kafka broker, databases
-	@$(POOL) tests/integration/spark tests/integration/broker $(ARGS)
+	@$(POOL) tests/integration/spark tests/integration/broker tests/contracts $(ARGS)
 
 spark broker: setup $(BUILD)/classes.jsa # of integration, the tests of one folder
 	@$(POOL) tests/integration/$@ $(ARGS)

@@ -148,7 +148,7 @@ class Recovery:
         *,
         reseeding: Reseeding = NO_RESEEDING,
         replaying: Replaying = NO_REPLAYING,
-        on_confirmed: Callable[[CheckpointId], None] = lambda checkpoint: None,
+        on_confirmed: Callable[[Decision], None] = lambda decision: None,
     ) -> None:
         self._job_dir, self._log, self._ownership = job.job_dir, job.log, job.ownership
         self._committers, self._pins, self._confirmation = job.committers, job.pins, confirmation
@@ -353,7 +353,7 @@ class Recovery:
             return
         for batch in decision.batches:
             self._job_dir.delete_staged(batch.lineage, JobDir.attempt_name(batch))
-        self._on_confirmed(decision.checkpoint)
+        self._on_confirmed(decision)
 
     def _replay(self, checkpoint: CheckpointId) -> None:
         # What is staged again is confirmed by the next step, or found to be lost once more.

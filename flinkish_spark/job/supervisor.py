@@ -214,6 +214,8 @@ class JobControl:
     def __init__(self, why_no_savepoint_at: Callable[[str], str]) -> None:
         self._why_no_savepoint_at = why_no_savepoint_at
         self._coordinator: CheckpointCoordinator | None = None
+        #: Whose timer is switched: the same one, but before it runs.
+        self._timed: CheckpointCoordinator | None = None
         self._schedule = Schedule.ON
         self._lock = threading.Lock()
         self._is_over = False
@@ -261,8 +263,8 @@ class JobControl:
         """Switch the timer on or off, also for later starts of the query."""
         with self._lock:
             self._schedule = schedule
-            if self._coordinator is not None:
-                self._coordinator.schedule(schedule)
+            if self._timed is not None:
+                self._timed.schedule(schedule)
 
     # -- the supervisor's part ------------------------------------------------------------------
     @property
@@ -281,17 +283,21 @@ class JobControl:
         """Whether what waits for an outside system has to give up; asked in every such wait."""
         return self.end_wanted.is_set() if self.is_starting else self.is_tearing_down
 
-    def attach(self, coordinator: CheckpointCoordinator) -> None:
-        """Pass requests to `coordinator`, which runs; an earlier one gets none any more."""
+    def prepare(self, coordinator: CheckpointCoordinator) -> None:
+        """Switch the timer of `coordinator`, which does not run yet: its first look at it may trigger."""
         with self._lock:
             if self._schedule is Schedule.OFF:
                 coordinator.schedule(Schedule.OFF)
-            self._coordinator = coordinator
+            self._timed = coordinator
+
+    def attach(self, coordinator: CheckpointCoordinator) -> None:
+        """Pass requests to `coordinator`, which runs; an earlier one gets none any more."""
+        self._coordinator = coordinator
 
     def detach(self) -> None:
         """Refuse requests until another coordinator runs."""
         with self._lock:
-            self._coordinator, self.is_starting = None, True
+            self._coordinator, self._timed, self.is_starting = None, None, True
 
     def over(self) -> None:
         """Refuse everything from now on: the job has ended in this process."""
@@ -770,6 +776,7 @@ class Supervisor:
         self._writer, self.control.is_starting = start.writer, False
         with self._waiting("Spark to start the query"):
             query = start.plan.start(owned.job.log, start.writer)
+        self.control.prepare(start.coordinator)
         start.coordinator.start()
         # Not before: whoever asks a coordinator that never starts would wait for ever.
         self.control.attach(start.coordinator)
@@ -819,10 +826,11 @@ class Supervisor:
             self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
         start.coordinator.join()
 
-    def _on_recovered(self, checkpoint: CheckpointId) -> None:
+    def _on_recovered(self, decision: Decision) -> None:
         # A checkpoint that the recovery confirms is progress like any other.
+        self._dropped_by_sinks += self.progress.confirmed(decision)
         self._restarts.ran_well()
-        self.states.completed(checkpoint)
+        self.states.completed(decision.checkpoint)
 
     def _on_confirmed(self, decision: Decision, receipt: Receipt) -> None:
         self._dropped_by_sinks += self.progress.confirmed(decision)

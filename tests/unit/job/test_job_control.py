@@ -112,6 +112,7 @@ def ask(job: JobControl, purpose: P = P.USER, target: str = "") -> CheckpointAns
 
 def attach(job: JobControl) -> Any:
     coordinator: Any = Coordinator()
+    job.prepare(coordinator)
     job.attach(coordinator)
     return coordinator
 
@@ -159,6 +160,20 @@ def test_a_timer_that_is_switched_off_stays_off_behind_a_restart() -> None:
     job.schedule(Schedule.ON)
     assert first.schedules == [Schedule.OFF, Schedule.ON]
     assert attach(job).schedules == []
+
+
+def test_a_timer_that_is_switched_off_never_triggers_for_a_coordinator_that_begins() -> None:
+    """While a query starts its interval goes by, so the first tick would trigger."""
+    job, coordinator = control(), Coordinator()
+    job.schedule(Schedule.OFF)
+    starting: Any = coordinator
+    job.prepare(starting)
+    assert coordinator.schedules == [Schedule.OFF]
+    # It does not run yet: requests are refused, and the timer is switched all the same.
+    assert ask(job) is not None and coordinator.asked == []
+    job.schedule(Schedule.ON)
+    job.attach(starting)
+    assert coordinator.schedules == [Schedule.OFF, Schedule.ON]
 
 
 # -- ending ---------------------------------------------------------------------------------------------
