@@ -292,6 +292,8 @@ class JobControl:
 
     def attach(self, coordinator: CheckpointCoordinator) -> None:
         """Pass requests to `coordinator`, which runs; an earlier one gets none any more."""
+        if self._timed is not coordinator:
+            self.prepare(coordinator)
         self._coordinator = coordinator
 
     def detach(self) -> None:
