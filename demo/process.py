@@ -21,8 +21,9 @@ import psutil
 
 #: How long a driver may take to notice that its JVM is gone.
 _DRIVER_NOTICES_S = 30.0
-#: How long a worker is looked for that computes, and one at all: a driver that starts has none for a while.
-_COMPUTES_S, _APPEARS_S = 10.0, 60.0
+_APPEARS_S = 10.0
+#: A driver that starts has no worker of the job's for a while.
+_STARTS_S = 60.0
 #: Processor time is counted in hundredths of a second.
 _GLANCE_S = 0.03
 #: How the names of modules end that fork Python workers: PySpark's own, or one with imports done.
@@ -171,8 +172,27 @@ class JobProcess:
 
     def _jvm(self) -> psutil.Process:
         # The last checkpoint of a driver that was killed may be confirmed when the next one has none yet.
+        deadline = time.monotonic() + _APPEARS_S
+        while (found := self._find_jvm()) is None:
+            if time.monotonic() > deadline:
+                raise self.failed(f"had no JVM for {_APPEARS_S:g} s")
+            time.sleep(_GLANCE_S)
+        return found
+
+    def _find_jvm(self) -> psutil.Process | None:
+        for process in psutil.Process(self._running().pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.name() == "java":
+                    return process
+        return None
+
+    def _worker(self) -> psutil.Process:
+        """Return a worker that computes right now; if none is seen at it, any one.
+
+        Spark replaces an idle worker without a word: killing that would prove nothing.
+        """
         began, workers = time.monotonic(), list[psutil.Process]()
-        while time.monotonic() - began < (_COMPUTES_S if workers else _APPEARS_S):
+        while time.monotonic() - began < (_APPEARS_S if workers else _STARTS_S):
             workers = self._workers()
             before = [_cpu_seconds(worker) for worker in workers]
             time.sleep(_GLANCE_S)
@@ -181,7 +201,7 @@ class JobProcess:
                 return self._chance.choice(busy)
         if workers:
             return self._chance.choice(workers)
-        raise self.failed(f"had no Python worker for {_APPEARS_S:g} s")
+        raise self.failed(f"had no Python worker for {_STARTS_S:g} s")
 
     def _workers(self) -> list[psutil.Process]:
         """Return the Python processes below the JVM, but not the daemon that forks them."""
