@@ -6,14 +6,13 @@ Importing one warns (DeprecationWarning) and gives the module where its content 
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import sys
-import warnings
-from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
 
 #: Old name below the package -> where its content is now.
 MOVED = {
@@ -39,15 +38,21 @@ MOVED = {
 _PACKAGE = f"{__package__}."
 
 
-class _MovedModules(MetaPathFinder, Loader):
+class _MovedModules:
+    """Finds and loads them. Every process imports this file: what it needs to find one, it imports then."""
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname.removeprefix(_PACKAGE) not in MOVED:
             return None
-        return importlib.util.spec_from_loader(fullname, self)
+        return ModuleSpec(fullname, self)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
+        import importlib
+        import types
+        import warnings
+
         new = _PACKAGE + MOVED[spec.name.removeprefix(_PACKAGE)]
         # At the import: the frames of importlib are left out of the count.
         warnings.warn(
@@ -56,7 +61,7 @@ class _MovedModules(MetaPathFinder, Loader):
             stacklevel=2,
         )
         # The module itself would take the old name's spec: what is asked for gets a look at it.
-        face = ModuleType(spec.name, f"Moved to `{new}`.")
+        face = types.ModuleType(spec.name, f"Moved to `{new}`.")
         face.__dict__.update(
             {name: value for name, value in vars(importlib.import_module(new)).items() if name[:2] != "__"}
         )

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from flinkish_spark.bridge.session import jvm
+from flinkish_spark.bridge.session import has_class, jvm
 from flinkish_spark.connectors.delta.table import (
     OverwritePartitions,
     TableInfo,
@@ -413,7 +413,7 @@ _INTERNALS = (
 
 def has_native_delta(spark: SparkSession) -> bool:
     """Whether the transactions of open-source Delta can be reached from here."""
-    return getattr(spark, "_jvm", None) is not None and all(_has_class(spark, name) for name in _INTERNALS)
+    return getattr(spark, "_jvm", None) is not None and all(has_class(spark, name) for name in _INTERNALS)
 
 
 def has_delta_format(spark: SparkSession) -> bool:
@@ -424,15 +424,6 @@ def has_delta_format(spark: SparkSession) -> bool:
     try:
         sources = jvm(spark).org.apache.spark.sql.execution.datasources.DataSource
         sources.lookupDataSource("delta", spark._jsparkSession.sessionState().conf())
-    except FROM_THE_JVM:
-        return False
-    return True
-
-
-def _has_class(spark: SparkSession, name: str) -> bool:
-    try:
-        loader = jvm(spark).java.lang.Thread.currentThread().getContextClassLoader()
-        jvm(spark).java.lang.Class.forName(name, False, loader)
     except FROM_THE_JVM:
         return False
     return True
