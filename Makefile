@@ -72,17 +72,11 @@ lint: $(VENV)/.stamp ## ruff; import-linter: which floor may import which
 types: $(VENV)/.stamp ## mypy --strict on the package
 	@$(PY) -m mypy
 
-# These cover all of protocol/; the others would only run slower under coverage.
-PROTOCOL := tests/unit/protocol tests/unit/checkpoint \
-    $(patsubst %,tests/unit/core/test_%.py,records_and_store) $(patsubst %,tests/unit/planning/test_%.py,latency_tracking time_plans) \
-    $(patsubst %,tests/unit/connectors/test_%.py,watermark_alignment)
 # As many processes as the smallest machine of ours has cores. Who has done his part takes of another's.
-IN_PARALLEL := -n 2 --dist worksteal
 unit: $(VENV)/.stamp ## no JVM; statements and branches of protocol/ are covered
 	@tools/require.sh openssl
-	@COVERAGE_FILE=$(BUILD)/coverage $(PY) -m pytest $(IN_PARALLEL) $(PROTOCOL) --cov=flinkish_spark.protocol \
-	    --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
-	@$(PY) -m pytest $(IN_PARALLEL) tests/unit $(PROTOCOL:%=--ignore=%)
+	@COVERAGE_FILE=$(BUILD)/coverage $(PY) -m pytest --numprocesses=$(WORKERS) --dist=worksteal tests/unit $(ARGS) \
+	    --cov=flinkish_spark.protocol --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
 
 # Processes that share one broker and one database server of each kind (tests/support/services.py): as many as the
 # smallest machine of ours has cores. Each has a Spark session and takes whole files (tests/support/run_order.py).
