@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support import effort, run_order
+from tests.support.fork_server import interpreter
 from tests.support.jvm_flags import JVM_FLAGS
 from tests.support.services import BUILD, ROOT, Services, ask, end_with_the_run, scratch, topics_of
 
@@ -117,17 +118,26 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def python_of_workers() -> Iterator[str]:
+    """The interpreter for Spark's Python processes; see tests/support/fork_server.py."""
+    with scratch("test-forks-") as folder, interpreter(folder) as program:
+        yield program
+
+
+@pytest.fixture(scope="session")
+def spark(python_of_workers: str) -> Iterator[SparkSession]:
     """One session for all tests; `local[2,4]`, because `local[2]` does not retry tasks."""
     from pyspark.sql import SparkSession
 
     from flinkish_spark.bridge.session import configure_spark_with_jars
 
-    with scratch("test-spark-") as folder:
+    with scratch("test-spark-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", python_of_workers)
         builder = SparkSession.builder.master("local[2,4]").appName("tests")
         builder = builder.config(map={**spark_test_conf(folder)})
         session = configure_spark_with_jars(builder, BUILD / "jars").getOrCreate()
         session.sparkContext.setLogLevel("ERROR")
+        patch.undo()
         yield session
         session.stop()
 
@@ -144,6 +154,8 @@ def spark_test_conf(folder: Path) -> dict[str, str]:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
         "spark.databricks.delta.snapshotPartitions": "1",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         # VACUUM lists a table's folders in as many tasks as this says, 10,000 by default: a minute.
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
     }
