@@ -72,15 +72,15 @@ lint: $(VENV)/.stamp ## ruff; import-linter: which floor may import which
 types: $(VENV)/.stamp ## mypy --strict on the package
 	@$(PY) -m mypy
 
-# As many processes as the smallest machine of ours has cores. Who has done his part takes of another's.
 unit: $(VENV)/.stamp ## no JVM; statements and branches of protocol/ are covered
 	@tools/require.sh openssl
 	@COVERAGE_FILE=$(BUILD)/coverage $(PY) -m pytest --numprocesses=$(WORKERS) --dist=worksteal tests/unit $(ARGS) \
 	    --cov=flinkish_spark.protocol --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
 
-# Processes that share one broker and one database server of each kind (tests/support/services.py): as many as the
-# smallest machine of ours has cores. Each has a Spark session and takes whole files (tests/support/run_order.py).
-WORKERS ?= 2
+# Processes that share one broker and one database server of each kind (tests/support/services.py): one more than
+# the smallest machine of ours has cores, since tests wait. Each has a Spark session and takes whole files
+# (tests/support/run_order.py).
+WORKERS ?= 3
 POOL = $(PY) -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 integration: setup $(BUILD)/classes.jsa ## Spark sessions, a real Kafka broker, databases
 	@$(POOL) tests/integration/spark tests/integration/broker tests/contracts $(ARGS)

@@ -19,7 +19,7 @@ from tests.crash.harness import At
 from tests.crash.kill_points import ALWAYS, SEED_VARIABLE, drawn, seed
 from tests.crash.sweep.sinks import SINKS
 
-_POINTS, _SHOTS, _FAILING_TASKS = 2, 2, 3
+_POINTS, _SHOTS, _FAILING_TASKS = 1, 1, 3
 
 
 # Less than three minutes on two cores that do nothing else; far more if they are shared.

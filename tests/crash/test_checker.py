@@ -29,6 +29,7 @@ def test_a_decision_written_after_the_commits_is_noticed(run_directory: Path, se
     assert any("kafka-jvm" in said for said in outcome.verdict.undecided), str(outcome)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_leftovers_committed_instead_of_aborted_are_noticed(run_directory: Path, servers: Servers) -> None:
     """The process dies with a micro-batch staged that Spark will run again."""

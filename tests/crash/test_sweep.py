@@ -33,9 +33,9 @@ def sample(directory: Path, sinks: tuple[str, ...], *faults: Fault) -> None:
 
 
 @pytest.mark.timeout(1_200)
-def test_a_call_that_fails_for_two_sinks(run_directory: Path) -> None:
+def test_a_call_that_fails(run_directory: Path) -> None:
     """Without a kill, so in one process; the kills of every run are in `tests/crash/test_all_families.py`."""
-    sample(run_directory, ("delta", "jdbc-sqlite"), Fault.FAIL, Fault.LOST, Fault.TWICE)
+    sample(run_directory, ("delta",), Fault.FAIL, Fault.LOST, Fault.TWICE)
 
 
 @pytest.mark.nightly

@@ -36,7 +36,7 @@ PRELOADED = (
     "tests.support.jobs",
     "tests.support.savepoint_support",
 )
-_CLIENT = '''#!{python} -IS
+_CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys
 asker = socket.socket(socket.AF_UNIX)
 try:
@@ -65,7 +65,7 @@ if code < 0:
     signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
 os._exit(code)
-'''
+"""
 
 
 @contextlib.contextmanager

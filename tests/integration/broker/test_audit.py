@@ -243,6 +243,7 @@ def test_files_are_compared_by_their_columns(audited: Audited, tmp_path: Path) -
     assert found["outputs"]["out"]["reordered"] is None
 
 
+@pytest.mark.nightly
 def test_a_real_job_is_exact_until_somebody_adds_a_record(spark, broker, topic, job_dir, tmp_path) -> None:
     """Kafka and Delta, with the columns of `metadata`, by either engine; then a duplicate by hand."""
     servers, engines = broker.bootstrap_servers, ("jvm", "python")

@@ -53,6 +53,7 @@ def run_to_its_end(env):
     return client
 
 
+@pytest.mark.nightly
 def test_what_comes_behind_the_end_is_not_read(spark, broker, topic, job_dir, tmp_path) -> None:
     """Behaviours 130, 160: by both readers and writers, which are branches of one job."""
     servers, engines = broker.bootstrap_servers, ("jvm", "python")

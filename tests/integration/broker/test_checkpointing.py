@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from kafka import KafkaAdminClient, TopicPartition
 
 from flinkish_spark import (
@@ -165,6 +166,7 @@ def test_several_checkpoints_in_flight_stay_exact(spark, broker, topic, job_dir)
     assert batches == sorted(batches)
 
 
+@pytest.mark.nightly
 def test_a_job_goes_back_as_far_as_its_input_is_there(spark, broker, topic, job_dir):
     """What cannot be done is refused before anything is touched, and the job goes on."""
     source, sink, servers = topic(), topic(), broker.bootstrap_servers

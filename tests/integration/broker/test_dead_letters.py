@@ -25,6 +25,7 @@ def own_place(root):
     return Ledger(root).sink(type("LettersSink", (kind,), {"write": write}))
 
 
+@pytest.mark.nightly(by_day="tests/integration/broker/test_dead_letter_records.py")
 def test_dead_letters_come_once_also_if_their_records_are_staged_again(
     spark, broker, topic, tmp_path
 ) -> None:

@@ -309,6 +309,7 @@ def test_new_partitions_and_new_topics_are_found_while_it_runs(door, topic):
     assert Counter(door.values(out)) == Counter(str(n).encode() for n in range(15))
 
 
+@pytest.mark.nightly
 def test_lost_input_stops_the_query_or_is_skipped(door, topic):
     name, out = topic(1), topic(1)
     door.put(name, 20)

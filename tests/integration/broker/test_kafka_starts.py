@@ -193,7 +193,8 @@ def test_topics_by_a_pattern_and_one_that_comes_later(
     assert sorted(row.value for row in sink.rows()) == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("reader", [pytest.param("jvm", marks=pytest.mark.nightly), "python"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("reader", READERS)
 def test_topics_that_come_while_the_job_runs_and_while_it_does_not(
     spark: Any, broker: Any, topic: Any, tmp_path: Path, reader: str
 ) -> None:
@@ -249,7 +250,7 @@ def test_topics_that_come_while_the_job_runs_and_while_it_does_not(
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     "readers",
-    [("jvm", "python", "jvm"), pytest.param(("python", "jvm", "python"), marks=pytest.mark.nightly)],
+    [("jvm", "python", "jvm"), ("python", "jvm", "python")],
     ids=str,
 )
 def test_a_savepoint_of_a_list_goes_on_with_a_pattern_and_back(

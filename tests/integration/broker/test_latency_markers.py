@@ -27,6 +27,7 @@ pytestmark = pytest.mark.timeout(400)
 USERS = ("ann", "bob", "cid", "dan")
 
 
+@pytest.mark.nightly(by_day="tests/integration/spark/test_latency_markers.py")
 def test_markers_come_through_operators_to_kafka_sinks(
     spark: Any, broker: Any, topic: Any, job_dir: Path
 ) -> None:

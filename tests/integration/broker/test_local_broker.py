@@ -39,6 +39,7 @@ def test_what_was_acknowledged_survives_a_kill(own_broker: LocalBroker) -> None:
     consumer.close()
 
 
+@pytest.mark.nightly
 def test_a_paused_broker_answers_again_after_resume(own_broker: LocalBroker) -> None:
     own_broker.start()
     own_broker.pause()
@@ -59,6 +60,7 @@ def test_a_taken_port_is_one_clear_error(tmp_path: Path) -> None:
             LocalBroker(tmp_path, jars_dir=BROKER_JARS, port=port).start()
 
 
+@pytest.mark.nightly
 def test_a_stopped_broker_has_no_pid(own_broker: LocalBroker) -> None:
     own_broker.start()
     own_broker.stop()

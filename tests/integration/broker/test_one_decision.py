@@ -214,12 +214,13 @@ def _has_data(folder: JobDir, checkpoint: CheckpointId) -> bool:
     return decision is not None and any(batch.committables for batch in decision.batches)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "point",
     [
-        pytest.param((Step.SINK_COMMIT, "kafka"), marks=pytest.mark.nightly),
+        (Step.SINK_COMMIT, "kafka"),
         (Step.SINK_COMMIT, "delta-2"),
-        pytest.param((Step.SINK_COMMIT, "files"), marks=pytest.mark.nightly),
+        (Step.SINK_COMMIT, "files"),
     ],
 )
 def test_a_checkpoint_that_is_cut_off_between_two_sinks_is_finished_by_the_next_start(

@@ -459,6 +459,7 @@ def test_a_broker_that_hangs_for_a_while(
         timer.join()
 
 
+@pytest.mark.nightly
 def test_a_quota_slows_reading_and_nothing_else(
     broker: LocalBroker, topic: TopicFactory, producer: KafkaProducer, read: Any
 ) -> None:

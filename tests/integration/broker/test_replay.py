@@ -193,6 +193,7 @@ def test_the_first_epoch_is_replayed_from_where_the_sources_began(spark, broker,
     assert totals_in(broker.bootstrap_servers, sink) == expected_totals(amounts(20))
 
 
+@pytest.mark.nightly
 def test_what_two_sinks_lose_is_replayed_for_both(spark, broker, topic, job_dir):
     source, one, other = topic(2), topic(), topic(2)
     env = job(spark, broker, job_dir, source, [one, other])

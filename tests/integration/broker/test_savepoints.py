@@ -52,9 +52,10 @@ def job(spark, job_dir, servers, source, out, checkpoint=None, **settings):
     return env
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "reader,other,rescales",
-    [("jvm", "python", (4,)), pytest.param("python", "jvm", (2, 4), marks=pytest.mark.nightly)],
+    [("jvm", "python", (4,)), ("python", "jvm", (2, 4))],
 )
 def test_a_restored_job_reads_on_and_changes_its_parallelism_in_place(
     spark, broker, topic, job_dir, tmp_path, reader, other, rescales

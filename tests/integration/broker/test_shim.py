@@ -368,6 +368,7 @@ def test_an_unknown_topic_is_named(spark: SparkSession, kafka: Kafka) -> None:
         assert "no-such-topic" not in admin.list_topics()
 
 
+@pytest.mark.nightly
 def test_a_missing_right_is_named(spark: SparkSession, tmp_path: Path) -> None:
     acls = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",

@@ -8,6 +8,7 @@ import json
 import math
 from collections import Counter
 
+import pytest
 from pyspark.sql import functions as F
 
 from flinkish_spark import DeltaSink, Json, KafkaSink, KeyedProcessFunction, Raw, ValueStateDescriptor
@@ -46,6 +47,7 @@ class MaxOfTotals(KeyedProcessFunction):
         yield ctx.get_current_key(), count
 
 
+@pytest.mark.nightly
 def test_chained_operators_and_sinks_at_every_level(spark, broker, topic, job_dir, tmp_path):
     source, totals_topic, raw_topic = topic(2), topic(2), topic()
     produce_orders(broker, source)

@@ -64,7 +64,8 @@ def job(
     return env, sinks
 
 
-@pytest.mark.parametrize("reader", [pytest.param("jvm", marks=pytest.mark.nightly), "python"])
+@pytest.mark.nightly(by_day="tests/contracts/test_sources.py")
+@pytest.mark.parametrize("reader", ["jvm", "python"])
 def test_both_scans_of_a_source_are_exact(
     spark: Any, broker: Any, topic: Any, job_dir: Any, tmp_path: Any, reader: str
 ) -> None:

@@ -59,6 +59,7 @@ def newest(sink: MemorySink) -> Counter[int]:
     return Counter({row["k"]: row["n"] for row in sink.rows()}.values())
 
 
+@pytest.mark.nightly(by_day="tests/crash/test_all_families.py")
 def test_big_groups_go_on_over_restarts_and_into_savepoints(spark: Any, tmp_path: Path) -> None:
     root, folder, sink = tmp_path / "job", tmp_path / "in", MemorySink(str(tmp_path))
     feed(folder, "0", range(KEYS))

@@ -89,6 +89,7 @@ def ask(client: Any, tmp_path: Path, sinks: dict[str, MemorySink], is_known: Any
     raise AssertionError("the rule was never known")
 
 
+@pytest.mark.nightly
 def test_rules_reach_every_partition_and_go_through_savepoints(spark: Any, tmp_path: Path) -> None:
     """Behaviour 90: every copy is everybody's."""
     users = [f"user-{n}" for n in range(20)]

@@ -21,6 +21,7 @@ def insert(spark: Any, path: str, start: int, rows: int) -> None:
     spark.sql(f"INSERT INTO delta.`{path}` SELECT 'u' || id FROM range({start}, {start + rows})")
 
 
+@pytest.mark.nightly(by_day="tests/contracts/test_sources.py")
 def test_a_savepoint_within_the_first_reading_of_a_table_is_gone_on_from(spark: Any, tmp_path: Path) -> None:
     path, sinks = str(tmp_path / "table"), [MemorySink(f"{tmp_path}-{n}") for n in range(2)]
     properties = "'delta.enableChangeDataFeed'='true', 'delta.enableDeletionVectors'='false'"

@@ -41,9 +41,10 @@ def test_a_checkpoint_is_one_version_and_a_repeat_changes_nothing(spark, tmp_pat
     assert rig.versions == 2
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("first", "mapped"),
-    [(DeltaWriter.NATIVE, True), pytest.param(DeltaWriter.PORTABLE, False, marks=pytest.mark.nightly)],
+    [(DeltaWriter.NATIVE, True), (DeltaWriter.PORTABLE, False)],
 )
 def test_either_door_finishes_what_the_other_staged(spark, tmp_path, first, mapped) -> None:
     """Also a checkpoint that has sets of both."""
@@ -65,6 +66,7 @@ def test_either_door_finishes_what_the_other_staged(spark, tmp_path, first, mapp
     assert rig.rows() == Counter([(1, "a", "x y"), (2, None, None), (3, "c", "ü%20/"), (4, "d", "x y")])
 
 
+@pytest.mark.nightly
 @NATIVE
 def test_an_upsert_takes_the_last_row_of_a_key(spark, tmp_path, writer) -> None:
     """Over micro-batches and within one; the table is made by the first checkpoint."""
@@ -96,6 +98,7 @@ def test_an_upsert_by_sequence_with_deletions(spark, tmp_path) -> None:
     assert rig.rows() == Counter([(1, 5, "new"), (4, None, "d")])
 
 
+@pytest.mark.nightly
 def test_an_upsert_into_a_table_that_others_write(spark, tmp_path) -> None:
     properties = "'delta.enableDeletionVectors' = 'true', 'delta.columnMapping.mode' = 'name'"
     rig = DeltaRig(spark, tmp_path / "t", ROW, mode=Upsert(keys=("id", "p")))

@@ -86,9 +86,8 @@ class Job:
         assert self.rows("days") == Counter(row for rows in days.values() for row in rows)
 
 
-@pytest.mark.parametrize(
-    "writer", [pytest.param(DeltaWriter.AUTO, marks=pytest.mark.nightly), DeltaWriter.PORTABLE]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("writer", [DeltaWriter.AUTO, DeltaWriter.PORTABLE])
 def test_three_tables_get_one_version_each_per_checkpoint(spark, tmp_path, writer) -> None:
     job = Job(spark, tmp_path, writer)
     job.run()

@@ -107,7 +107,8 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize("mode", [Append(), pytest.param(BY_ID, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("mode", [Append(), BY_ID])
 def test_a_row_that_breaks_a_rule_fails_when_it_is_staged(spark, tmp_path, mode) -> None:
     rig = DeltaRig(spark, tmp_path / "t", "id BIGINT, n INT", mode=mode)
     rig.sql(f"CREATE TABLE {{t}} ({RULES}) USING delta")
@@ -141,7 +142,7 @@ FEWER = "id BIGINT, s STRUCT<b: INT>, l ARRAY<STRUCT<b: INT, a: STRING>>, m MAP<
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param({"mode": BY_ID}, marks=pytest.mark.nightly),
+        {"mode": BY_ID},
         {"mode": BY_ID, "schema_evolution": ADD, "writer": DeltaWriter.PORTABLE},
         {},
     ],

@@ -83,6 +83,7 @@ def pending(sink: FileSink) -> list[Path]:
     return [p for p in hidden if p.is_file() and p.parent.name != "timeline"]
 
 
+@pytest.mark.nightly
 def test_all_formats_commit_together(spark, tmp_path) -> None:
     sinks = {
         "parquet": (FileSink(f"{tmp_path}/parquet", bucket_by=ColumnBuckets("country")), None),

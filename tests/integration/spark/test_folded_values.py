@@ -65,6 +65,7 @@ def test_a_partition_of_a_table_that_is_there_counts(spark, tmp_path) -> None:
         rig.stage(0, [(1, "", "v1")])
 
 
+@pytest.mark.nightly
 def test_an_empty_key_that_is_no_partition_is_a_key(spark, tmp_path) -> None:
     rig = DeltaRig(spark, tmp_path / "t", ROW, mode=BY_COUNTRY)
     rig.preflight()
@@ -132,6 +133,7 @@ def test_partitions_of_char_are_not_overwritten(spark, tmp_path) -> None:
         rig.preflight()
 
 
+@pytest.mark.nightly
 def test_an_upsert_into_varchar_tells_blanks_apart(spark, tmp_path) -> None:
     rig = DeltaRig(spark, tmp_path / "t", "id STRING, v STRING", mode=Upsert(keys=("id",)))
     rig.sql("CREATE TABLE {t} (id VARCHAR(5), v VARCHAR(9)) USING delta")

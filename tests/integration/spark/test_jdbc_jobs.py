@@ -70,11 +70,8 @@ class Job:
         return list(self.root.rglob("*.arrow"))
 
 
-@pytest.mark.parametrize(
-    "database",
-    [pytest.param(name, marks=pytest.mark.nightly) for name in ("sqlite", "mariadb")] + ["postgres"],
-    indirect=True,
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("database", ["sqlite", "mariadb", "postgres"], indirect=True)
 def test_each_record_once_over_restarts(spark, tmp_path, database) -> None:
     job = Job(spark, tmp_path / "job", database)
     job.run()

@@ -133,6 +133,7 @@ def test_an_idle_stream_stays_idle_and_a_job_goes_on_with_and_without(spark: Any
     assert sorted(row["amount"] for row in sink.rows()) == sorted([*range(10)] * 3)
 
 
+@pytest.mark.nightly
 def test_streams_without_operators_and_side_outputs_are_measured(spark: Any, tmp_path: Path) -> None:
     feed(tmp_path / "in", "0", 120)
     env, source = orders(spark, tmp_path)
@@ -150,6 +151,7 @@ def test_streams_without_operators_and_side_outputs_are_measured(spark: Any, tmp
     assert (len(plain.rows()), len(passed.rows()), len(big.rows())) == (120, 120, 20)
 
 
+@pytest.mark.nightly
 def test_markers_of_each_source_of_a_union_arrive(spark: Any, tmp_path: Path) -> None:
     env = environment(spark, tmp_path / "job", latency_tracking_interval_ms=1)
     left, right = (env.from_collection([("ann", 1), ("bob", 2)], ORDER, uid=uid) for uid in ("left", "right"))

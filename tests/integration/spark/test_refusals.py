@@ -112,6 +112,7 @@ def test_a_broker_that_is_down(spark, job_dir, tmp_path, caplog) -> None:
     assert not (tmp_path / "table").exists()
 
 
+@pytest.mark.nightly
 def test_the_sinks_broker_is_down(spark, job_dir) -> None:
     env = environment(spark, job_dir)
     env.from_dataframe(ticks(spark), uid="ticks").sink_to(KafkaSink(NO_BROKER, "out"), uid="out")

@@ -43,6 +43,7 @@ def sessions(spark: Any, tmp_path: Path, field: str = "gone", database: TestData
     return env
 
 
+@pytest.mark.nightly
 def test_sessions_that_become_one_leave_one_row(
     spark: Any, tmp_path: Path, postgres_database: TestDatabase
 ) -> None:

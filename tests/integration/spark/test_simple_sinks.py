@@ -16,6 +16,7 @@ from tests.support.two_phase_app import check_each_once, run_for, totals_of
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.nightly
 def test_all_four_see_every_row_of_every_checkpoint(spark, tmp_path, capfd) -> None:
     each, together, memory = [], {}, MemorySink(str(tmp_path))
     env = environment(spark, tmp_path / "job", trigger_interval_ms=100)
@@ -39,6 +40,7 @@ def test_all_four_see_every_row_of_every_checkpoint(spark, tmp_path, capfd) -> N
     assert not list((tmp_path / "job").rglob("*.arrow")), "the rows of confirmed checkpoints are still there"
 
 
+@pytest.mark.nightly
 def test_a_function_that_fails_gets_the_same_checkpoint_again(spark, tmp_path) -> None:
     seen, memory = [], MemorySink(str(tmp_path))
 

@@ -55,6 +55,7 @@ class StumblingOnce(Stumbling):
         self.left = {("after", Step.STAGED_FILE), ("before", Step.GROUP_OFFSETS)}
 
 
+@pytest.mark.nightly(by_day="tests/contracts/test_sources.py")
 def test_a_job_over_all_of_them_ends_when_all_have_ended(spark, tmp_path) -> None:
     lines, sinks = [f"line {n}" for n in range(100)], {}
     fields = {"id": Counting(), "color": RandomChoice(["red", "green"])}

@@ -52,6 +52,7 @@ def of_ann(sink: MemorySink) -> list[tuple[int, list[int]]]:
     return sorted((row["now"], [int(one) for one in row["moments"].split()]) for row in rows)
 
 
+@pytest.mark.nightly(by_day="tests/unit/state/test_idle_expiry.py")
 def test_elements_expire_one_by_one_over_a_restart_and_idle_keys_let_go(spark: Any, tmp_path: Path) -> None:
     for ttl_ms in TIMES_TO_LIVE_MS:
         directory = tmp_path / str(ttl_ms)

@@ -146,6 +146,7 @@ def test_a_job_goes_on_with_bootstrapped_state_and_timers(spark, job_dir, tmp_pa
     assert found(sink, "total") == {"u7": 78, "new": 5} and found(sink, "seen") == {"u7": 3, "new": 1}
 
 
+@pytest.mark.nightly
 def test_a_savepoint_of_a_job_is_edited_and_the_job_goes_on_elsewhere(spark, job_dir, tmp_path) -> None:
     first, sink = tmp_path / "first", MemorySink("edited-1")
     feed(first, "0", users())

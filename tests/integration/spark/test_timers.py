@@ -87,6 +87,7 @@ def counted(sink: MemorySink, *what: str) -> Counter[tuple[str, str]]:
     return Counter((row["user"], row["what"]) for row in sink.rows() if row["what"] in what)
 
 
+@pytest.mark.nightly(by_day="tests/integration/spark/test_golden.py")
 def test_timers_fire_once_behind_a_savepoint_with_other_partitions(spark: Any, tmp_path: Path) -> None:
     """Behaviours 161, 164: in a new job, which is stopped and rescaled once more."""
     for call_after_ms in CALLS_AFTER_MS:

@@ -46,6 +46,7 @@ def job(spark, root: Path, sink, **settings):
     return env
 
 
+@pytest.mark.nightly
 def test_a_job_that_dies_around_its_commits_writes_each_row_once(spark, tmp_path) -> None:
     """Every task's first attempt fails too, behind its flush: what it staged is named by nobody.
 

@@ -39,7 +39,7 @@ def keyed_by_expressions(orders: Any) -> Any:
     return both.process(two_ways.Counted(), output="user STRING, totals INT, odd INT", uid="expressions")
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(by_day="tests/contracts/test_sources.py")
 def test_a_job_does_what_a_harness_does(spark: Any, tmp_path: Path) -> None:
     env = environment(spark, tmp_path / "job")
     orders = env.from_collection(ROWS, ORDERS, uid="orders").assign_timestamps_and_watermarks(BY_AT)
@@ -78,6 +78,7 @@ def job(
     return env, sinks
 
 
+@pytest.mark.nightly
 def test_state_and_positions_go_on_behind_a_restart_and_behind_a_savepoint(
     spark: Any, tmp_path: Path
 ) -> None:

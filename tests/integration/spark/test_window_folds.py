@@ -195,6 +195,7 @@ def test_windows_behind_rows_whose_time_nobody_says_are_refused(spark: Any, tmp_
             env.execute()
 
 
+@pytest.mark.nightly
 def test_an_idle_stream_is_woken_late_rows_go_to_the_side_and_a_restart_goes_on(
     spark: Any, tmp_path: Path
 ) -> None:
