@@ -53,7 +53,7 @@ shim: $(BUILD)/shim.stamp ## the JVM side, into flinkish_spark/jars/
 demo: setup ## a job killed 5 times, nothing lost, nothing twice   [KILLS=20 SEED=7 ORDERS=300000 ENGINE=python]
 	@$(PY) -m demo.run $(RUN_ARGS) $(if $(ORDERS),--orders $(ORDERS)) $(if $(ENGINE),--engine $(ENGINE))
 
-test: setup ## everything CI runs: lint types unit integration crash
+test: setup $(BUILD)/classes.jsa ## everything CI runs: lint types unit integration crash
 	@started=$$SECONDS; \
 	for stage in $(STAGES); do \
 	    echo "==== $$stage"; before=$$SECONDS; \

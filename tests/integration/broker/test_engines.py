@@ -69,6 +69,7 @@ def test_the_writers_take_turns_on_one_job(spark, broker, topic, job_dir):
         assert not still_open(client, JobUuid(env._supervisor()._job_dir.known_uuid().value))
 
 
+@pytest.mark.nightly
 def test_what_one_writer_staged_the_other_sides_start_commits(spark, broker, topic, job_dir):
     """Cancelled with data staged and not decided; the next start keeps it, whoever writes then."""
     servers, source, out = broker.bootstrap_servers, topic(2), topic(2)

@@ -99,6 +99,7 @@ def test_a_rewind_may_lower_group_offsets(admin: KafkaAdmin, topic: TopicFactory
     assert admin.commit_offsets(group, lower, OffsetDirection.REWIND) is GroupCommit.UNCHANGED
 
 
+@pytest.mark.nightly
 def test_a_group_with_members_is_an_outcome(
     admin: KafkaAdmin, broker: LocalBroker, topic: TopicFactory, group: str
 ) -> None:

@@ -19,6 +19,7 @@ from flinkish_spark.testing.broker import LocalBroker, PortTaken
 from .conftest import BROKER_JARS
 
 
+@pytest.mark.nightly
 def test_what_was_acknowledged_survives_a_kill(own_broker: LocalBroker) -> None:
     address = own_broker.start().bootstrap_servers
     admin = KafkaAdminClient(bootstrap_servers=address)

@@ -459,7 +459,8 @@ def test_a_broker_that_dies_in_the_middle(ruined: tuple[LocalBroker, Kafka, str]
     assert len(kafka.values(name)) == 4 * PART + 1
 
 
-@pytest.mark.parametrize("request_timeout_ms", [pytest.param("30000", marks=pytest.mark.nightly), "700"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("request_timeout_ms", ["30000", "700"])
 def test_a_broker_that_hangs_for_a_while(
     ruined: tuple[LocalBroker, Kafka, str], request_timeout_ms: str
 ) -> None:
@@ -505,6 +506,7 @@ def test_a_broker_that_stays_away_is_one_clear_error(ruined: tuple[LocalBroker, 
 # -- rights -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_missing_right_is_named(tmp_path: Path) -> None:
     properties = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",

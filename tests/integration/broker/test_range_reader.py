@@ -34,6 +34,7 @@ from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeRead
 from flinkish_spark.connectors.kafka.client.settings import ReaderSettings
 from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError, InputLostError
 from flinkish_spark.testing.broker import LocalBroker
+from tests.support import effort
 from tests.support.services import topics_of
 
 BUILD = Path(__file__).resolve().parents[3] / "build"
@@ -252,7 +253,7 @@ def rows_of(table: pa.Table) -> list[tuple[int, bytes]]:
     return list(zip(table["offset"].to_pylist(), table["value"].to_pylist(), strict=True))
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", effort.seeds(3))
 def test_interleaved_transactions_are_told_apart(
     seed: int, broker: LocalBroker, topic: TopicFactory, read: Any
 ) -> None:
@@ -403,6 +404,7 @@ def _is_refused(call: Callable[[], object]) -> bool:
 # -- brokers that come and go ---------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_broker_that_is_killed_while_a_range_is_read(
     broker: LocalBroker, topic: TopicFactory, producer: KafkaProducer, pool: WirePool
 ) -> None:
@@ -427,6 +429,7 @@ def test_a_broker_that_is_killed_while_a_range_is_read(
     assert sum(b.num_rows for b in reader.read(OffsetRange(name, 0, 0, 2_000))) == 2_000
 
 
+@pytest.mark.nightly
 def test_a_broker_that_stays_away_is_named_in_time(
     broker: LocalBroker, topic: TopicFactory, producer: KafkaProducer, pool: WirePool, read: Any
 ) -> None:

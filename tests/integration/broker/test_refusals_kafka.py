@@ -184,6 +184,7 @@ def allow(servers: str, *grants: tuple[str, str, tuple[str, ...]]) -> None:
     time.sleep(1)
 
 
+@pytest.mark.nightly
 def test_no_right_on_the_transactional_id(spark, guarded, job_dir, caplog) -> None:
     """One message that names the right; and with the right, the same job runs."""
     plain, servers = guarded

@@ -236,9 +236,8 @@ def test_an_input_topic_deleted_while_the_job_is_stopped(spark, broker, topic, a
     assert f"'{source}'" in str(error) and error.what_to_do, repr(error)
 
 
-@pytest.mark.parametrize(
-    "refilled", [pytest.param(0, marks=pytest.mark.nightly), pytest.param(2, marks=pytest.mark.nightly), 9]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("refilled", [0, 2, 9])
 def test_an_input_topic_created_again_under_a_running_job(
     spark, broker, topic, admin, job_dir, refilled
 ) -> None:

@@ -65,9 +65,8 @@ def fails_at_each(
     return passed
 
 
-@pytest.mark.parametrize(
-    "mode", [Append(), pytest.param(Upsert(("id",)), marks=pytest.mark.nightly)], ids=["files", "rows"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("mode", [Append(), Upsert(("id",))], ids=["files", "rows"])
 def test_every_call_into_the_jvm_fails_once(spark: Any, tmp_path: Path, unhook: None, mode: Any) -> None:
     rig = DeltaRig(spark, tmp_path / "t", "id LONG, v STRING", mode=mode)
     rig.put(1, [(1, "a")])

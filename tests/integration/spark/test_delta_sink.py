@@ -154,7 +154,8 @@ def test_a_table_that_lost_its_partitions_is_not_overwritten_as_a_whole(spark, t
     assert rig.rows() == Counter([(8, "theirs")])
 
 
-@pytest.mark.parametrize("mode", [BY_ID, pytest.param(OverwritePartitions(), marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("mode", [BY_ID, OverwritePartitions()])
 def test_two_processes_and_a_stranger_at_the_same_time(spark, tmp_path, mode) -> None:
     """Of two that commit one checkpoint, one does; a stranger's rows are not lost."""
     rig = DeltaRig(spark, tmp_path / "t", ROW, partition_by=("p",), mode=mode)
@@ -191,7 +192,10 @@ def test_two_processes_and_a_stranger_at_the_same_time(spark, tmp_path, mode) ->
     assert rig.rows() == Counter(expected)
 
 
-@pytest.mark.parametrize(("writer", "mode"), [(DeltaWriter.NATIVE, None), (DeltaWriter.PORTABLE, BY_ID)])
+@pytest.mark.parametrize(
+    ("writer", "mode"),
+    [(DeltaWriter.NATIVE, None), pytest.param(DeltaWriter.PORTABLE, BY_ID, marks=pytest.mark.nightly)],
+)
 def test_a_staged_file_that_is_gone_is_proven_lost(spark, tmp_path, writer, mode) -> None:
     settings = {} if mode is None else {"mode": mode}
     rig = DeltaRig(spark, tmp_path / "t", ROW, writer=writer, **settings)

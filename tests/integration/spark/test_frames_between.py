@@ -179,7 +179,7 @@ class Named:
 @pytest.mark.parametrize(
     "how",
     [
-        "one pass",
+        pytest.param("one pass", marks=pytest.mark.nightly),
         pytest.param("own tasks", marks=pytest.mark.nightly),
         pytest.param("moved", marks=pytest.mark.nightly),
         "not by row",

@@ -208,6 +208,7 @@ class Sides(CoProcessFunction):
         ctx.output(BIG, (value.user, 1))
 
 
+@pytest.mark.nightly
 def test_what_a_function_is_told_of_time_and_of_its_task(spark: Any, tmp_path: Any) -> None:
     """Processing time is that of Spark's log: the same in every task, and when a micro-batch is run again."""
     users = [{"user": f"u{n}"} for n in range(20)]

@@ -213,6 +213,7 @@ def test_rows_of_others_are_not_taken_back(spark, tmp_path) -> None:
     assert job.found() == expected(0, job.rows_at(job.job_dir.newest_commit())) + stranger
 
 
+@pytest.mark.nightly(by_day="tests/integration/broker/test_cli.py")
 def test_a_table_that_the_job_made_after_the_target_is_emptied(spark, tmp_path) -> None:
     job = Job(spark, tmp_path)
     job.run()

@@ -215,6 +215,7 @@ def test_another_declaration_of_the_state_ends_the_job_before_anything_is_commit
     assert not (tmp_path / "t" / "_delta_log").exists()
 
 
+@pytest.mark.nightly
 def test_the_layout_of_a_plan_has_sparks_order(spark, job_dir, tmp_path) -> None:
     """Positions in the offset log and folders of state are found by this order only."""
     env = two_operators(spark, job_dir, tmp_path / "in", tmp_path / "a", tmp_path / "b")

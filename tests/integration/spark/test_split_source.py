@@ -147,6 +147,7 @@ class Stumbling(SilentObserver):
             raise Stumble(f"{when} {step}")
 
 
+@pytest.mark.nightly
 def test_nothing_is_lost_or_doubled_over_failures_and_a_savepoint(spark, tmp_path) -> None:
     """Splits grow and are added while the job runs; the savepoint keeps how far each was read."""
     sink, faults = MemorySink(str(tmp_path)), Stumbling()
