@@ -37,8 +37,6 @@ PRELOADED = (
     "pyspark.sql.streaming.state",
     "flinkish_spark.worker.keyed_operator",
     "flinkish_spark.worker.functions",
-    "flinkish_spark.worker.functions",
-    "flinkish_spark.worker.functions",
     "flinkish_spark.connectors.splits",
     "flinkish_spark.connectors.buffer",
     "flinkish_spark.connectors.kafka.writer",
@@ -59,11 +57,6 @@ def preload() -> None:
             del sys.path_importer_cache[path]
     gc.collect()
     gc.freeze()
-
-
-if __name__ == "__main__":
-    preload()
-    daemon.manager()
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -90,3 +83,8 @@ def freeze_modules() -> None:
         gc.collect()
         gc.freeze()
         _frozen_in = os.getpid()
+
+
+if __name__ == "__main__":
+    preload()
+    daemon.manager()

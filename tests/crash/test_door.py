@@ -21,16 +21,6 @@ def test_the_list_holds_every_victim_and_both_sides_of_every_step() -> None:
 
 
 LEAST = 10_000
-#: Both sides of the decision.
-FEW = (EVERY_POINT[3], EVERY_POINT[4])
-
-
-@pytest.mark.timeout(900)
-def test_two_kills_at_the_door(run_directory: Path, broker: LocalBroker) -> None:
-    outcome = DoorRun(run_directory, broker, seed=4, rate=400.0).run(FEW, least=LEAST)
-
-    assert outcome.is_exact, outcome
-    assert outcome.sent > LEAST, outcome
 
 
 @pytest.mark.nightly

@@ -398,6 +398,7 @@ def _until_settled(ask: Callable[[], CommitAnswer]) -> CommitAnswer:
     return answer
 
 
+@pytest.mark.nightly
 def test_compaction_does_not_turn_a_commit_into_a_loss(tmp_path: Path) -> None:
     """The record that served as evidence is compacted away; the marker is still there."""
     jars = Path(__file__).resolve().parents[3] / "build" / "broker-jars"

@@ -211,6 +211,7 @@ def test_large_micro_batches_are_split_near_the_size(spark, tmp_path) -> None:
     assert max(sizes) <= 30_000 and sum(sizes) / len(sizes) >= 8_000
 
 
+@pytest.mark.nightly
 def test_back_to_a_checkpoint_deletes_the_files_of_later_ones(spark, tmp_path) -> None:
     sink = FileSink(f"{tmp_path}/a b+c%20#x/out", bucket_by=ColumnBuckets("country"))
     run_until(job(spark, tmp_path, {"out": (sink, None)}), lambda client: client.progress.checkpoints >= 2)

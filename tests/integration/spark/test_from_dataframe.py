@@ -141,6 +141,7 @@ def test_what_replays_is_taken(spark, job_dir, tmp_path) -> None:
     assert len(env.graph.sources) == len(frames)
 
 
+@pytest.mark.nightly
 def test_files_in_totals_out_over_two_starts(spark, job_dir, tmp_path) -> None:
     """The source is a folder of JSON; a second start goes on where the first ended."""
     folder, table = tmp_path / "in", tmp_path / "table"

@@ -114,6 +114,7 @@ class DiesAtEach(SilentObserver):
             raise Died(f"{self.moments.pop(0)}")
 
 
+@pytest.mark.nightly
 def test_ends_between_decision_and_receipt(spark, tmp_path, postgres_database) -> None:
     """The query ends there and is started again: a recovery commits the checkpoint once more."""
     job, observer = Job(spark, tmp_path / "job", postgres_database), DiesAtEach(MOMENTS)

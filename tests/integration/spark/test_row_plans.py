@@ -71,6 +71,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.nightly
 def test_records_become_what_they_become_alone_and_control_rows_pass(spark: Any) -> None:
     rows = rows_with_control(spark)
     records = spark.createDataFrame(RECORDS, FIELDS)

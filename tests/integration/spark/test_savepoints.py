@@ -195,6 +195,7 @@ class OtherTotal(RunningTotal):
         self.total = context.get_state(ValueStateDescriptor("total", "STRING"))
 
 
+@pytest.mark.nightly
 def test_another_declaration_of_the_state_ends_the_job_before_anything_is_committed(
     spark, job_dir, tmp_path
 ) -> None:

@@ -217,7 +217,7 @@ def in_berlin(spark: Any) -> Iterator[Any]:
     "chosen",
     [
         pytest.param(sample_of, id="a sample"),
-        pytest.param(dict, id="all forms of all types", marks=pytest.mark.nightly),
+        (dict, id="all forms of all types"),
     ],
 )
 def test_a_job_hands_on_what_it_was_given_in_state_savepoint_sinks_and_sources(
@@ -366,6 +366,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.nightly
 def test_types_that_only_spark_has_are_exact_where_they_are_taken(spark: Any, tmp_path: Path) -> None:
     def made(values: dict[int, Any], name: str) -> str:
         return f"CASE {' '.join(f'WHEN n = {n} THEN {sql}' for n, (sql, _) in values.items())} END AS {name}"
