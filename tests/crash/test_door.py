@@ -23,6 +23,7 @@ def test_the_list_holds_every_victim_and_both_sides_of_every_step() -> None:
 LEAST = 10_000
 
 
+# What of it is tried by day is in tests/integration/broker/test_door.py.
 @pytest.mark.nightly
 @pytest.mark.timeout(1_800)
 def test_twenty_kills_at_the_door(run_directory: Path, broker: LocalBroker) -> None:

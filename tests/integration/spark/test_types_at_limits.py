@@ -217,7 +217,7 @@ def in_berlin(spark: Any) -> Iterator[Any]:
     "chosen",
     [
         pytest.param(sample_of, id="a sample"),
-        (dict, id="all forms of all types"),
+        pytest.param(dict, id="all forms of all types"),
     ],
 )
 def test_a_job_hands_on_what_it_was_given_in_state_savepoint_sinks_and_sources(
