@@ -29,22 +29,7 @@ CRASHES: dict[str, tuple[Crash, ...]] = {
 }
 
 
-#: With channel state to be replayed.
-FEW: dict[str, tuple[Crash, ...]] = {UPSTREAM: (), CHAINED: CRASHES[CHAINED][3:4]}
-
-
-@pytest.mark.timeout(900)
-def test_a_kill_of_the_second_of_two_chained_jobs(run_directory: Path, broker: LocalBroker) -> None:
-    outcome = ChainRun(run_directory, broker, seed=5).run(FEW)
-
-    assert outcome.is_exact, outcome
-    assert outcome.crashes == 1
-    assert outcome.sent > 300, outcome
-    assert len(set(outcome.checked.cuts)) >= 3, outcome
-    assert outcome.checked.unaligned >= 1, outcome
-
-
-@pytest.mark.nightly
+@pytest.mark.nightly(by_day="tests/integration/broker/test_chained_jobs.py")
 @pytest.mark.timeout(1_200)
 def test_kills_of_chained_jobs_leave_both_topics_exact_and_every_cut_true(
     run_directory: Path, broker: LocalBroker

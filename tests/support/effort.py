@@ -46,8 +46,10 @@ def points(count: int, by_day: int = 3) -> range:
 
 
 def sampled(parameters: Iterable[Any], one_in: int) -> list[Any]:
-    """Return parameters that are further cases of each other; one of so many is run by day, too."""
+    """Return parameters (or tuples) that are further cases of each other; one of so many is run by day."""
     return [
-        pytest.param(one, marks=pytest.mark.nightly) if number % one_in else one
+        pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=pytest.mark.nightly)
+        if number % one_in
+        else one
         for number, one in enumerate(parameters)
     ]

@@ -99,7 +99,6 @@ def assert_all_is_there(chain: Chain, orders: Orders) -> None:
             assert not still_open(client, job)
 
 
-@pytest.mark.nightly
 def test_aligned_jobs_with_a_slow_partition(spark, broker, chain, topic):
     """behaviour 96: the fast partition waits at its barrier, and both jobs' checkpoints hold the same.
 

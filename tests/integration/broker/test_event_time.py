@@ -31,7 +31,8 @@ class Alarm(KeyedProcessFunction):
         yield ctx.get_current_key(), "fired", time_ms - T0
 
 
-@pytest.mark.parametrize("reader", ["python", pytest.param("jvm", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("reader", ["python", "jvm"])
 def test_a_silent_partition_is_waited_for_until_it_is_idle(
     spark: Any, broker: Any, topic: Any, tmp_path: Any, reader: str
 ) -> None:

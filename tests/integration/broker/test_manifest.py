@@ -56,6 +56,7 @@ def records_in(broker, topic):
     return [json.loads(r.value) for r in read_committed(broker.bootstrap_servers, topic)]
 
 
+@pytest.mark.nightly
 def test_a_job_writes_one_record_per_checkpoint_and_its_facts(spark, broker, topic, job_dir, tmp_path):
     source, sink, manifest, table = topic(2), topic(), topic(), tmp_path / "table"
 

@@ -59,9 +59,9 @@ def sqlite_database(tmp_path: Path) -> Iterator[TestDatabase]:
     found.close()
 
 
-@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+@pytest.fixture(params=["sqlite", "postgres", pytest.param("mariadb", marks=pytest.mark.nightly)])
 def database(request: pytest.FixtureRequest) -> TestDatabase:
-    """Each of the databases that run here."""
+    """Each of the databases that run here; MariaDB at night, and where a test asks for it by name."""
     found = request.getfixturevalue(f"{request.param}_database")
     assert isinstance(found, TestDatabase)
     return found

@@ -135,6 +135,7 @@ def parity(total: Any) -> tuple[str, bool]:
     return total.user, total.total % 2 == 1
 
 
+@pytest.mark.nightly
 def test_keys_by_functions_in_a_job(spark: Any, tmp_path: Any) -> None:
     """Beside columns, with a selector, in front of an aggregate over columns, and behind a keyed operator."""
     env = environment(spark, tmp_path / "job")

@@ -15,9 +15,6 @@ from tests.support.databases import PAIRS, Breaking, commit, committer_of, conte
 
 CREATE = "CREATE TABLE t (k BIGINT PRIMARY KEY, v TEXT CHECK (v <> 'bad'))"
 UPSERT = {"key": ("k",), "mode": "upsert"}
-MARIADB_BY_NIGHT = pytest.mark.parametrize(
-    "database", ["sqlite", "postgres", pytest.param("mariadb", marks=pytest.mark.nightly)], indirect=True
-)
 
 
 def test_a_checkpoint_becomes_visible_once(database, tmp_path) -> None:
@@ -72,7 +69,6 @@ def test_a_record_deletes_the_row_with_its_key(database, tmp_path, count) -> Non
     assert answer.facts["deleted"] == count - count // 2 + count
 
 
-@MARIADB_BY_NIGHT
 def test_lost_at_every_moment(database, tmp_path) -> None:
     """The connection breaks before and behind every statement of a checkpoint; a new process repeats."""
     database.run("CREATE TABLE t (k BIGINT PRIMARY KEY, v TEXT CHECK (v <> 'bad'))")
@@ -234,7 +230,6 @@ def test_rows_cannot_be_taken_back(database, tmp_path) -> None:
     committer.close()
 
 
-@MARIADB_BY_NIGHT
 def test_100_000_rows_take_seconds(database, tmp_path, capsys) -> None:
     import time
 

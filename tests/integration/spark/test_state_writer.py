@@ -201,6 +201,7 @@ def test_what_does_not_fit_is_refused_and_no_savepoint_is_there(spark, tmp_path)
         writer.with_operator("totals", keyed_by(rows, "user"), one)
 
 
+@pytest.mark.nightly
 def test_retained_checkpoints_are_read_from_the_job_directory(spark, job_dir, tmp_path) -> None:
     """Also those whose key groups lie in bases; the job runs or not, and is never changed."""
     folder, sink = tmp_path / "in", MemorySink("retained")

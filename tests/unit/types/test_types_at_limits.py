@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from decimal import Decimal
@@ -32,7 +33,7 @@ from flinkish_spark.core.formats import Avro, Json, Raw
 from flinkish_spark.sources import CsvFiles, FileSource, JsonLines
 from flinkish_spark.types.ddl import parse_ddl
 from tests.support.databases import TestDatabase, context_of
-from tests.support.effort import examples
+from tests.support.effort import examples, sampled
 from tests.support.types_at_limits import (
     FORMS,
     NOT_IN_ROWS,
@@ -88,8 +89,7 @@ def test_ways_and_types_of_all_rules_are_there() -> None:
     assert set(STATE_WAYS) == set(STATES) and set(FILES) == set(SOURCES)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("way", STATES)
+@pytest.mark.parametrize(("way", "form"), sampled(itertools.product(STATES, FORMS), one_in=3))
 def test_states_hand_out_what_was_put_at_once_and_behind_a_restore(way: str, form: str) -> None:
     for kind in PLAIN:
         check(way, form, kind, STATE_WAYS[way])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -24,7 +25,7 @@ from flinkish_spark.windows import (
     WindowSpec,
     WithKeyAndWindow,
 )
-from tests.support.effort import examples
+from tests.support.effort import examples, sampled
 from tests.support.windows_support import INPUT, LATE, TINY
 
 KINDS = {
@@ -151,9 +152,9 @@ def plain(emitted):
     return *row, start.timestamp(), end.timestamp(), time_ms
 
 
-@pytest.mark.parametrize("policy", [None, TINY], ids=["small groups", "bases"])
-@pytest.mark.parametrize("lateness_ms", [0, 7])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "lateness_ms", "policy"), sampled(itertools.product(KINDS, [0, 7], [None, TINY]), one_in=3)
+)
 def test_folds_are_those_of_the_elementwise_operator(kind, lateness_ms, policy) -> None:
     steps = examples(15, least=7)
     for seed in range(examples(3, least=2)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import math
 import pickle
 import random
@@ -38,7 +39,7 @@ from flinkish_spark.windows import (
     count_window,
     sliding_count_window,
 )
-from tests.support.effort import examples, seeds
+from tests.support.effort import examples, sampled, seeds
 from tests.support.windows_support import TINY
 
 INPUT = "k STRING, n LONG, at LONG"
@@ -125,8 +126,7 @@ WINDOWS = {
 }
 
 
-@pytest.mark.parametrize("columns", COMPUTED, ids=str)
-@pytest.mark.parametrize("kind", WINDOWS)
+@pytest.mark.parametrize(("kind", "columns"), sampled(itertools.product(WINDOWS, COMPUTED), one_in=3))
 def test_rows_and_fields_are_those_of_the_fold_over_columns(kind, columns) -> None:
     assigner, trigger = WINDOWS[kind]
     own = WindowSpec(assigner(), trigger())
