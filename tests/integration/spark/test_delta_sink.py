@@ -122,6 +122,7 @@ def test_a_null_key_is_refused_when_it_is_staged(spark, tmp_path) -> None:
         rig.stage(0, [(1, "a", "x"), (None, "b", "x")])
 
 
+@pytest.mark.nightly
 @NATIVE
 def test_partitions_of_a_checkpoint_replace_those_of_the_table(spark, tmp_path, writer) -> None:
     mode = OverwritePartitions()
