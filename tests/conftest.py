@@ -43,6 +43,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 TopicFactory = Callable[..., str]
 
+_NO_CODEGEN = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+
 _LEFT_OUT = pytest.StashKey[int]()
 _SERVICES = pytest.StashKey[Services]()
 
@@ -154,8 +156,8 @@ def spark_test_conf(folder: Path) -> dict[str, str]:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
         "spark.databricks.delta.snapshotPartitions": "1",
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        # By day: most jobs of tests end before generated code has paid for its compilation.
+        **({} if effort.is_night else _NO_CODEGEN),
         # VACUUM lists a table's folders in as many tasks as this says, 10,000 by default: a minute.
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
     }

@@ -10,7 +10,6 @@ Where nobody listens it is the real interpreter. Crash tests, which look for a d
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import json
 import os
@@ -109,8 +108,8 @@ class _Server:
                 elif key.fileobj == self._ended:
                     os.read(self._ended, 4096)
                     self._tell()
-                elif key.fd in {asker.fileno() for asker in self._asking.values()}:
-                    self._kill(key.fd)
+                else:
+                    self._kill(key.fileobj)
 
     def _fork(self, asker: socket.socket) -> None:
         begin, streams, _, _ = socket.recv_fds(asker, 8, 3)
@@ -139,11 +138,11 @@ class _Server:
                     asker.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
                 asker.close()
 
-    def _kill(self, asker: int) -> None:
-        # Whoever asked was killed: so is what it stood for. SIGCHLD comes behind it.
-        (pid,) = (pid for pid, one in self._asking.items() if one.fileno() == asker)
-        self._selector.unregister(self._asking[pid])
-        os.kill(pid, signal.SIGKILL)
+    def _kill(self, asker: object) -> None:
+        # Whoever asked was killed: so is what it stood for, unless that has ended. SIGCHLD follows.
+        for pid in [pid for pid, one in self._asking.items() if one is asker]:
+            self._selector.unregister(self._asking[pid])
+            os.kill(pid, signal.SIGKILL)
 
     def _become(self, streams: list[int], arguments: list[str], environment: dict[str, str], at: str) -> None:
         """Be the process that was asked for; does not return."""
@@ -187,8 +186,6 @@ def main() -> None:
         importlib.import_module(name)
     daemon.preload()
     server = _Server(sys.argv[1])
-    gc.collect()
-    gc.freeze()
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     server.serve()

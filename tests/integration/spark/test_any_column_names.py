@@ -45,7 +45,6 @@ class Echo(KeyedProcessFunction):
         yield tuple(self.last.value())
 
 
-@pytest.mark.nightly
 def test_names_go_through_operators_and_sinks(spark, tmp_path) -> None:
     """`a.b` into MemorySink restarted for ever, and was a GraphError behind filter()."""
     memory, plain = MemorySink(f"{tmp_path}/behind"), MemorySink(f"{tmp_path}/plain")

@@ -149,7 +149,6 @@ def test_a_worker_asks_a_table_once_for_a_key_whose_answer_it_keeps(spark: Any, 
     assert len(asked) == len(set(asked)) < 2 * micro_batches
 
 
-@pytest.mark.nightly
 def test_connected_and_joined_streams(spark: Any, tmp_path: Path) -> None:
     env = environment(spark, tmp_path / "job")
     orders = [("ann", 5, 100), ("ann", 6, 105), ("ben", 7, 110), ("cid", 8, 200)]

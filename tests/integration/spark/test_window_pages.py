@@ -12,8 +12,7 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.mark.nightly(by_day="tests/unit/house/test_windows_docs.py")
-@pytest.mark.parametrize("page", ["windows.md", "joins.md"])
+@pytest.mark.parametrize("page", ["windows.md", pytest.param("joins.md", marks=pytest.mark.nightly)])
 def test_the_job_of_the_page_does_what_it_says(spark, tmp_path, page) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")
     blocks = re.findall(r"^```pycon spark\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
