@@ -53,7 +53,7 @@ shim: $(BUILD)/shim.stamp ## the JVM side, into flinkish_spark/jars/
 demo: setup ## a job killed 5 times, nothing lost, nothing twice   [KILLS=20 SEED=7 ORDERS=300000 ENGINE=python]
 	@$(PY) -m demo.run $(RUN_ARGS) $(if $(ORDERS),--orders $(ORDERS)) $(if $(ENGINE),--engine $(ENGINE))
 
-test: setup $(BUILD)/classes.jsa ## everything CI runs: lint types unit integration crash
+test: setup $(BUILD)/classes.jsa $(BUILD)/compiled.stamp ## everything CI runs: lint types unit integration crash
 	@started=$$SECONDS; \
 	for stage in $(STAGES); do \
 	    echo "==== $$stage"; before=$$SECONDS; \
@@ -144,6 +144,13 @@ $(BUILD)/%/.stamp: flinkish_spark/jars/pinned.txt tools/resolve_jars.py | $(VENV
 $(BUILD)/classes.jsa: tests/support/archive_classes.py $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp $(BUILD)/shim.stamp
 	@echo "archiving the classes of a job and of a broker"
 	@$(PY) -m tests.support.archive_classes $@ $(BUILD)/broker.jsa
+	@touch $@
+
+# Once, and not by each process of each pool at the same time; what changes later is compiled when it is imported.
+$(BUILD)/compiled.stamp: | $(VENV)/.stamp
+	@echo "compiling the package and its tests"
+	@$(PY) -m compileall -q flinkish_spark demo tests
+	@$(PY) -m pytest --collect-only -qq tests > $(BUILD)/compiled.log
 	@touch $@
 
 $(BUILD)/shim.stamp: $(SHIM_SOURCES) $(if $(wildcard flinkish_spark/jars/flinkish-spark-shim-*.jar),,FORCE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -111,6 +112,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"{item.nodeid} uses {', '.join(heavy)}: tests/unit runs without a JVM")
     if hasattr(config, "workerinput"):
         run_order.longest_first(items)
+
+
+def pytest_collection_finish() -> None:
+    # Thousands of tests and what they import stay until the end: no collection need look at them again.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -1,4 +1,4 @@
-"""Four sources, each numbered by origin into files of its own, as a process that can be shot.
+"""Four sources, numbered by origin into files, as a process that can be shot.
 
 The number of a record is its place among those of its origin, kept in state: so it also says in which order
 operators have seen them.
@@ -42,7 +42,7 @@ from tests.crash.light_session import light_session
 SOURCES = ("files", "socket", "made", "books")
 MADE_SPLITS = 2
 SOCKET_ORIGIN = "peer"
-NUMBERED = "origin STRING, place LONG, line STRING"
+NUMBERED = "source STRING, origin STRING, place LONG, line STRING"
 
 
 class Books(SplitSource):
@@ -88,7 +88,7 @@ class Numbering(KeyedProcessFunction):
     def process_element(self, record: Any, ctx: Any) -> Iterator[Any]:
         place = self.count.value()
         self.count.update(place + 1)
-        yield record.origin, place, record.line
+        yield record.source, record.origin, place, record.line
 
 
 def sources_in(directory: Path, port: int) -> dict[str, Any]:
@@ -111,13 +111,14 @@ def sources_in(directory: Path, port: int) -> dict[str, Any]:
 
 
 def with_origin(uid: str, frame: Any) -> Any:
-    """Give the records of a source an origin and a line, if it has none."""
+    """Give the records of a source its name, and an origin and a line if they have none."""
+    frame = frame.withColumn("source", F.lit(uid))
     if uid == "socket":
-        return frame.withColumns({"origin": F.lit(SOCKET_ORIGIN), "line": F.col("value")})
+        frame = frame.withColumns({"origin": F.lit(SOCKET_ORIGIN), "line": F.col("value")})
     if uid == "made":
         origin = (F.col("id") % MADE_SPLITS).cast("string")
-        return frame.withColumns({"origin": origin, "line": F.col("id").cast("string")})
-    return frame
+        frame = frame.withColumns({"origin": origin, "line": F.col("id").cast("string")})
+    return frame.select("source", "origin", "line")
 
 
 def build(spark: Any, directory: Path, port: int) -> StreamExecutionEnvironment:
@@ -131,11 +132,13 @@ def build(spark: Any, directory: Path, port: int) -> StreamExecutionEnvironment:
         max_parallelism=8,
         trigger_interval_ms=200,
     )
-    for uid, source in sources_in(directory, port).items():
-        stream = env.from_source(source, uid=uid)
-        stream = stream.transform(lambda frame, uid=uid: with_origin(uid, frame))
-        numbered = stream.key_by("origin").process(Numbering(), output=NUMBERED, uid=f"{uid}-numbered")
-        numbered.sink_to(FileSink(str(directory / "out" / uid), FileFormat.JSON), uid=f"{uid}-out")
+    first, *others = (
+        env.from_source(source, uid=uid).transform(lambda frame, uid=uid: with_origin(uid, frame))
+        for uid, source in sources_in(directory, port).items()
+    )
+    numbered = first.union(*others).key_by("source", "origin")
+    numbered = numbered.process(Numbering(), output=NUMBERED, uid="numbered")
+    numbered.sink_to(FileSink(str(directory / "out"), FileFormat.JSON), uid="out")
     return env
 
 

@@ -144,8 +144,10 @@ class Left:
 
     def _places(self, uid: str) -> dict[str, dict[int, str]]:
         places: dict[str, dict[int, str]] = {}
-        for path in (self._directory / "out" / uid).glob("part-*"):
+        for path in (self._directory / "out").glob("part-*"):
             for row in map(json.loads, path.read_text().splitlines()):
+                if row["source"] != uid:
+                    continue
                 own = places.setdefault(row["origin"], {})
                 assert row["place"] not in own, f"{uid}: {row} and {own[row['place']]!r}"
                 own[row["place"]] = row["line"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
 from collections.abc import Generator
@@ -55,9 +54,3 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         if not is_covering:
             sys.settrace(tracers[0])
             threading.settrace(tracers[1])  # type: ignore[arg-type]
-
-
-def pytest_collection_finish() -> None:
-    # Ten thousand tests and what they import stay until the end: no collection need look at them again.
-    gc.collect()
-    gc.freeze()
