@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Self, cast
@@ -508,15 +508,24 @@ class ProgramHarness:
         ConfigError
             There is no such state, or there are several.
         """
-        having = [one for one in self._operators if state in one.state_names and uid in (None, one.node.uid)]
-        if len(having) != 1:
-            known = [f"{one.node.uid}/{name}" for one in self._operators for name in one.state_names]
-            raise ConfigError(
-                f"there are {len(having)} states '{state}'",
-                why=f"there is {', '.join(known) or 'no keyed state'}",
-                what_to_do="name one of them, and the uid of its operator",
-            )
-        return {row.slot: row.value for group in having[0].group_states() for row in group.rows(state)}
+        operator = self._having("keyed state", state, uid, {one: one.state_names for one in self._operators})
+        return {row.slot: row.value for group in operator.group_states() for row in group.rows(state)}
+
+    def copies(self, state: str, uid: str | None = None) -> list[dict[Any, Any]]:
+        """Return each subtask's copy of a broadcast state; it is the function that has to keep them equal.
+
+        Parameters
+        ----------
+        uid
+            Of the operator; may be left out if only one has a broadcast state of that name.
+
+        Raises
+        ------
+        ConfigError
+            There is no such state, or there are several.
+        """
+        names = {one: one.broadcast_names for one in self._operators}
+        return self._having("broadcast state", state, uid, names).copies(state)
 
     def timer_count(self) -> int:
         """Return how many timers are registered, of both clocks and all operators."""
@@ -533,6 +542,21 @@ class ProgramHarness:
         return self._watermark_ms
 
     # -- parts ----------------------------------------------------------------------------------
+    @staticmethod
+    def _having(
+        kind: str, state: str, uid: str | None, names: Mapping[ProgramOperator, Collection[str]]
+    ) -> ProgramOperator:
+        """Return the one operator that has a state, given the names of all states of that kind."""
+        having = [one for one, own in names.items() if state in own and uid in (None, one.node.uid)]
+        if len(having) != 1:
+            known = [f"{one.node.uid}/{name}" for one, own in names.items() for name in own]
+            raise ConfigError(
+                f"there are {len(having)} states '{state}'",
+                why=f"there is {', '.join(known) or f'no {kind}'}",
+                what_to_do="name one of them, and the uid of its operator",
+            )
+        return having[0]
+
     def _begin(self, stored: ProgramSnapshot) -> None:
         known = {one.node.uid for one in self._operators}
         lost = sorted(uid for uid in stored.operators if uid not in known)
