@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Self, cast
 
@@ -41,7 +41,6 @@ from flinkish_spark.planning.partitioning import checked_parallelism
 from flinkish_spark.planning.stream_graph import StreamGraph, StreamNode, legs
 from flinkish_spark.planning.times import chains_to
 from flinkish_spark.protocol.event_time import Watermarks
-from flinkish_spark.testing.operator_harness import Output
 from flinkish_spark.testing.program_operator import (
     OperatorSnapshot,
     ProgramOperator,
@@ -256,6 +255,35 @@ class ProgramSnapshot:
     operators: Mapping[str, OperatorSnapshot]
     watermark_ms: int = MIN_WATERMARK_MS
     processing_time_ms: int = 0
+
+
+@dataclass
+class Output:
+    """What came out since the last look.
+
+    Parameters
+    ----------
+    rows, times_ms
+        In order.
+    side
+        Rows by name of the side output.
+    counts
+        What operators counted, by name.
+    """
+
+    rows: list[Any] = field(default_factory=list)
+    times_ms: list[int | None] = field(default_factory=list)
+    side: dict[str, list[Any]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def extend(self, later: Output) -> None:
+        """Append what was emitted later."""
+        self.rows += later.rows
+        self.times_ms += later.times_ms
+        for name, rows in later.side.items():
+            self.side.setdefault(name, []).extend(rows)
+        for name, count in later.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count
 
 
 class ProgramHarness:
