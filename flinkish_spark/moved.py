@@ -1,17 +1,17 @@
-"""Modules that documents named and that have moved: found under their old names for one version.
+"""Modules that documents named and that have moved, and names that were public: found for one version.
 
-Importing one warns (DeprecationWarning) and gives the module where its content is now. What is public is what
-`flinkish_spark` and its public sub-packages give by name; that has not moved.
+Importing one warns (DeprecationWarning) and gives what is in the new place. What is public is what
+`flinkish_spark` and its public sub-packages list; that has not moved.
 """
 
 from __future__ import annotations
 
 import sys
 from importlib.machinery import ModuleSpec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
 #: Old name below the package -> where its content is now.
@@ -31,11 +31,31 @@ MOVED = {
     "session": "bridge.session",
     "store": "core.store",
     "stream_functions": "functions.stream",
-    "testing.broadcast_harness": "testing.operator_harness",
-    "testing.fold_harness": "testing.operator_harness",
+    "testing.broadcast_harness": "testing._operator_harness",
+    "testing.fold_harness": "testing._operator_harness",
+    "testing.operator_harness": "testing._operator_harness",
     "watermark_strategy": "functions.watermark_strategy",
 }
+#: Name that a sub-package no longer lists -> the module that has it.
+MOVED_NAMES = {
+    "testing.BroadcastHarness": "testing._operator_harness",
+    "testing.OperatorHarness": "testing._operator_harness",
+}
+#: Module that is internal now -> what is public in place of its content.
+INSTEAD = {"testing._operator_harness": "flinkish_spark.testing.ProgramHarness"}
 _PACKAGE = f"{__package__}."
+
+
+def _warn(old: str, place: str) -> None:
+    """Warn whoever imports; the frames of importlib are left out of the count."""
+    import warnings
+
+    instead = f"; use {INSTEAD[place]}" if place in INSTEAD else ""
+    warnings.warn(
+        f"{old} has moved to {_PACKAGE}{place}; the old name goes with the next version{instead}",
+        DeprecationWarning,
+        stacklevel=3,
+    )
 
 
 class _MovedModules:
@@ -51,15 +71,10 @@ class _MovedModules:
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         import importlib
         import types
-        import warnings
 
-        new = _PACKAGE + MOVED[spec.name.removeprefix(_PACKAGE)]
-        # At the import: the frames of importlib are left out of the count.
-        warnings.warn(
-            f"{spec.name} has moved to {new}; the old name goes with the next version",
-            DeprecationWarning,
-            stacklevel=2,
-        )
+        place = MOVED[spec.name.removeprefix(_PACKAGE)]
+        new = _PACKAGE + place
+        _warn(spec.name, place)
         # The module itself would take the old name's spec: what is asked for gets a look at it.
         face = types.ModuleType(spec.name, f"Moved to `{new}`.")
         face.__dict__.update(
@@ -69,6 +84,30 @@ class _MovedModules:
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing: it is filled."""
+
+
+def with_moved_names(package: str, listed: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package that also gives what the package listed once.
+
+    Parameters
+    ----------
+    listed
+        Its `__getattr__` for what it lists now.
+    """
+
+    def attribute(name: str) -> Any:
+        full = f"{package}.{name}"
+        place = MOVED_NAMES.get(full.removeprefix(_PACKAGE))
+        if place is None:
+            return listed(name)
+        import importlib
+
+        found = getattr(importlib.import_module(_PACKAGE + place), name)
+        # Behind the import: what others import may reset which warnings were shown, and `from` asks twice.
+        _warn(full, place)
+        return found
+
+    return attribute
 
 
 def find_moved_modules() -> None:

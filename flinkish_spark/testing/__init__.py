@@ -1,8 +1,11 @@
-"""Public test tools: programs and operators step by step, a broker, crash points, cases for sinks.
+"""Public test tools: programs step by step, a broker, crash points, cases for sinks.
 
-Names are imported when they are first used: a test that starts a broker needs nothing of the harnesses.
+Names are imported when they are first used: a test that starts a broker needs nothing of the harness.
 """
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub("flinkish_spark.testing", __file__)
+from flinkish_spark.moved import with_moved_names
+
+_listed, __dir__, __all__ = lazy_loader.attach_stub("flinkish_spark.testing", __file__)
+__getattr__ = with_moved_names(__name__, _listed)

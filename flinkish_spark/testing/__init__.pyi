@@ -1,7 +1,6 @@
 from .broker import LocalBroker as LocalBroker
 from .crash_points import KillAt as KillAt
-from .operator_harness import BroadcastHarness as BroadcastHarness
-from .operator_harness import OperatorHarness as OperatorHarness
+from .program_harness import Output as Output
 from .program_harness import ProgramHarness as ProgramHarness
 from .program_harness import ProgramSnapshot as ProgramSnapshot
 from .sink_contract import SINK_CASES as SINK_CASES

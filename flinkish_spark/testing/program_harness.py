@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Self, cast
 
@@ -41,7 +41,6 @@ from flinkish_spark.planning.partitioning import checked_parallelism
 from flinkish_spark.planning.stream_graph import StreamGraph, StreamNode, legs
 from flinkish_spark.planning.times import chains_to
 from flinkish_spark.protocol.event_time import Watermarks
-from flinkish_spark.testing.operator_harness import Output
 from flinkish_spark.testing.program_operator import (
     OperatorSnapshot,
     ProgramOperator,
@@ -256,6 +255,35 @@ class ProgramSnapshot:
     operators: Mapping[str, OperatorSnapshot]
     watermark_ms: int = MIN_WATERMARK_MS
     processing_time_ms: int = 0
+
+
+@dataclass
+class Output:
+    """What came out since the last look.
+
+    Parameters
+    ----------
+    rows, times_ms
+        In order.
+    side
+        Rows by name of the side output.
+    counts
+        What operators counted, by name.
+    """
+
+    rows: list[Any] = field(default_factory=list)
+    times_ms: list[int | None] = field(default_factory=list)
+    side: dict[str, list[Any]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def extend(self, later: Output) -> None:
+        """Append what was emitted later."""
+        self.rows += later.rows
+        self.times_ms += later.times_ms
+        for name, rows in later.side.items():
+            self.side.setdefault(name, []).extend(rows)
+        for name, count in later.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count
 
 
 class ProgramHarness:
@@ -508,15 +536,24 @@ class ProgramHarness:
         ConfigError
             There is no such state, or there are several.
         """
-        having = [one for one in self._operators if state in one.state_names and uid in (None, one.node.uid)]
-        if len(having) != 1:
-            known = [f"{one.node.uid}/{name}" for one in self._operators for name in one.state_names]
-            raise ConfigError(
-                f"there are {len(having)} states '{state}'",
-                why=f"there is {', '.join(known) or 'no keyed state'}",
-                what_to_do="name one of them, and the uid of its operator",
-            )
-        return {row.slot: row.value for group in having[0].group_states() for row in group.rows(state)}
+        operator = self._having("keyed state", state, uid, {one: one.state_names for one in self._operators})
+        return {row.slot: row.value for group in operator.group_states() for row in group.rows(state)}
+
+    def copies(self, state: str, uid: str | None = None) -> list[dict[Any, Any]]:
+        """Return each subtask's copy of a broadcast state; it is the function that has to keep them equal.
+
+        Parameters
+        ----------
+        uid
+            Of the operator; may be left out if only one has a broadcast state of that name.
+
+        Raises
+        ------
+        ConfigError
+            There is no such state, or there are several.
+        """
+        names = {one: one.broadcast_names for one in self._operators}
+        return self._having("broadcast state", state, uid, names).copies(state)
 
     def timer_count(self) -> int:
         """Return how many timers are registered, of both clocks and all operators."""
@@ -533,6 +570,21 @@ class ProgramHarness:
         return self._watermark_ms
 
     # -- parts ----------------------------------------------------------------------------------
+    @staticmethod
+    def _having(
+        kind: str, state: str, uid: str | None, names: Mapping[ProgramOperator, Collection[str]]
+    ) -> ProgramOperator:
+        """Return the one operator that has a state, given the names of all states of that kind."""
+        having = [one for one, own in names.items() if state in own and uid in (None, one.node.uid)]
+        if len(having) != 1:
+            known = [f"{one.node.uid}/{name}" for one, own in names.items() for name in own]
+            raise ConfigError(
+                f"there are {len(having)} states '{state}'",
+                why=f"there is {', '.join(known) or f'no {kind}'}",
+                what_to_do="name one of them, and the uid of its operator",
+            )
+        return having[0]
+
     def _begin(self, stored: ProgramSnapshot) -> None:
         known = {one.node.uid for one in self._operators}
         lost = sorted(uid for uid in stored.operators if uid not in known)

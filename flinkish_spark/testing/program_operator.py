@@ -23,6 +23,7 @@ from flinkish_spark.operators.context import close_operator
 from flinkish_spark.operators.process import ElementFailed, TimerFailed
 from flinkish_spark.planning.between import frame_function, worker_between
 from flinkish_spark.planning.declare import key_worker, no_such_key, refuse_unfit_key
+from flinkish_spark.planning.factories import BroadcastFunctions
 from flinkish_spark.planning.keyed import KeyedInput, Sent, Transport, operator_and_shape, sent_by
 from flinkish_spark.planning.partitioning import ByPartitioner, is_partitioning
 from flinkish_spark.planning.stream_graph import (
@@ -42,7 +43,9 @@ from flinkish_spark.planning.stream_graph import (
 from flinkish_spark.planning.times import check_time_type
 from flinkish_spark.planning.transforms import LookupTransform, ProcessTransform, RowTransform
 from flinkish_spark.state.codec import StateValueError
+from flinkish_spark.state.descriptors import MapStateDescriptor
 from flinkish_spark.state.key_group import NO_BASE, GroupState, NoBases
+from flinkish_spark.state.operator_state import BroadcastTables
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BlockPacker, as_schema, in_order
 from flinkish_spark.transport.columns import Origins
@@ -427,6 +430,22 @@ class ProgramOperator:
     def state_names(self) -> tuple[str, ...]:
         """Names of its keyed states."""
         return tuple(self._layout.states)
+
+    @property
+    def broadcast_names(self) -> tuple[str, ...]:
+        """Names of its broadcast states."""
+        return tuple(descriptor.name for descriptor in self._broadcast)
+
+    def copies(self, name: str) -> list[dict[Any, Any]]:
+        """Return each subtask's copy of a broadcast state."""
+        (descriptor,) = (one for one in self._broadcast if one.name == name)
+        tables = [BroadcastTables(self.node.uid, self._broadcast, value) for value in self._partitions]
+        return [dict(one.readable(descriptor)) for one in tables]
+
+    @property
+    def _broadcast(self) -> tuple[MapStateDescriptor, ...]:
+        function = self.node.function
+        return function.descriptors if isinstance(function, BroadcastFunctions) else ()
 
     # -- a micro-batch ------------------------------------------------------------------------------
     def run(

@@ -26,7 +26,7 @@ from flinkish_spark.operators.process import KeyedProcessOperator
 from flinkish_spark.planning.factories import FoldingColumns, FoldingWindows, Windows, fields_of
 from flinkish_spark.planning.keyed import Folded, Transport, _combined, _kept, _names, folding_windows
 from flinkish_spark.state.key_group import BasePolicy, GroupState
-from flinkish_spark.testing.operator_harness import MemoryBases
+from flinkish_spark.testing._operator_harness import MemoryBases
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BlockPacker, in_order, to_block
 from flinkish_spark.types.ddl import parse_ddl

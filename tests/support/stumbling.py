@@ -11,7 +11,8 @@ from flinkish_spark.operators.context import FunctionContext
 from flinkish_spark.operators.process import ElementFailed, KeyedStreamOperator, Processor, TimerFailed
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.timers import Timers
-from flinkish_spark.testing.operator_harness import OperatorHarness, Output
+from flinkish_spark.testing import Output
+from flinkish_spark.testing._operator_harness import OperatorHarness
 
 
 class Stumble(Exception):

@@ -11,7 +11,7 @@ from flinkish_spark.core.elements import OutputTag, Progress, TimeDomain
 from flinkish_spark.operators.window_factory import window_operator
 from flinkish_spark.operators.window_loop import LoopedWindows, looped_windows
 from flinkish_spark.state.key_group import BasePolicy, GroupState
-from flinkish_spark.testing.operator_harness import MemoryBases
+from flinkish_spark.testing._operator_harness import MemoryBases
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BEHIND
 from flinkish_spark.types.ddl import parse_ddl

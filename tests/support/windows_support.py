@@ -14,7 +14,7 @@ from flinkish_spark.operators.window_factory import window_operator
 from flinkish_spark.operators.windowing import WindowOperator
 from flinkish_spark.state import ReducingStateDescriptor
 from flinkish_spark.state.key_group import BasePolicy
-from flinkish_spark.testing.operator_harness import OperatorHarness
+from flinkish_spark.testing._operator_harness import OperatorHarness
 from flinkish_spark.windows import (
     GLOBAL_WINDOW,
     AggregateWindow,

@@ -10,7 +10,7 @@ import pytest
 
 from flinkish_spark.core.elements import MIN_WATERMARK_MS
 from flinkish_spark.operators.window_factory import window_operator
-from flinkish_spark.testing.operator_harness import OperatorHarness
+from flinkish_spark.testing._operator_harness import OperatorHarness
 from flinkish_spark.windows import (
     EventTimeSessionWindows,
     ProcessWindow,

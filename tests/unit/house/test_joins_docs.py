@@ -16,7 +16,7 @@ from flinkish_spark.operators import aggregates as value_folds
 from flinkish_spark.operators import columnar_aggregates as vectorized_aggregates
 from flinkish_spark.operators import joins as tagged_union
 from flinkish_spark.state import operator_state as list_state
-from flinkish_spark.testing import operator_harness as broadcast_harness
+from flinkish_spark.testing import _operator_harness as broadcast_harness
 from flinkish_spark.types import rows as stored_elements
 from tests.support.pages import check_page
 

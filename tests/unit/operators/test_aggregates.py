@@ -33,7 +33,7 @@ from flinkish_spark.operators.process import ElementFailed, GroupRun, KeyedStrea
 from flinkish_spark.state import StateTtl
 from flinkish_spark.state.key_group import BasePolicy, GroupLayout, GroupState
 from flinkish_spark.state.layered import KeyIndex
-from flinkish_spark.testing.operator_harness import MemoryBases
+from flinkish_spark.testing._operator_harness import MemoryBases
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import ElementType

@@ -18,7 +18,7 @@ from flinkish_spark.state.operator_state import (
     BroadcastTables,
     OperatorValueMismatch,
 )
-from flinkish_spark.testing.operator_harness import BroadcastHarness
+from flinkish_spark.testing._operator_harness import BroadcastHarness
 from tests.support.effort import seeds
 from tests.support.windows_support import TINY
 

@@ -22,7 +22,8 @@ from flinkish_spark.protocol.ids import BatchId
 from flinkish_spark.protocol.records import StagedBatch, TimeReport
 from flinkish_spark.protocol.watermarks import EventTime
 from flinkish_spark.state.key_group import GroupState
-from flinkish_spark.testing.operator_harness import OperatorHarness, Output, Snapshot
+from flinkish_spark.testing import Output
+from flinkish_spark.testing._operator_harness import OperatorHarness, Snapshot
 from tests.crash.event_time_app import CALL, Timers
 from tests.crash.event_time_updates import Reading
 from tests.support.effort import seeds

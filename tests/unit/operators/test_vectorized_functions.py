@@ -25,9 +25,8 @@ from flinkish_spark.core.elements import TimeDomain
 from flinkish_spark.operators.vectorized import greatest_by_key, sum_by_key
 from flinkish_spark.state.codec import StateValueError
 from flinkish_spark.state.key_group import BasePolicy
-from flinkish_spark.testing import OperatorHarness
-from flinkish_spark.testing import operator_harness as vectorized_harness
-from flinkish_spark.testing.operator_harness import VectorizedHarness
+from flinkish_spark.testing import _operator_harness as vectorized_harness
+from flinkish_spark.testing._operator_harness import OperatorHarness, VectorizedHarness
 from flinkish_spark.types.rows import OutputError
 from tests.support.effort import seeds
 

@@ -12,7 +12,7 @@ from flinkish_spark import KeyedProcessFunction, ValueStateDescriptor
 from flinkish_spark.state.base_files import BaseFiles, MappedBases
 from flinkish_spark.state.codec import BaseRef, FrameError, known_table, pack_frame, table_bytes
 from flinkish_spark.state.key_group import BasePolicy, describe_group, stored_tables, whole_group
-from flinkish_spark.testing.operator_harness import MemoryBases, OperatorHarness
+from flinkish_spark.testing._operator_harness import MemoryBases, OperatorHarness
 
 TINY = BasePolicy(smallest_bytes=1, delta_share=0.25, smallest_delta_rows=2)
 

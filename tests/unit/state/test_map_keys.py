@@ -17,8 +17,7 @@ from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.operators.process import ElementFailed
 from flinkish_spark.state import ListStateDescriptor, StateTtl, TtlUpdate, ValueStateDescriptor
 from flinkish_spark.state.states import MapKeys
-from flinkish_spark.testing import OperatorHarness
-from flinkish_spark.testing.operator_harness import BroadcastHarness
+from flinkish_spark.testing._operator_harness import BroadcastHarness, OperatorHarness
 from flinkish_spark.types.to_python import to_values
 
 _MOMENT = datetime.datetime(2024, 5, 6, 7, 8, 9)

@@ -11,7 +11,7 @@ from pyspark.sql import types as T
 from flinkish_spark.operators.process import GroupRun, KeyedProcessOperator
 from flinkish_spark.state.key_group import BasePolicy, GroupLayout, GroupState
 from flinkish_spark.state.layered import KeyIndex
-from flinkish_spark.testing.operator_harness import MemoryBases
+from flinkish_spark.testing._operator_harness import MemoryBases
 from tests.support.effort import examples
 from tests.unit.state.test_operator_state import Commands
 

@@ -17,7 +17,7 @@ from flinkish_spark.state import (
 )
 from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.state.key_group import BasePolicy
-from flinkish_spark.testing.operator_harness import OperatorHarness
+from flinkish_spark.testing._operator_harness import OperatorHarness
 from tests.support.effort import examples
 
 #: Bases from the second entry on, and new ones all the time.

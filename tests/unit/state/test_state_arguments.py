@@ -19,7 +19,8 @@ from flinkish_spark.state import (
     ValueStateDescriptor,
 )
 from flinkish_spark.state.operator_state import OperatorListDescriptor
-from flinkish_spark.testing import OperatorHarness, ProgramHarness
+from flinkish_spark.testing import ProgramHarness
+from flinkish_spark.testing._operator_harness import OperatorHarness
 
 
 class Largest(ReduceFunction):

@@ -9,7 +9,7 @@ import pytest
 from flinkish_spark.functions.keyed import KeyedProcessFunction
 from flinkish_spark.state import MapStateDescriptor, StateTtl, TtlUpdate, ValueStateDescriptor
 from flinkish_spark.state.key_group import BasePolicy
-from flinkish_spark.testing.operator_harness import OperatorHarness
+from flinkish_spark.testing._operator_harness import OperatorHarness
 from tests.support.effort import seeds
 
 TTL_MS = 100

@@ -26,8 +26,8 @@ from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.operator_state import OperatorListDescriptor, OperatorLists
 from flinkish_spark.state.states import ValueState
 from flinkish_spark.state.tables import may_change, same
-from flinkish_spark.testing import OperatorHarness, ProgramHarness
-from flinkish_spark.testing.operator_harness import BroadcastHarness
+from flinkish_spark.testing import ProgramHarness
+from flinkish_spark.testing._operator_harness import BroadcastHarness, OperatorHarness
 from flinkish_spark.windows import TumblingEventTimeWindows
 from flinkish_spark.windows.functions import ProcessWindowFunction
 

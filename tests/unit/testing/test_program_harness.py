@@ -312,6 +312,44 @@ def test_broadcast_state_is_in_every_subtask_and_is_restored_in_any_number(funct
     assert rows(again) == [("ben", 2), ("ben", 2)]
 
 
+@pytest.mark.parametrize("function", [Limits(), KeyedLimits()], ids=["plain", "keyed"])
+def test_the_copies_of_a_broadcast_state_are_shown_subtask_by_subtask(function: Any) -> None:
+    key = {"key": "user"} if isinstance(function, KeyedLimits) else {}
+    settings = {"output": ORDERS, "broadcast": [RULES], **key}
+    types = (ORDERS, "user STRING, most LONG")
+    harness = ProgramHarness.of(function, *types, parallelism=2, **settings)
+    assert harness.copies("rules") == [{}, {}], "nothing is stored yet"
+    harness.push_all([(("ann", 7), None), (("ben", 2), None)], source=1)
+    assert harness.copies("rules", "operator") == [{"ann": 7, "ben": 2}] * 2
+    again = ProgramHarness.of(function, *types, parallelism=3, restore=harness.snapshot(), **settings)
+    assert again.copies("rules") == [{"ann": 7, "ben": 2}] * 3
+
+
+def test_copies_are_of_broadcast_states_that_are_there() -> None:
+    harness = ProgramHarness.of(
+        KeyedLimits(), ORDERS, "user STRING, most LONG", key="user", output=ORDERS, broadcast=[RULES]
+    )
+    with pytest.raises(ConfigError, match=r"there are 0 states 'last'\. because there is operator/rules"):
+        harness.copies("last")
+    with pytest.raises(ConfigError, match=r"there are 0 states 'rules'\. because there is operator/rules"):
+        harness.copies("rules", "another")
+    with pytest.raises(ConfigError, match="there is no broadcast state"):
+        counting().copies("rules")
+
+    def twice(orders, rules):
+        users, copied = orders.key_by("user"), rules.broadcast(RULES)
+        first = users.connect(copied).process(KeyedLimits(), output=ORDERS, uid="first")
+        return first.key_by("user").connect(copied).process(KeyedLimits(), output=ORDERS, uid="second")
+
+    both = ProgramHarness(twice, ORDERS, "user STRING, most LONG")
+    both.push(("ann", 7), source=1)
+    with pytest.raises(
+        ConfigError, match=r"there are 2 states 'rules'\. because there is first/rules, second/rules"
+    ):
+        both.copies("rules")
+    assert both.copies("rules", "second") == [{"ann": 7}]
+
+
 def test_keyed_state_is_reached_from_the_broadcast_side() -> None:
     settings: dict[str, Any] = {"key": "user", "output": ORDERS, "broadcast": [RULES]}
     harness = ProgramHarness.of(KeyedLimits(), ORDERS, "user STRING, most LONG", parallelism=2, **settings)

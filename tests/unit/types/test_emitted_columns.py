@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark import OutputTag, VectorizedProcessFunction
 from flinkish_spark.testing import ProgramHarness
-from flinkish_spark.testing.operator_harness import VectorizedHarness
+from flinkish_spark.testing._operator_harness import VectorizedHarness
 from flinkish_spark.types.rows import OutputError
 
 ORDERS = "user STRING, amount LONG"

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from flinkish_spark import KeyedProcessFunction, ListStateDescriptor, MapStateDescriptor
-from flinkish_spark.testing import OperatorHarness
+from flinkish_spark.testing._operator_harness import OperatorHarness
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
 
 UTC = datetime.UTC

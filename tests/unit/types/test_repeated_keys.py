@@ -12,8 +12,7 @@ import pytest
 
 from flinkish_spark import KeyedProcessFunction, ValueStateDescriptor, VectorizedProcessFunction
 from flinkish_spark.state.codec import StateValueError
-from flinkish_spark.testing import OperatorHarness
-from flinkish_spark.testing.operator_harness import VectorizedHarness
+from flinkish_spark.testing._operator_harness import OperatorHarness, VectorizedHarness
 from flinkish_spark.types.rows import OutputError, RowWriter
 from flinkish_spark.types.to_arrow import repeated_key
 from tests.support.effort import seeds

@@ -13,7 +13,7 @@ from flinkish_spark.functions.keyed import AggregateFunction
 from flinkish_spark.operators.columnar_windows import FOLDED
 from flinkish_spark.operators.window_factory import window_operator
 from flinkish_spark.operators.windowing import LATE_RECORDS_DROPPED
-from flinkish_spark.testing.operator_harness import FoldHarness, OperatorHarness
+from flinkish_spark.testing._operator_harness import FoldHarness, OperatorHarness
 from flinkish_spark.windows import (
     AggregateWindow,
     EventTimeSessionWindows,

@@ -22,7 +22,7 @@ from flinkish_spark.operators.process import ElementFailed
 from flinkish_spark.operators.windowing import WindowOperator
 from flinkish_spark.planning.factories import FoldingWindows
 from flinkish_spark.planning.keyed import folding_windows
-from flinkish_spark.testing.operator_harness import FoldHarness, OperatorHarness
+from flinkish_spark.testing._operator_harness import FoldHarness, OperatorHarness
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.windows import (
     CountEvictor,

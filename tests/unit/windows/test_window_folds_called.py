@@ -16,7 +16,7 @@ from flinkish_spark.planning.factories import FoldingWindows
 from flinkish_spark.planning.keyed import folding_windows
 from flinkish_spark.protocol.event_time import Watermarks
 from flinkish_spark.state.key_group import BasePolicy, GroupState
-from flinkish_spark.testing.operator_harness import FoldHarness, MemoryBases
+from flinkish_spark.testing._operator_harness import FoldHarness, MemoryBases
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BEHIND, EMITTED, BlockPacker, BlockUnpacker, in_order
 from flinkish_spark.transport.columns import Origins

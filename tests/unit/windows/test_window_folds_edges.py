@@ -22,9 +22,9 @@ from flinkish_spark.planning.keyed import Transport, folding_windows
 from flinkish_spark.savepoints.group_edits import next_timers
 from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.testing import ProgramHarness
-from flinkish_spark.testing import operator_harness as columns_harness
-from flinkish_spark.testing import operator_harness as fold_harness
-from flinkish_spark.testing.operator_harness import FoldHarness, Snapshot
+from flinkish_spark.testing import _operator_harness as columns_harness
+from flinkish_spark.testing import _operator_harness as fold_harness
+from flinkish_spark.testing._operator_harness import FoldHarness, Snapshot
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BEHIND, in_order
 from flinkish_spark.types.ddl import parse_ddl

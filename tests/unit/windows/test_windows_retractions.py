@@ -15,7 +15,7 @@ from flinkish_spark.joins.spec import WindowJoin
 from flinkish_spark.operators.columnar_windows import column_windows
 from flinkish_spark.operators.process import ElementFailed
 from flinkish_spark.operators.window_factory import window_operator
-from flinkish_spark.testing.operator_harness import OperatorHarness
+from flinkish_spark.testing._operator_harness import OperatorHarness
 from flinkish_spark.windows import (
     AggregateWindow,
     ContinuousEventTimeTrigger,

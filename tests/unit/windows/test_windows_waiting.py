@@ -12,7 +12,7 @@ import pytest
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.operators.window_factory import window_operator
-from flinkish_spark.testing.operator_harness import OperatorHarness, Snapshot
+from flinkish_spark.testing._operator_harness import OperatorHarness, Snapshot
 from flinkish_spark.windows import (
     AggregateWindow,
     EventTimeSessionWindows,

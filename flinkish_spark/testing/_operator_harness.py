@@ -1,11 +1,14 @@
-"""Runs one operator step by step, without Spark: push elements, watermarks, times; see what comes."""
+"""Runs one operator step by step, without Spark: for tests of this package, below declared types.
+
+Whoever tests functions of their own has :class:`~flinkish_spark.testing.ProgramHarness`.
+"""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import pyarrow as pa
@@ -30,6 +33,7 @@ from flinkish_spark.state.codec import BaseRef, Frame, checked_frame
 from flinkish_spark.state.descriptors import MapStateDescriptor
 from flinkish_spark.state.key_group import BasePolicy, GroupLayout, GroupState
 from flinkish_spark.state.operator_state import any_copy
+from flinkish_spark.testing.program_harness import Output
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BEHIND, BlockPacker, Combine, in_order
 from flinkish_spark.types.ddl import parse_ddl
@@ -113,40 +117,8 @@ class Snapshot:
         return replace(taken[0], values={group: one.values[group] for one in taken for group in one.values})
 
 
-@dataclass
-class Output:
-    """What an operator emitted since the last look.
-
-    Parameters
-    ----------
-    rows, times_ms
-        In order.
-    side
-        Rows by name of the side output.
-    counts
-        What the operator counted, by name.
-    """
-
-    rows: list[Any] = field(default_factory=list)
-    times_ms: list[int | None] = field(default_factory=list)
-    side: dict[str, list[Any]] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-
-    def extend(self, later: Output) -> None:
-        """Append what was emitted later."""
-        self.rows += later.rows
-        self.times_ms += later.times_ms
-        for name, rows in later.side.items():
-            self.side.setdefault(name, []).extend(rows)
-        for name, count in later.counts.items():
-            self.counts[name] = self.counts.get(name, 0) + count
-
-
 class OperatorHarness:
     """One keyed function with all its key groups, without declared types of its elements and results.
-
-    A :class:`~flinkish_spark.testing.ProgramHarness` takes all other kinds of functions, windows, joins and
-    whole programs, as they are written for a job.
 
     Parameters
     ----------
@@ -351,7 +323,7 @@ class ColumnsHarness:
     side_names
         Of the side outputs.
     max_parallelism, restore, policy, bases
-        As of :class:`~flinkish_spark.testing.operator_harness.OperatorHarness`.
+        As of :class:`~flinkish_spark.testing._operator_harness.OperatorHarness`.
     """
 
     def __init__(
@@ -519,7 +491,7 @@ class VectorizedHarness(ColumnsHarness):
     side_outputs
         Those whose rows are wanted.
     max_parallelism, restore, policy, bases
-        As of :class:`~flinkish_spark.testing.OperatorHarness`.
+        As of :class:`~flinkish_spark.testing._operator_harness.OperatorHarness`.
 
     Examples
     --------
@@ -604,7 +576,7 @@ class BroadcastHarness(OperatorHarness):
         Number of partitions; key group g is in partition g modulo that. It may differ from that of the
         snapshot: any partition's copy is everybody's.
     settings
-        What else an :class:`~flinkish_spark.testing.operator_harness.OperatorHarness` takes.
+        What else an :class:`~flinkish_spark.testing._operator_harness.OperatorHarness` takes.
 
     Examples
     --------
@@ -720,7 +692,7 @@ class FoldHarness(ColumnsHarness):
     key
         Name of the field that is the key.
     max_parallelism, restore, policy, bases
-        As of :class:`~flinkish_spark.testing.operator_harness.OperatorHarness`.
+        As of :class:`~flinkish_spark.testing._operator_harness.OperatorHarness`.
 
     Examples
     --------
