@@ -6,6 +6,8 @@ import hashlib
 import logging
 import os
 import shutil
+import tempfile
+import uuid
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -471,16 +473,61 @@ LOG = logging.getLogger(__name__)
 _WARMED: weakref.WeakSet[SparkContext] = weakref.WeakSet()
 
 
-def is_cold(spark: SparkSession) -> bool:
-    """Whether tasks run in this session's own JVM, and nobody has warmed it up; afterwards somebody has."""
+def scratch_folder(spark: SparkSession) -> Path:
+    """Return a new path among the temporary files of a session, which Spark deletes with it."""
+    context: Any = getattr(spark, "_sc", None)
+    # A session without a JVM of its own is refused, but not here.
+    parent = tempfile.gettempdir() if context is None else context._temp_dir
+    return Path(parent, f"flinkish-{uuid.uuid4().hex}")
+
+
+def runs_tasks_itself(spark: SparkSession) -> bool:
+    """Whether tasks run in this session's own JVM, and so see what the driver sees."""
     if getattr(spark, "_jvm", None) is None:
         return False
-    context = spark.sparkContext
-    master = context.master or ""
-    is_local = master == "local" or master.startswith("local[")
-    if context in _WARMED or not is_local:
+    master = spark.sparkContext.master or ""
+    return master == "local" or master.startswith("local[")
+
+
+def blind_hosts(spark: SparkSession, folder: Path) -> list[str]:
+    """Return the hosts of executors whose tasks do not see what the driver puts into a folder.
+
+    A file is there for the moment. One that cannot be put there says nothing: whoever needs the folder says
+    it better.
+
+    Parameters
+    ----------
+    folder
+        Absolute; it is not made, but the nearest folder above it that is there is tried.
+    """
+    there = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
+    marker = there / f".flinkish-{uuid.uuid4().hex}"
+    try:
+        marker.touch()
+    except OSError as error:
+        LOG.debug("nobody was asked whether executors see %s: %s", there, error)
+        return []
+    path, tasks = str(marker), 2 * spark.sparkContext.defaultParallelism
+
+    def blind(_: Iterator[int]) -> Iterator[str]:
+        # Sent by value: executors need nothing of this package for it.
+        import os
+        import socket
+
+        return iter([] if os.path.exists(path) else [socket.gethostname()])
+
+    try:
+        asked = spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(blind)
+        return sorted(set(asked.collect()))
+    finally:
+        marker.unlink(missing_ok=True)
+
+
+def is_cold(spark: SparkSession) -> bool:
+    """Whether tasks run in this session's own JVM, and nobody has warmed it up; afterwards somebody has."""
+    if not runs_tasks_itself(spark) or spark.sparkContext in _WARMED:
         return False
-    _WARMED.add(context)
+    _WARMED.add(spark.sparkContext)
     return True
 
 

@@ -375,6 +375,11 @@ class BufferedRows:
 class BufferedSink(Sink):
     """A sink over the write-ahead buffer. A member brings `create_committer`, and checks of its own."""
 
+    @property
+    def stages_in_job_dir(self) -> bool:
+        """Its tasks write the buffer."""
+        return True
+
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
         """Refuse fields that cannot be buffered."""
         require_bufferable(context)

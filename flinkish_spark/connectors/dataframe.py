@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flinkish_spark.bridge.session import stateful_parts, streaming_sources
-from flinkish_spark.contracts.source import Source
+from flinkish_spark.contracts.source import JobPlace, Source
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.transport.columns import with_position
 from flinkish_spark.types.schemas import check_field_names
@@ -75,7 +75,7 @@ class DataFrameSource(Source):
                 part=parts[0],
             )
 
-    def load(self, spark: SparkSession, control_path: str) -> DataFrame:
+    def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         """Return the DataFrame with positions in Spark's input partitions."""
         return with_position(self.frame)
 

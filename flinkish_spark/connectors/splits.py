@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from flinkish_spark.checkpoint.control import read_held
 from flinkish_spark.connectors.rates import Pace, RateLimit, shares
-from flinkish_spark.contracts.source import Source, SourceStart
+from flinkish_spark.contracts.source import JobPlace, Source, SourceStart
 from flinkish_spark.core.errors import (
     ConfigError,
     CorruptObjectError,
@@ -32,7 +32,7 @@ from flinkish_spark.core.errors import (
     may_pass,
 )
 from flinkish_spark.core.iterators import USER_ERRORS, elements_of
-from flinkish_spark.core.store import LocalStore, SealedObjects
+from flinkish_spark.core.store import LocalStore, SealedObjects, StoreSpec
 from flinkish_spark.core.validation import instance_of, refuse_if_never_run
 from flinkish_spark.protocol.codec import Form, Presence, Stored, read, stored
 from flinkish_spark.protocol.envelope import seal
@@ -403,14 +403,11 @@ class SplitSource(Source):
         """Return this source with another beginning."""
         return self._with("_fs_start", start)._with("_fs_format", f"{self._fs_format}-{start.label}")
 
-    def load(self, spark: SparkSession, control_path: str) -> DataFrame:
+    def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         """Return the stream: fields, the split's number as channel, the place in the split as sequence."""
-        folder = str(Path(control_path).parent) if self._fs_start is None else self._fs_start.folder
-        job_root = Path(control_path).parents[1]
-        # A stream outside of a job has no job directory.
-        own = self._with("_fs_folder", str(_own_folder(job_root, self._fs_uid)) if job_root.name else "")
-        is_in_job = bool(job_root.name)
-        source = data_source_of(own, folder if is_in_job else "", control_path if is_in_job else "")
+        job_dir = place.job_dir
+        own = self._with("_fs_folder", "" if job_dir is None else str(_own_folder(job_dir.url, self._fs_uid)))
+        source = data_source_of(own, place.beginnings(self._fs_start), place.control_path)
         spark.dataSource.register(source)
         return spark.readStream.format(source.name()).load()
 
@@ -531,8 +528,8 @@ def reaches(offset: Offset, end: Offset | None) -> bool:
     return end is not None and bool(offset == end)
 
 
-def _own_folder(job_root: Path, uid: str) -> Path:
-    return job_root / "sources" / uid
+def _own_folder(job_root: str | Path, uid: str) -> Path:
+    return Path(job_root, "sources", uid)
 
 
 def _fact(uid: str) -> str:
@@ -885,8 +882,8 @@ class SplitStreamReader(DataSourceStreamReader):
             return 0
         if not self._folder:
             return self._ask("first", lambda: self._source.first(split))
-        store = LocalStore(Path(self._folder))
-        objects = SealedObjects(store, str(store.root))
+        store = StoreSpec(self._folder).open()
+        objects = SealedObjects(store, self._folder)
         digest = hashlib.sha256(split.encode()).hexdigest()[:24]
         key, kind = f"first-splits/{self._uid}/{digest}.json", "first-split"
         if objects.optional(key, kind, dict) is None:

@@ -355,6 +355,11 @@ class Sink(ABC):
         """Whether it writes through the JAR of this package."""
         return False
 
+    @property
+    def stages_in_job_dir(self) -> bool:
+        """Whether its tasks write into the job directory, from which the driver commits."""
+        return False
+
     def parts(self, uid: str) -> tuple[tuple[str, Sink], ...]:
         """Return the sinks that write, each with its uid: this one, unless it is made of others.
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.core.errors import GraphError
+from flinkish_spark.core.job_dir import BEGINNINGS
+from flinkish_spark.core.store import StoreSpec
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.plan_layout import Position
 from flinkish_spark.protocol.timeline import Mark
@@ -27,6 +29,36 @@ class SideOutput:
     uid: str
     frame: DataFrame
     sink: Sink
+
+
+@dataclass(frozen=True)
+class JobPlace:
+    """Where a job's sources find what concerns them, in whatever process of the driver's host they are asked.
+
+    Parameters
+    ----------
+    job_dir
+        The job directory; None for a plan that belongs to no job.
+    control_path
+        File in which the coordinator offers the next checkpoint, in a scratch folder of this process; files
+        of the same name lie beside it. Empty for a plan that belongs to no job.
+    """
+
+    job_dir: StoreSpec | None = None
+    control_path: str = ""
+
+    def beginnings(self, start: SourceStart | None) -> str:
+        """Return where is kept at which offsets a source began: the job's, or of the lineage that it began.
+
+        Empty for a plan that belongs to no job.
+        """
+        if start is not None:
+            return start.folder
+        return "" if self.job_dir is None else self.job_dir.below(BEGINNINGS).url
+
+
+#: A plan that belongs to no job.
+NO_JOB = JobPlace()
 
 
 @dataclass(frozen=True)
@@ -171,25 +203,25 @@ class Source(ABC):
         return False
 
     @abstractmethod
-    def load(self, spark: SparkSession, control_path: str) -> DataFrame:
+    def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         """Return the streaming DataFrame: own columns plus ``_fs_channel`` and ``_fs_seq``.
 
         Called at each start of the query, restarts included.
 
         Parameters
         ----------
-        control_path
-            File in which the coordinator offers the next checkpoint; its folder is the job's own.
+        place
+            Of the job and of this start of its query.
         """
 
-    def load_marked(self, spark: SparkSession, control_path: str) -> DataFrame | None:
+    def load_marked(self, spark: SparkSession, place: JobPlace) -> DataFrame | None:
         """Return the stream with barriers in it, if the source injects them itself.
 
         Called in place of :meth:`load`; None for a source that does not.
 
         Parameters
         ----------
-        control_path
+        place
             As for :meth:`load`.
 
         Returns
@@ -209,7 +241,7 @@ class Source(ABC):
         return ()
 
     def side_outputs(
-        self, spark: SparkSession, uid: str, control_path: str, peers: Sequence[Sink]
+        self, spark: SparkSession, uid: str, place: JobPlace, peers: Sequence[Sink]
     ) -> tuple[SideOutput, ...]:
         """Return dead-letter streams, if the source has any.
 

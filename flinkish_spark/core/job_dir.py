@@ -25,6 +25,8 @@ from flinkish_spark.protocol.timeline import Stretch, Timeline
 T = TypeVar("T")
 
 JOB_KEY = "job.json"
+#: Folder in which sources keep at which offsets they began.
+BEGINNINGS = "control"
 #: Folder of the rewinds that are not finished.
 REWINDING = "rewinding"
 REWIND_ORDER_KEY = "orders/rewind.json"

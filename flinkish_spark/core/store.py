@@ -9,6 +9,7 @@ import os
 import stat
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol, TypeVar
 
@@ -51,6 +52,27 @@ class Store(Protocol):
 
     def delete(self, key: str) -> None:
         """Delete the object; a missing one is no error."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSpec:
+    """How any process opens a store: it travels to Spark's own processes.
+
+    Parameters
+    ----------
+    url
+        A folder, absolute, on a disk that every process sees which opens it.
+    """
+
+    url: str
+
+    def open(self) -> Store:
+        """Return the store."""
+        return LocalStore(Path(self.url))
+
+    def below(self, key: str) -> StoreSpec:
+        """Return the part of it below a folder."""
+        return StoreSpec(str(Path(self.url, key)))
 
 
 def make_directories(folder: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from flinkish_spark.bridge.session import scratch_folder
 from flinkish_spark.checkpoint.event_time import LatencyTracker
 from flinkish_spark.checkpoint.hooks import JobListener, MasterHooks, UnknownHookState
 from flinkish_spark.connectors.collection import CollectionSource
@@ -360,6 +361,7 @@ class StreamExecutionEnvironment:
             clock=SystemClock(),
             threads=SystemThreads(),
             observer=self._observer,
+            scratch=scratch_folder(self.spark),
             hooks=self._hooks,
             listeners=tuple(self._listeners),
             standby=self.standby,

@@ -18,12 +18,13 @@ from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.checkpoint.staging import OwnerLock, Staging, StagingContext
 from flinkish_spark.contracts.manifest import Manifest, ManifestContext, ManifestWriter
 from flinkish_spark.contracts.sink import Committer, SinkContext
-from flinkish_spark.contracts.source import SourceNode
+from flinkish_spark.contracts.source import JobPlace, SourceNode
 from flinkish_spark.core.clock import Clock, Threads
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import FlinkishError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.steps import Observer
+from flinkish_spark.core.store import StoreSpec
 from flinkish_spark.core.watchdog import Wait
 from flinkish_spark.job.inputs import Inputs
 from flinkish_spark.job.recovery import Reseeding, RestoredFrom
@@ -170,7 +171,15 @@ class Standby(enum.Enum):
 
 @dataclass(frozen=True)
 class JobSettings:
-    """All settings of one `execute`."""
+    """All settings of one `execute`.
+
+    Parameters
+    ----------
+    root
+        The job directory.
+    scratch
+        A folder of this `execute` on the driver's disk, in which nothing is durable. It need not be there.
+    """
 
     name: str
     root: Path
@@ -181,6 +190,7 @@ class JobSettings:
     clock: Clock
     threads: Threads
     observer: Observer
+    scratch: Path
     tries_without_progress: Limit = TRIES_WITHOUT_PROGRESS
     hooks: MasterHooks = field(default_factory=MasterHooks)
     listeners: tuple[JobListener, ...] = ()
@@ -192,6 +202,10 @@ class JobSettings:
     manifest: Manifest | None = None
     #: None where latency is not measured.
     latencies: LatencyTracker | None = None
+
+    def place(self, control: Path) -> JobPlace:
+        """Return what sources are told of this job, and of the start of its query with this control file."""
+        return JobPlace(StoreSpec(str(self.root)), str(control))
 
 
 @dataclass

@@ -9,7 +9,13 @@ from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
-from flinkish_spark.bridge.session import SparkProbe, probe, stateful_parts
+from flinkish_spark.bridge.session import (
+    SparkProbe,
+    blind_hosts,
+    probe,
+    runs_tasks_itself,
+    stateful_parts,
+)
 from flinkish_spark.connectors.delta.sink import DeltaSink, require_delta
 from flinkish_spark.connectors.delta.transactions import has_delta_format
 from flinkish_spark.connectors.kafka.client.admin import TopicPattern
@@ -131,15 +137,18 @@ def check_before_start(
     graph.check_complete()
     with span("the session to say what it has"):
         found = _check_session(spark, graph)
-    control = str(settings.root / "control" / "none.json")
     # Brokers take their time, and so does the plan: these two have nothing to do with each other.
     begun = {
         node.uid: _Begun(partial(_check_source, spark, node, settings, job_dir), settings)
         for node in graph.sources
         if node.source.is_checked_apart
     }
+    if not runs_tasks_itself(spark):
+        with span("executors to be asked whether they see the job directory"):
+            _check_seen(spark, graph, settings, restore)
     with span("the plan that is looked at before the start"):
-        planned = Planner(spark, control, settings.shuffle_partitions).plan(graph)
+        looked_at = settings.place(settings.scratch / "none.json")
+        planned = Planner(spark, looked_at, settings.shuffle_partitions).plan(graph)
     _check_shim(found, planned)
     _check_state(planned)
     _check_sink_uids(graph, planned)
@@ -280,6 +289,26 @@ def _check_session(spark: SparkSession, graph: StreamGraph) -> SparkProbe:
     if any(isinstance(part, DeltaSink) for part in parts):
         require_delta(found.has_delta or has_delta_format(spark))
     return found
+
+
+def _check_seen(
+    spark: SparkSession, graph: StreamGraph, settings: JobSettings, restore: RestoreSettings | None
+) -> None:
+    """Refuse executors without the job directory, where tasks read it or write into it."""
+    parts = [(uid, sink) for node in graph.sinks for uid, sink in node.sink.parts(node.uid)]
+    needing = [f"the state of operator '{node.uid}'" for node in graph.operators]
+    needing += [f"the rows of sink '{uid}'" for uid, sink in parts if sink.stages_in_job_dir]
+    needing += [] if restore is None else ["the state of the savepoint"]
+    blind = blind_hosts(spark, settings.root) if needing else []
+    if blind:
+        raise EnvironmentFault(
+            f"the executors on {', '.join(blind)} do not see the job directory {settings.root}",
+            why=f"tasks keep {needing[0]} there, and whichever executor runs the next task must find it",
+            what_to_do="put job_dir on a file system that the hosts of driver and executors share; "
+            "a job from Kafka to Kafka without keyed state runs with job_dir on the driver's disk",
+            hosts=blind,
+            job_dir=str(settings.root),
+        )
 
 
 def check_alignment(graph: StreamGraph, time: TimePlan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -51,7 +52,7 @@ from flinkish_spark.savepoints.files import why_no_savepoint_at
 from flinkish_spark.savepoints.job import JobSavepoints
 from flinkish_spark.savepoints.seeds import check_layout
 from flinkish_spark.transport import columns as C
-from flinkish_spark.worker.time import CHECKPOINT_PROPERTY
+from flinkish_spark.worker.time import MICRO_BATCH_PROPERTY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,18 +93,12 @@ def start_query(
     SettingsChanged
         Somebody changed a setting of the session in this moment; nothing runs.
     """
-    context = spark.sparkContext
     with query_conf(spark, shuffle_partitions) as wanted:
-        # The query's thread takes over what is set here, and hands it to every task.
-        context.setLocalProperty(CHECKPOINT_PROPERTY, checkpoint_location)
-        try:
-            stream = job.frame.writeStream.outputMode("append").foreachBatch(writer)
-            stream = stream.option("checkpointLocation", checkpoint_location)
-            taken = {query.name for query in spark.streams.active}
-            stream = stream.queryName(f"{name} ({checkpoint_location})" if name in taken else name)
-            query = stream.trigger(**trigger).start()
-        finally:
-            context.setLocalProperty(CHECKPOINT_PROPERTY, None)  # type: ignore[arg-type]
+        stream = job.frame.writeStream.outputMode("append").foreachBatch(writer)
+        stream = stream.option("checkpointLocation", checkpoint_location)
+        taken = {query.name for query in spark.streams.active}
+        stream = stream.queryName(f"{name} ({checkpoint_location})" if name in taken else name)
+        query = stream.trigger(**trigger).start()
         changed = SETTINGS.changed(spark, wanted)
     if changed:
         query.stop()
@@ -154,6 +149,9 @@ class SinkStaging:
         self, frame: DataFrame, batch: BatchId, attempt: int, sinks: frozenset[str]
     ) -> StagedBatch:
         """Stage `frame` in some sinks; see :class:`~flinkish_spark.checkpoint.staging.Staging`."""
+        # This order matters: whatever evaluates the rows below is to tell its tasks of this micro-batch.
+        told = json.dumps(self._context.log.micro_batch(batch).to_json())
+        frame.sparkSession.sparkContext.setLocalProperty(MICRO_BATCH_PROPERTY, told)
         if not sinks:
             frame.write.format("noop").mode("overwrite").save()
         own = [sink for sink in self._sinks if sink.uid in sinks]
@@ -320,7 +318,7 @@ class SparkEngine:
         settings, partitions = self._settings, self._savepoints.shuffle_partitions()
         beginning = self._savepoints.beginning()
         marking = NO_MARKING if settings.latencies is None else LatencyMarking(self._spark)
-        planner = Planner(self._spark, str(control.path), partitions, beginning, marking=marking)
+        planner = Planner(self._spark, settings.place(control.path), partitions, beginning, marking=marking)
         planned = planner.plan(self._graph)
         check_layout(self._job_dir, planned)
         self._keeper = self._savepoints.keeper()

@@ -769,8 +769,7 @@ class Supervisor:
         return _Start(plan, gate, coordinator, writer, last)
 
     def _control_file(self, job: JobContext) -> ControlFile:
-        folder = self._settings.root / "control"
-        return ControlFile.of_start(folder, job.ownership.epoch, next(self._starts))
+        return ControlFile.of_start(self._settings.scratch, job.ownership.epoch, next(self._starts))
 
     # -- run ------------------------------------------------------------------------------------
     def _run(self, owned: _Owned, start: _Start) -> None:

@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge.plans import named_chain, named_scan
 from flinkish_spark.checkpoint.control import load_control
-from flinkish_spark.contracts.source import Source, SourceNode, SourceStart
+from flinkish_spark.contracts.source import NO_JOB, JobPlace, Source, SourceNode, SourceStart
 from flinkish_spark.planning.between import (
     RecordStream,
     behind_frames,
@@ -163,8 +163,8 @@ class Planner:
 
     Parameters
     ----------
-    control_path
-        File of the control source.
+    place
+        Of the job and of this start of its query.
     partitions
         Spark's shuffle partitions, which are fixed for the life of the job's state.
     beginning
@@ -178,7 +178,7 @@ class Planner:
     def __init__(
         self,
         spark: SparkSession,
-        control_path: str,
+        place: JobPlace,
         partitions: int,
         beginning: Beginning = NOTHING,
         graph: StreamGraph | None = None,
@@ -186,9 +186,9 @@ class Planner:
     ) -> None:
         self._spark = spark
         self._beginning, self._marking = beginning, marking
-        self._control_path = control_path
+        self._place = place
         self._partitions = partitions
-        self._barriers = load_control(spark, control_path).select(*C.CONTROL)
+        self._barriers = load_control(spark, place.control_path).select(*C.CONTROL)
         self._has_one_source = False
         self._planned: dict[_Place, PlannedStream] = {}
         self._operators: dict[str, OperatorShape] = {}
@@ -215,7 +215,7 @@ class Planner:
             for uid in source.source.side_uids(source.uid):
                 chain = Chain((source.uid,), (), (uid,))
                 moved = self._beginning.positioned(source, chain, source.uid)
-                for side in moved.side_outputs(self._spark, source.uid, self._control_path, peers):
+                for side in moved.side_outputs(self._spark, source.uid, self._place, peers):
                     letters = RecordStream(source.uid, side.frame, Origins(), self._barriers, SOURCE_CHANNELS)
                     marked = self._marking.beside(self._with_barriers([letters]), graph, [source.uid])
                     part, schema = self._part(bases, marked, chain)
@@ -318,9 +318,9 @@ class Planner:
         if self._graph.needs_own_time(node):
             source = source.with_own_time() or source
         if self._has_one_source:
-            marked = source.load_marked(self._spark, self._control_path)
+            marked = source.load_marked(self._spark, self._place)
         if marked is None:
-            records = source.load(self._spark, self._control_path)
+            records = source.load(self._spark, self._place)
             has_channels = source.has_channels
             return RecordStream(name, records, origins, self._barriers, SOURCE_CHANNELS, None, has_channels)
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
@@ -392,7 +392,7 @@ class Planner:
 
 def plan_records(spark: SparkSession, graph: StreamGraph, node: StreamNode) -> DataFrame:
     """Return a node's records as a plain streaming DataFrame, outside of any checkpoint."""
-    planner = Planner(spark, "/nonexistent/no-control", shuffle_partitions(spark), graph=graph)
+    planner = Planner(spark, NO_JOB, shuffle_partitions(spark), graph=graph)
     found: DataFrame | None = None
     for chain, ways in chains_to(graph, node):
         rest = list(chain.inputs)

@@ -91,10 +91,14 @@ class Wake(StoredRow):
 _NOTHING_SEEN = Watermarks()
 _Above = Mapping[str, int]
 _SORTED = Form(lambda above: dict(sorted(above.items())), partial(read, _Above))
-_SEEN = Form(
-    lambda seen: [seen.least_ms, dict(sorted(seen.above.items()))],
-    lambda pair: Watermarks(*read(tuple[WatermarkMs, _Above], pair)),
-)
+#: Watermarks as a pair: the least, and those above it.
+StoredWatermarks = Annotated[
+    Watermarks,
+    Form(
+        lambda found: [found.least_ms, dict(sorted(found.above.items()))],
+        lambda pair: Watermarks(*read(tuple[WatermarkMs, _Above], pair)),
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,7 @@ class TimeOffer(Stored):
     has_ended: bool = field(default=False, metadata=_member(END_KEY, at=2))
     wake: Wake | None = field(default=None, metadata=_member(WAKE_KEY))
     above: Annotated[_Above, _SORTED] = field(default_factory=dict, metadata=_member(ABOVE_KEY, at=1))
-    seen: Annotated[Watermarks, _SEEN] = field(default=_NOTHING_SEEN, metadata=_member(SEEN_KEY))
+    seen: StoredWatermarks = field(default=_NOTHING_SEEN, metadata=_member(SEEN_KEY))
 
     def __post_init__(self) -> None:
         Watermarks(self.watermark_ms, self.above)

@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -369,7 +370,7 @@ class KeyedOperator:
         here = self._micro_batch()
         if here.checkpoint is None:
             return NoBases()
-        folder = here.checkpoint / STATE / BASES / self.spec.uid
+        folder = Path(here.checkpoint, STATE, BASES, self.spec.uid)
         if self._mapped is None or self._mapped.folder != folder:
             self._mapped = MappedBases(folder)
         return BaseFiles(self._mapped, here.number, here.pinned)

@@ -6,8 +6,6 @@ import json
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,23 +14,26 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, Progress
-from flinkish_spark.protocol.control_offset import CHECKPOINT_KEY, ControlOffset
+from flinkish_spark.core.errors import CorruptObjectError, InternalError
+from flinkish_spark.core.offset_log import LoggedOffsets
+from flinkish_spark.protocol.codec import Stored
+from flinkish_spark.protocol.control_offset import ControlOffset, StoredWatermarks
 from flinkish_spark.protocol.event_time import Watermarks
-from flinkish_spark.protocol.micro_batches import OFFSETS
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Worker
 from flinkish_spark.types.rows import arrow_schema
 
 # ----------------------------------------------------------------------------------------------------------
-# Where time stands in the micro-batch that a task belongs to: read from Spark's own offset log.
+# Where time stands in the micro-batch that a task belongs to, as Spark's own offset log has it.
 #
 # Spark writes ``offsets/N`` before it runs micro-batch N, with the wall clock of that moment and with the
-# control source's offset, in which the watermarks stand. So every task of the micro-batch sees one time,
-# and sees it again when the micro-batch is run again, on whatever machine.
+# control source's offset, in which the watermarks stand. The driver reads the entry when the micro-batch is
+# to be staged, and every task gets what follows from it as a local property. So all tasks of a micro-batch
+# see one time, on whatever machine, and see it again when the micro-batch is run again.
 
 
-#: Local property of a query of ours: the folder of its checkpoint. Spark hands it to every task.
-CHECKPOINT_PROPERTY = "flinkish.checkpoint"
+#: Local property of a query of ours, set for each micro-batch; Spark hands it to every task.
+MICRO_BATCH_PROPERTY = "flinkish.micro-batch"
 #: Spark's own: the micro-batch's number.
 _BATCH_PROPERTY = "streaming.sql.batchId"
 
@@ -42,7 +43,7 @@ MICRO_BATCH_IN_HARNESS: ContextVar[MicroBatch | None] = ContextVar("MICRO_BATCH_
 
 
 @dataclass(frozen=True, slots=True)
-class MicroBatch:
+class MicroBatch(Stored):
     """What a task knows of its micro-batch.
 
     Parameters
@@ -52,7 +53,7 @@ class MicroBatch:
     processing_time_ms
         When it began.
     checkpoint
-        Folder of the query's checkpoint; None outside of a job.
+        Where the query's checkpoint is; None outside of a job.
     number
         Of the micro-batch.
     pinned
@@ -61,13 +62,44 @@ class MicroBatch:
         What the watermark of all operators becomes behind the elements, if that is more.
     """
 
-    before: Watermarks
-    watermarks: Watermarks
+    before: StoredWatermarks
+    watermarks: StoredWatermarks
     processing_time_ms: int
-    checkpoint: Path | None = None
+    checkpoint: str | None = None
     number: int = 0
     pinned: int | None = None
     drained_to_ms: int = MIN_WATERMARK_MS
+
+    @classmethod
+    def logged(
+        cls, number: int, here: LoggedOffsets, earlier: LoggedOffsets | None, checkpoint: str
+    ) -> MicroBatch:
+        """Return a micro-batch of a query by its entry of the offset log.
+
+        Not to be kept: behind a rewind the entry is another one.
+
+        Parameters
+        ----------
+        earlier
+            The entry before it. Spark deletes old ones, and the first micro-batch of a lineage has none.
+        """
+        if here.processing_time_ms is None:
+            raise CorruptObjectError(f"Spark's offset log entry {number} does not say when it was planned")
+        control = here.control
+        # A log that begins with stored state says what that has seen: no watermark goes back.
+        before = control.time.seen if earlier is None else earlier.control.time.watermarks
+        # Offsets say it until the next checkpoint, also where a job is started again.
+        drained_before = 0 if earlier is None else ControlOffset.drained_in(earlier.sources)
+        drains = ControlOffset.drained_in(here.sources) > drained_before
+        return cls(
+            before,
+            control.time.watermarks,
+            here.processing_time_ms,
+            checkpoint,
+            number,
+            control.pinned_batch,
+            MAX_WATERMARK_MS if drains else MIN_WATERMARK_MS,
+        )
 
     def progress(self, uid: str) -> Progress:
         """Return where time stands for an operator."""
@@ -83,58 +115,20 @@ def micro_batch_of_task() -> MicroBatch:
 
     Called in a Python worker, at the first call of an operator in each task. In a query that is not a
     job of ours there is no watermark, and the wall clock stands for the processing time.
-
-    Raises
-    ------
-    OSError, ValueError
-        The offset log cannot be read, which is a fault of the environment.
     """
     given = MICRO_BATCH_IN_HARNESS.get()
     if given is not None:
         return given
     task = TaskContext.get()
-    folder = None if task is None else task.getLocalProperty(CHECKPOINT_PROPERTY)
-    batch = None if task is None else task.getLocalProperty(_BATCH_PROPERTY)
-    if folder is None or batch is None:
+    text = None if task is None else task.getLocalProperty(MICRO_BATCH_PROPERTY)
+    if task is None or text is None:
         return MicroBatch(Watermarks(), Watermarks(), wall_ms())
-    return micro_batch_of(Path(folder), int(batch))
-
-
-def micro_batch_of(checkpoint: Path, number: int) -> MicroBatch:
-    """Return a micro-batch of the query whose checkpoint lies in a folder.
-
-    Not to be kept beyond a task: behind a rewind the entry is another one.
-    """
-    processing_time_ms, controls = _logged(checkpoint, number)
-    try:
-        earlier = _logged(checkpoint, number - 1)[1] if number else []
-    except FileNotFoundError:
-        # Spark deletes old entries; and the first micro-batch of a lineage has none before it.
-        earlier = []
-    here = ControlOffset.newest(controls)
-    # A log that begins with stored state says what that has seen: no watermark goes back.
-    before = ControlOffset.newest(earlier).time.watermarks if earlier else here.time.seen
-    drained = ControlOffset.drained_in(controls)
-    # Offsets say it until the next checkpoint, also where a job is started again.
-    drains = drained > ControlOffset.drained_in(earlier)
-    return MicroBatch(
-        before,
-        here.time.watermarks,
-        processing_time_ms,
-        checkpoint,
-        number,
-        here.pinned_batch,
-        MAX_WATERMARK_MS if drains else MIN_WATERMARK_MS,
-    )
-
-
-def _logged(checkpoint: Path, number: int) -> tuple[int, list[Any]]:
-    """Return processing time and control offsets of an entry."""
-    version, facts, *offsets = (checkpoint / OFFSETS / str(number)).read_text("utf-8").strip().split("\n")
-    if version != "v1":
-        raise ValueError(f"Spark's offset log entry {number} has version {version[:20]!r}")
-    control: list[Any] = [json.loads(text) for text in offsets if f'"{CHECKPOINT_KEY}"' in text]
-    return int(json.loads(facts)["batchTimestampMs"]), control
+    found = MicroBatch.from_json(json.loads(text))
+    if str(found.number) != task.getLocalProperty(_BATCH_PROPERTY):
+        raise InternalError(
+            f"a task of micro-batch {task.getLocalProperty(_BATCH_PROPERTY)} was told of {found.number}"
+        )
+    return found
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -190,6 +190,7 @@ class Driver:
             clock=self.clock,
             threads=threads,
             observer=SimObserver(world, self.process),
+            scratch=Path("/simulated/scratch"),
             hooks=MasterHooks([SimHook(world, invariants, self.process)]),
             listeners=(SimListener(world, invariants),),
             random=chance.random,

@@ -26,7 +26,7 @@ from flinkish_spark.connectors.delta.log import (
 from flinkish_spark.connectors.files.input_formats import ParquetFiles
 from flinkish_spark.connectors.files.source import Discovery, FileList, FileSource, FoundFile
 from flinkish_spark.connectors.rates import RateLimit
-from flinkish_spark.contracts.source import Source
+from flinkish_spark.contracts.source import JobPlace, Source
 from flinkish_spark.core.errors import ConfigError, InputLostError
 from flinkish_spark.core.formats import Engine
 from flinkish_spark.core.store import LocalStore, SealedObjects
@@ -564,7 +564,7 @@ class DeltaSource(Source):
         detail: Any = spark.sql(f"DESCRIBE DETAIL delta.{quoted(self.path)}").first()
         self._known["id"] = str(detail["id"])
 
-    def load(self, spark: SparkSession, control_path: str) -> DataFrame:
+    def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         """Return the stream with positions in Spark's input partitions."""
         from flinkish_spark.transport.columns import with_position
 

@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pyspark.sql import Column
@@ -28,7 +27,7 @@ from flinkish_spark.connectors.kafka.client.admin import (
 from flinkish_spark.connectors.kafka.client.client import seen_to_stay
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.marks import newest_of
-from flinkish_spark.contracts.source import Source, SourceStart
+from flinkish_spark.contracts.source import JobPlace, Source, SourceStart
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import (
     ConfigError,
@@ -40,7 +39,6 @@ from flinkish_spark.core.errors import (
 )
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
-from flinkish_spark.core.store import LocalStore
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable
 from flinkish_spark.protocol.codec import Form, Stored, stored
 from flinkish_spark.protocol.ids import JobUuid, Place
@@ -120,8 +118,6 @@ def check_names(metadata: Sequence[str], fields: T.StructType) -> None:
 
 #: By topic, the partitions that are read; empty for all of all topics.
 Partitions = Mapping[str, tuple[int, ...]]
-#: The control file of a plan that belongs to no job (`planning/planner.py`).
-NO_CONTROL = "no-control"
 
 
 def checked_topics(topics: object) -> tuple[str, ...]:
@@ -560,32 +556,32 @@ class StartsAtOffsets(Source):
         """Return the partitions that are read now; see :func:`~.kafka_places.places_in`."""
         return places_in(admin, self.topics_now(), self.partitions)
 
-    def starting_option(self, control_path: str) -> str:
+    def starting_option(self, place: JobPlace) -> str:
         """Return the option `startingOffsets`: Spark wants every partition named.
 
         Partitions and topics that are not in what is known were added since, and are read whole.
         """
-        known = self._known_offsets(control_path)
+        known = self._known_offsets(place)
         if isinstance(known, StartingOffsets):
             return known.value
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
             places = self.places(admin)
         return json.dumps(by_topic({(t, p): known.get(t, {}).get(str(p), _EARLIEST) for t, p in places}))
 
-    def _known_offsets(self, control_path: str) -> StartingOffsets | Mapping[str, Mapping[str, int]]:
+    def _known_offsets(self, place: JobPlace) -> StartingOffsets | Mapping[str, Mapping[str, int]]:
         if self._start is not None:
             return offsets_in(self._start.position)
-        path, name = Path(control_path), self.fact("start")
+        name = self.fact("start")
         # Spark's reader asks for the end in every scan, the dead letters' too, and again where its log is
         # begun anew. Of the first offsets either scan reads what there is; the Python reader keeps its own.
         is_asked_again = self.starting_offsets is StartingOffsets.LATEST and self.needs_kafka_jars
         if isinstance(self.starting_offsets, StartingOffsets) and not (
-            is_asked_again and path.name != NO_CONTROL
+            is_asked_again and place.job_dir is not None
         ):
             return self.starting_offsets
-        if path.name == NO_CONTROL:
+        if place.job_dir is None:
             return self._asked_offsets()
-        job_dir = JobDir(LocalStore(path.parent.parent))
+        job_dir = JobDir(place.job_dir.open())
         if job_dir.known_uuid() is None:
             # A plan that is only looked at, before the first start.
             return StartingOffsets.EARLIEST
@@ -790,11 +786,11 @@ class EndsAtOffsets(StartsAtOffsets):
             )
         self.__dict__["_ends"] = recorded["offsets"]
 
-    def ends_in(self, control_path: str) -> Ends | None:
+    def ends_in(self, place: JobPlace) -> Ends | None:
         """Return the ends as they were recorded; None without any, and before the first start."""
-        if self.ending is None or self._known_ends is not None:
+        if self.ending is None or self._known_ends is not None or place.job_dir is None:
             return self._known_ends
-        recorded = JobDir(LocalStore(Path(control_path).parent.parent)).recorded(self.fact("end"))
+        recorded = JobDir(place.job_dir.open()).recorded(self.fact("end"))
         return None if recorded is None else recorded["offsets"]
 
     @property

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
@@ -42,7 +41,6 @@ from flinkish_spark.connectors.kafka.format.options import (
     PER_SECOND,
 )
 from flinkish_spark.connectors.kafka.offsets import (
-    NO_CONTROL,
     EndsAtOffsets,
     KafkaEnd,
     KafkaStart,
@@ -60,7 +58,7 @@ from flinkish_spark.connectors.kafka.offsets import (
     store_offsets,
 )
 from flinkish_spark.connectors.rates import RateLimit
-from flinkish_spark.contracts.source import SideOutput, SourceStart
+from flinkish_spark.contracts.source import JobPlace, SideOutput, SourceStart
 from flinkish_spark.core.errors import (
     BAD_TIME_MARKER,
     ConfigError,
@@ -292,9 +290,9 @@ def check_alignable(upstream: UpstreamJob | None, reader: Engine, uid: str) -> N
         )
 
 
-def check_alone(upstream: UpstreamJob | None, control_path: str) -> None:
+def check_alone(upstream: UpstreamJob | None, place: JobPlace) -> None:
     """Refuse a plan in which other sources decide where barriers are; called by the planner."""
-    if upstream is not None and Path(control_path).name != NO_CONTROL:
+    if upstream is not None and place.job_dir is not None:
         raise GraphError(
             "a source with aligned_with is not the only source of its job",
             why="each source would draw a checkpoint at a place of its own, and no cut would be one",
@@ -511,16 +509,16 @@ class KafkaSource(EndsAtOffsets):
         return KafkaAdmin(self.connection)
 
     # -- planning -------------------------------------------------------------------------------
-    def load(self, spark: SparkSession, control_path: str) -> DataFrame:
+    def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         """Return the stream with fields, channel and offset."""
-        check_alone(self.aligned_with, control_path)
-        return self._fields(self._raw(spark, control_path, {}), (C.CHANNEL, C.SEQUENCE), None)
+        check_alone(self.aligned_with, place)
+        return self._fields(self._raw(spark, place, {}), (C.CHANNEL, C.SEQUENCE), None)
 
-    def load_marked(self, spark: SparkSession, control_path: str) -> DataFrame | None:
+    def load_marked(self, spark: SparkSession, place: JobPlace) -> DataFrame | None:
         """Return the Python reader's stream, whose partitions each end with a barrier."""
         if self.reader is Engine.JVM:
             return None
-        raw = self._python_raw(spark, control_path)
+        raw = self._python_raw(spark, place)
         # Not by the kind: a later filter on it would let Spark's optimizer put its value into the check
         # of the records' values, and run that check first.
         is_barrier = F.col("topic").isNull()
@@ -541,12 +539,12 @@ class KafkaSource(EndsAtOffsets):
         return (letters_uid(uid),) if self.has_side_outputs else ()
 
     def side_outputs(
-        self, spark: SparkSession, uid: str, control_path: str, peers: Sequence[Sink]
+        self, spark: SparkSession, uid: str, place: JobPlace, peers: Sequence[Sink]
     ) -> tuple[SideOutput, ...]:
         """Return the dead-letter stream: a second scan that keeps the unreadable records only."""
         if not isinstance(self.value, Json) or not self.has_side_outputs:
             return ()
-        raw = self._raw(spark, control_path, {"includeHeaders": "true"}, HEADERS)
+        raw = self._raw(spark, place, {"includeHeaders": "true"}, HEADERS)
         return (letters_of(raw, self.value, uid, self.connection, self.reader, peers),)
 
     def find_bad_record(
@@ -569,9 +567,7 @@ class KafkaSource(EndsAtOffsets):
         register(spark)
         return FORMAT_NAME
 
-    def _raw(
-        self, spark: SparkSession, control_path: str, more: Mapping[str, str], *columns: str
-    ) -> DataFrame:
+    def _raw(self, spark: SparkSession, place: JobPlace, more: Mapping[str, str], *columns: str) -> DataFrame:
         """Return the scan with channel and offset.
 
         Parameters
@@ -581,31 +577,34 @@ class KafkaSource(EndsAtOffsets):
         columns
             Those that these add.
         """
-        frame = self._stream(spark, control_path, more).load()
-        frame = with_checked_times(cut_at(frame, self.ends_in(control_path)))
+        frame = self._stream(spark, place, more).load()
+        frame = with_checked_times(cut_at(frame, self.ends_in(place)))
         own = [*map(F.col, (*KAFKA_COLUMNS, *columns)), *metadata_columns(self.metadata)]
         return frame.select(*own, channel_column(self.topics), F.col("offset").alias(C.SEQUENCE))
 
-    def _python_raw(self, spark: SparkSession, control_path: str) -> DataFrame:
+    def _python_raw(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         upstream = reader_options(self.aligned_with, self._start)
-        frame = self._stream(spark, control_path, {CONTROL_PATH: control_path, **upstream}).load()
+        frame = self._stream(spark, place, {CONTROL_PATH: place.control_path, **upstream}).load()
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
-        frame = with_checked_times(cut_at(frame, self.ends_in(control_path), F.col("topic").isNull()))
+        frame = with_checked_times(cut_at(frame, self.ends_in(place), F.col("topic").isNull()))
         channel = F.when(is_record, channel_column(self.topics)).otherwise(F.col(C.CHANNEL))
         place = F.coalesce("offset", F.lit(0).cast("long"))
         own = [*map(F.col, KAFKA_COLUMNS), *metadata_columns(self.metadata)]
         return frame.select(*own, C.KIND, C.CHECKPOINT, channel.alias(C.CHANNEL), place.alias(C.SEQUENCE))
 
-    def _stream(self, spark: SparkSession, control_path: str, more: Mapping[str, str]) -> DataStreamReader:
-        folder = str(Path(control_path).parent) if self._start is None else self._start.folder
-        held = {HELD_PATH: control_path, HELD_SOURCE: self._uid} if self._uid else {}
-        own = {FIRST_OFFSETS: folder, **held, **pace_option(self.max_offsets_per_second)}
+    def _stream(self, spark: SparkSession, place: JobPlace, more: Mapping[str, str]) -> DataStreamReader:
+        held = {HELD_PATH: place.control_path, HELD_SOURCE: self._uid} if self._uid else {}
+        own = {
+            FIRST_OFFSETS: place.beginnings(self._start),
+            **held,
+            **pace_option(self.max_offsets_per_second),
+        }
         own = {**own, **SKIP} if self.reader is Engine.PYTHON else READER_DEFAULTS
         reader = spark.readStream.format(self._format_in(spark)).options(**self.connection.for_spark())
         reader = reader.options(**{**own, **self.reader_options, **more})
         pattern = self.pattern if self.reader is Engine.PYTHON else for_jvm(self.pattern)
         reader = reader.options(**subscription(self.topics, self.partitions, pattern))
-        reader = reader.option("startingOffsets", self.starting_option(control_path))
+        reader = reader.option("startingOffsets", self.starting_option(place))
         reader = reader.option("failOnDataLoss", "true").option("kafka.isolation.level", "read_committed")
         if self.max_offsets_per_trigger:
             reader = reader.option("maxOffsetsPerTrigger", str(self.max_offsets_per_trigger))

@@ -53,7 +53,7 @@ from flinkish_spark.connectors.kafka.offsets import (
 from flinkish_spark.connectors.kafka.source import with_known_times
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import Offset, SplitPosition, SplitSource, logged_positions
-from flinkish_spark.contracts.source import SideOutput
+from flinkish_spark.contracts.source import JobPlace, SideOutput
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.formats import Engine, Json, OnBadRecord
@@ -396,9 +396,9 @@ class KafkaRecordsSource(SplitSource):
         added = [T.StructField(self._added, T.TimestampType())] if self._added else []
         return T.StructType([*self.schema, *added])
 
-    def load(self, spark: SparkSession, control_path: str) -> DataFrame:
+    def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         """Return the stream, with the records' times where they are asked for."""
-        frame = super().load(spark, control_path)
+        frame = super().load(spark, place)
         if "timestamp" in frame.columns:
             frame = with_known_times(frame)
         if self._own_time:
@@ -428,14 +428,14 @@ class KafkaRecordsSource(SplitSource):
         return (letters_uid(uid),) if self.has_side_outputs else ()
 
     def side_outputs(
-        self, spark: SparkSession, uid: str, control_path: str, peers: Sequence[Sink]
+        self, spark: SparkSession, uid: str, place: JobPlace, peers: Sequence[Sink]
     ) -> tuple[SideOutput, ...]:
         """Return the dead-letter stream: a second scan that keeps the unreadable records only."""
         if self.decoding is None or not self.has_side_outputs:
             return ()
         scan = self._with("schema", T.StructType([*self.schema, _HEADERS]))
         scan = scan._with("_fs_format", f"{self._fs_format}-letters")
-        raw = super(KafkaRecordsSource, scan).load(spark, control_path)
+        raw = super(KafkaRecordsSource, scan).load(spark, place)
         return (letters_of(raw, self.decoding.value, uid, self.connection, Engine.PYTHON, peers),)
 
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:

@@ -12,7 +12,9 @@ import pytest
 from flinkish_spark import DeltaSink
 from flinkish_spark.bridge.settings import query_conf
 from flinkish_spark.checkpoint.control import ControlSource
+from flinkish_spark.contracts.source import JobPlace
 from flinkish_spark.core.errors import CorruptObjectError
+from flinkish_spark.core.store import StoreSpec
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.protocol.savepoints import ClaimMode, NonRestoredState, UnpositionedSources
 from flinkish_spark.savepoints.files import (
@@ -222,7 +224,8 @@ def test_the_layout_of_a_plan_has_sparks_order(spark, job_dir, tmp_path) -> None
     env = two_operators(spark, job_dir, tmp_path / "in", tmp_path / "a", tmp_path / "b")
     with query_conf(spark, 2):
         spark.dataSource.register(ControlSource)
-        layout = Planner(spark, str(tmp_path / "none.json"), 2).plan(env.graph).layout()
+        place = JobPlace(StoreSpec(str(tmp_path)), str(tmp_path / "none.json"))
+        layout = Planner(spark, place, 2).plan(env.graph).layout()
     feed(tmp_path / "in", "0", 1)
     with started(env) as client:
         await_that(lambda: rows(client, "counted") == USERS, client)

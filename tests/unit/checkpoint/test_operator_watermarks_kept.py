@@ -26,7 +26,7 @@ from flinkish_spark.protocol.micro_batches import OFFSETS
 from flinkish_spark.protocol.records import SinkAck, StagedBatch, TaskAck, TimeReport
 from flinkish_spark.protocol.time_plan import Assigner, TimePlan, reporters_of
 from flinkish_spark.protocol.watermarks import EventTime
-from flinkish_spark.worker.time import micro_batch_of
+from flinkish_spark.worker.time import MicroBatch
 from tests.support.clocks import ManualClock
 from tests.support.coordinator_rig import MemoryStore
 from tests.support.effort import seeds
@@ -74,7 +74,6 @@ class Query:
         self.folder, self.plan = folder, given
         self.clock, self.store = ManualClock(1_000), MemoryStore()
         self.log = SparkLog(self.store, "spark/1", Path("/nowhere"))
-        (folder / OFFSETS).mkdir(parents=True)
         self.controls: list[dict[str, Any]] = [{"flinkish:checkpoint": 0}] * 2
         self.ended = set[str]()
         self.next, self.starts = 0, 0
@@ -107,7 +106,6 @@ class Query:
         facts = json.dumps({"batchTimestampMs": self.clock.now_ms})
         text = "\n".join(["v1", facts, *sources, *map(json.dumps, self.controls)])
         self.store.put(f"spark/1/{OFFSETS}/{self.next}", text.encode())
-        (self.folder / OFFSETS / str(self.next)).write_text(text)
         called = set()
         for reader, start, end in zip(self.readers, before, self.controls, strict=True):
             rows = [row for part in reader.partitions(start, end) for row in reader.read(part)]
@@ -123,10 +121,16 @@ class Query:
         self.next += 1
         return called
 
+    def micro_batch(self, number: int) -> MicroBatch:
+        """Return what tasks are told of a micro-batch."""
+        told = self.log.micro_batch(BatchId(number))
+        assert MicroBatch.from_json(json.loads(json.dumps(told.to_json()))) == told
+        return told
+
     @property
     def seen(self) -> list[int]:
         """What the tasks of the last micro-batch were told, by operator."""
-        here = micro_batch_of(self.folder, self.next - 1)
+        here = self.micro_batch(self.next - 1)
         return [here.progress(uid).watermark_ms for uid in OPERATORS]
 
 
@@ -168,19 +172,19 @@ def test_a_task_knows_what_its_operator_saw_before(query: Query) -> None:
     query.run(record("left", 60_000), record("right", 5_000), timer("left", 1, 90_000))
     query.run(record("left", 70_000))
     query.run()
-    here = micro_batch_of(query.folder, 2)
+    here = query.micro_batch(2)
     left, right, unknown = (here.progress(uid) for uid in ("left", "right", "of another plan"))
     assert (left.watermark_before_ms, left.watermark_ms) == (59_999, 69_999)
     assert (right.watermark_before_ms, right.watermark_ms) == (4_999, 4_999)
     assert unknown.watermark_ms == 4_999 and left.processing_time_ms == 1_000
-    first = micro_batch_of(query.folder, 0).progress("left")
+    first = query.micro_batch(0).progress("left")
     assert (first.watermark_before_ms, first.watermark_ms) == (MIN_WATERMARK_MS, MIN_WATERMARK_MS)
 
 
 def test_a_log_of_a_version_that_knew_one_watermark_is_read(query: Query) -> None:
     old = 'v1\n{"batchTimestampMs": 7}\n{"flinkish:checkpoint": 3, "flinkish:watermark": 60000}'
-    (query.folder / OFFSETS / "4").write_text(old)
-    here = micro_batch_of(query.folder, 4)
+    query.store.put(f"spark/1/{OFFSETS}/4", old.encode())
+    here = query.micro_batch(4)
     assert [here.progress(uid).watermark_ms for uid in OPERATORS] == [60_000, 60_000]
 
 
@@ -241,7 +245,7 @@ def drain(query: Query, checkpoint: int) -> None:
 
 def drains(query: Query) -> bool:
     """Whether event time comes to its end behind the records of the last micro-batch, for everybody."""
-    here = micro_batch_of(query.folder, query.next - 1)
+    here = query.micro_batch(query.next - 1)
     found = {here.progress(uid).drained_to_ms == MAX_WATERMARK_MS for uid in [*OPERATORS, "any"]}
     return found == {True}
 

@@ -21,10 +21,11 @@ from flinkish_spark.connectors.kafka import offsets as kafka_starts
 from flinkish_spark.connectors.kafka.client.admin import TopicPartitions
 from flinkish_spark.connectors.kafka.format.offsets import OffsetFinder
 from flinkish_spark.connectors.kafka.format.options import parse_batch, parse_stream
+from flinkish_spark.contracts.source import NO_JOB, JobPlace
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.formats import Json, OnBadRecord
 from flinkish_spark.core.job_dir import JobDir
-from flinkish_spark.core.store import LocalStore
+from flinkish_spark.core.store import LocalStore, StoreSpec
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.sources import EndAtLatest, EndAtTimestamp, KafkaRecordsSource, StartAtTimestamp
 
@@ -141,18 +142,20 @@ def log(monkeypatch) -> Ends:
 def test_records_and_dead_letters_begin_at_one_end(tmp_path: Path, log: Ends) -> None:
     """Each is a scan of Spark's reader, which would ask for the end by itself, at another moment."""
     JobDir(LocalStore(tmp_path)).read_or_create_job({"job": "it"}, {"uuid": str(JobUuid("0" * 31 + "1"))})
-    control = str(tmp_path / "control" / "1-0.json")
+    place = JobPlace(StoreSpec(str(tmp_path)), "1-0.json")
     value = Json("n LONG", OnBadRecord.FAIL)
     source = KafkaSource("nowhere:1", ["in"], value=value, starting_offsets=StartingOffsets.LATEST)
-    assert json.loads(source.starting_option(control)) == {"in": {"0": 3}}
+    assert json.loads(source.starting_option(place)) == {"in": {"0": 3}}
     log.times_ms += [4, 5]
-    assert json.loads(source.starting_option(control)) == {"in": {"0": 3}}, "also of the next start"
+    assert json.loads(source.starting_option(place)) == {"in": {"0": 3}}, "also of the next start"
 
 
 def test_a_plan_without_a_job_leaves_the_word_to_the_reader(log: Ends) -> None:
     source = KafkaSource("nowhere:1", ["in"], starting_offsets=StartingOffsets.LATEST)
-    assert source.starting_option("/nonexistent/no-control") == "latest"
-    assert source.starting_option("/nonexistent/control/1-0.json") == "earliest", "only looked at"
+    assert source.starting_option(NO_JOB) == "latest"
+    assert source.starting_option(JobPlace(StoreSpec("/nonexistent"), "1-0.json")) == "earliest", (
+        "only looked at"
+    )
 
 
 # -- which partitions there are, and where they end --------------------------------------------------------

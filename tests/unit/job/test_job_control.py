@@ -487,7 +487,7 @@ def test_what_the_jvm_raises_before_the_query_reaches_nobody_raw(tmp_path: Path)
         raise Throwables(FULL_DISK).raised()
 
     engine: Any = SimpleNamespace(uids=("in",), why_no_savepoint_at=None, check=check)
-    job: dict[str, Any] = dict(clock=ManualClock(), threads=Unwatched(), observer=None)
+    job: dict[str, Any] = dict(clock=ManualClock(), threads=Unwatched(), observer=None, scratch=tmp_path)
     settings = JobSettings("orders", tmp_path, CheckpointConfig(), NoRestart(), 0, 1, **job)
     supervisor = Supervisor(engine, settings, JobDir(LocalStore(tmp_path)))
     with pytest.raises(Outage, match=r"^IOException: No space left on device") as caught:

@@ -15,7 +15,6 @@ from flinkish_spark.protocol.event_time import MIN_WATERMARK_MS, Watermarks
 from flinkish_spark.protocol.ids import BatchId
 from flinkish_spark.protocol.watermarks import EventTime
 from flinkish_spark.state.timers import TimerQueue
-from flinkish_spark.worker.time import micro_batch_of
 from tests.unit.checkpoint.test_operator_watermarks_kept import OPERATORS, Query, plan, record
 
 
@@ -48,7 +47,7 @@ def begin_again(query: Query) -> None:
 
 
 def progress(query: Query, number: int) -> list[tuple[int, int]]:
-    found = [micro_batch_of(query.folder, number).progress(uid) for uid in OPERATORS]
+    found = [query.micro_batch(number).progress(uid) for uid in OPERATORS]
     return [(one.watermark_before_ms, one.watermark_ms) for one in found]
 
 
@@ -71,7 +70,7 @@ def test_a_processing_time_timer_of_that_micro_batch_sees_it(query: Query) -> No
     for clock in TimeDomain:
         queues[clock].register(Timer(500, "ann", None))
     run.timers.queues = queues
-    rows = run.run([], micro_batch_of(query.folder, 0).progress("left"), []).rows
+    rows = run.run([], query.micro_batch(0).progress("left"), []).rows
     assert rows == [(TimeDomain.PROCESSING_TIME, 49_999), (TimeDomain.EVENT_TIME, 59_999)]
 
 

@@ -39,7 +39,7 @@ from flinkish_spark.connectors.rates import Pace
 from flinkish_spark.core.clock import Clock, SystemClock
 from flinkish_spark.core.errors import ConfigError, FlinkishError
 from flinkish_spark.core.offset_log import OFFSET_KEY
-from flinkish_spark.core.store import LocalStore, SealedObjects
+from flinkish_spark.core.store import SealedObjects, StoreSpec
 from flinkish_spark.core.upstream_cut import CutState, place_of
 from flinkish_spark.protocol.alignment import announced_channel
 from flinkish_spark.protocol.control_offset import ControlOffset, TimeOffer
@@ -341,8 +341,9 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         A rewind to before the first micro-batch must begin there, not where the topic ends by then.
         """
-        store, key = LocalStore(Path(self._options.first_offsets)), self._first_offsets_key()
-        objects = SealedObjects(store, str(store.root))
+        folder, key = self._options.first_offsets, self._first_offsets_key()
+        store = StoreSpec(folder).open()
+        objects = SealedObjects(store, folder)
         if objects.optional(key, "first-offsets", dict) is None:
             first = {"offsets": plan.to_json(self._finder.starting())}
             store.create_if_absent(key, seal("first-offsets", first))

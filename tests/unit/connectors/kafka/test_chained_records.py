@@ -33,10 +33,11 @@ from flinkish_spark.connectors.kafka.client.transactions import Evidence, KafkaC
 from flinkish_spark.connectors.kafka.format import reader as rows
 from flinkish_spark.connectors.kafka.format.options import BarrierRecordPolicy, parse_stream
 from flinkish_spark.connectors.kafka.writer import BARRIER_TASK, KafkaCommitter, KafkaStaged, checkpoint_in
-from flinkish_spark.contracts.source import SourceStart
+from flinkish_spark.contracts.source import NO_JOB, JobPlace, SourceStart
 from flinkish_spark.core.config import CheckpointConfig, CheckpointingMode
 from flinkish_spark.core.errors import ConfigError, CorruptObjectError, GraphError
 from flinkish_spark.core.formats import DeadLetter, Json
+from flinkish_spark.core.store import StoreSpec
 from flinkish_spark.protocol.alignment import announced_channel
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.input_gate import AlignmentMode
@@ -347,9 +348,9 @@ def test_a_source_that_cannot_stop_at_barriers_is_refused() -> None:
         KafkaSource("h:1", ["t"], reader="python", value=value, aligned_with=UpstreamJob())
     source = KafkaSource("h:1", ["t"], reader="python", aligned_with=UpstreamJob())
     with pytest.raises(GraphError, match="not the only source"):
-        source.load(None, "/job/control/1.json")  # type: ignore[arg-type]
-    kafka_upstream.check_alone(UpstreamJob(), "/nonexistent/no-control")
-    kafka_upstream.check_alone(None, "/job/control/1.json")
+        source.load(None, JobPlace(StoreSpec("/job"), "1.json"))  # type: ignore[arg-type]
+    kafka_upstream.check_alone(UpstreamJob(), NO_JOB)
+    kafka_upstream.check_alone(None, JobPlace(StoreSpec("/job"), "1.json"))
 
 
 @pytest.mark.parametrize("mode", [AlignmentMode.UNALIGNED, AlignmentMode.ALIGNED_WITH_TIMEOUT])

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from flinkish_spark import KafkaSource, UpstreamJob
+from flinkish_spark.contracts.source import NO_JOB, JobPlace
 from flinkish_spark.core.errors import ConfigError, JobDirError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
-from flinkish_spark.core.store import LocalStore
+from flinkish_spark.core.store import LocalStore, StoreSpec
 from flinkish_spark.sources import EndAtLatest, EndAtOffsets, EndAtTimestamp
 
 
@@ -37,15 +38,15 @@ def source_of(ending) -> KafkaSource:
 def test_the_end_is_where_the_topic_ended_at_the_first_start(tmp_path) -> None:
     job_dir, brokers = JobDir(LocalStore(tmp_path)), Brokers(3, 9)
     first = source_of(EndAtLatest())
-    control = str(tmp_path / "control" / "1-0.json")
-    assert first.is_bounded and first.ends_in(control) is None
+    place = JobPlace(StoreSpec(str(tmp_path)), "1-0.json")
+    assert first.is_bounded and first.ends_in(place) is None
     first.fix_end(brokers, job_dir)
     brokers.ends = {0: 70, 1: 90, 2: 5}
     later = source_of(EndAtLatest())
     # A plan may be made before the input is looked at, as by a replay.
-    assert later.ends_in(control) == {"in": {"0": 3, "1": 9}} == first.ends_in(control)
+    assert later.ends_in(place) == {"in": {"0": 3, "1": 9}} == first.ends_in(place)
     later.fix_end(brokers, job_dir)
-    assert later.ends_in("/nonexistent/control/x") == {"in": {"0": 3, "1": 9}}
+    assert later.ends_in(NO_JOB) == {"in": {"0": 3, "1": 9}}
 
 
 def test_it_has_ended_when_every_partition_and_every_scan_has(tmp_path) -> None:

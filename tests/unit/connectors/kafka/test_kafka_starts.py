@@ -14,12 +14,12 @@ from flinkish_spark import KafkaSource, StartingOffsets, UpstreamJob
 from flinkish_spark.connectors.kafka import offsets as kafka_starts
 from flinkish_spark.connectors.kafka.offsets import start_offsets
 from flinkish_spark.connectors.kafka.source import subscription
-from flinkish_spark.contracts.source import SourceStart
+from flinkish_spark.contracts.source import NO_JOB, JobPlace, SourceStart
 from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.core.formats import Json
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
-from flinkish_spark.core.store import LocalStore
+from flinkish_spark.core.store import LocalStore, StoreSpec
 from flinkish_spark.job.preflight import check_loops
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.sources import (
@@ -162,9 +162,13 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
     return found
 
 
-def job_in(folder: Path) -> str:
+def place_in(folder: Path) -> JobPlace:
+    return JobPlace(StoreSpec(str(folder)), str(folder / "scratch" / "1-0.json"))
+
+
+def job_in(folder: Path) -> JobPlace:
     JobDir(LocalStore(folder)).read_or_create_job({"job": "it"}, {"uuid": str(JobUuid("0" * 31 + "1"))})
-    return str(folder / "control" / "1-0.json")
+    return place_in(folder)
 
 
 def source_of(start: Any, **more: Any) -> KafkaSource:
@@ -173,37 +177,37 @@ def source_of(start: Any, **more: Any) -> KafkaSource:
 
 def test_a_job_begins_where_its_group_stood_at_the_first_start(tmp_path: Path, brokers: Brokers) -> None:
     source = source_of(StartAtCommitted(), group_id="ours")
-    assert source.starting_option(str(tmp_path / "control" / "none.json")) == "earliest", "only looked at"
-    control = job_in(tmp_path)
+    assert source.starting_option(place_in(tmp_path)) == "earliest", "only looked at"
+    place = job_in(tmp_path)
     wanted = {"in": {"0": 4, "1": 0}}
-    assert json.loads(source.starting_option(control)) == wanted
+    assert json.loads(source.starting_option(place)) == wanted
     # The group goes on, the log loses its beginning, a partition is added: what was fixed stays.
     brokers.groups["ours"], brokers.held = {0: 9, 1: 3}, {0: (5, 9), 1: (0, 3), 2: (0, 8)}
     again = source_of(StartAtCommitted(), group_id="ours")
-    assert json.loads(again.starting_option(control)) == {"in": {"0": 4, "1": 0, "2": -2}}
+    assert json.loads(again.starting_option(place)) == {"in": {"0": 4, "1": 0, "2": -2}}
 
 
 def test_outside_of_a_job_nothing_is_kept(brokers: Brokers) -> None:
     source = source_of(StartAtOffsets({"in": {0: 7}}))
-    assert json.loads(source.starting_option("/nonexistent/no-control")) == {"in": {"0": 7, "1": 0}}
+    assert json.loads(source.starting_option(NO_JOB)) == {"in": {"0": 7, "1": 0}}
 
 
 def test_words_are_left_to_the_reader_and_a_savepoint_comes_first(tmp_path: Path, brokers: Brokers) -> None:
-    control = job_in(tmp_path)
-    assert source_of(StartingOffsets.EARLIEST).starting_option(control) == "earliest"
+    place = job_in(tmp_path)
+    assert source_of(StartingOffsets.EARLIEST).starting_option(place) == "earliest"
     # That reader keeps what it has asked; of Spark's see test_two_questions.py.
-    assert source_of(StartingOffsets.LATEST, reader="python").starting_option(control) == "latest"
+    assert source_of(StartingOffsets.LATEST, reader="python").starting_option(place) == "latest"
     start = SourceStart({"in": {"0": 8}, "flinkish:checkpoint": 3}, str(tmp_path), "x")
     # What was added behind the savepoint is read whole; the setting is not even looked at.
     moved = source_of(StartAtOffsets({"in": {0: 700}})).starting_at(start)
-    assert json.loads(moved.starting_option(control)) == {"in": {"0": 8, "1": -2}}
+    assert json.loads(moved.starting_option(place)) == {"in": {"0": 8, "1": -2}}
 
 
 def test_single_partitions_begin_and_end_alone(tmp_path: Path, brokers: Brokers) -> None:
     source = source_of(StartAtTimestamp(1), partitions={"in": [1]}, ending=EndAtLatest())
     assert json.loads(source.starting_option(job_in(tmp_path))) == {"in": {"1": 3}}
     source.fix_end(brokers, JobDir(LocalStore(tmp_path)))
-    assert source.ends_in("/x/control/y") == {"in": {"1": 3}}
+    assert source.ends_in(place_in(Path("/x"))) == {"in": {"1": 3}}
     assert source.has_ended(LoggedOffsets(({"in": {"1": 3}},)))
     with pytest.raises(GraphError, match="no partition 7"):
         source_of(StartingOffsets.EARLIEST, partitions={"in": [0, 7]}).places(brokers)
@@ -262,11 +266,11 @@ def test_topics_that_come_later_are_behind_an_end_and_at_a_beginning(
     there = ["in"]
     monkeypatch.setattr(KafkaSource, "topics_now", lambda _self: there)
     source = by_pattern(starting_offsets=StartAtCommitted("ours"), ending=EndAtLatest())
-    control = job_in(tmp_path)
+    place = job_in(tmp_path)
     source.fix_end(brokers, JobDir(LocalStore(tmp_path)))
-    assert json.loads(source.starting_option(control)) == {"in": {"0": 4, "1": 0}}
+    assert json.loads(source.starting_option(place)) == {"in": {"0": 4, "1": 0}}
     there.append("in-2")
-    assert json.loads(source.starting_option(control))["in-2"] == {"0": -2, "1": -2}
+    assert json.loads(source.starting_option(place))["in-2"] == {"0": -2, "1": -2}
     read = {"in": {0: 9, 1: 3}, "in-2": {0: 1}}
     logged = LoggedOffsets(
         ({topic: {str(p): at for p, at in found.items()} for topic, found in read.items()},)
