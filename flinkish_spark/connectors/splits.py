@@ -32,7 +32,8 @@ from flinkish_spark.core.errors import (
     may_pass,
 )
 from flinkish_spark.core.iterators import USER_ERRORS, elements_of
-from flinkish_spark.core.store import LocalStore, SealedObjects, StoreSpec
+from flinkish_spark.core.store import LocalStore, SealedObjects
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import instance_of, refuse_if_never_run
 from flinkish_spark.protocol.codec import Form, Presence, Stored, read, stored
 from flinkish_spark.protocol.envelope import seal

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.core.job_dir import BEGINNINGS
-from flinkish_spark.core.store import StoreSpec
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.plan_layout import Position
 from flinkish_spark.protocol.timeline import Mark

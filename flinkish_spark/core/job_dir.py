@@ -5,6 +5,7 @@ The only module that knows the keys (layout in `docs/internals.md`).
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -33,6 +34,16 @@ REWIND_ORDER_KEY = "orders/rewind.json"
 TIMELINE_ORDER_KEY = "orders/timeline.json"
 #: Folders of what each takeover began, and of what a user has accepted.
 _TIMELINE, _ACCEPTED = "timeline", "timeline/accepted"
+
+
+#: Ids and lineages are counted up and never used again, so these objects are what they are, also when a newer
+#: one is deleted in between. Not orders and intents: their keys are used again.
+_WRITTEN_ONCE = re.compile(r"checkpoints/\d+/(decision|receipt)\.json|rewinds/\d+\.json")
+
+
+def is_written_once(key: str) -> bool:
+    """Whether a key never holds another object than its first: for :class:`.CachedReads`."""
+    return _WRITTEN_ONCE.fullmatch(key) is not None
 
 
 class JobDir:

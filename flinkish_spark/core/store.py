@@ -7,12 +7,14 @@ import enum
 import errno
 import os
 import stat
+import threading
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol, TypeVar
 
+from flinkish_spark.core.clock import Clock, backoff_ms
 from flinkish_spark.core.errors import CorruptObjectError, JobDirError, StoreError
 from flinkish_spark.protocol.envelope import FORMAT, NewerFormatError, unseal
 
@@ -54,27 +56,6 @@ class Store(Protocol):
         """Delete the object; a missing one is no error."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoreSpec:
-    """How any process opens a store: it travels to Spark's own processes.
-
-    Parameters
-    ----------
-    url
-        A folder, absolute, on a disk that every process sees which opens it.
-    """
-
-    url: str
-
-    def open(self) -> Store:
-        """Return the store."""
-        return LocalStore(Path(self.url))
-
-    def below(self, key: str) -> StoreSpec:
-        """Return the part of it below a folder."""
-        return StoreSpec(str(Path(self.url, key)))
-
-
 def make_directories(folder: Path) -> None:
     """Make a directory and its parents; the names of those that are new are durable on return.
 
@@ -104,7 +85,8 @@ def _opened_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _checked(key: str) -> PurePosixPath:
+def checked_key(key: str) -> PurePosixPath:
+    """Return a key as a path; raise ValueError if it leads out of the store, or nowhere."""
     path = PurePosixPath(key)
     if path.is_absolute() or not path.parts or any(part in ("..", ".") for part in path.parts):
         raise ValueError(f"not a store key: {key!r}")
@@ -160,7 +142,10 @@ class LocalStore:
             try:
                 os.link(temporary, target)
             except FileExistsError:
-                return CreateResult.EXISTS
+                # Over NFS the answer to a link may be lost, and the client asks again and finds its own:
+                # open(2). Only this call knows the temporary file, so a second link to it is the one it made.
+                if os.stat(temporary).st_nlink != 2:
+                    return CreateResult.EXISTS
             finally:
                 os.unlink(temporary)
             sync_directory(target.parent)
@@ -194,7 +179,7 @@ class LocalStore:
             raise self._failed("delete", key, error) from error
 
     def _path(self, key: str) -> Path:
-        return self.root / _checked(key)
+        return self.root / checked_key(key)
 
     def _write_temporary(self, target: Path, data: bytes) -> Path:
         temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
@@ -224,6 +209,190 @@ class LocalStore:
             what_to_do="check that the disk is there, has room, and may be written by this user",
             key=key,
         )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Create-if-absent where no answer can be trusted.
+#
+# A store behind a network may write an object and lose the answer, or answer 500; whoever asks again, and
+# client libraries do, is told that the key is taken: by itself. It may also say so while nothing is there
+# (S3's ConditionalRequestConflict). So what is there decides, and not the answer:
+#
+# 1. Every create has an id of its own, the same for all of its tries, and the object carries it.
+# 2. After every answer but a plain yes the object is looked at: one's own id means CREATED, another one
+#    EXISTS.
+# 3. If nothing is there, or nobody says what is there, the same create is tried again.
+# 4. Whoever gives up says that the outcome is unknown: a try may have been, or may yet be, carried out.
+#
+# What is left: a try that was given up may arrive later, and be carried out if the key is free by then. A key
+# that is deleted and used again must therefore hold something by which a reader knows it from an older one.
+
+
+#: Between two tries.
+_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
+
+
+class AnswerLost(Exception):
+    """Whether a request was carried out is not known: an error, a time-out, or no answer at all."""
+
+
+class ConditionalPuts(Protocol):
+    """What :func:`create_by_id` needs of a store."""
+
+    def put_new(self, key: str, data: bytes, write_id: str) -> bool:
+        """Ask once for the object with its id; return False if the store says that the key is taken.
+
+        Raises
+        ------
+        AnswerLost
+            It was written or not, or will be.
+        StoreError
+            It was not written, and trying again would not help.
+        """
+
+    def write_id_at(self, key: str) -> str | None:
+        """Return the id that the object carries; None for one that no create has written.
+
+        Raises
+        ------
+        ObjectMissing
+            There is no object.
+        AnswerLost, StoreError
+            Nobody says what is there; it may pass, or will not.
+        """
+
+
+def create_by_id(
+    puts: ConditionalPuts, key: str, data: bytes, write_id: str, clock: Clock, patience_ms: int
+) -> CreateResult:
+    """Write an object only if the key is free, whatever the store answers.
+
+    Parameters
+    ----------
+    write_id
+        New for each call.
+    patience_ms
+        No try begins later than this behind the first.
+
+    Raises
+    ------
+    StoreError
+        It was not written; or, as its text says, nobody knows whether it was.
+    """
+    deadline_ms = clock.monotonic_ms() + patience_ms
+    for pause_ms in backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS):
+        try:
+            if puts.put_new(key, data, write_id):
+                return CreateResult.CREATED
+            why = "the store says that the key is taken, and nothing is there"
+        except AnswerLost as lost:
+            why = str(lost)
+        try:
+            return whose(puts.write_id_at(key), write_id)
+        except ObjectMissing:
+            pass
+        except AnswerLost as lost:
+            why = f"{why}; then: {lost}"
+        if clock.monotonic_ms() + pause_ms > deadline_ms:
+            break
+        clock.sleep_ms(pause_ms)
+    raise StoreError(
+        f"it is not known whether {key} was written",
+        why=why,
+        what_to_do="none, if the store answers again: the job looks at what is there when it restarts",
+        key=key,
+    )
+
+
+def whose(found: str | None, write_id: str) -> CreateResult:
+    """Return what the id of the object that is there means for the create with `write_id`."""
+    return CreateResult.CREATED if found == write_id else CreateResult.EXISTS
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Reads that need not be asked for twice.
+
+
+class CachedReads:
+    """A :class:`Store` that keeps what it has read, or created, under keys that never hold anything else.
+
+    One for each process and store: what is deleted through another one may still be read here. What is
+    missing is never kept, and neither is what :meth:`put` has written.
+
+    Parameters
+    ----------
+    store
+        The store.
+    is_written_once
+        Whether a key, once there is an object, never holds another one, also behind a delete.
+    most_bytes
+        Of all objects kept; those that were not read for the longest time go first.
+    """
+
+    def __init__(
+        self, store: Store, is_written_once: Callable[[str], bool], most_bytes: int = 16 * 1024 * 1024
+    ) -> None:
+        self._store, self._is_written_once, self._most_bytes = store, is_written_once, most_bytes
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._bytes = 0
+        # Of puts and deletes: what was read beside one may be what it has removed.
+        self._changes = 0
+        self._lock = threading.Lock()
+
+    def read(self, key: str) -> bytes:
+        """Return the object; raise ObjectMissing if there is none."""
+        if not self._is_written_once(key):
+            return self._store.read(key)
+        with self._lock:
+            changes = self._changes
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        data = self._store.read(key)
+        self._keep(key, data, changes)
+        return data
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write the object, replacing an older one atomically."""
+        self._forget(key)
+        try:
+            self._store.put(key, data)
+        finally:
+            self._forget(key)
+
+    def create_if_absent(self, key: str, data: bytes) -> CreateResult:
+        """Write the object only if the key is free."""
+        changes = self._changes
+        result = self._store.create_if_absent(key, data)
+        if result is CreateResult.CREATED and self._is_written_once(key):
+            self._keep(key, data, changes)
+        return result
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        """Return the keys directly below a folder: always those of the store."""
+        return self._store.list(prefix)
+
+    def delete(self, key: str) -> None:
+        """Delete the object; a missing one is no error."""
+        self._forget(key)
+        try:
+            self._store.delete(key)
+        finally:
+            self._forget(key)
+
+    def _keep(self, key: str, data: bytes, changes: int) -> None:
+        with self._lock:
+            if changes != self._changes or key in self._kept or len(data) > self._most_bytes:
+                return
+            self._kept[key] = data
+            self._bytes += len(data)
+            while self._bytes > self._most_bytes:
+                self._bytes -= len(self._kept.popitem(last=False)[1])
+
+    def _forget(self, key: str) -> None:
+        with self._lock:
+            self._changes += 1
+            self._bytes -= len(self._kept.pop(key, b""))
 
 
 # ----------------------------------------------------------------------------------------------------------

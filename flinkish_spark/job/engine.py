@@ -24,7 +24,7 @@ from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import FlinkishError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.steps import Observer
-from flinkish_spark.core.store import StoreSpec
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.watchdog import Wait
 from flinkish_spark.job.inputs import Inputs
 from flinkish_spark.job.recovery import Reseeding, RestoredFrom

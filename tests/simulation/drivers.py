@@ -21,8 +21,9 @@ from flinkish_spark.core.errors import (
     JobDirError,
     NotReplayableError,
 )
-from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.job_dir import JobDir, is_written_once
 from flinkish_spark.core.steps import Step
+from flinkish_spark.core.store import CachedReads
 from flinkish_spark.job.engine import JobSettings, Standby
 from flinkish_spark.job.rewind import RewindRefused
 from flinkish_spark.job.supervisor import Supervisor
@@ -33,7 +34,7 @@ from tests.simulation.engine import SimEngine
 from tests.simulation.faults import FaultKind as K
 from tests.simulation.invariants import Invariants
 from tests.simulation.rules import Rule, require
-from tests.simulation.scenario import Tearing
+from tests.simulation.scenario import StoreKind, Tearing
 from tests.simulation.scheduler import Process, ProcessDied
 from tests.simulation.store_faults import SimStore
 from tests.simulation.world import World
@@ -179,7 +180,8 @@ class Driver:
             self.clock,
         )
         threads = SimThreads(world.scheduler, self.process)
-        self.job_dir = JobDir(store)
+        is_bucket = world.scenario.store is StoreKind.BUCKET
+        self.job_dir = JobDir(CachedReads(store, is_written_once) if is_bucket else store)
         settings = JobSettings(
             name="simulated",
             root=Path("/simulated"),

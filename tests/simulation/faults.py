@@ -32,6 +32,12 @@ class FaultKind(enum.Enum):
     DELAYED_RENAME = "delayed rename"
     FAILED_LIST = "failed list"
     FAILED_READ = "failed read"
+    # The store, if it is a bucket.
+    AMBIGUOUS_CREATE = "ambiguous create"
+    CONFLICT = "conflict without effect"
+    LATE_TRY = "late try"
+    SLOW_LIST = "slow list"
+    STORE_AWAY = "store out of reach"
     # Spark.
     QUERY_FAILURE = "query failure"
     TASK_RETRY = "task retry"

@@ -28,6 +28,15 @@ class SinkKind(enum.Enum):
     TABLE = "table"
 
 
+class StoreKind(enum.Enum):
+    """What the job directory lies on."""
+
+    #: A disk: a file appears under its name at once, and whoever made it knows.
+    DISK = "disk"
+    #: A bucket: answers get lost, and nothing is torn.
+    BUCKET = "bucket"
+
+
 class Tearing(enum.Enum):
     """What a crash in the middle of a write leaves behind."""
 
@@ -63,6 +72,8 @@ class Scenario:
         How often what is decided is destroyed, in which way; empty in most runs.
     mean_destruction_gap
         Steps between two such faults, on the average.
+    store, store_patience_ms
+        What the job directory lies on, and how long a create in a bucket is tried.
     """
 
     seed: int
@@ -86,6 +97,8 @@ class Scenario:
     weights: tuple[tuple[K, float], ...]
     destruction: tuple[tuple[K, float], ...]
     mean_destruction_gap: int
+    store: StoreKind
+    store_patience_ms: int
 
     @property
     def sink_uids(self) -> tuple[str, ...]:
@@ -137,6 +150,14 @@ DESTRUCTION: dict[K, float] = {
     K.OLDER_DIRECTORY: 4,
     K.COPY_COMMITS: 4,
 }
+#: The same of a bucket, beside those of a disk.
+BUCKET: dict[K, float] = {
+    K.AMBIGUOUS_CREATE: 6,
+    K.CONFLICT: 3,
+    K.LATE_TRY: 4,
+    K.SLOW_LIST: 4,
+    K.STORE_AWAY: 2,
+}
 
 
 def draw_scenario(seed: int) -> Scenario:
@@ -174,6 +195,13 @@ def draw_scenario(seed: int) -> Scenario:
     tearing = Tearing.VISIBLE if chance.random() < 0.06 else Tearing.HIDDEN
     weights = _weights(chance, tearing)
     destruction, gap = _destruction(random.Random(f"{seed}/destruction"))
+    store, bucket_weights, patience_ms = _store(random.Random(f"{seed}/store"))
+    if store is StoreKind.BUCKET:
+        tearing = Tearing.HIDDEN
+        weights = (
+            *((kind, weight) for kind, weight in weights if kind is not K.TORN_OBJECT),
+            *bucket_weights,
+        )
     return Scenario(
         seed=seed,
         checkpoint=checkpoint,
@@ -196,6 +224,8 @@ def draw_scenario(seed: int) -> Scenario:
         weights=weights,
         destruction=destruction,
         mean_destruction_gap=gap,
+        store=store,
+        store_patience_ms=patience_ms,
     )
 
 
@@ -205,6 +235,14 @@ def _weights(chance: random.Random, tearing: Tearing) -> tuple[tuple[K, float], 
     if tearing is Tearing.VISIBLE:
         kept[K.TORN_OBJECT] = 6
     return tuple(kept.items() if kept else WEIGHTS.items())
+
+
+def _store(chance: random.Random) -> tuple[StoreKind, tuple[tuple[K, float], ...], int]:
+    """Return what the job directory lies on, and what it does: drawn on their own, so that others stay."""
+    if chance.random() < 0.6:
+        return StoreKind.DISK, (), 0
+    kept = tuple((kind, weight) for kind, weight in BUCKET.items() if chance.random() < 0.8)
+    return StoreKind.BUCKET, kept, chance.choice((300, 1_000, 5_000))
 
 
 def _destruction(chance: random.Random) -> tuple[tuple[tuple[K, float], ...], int]:

@@ -7,11 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from flinkish_spark.core import store as product
 from flinkish_spark.core.errors import StoreError
 from flinkish_spark.core.store import CreateResult
+from tests.simulation.bucket import Tries, is_away
+from tests.simulation.clock import SimClock
 from tests.simulation.faults import FaultKind as K
-from tests.simulation.scenario import Tearing
-from tests.simulation.scheduler import Process
+from tests.simulation.scenario import StoreKind, Tearing
+from tests.simulation.scheduler import US_PER_MS, Process
 from tests.simulation.world import World
 
 T = TypeVar("T")
@@ -84,11 +87,13 @@ class SimStore:
         self._world, self._process, self._is_lost = world, process, is_lost
         self._wrote, self._reads = witness.wrote, witness.reads
         self._disk = world.disk
+        self._is_bucket = world.scenario.store is StoreKind.BUCKET
+        self._clock = SimClock(world.scheduler, world.stream(f"{process.name}/store"))
 
     def read(self, key: str) -> bytes:
         """Return the object; raise ObjectMissing if there is none."""
         self._world.step("store read", key)
-        if self._world.struck(K.FAILED_READ):
+        if self._world.struck(K.FAILED_READ) or self._is_away():
             raise _failed("read", key)
         self._reads(self._process, key)
         return self._disk.read(key)
@@ -96,9 +101,13 @@ class SimStore:
     def list(self, prefix: str) -> tuple[str, ...]:
         """Return the keys directly below a folder."""
         self._world.step("store list", prefix)
-        if self._world.struck(K.FAILED_LIST):
+        if self._world.struck(K.FAILED_LIST) or self._is_away():
             raise _failed("list", prefix)
-        return self._disk.list(prefix)
+        listed = self._disk.list(prefix)
+        if self._is_bucket and self._world.struck(K.SLOW_LIST):
+            # Nothing is missing of what was there, and it comes when others have gone on.
+            self._world.scheduler.pause(self._world.chance.choice((2, 50, 600)) * US_PER_MS)
+        return listed
 
     def put(self, key: str, data: bytes) -> None:
         """Write the object, replacing an older one."""
@@ -106,6 +115,7 @@ class SimStore:
 
         def effect(moment: Moment = Moment.CALLED) -> None:
             self._disk.put(key, data)
+            self._world.write_ids.pop(key, None)
             self._wrote(Change(self._process, "put", key, moment, has_job))
 
         self._change("put", key, effect, data)
@@ -120,7 +130,26 @@ class SimStore:
                 self._wrote(Change(self._process, "create", key, moment, has_job))
             return result
 
+        if self._is_bucket:
+            return self._change("create", key, self._decided_by_id(key, data, effect), data)
         return self._change("create", key, effect, data)
+
+    def _decided_by_id(self, key: str, data: bytes, effect: Effect[CreateResult]) -> Effect[CreateResult]:
+        """Return the create as the product does it in a bucket: in tries, and by the id of what is there."""
+        world = self._world
+        write_id = f"{world.chance.getrandbits(64):016x}"
+        tries = Tries(world, effect, lambda: effect(Moment.LATE))
+
+        def create(moment: Moment = Moment.CALLED) -> CreateResult:
+            if moment is Moment.LATE:
+                return tries.arrives_late(key, write_id)
+            patience_ms = world.scenario.store_patience_ms
+            return product.create_by_id(tries, key, data, write_id, self._clock, patience_ms)
+
+        return create
+
+    def _is_away(self) -> bool:
+        return self._is_bucket and is_away(self._world)
 
     def delete(self, key: str) -> None:
         """Delete the object; a missing one is no error."""
@@ -163,18 +192,28 @@ class SimStore:
             )
         if trouble in (K.TORN_WRITE, K.TORN_OBJECT):
             assert data is not None
+            if self._is_bucket:
+                self._die_during(effect)
             self._tear(verb, key, data, trouble)
         if trouble is K.DELAYED_RENAME:
             world.later(world.chance.choice((3, 30, 300, 2_000)), lambda: self._appear(key, effect))
         if trouble is K.LOST_REPLY:
             effect()
-        if trouble is not None:
+        # A create in a bucket is tried again, and finds out by itself.
+        if trouble is not None or (verb != "create" and self._is_away()):
             raise _failed(verb, key)
         return effect()
 
     def _appear(self, key: str, effect: Effect[T]) -> None:
         self._world.note("appears late", key)
         effect(Moment.LATE)
+
+    def _die_during(self, effect: Effect[T]) -> None:
+        """Die in the middle of a request: all of it is carried out, or nothing."""
+        if self._world.chance.random() < 0.5:
+            effect(Moment.LATE)
+        self._world.scheduler.kill(self._process)
+        self._world.scheduler.check()
 
     def _tear(self, verb: str, key: str, data: bytes, kind: K) -> None:
         """Die in the middle of a write; only a bad disk shows half an object under its name."""

@@ -37,6 +37,7 @@ from flinkish_spark.protocol.micro_batches import COMMITS
 from flinkish_spark.protocol.records import Outcome
 from flinkish_spark.protocol.retention import Deletion, Part
 from flinkish_spark.protocol.timeline import Mark, Timeline
+from tests.simulation.bucket_variants import BUCKETS
 from tests.simulation.patching import Patch, Variant
 from tests.simulation.replay_variants import REPLAYS
 
@@ -341,4 +342,4 @@ MORE = (
     Variant("input not looked at before a rewind", _input_not_looked_at_before_a_rewind),
     Variant("standbys take over whatever they are told", _standbys_take_over_whatever_they_are_told),
 )
-VARIANTS = (*REQUIRED, *MORE, *REPLAYS)
+VARIANTS = (*REQUIRED, *MORE, *REPLAYS, *BUCKETS)

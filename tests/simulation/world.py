@@ -119,6 +119,10 @@ class World:
         self.destroyer: DestroysDecided = _DestroysNothing()
         #: Told of a sink that stages for a replay: its owner, uid and micro-batch; set by whoever looks.
         self.on_staged_again: Callable[[int, str, int], None] = lambda owner, sink, batch: None
+        #: By key, the id of the create that wrote it, if the store is a bucket.
+        self.write_ids: dict[str, str] = {}
+        #: Until when nobody reaches the bucket.
+        self.bucket_back_us = 0
         #: What brokers keep as the mark of a sink or source, by uid.
         self.marks: dict[str, Mark] = {}
         #: What the job refuses to run beside, until somebody sees to it: takes it back. None if all is well.

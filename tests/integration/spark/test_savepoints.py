@@ -14,7 +14,7 @@ from flinkish_spark.bridge.settings import query_conf
 from flinkish_spark.checkpoint.control import ControlSource
 from flinkish_spark.contracts.source import JobPlace
 from flinkish_spark.core.errors import CorruptObjectError
-from flinkish_spark.core.store import StoreSpec
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.protocol.savepoints import ClaimMode, NonRestoredState, UnpositionedSources
 from flinkish_spark.savepoints.files import (

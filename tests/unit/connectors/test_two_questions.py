@@ -25,7 +25,8 @@ from flinkish_spark.contracts.source import NO_JOB, JobPlace
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.formats import Json, OnBadRecord
 from flinkish_spark.core.job_dir import JobDir
-from flinkish_spark.core.store import LocalStore, StoreSpec
+from flinkish_spark.core.store import LocalStore
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.sources import EndAtLatest, EndAtTimestamp, KafkaRecordsSource, StartAtTimestamp
 

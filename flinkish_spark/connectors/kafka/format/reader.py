@@ -39,7 +39,8 @@ from flinkish_spark.connectors.rates import Pace
 from flinkish_spark.core.clock import Clock, SystemClock
 from flinkish_spark.core.errors import ConfigError, FlinkishError
 from flinkish_spark.core.offset_log import OFFSET_KEY
-from flinkish_spark.core.store import SealedObjects, StoreSpec
+from flinkish_spark.core.store import SealedObjects
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.upstream_cut import CutState, place_of
 from flinkish_spark.protocol.alignment import announced_channel
 from flinkish_spark.protocol.control_offset import ControlOffset, TimeOffer

@@ -37,7 +37,7 @@ from flinkish_spark.contracts.source import NO_JOB, JobPlace, SourceStart
 from flinkish_spark.core.config import CheckpointConfig, CheckpointingMode
 from flinkish_spark.core.errors import ConfigError, CorruptObjectError, GraphError
 from flinkish_spark.core.formats import DeadLetter, Json
-from flinkish_spark.core.store import StoreSpec
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.alignment import announced_channel
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.input_gate import AlignmentMode

@@ -11,7 +11,8 @@ from flinkish_spark.contracts.source import NO_JOB, JobPlace
 from flinkish_spark.core.errors import ConfigError, JobDirError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
-from flinkish_spark.core.store import LocalStore, StoreSpec
+from flinkish_spark.core.store import LocalStore
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.sources import EndAtLatest, EndAtOffsets, EndAtTimestamp
 
 

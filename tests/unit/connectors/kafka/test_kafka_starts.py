@@ -19,7 +19,8 @@ from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.core.formats import Json
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
-from flinkish_spark.core.store import LocalStore, StoreSpec
+from flinkish_spark.core.store import LocalStore
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.preflight import check_loops
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.sources import (

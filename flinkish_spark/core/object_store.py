@@ -1,0 +1,308 @@
+"""A store in a bucket: S3, Azure, Google Cloud, or the memory of this process; by obstore."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from flinkish_spark.core.clock import Clock, SystemClock
+from flinkish_spark.core.errors import ConfigError, StoreError
+from flinkish_spark.core.store import AnswerLost, CreateResult, ObjectMissing, checked_key, create_by_id
+
+if TYPE_CHECKING:
+    import obstore.store
+
+# ----------------------------------------------------------------------------------------------------------
+# A store in a bucket.
+#
+# - obstore is imported when a store is opened, and only then: most jobs have a disk.
+# - What may be repeated (reads, lists, deletes, puts) is repeated by obstore, within limits. A conditional
+#   put is asked for once, and decided by `store.create_by_id`: what obstore repeats ends in "exists", for
+#   one's own write.
+# - The id of a write is metadata of the object, so that everybody who reads it gets the bytes that were
+#   written. S3, Azure and Google Cloud keep metadata and show them with a HEAD request; so do the servers
+#   that tests start. A store that does not is found out by the first object without an id that is in the way.
+# - A bucket that is not there must not look like a job that has never run: its 404 is an error here.
+# - A process that was forked off one that has used a store must open its own; it travels as a `StoreSpec`.
+
+
+#: Where an object carries the id of the create that wrote it. Azure wants a name that is one in C#, too.
+WRITE_ID = "flinkishwriteid"
+#: How long calls go on trying.
+_PATIENCE_MS = 60_000
+#: Of obstore's own tries at what may be repeated.
+_RETRIES, _RETRY_S, _LONGEST_BACKOFF_S = 8, 45, 5
+#: Of an error's text; what follows repeats it in Rust's form.
+_DEBUG, _MOST_TEXT = "\n\nDebug source:", 500
+_STATUS = re.compile(r"status code: (\d{3})")
+#: What the services call a bucket that is not there.
+_NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|container does not exist|bucket does not exist")
+#: S3 answers 400 when a body was too slow to arrive.
+_SLOW_BODY = "RequestTimeout"
+#: Refusals (4xx) that say nothing about what will be there in a moment.
+_MAY_PASS = frozenset({408, 409, 412, 425, 429})
+#: Characters that not all services leave as they are: Azure takes a backslash for a slash.
+_ODD = re.compile(r"[\\\x00-\x1f\x7f]")
+
+KINDS = ("read", "put", "create", "list", "delete")
+
+
+def missing_package() -> ConfigError:
+    """Return what to tell somebody who has not installed the extra."""
+    return ConfigError(
+        "a store in a bucket needs the package obstore",
+        why="it is not installed in this Python",
+        what_to_do="pip install 'flinkish-spark[object-store]', on the driver and on all executors",
+    )
+
+
+def retry_config() -> Mapping[str, Any]:
+    """Return within which limits obstore repeats what may be repeated."""
+    backoff = {
+        "init_backoff": timedelta(milliseconds=100),
+        "max_backoff": timedelta(seconds=_LONGEST_BACKOFF_S),
+    }
+    return {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_S), "backoff": backoff}
+
+
+def no_retries() -> Mapping[str, Any]:
+    """Return the limits under which obstore repeats nothing."""
+    return {"max_retries": 0}
+
+
+class ObjectStore:
+    """A :class:`~flinkish_spark.core.store.Store` in a bucket.
+
+    Parameters
+    ----------
+    bucket
+        Of obstore; repeats what may be repeated.
+    once
+        The same, repeating nothing: for conditional puts.
+    folder
+        Below which all keys are; empty for the whole bucket.
+    place
+        What messages call it: its URL.
+    secrets
+        Texts that must appear in no message.
+    clock, patience_ms
+        How long a create goes on trying.
+    new_id
+        Makes the id of a create.
+
+    Raises
+    ------
+    StoreError
+        From every method, when the store refuses or does not answer. Of a put or a create it may have been
+        carried out.
+    """
+
+    def __init__(
+        self,
+        bucket: obstore.store.ObjectStore,
+        once: obstore.store.ObjectStore,
+        folder: str,
+        place: str,
+        *,
+        secrets: tuple[str, ...] = (),
+        clock: Clock | None = None,
+        patience_ms: int = _PATIENCE_MS,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+    ) -> None:
+        self._bucket, self._once, self._folder, self._place = bucket, once, folder, place
+        self._secrets, self._new_id = secrets, new_id
+        self._clock, self._patience_ms = clock or SystemClock(), patience_ms
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._keeps_ids = False
+
+    def __repr__(self) -> str:
+        return f"ObjectStore({self._place!r})"
+
+    @property
+    def requests(self) -> dict[str, int]:
+        """How many requests were made, by kind; what obstore repeats counts once.
+
+        To look at what a create has met is a read.
+        """
+        with self._lock:
+            return {kind: self._counts[kind] for kind in KINDS}
+
+    # -- the five methods -----------------------------------------------------------------------
+    def read(self, key: str) -> bytes:
+        """Return the object; raise ObjectMissing if there is none."""
+        import obstore
+
+        path = self._path(key)
+        with self._asked("read", "read", key):
+            try:
+                return bytes(obstore.get(self._bucket, path).bytes())
+            except FileNotFoundError as error:
+                self._check_bucket(error)
+        raise ObjectMissing(key)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write the object, replacing an older one atomically: one request, however large it is."""
+        import obstore
+
+        path = self._path(key)
+        with self._asked("put", "write", key):
+            obstore.put(self._bucket, path, data, use_multipart=False)
+
+    def create_if_absent(self, key: str, data: bytes) -> CreateResult:
+        """Write the object only if the key is free; of several callers exactly one gets CREATED."""
+        self._path(key)
+        return create_by_id(self, key, data, self._new_id(), self._clock, self._patience_ms)
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        """Return the keys directly below a folder, sorted, without hidden ones; folders have names, too.
+
+        The empty object that S3A keeps for a folder lies in it under no name, and is left out.
+        """
+        import obstore
+
+        path = self._path(prefix)
+        with self._asked("list", "list", prefix):
+            found = obstore.list_with_delimiter(self._bucket, path)
+        paths = {one["path"] for one in found["objects"]} | set(found["common_prefixes"])
+        names = sorted(one[len(path) + 1 :] for one in paths if one.startswith(f"{path}/"))
+        folder = str(checked_key(prefix))
+        return tuple(f"{folder}/{name}" for name in names if not name.startswith("."))
+
+    def delete(self, key: str) -> None:
+        """Delete the object; a missing one is no error."""
+        import obstore
+
+        path = self._path(key)
+        with self._asked("delete", "delete", key):
+            try:
+                obstore.delete(self._bucket, path)
+            except FileNotFoundError as error:
+                self._check_bucket(error)
+
+    # -- what a create is made of (`store.ConditionalPuts`) -----------------------------------------
+    def put_new(self, key: str, data: bytes, write_id: str) -> bool:
+        """Ask once for the object with its id; return False if the store says that the key is taken."""
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        path, attributes = self._path(key), {WRITE_ID: write_id}
+        with self._asked("create", "create", key, is_lost=self._may_be_there):
+            try:
+                obstore.put(self._once, path, data, mode="create", attributes=attributes, use_multipart=False)
+            except AlreadyExistsError:
+                return False
+        return True
+
+    def write_id_at(self, key: str) -> str | None:
+        """Return the id that the object carries; None for one that :meth:`put` has written, or a copy."""
+        found = self._id_at(key)
+        if found is None and not self._keeps_ids:
+            self._check_keeps_ids()
+        return found
+
+    def _id_at(self, key: str) -> str | None:
+        import obstore
+
+        path = self._path(key)
+        with self._asked("read", "look at", key, is_lost=self._may_pass):
+            try:
+                return obstore.get(self._bucket, path, options={"head": True}).attributes.get(WRITE_ID)
+            except FileNotFoundError as error:
+                self._check_bucket(error)
+        raise ObjectMissing(key)
+
+    def _check_keeps_ids(self) -> None:
+        """Refuse a store that forgets ids: one's own write would be taken for somebody else's."""
+        key, write_id = f".probes/{self._new_id()}", self._new_id()
+        if not self.put_new(key, b"", write_id):
+            raise AnswerLost("the store says that a key is taken which nobody else knows")
+        self._keeps_ids = self._id_at(key) == write_id
+        self.delete(key)
+        if not self._keeps_ids:
+            raise StoreError(
+                f"{self._place} cannot hold a job directory",
+                why="it does not keep the metadata of objects, so that nobody can tell who has written one",
+                what_to_do="use a store that keeps x-amz-meta-* (or x-ms-meta-*, x-goog-meta-*) headers",
+            )
+
+    # -- errors ---------------------------------------------------------------------------------
+    def _path(self, key: str) -> str:
+        if _ODD.search(key):
+            raise ValueError(f"not a key of an object store: {key!r}")
+        return f"{self._folder}/{checked_key(key)}" if self._folder else str(checked_key(key))
+
+    @contextlib.contextmanager
+    def _asked(
+        self, kind: str, verb: str, key: str, is_lost: Callable[[Exception], bool] = lambda error: False
+    ) -> Iterator[None]:
+        """Count a request, and say what its error means."""
+        from obstore.exceptions import BaseError
+
+        with self._lock:
+            self._counts[kind] += 1
+        try:
+            yield
+        except (BaseError, OSError, ValueError) as error:
+            text = self._text(error)
+            if is_lost(error):
+                raise AnswerLost(text) from None
+            failed = StoreError(
+                f"cannot {verb} {key} in {self._place}", why=text, what_to_do=_what_to_do(error), key=key
+            )
+            failed.ends_when_repeated = _is_refused(error)
+            # What obstore says has more in it than was looked through for secrets.
+            raise failed from None
+
+    def _may_be_there(self, error: Exception) -> bool:
+        return not isinstance(error, ValueError | FileNotFoundError) and not _is_refused(error)
+
+    def _may_pass(self, error: Exception) -> bool:
+        return not _is_refused(error)
+
+    def _check_bucket(self, error: FileNotFoundError) -> None:
+        if _NO_BUCKET.search(str(error)):
+            raise error
+
+    def _text(self, error: Exception) -> str:
+        text = str(error).partition(_DEBUG)[0]
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return " ".join(text.split())[:_MOST_TEXT]
+
+
+def _is_refused(error: Exception) -> bool:
+    """Whether it will be refused again, and nothing was done."""
+    from obstore.exceptions import (
+        InvalidPathError,
+        NotSupportedError,
+        PermissionDeniedError,
+        UnauthenticatedError,
+    )
+
+    refusals = (InvalidPathError, NotSupportedError, PermissionDeniedError, UnauthenticatedError)
+    if isinstance(error, (*refusals, ValueError, FileNotFoundError)):
+        return True
+    status = _STATUS.search(str(error))
+    if status is None or _SLOW_BODY in str(error):
+        return False
+    return 400 <= int(status[1]) < 500 and int(status[1]) not in _MAY_PASS
+
+
+def _what_to_do(error: Exception) -> str:
+    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+    if isinstance(error, FileNotFoundError) or _NO_BUCKET.search(str(error)):
+        return "make the bucket, or check its name"
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+        return (
+            "check the credentials, and the rights to read, write, delete and list: without that to list, "
+            "S3 denies what is missing"
+        )
+    return "check that the store is there and can be reached from this host"

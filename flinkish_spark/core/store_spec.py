@@ -1,0 +1,302 @@
+"""Which store, said by a URL: a folder on a disk, or a bucket."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.object_store import ObjectStore, missing_package, no_retries, retry_config
+from flinkish_spark.core.store import LocalStore, Store
+
+if TYPE_CHECKING:
+    import obstore.store
+
+#: What :meth:`StoreSpec.parse` takes, for messages.
+_FORMS = (
+    "an absolute path",
+    "file:///folder",
+    "s3://bucket/folder",
+    "gs://bucket/folder",
+    "abfss://container@account.dfs.core.windows.net/folder",
+    "az://container/folder",
+    "memory://name/folder",
+)
+_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?P<rest>.*)", re.DOTALL)
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,220}")
+_ACCOUNT = re.compile(r"(?P<account>[a-z0-9]+)\.dfs\.(?P<cloud>[a-z0-9.-]+)")
+#: What would be read in two ways: escaped or not, or as something behind the path.
+_ODD = re.compile(r"[%?#\\\x00-\x1f\x7f]")
+#: The value of an option that stands in an environment variable.
+_BY_NAME = re.compile(r"env:(?P<name>[A-Za-z_][A-Za-z0-9_]*)")
+#: Options that hold a secret, and of these the ones that only say where one is or which.
+_SECRET = re.compile(r"secret|token|password|credential|(^|_)(sas|key)(_|$)|sse_customer|header")
+_NO_SECRET = re.compile(r"_(id|file|url|uri|type|enabled)$|^(google_)?application_credentials$")
+#: Options that the URL stands for.
+_OF_THE_URL = frozenset({"bucket", "bucket_name", "container", "container_name", "prefix"})
+#: A value with a login in it, such as a proxy's URL.
+_LOGIN = re.compile(r"//[^/]*@")
+
+_NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSpec:
+    """How any process opens a store: it travels to Spark's own processes, and holds no secret.
+
+    Parameters
+    ----------
+    url
+        As :meth:`parse` has checked it; a plain path is a folder, absolute, on a disk that every process sees
+        which opens it.
+    options
+        Of the store in a bucket, by name; a secret as ``env:NAME``, the environment variable that holds it in
+        the process which opens the store.
+    """
+
+    url: str
+    options: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, url: str, options: Mapping[str, str] = _NO_OPTIONS) -> StoreSpec:
+        """Return the store of a URL.
+
+        Parameters
+        ----------
+        url
+            An absolute path, or a URL that begins with ``file:``, ``s3:``, ``gs:``, ``abfss:``, ``az:`` or
+            ``memory:``. What is in the memory of a process is lost with it, and seen by no other.
+        options
+            Of obstore's store, such as ``region`` and ``endpoint``, and of its HTTP client, such as
+            ``timeout`` and ``allow_http``. Any value may be ``env:NAME``; secrets must be. What is not given
+            is looked for where the cloud's own tools look: environment, web identity, instance profile.
+
+        Raises
+        ------
+        ConfigError
+            It is no such URL, has a secret in it, or has options that do not belong to it.
+
+        Examples
+        --------
+        >>> StoreSpec.parse("s3://bucket/jobs/orders/", {"region": "eu-central-1"})
+        StoreSpec(url='s3://bucket/jobs/orders', options=(('region', 'eu-central-1'),))
+        >>> StoreSpec.parse("file:///var/jobs").url
+        '/var/jobs'
+        """
+        place = _Place.parse(url)
+        for name, value in options.items():
+            _check_option(place, name, value)
+        return cls(place.url, tuple(sorted(options.items())))
+
+    @classmethod
+    def from_text(cls, text: str) -> StoreSpec:
+        """Return what :meth:`to_text` has written."""
+        if not text.startswith("{"):
+            return cls.parse(text)
+        stored = json.loads(text)
+        return cls.parse(stored["url"], stored["options"])
+
+    def to_text(self) -> str:
+        """Return it as one line, for an option or a file: the URL, or JSON if there are options."""
+        if not self.options:
+            return self.url
+        return json.dumps({"url": self.url, "options": dict(self.options)}, sort_keys=True)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a folder on a disk."""
+        return self.url.startswith("/")
+
+    def open(self) -> Store:
+        """Return the store; nothing is asked of it yet.
+
+        Raises
+        ------
+        ConfigError
+            The package for it is missing, an environment variable is not set, or an option is unknown.
+        """
+        if self.is_local:
+            return LocalStore(Path(self.url))
+        return _opened(_Place.parse(self.url), self.options)
+
+    def below(self, key: str) -> StoreSpec:
+        """Return the part of it below a folder."""
+        if self.is_local:
+            return StoreSpec(str(Path(self.url, key)))
+        return StoreSpec(f"{self.url}/{key}", self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A URL in its parts; a local one has a path alone.
+
+    Parameters
+    ----------
+    folder
+        Of a bucket: without slashes at its ends. Of a disk: absolute.
+    account, cloud
+        Of Azure, if the URL says them.
+    """
+
+    scheme: str
+    bucket: str
+    folder: str
+    account: str = ""
+    cloud: str = ""
+
+    @classmethod
+    def parse(cls, url: str) -> _Place:
+        if url.startswith("/"):
+            return cls("file", "", _local(url))
+        found = _URL.fullmatch(url)
+        if found is None:
+            _refuse(url, "it is neither a URL nor an absolute path")
+        scheme, rest = found["scheme"].lower(), found["rest"]
+        if scheme == "file":
+            if _ODD.search(rest):
+                _refuse(
+                    url, "a file: URL with such characters is read in two ways", "write it as a plain path"
+                )
+            # Spark writes file:/x, and file:///x.
+            path = rest.removeprefix("//") if rest.startswith("///") else rest
+            if not path.startswith("/") or path.startswith("//"):
+                _refuse(url, "it names a host, or no absolute path")
+            return cls("file", "", _local(path))
+        if scheme not in ("s3", "gs", "az", "abfss", "memory"):
+            hint = {"s3a": "s3", "s3n": "s3", "abfs": "abfss", "wasbs": "abfss", "gcs": "gs"}.get(scheme)
+            _refuse(url, f"there is no store for {scheme}:", f"write {hint}://" if hint else "")
+        if not rest.startswith("//"):
+            _refuse(url, f"{scheme}: is followed by two slashes")
+        bucket, _, folder = rest[2:].partition("/")
+        account = cloud = ""
+        if scheme == "abfss":
+            bucket, _, host = bucket.partition("@")
+            at = _ACCOUNT.fullmatch(host)
+            if at is None:
+                _refuse(url, "it does not say container@account.dfs.core.windows.net")
+            account, cloud = at["account"], at["cloud"]
+        if "@" in bucket:
+            _refuse(url, "a login in a URL would be shown in logs", "give credentials as options: env:NAME")
+        if _BUCKET.fullmatch(bucket) is None:
+            _refuse(url, "it has no name of a bucket, or container, behind the two slashes")
+        folder = folder.rstrip("/")
+        if _ODD.search(folder):
+            _refuse(url, "its folder has characters that stores and Spark read in different ways")
+        if folder and any(part in ("", ".", "..") for part in folder.split("/")):
+            _refuse(url, "its folder has a part that is empty, . or ..")
+        return cls(scheme, bucket, folder, account, cloud)
+
+    @property
+    def url(self) -> str:
+        if self.scheme == "file":
+            return self.folder
+        host = f"{self.bucket}@{self.account}.dfs.{self.cloud}" if self.account else self.bucket
+        return f"{self.scheme}://{host}/{self.folder}".rstrip("/")
+
+
+def _local(path: str) -> str:
+    return path.rstrip("/") or "/"
+
+
+def _refuse(url: str, why: str, hint: str = "") -> NoReturn:
+    # What may be a login, or the signature behind a question mark, is shown to nobody.
+    shown = re.sub(r"//.*@", "//***@", url.partition("?")[0], flags=re.DOTALL)
+    raise ConfigError(
+        f"{shown!r} is not the place of a store",
+        why=why,
+        what_to_do=hint or f"give one of: {', '.join(_FORMS)}",
+        url=shown,
+    )
+
+
+def _check_option(place: _Place, name: str, value: str) -> None:
+    if place.scheme in ("file", "memory"):
+        raise ConfigError(f"{place.url} takes no options, and {name} was given", option=name)
+    if name.lower().removeprefix("aws_").removeprefix("azure_").removeprefix("google_") in _OF_THE_URL:
+        raise ConfigError(f"the option {name} contradicts {place.url}", why="the URL says that", option=name)
+    if not isinstance(value, str):
+        raise ConfigError(
+            f"the option {name} of {place.url} is no text", what_to_do="write it as text", option=name
+        )
+    plain = name.lower()
+    is_secret = (_SECRET.search(plain) and not _NO_SECRET.search(plain)) or _LOGIN.search(value)
+    if is_secret and _BY_NAME.fullmatch(value) is None:
+        raise ConfigError(
+            f"the option {name} of {place.url} is a secret",
+            why="where the store is goes into logs, plans and other processes",
+            what_to_do=f"put it into an environment variable and give its name: {name}=env:NAME",
+            option=name,
+        )
+
+
+def _secret(name: str, by_name: re.Match[str]) -> str:
+    value = os.environ.get(by_name["name"])
+    if value is None:
+        raise ConfigError(
+            f"the environment variable {by_name['name']} is not set",
+            why=f"the store's option {name} is to be found in it, in each process that opens the store",
+            what_to_do=f"set {by_name['name']}, on executors by spark.executorEnv.{by_name['name']}",
+            option=name,
+        )
+    return value
+
+
+def _opened(place: _Place, options: tuple[tuple[str, str], ...]) -> ObjectStore:
+    try:
+        from obstore.exceptions import BaseError
+    except ImportError:
+        raise missing_package() from None
+    named = {name: by_name for name, text in options if (by_name := _BY_NAME.fullmatch(text))}
+    found = {name: _secret(name, by_name) for name, by_name in named.items()}
+    # Shorter ones, such as "true", are none, and would be taken out of every message.
+    secrets = tuple(value for value in found.values() if len(value) >= 6)
+    config = {**dict(options), **found}
+    try:
+        bucket, once = _bucket(place, config, retry_config()), _bucket(place, config, no_retries())
+    except (BaseError, ValueError, TypeError) as error:
+        text = str(error).partition("\n\n")[0]
+        for secret in secrets:
+            text = text.replace(secret, "***")
+        raise ConfigError(
+            f"{place.url} cannot be opened with these options", why=text, what_to_do="check the options"
+        ) from None
+    return ObjectStore(bucket, once, place.folder, place.url, secrets=secrets)
+
+
+def _bucket(place: _Place, options: Mapping[str, str], retries: Any) -> obstore.store.ObjectStore:
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+    config: Any = dict(options)
+    if place.scheme == "s3":
+        return S3Store(place.bucket, config=config, retry_config=retries)
+    if place.scheme == "gs":
+        return GCSStore(place.bucket, config=config, retry_config=retries)
+    if place.scheme == "memory":
+        return _memory(place.bucket)
+    if place.account:
+        config = {"account_name": place.account, **_of_cloud(place), **config}
+    return AzureStore(place.bucket, config=config, retry_config=retries)
+
+
+def _of_cloud(place: _Place) -> dict[str, str]:
+    """Return how obstore finds an account of another cloud than the public one."""
+    if place.cloud == "core.windows.net":
+        return {}
+    if place.cloud == "fabric.microsoft.com":
+        return {"use_fabric_endpoint": "true"}
+    return {"endpoint": f"https://{place.account}.blob.{place.cloud}"}
+
+
+@functools.cache
+def _memory(name: str) -> obstore.store.ObjectStore:
+    """Return the one of this process with that name."""
+    from obstore.store import MemoryStore
+
+    return MemoryStore()

@@ -1,0 +1,82 @@
+"""A bucket in place of the disk: what it answers to a create, and for how long it is out of reach."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from flinkish_spark.core.store import AnswerLost, CreateResult, ObjectMissing
+from tests.simulation.faults import FaultKind as K
+from tests.simulation.scheduler import US_PER_MS
+from tests.simulation.world import World
+
+
+class Tries:
+    """The tries of one create; the product decides what they come to (`create_by_id`).
+
+    Parameters
+    ----------
+    arrive, arrive_late
+        Do the create, while somebody waits for it and when nobody does.
+    """
+
+    def __init__(self, world: World, arrive: Arrives, arrive_late: Arrives) -> None:
+        self._world, self._arrive, self._arrive_late = world, arrive, arrive_late
+
+    def put_new(self, key: str, data: bytes, write_id: str) -> bool:
+        """Try once; return whether the bucket says that it is done, or that the key is taken."""
+        world = self._world
+        world.step("bucket create", key)
+        if is_away(world):
+            raise AnswerLost("the simulated bucket is out of reach")
+        trouble = world.struck(K.AMBIGUOUS_CREATE, K.CONFLICT, K.LATE_TRY)
+        if trouble is K.CONFLICT:
+            return False
+        if trouble is K.LATE_TRY:
+            delay_ms = world.chance.choice((3, 150, 400, 2_000))
+            world.later(delay_ms, lambda: self._do(self._arrive_late, key, write_id))
+            raise AnswerLost("the simulated bucket has not answered")
+        is_created = self._do(self._arrive, key, write_id)
+        if trouble is K.AMBIGUOUS_CREATE:
+            # A lost answer is waited for; meanwhile others go on, or take the job.
+            world.scheduler.pause(world.chance.choice((0, 5, 300, 4_000)) * US_PER_MS)
+            if world.chance.random() < 0.5:
+                raise AnswerLost("the simulated bucket answers 500")
+            # As a library does that asks again by itself, and is told of its own write.
+            return False
+        return is_created
+
+    def write_id_at(self, key: str) -> str | None:
+        """Return the id of what is there."""
+        world = self._world
+        world.step("bucket look", key)
+        if is_away(world) or world.struck(K.FAILED_READ):
+            raise AnswerLost("the simulated bucket does not say what is there")
+        if key not in world.disk.objects:
+            raise ObjectMissing(key)
+        return world.write_ids.get(key)
+
+    def arrives_late(self, key: str, write_id: str) -> CreateResult:
+        """Carry a try out that nobody waits for."""
+        is_created = self._do(self._arrive_late, key, write_id)
+        return CreateResult.CREATED if is_created else CreateResult.EXISTS
+
+    def _do(self, arrive: Arrives, key: str, write_id: str) -> bool:
+        is_created = arrive() is CreateResult.CREATED
+        if is_created:
+            self._world.write_ids[key] = write_id
+        return is_created
+
+
+class Arrives(Protocol):
+    """Does a create if its key is free."""
+
+    def __call__(self) -> CreateResult:
+        """Do it."""
+
+
+def is_away(world: World) -> bool:
+    """Whether nobody reaches the bucket now."""
+    if world.struck(K.STORE_AWAY):
+        duration_ms = world.chance.choice((20, 200, 1_500))
+        world.bucket_back_us = world.scheduler.now_us + duration_ms * US_PER_MS
+    return world.scheduler.now_us < world.bucket_back_us
