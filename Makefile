@@ -32,7 +32,7 @@ export SPARK_LOCAL_IP := 127.0.0.1
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
 STAGES := lint types unit integration crash
 
-.PHONY: help setup jars shim demo test nightly $(STAGES) spark broker chaos crash-sweep simulate bench bench-start bench-state bench-full wheel clean
+.PHONY: help setup jars shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate bench bench-start bench-state bench-full wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
@@ -83,10 +83,10 @@ unit: $(VENV)/.stamp ## no JVM; statements and branches of protocol/ are covered
 # (tests/support/run_order.py).
 WORKERS ?= 3
 POOL = $(PY) -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
-integration: setup $(BUILD)/classes.jsa ## Spark sessions, a real Kafka broker, databases
-	@$(POOL) tests/integration/spark tests/integration/broker tests/contracts $(ARGS)
+integration: setup $(BUILD)/classes.jsa azurite ## Spark sessions, a real Kafka broker, databases, buckets
+	@$(POOL) tests/integration/spark tests/integration/broker tests/integration/store tests/contracts $(ARGS)
 
-spark broker: setup $(BUILD)/classes.jsa # of integration, the tests of one folder
+spark broker store: setup $(BUILD)/classes.jsa azurite # of integration, the tests of one folder
 	@$(POOL) tests/integration/$@ $(ARGS)
 
 crash: setup $(BUILD)/classes.jsa ## kill -9 with exact counts; some kills are drawn  [SEED=7]
@@ -140,6 +140,16 @@ $(BUILD)/%/.stamp: flinkish_spark/jars/pinned.txt tools/resolve_jars.py | $(VENV
 	@echo "fetching JARs into build/$*"
 	@$(PY) tools/resolve_jars.py $(if $(filter broker-jars,$*),broker,spark) $(BUILD)/$*
 	@touch $@
+
+# A server of Azure's blobs. Without npm its tests are skipped, and counted as such.
+AZURITE := azurite@3.37.0
+azurite:
+	@if [ -e $(BUILD)/azurite/$(AZURITE) ]; then exit 0; fi; \
+	command -v npm >/dev/null || { echo "no npm: the tests of Azure's store are skipped"; exit 0; }; \
+	echo "installing $(AZURITE) into build/azurite"; mkdir -p $(BUILD)/azurite; \
+	npm install --prefix $(BUILD)/azurite --silent --no-audit --no-fund --ignore-scripts $(AZURITE) \
+	    </dev/null > $(BUILD)/azurite/npm.log 2>&1 && touch $(BUILD)/azurite/$(AZURITE) || \
+	    echo "npm could not install it (build/azurite/npm.log): the tests of Azure's store are skipped"
 
 $(BUILD)/classes.jsa: tests/support/archive_classes.py $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp $(BUILD)/shim.stamp
 	@echo "archiving the classes of a job and of a broker"

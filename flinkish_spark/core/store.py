@@ -280,28 +280,40 @@ def create_by_id(
         It was not written; or, as its text says, nobody knows whether it was.
     """
     deadline_ms = clock.monotonic_ms() + patience_ms
+    may_be_there = False
     for pause_ms in backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS):
         try:
             if puts.put_new(key, data, write_id):
                 return CreateResult.CREATED
             why = "the store says that the key is taken, and nothing is there"
         except AnswerLost as lost:
-            why = str(lost)
+            why, may_be_there = str(lost), True
+        except StoreError as refused:
+            # This try has done nothing; an earlier one may have.
+            raise (_unknown(key, str(refused), refused) if may_be_there else refused) from None
         try:
             return whose(puts.write_id_at(key), write_id)
         except ObjectMissing:
             pass
         except AnswerLost as lost:
             why = f"{why}; then: {lost}"
+        except StoreError as refused:
+            raise _unknown(key, f"{why}; then: {refused}", refused) from None
         if clock.monotonic_ms() + pause_ms > deadline_ms:
             break
         clock.sleep_ms(pause_ms)
-    raise StoreError(
+    raise _unknown(key, why)
+
+
+def _unknown(key: str, why: str, refused: StoreError | None = None) -> StoreError:
+    found = StoreError(
         f"it is not known whether {key} was written",
         why=why,
         what_to_do="none, if the store answers again: the job looks at what is there when it restarts",
         key=key,
     )
+    found.ends_when_repeated = refused is not None and refused.ends_when_repeated
+    return found
 
 
 def whose(found: str | None, write_id: str) -> CreateResult:

@@ -20,7 +20,9 @@ class Tries:
     """
 
     def __init__(self, world: World, arrive: Arrives, arrive_late: Arrives) -> None:
-        self._world, self._arrive, self._arrive_late = world, arrive, arrive_late
+        self._world, self._in_time, self._late = world, arrive, arrive_late
+        #: Whether somebody waits for it; a try may arrive when nobody does any more.
+        self.is_waited_for = False
 
     def put_new(self, key: str, data: bytes, write_id: str) -> bool:
         """Try once; return whether the bucket says that it is done, or that the key is taken."""
@@ -33,9 +35,9 @@ class Tries:
             return False
         if trouble is K.LATE_TRY:
             delay_ms = world.chance.choice((3, 150, 400, 2_000))
-            world.later(delay_ms, lambda: self._do(self._arrive_late, key, write_id))
+            world.later(delay_ms, lambda: self.arrive(key, write_id))
             raise AnswerLost("the simulated bucket has not answered")
-        is_created = self._do(self._arrive, key, write_id)
+        is_created = self.arrive(key, write_id) is CreateResult.CREATED
         if trouble is K.AMBIGUOUS_CREATE:
             # A lost answer is waited for; meanwhile others go on, or take the job.
             world.scheduler.pause(world.chance.choice((0, 5, 300, 4_000)) * US_PER_MS)
@@ -55,16 +57,12 @@ class Tries:
             raise ObjectMissing(key)
         return world.write_ids.get(key)
 
-    def arrives_late(self, key: str, write_id: str) -> CreateResult:
-        """Carry a try out that nobody waits for."""
-        is_created = self._do(self._arrive_late, key, write_id)
-        return CreateResult.CREATED if is_created else CreateResult.EXISTS
-
-    def _do(self, arrive: Arrives, key: str, write_id: str) -> bool:
-        is_created = arrive() is CreateResult.CREATED
-        if is_created:
+    def arrive(self, key: str, write_id: str) -> CreateResult:
+        """Carry a try out."""
+        result = self._in_time() if self.is_waited_for else self._late()
+        if result is CreateResult.CREATED:
             self._world.write_ids[key] = write_id
-        return is_created
+        return result
 
 
 class Arrives(Protocol):

@@ -142,9 +142,13 @@ class SimStore:
 
         def create(moment: Moment = Moment.CALLED) -> CreateResult:
             if moment is Moment.LATE:
-                return tries.arrives_late(key, write_id)
+                return tries.arrive(key, write_id)
             patience_ms = world.scenario.store_patience_ms
-            return product.create_by_id(tries, key, data, write_id, self._clock, patience_ms)
+            tries.is_waited_for = True
+            try:
+                return product.create_by_id(tries, key, data, write_id, self._clock, patience_ms)
+            finally:
+                tries.is_waited_for = False
 
         return create
 

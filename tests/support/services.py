@@ -26,6 +26,7 @@ from types import MappingProxyType
 from typing import Any
 
 from flinkish_spark.testing.broker import LocalBroker
+from tests.support.buckets import LocalAzure, LocalS3
 from tests.support.mariadb import LocalMariaDb, unpack_mariadb
 from tests.support.postgres import LocalPostgres, unpack_postgres
 
@@ -61,6 +62,8 @@ STARTS: Mapping[str, Callable[[], contextlib.AbstractContextManager[Any]]] = Map
         "broker": _broker,
         "postgres": lambda: LocalPostgres(unpack_postgres(BUILD / "postgres")),
         "mariadb": lambda: LocalMariaDb(unpack_mariadb(BUILD / "mariadb")),
+        "s3": LocalS3,
+        "azure": lambda: LocalAzure(BUILD / "azurite"),
     }
 )
 
