@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.__main__ import main
+from tests.simulation.bucket_variants import BUCKETS
 from tests.simulation.faults import FaultKind
 from tests.simulation.many import Summary, simulate_many
 from tests.simulation.patching import Variant
 from tests.simulation.rules import rule_table
 from tests.simulation.runs import simulate
-from tests.simulation.scenario import Tearing, draw_scenario
+from tests.simulation.scenario import StoreKind, Tearing, draw_scenario
 from tests.simulation.surroundings import simulated_surroundings
 from tests.simulation.variants import REQUIRED, VARIANTS
 from tests.support import effort
@@ -84,7 +85,7 @@ def test_a_seed_gives_the_same_trace_in_another_process() -> None:
     assert run("1") == run("2")
 
 
-@pytest.mark.parametrize("variant", REQUIRED, ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", (*REQUIRED, *BUCKETS), ids=lambda variant: variant.name)
 def test_a_required_variant_is_caught(variant: Variant) -> None:
     """By the seeds behind its own first, before all others: with the product the seed may move, too."""
     own = range(max(1, first_seed_of(variant) - 2), first_seed_of(variant) + 20)
@@ -126,6 +127,7 @@ def test_scenarios_differ_and_are_drawn_from_the_seed_alone() -> None:
     scenarios = [draw_scenario(seed) for seed in range(200)]
     assert scenarios[5] == draw_scenario(5)
     assert {one.tearing for one in scenarios} == set(Tearing)
+    assert {one.store for one in scenarios} == set(StoreKind)
     assert {one.checkpoint.max_concurrent for one in scenarios} == {1, 2, 3}
 
 
