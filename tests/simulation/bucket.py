@@ -35,7 +35,7 @@ class Tries:
             return False
         if trouble is K.LATE_TRY:
             delay_ms = world.chance.choice((3, 150, 400, 2_000))
-            world.later(delay_ms, lambda: self.arrive(key, write_id))
+            world.later(delay_ms, lambda: self._arrive_late(key, write_id))
             raise AnswerLost("the simulated bucket has not answered")
         is_created = self.arrive(key, write_id) is CreateResult.CREATED
         if trouble is K.AMBIGUOUS_CREATE:
@@ -56,6 +56,10 @@ class Tries:
         if key not in world.disk.objects:
             raise ObjectMissing(key)
         return world.write_ids.get(key)
+
+    def _arrive_late(self, key: str, write_id: str) -> None:
+        self._world.note("arrives late", key)
+        self.arrive(key, write_id)
 
     def arrive(self, key: str, write_id: str) -> CreateResult:
         """Carry a try out."""

@@ -37,7 +37,7 @@ def _order_waits(disk: MemoryStore) -> bool:
     try:
         order_id = body_of(disk.objects[REWIND_ORDER_KEY])["order_id"]
     except (ValueError, LookupError):
-        return True  # torn: nobody reads it, and the job refuses to run
+        return False  # Torn: nobody can carry it out, and the next start refuses to run.
     return all(body_of(disk.objects[key]).get("order_id") != order_id for key in disk.list("rewinds"))
 
 
