@@ -1,9 +1,11 @@
-"""A server that speaks enough of S3 for one key at a time, and answers creates and looks as it is told to."""
+"""A server that speaks enough of S3, or of Google's XML API, and answers as it is told to."""
 
 from __future__ import annotations
 
 import contextlib
 import enum
+import json
+import os
 import threading
 import time
 from collections import Counter, deque
@@ -11,7 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from flinkish_spark.core.store_spec import StoreSpec
 
-_META = "x-amz-meta-"
+#: Of both: what metadata begin with, and how a client says that the key must be free.
+_META = ("x-amz-meta-", "x-goog-meta-")
+_FREE = {"If-None-Match": "*", "x-goog-if-generation-match": "0"}
 _ERROR = "<Error><Code>{}</Code><Message>as told</Message></Error>"
 
 
@@ -72,6 +76,16 @@ class MisbehavingS3:
         }
         return StoreSpec.parse("s3://bucket/job", options)
 
+    @property
+    def google_spec(self) -> StoreSpec:
+        """The same store as Google's, which sends no credentials; sets a variable of this process."""
+        account = {"gcs_base_url": f"http://127.0.0.1:{self._server.server_port}", "disable_oauth": True}
+        key = json.dumps({**account, "client_email": "", "private_key": "", "private_key_id": ""})
+        os.environ["FLINKISH_TEST_GOOGLE_ACCOUNT"] = key
+        options = {"allow_http": "true", "timeout": f"{self.timeout_ms} ms"}
+        options["service_account_key"] = "env:FLINKISH_TEST_GOOGLE_ACCOUNT"
+        return StoreSpec.parse("gs://bucket/job", options)
+
     def __enter__(self) -> MisbehavingS3:
         # Often asked whether it is over: tests start dozens.
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
@@ -119,7 +133,7 @@ class MisbehavingS3:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 names = [name for name in self.headers if name.lower().startswith(_META)]
                 metadata = {name.lower(): str(self.headers[name]) for name in names}
-                if self.headers.get("If-None-Match") == "*":
+                if any(self.headers.get(name) == value for name, value in _FREE.items()):
                     self._reply(*service.create(self.path, body, metadata))
                     return
                 service.objects[self.path] = body, metadata
@@ -130,6 +144,9 @@ class MisbehavingS3:
 
             def do_GET(self) -> None:
                 self._get(0, False)
+
+            def do_DELETE(self) -> None:
+                self._reply(204 if service.objects.pop(self.path, None) else 404, body="")
 
             def do_POST(self) -> None:
                 # A bulk delete of what a client has tried out.
@@ -164,7 +181,7 @@ class MisbehavingS3:
                     body = "" if status < 300 else _ERROR.format(codes.get(status, "InternalError"))
                 with contextlib.suppress(OSError):
                     self.send_response(status)
-                    for name, value in {"ETag": '"1"', **(headers or {})}.items():
+                    for name, value in {"ETag": '"1"', "x-goog-generation": "1", **(headers or {})}.items():
                         self.send_header(name, value)
                     self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
                     self.send_header("Content-Length", str(len(body.encode())))

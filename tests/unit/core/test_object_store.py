@@ -61,24 +61,32 @@ def impatient(server: MisbehavingS3) -> ObjectStore:
     return ObjectStore(opened._bucket, opened._once, "job", "s3://bucket/job", clock=ManualClock())
 
 
+SPECS = {"s3": lambda server: server.spec, "gs": lambda server: server.google_spec}
 AMBIGUOUS = [answer for answer in Answer if answer not in (Answer.OBEYS, Answer.SAYS_403, Answer.SAYS_404)]
 
 
+@pytest.mark.parametrize("scheme", SPECS)
 @pytest.mark.parametrize("answer", AMBIGUOUS, ids=lambda one: one.name)
-def test_whatever_is_answered_one_s_own_write_is_one_s_own(server: MisbehavingS3, answer: Answer) -> None:
+def test_whatever_is_answered_one_s_own_write_is_one_s_own(
+    server: MisbehavingS3, answer: Answer, scheme: str
+) -> None:
     server.creates.append(answer)
-    store = server.spec.open()
+    store = SPECS[scheme](server).open()
     assert store.create_if_absent(KEY, b"mine") is CREATED
     assert store.read(KEY) == b"mine"
     # One try where it was stored, two where it was not.
     assert server.requests["create"] == 1 + (not answer.stores)
 
 
+@pytest.mark.parametrize("scheme", SPECS)
 @pytest.mark.parametrize("answer", AMBIGUOUS, ids=lambda one: one.name)
-def test_whatever_is_answered_another_one_s_write_is_not(server: MisbehavingS3, answer: Answer) -> None:
-    assert server.spec.open().create_if_absent(KEY, b"same") is CREATED
+def test_whatever_is_answered_another_one_s_write_is_not(
+    server: MisbehavingS3, answer: Answer, scheme: str
+) -> None:
+    spec = SPECS[scheme](server)
+    assert spec.open().create_if_absent(KEY, b"same") is CREATED
     server.creates.append(answer)
-    assert server.spec.open().create_if_absent(KEY, b"same") is EXISTS
+    assert spec.open().create_if_absent(KEY, b"same") is EXISTS
 
 
 def test_trouble_of_several_kinds_one_after_the_other(server: MisbehavingS3) -> None:
@@ -397,6 +405,13 @@ def test_secrets_are_given_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -
 def test_options_that_cannot_be_are_refused(name: str, value: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         StoreSpec.parse("s3://bucket", {name: value})
+
+
+@pytest.mark.parametrize("cloud", ["core.windows.net", "core.chinacloudapi.cn", "fabric.microsoft.com"])
+def test_an_account_of_azure_is_in_the_url(cloud: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLINKISH_SOME_SECRET", "bm90IGEga2V5")
+    spec = StoreSpec.parse(f"abfss://ctr@acc.dfs.{cloud}/x", {"account_key": "env:FLINKISH_SOME_SECRET"})
+    assert repr(spec.open()) == f"ObjectStore('abfss://ctr@acc.dfs.{cloud}/x')"
 
 
 def test_options_that_are_no_secrets_are_taken_as_they_are() -> None:
