@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import threading
 import uuid
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 #   written. S3, Azure and Google Cloud keep metadata and show them with a HEAD request; so do the servers
 #   that tests start. A store that does not is found out by the first object without an id that is in the way.
 # - A bucket that is not there must not look like a job that has never run: its 404 is an error here.
-# - A process that was forked off one that has used a store must open its own; it travels as a `StoreSpec`.
+# - obstore's threads do not come along in a fork: whoever was forked off a process that has used a store
+#   would wait for ever, also with a store of its own. Spark's workers are forked off a daemon that uses none.
 
 
 #: Where an object carries the id of the create that wrote it. Azure wants a name that is one in C#, too.
@@ -49,6 +51,9 @@ _SLOW_BODY = "RequestTimeout"
 _MAY_PASS = frozenset({408, 409, 412, 425, 429})
 #: Characters that not all services leave as they are: Azure takes a backslash for a slash.
 _ODD = re.compile(r"[\\\x00-\x1f\x7f]")
+
+#: The process whose threads obstore uses; 0 before its first request.
+_USED_BY = [0]
 
 KINDS = ("read", "put", "create", "list", "delete")
 
@@ -224,7 +229,8 @@ class ObjectStore:
         if not self.put_new(key, b"", write_id):
             raise AnswerLost("the store says that a key is taken which nobody else knows")
         self._keeps_ids = self._id_at(key) == write_id
-        self.delete(key)
+        with contextlib.suppress(StoreError):
+            self.delete(key)
         if not self._keeps_ids:
             raise StoreError(
                 f"{self._place} cannot hold a job directory",
@@ -245,6 +251,7 @@ class ObjectStore:
         """Count a request, and say what its error means."""
         from obstore.exceptions import BaseError
 
+        _check_not_forked()
         with self._lock:
             self._counts[kind] += 1
         try:
@@ -275,6 +282,16 @@ class ObjectStore:
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return " ".join(text.split())[:_MOST_TEXT]
+
+
+def _check_not_forked() -> None:
+    _USED_BY[0] = _USED_BY[0] or os.getpid()
+    if _USED_BY[0] != os.getpid():
+        raise StoreError(
+            "this process cannot use a store in a bucket",
+            why=f"it was forked off process {_USED_BY[0]}, which has used one, and would wait for ever",
+            what_to_do='start it anew: multiprocessing.get_context("spawn")',
+        )
 
 
 def _is_refused(error: Exception) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import sys
@@ -165,6 +166,21 @@ def test_many_want_one_key_while_answers_are_lost(server: MisbehavingS3) -> None
     for thread in threads:
         thread.join()
     assert (results.count(CREATED), results.count(EXISTS)) == (1, 15)
+
+
+def test_a_forked_process_is_told_so_and_does_not_hang(server: MisbehavingS3) -> None:
+    store = server.spec.open()
+    store.put("a", b"1")
+
+    def refused() -> None:
+        for one in (store, server.spec.open()):
+            with pytest.raises(StoreError, match="it was forked off process"):
+                one.read("a")
+
+    child = multiprocessing.get_context("fork").Process(target=refused)
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0
 
 
 # -- what decides, alone -----------------------------------------------------------------------------
