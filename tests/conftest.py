@@ -156,6 +156,8 @@ def spark_test_conf(folder: Path) -> dict[str, str]:
     return {
         "spark.ui.enabled": "false",
         "spark.driver.memory": "2g",
+        # What a query makes and forgets dies young; from the start, or each full heap is looked at first.
+        "spark.driver.extraJavaOptions": "-Xms1g -Xmn640m",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.local.dir": str(folder / "local"),

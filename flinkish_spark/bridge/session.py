@@ -509,12 +509,12 @@ def blind_hosts(spark: SparkSession, folder: Path) -> list[str]:
         return []
     path, tasks = str(marker), 2 * spark.sparkContext.defaultParallelism
 
-    def blind(_: Iterator[int]) -> Iterator[str]:
+    def blind(_: Iterable[int]) -> Iterable[str]:
         # Sent by value: executors need nothing of this package for it.
         import os
         import socket
 
-        return iter([] if os.path.exists(path) else [socket.gethostname()])
+        return [] if os.path.exists(path) else [socket.gethostname()]
 
     try:
         asked = spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(blind)

@@ -33,6 +33,19 @@ class SimFrame:
     barriers: tuple[int, ...] = ()
     is_replay: bool = False
 
+    @property
+    def sparkSession(self) -> SimFrame:
+        """Return what has the context: there is nothing of a session here but what tasks are told."""
+        return self
+
+    @property
+    def sparkContext(self) -> SimFrame:
+        """Return what takes local properties."""
+        return self
+
+    def setLocalProperty(self, name: str, value: str) -> None:
+        """Tell the tasks of this micro-batch something; those of a simulated job need nothing."""
+
     def persist(self) -> SimFrame:
         """Return the same rows."""
         return self

@@ -36,7 +36,7 @@ class BatchOffsets:
     def text(self) -> str:
         """Return the entry."""
         topic = {TOPIC: {str(partition): end for partition, end in self.ends.items()}}
-        lines = ["v1", "{}", json.dumps(topic)]
+        lines = ["v1", json.dumps({"batchTimestampMs": 0}), json.dumps(topic)]
         lines += [json.dumps({OFFSET_KEY: control}) for control in self.controls]
         return "\n".join(lines)
 

@@ -120,6 +120,14 @@ def read_delta(path: Path) -> list[dict[str, Any]]:
     return [row for name in files for row in pq.read_table(path / name).to_pylist()]
 
 
+def eventually(holds: Callable[[], bool], within_s: float = 30) -> bool:
+    """Wait until something holds; return whether it does."""
+    end = time.monotonic() + within_s
+    while not (found := holds()) and time.monotonic() < end:
+        time.sleep(0.1)
+    return found
+
+
 def await_that(condition: Callable[[], Any], client: JobClient, timeout_s: float = 240) -> None:
     """Wait until the condition holds while the job lives; a job that failed raises here."""
     deadline = time.monotonic() + timeout_s

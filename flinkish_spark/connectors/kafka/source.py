@@ -588,9 +588,9 @@ class KafkaSource(EndsAtOffsets):
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
         frame = with_checked_times(cut_at(frame, self.ends_in(place), F.col("topic").isNull()))
         channel = F.when(is_record, channel_column(self.topics)).otherwise(F.col(C.CHANNEL))
-        place = F.coalesce("offset", F.lit(0).cast("long"))
+        offset = F.coalesce("offset", F.lit(0).cast("long"))
         own = [*map(F.col, KAFKA_COLUMNS), *metadata_columns(self.metadata)]
-        return frame.select(*own, C.KIND, C.CHECKPOINT, channel.alias(C.CHANNEL), place.alias(C.SEQUENCE))
+        return frame.select(*own, C.KIND, C.CHECKPOINT, channel.alias(C.CHANNEL), offset.alias(C.SEQUENCE))
 
     def _stream(self, spark: SparkSession, place: JobPlace, more: Mapping[str, str]) -> DataStreamReader:
         held = {HELD_PATH: place.control_path, HELD_SOURCE: self._uid} if self._uid else {}

@@ -20,7 +20,7 @@ from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
 from flinkish_spark.connectors.kafka.format.writer import EpochDir, SinkEpochs
 from flinkish_spark.core.steps import SilentObserver
-from tests.support.jobs import produce, read_committed
+from tests.support.jobs import eventually, produce, read_committed
 from tests.support.open_transactions import still_open
 
 pytestmark = pytest.mark.timeout(240)
@@ -348,6 +348,9 @@ def test_only_committed_records_are_read_by_default(door, topic):
         producer.send(name, value=value).get(10)
         end()
     producer.close()
+    with KafkaAdmin(KafkaConnection(door.servers)) as admin:
+        # Two records with a marker each: a broker writes markers behind its answer.
+        assert eventually(lambda: admin.end_offsets([(name, 0)])[name, 0] == 4)
     assert [bytes(r.value) for r in door.batch(name).collect()] == [b"yes"]
     uncommitted = door.batch(name, **{"kafka.isolation.level": "read_uncommitted"})
     assert sorted(bytes(r.value) for r in uncommitted.collect()) == [b"no", b"yes"]

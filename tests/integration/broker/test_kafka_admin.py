@@ -16,6 +16,7 @@ from flinkish_spark.connectors.kafka.client.client import Isolation
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.core.errors import BrokerUnavailableError, ConfigError, EnvironmentFault, InputLostError
 from flinkish_spark.testing.broker import LocalBroker
+from tests.support.jobs import eventually
 
 TopicFactory = Callable[..., str]
 
@@ -73,7 +74,7 @@ def test_offsets_end_before_an_open_transaction(
     assert admin.end_offsets(places) == {(name, 0): 0, (name, 1): 0}
     assert admin.end_offsets(places, Isolation.READ_UNCOMMITTED)[name, 0] == 1
     producer.commit_transaction()
-    assert _eventually(lambda: admin.end_offsets(places)[name, 0] == 2)
+    assert eventually(lambda: admin.end_offsets(places)[name, 0] == 2)
     producer.close()
     assert admin.end_offsets([]) == {}
     with pytest.raises(InputLostError, match="does not exist"):
@@ -112,7 +113,7 @@ def test_a_group_with_members_is_an_outcome(
         assert admin.commit_offsets(group, {(name, 0): 1}) is GroupCommit.ACTIVE_MEMBERS
     finally:
         member.close()
-    assert _eventually(lambda: admin.commit_offsets(group, {(name, 0): 1}) is GroupCommit.COMMITTED)
+    assert eventually(lambda: admin.commit_offsets(group, {(name, 0): 1}) is GroupCommit.COMMITTED)
 
 
 def test_offsets_of_a_topic_that_does_not_exist_are_refused(group: str, broker: LocalBroker) -> None:
@@ -150,7 +151,7 @@ def test_a_broker_that_is_down_is_named_in_time(ask: str) -> None:
                 admin.probe_transactional_id("flinkish-probe", 60_000)
     assert time.monotonic() - started < 3
     assert caught.value.restartable
-    assert _eventually(lambda: threading.active_count() <= threads), (
+    assert eventually(lambda: threading.active_count() <= threads), (
         "a failed connection left its thread behind"
     )
 
@@ -168,14 +169,14 @@ def test_the_same_admin_works_after_a_broker_restart(own_broker: LocalBroker) ->
         assert time.monotonic() - started < 4
         own_broker.start()
         assert admin.topics(["t"])["t"].partitions == 2
-        assert _eventually(lambda: _is_answered(lambda: admin.committed_offsets("g") == {("t", 0): 1}))
+        assert eventually(lambda: _is_answered(lambda: admin.committed_offsets("g") == {("t", 0): 1}))
         own_broker.pause()
         started = time.monotonic()
         with pytest.raises(BrokerUnavailableError):
             admin.topics(["t"])
         assert time.monotonic() - started < 6
         own_broker.resume()
-        assert _eventually(lambda: _is_answered(lambda: bool(admin.topics(["t"]))))
+        assert eventually(lambda: _is_answered(lambda: bool(admin.topics(["t"]))))
 
 
 def _is_answered(ask: Callable[[], bool]) -> bool:
@@ -183,12 +184,3 @@ def _is_answered(ask: Callable[[], bool]) -> bool:
         return ask()
     except BrokerUnavailableError:
         return False
-
-
-def _eventually(holds: Callable[[], bool], timeout_s: float = 20) -> bool:
-    end = time.monotonic() + timeout_s
-    while not holds():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.1)
-    return True

@@ -478,6 +478,7 @@ def test_a_broker_that_hangs_for_a_while(
     assert Counter(kafka.values(name)) == Counter(numbers(4 * PART).to_pylist())
 
 
+@pytest.mark.nightly
 def test_abandoning_is_quick_while_the_broker_hangs(ruined: tuple[LocalBroker, Kafka, str]) -> None:
     broker, kafka, name = ruined
     transaction = StagedTransaction(kafka.settings(name))

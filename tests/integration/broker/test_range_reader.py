@@ -35,6 +35,7 @@ from flinkish_spark.connectors.kafka.client.settings import ReaderSettings
 from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError, InputLostError
 from flinkish_spark.testing.broker import LocalBroker
 from tests.support import effort
+from tests.support.jobs import eventually
 from tests.support.services import topics_of
 
 BUILD = Path(__file__).resolve().parents[3] / "build"
@@ -102,13 +103,6 @@ def send(producer: KafkaProducer, topic: str, *values: bytes | None, **fields: A
     futures = [producer.send(topic, value, partition=0, **fields) for value in values]
     producer.flush()
     return [future.get(timeout=10).offset for future in futures]
-
-
-def eventually(fact: Callable[[], bool], within_s: float = 30) -> bool:
-    end = time.monotonic() + within_s
-    while not (found := fact()) and time.monotonic() < end:
-        time.sleep(0.1)
-    return found
 
 
 # -- what was written is read -------------------------------------------------------------------
@@ -348,6 +342,7 @@ def test_records_deleted_out_of_the_middle_of_a_batch_are_not_read(
     assert table["offset"].to_pylist() == list(range(7, 20))
 
 
+@pytest.mark.nightly
 def test_a_range_beyond_the_log_is_lost_or_skipped(
     topic: TopicFactory, producer: KafkaProducer, read: Any
 ) -> None:
@@ -361,6 +356,7 @@ def test_a_range_beyond_the_log_is_lost_or_skipped(
     assert [str(loss.range) for loss in read.reader.losses] == [f"{name}-0 offsets 10 to 19"]
 
 
+@pytest.mark.nightly
 def test_a_topic_that_was_deleted_and_created_again(
     broker: LocalBroker, topic: TopicFactory, producer: KafkaProducer, read: Any
 ) -> None:

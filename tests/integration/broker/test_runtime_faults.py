@@ -119,6 +119,7 @@ def test_a_stopped_job_goes_on_with_another_policy(spark, broker, topic, job_dir
     assert totals_in(servers, out) == expected_totals({"ann": [1, 2, 3]})
 
 
+@pytest.mark.nightly
 def test_bad_values_go_to_the_dead_letters_once(spark, broker, topic, job_dir) -> None:
     """Over two starts, in the checkpoints of everything else."""
     servers, source, out, letters = broker.bootstrap_servers, topic(partitions=2), topic(), topic()

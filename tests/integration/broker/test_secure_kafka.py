@@ -270,6 +270,7 @@ def test_java_takes_the_same_texts(
         assert name in topics_of_a_java_client(secured.certificate_servers, given, tmp_path)
 
 
+@pytest.mark.nightly
 def test_java_stores_are_converted_by_the_commands_of_the_refusal(
     secured: SecureBroker, certificates: LocalCertificates, tmp_path: Path
 ) -> None:

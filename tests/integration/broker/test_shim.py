@@ -307,7 +307,7 @@ def acks_of(tapped: TappedRows) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("persisted", [False, True])
+@pytest.mark.parametrize("persisted", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_the_tap_in_front_of_delta(spark: SparkSession, tmp_path: Path, persisted: bool) -> None:
     frame = frame_for_a_table(spark)
     if persisted:

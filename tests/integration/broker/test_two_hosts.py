@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -34,11 +35,8 @@ class _BridgedBroker(LocalBroker):
 
     def __init__(self, address: str, directory: Path) -> None:
         super().__init__(directory, jars_dir=BUILD / "broker-jars")
-        self._address = address
-
-    @property
-    def bridged(self) -> str:
-        return f"{self._address}:{self._port}"
+        with socket.create_server((address, 0)) as free:
+            self.bridged = f"{address}:{free.getsockname()[1]}"
 
     def _security_properties(self) -> dict[str, str]:
         loopback, bridged = f"PLAINTEXT://127.0.0.1:{self._port}", f"BRIDGED://{self.bridged}"

@@ -36,8 +36,8 @@ BERLIN = "Europe/Berlin"
         (DeltaWriter.NATIVE, BY_COUNTRY, ""),
         (DeltaWriter.PORTABLE, BY_COUNTRY, "__HIVE_DEFAULT_PARTITION__"),
         pytest.param(DeltaWriter.NATIVE, Append(), "__HIVE_DEFAULT_PARTITION__", marks=pytest.mark.nightly),
-        (DeltaWriter.NATIVE, Append(), ""),
-        (DeltaWriter.PORTABLE, OverwritePartitions(), ""),
+        pytest.param(DeltaWriter.NATIVE, Append(), "", marks=pytest.mark.nightly),
+        pytest.param(DeltaWriter.PORTABLE, OverwritePartitions(), "", marks=pytest.mark.nightly),
     ],
 )
 def test_a_partition_that_would_be_null_is_refused(spark, tmp_path, writer, mode, value) -> None:

@@ -151,6 +151,7 @@ def once(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Once:
     return Once(folder, {how: sink.rows() for how, sink in sinks.items()}, called)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", ONCE)
 def test_operators_run_once_in_front_of_a_sink_behind_a_transform(once: Once, how: str) -> None:
     """Also where records and control rows are read apart, because a function is not done to single rows."""

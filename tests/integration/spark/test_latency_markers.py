@@ -72,6 +72,7 @@ def places(latencies: Latencies) -> set[tuple[str, str | None, int | None]]:
     return {(at.operator, at.source, at.subtask) for at in latencies}
 
 
+@pytest.mark.nightly
 def test_two_operators_and_two_sinks_are_measured_in_every_subtask(spark: Any, tmp_path: Path) -> None:
     feed(tmp_path / "in", "0", 100)
     env, source = orders(spark, tmp_path, latency_tracking_interval_ms=ONCE_MS)
