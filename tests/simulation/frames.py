@@ -54,20 +54,6 @@ class SimFrame:
         """Return the same rows."""
         return self
 
-    # -- what tasks are told ----------------------------------------------------------------------
-    @property
-    def sparkSession(self) -> SimFrame:
-        """Return what tasks are told by: nothing here listens."""
-        return self
-
-    @property
-    def sparkContext(self) -> SimFrame:
-        """Return the same."""
-        return self
-
-    def setLocalProperty(self, name: str, value: str) -> None:
-        """Tell nobody."""
-
     # -- a job that only runs ---------------------------------------------------------------------
     @property
     def write(self) -> SimFrame:

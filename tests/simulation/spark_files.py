@@ -13,10 +13,8 @@ from flinkish_spark.checkpoint.spark_log import REPLAY, SparkLog
 from flinkish_spark.core.errors import FencedError
 from flinkish_spark.core.offset_log import OFFSET_KEY, LoggedOffsets
 from flinkish_spark.core.store import Store
-from flinkish_spark.protocol.event_time import Watermarks
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
+from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
-from flinkish_spark.worker.time import MicroBatch
 from tests.simulation.input_topic import TOPIC
 from tests.simulation.memory_store import MemoryStore
 
@@ -87,10 +85,6 @@ class SimSparkLog(SparkLog):
     """The product's :class:`SparkLog`, where it needs more of a file system than a store has."""
 
     __slots__ = ()
-
-    def micro_batch(self, batch: BatchId) -> MicroBatch:
-        """Return what tasks are told; none of the simulation's asks where time stands."""
-        return MicroBatch(Watermarks(), Watermarks(), 0, number=batch.value)
 
     def clear_state(self) -> None:
         """Delete all state."""
