@@ -7,8 +7,7 @@ from typing import Any
 from unittest import mock
 
 from flinkish_spark.core import store
-from flinkish_spark.core.store import CreateResult
-from tests.simulation import drivers
+from flinkish_spark.core.store import CachedReads, CreateResult, ObjectMissing
 from tests.simulation.patching import Patch, Variant
 
 
@@ -80,8 +79,20 @@ def _lost_answers_mean_done() -> Sequence[Patch]:
     return [mock.patch.object(store, "create_by_id", create)]
 
 
-def _everything_kept() -> Sequence[Patch]:
-    return [mock.patch.object(drivers, "is_written_once", lambda key: True)]
+def _missing_kept() -> Sequence[Patch]:
+    original = CachedReads.read
+
+    def read(self: Any, key: str) -> bytes:
+        missing: set[str] = self.__dict__.setdefault("missing", set())
+        if key in missing:
+            raise ObjectMissing(key)
+        try:
+            return original(self, key)
+        except ObjectMissing:
+            missing.add(key)
+            raise
+
+    return [mock.patch.object(CachedReads, "read", read)]
 
 
 #: Of a job directory in a bucket.
@@ -91,5 +102,5 @@ BUCKETS = (
     Variant("another id for each try", _own_id_for_each_try),
     Variant("what is there is ours", _what_is_there_is_ours),
     Variant("lost answers mean done", _lost_answers_mean_done),
-    Variant("every read is kept", _everything_kept),
+    Variant("what is missing is kept", _missing_kept),
 )

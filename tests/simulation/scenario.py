@@ -156,7 +156,7 @@ BUCKET: dict[K, float] = {
     K.CONFLICT: 3,
     K.LATE_TRY: 4,
     K.SLOW_LIST: 4,
-    K.STORE_AWAY: 2,
+    K.STORE_AWAY: 4,
 }
 
 
