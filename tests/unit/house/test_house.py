@@ -123,7 +123,9 @@ def test_no_enum_has_an_empty_tuple_as_value() -> None:
 
 def test_wall_clock_time_is_read_in_one_file() -> None:
     wall = {"time.time", "time.time_ns", "datetime.now", "datetime.datetime.now", "datetime.utcnow"}
-    assert names([file for file in FILES if wall & set(calls(file))]) <= {"flinkish_spark/core/clock.py"}
+    # The doctor compares the clocks of hosts, on which this package may be missing.
+    allowed = {"flinkish_spark/core/clock.py", "flinkish_spark/job/doctor.py"}
+    assert names([file for file in FILES if wall & set(calls(file))]) <= allowed
 
 
 def test_ivy_takes_bare_exactly_what_is_pinned() -> None:
