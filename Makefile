@@ -130,7 +130,7 @@ $(VENV)/.stamp: setup.cfg pyproject.toml
 	$(PY) -m pip --version >/dev/null 2>&1 || \
 	    { echo "making build/venv with $$python"; "$$python" -m venv --clear $(VENV); }
 	@echo "installing Python packages into build/venv"
-	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[test]' || \
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[test,pinned]' || \
 	    { echo "flinkish_spark: pip could not install the packages: check the network (or pip's proxy)" >&2; exit 1; }
 	@touch $@
 
