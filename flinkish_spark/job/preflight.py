@@ -134,7 +134,7 @@ def check_before_start(
     graph.check_complete()
     check_spark_version(job_dir, spark.version)
     with span("the session to say what it has"):
-        found = _check_session(spark, graph)
+        found = _check_session(spark, graph, settings)
     control = str(settings.root / "control" / "none.json")
     # Brokers take their time, and so does the plan: these two have nothing to do with each other.
     begun = {
@@ -327,7 +327,7 @@ def _streams(graph: StreamGraph, planned: PlannedJob) -> list[str]:
     return [bases[stream] for stream in sorted(bases)]
 
 
-def _check_session(spark: SparkSession, graph: StreamGraph) -> SparkProbe:
+def _check_session(spark: SparkSession, graph: StreamGraph, settings: JobSettings) -> SparkProbe:
     found = probe(spark)
     needs_kafka = any(node.source.needs_kafka_jars for node in graph.sources)
     if needs_kafka and not found.has_kafka_source:
@@ -337,8 +337,13 @@ def _check_session(spark: SparkSession, graph: StreamGraph) -> SparkProbe:
             'or give the KafkaSource reader="python"',
         )
     parts = (part for node in graph.sinks for _, part in node.sink.parts(node.uid))
-    if any(isinstance(part, DeltaSink) for part in parts):
-        require_delta(found.has_delta or has_delta_format(spark))
+    needs_delta = (
+        any(isinstance(part, DeltaSink) for part in parts)
+        or any(node.source.needs_delta for node in graph.sources)
+        or (settings.manifest is not None and settings.manifest.needs_delta)
+    )
+    if needs_delta:
+        require_delta(found.has_delta or has_delta_format(spark), found.version)
     return found
 
 
