@@ -32,7 +32,7 @@ export SPARK_LOCAL_IP := 127.0.0.1
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
 STAGES := lint types unit integration crash
 
-.PHONY: help setup jars shim demo test nightly $(STAGES) spark broker chaos crash-sweep simulate bench bench-start bench-state bench-full wheel clean
+.PHONY: help setup jars shim demo test nightly $(STAGES) spark broker chaos crash-sweep simulate matrix bench bench-start bench-state bench-full wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
@@ -100,6 +100,9 @@ crash-sweep: setup $(BUILD)/classes.jsa ## a fault at every call of a checkpoint
 
 simulate: $(VENV)/.stamp ## the protocol against a seeded world of faults      [SEEDS=2000]
 	@$(PY) -m tests.simulation --seeds $(or $(SEEDS),2000)
+
+matrix: setup ## other versions of Spark, Python, pandas and the broker  [ARGS="--rows newest --lanes unit"]
+	@$(PY) tools/matrix.py --write $(ARGS)
 
 bench: setup ## throughput beside Spark's own ways            [ARGS="--groups sum session"]
 	@$(PY) -m tests.bench.run $(ARGS)
