@@ -375,11 +375,7 @@ def _is_of_objects(series: pd.Series) -> bool:
 
 def _from_pandas(series: pd.Series) -> pa.Array:
     made = pa.Array.from_pandas(series)
-    whole = made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
-    # Texts of pandas 3 come with long offsets: what is refused says the type that users know.
-    if pa.types.is_large_string(whole.type):
-        return whole.cast(pa.string())
-    return whole
+    return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
 
 
 def event_times(given: dict[str, pa.Array], name: str | None, count: int) -> pa.Array:
