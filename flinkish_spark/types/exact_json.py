@@ -93,9 +93,10 @@ def exact_text(kind: T.StructType) -> Callable[[bytes | None], str | None]:
             if "\\u" in text:
                 # An escape may be half a letter, which is no text.
                 json.dumps(found, ensure_ascii=False).encode()
+            # Within the block: from Python 3.12 on JSON is read deeper than a function may call itself.
+            return text if fit is found else _written(fit)
         except (ValueError, RecursionError):
             return MALFORMED
-        return text if fit is found else _written(fit)
 
     return look
 
