@@ -102,7 +102,7 @@ simulate: $(VENV)/.stamp ## the protocol against a seeded world of faults      [
 	@$(PY) -m tests.simulation --seeds $(or $(SEEDS),2000)
 
 matrix: setup ## other versions of Spark, Python, pandas and the broker  [ARGS="--rows newest --lanes unit"]
-	@$(PY) tools/matrix.py --write $(ARGS)
+	@$(PY) tools/matrix.py $(ARGS)
 
 bench: setup ## throughput beside Spark's own ways            [ARGS="--groups sum session"]
 	@$(PY) -m tests.bench.run $(ARGS)

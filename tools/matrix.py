@@ -4,7 +4,7 @@
     python tools/matrix.py                                all rows and lanes, an environment for each row
     python tools/matrix.py --rows newest --lanes unit broker
     python tools/matrix.py --install                      make the environments, run nothing
-    python tools/matrix.py --table                        print what README.md quotes; --write puts it there
+    python tools/matrix.py --table                        print what README.md quotes, and put it there
 
 A row is an environment below build/matrix/, and the JARs of its broker. A lane is a choice of tests, or the
 move of a job to the row from another one. What came of each is in docs/versions.json, which is committed: the
@@ -23,7 +23,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,7 +192,6 @@ def environment(row: Row) -> dict[str, str]:
 def run(row: Row, lane: str, lock: str) -> dict[str, Any]:
     """Run a lane of a row; return what came of it."""
     log = MATRIX / f"{row.name}-{lane}.log"
-    began = time.monotonic()
     if lane == "move":
         found = move(row, log, lock)
     else:
@@ -208,7 +206,7 @@ def run(row: Row, lane: str, lock: str) -> dict[str, Any]:
         if is_refused:
             found["says"] = "no JAR is served; refused"
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    return {**found, "seconds": round(time.monotonic() - began), "on": today}
+    return {**found, "on": today}
 
 
 def locked(lock: str) -> list[str]:
@@ -277,6 +275,7 @@ def keep(row: Row, lane: str, found: dict[str, Any]) -> None:
     lanes = own.get("lanes", {}) if own.get("versions") == versions else {}
     known[row.name] = {"versions": versions, "lanes": {**lanes, lane: found}}
     RESULTS.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    write_readme()
 
 
 def cell(found: dict[str, Any] | None) -> str:
@@ -323,8 +322,9 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", choices=names, default=names[1:])
     parser.add_argument("--lanes", nargs="+", choices=list(LANES), default=list(LANES))
     parser.add_argument("--install", action="store_true", help="make the environments and run nothing")
-    parser.add_argument("--table", action="store_true", help="print the table and run nothing")
-    parser.add_argument("--write", action="store_true", help="put the table into README.md")
+    parser.add_argument(
+        "--table", action="store_true", help="print the table, put it into README.md, run nothing"
+    )
     parser.add_argument("--lock", default="", help="a file that each lane locks while it runs")
     arguments = parser.parse_args()
     failed = 0
@@ -339,9 +339,8 @@ def main() -> None:
             found = run(row, lane, arguments.lock)
             keep(row, lane, found)
             failed += found.get("failed", 0)
-            print(f"{row.name} {lane}: {cell(found)} in {found.get('seconds', 0)} s", flush=True)
-    if arguments.write:
-        write_readme()
+            print(f"{row.name} {lane}: {cell(found)}", flush=True)
+    write_readme()
     print(table(results()), end="")
     sys.exit(1 if failed else 0)
 

@@ -58,7 +58,7 @@ def test_classifiers_begin_where_the_package_does() -> None:
 def test_the_table_is_that_of_what_ran() -> None:
     text = (ROOT / "README.md").read_text()
     said = text.partition(matrix.BEGIN)[2].partition(matrix.END)[0]
-    assert said == matrix.table(matrix.results()), "run `python tools/matrix.py --table --write`"
+    assert said == matrix.table(matrix.results()), "run `python tools/matrix.py --table`"
 
 
 def test_a_row_that_has_other_versions_by_now_has_not_run() -> None:
