@@ -114,7 +114,13 @@ LANES = {
 #: The same where there is no JAR of Delta Lake.
 NO_DELTA = ["-n0", "tests/integration/spark/test_without_delta.py"]
 #: Steps of `tests/support/version_move.py`, and in whose environment each runs.
-MOVES = (("begin", "before"), ("go-on", "here"), ("restore", "here"), ("refused", "before"))
+MOVES = (
+    ("begin", "before"),
+    ("go-on", "here"),
+    ("restore", "here"),
+    ("back", "before"),
+    ("refused", "before"),
+)
 _SUMMARY = re.compile(r"(\d+) (passed|failed|errors?|skipped|deselected)")
 _NO_RESULT = "not run"
 

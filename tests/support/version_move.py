@@ -3,6 +3,7 @@
     python -m tests.support.version_move begin FOLDER    killed with SIGKILL in the middle, behind a savepoint
     python -m tests.support.version_move go-on FOLDER    the same job directory, under what runs this
     python -m tests.support.version_move restore FOLDER  a new job directory, with the savepoint
+    python -m tests.support.version_move back FOLDER     a new one, with the savepoint that go-on has taken
     python -m tests.support.version_move refused FOLDER  the job directory must be refused
 
 No Delta and no broker: whatever version runs, this job can. Each prints one line of JSON, and fails unless
@@ -156,7 +157,7 @@ class Move:
         client = self.job("job", "out").execute_async()
         self.put(*range(AT_SAVEPOINT))
         self.await_rows("out", expected(0, AT_SAVEPOINT))
-        answer = client.trigger_savepoint(str(self.folder / "savepoint")).wait(60_000)
+        answer = client.trigger_savepoint(str(self.folder / "savepoint")).wait(150_000)
         assert answer is not None and answer.is_completed, answer
         self.put(*range(AT_SAVEPOINT, AT_KILL - 1))
         self.await_rows("out", expected(0, AT_KILL - 1))
@@ -166,11 +167,12 @@ class Move:
         os.killpg(0, signal.SIGKILL)
 
     def go_on(self) -> None:
-        """Go on with the job directory, and read the rest."""
+        """Go on with the job directory, read the rest, and stop with a savepoint."""
         client = self.job("job", "out").execute_async()
         self.put(*range(AT_KILL, AT_END))
         self.await_rows("out", expected(0, AT_END))
-        client.stop_with_checkpoint()
+        answer = client.stop_with_savepoint(str(self.folder / "later")).wait(150_000)
+        assert answer is not None and answer.is_completed, answer
         client.wait()
         self.said(AT_END * ORDERS_A_FILE)
 
@@ -183,6 +185,15 @@ class Move:
         client.stop_with_checkpoint()
         client.wait()
         self.said((AT_END - AT_SAVEPOINT) * ORDERS_A_FILE)
+
+    def back(self) -> None:
+        """Begin a new job directory with the savepoint of the other version, and read one file more."""
+        client = self.job("back", "back-out", RestoreSettings(str(self.folder / "later"))).execute_async()
+        self.put(AT_END)
+        self.await_rows("back-out", expected(AT_END, AT_END + 1))
+        client.stop_with_checkpoint()
+        client.wait()
+        self.said(ORDERS_A_FILE)
 
     def refused(self) -> None:
         """Try to go on with a directory that a later version has run on."""
@@ -201,7 +212,13 @@ class Move:
 
 def main(step: str, folder: str) -> None:
     move = Move(Path(folder))
-    {"begin": move.begin, "go-on": move.go_on, "restore": move.restore, "refused": move.refused}[step]()
+    {
+        "begin": move.begin,
+        "go-on": move.go_on,
+        "restore": move.restore,
+        "back": move.back,
+        "refused": move.refused,
+    }[step]()
 
 
 if __name__ == "__main__":
