@@ -32,7 +32,7 @@ export SPARK_LOCAL_IP := 127.0.0.1
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
 STAGES := lint types unit integration crash
 
-.PHONY: help setup jars shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate bench bench-start bench-state bench-full wheel clean
+.PHONY: help setup jars shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-start bench-state bench-full wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
@@ -101,6 +101,9 @@ crash-sweep: setup $(BUILD)/classes.jsa ## a fault at every call of a checkpoint
 simulate: $(VENV)/.stamp ## the protocol against a seeded world of faults      [SEEDS=2000]
 	@$(PY) -m tests.simulation --seeds $(or $(SEEDS),2000)
 
+matrix: setup ## other versions of Spark, Python, pandas and the broker  [ARGS="--rows newest --lanes unit"]
+	@$(PY) tools/matrix.py $(ARGS)
+
 bench: setup ## throughput beside Spark's own ways            [ARGS="--groups sum session"]
 	@$(PY) -m tests.bench.run $(ARGS)
 
@@ -130,7 +133,7 @@ $(VENV)/.stamp: setup.cfg pyproject.toml
 	$(PY) -m pip --version >/dev/null 2>&1 || \
 	    { echo "making build/venv with $$python"; "$$python" -m venv --clear $(VENV); }
 	@echo "installing Python packages into build/venv"
-	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[test]' || \
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[test,pinned]' || \
 	    { echo "flinkish_spark: pip could not install the packages: check the network (or pip's proxy)" >&2; exit 1; }
 	@touch $@
 

@@ -21,6 +21,8 @@ from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.testing.broker import LocalBroker
 
 ROOT = Path(__file__).resolve().parents[1]
+#: Of another version of Kafka, where `tools/matrix.py` says so.
+BROKER_JARS = Path(os.environ.get("FLINKISH_BROKER_JARS", ROOT / "build" / "broker-jars"))
 PARTITIONS = 4
 INPUT, OUTPUT, GROUP = "orders", "totals", "orders-app"
 KAFKA_SINK, DELTA_SINK = "totals-kafka", "totals-delta"
@@ -85,7 +87,7 @@ class Rig:
         _empty(self.directory)
         with ExitStack() as stack:
             self.broker = self._running_broker or stack.enter_context(
-                LocalBroker(self.directory / "broker", jars_dir=ROOT / "build" / "broker-jars")
+                LocalBroker(self.directory / "broker", jars_dir=BROKER_JARS)
             )
             self.servers = self.broker.bootstrap_servers
             with KafkaAdmin(KafkaConnection(self.servers)) as admin:

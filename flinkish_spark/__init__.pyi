@@ -107,6 +107,10 @@ from .functions.stream import ProcessFunction as ProcessFunction
 from .functions.watermark_strategy import WatermarkGenerator as WatermarkGenerator
 from .functions.watermark_strategy import WatermarkStrategy as WatermarkStrategy
 from .job.client import JobClient as JobClient
+from .job.doctor import Diagnosis as Diagnosis
+from .job.doctor import Finding as Finding
+from .job.doctor import Health as Health
+from .job.doctor import doctor as doctor
 from .job.engine import JobProgress as JobProgress
 from .job.engine import Standby as Standby
 from .job.requests import StopMode as StopMode

@@ -2,7 +2,9 @@
 """Fetch the JARs of the pinned list with Maven.
 
     python tools/resolve_jars.py spark  DIRECTORY
-    python tools/resolve_jars.py broker DIRECTORY
+    python tools/resolve_jars.py broker DIRECTORY [--kafka VERSION]
+
+The JARs of all versions of Spark go into one directory; a session takes those of the Spark that runs.
 
 Standard library only: it runs before anything is installed. JARs of an earlier list are removed from the
 directory; those that stay are not touched, so a process that has them open keeps running.
@@ -23,21 +25,35 @@ ROOT = Path(__file__).resolve().parents[1]
 PINNED = ROOT / "flinkish_spark" / "jars" / "pinned.txt"
 MAVEN_REPOSITORY = ROOT / "build" / "m2"
 COPY_DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
+#: What stands in the place of Spark's versions in lines that are of none.
+NO_SPARK = "-"
 ANYTHING = "<exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion>"
 
 
-def pinned(role: str) -> list[str]:
-    """Read the coordinates of one role; the package's own reader needs the package installed."""
-    lines = PINNED.read_text(encoding="utf-8").splitlines()
-    pairs = [line.split() for line in lines if line.strip() and not line.startswith("#")]
-    return [coordinate for its_role, coordinate in pairs if its_role == role]
+def pinned(role: str) -> dict[str, list[str]]:
+    """Read the coordinates of one role by version of Spark; the package's own reader needs it installed."""
+    found: dict[str, list[str]] = {}
+    for line in PINNED.read_text(encoding="utf-8").splitlines():
+        if line.strip() and not line.startswith("#"):
+            its_role, minors, coordinate = line.split()
+            for minor in minors.split(",") if its_role == role else ():
+                found.setdefault(minor, []).append(coordinate)
+    return found
 
 
-def pom(role: str) -> str:
+def of_kafka(coordinates: list[str], version: str) -> list[str]:
+    """Return a broker's coordinates with another version of Kafka."""
+    return [
+        f"{one.rpartition(':')[0]}:{version}" if one.startswith("org.apache.kafka:") else one
+        for one in coordinates
+    ]
+
+
+def pom(name: str, coordinates: list[str], *, is_bare: bool) -> str:
     """Write the list as a Maven project; only the broker's JARs bring what they depend on."""
-    exclusions = f"<exclusions>{ANYTHING}</exclusions>" if role == "spark" else ""
+    exclusions = f"<exclusions>{ANYTHING}</exclusions>" if is_bare else ""
     dependencies = []
-    for coordinate in pinned(role):
+    for coordinate in coordinates:
         group, artifact, version = map(escape, coordinate.split(":"))
         dependencies.append(
             f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
@@ -45,19 +61,19 @@ def pom(role: str) -> str:
         )
     return (
         '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
-        f"<groupId>io.github.flinkish-spark</groupId><artifactId>jars-{role}</artifactId><version>1</version>"
+        f"<groupId>io.github.flinkish-spark</groupId><artifactId>jars-{name}</artifactId><version>1</version>"
         f"<dependencies>{''.join(dependencies)}</dependencies></project>\n"
     )
 
 
-def fetch(role: str, into: Path) -> None:
+def fetch(name: str, project: str, into: Path) -> None:
     """Run Maven; on failure print its own error lines and one line that says what to do, and exit."""
     maven = shutil.which("mvn")
     if maven is None:
         sys.exit("Maven is missing: install it (package `maven`) so that `mvn` is on the PATH")
-    pom_file = ROOT / "build" / "pom" / f"{role}.xml"
+    pom_file = ROOT / "build" / "pom" / f"{name}.xml"
     pom_file.parent.mkdir(parents=True, exist_ok=True)
-    pom_file.write_text(pom(role), encoding="utf-8")
+    pom_file.write_text(project, encoding="utf-8")
     command = [maven, "-q", "-B", f"-Dmaven.repo.local={MAVEN_REPOSITORY}", "-f", str(pom_file)]
     command += [COPY_DEPENDENCIES, f"-DoutputDirectory={into}", "-DincludeScope=runtime"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
@@ -68,7 +84,7 @@ def fetch(role: str, into: Path) -> None:
         reason = next((error for error in errors if error.strip()), "Maven gave no reason")
         print(reason[:300], file=sys.stderr)
         where = log.relative_to(ROOT)
-        sys.exit(f"Maven could not fetch the {role} JARs: check the network (or Maven's proxy); see {where}")
+        sys.exit(f"Maven could not fetch the {name} JARs: check the network (or Maven's proxy); see {where}")
 
 
 def replace(old: Path, new: Path) -> None:
@@ -89,10 +105,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Fetch the JARs of the pinned list with Maven.")
     parser.add_argument("role", choices=["spark", "broker"])
     parser.add_argument("directory", type=Path)
+    parser.add_argument("--kafka", help="another version than the pinned one for the broker")
     arguments = parser.parse_args()
+    role, wanted = arguments.role, pinned(arguments.role)
     (ROOT / "build").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=ROOT / "build", prefix="jars-") as scratch:
-        fetch(arguments.role, Path(scratch))
+        fetched: set[str] = set()
+        for minor, coordinates in wanted.items():
+            name = f"{role}-{minor}".removesuffix("-" + NO_SPARK)
+            if arguments.kafka:
+                name, coordinates = f"{role}-{arguments.kafka}", of_kafka(coordinates, arguments.kafka)
+            # One project has one version of each artifact, so each version of Spark is one of its own.
+            if not fetched.issuperset(coordinates):
+                fetch(name, pom(name, coordinates, is_bare=role == "spark"), Path(scratch))
+            fetched.update(coordinates)
         replace(arguments.directory.resolve(), Path(scratch))
 
 

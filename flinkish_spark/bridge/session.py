@@ -21,7 +21,15 @@ from pyspark.sql import DataFrame, SparkSession
 from flinkish_spark.core.clock import span
 from flinkish_spark.core.errors import EnvironmentFault, causes_of
 from flinkish_spark.core.forks import close_in_children
-from flinkish_spark.jars import ivy_settings, pinned, pinned_jars, shim_jar
+from flinkish_spark.jars import (
+    has_pinned_delta,
+    is_delta,
+    ivy_settings,
+    pinned,
+    pinned_jars,
+    running_minor,
+    shim_jar,
+)
 from flinkish_spark.protocol.errors import Chain
 
 if TYPE_CHECKING:
@@ -265,10 +273,24 @@ def stateful_parts(frame: DataFrame) -> list[str]:
 
 
 #: What makes ``format("delta")`` and SQL on Delta tables work.
-DELTA_CONF = {
+_DELTA_CONF = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
+
+
+def delta_conf(jars: Iterable[str | Path] = ()) -> dict[str, str]:
+    """Return the settings for Delta Lake, where there is a JAR of it for the running Spark.
+
+    Without one they would name classes that are not there: a catalog that cannot be loaded breaks a session.
+
+    Parameters
+    ----------
+    jars
+        Files or coordinates that the session gets; they count where none is pinned for this Spark.
+    """
+    return _DELTA_CONF if has_pinned_delta(running_minor()) or any(map(is_delta, jars)) else {}
+
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
@@ -287,8 +309,9 @@ def spark_conf(jars: Iterable[str | Path]) -> dict[str, str]:
     Returns
     -------
     dict
-        To be set before the session starts. ``spark.sql.extensions`` and ``spark.jars`` are lists with
-        commas: add your own entries to them, do not replace them.
+        To be set before the session starts. Delta's settings are among them unless there is no JAR of it for
+        this Spark: none pinned, and none among `jars`. ``spark.sql.extensions`` and ``spark.jars`` are
+        lists with commas: add your own entries to them, do not replace them.
 
     Raises
     ------
@@ -297,11 +320,12 @@ def spark_conf(jars: Iterable[str | Path]) -> dict[str, str]:
 
     Examples
     --------
-    >>> conf = spark_conf([])
+    >>> conf = spark_conf(["/jars/delta-spark_4.2_2.13-4.4.0.jar"])
     >>> conf["spark.sql.extensions"]
     'io.delta.sql.DeltaSparkSessionExtension'
     """
-    return {**DELTA_CONF, "spark.jars": ",".join(str(jar) for jar in [shim_jar(), *jars])}
+    own = list(jars)
+    return {**delta_conf(own), "spark.jars": ",".join(str(jar) for jar in [shim_jar(), *own])}
 
 
 def configure_spark_with_jars(
@@ -385,7 +409,7 @@ def configure_spark_with_delta_jars(
     """
     jars = pinned_jars(directory, group="io.delta")
     own_jars = ",".join(str(jar) for jar in jars)
-    return builder.config(map={**DELTA_CONF, "spark.jars": own_jars, **_preloading(builder)})
+    return builder.config(map={**delta_conf(jars), "spark.jars": own_jars, **_preloading(builder)})
 
 
 def configure_spark_with_packages(
@@ -402,7 +426,8 @@ def configure_spark_with_packages(
     builder
         ``SparkSession.builder``, or what its methods returned.
     extra_packages
-        Maven coordinates of your own, resolved with all they depend on. Do not name Delta or Kafka here.
+        Maven coordinates of your own, resolved with all they depend on. Do not name Kafka here, and
+        Delta only for a version of Spark for which it is not pinned.
 
     Returns
     -------
@@ -420,11 +445,13 @@ def configure_spark_with_packages(
     >>> builder = SparkSession.builder.config("spark.jars.ivy", "build/ivy")
     >>> spark = configure_spark_with_packages(builder).getOrCreate()  # doctest: +SKIP
     """
+    packages = [*pinned("spark"), *extra_packages]
     return builder.config(
         map={
             **spark_conf([]),
+            **delta_conf(packages),
             **_preloading(builder),
-            "spark.jars.packages": ",".join([*pinned("spark"), *extra_packages]),
+            "spark.jars.packages": ",".join(packages),
             "spark.jars.ivySettings": str(ivy_settings()),
         }
     )

@@ -24,7 +24,6 @@ from flinkish_spark.core.store import ObjectMissing, SealedObjects, Store
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
 from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
-from flinkish_spark.worker.time import MicroBatch
 
 #: Folder of replays below the job directory.
 REPLAY = "replay"
@@ -85,27 +84,6 @@ class SparkLog:
             return self.store.read(f"{self.folder}/{log}/{batch}").decode("utf-8")
         except ObjectMissing:
             return None
-
-    def micro_batch(self, batch: BatchId) -> MicroBatch:
-        """Return what tasks are told of a micro-batch that Spark has logged.
-
-        Raises
-        ------
-        CorruptObjectError
-            The entry is missing, cut off or was changed.
-        """
-        here = self._logged(batch)
-        if here is None:
-            raise CorruptObjectError(
-                f"Spark runs micro-batch {batch}, and its log has no entry {self.folder}/{OFFSETS}/{batch}",
-                what_to_do="make sure that only this job uses the job directory",
-            )
-        earlier = None if batch == BatchId(0) else self._logged(BatchId(batch.value - 1))
-        return MicroBatch.logged(batch.value, here, earlier, str(self.location))
-
-    def _logged(self, batch: BatchId) -> LoggedOffsets | None:
-        text = self.read(OFFSETS, batch)
-        return None if text is None else LoggedOffsets.parse(text)
 
     def check(self) -> None:
         """Look at what Spark reads first when it starts a query here: its id, and the newest entries.

@@ -13,10 +13,12 @@ from flinkish_spark.checkpoint.ownership import Ownership
 from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.checkpoint.transactional_ids import BlockPool
 from flinkish_spark.core.clock import Clock
+from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.micro_batches import OFFSETS
 from flinkish_spark.protocol.records import StagedBatch
+from flinkish_spark.worker.time import MicroBatch
 
 
 class OwnerLock(Protocol):
@@ -27,6 +29,29 @@ class OwnerLock(Protocol):
 
     def release(self) -> None:
         """Drop it; a second call does nothing."""
+
+
+def micro_batch_in(log: SparkLog, batch: BatchId) -> MicroBatch:
+    """Return what tasks are told of a micro-batch that Spark has logged.
+
+    Raises
+    ------
+    CorruptObjectError
+        The entry is missing, cut off or was changed.
+    """
+
+    def logged(one: BatchId) -> LoggedOffsets | None:
+        text = log.read(OFFSETS, one)
+        return None if text is None else LoggedOffsets.parse(text)
+
+    here = logged(batch)
+    if here is None:
+        raise CorruptObjectError(
+            f"Spark runs micro-batch {batch}, and its log has no entry {log.folder}/{OFFSETS}/{batch}",
+            what_to_do="make sure that only this job uses the job directory",
+        )
+    earlier = None if batch == BatchId(0) else logged(BatchId(batch.value - 1))
+    return MicroBatch.logged(batch.value, here, earlier, str(log.location))
 
 
 @dataclass(frozen=True)

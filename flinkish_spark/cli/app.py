@@ -11,6 +11,7 @@ from flinkish_spark import __version__
 from flinkish_spark.cli.audit import audit
 from flinkish_spark.cli.checkpoints import checkpoints
 from flinkish_spark.cli.client import ExitStatus, complain, one_line, unforeseen
+from flinkish_spark.cli.doctor import doctor
 from flinkish_spark.cli.rewind import rewind, timeline
 from flinkish_spark.cli.savepoints import cancel, savepoint
 from flinkish_spark.cli.transactions import transactions
@@ -62,5 +63,5 @@ def app() -> None:
     """
 
 
-for _command in (checkpoints, savepoint, rewind, timeline, cancel, transactions, audit):
+for _command in (checkpoints, savepoint, rewind, timeline, cancel, transactions, audit, doctor):
     app.add_command(_command)

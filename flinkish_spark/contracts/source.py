@@ -180,6 +180,11 @@ class Source(ABC):
         return False
 
     @property
+    def needs_delta(self) -> bool:
+        """Whether it reads through Delta Lake in Spark."""
+        return False
+
+    @property
     def is_checked_apart(self) -> bool:
         """Whether preflight and :meth:`check_retention` may run in a thread of their own, beside the plan.
 

@@ -30,6 +30,8 @@ JOB_KEY = "job.json"
 BEGINNINGS = "control"
 #: Folder of the rewinds that are not finished.
 REWINDING = "rewinding"
+#: Folder of the versions of Spark that came later than that in job.json.
+_SPARK_VERSIONS = "spark-versions"
 REWIND_ORDER_KEY = "orders/rewind.json"
 TIMELINE_ORDER_KEY = "orders/timeline.json"
 #: Folders of what each takeover began, and of what a user has accepted.
@@ -97,6 +99,23 @@ class JobDir:
     def known_settings(self) -> dict[str, Any] | None:
         """Return what job.json holds; None before the first start."""
         return self._objects.optional(JOB_KEY, "job", dict)
+
+    def spark_versions(self) -> tuple[str, ...]:
+        """Return the whole versions of Spark that have run here, that of the first start first."""
+        first = (self.known_settings() or {}).get("spark")
+        later = [self._objects.read(key, "spark-version", dict) for key in self.store.list(_SPARK_VERSIONS)]
+        return (*([] if first is None else [first]), *(one["spark"] for one in later))
+
+    def record_spark(self, version: str) -> None:
+        """Record a version of Spark that runs here from now on; one that did already is no news.
+
+        Each has an object of its own: job.json stays as it is, and of two processes none undoes what the
+        other has written.
+        """
+        if version not in self.spark_versions():
+            name = re.sub(r"[^A-Za-z0-9.-]", "_", version)
+            body = seal("spark-version", {"spark": version})
+            self.store.create_if_absent(f"{_SPARK_VERSIONS}/{name}.json", body)
 
     def recorded(self, name: str) -> dict[str, Any] | None:
         """Return what was recorded under ``facts/<name>.json``; None if nothing was."""

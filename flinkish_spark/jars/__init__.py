@@ -1,13 +1,22 @@
 """The JARs of this package: the shim it carries, and the pinned list of those that Maven serves."""
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from flinkish_spark.core.errors import EnvironmentFault
+from flinkish_spark.protocol.versions import SparkMinor
 
 Role = Literal["spark", "broker"]
 
 _HERE = Path(__file__).resolve().parent
+#: Delta Lake's Maven group.
+_DELTA = "io.delta"
+_WHY_NO_DELTA = (
+    "Delta Lake has a JAR for each minor version of Spark, and for Spark {} none was served when this "
+    "version of flinkish_spark was made"
+)
 
 
 class JarMissing(EnvironmentFault):
@@ -38,22 +47,89 @@ def shim_jar() -> Path:
     )
 
 
-def pinned(role: Role) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class _Pinned:
+    """A line of the pinned list; `minors` are the versions of Spark that it is for, of a broker none."""
+
+    role: str
+    minors: frozenset[str]
+    coordinate: str
+
+
+def _lines() -> list[_Pinned]:
+    lines = (_HERE / "pinned.txt").read_text(encoding="utf-8").splitlines()
+    parts = [line.split() for line in lines if line.strip() and not line.startswith("#")]
+    return [_Pinned(role, frozenset(minors.split(",")), coordinate) for role, minors, coordinate in parts]
+
+
+def spark_minors() -> list[str]:
+    """Return the minor versions of Spark for which JARs are pinned, the oldest first.
+
+    Examples
+    --------
+    >>> spark_minors()
+    ['4.2', '4.3']
+    """
+    found = {minor for line in _lines() if line.role == "spark" for minor in line.minors}
+    return sorted(found, key=SparkMinor.of)
+
+
+def running_minor() -> str:
+    """Return the minor version of the pyspark that this process uses, as in ``"4.2"``."""
+    import pyspark
+
+    return str(SparkMinor.of(pyspark.__version__))
+
+
+def pinned(role: Role, spark: str | None = None) -> list[str]:
     """Return the Maven coordinates of one role, in the order of the pinned list.
 
     Parameters
     ----------
     role
         ``"spark"`` for what Spark loads, ``"broker"`` for the Kafka broker of tests and the demo.
+    spark
+        For which minor version of Spark; None for that of the pyspark that this process uses.
+
+    Raises
+    ------
+    JarMissing
+        If nothing is pinned for that version.
 
     Examples
     --------
-    >>> [coordinate for coordinate in pinned("spark") if coordinate.startswith("io.delta")]
+    >>> [coordinate for coordinate in pinned("spark", "4.2") if coordinate.startswith("io.delta")]
     ['io.delta:delta-spark_4.2_2.13:4.4.0', 'io.delta:delta-storage:4.4.0']
+    >>> [coordinate for coordinate in pinned("spark", "4.3") if coordinate.startswith("io.delta")]
+    []
     """
-    lines = (_HERE / "pinned.txt").read_text(encoding="utf-8").splitlines()
-    pairs = [line.split() for line in lines if line.strip() and not line.startswith("#")]
-    return [coordinate for its_role, coordinate in pairs if its_role == role]
+    if role == "broker":
+        return [line.coordinate for line in _lines() if line.role == role]
+    minor = running_minor() if spark is None else spark
+    if minor not in spark_minors():
+        raise JarMissing(
+            f"no JARs are pinned for Spark {minor}",
+            why=f"this version of flinkish_spark was tried with Spark {' and '.join(spark_minors())}",
+            what_to_do="use one of these, or a version of flinkish_spark that knows yours",
+            minor=minor,
+        )
+    return [line.coordinate for line in _lines() if line.role == role and minor in line.minors]
+
+
+def has_pinned_delta(spark: str) -> bool:
+    """Whether a JAR of Delta Lake was served for a minor version of Spark when the list was made."""
+    return spark in spark_minors() and any(map(is_delta, pinned("spark", spark)))
+
+
+def is_delta(jar: str | Path) -> bool:
+    """Whether a file or a coordinate names Delta Lake's JAR for Spark, of any version.
+
+    Examples
+    --------
+    >>> is_delta("/jars/delta-spark_4.3_2.13-4.5.0.jar"), is_delta("io.delta:delta-storage:4.4.0")
+    (True, False)
+    """
+    return re.search(r"(^|[:/])delta-spark_[^/]*$", str(jar)) is not None
 
 
 def ivy_settings() -> Path:
@@ -62,7 +138,10 @@ def ivy_settings() -> Path:
 
 
 def pinned_jars(directory: str | Path, *, group: str = "") -> list[Path]:
-    """Return the Spark-side JARs of the pinned list out of a directory.
+    """Return the JARs that the running Spark needs out of a directory: those of the pinned list.
+
+    For a version of Spark for which no JAR of Delta Lake is pinned, the newest one for it that lies in the
+    directory is taken, with its ``delta-storage``; without one, sessions have no Delta.
 
     Parameters
     ----------
@@ -79,6 +158,8 @@ def pinned_jars(directory: str | Path, *, group: str = "") -> list[Path]:
     where = Path(directory).resolve()
     wanted = [coordinate for coordinate in pinned("spark") if group in ("", coordinate.split(":")[0])]
     names = ["{1}-{2}.jar".format(*coordinate.split(":")) for coordinate in wanted]
+    if group in ("", _DELTA) and not has_pinned_delta(running_minor()):
+        names += _unpinned_delta(where, running_minor(), must_be_there=group == _DELTA)
     missing = [name for name in names if not (where / name).is_file()]
     if missing:
         raise JarMissing(
@@ -88,3 +169,41 @@ def pinned_jars(directory: str | Path, *, group: str = "") -> list[Path]:
             directory=where,
         )
     return [where / name for name in names]
+
+
+def _unpinned_delta(where: Path, minor: str, *, must_be_there: bool) -> list[str]:
+    """Return the names of Delta's JARs for a version of Spark that came out before they did."""
+    begins = f"delta-spark_{minor}_2.13-"
+    found = [jar.name for jar in where.glob(f"{begins}*.jar")]
+    if not found:
+        if must_be_there:
+            raise JarMissing(
+                f"there is no JAR of Delta Lake for Spark {minor}",
+                why=f"{_WHY_NO_DELTA.format(minor)}, and {where} holds no {begins}*.jar",
+                what_to_do=f"use Spark {_with_delta()}; or put that JAR and its delta-storage there",
+                directory=where,
+            )
+        return []
+    newest = max(found, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
+    return [newest, f"delta-storage-{newest.removeprefix(begins)}"]
+
+
+def _with_delta() -> str:
+    return " or ".join(minor for minor in spark_minors() if has_pinned_delta(minor))
+
+
+def how_to_get_delta(minor: str) -> tuple[str, str]:
+    """Return why a session of this version of Spark has no Delta Lake, and what to do.
+
+    Examples
+    --------
+    >>> how_to_get_delta("4.2")
+    ('', 'start the session with flinkish_spark.configure_spark_with_jars(...)')
+    """
+    if has_pinned_delta(minor):
+        return "", "start the session with flinkish_spark.configure_spark_with_jars(...)"
+    return (
+        _WHY_NO_DELTA.format(minor),
+        f"use Spark {_with_delta()}; or, once there is a JAR delta-spark_{minor}_2.13, put it and its "
+        "delta-storage into the directory that configure_spark_with_jars(...) is given",
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import posixpath
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,7 +21,7 @@ from flinkish_spark.connectors.delta.sink import DeltaSink, require_delta
 from flinkish_spark.connectors.delta.transactions import has_delta_format
 from flinkish_spark.connectors.kafka.client.admin import TopicPattern
 from flinkish_spark.core.clock import span
-from flinkish_spark.core.errors import EnvironmentFault, GraphError
+from flinkish_spark.core.errors import EnvironmentFault, GraphError, JobDirError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.job.engine import JobSettings, manifest_context, sink_context
 from flinkish_spark.planning.planner import Planner
@@ -28,6 +29,7 @@ from flinkish_spark.planning.sink_rows import PlannedJob
 from flinkish_spark.planning.stream_graph import sources_of, uid_of
 from flinkish_spark.planning.times import chains_to
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
+from flinkish_spark.protocol.versions import SparkMinor, VersionStep, step_to
 from flinkish_spark.savepoints.restore import Restore, check_rescale
 from flinkish_spark.savepoints.seeds import RESTORED_FROM, claimant
 
@@ -112,6 +114,7 @@ def _check_patterns(first: SourceNode, second: SourceNode) -> None:
 # Everything that can be refused before anything starts, in one place and in a fixed order.
 
 
+LOG = logging.getLogger(__name__)
 _NOBODY = JobUuid("0" * 32)
 #: The one stateful part that a plan of ours has: the keyed operator.
 _OWN_STATE = "applyInPandasWithState"
@@ -135,8 +138,9 @@ def check_before_start(
         The savepoint that a new job is to begin with; None for none.
     """
     graph.check_complete()
+    check_spark_version(job_dir, spark.version)
     with span("the session to say what it has"):
-        found = _check_session(spark, graph)
+        found = _check_session(spark, graph, settings)
     # Brokers take their time, and so does the plan: these two have nothing to do with each other.
     begun = {
         node.uid: _Begun(partial(_check_source, spark, node, settings, job_dir), settings)
@@ -224,8 +228,11 @@ def record_job(
     JobDirError
         The directory belongs to another job, or a setting differs that must not change.
     """
+    # Again: while this process waited for the lock, a later version of Spark may have run here.
+    check_spark_version(job_dir, spark.version)
     savepoint = _restore(restore, graph, planned, settings, job_dir).prepare(settings.shuffle_partitions)
     at_first: dict[str, Any] = {
+        "spark": spark.version,
         "shuffle_partitions": settings.shuffle_partitions,
         RESTORED_FROM: savepoint,
     }
@@ -233,7 +240,8 @@ def record_job(
     if claimed_as is not None:
         # Who looks at a claimed savepoint finds the job by it.
         at_first["uuid"] = str(claimed_as)
-    job, _ = job_dir.read_or_create_job(fixed_settings(spark, graph, planned, settings), at_first)
+    job, _ = job_dir.read_or_create_job(fixed_settings(graph, planned, settings), at_first)
+    _record_spark_version(job_dir, spark.version)
     return job
 
 
@@ -248,13 +256,10 @@ def _restore(
     return Restore(restore, graph, planned, job_dir, settings.root, hooks)
 
 
-def fixed_settings(
-    spark: SparkSession, graph: StreamGraph, planned: PlannedJob, settings: JobSettings
-) -> dict[str, Any]:
+def fixed_settings(graph: StreamGraph, planned: PlannedJob, settings: JobSettings) -> dict[str, Any]:
     """Return what must never change for one job directory."""
     return {
         "job": settings.name,
-        "spark": spark.version,
         "sources": [" ".join(filter(None, (n.uid, n.source.plan_name))) for n in graph.sources],
         "max_parallelism": {node.uid: node.max_parallelism for node in graph.operators},
         # Spark finds state and offsets by position in the plan, and the plan follows the streams
@@ -262,6 +267,61 @@ def fixed_settings(
         "operators": [node.uid for node in graph.operators],
         "streams": _streams(graph, planned),
     }
+
+
+def check_spark_version(job_dir: JobDir, running: str) -> VersionStep:
+    """Refuse a version of Spark that is earlier than one that has run here; return which step it is.
+
+    Raises
+    ------
+    JobDirError
+        The running version is an earlier minor version, or another major one.
+    EnvironmentFault
+        Spark says of itself no version that can be compared.
+    """
+    before = {one: _minor(one) for one in job_dir.spark_versions()}
+    ours = _minor(running)
+    step = step_to(ours, before.values())
+    if step in (VersionStep.NONE, VersionStep.FORWARD):
+        return step
+    newest = max(before, key=before.__getitem__)
+    theirs = before[newest]
+    raise JobDirError(
+        f"Spark {newest} has run on this job directory, and this is Spark {running}",
+        why="what another major version of Spark makes of Spark's checkpoint is not known"
+        if step is VersionStep.ANOTHER_MAJOR
+        else f"Spark {ours} need not read what Spark {theirs} has written into Spark's checkpoint",
+        what_to_do=f"start with Spark {theirs} again; to go to Spark {ours}, take a savepoint with "
+        f"Spark {theirs} and begin a new job_dir with it",
+        setting="spark",
+        recorded=newest,
+        wanted=running,
+    )
+
+
+def _minor(version: str) -> SparkMinor:
+    try:
+        return SparkMinor.of(version)
+    except ValueError as error:
+        raise EnvironmentFault(
+            "versions of Spark cannot be compared",
+            why=str(error),
+            what_to_do="use a release of Spark whose version begins like 4.2",
+            version=version,
+        ) from error
+
+
+def _record_spark_version(job_dir: JobDir, running: str) -> None:
+    """Record that this version runs here. The caller holds the lock, so nobody does so at the same time."""
+    if check_spark_version(job_dir, running) is VersionStep.FORWARD:
+        before = max(map(_minor, job_dir.spark_versions()))
+        LOG.warning(
+            "Spark %s goes on with a job directory of Spark %s; from now on it refuses Spark %s",
+            running,
+            before,
+            before,
+        )
+    job_dir.record_spark(running)
 
 
 def _streams(graph: StreamGraph, planned: PlannedJob) -> list[str]:
@@ -276,7 +336,7 @@ def _streams(graph: StreamGraph, planned: PlannedJob) -> list[str]:
     return [bases[stream] for stream in sorted(bases)]
 
 
-def _check_session(spark: SparkSession, graph: StreamGraph) -> SparkProbe:
+def _check_session(spark: SparkSession, graph: StreamGraph, settings: JobSettings) -> SparkProbe:
     found = probe(spark)
     needs_kafka = any(node.source.needs_kafka_jars for node in graph.sources)
     if needs_kafka and not found.has_kafka_source:
@@ -286,8 +346,13 @@ def _check_session(spark: SparkSession, graph: StreamGraph) -> SparkProbe:
             'or give the KafkaSource reader="python"',
         )
     parts = (part for node in graph.sinks for _, part in node.sink.parts(node.uid))
-    if any(isinstance(part, DeltaSink) for part in parts):
-        require_delta(found.has_delta or has_delta_format(spark))
+    needs_delta = (
+        any(isinstance(part, DeltaSink) for part in parts)
+        or any(node.source.needs_delta for node in graph.sources)
+        or (settings.manifest is not None and settings.manifest.needs_delta)
+    )
+    if needs_delta:
+        require_delta(found.has_delta or has_delta_format(spark), found.version)
     return found
 
 

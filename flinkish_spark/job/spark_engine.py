@@ -27,7 +27,7 @@ from flinkish_spark.checkpoint.failures import with_place
 from flinkish_spark.checkpoint.ownership import JobLock, Ownership
 from flinkish_spark.checkpoint.retention import CheckpointPins, SparkPins
 from flinkish_spark.checkpoint.spark_log import SparkLog, fence_spark_folder
-from flinkish_spark.checkpoint.staging import OwnerLock, Staging, StagingContext
+from flinkish_spark.checkpoint.staging import OwnerLock, Staging, StagingContext, micro_batch_in
 from flinkish_spark.contracts.manifest import NO_MANIFEST, ManifestWriter
 from flinkish_spark.contracts.sink import Committer, SinkContext, SinkWriter, StageRequest
 from flinkish_spark.contracts.source import SourceNode
@@ -150,7 +150,7 @@ class SinkStaging:
     ) -> StagedBatch:
         """Stage `frame` in some sinks; see :class:`~flinkish_spark.checkpoint.staging.Staging`."""
         # This order matters: whatever evaluates the rows below is to tell its tasks of this micro-batch.
-        told = json.dumps(self._context.log.micro_batch(batch).to_json())
+        told = json.dumps(micro_batch_in(self._context.log, batch).to_json())
         frame.sparkSession.sparkContext.setLocalProperty(MICRO_BATCH_PROPERTY, told)
         if not sinks:
             frame.write.format("noop").mode("overwrite").save()

@@ -30,6 +30,8 @@ _LAST_YEAR = 9999
 #: From here on the nearest FLOAT is an infinity.
 _FLOAT_OVERFLOWS = float(2**128 - 2**103)
 _NOT_A_NUMBER = ("NaN", "Infinity", "-Infinity")
+#: Levels of objects and lists, as Jackson counts them.
+_DEEPEST = 1_000
 #: Texts that Spark takes for such.
 _TEXTS_OF_NUMBERS = {name: name for name in _NOT_A_NUMBER} | {
     "+Infinity": "Infinity",
@@ -87,17 +89,29 @@ def exact_text(kind: T.StructType) -> Callable[[bytes | None], str | None]:
         try:
             text = value.decode()
             found = _DECODER.decode(text)
-            if not isinstance(found, _Object):
+            if not isinstance(found, _Object) or _is_too_deep(text, found):
                 return MALFORMED
             fit = check(found)
             if "\\u" in text:
                 # An escape may be half a letter, which is no text.
                 json.dumps(found, ensure_ascii=False).encode()
+            # Within the block: from Python 3.12 on JSON is read deeper than a function may call itself.
+            return text if fit is found else _written(fit)
         except (ValueError, RecursionError):
             return MALFORMED
-        return text if fit is found else _written(fit)
 
     return look
+
+
+def _is_too_deep(text: str, found: Any) -> bool:
+    """Whether Spark's own parser refuses the depth; Python before 3.12 has done so already."""
+    if text.count("[") + text.count("{") <= _DEEPEST:
+        return False
+    level, depth = [found], 0
+    while containers := [one for one in level if isinstance(one, dict | list)]:
+        depth += 1
+        level = [each for one in containers for each in (one.values() if isinstance(one, dict) else one)]
+    return depth > _DEEPEST
 
 
 def _object(fields: list[tuple[str, Any]]) -> _Object:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from flinkish_spark.bridge.session import DELTA_CONF
+from flinkish_spark.bridge.session import delta_conf
 
 
 def light_session(name: str, scratch: Path, *, master: str = "local[2]") -> SparkSession:
@@ -26,6 +26,6 @@ def light_session(name: str, scratch: Path, *, master: str = "local[2]") -> Spar
         .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         .config("spark.python.daemon.module", "tests.crash.preloading_daemon")
     )
-    spark = builder.config(map=DELTA_CONF).getOrCreate()
+    spark = builder.config(map=delta_conf()).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark

@@ -32,6 +32,8 @@ from tests.support.postgres import LocalPostgres, unpack_postgres
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
+#: Those of the broker that tests run against; `tools/matrix.py` names those of another version.
+BROKER_JARS = Path(os.environ.get("FLINKISH_BROKER_JARS", BUILD / "broker-jars"))
 
 #: Where the servers of a run answer, and the word that opens the door.
 Address = tuple[str, bytes]
@@ -52,7 +54,7 @@ def _broker() -> Iterator[LocalBroker]:
     forever = {"log.retention.ms": "-1"}
     with (
         scratch("test-broker-") as folder,
-        LocalBroker(folder, jars_dir=BUILD / "broker-jars", extra_properties=forever) as running,
+        LocalBroker(folder, jars_dir=BROKER_JARS, extra_properties=forever) as running,
     ):
         yield running
 

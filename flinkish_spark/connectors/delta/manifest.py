@@ -65,6 +65,11 @@ class DeltaManifest(Manifest):
                 what_to_do="give an absolute path or a URI",
             )
 
+    @property
+    def needs_delta(self) -> bool:
+        """It is a Delta table."""
+        return True
+
     def preflight(self, spark: SparkSession, context: ManifestContext) -> None:
         """Refuse a table that has other columns."""
         try:

@@ -29,6 +29,8 @@ from flinkish_spark.connectors.delta.transactions import DeltaRefused, DeltaTabl
 from flinkish_spark.connectors.partition_values import why_no_partition
 from flinkish_spark.contracts.sink import Committer, Sink, SinkContext, SinkWriter
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, SchemaError
+from flinkish_spark.jars import how_to_get_delta
+from flinkish_spark.protocol.versions import SparkMinor
 from flinkish_spark.types.ddl import quoted
 
 if TYPE_CHECKING:
@@ -417,10 +419,9 @@ class DeltaSink(DeltaSinkSettings, Sink):
         return None
 
 
-def require_delta(has_delta: bool) -> None:
-    """Raise EnvironmentFault if the session was started without Delta's JARs."""
+def require_delta(has_delta: bool, version: str) -> None:
+    """Raise EnvironmentFault if a session of this version of Spark was started without Delta's JARs."""
     if not has_delta:
-        raise EnvironmentFault(
-            "this Spark session has no Delta Lake",
-            what_to_do="start the session with flinkish_spark.configure_spark_with_jars(...)",
-        )
+        minor = str(SparkMinor.of(version))
+        why, what_to_do = how_to_get_delta(minor)
+        raise EnvironmentFault("this Spark session has no Delta Lake", why=why, what_to_do=what_to_do)

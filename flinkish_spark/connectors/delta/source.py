@@ -549,6 +549,11 @@ class DeltaSource(Source):
         return f"delta-{self.changes.value.lower()}"
 
     @property
+    def needs_delta(self) -> bool:
+        """Whether Spark's own source reads; the Python reader needs no JAR."""
+        return self.reader is Engine.JVM
+
+    @property
     def is_bounded(self) -> bool:
         """Whether it was given an end."""
         return self.ending_version is not None

@@ -34,7 +34,7 @@ from flinkish_spark import (
     KafkaSource,
     StreamExecutionEnvironment,
 )
-from flinkish_spark.bridge.session import DELTA_CONF
+from flinkish_spark.bridge.session import delta_conf
 from flinkish_spark.connectors.delta.rows import DeltaHistory, DeltaRows
 from flinkish_spark.connectors.delta.transactions import DeltaTables, HadoopFiles
 from tests.crash.sweep import committers, databases, files, gateway, hooks
@@ -182,7 +182,7 @@ def session(fleet: Fleet) -> SparkSession:
         .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
     )
     # The JARs are on the class path: `tests/crash/class_path.py`.
-    spark = builder.config(map=DELTA_CONF).getOrCreate()
+    spark = builder.config(map=delta_conf()).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 

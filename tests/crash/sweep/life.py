@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from demo.process import JobProcess, Victim
-from demo.rig import ROOT, _environment
+from demo.rig import BROKER_JARS, ROOT, _environment
 from flinkish_spark.testing.broker import LocalBroker, _free_port
 from tests.crash import class_path
 from tests.crash.sweep.places import JVM_VARIABLE, Fleet, Place
@@ -40,7 +40,7 @@ class SweptBroker(LocalBroker):
     """
 
     def __init__(self, directory: Path, sinks: tuple[str, ...]) -> None:
-        super().__init__(directory, jars_dir=ROOT / "build" / "broker-jars")
+        super().__init__(directory, jars_dir=BROKER_JARS)
         taken = [self._port, self._controller_port]
         self.wires: dict[str, tuple[int, int]] = {}
         for sink in sinks:

@@ -9,9 +9,8 @@ import pytest
 
 from flinkish_spark.testing.broker import LocalBroker
 from tests.support.secure_broker import SecureBroker
+from tests.support.services import BROKER_JARS
 from tests.support.tls import LocalCertificates, make_certificates
-
-BROKER_JARS = Path(__file__).resolve().parents[3] / "build" / "broker-jars"
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import json
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import takewhile
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -77,9 +78,10 @@ def stop(*clients) -> None:
         assert client.wait(timeout_ms=240_000), "a job did not stop"
 
 
-def status_text(chain: Chain) -> str:
-    # One for every start of the query, and those of earlier starts are deleted.
-    found = (chain.chained_dir / "control").glob("*.alignment")
+def status_text(spark) -> str:
+    # Of the running job: one for every start of its query, and those of earlier starts are deleted.
+    scratch = Path(spark.sparkContext._temp_dir)
+    found = scratch.glob("flinkish-*/*.alignment")
     return "".join(status.text for path in found if (status := read_status(str(path))) is not None)
 
 
@@ -115,7 +117,7 @@ def test_aligned_jobs_with_a_slow_partition(spark, broker, chain, topic):
         with held_back(chain, partition=1):
             orders.put(4)
             waits = f"{chain.middle}-1 (not visible yet"
-            await_that(lambda: waits in status_text(chain), second)
+            await_that(lambda: waits in status_text(spark), second)
             drawn = len(decisions(chain.chained_dir))
             seen = first.progress.checkpoints
             await_that(lambda: first.progress.checkpoints > seen, first)
@@ -200,7 +202,7 @@ def test_a_job_whose_upstream_writes_no_barriers_says_so(spark, broker, chain, t
     orders.put(2)
     with running(chained_job(spark, chain, ALIGNED)) as client:
         says = "has seen no barrier record yet. The upstream job's Kafka sink needs barriers="
-        await_that(lambda: says in status_text(chain), client)
+        await_that(lambda: says in status_text(spark), client)
         assert client.progress.checkpoints == 0
 
 

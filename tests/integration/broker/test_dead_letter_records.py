@@ -14,7 +14,7 @@ from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.sources import EndAtLatest, KafkaRecordsSource
 from flinkish_spark.testing import LocalBroker
 from tests.support.jobs import environment, failure_of, order, produce, read_committed, running
-from tests.support.services import BUILD
+from tests.support.services import BROKER_JARS
 
 ORDER = "user STRING, amount LONG"
 OWN = [("trace", b"1"), ("empty", b""), ("trace", b"2"), ("flinkish-error", b"of an earlier life")]
@@ -65,7 +65,7 @@ def strict_broker(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """One that allows transactions of five minutes."""
     properties = {"transaction.max.timeout.ms": "300000"}
     folder = tmp_path_factory.mktemp("strict")
-    with LocalBroker(folder, jars_dir=BUILD / "broker-jars", extra_properties=properties) as found:
+    with LocalBroker(folder, jars_dir=BROKER_JARS, extra_properties=properties) as found:
         yield found
 
 

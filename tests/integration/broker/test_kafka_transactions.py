@@ -19,6 +19,7 @@ from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.records import CommitAnswer, Outcome
 from flinkish_spark.testing import LocalBroker
 from tests.support.open_transactions import still_open
+from tests.support.services import BROKER_JARS
 
 TopicFactory = Callable[..., str]
 BLOCKS = iter(range(1_000_000))
@@ -401,9 +402,8 @@ def _until_settled(ask: Callable[[], CommitAnswer]) -> CommitAnswer:
 @pytest.mark.nightly
 def test_compaction_does_not_turn_a_commit_into_a_loss(tmp_path: Path) -> None:
     """The record that served as evidence is compacted away; the marker is still there."""
-    jars = Path(__file__).resolve().parents[3] / "build" / "broker-jars"
     quick = {"log.cleaner.backoff.ms": "200"}
-    with LocalBroker(tmp_path / "broker", jars_dir=jars, extra_properties=quick) as broker:
+    with LocalBroker(tmp_path / "broker", jars_dir=BROKER_JARS, extra_properties=quick) as broker:
         configs = {"cleanup.policy": "compact", "segment.ms": "500", "min.cleanable.dirty.ratio": "0.001"}
         with KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers) as admin:
             options = {"num_partitions": 1, "replication_factor": 1, "configs": configs}

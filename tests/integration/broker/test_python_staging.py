@@ -48,8 +48,7 @@ from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.records import Outcome
 from flinkish_spark.testing import LocalBroker
 from tests.support.open_transactions import still_open
-
-BROKER_JARS = Path(__file__).resolve().parents[3] / "build" / "broker-jars"
+from tests.support.services import BROKER_JARS
 
 
 class Kafka:

@@ -36,7 +36,7 @@ from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableErro
 from flinkish_spark.testing.broker import LocalBroker
 from tests.support import effort
 from tests.support.jobs import eventually
-from tests.support.services import topics_of
+from tests.support.services import BROKER_JARS, topics_of
 
 BUILD = Path(__file__).resolve().parents[3] / "build"
 TopicFactory = Callable[..., str]
@@ -54,7 +54,7 @@ def broker() -> Iterator[LocalBroker]:
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "allow.everyone.if.no.acl.found": "true",
     }
-    with LocalBroker(scratch, jars_dir=BUILD / "broker-jars", extra_properties=properties) as running:
+    with LocalBroker(scratch, jars_dir=BROKER_JARS, extra_properties=properties) as running:
         yield running
     shutil.rmtree(scratch, ignore_errors=True)
 

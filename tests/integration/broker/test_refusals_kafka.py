@@ -24,8 +24,7 @@ from tests.support.jobs import (
     read_committed,
     run_until,
 )
-
-BROKER_JARS = Path(__file__).resolve().parents[3] / "build" / "broker-jars"
+from tests.support.services import BROKER_JARS
 
 
 def copy_job(spark, job_dir, servers, source: str, sink: str, *, value=None, **settings):

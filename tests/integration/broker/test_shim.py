@@ -29,11 +29,11 @@ from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.records import Outcome
 from flinkish_spark.testing import LocalBroker
 from tests.support.open_transactions import still_open
+from tests.support.services import BROKER_JARS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-BROKER_JARS = Path(__file__).resolve().parents[3] / "build" / "broker-jars"
 RECORD, BARRIER, TICK = 0, 1, 3
 SCHEMA = "kind INT, checkpoint BIGINT, channel BIGINT, hash BIGINT, key BINARY, value BINARY, topic STRING"
 TIMEOUT_MS = 60_000

@@ -13,6 +13,7 @@ import pytest
 from flinkish_spark.checkpoint.control import ControlFile, ControlReader
 from flinkish_spark.checkpoint.event_time import TimeKeeper
 from flinkish_spark.checkpoint.spark_log import SparkLog
+from flinkish_spark.checkpoint.staging import micro_batch_in
 from flinkish_spark.contracts.source import Source, SourceNode
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.protocol.event_time import (
@@ -123,7 +124,7 @@ class Query:
 
     def micro_batch(self, number: int) -> MicroBatch:
         """Return what tasks are told of a micro-batch."""
-        told = self.log.micro_batch(BatchId(number))
+        told = micro_batch_in(self.log, BatchId(number))
         assert MicroBatch.from_json(json.loads(json.dumps(told.to_json()))) == told
         return told
 

@@ -176,10 +176,22 @@ def test_the_store_keeps_its_promises(tmp_path):
 
 def test_job_settings_must_stay_the_same(tmp_path):
     job_dir = JobDir(LocalStore(tmp_path))
-    uuid, _ = job_dir.read_or_create_job({"job": "orders", "spark": "4.2.0"})
-    assert job_dir.read_or_create_job({"job": "orders", "spark": "4.2.0"})[0] == uuid
-    with pytest.raises(JobDirError, match=r"written with spark = '4\.2\.0', and this job has '4\.3\.0'"):
-        job_dir.read_or_create_job({"job": "orders", "spark": "4.3.0"})
+    uuid, _ = job_dir.read_or_create_job({"job": "orders", "max_parallelism": 128})
+    assert job_dir.read_or_create_job({"job": "orders", "max_parallelism": 128})[0] == uuid
+    with pytest.raises(JobDirError, match=r"written with max_parallelism = 128, and this job has 64"):
+        job_dir.read_or_create_job({"job": "orders", "max_parallelism": 64})
+
+
+def test_each_version_of_spark_is_recorded_once_beside_that_of_the_first_start(tmp_path):
+    job_dir = JobDir(LocalStore(tmp_path))
+    assert job_dir.spark_versions() == ()
+    job_dir.read_or_create_job({}, {"spark": "4.2.0"})
+    before = (tmp_path / "job.json").read_bytes()
+    for version in ("4.2.0", "4.2.1", "4.3.0", "4.2.1", "4.3.0 (of a/vendor)"):
+        job_dir.record_spark(version)
+    assert sorted(job_dir.spark_versions()) == ["4.2.0", "4.2.1", "4.3.0", "4.3.0 (of a/vendor)"]
+    assert (tmp_path / "job.json").read_bytes() == before
+    assert len(list((tmp_path / "spark-versions").iterdir())) == 3
 
 
 def test_a_newer_format_and_a_torn_file_are_told_apart(tmp_path):

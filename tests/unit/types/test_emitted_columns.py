@@ -59,6 +59,17 @@ def test_a_frame_of_pandas_goes_out_as_the_batch_it_was_made_of(make) -> None:
         assert [tuple(row) for row in run.take().rows] == rows
 
 
+def test_texts_that_are_no_objects_go_out_as_declared() -> None:
+    """So they are in pandas 3, and in a StringDtype before: Arrow makes large_string of them."""
+
+    def of_texts(batch):
+        return batch.to_pandas().astype({"user": "string"})
+
+    run = VectorizedHarness(Emits(of_texts), ORDERS, ORDERS, "user", max_parallelism=1)
+    run.push_all([(("ann", 5), 1), (("ben", None), 2)])
+    assert run.take().rows == [("ann", 5), ("ben", None)]
+
+
 def test_a_frame_says_event_times_and_goes_to_side_outputs() -> None:
     class Sides(VectorizedProcessFunction):
         event_time = "at"
@@ -147,7 +158,7 @@ SIDE = OutputTag("side", "total INT, user STRING")
         (
             lambda f: f.assign(amount=pd.Series([None, None, "2", "3"], dtype="string")),
             ORDERS,
-            r"has the type (large_)?string, declared is int64: '2' \(row 2 of the batch, key 'ann'\)",
+            r"'amount' (has the type (large_)?string|of type int64 cannot hold).*'2'.* \(row 2 of the batch",
         ),
     ],
 )

@@ -40,6 +40,14 @@ def test_texts_are_passed_on_as_they_came() -> None:
     assert LOOK(text.encode()) == text
 
 
+def test_what_is_too_deep_to_be_written_is_bad_and_no_error() -> None:
+    """Python 3.12 and later read it all the same."""
+    deep = b"[" * 1_200 + b"]" * 1_200
+    look = exact_text(parse_ddl("s STRING"))
+    assert look(b'{"s":' + deep + b"}") == MALFORMED
+    assert look(b'{"more":' + deep + b',"s":1}') == MALFORMED
+
+
 def test_what_becomes_a_text_is_written_with_its_own_digits() -> None:
     assert LOOK(b'{"s": 1.10, "l": 7}') == '{"s":"1.10","l":7}'
     assert LOOK(b'{"x": {"s": [1e5, {"k" : "\\n\\u0001"}]}}') == (

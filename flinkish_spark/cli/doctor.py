@@ -1,0 +1,91 @@
+"""`flinkish doctor`: what a first job will meet here, before there is one."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from flinkish_spark.cli.client import ExitStatus, connection_of, end_with, json_option, print_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from flinkish_spark.job.doctor import Diagnosis
+
+
+@click.command()
+@click.option("--master", metavar="URL", help="Spark's master; by default what spark-defaults.conf says.")
+@click.option(
+    "--jars", metavar="DIR", help="Directory with the pinned JARs, as for configure_spark_with_jars."
+)
+@click.option("--job-dir", default="", metavar="PATH", help="Where the job is to keep its checkpoints.")
+@click.option("--bootstrap-servers", "servers", metavar="HOST:PORT,...", help="Where Kafka is.")
+@click.option(
+    "--command-config",
+    "config",
+    type=click.File("r", encoding="utf-8"),
+    metavar="FILE",
+    help="Properties with the security settings, as for Kafka's own tools.",
+)
+@click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="A topic that a job reads or writes.")
+@click.option("--table", "tables", multiple=True, metavar="PATH", help="A Delta table that a job appends to.")
+@json_option
+def doctor(
+    master: str | None,
+    jars: str | None,
+    job_dir: str,
+    servers: str | None,
+    config: Any,
+    topics: tuple[str, ...],
+    tables: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Say what works here and what a job will be refused for, each with what to do.
+
+    Starts a session of Spark and ends it; changes nothing. In a notebook call flinkish_spark.doctor(spark).
+    The status is 1 if something will be refused.
+    """
+    from flinkish_spark.job import doctor as running
+
+    if topics and not servers:
+        raise click.UsageError("--topic needs --bootstrap-servers.")
+    kafka = connection_of(servers, config) if servers else None
+    where, how = ("", {}) if kafka is None else (kafka.servers, kafka.options)
+    spark = _session(master, jars)
+    try:
+        found = running.doctor(
+            spark, job_dir=job_dir, bootstrap_servers=where, options=how, topics=topics, tables=tables
+        )
+    finally:
+        spark.stop()
+    _print(found, as_json)
+    if not found.is_well:
+        end_with(ExitStatus.NOT_DONE)
+
+
+def _session(master: str | None, jars: str | None) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    from flinkish_spark.bridge.session import configure_spark_with_jars
+
+    builder = SparkSession.builder.appName("flinkish doctor").config("spark.ui.showConsoleProgress", "false")
+    builder = builder if master is None else builder.master(master)
+    spark = (builder if jars is None else configure_spark_with_jars(builder, jars)).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def _print(found: Diagnosis, as_json: bool) -> None:
+    if as_json:
+        lines = [
+            {"about": o.about, "health": o.health.value, "says": o.says, "what_to_do": o.what_to_do}
+            for o in found.findings
+        ]
+        click.echo(json.dumps({"is_well": found.is_well, "findings": lines}))
+        return
+    print_table(
+        ["", "what", "found", "to do"],
+        [[o.health.value, o.about, o.says, o.what_to_do] for o in found.findings],
+    )

@@ -1,0 +1,388 @@
+"""What can be said of a session and its surroundings before the first job: what will be refused, and why."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import html
+import importlib.metadata
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from flinkish_spark.bridge.session import SparkProbe, blind_hosts, jvm, probe, runs_tasks_itself, said
+from flinkish_spark.checkpoint.ownership import JobLock
+from flinkish_spark.connectors.delta.sink import DeltaSink
+from flinkish_spark.connectors.kafka.checks import check_topic_retention
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
+from flinkish_spark.connectors.kafka.client.client import Isolation
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.contracts.sink import SinkContext
+from flinkish_spark.core.clock import SystemClock
+from flinkish_spark.core.config import CheckpointConfig
+from flinkish_spark.core.errors import FlinkishError, StoreError
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.store import LocalStore
+from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: What a worker of Spark's has to have, by the name under which pip knows it.
+_PACKAGES = ("flinkish-spark", "pyspark", "pyarrow", "pandas", "kafka-python")
+#: Clocks of two machines that differ by less are taken for one.
+_SKEW_MS, _LITTLE_ROOM = 1_000, 1 << 30
+_PATIENCE_MS = 10_000
+_NO_JVM = (
+    "use a classic session for jobs: spark-submit, or a notebook with dedicated compute; "
+    'format("flinkish-kafka") works here, as source and as sink'
+)
+
+
+class Health(enum.Enum):
+    """How something is."""
+
+    FINE = "ok"
+    #: It works, and somebody should know.
+    WARNING = "warning"
+    #: A job that needs it will be refused.
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of a diagnosis.
+
+    Parameters
+    ----------
+    about
+        What was looked at.
+    says
+        What was found.
+    what_to_do
+        Empty where nothing has to be done.
+    """
+
+    about: str
+    health: Health
+    says: str
+    what_to_do: str = ""
+
+    def __str__(self) -> str:
+        line = f"{self.health.value:8} {self.about}: {self.says}"
+        return f"{line}. To do: {self.what_to_do}" if self.what_to_do else line
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What :func:`doctor` found, in the order in which it looked; printed as a line for each."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing will be refused."""
+        return all(one.health is not Health.REFUSED for one in self.findings)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.findings))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = (
+            "".join(
+                f"<td>{html.escape(cell)}</td>"
+                for cell in (one.health.value, one.about, one.says, one.what_to_do)
+            )
+            for one in self.findings
+        )
+        return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+
+
+def doctor(
+    spark: SparkSession,
+    *,
+    job_dir: str = "",
+    bootstrap_servers: str = "",
+    options: Mapping[str, str] = MappingProxyType({}),
+    topics: Sequence[str] = (),
+    tables: Sequence[str] = (),
+    checkpoint: CheckpointConfig | None = None,
+) -> Diagnosis:
+    """Look at a session and at what its first job will use, before there is a job.
+
+    Changes nothing: what it writes to try a directory is deleted again. Called by users, in a notebook or
+    through ``flinkish doctor``; it takes seconds, more where something does not answer.
+
+    Parameters
+    ----------
+    job_dir
+        Where the job is to keep its checkpoints.
+    bootstrap_servers, options
+        How Kafka is reached, as a KafkaSource is told; secrets among the options are never shown.
+    topics
+        That a job reads or writes.
+    tables
+        Paths of Delta tables that a job appends to.
+    checkpoint
+        Of the job; its interval and restart budget are what topics and tables are compared with.
+
+    Returns
+    -------
+    Diagnosis
+        What goes wrong while it looks is a finding.
+
+    Raises
+    ------
+    ConfigError
+        `bootstrap_servers` or `options` cannot be used.
+
+    Examples
+    --------
+    >>> from flinkish_spark import doctor
+    >>> print(doctor(spark, job_dir="/data/jobs/orders"))  # doctest: +SKIP
+    ok       Python: 3.11.7
+    ...
+    """
+    config = CheckpointConfig() if checkpoint is None else checkpoint
+    steps: list[tuple[str, Callable[[], Iterable[Finding]]]] = [("Python", _software)]
+    steps.append(("session", lambda: _session(spark)))
+    if getattr(spark, "_jvm", None) is not None:
+        steps.append(("executors", lambda: _executors(spark)))
+        if job_dir:
+            steps.append(("job_dir", lambda: _job_dir(spark, job_dir)))
+        steps += [(f"table {path}", partial(_table, spark, path, config)) for path in tables]
+    if bootstrap_servers:
+        kafka = KafkaConnection(bootstrap_servers, options)
+        steps.append(("brokers", lambda: _brokers(kafka, topics, config)))
+    return Diagnosis(tuple(one for about, look in steps for one in _looked(about, look)))
+
+
+def _looked(about: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+    try:
+        yield from look()
+    except FlinkishError as error:
+        yield _refusal(about, error)
+    except Exception as error:
+        yield Finding(about, Health.REFUSED, said(error) or type(error).__name__, "see what it says")
+
+
+def _refusal(about: str, error: FlinkishError) -> Finding:
+    says = f"{error.what}, because {error.why}" if error.why else error.what
+    return Finding(about, Health.REFUSED, says, error.what_to_do)
+
+
+def _software() -> Iterator[Finding]:
+    yield Finding("Python", Health.FINE, platform.python_version())
+    found = _versions()
+    yield Finding("packages", Health.FINE, ", ".join(f"{name} {version}" for name, version in found.items()))
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "missing"
+    return found
+
+
+def _session(spark: SparkSession) -> Iterator[Finding]:
+    if getattr(spark, "_jvm", None) is None:
+        yield Finding(
+            "session", Health.REFUSED, f"Spark {spark.version} through Spark Connect, without a JVM", _NO_JVM
+        )
+        return
+    java = jvm(spark).java.lang.System.getProperty("java.version")
+    master = spark.sparkContext.master
+    yield Finding("session", Health.FINE, f"Spark {spark.version} at {master}, Java {java}")
+    yield from _jars(probe(spark))
+
+
+def _jars(found: SparkProbe) -> Iterator[Finding]:
+    start = "start the session with flinkish_spark.configure_spark_with_jars(...)"
+    for about, is_there, without in (
+        ("JAR of flinkish_spark", found.has_shim, 'KafkaSink(..., writer="python") works without it'),
+        (
+            "JAR of Spark's Kafka source",
+            found.has_kafka_source,
+            'KafkaSource(..., reader="python") works without it',
+        ),
+        ("JAR of Delta Lake", found.has_delta, "jobs without Delta tables work without it"),
+        ("JAR of Spark's Avro", found.has_avro, "jobs without Avro work without it"),
+    ):
+        if is_there:
+            yield Finding(about, Health.FINE, "it is there")
+        else:
+            yield Finding(about, Health.WARNING, f"it is missing; {without}", start)
+
+
+def _executors(spark: SparkSession) -> Iterator[Finding]:
+    """Ask the Python of tasks what it has, and its clock for the time."""
+    names, driver = _PACKAGES, {"Python": platform.python_version(), **_versions()}
+    tasks = 2 * spark.sparkContext.defaultParallelism
+
+    def ask(_: Iterable[int]) -> Iterable[tuple[str, int, dict[str, str]]]:
+        # Sent by value: it has to work where nothing of this package is installed.
+        import importlib.metadata
+        import platform
+        import socket
+        import time
+
+        there = {"Python": platform.python_version()}
+        for name in names:
+            try:
+                there[name] = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                there[name] = "missing"
+        return [(socket.gethostname(), time.time_ns() // 1_000_000, there)]
+
+    began_ms = time.time_ns() // 1_000_000
+    answers = spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(ask).collect()
+    ended_ms = time.time_ns() // 1_000_000
+    for host in sorted({host for host, _, _ in answers}):
+        (there, *_) = [found for name, _, found in answers if name == host]
+        other = {name: version for name, version in there.items() if version != driver[name]}
+        told = ", ".join(f"{name} {version} and here {driver[name]}" for name, version in other.items())
+        if "missing" in other.values():
+            todo = "install the same packages into the Python of the executors; --py-files come too late"
+            yield Finding(f"executors on {host}", Health.REFUSED, told, todo)
+        elif other:
+            todo = "install the same versions there: functions and rows travel between the two"
+            yield Finding(f"executors on {host}", Health.WARNING, told, todo)
+        else:
+            yield Finding(f"executors on {host}", Health.FINE, "the same Python and packages as here")
+        off_ms = max(max(began_ms - at_ms, at_ms - ended_ms, 0) for name, at_ms, _ in answers if name == host)
+        if off_ms > _SKEW_MS:
+            says = f"it differs from the driver's by {off_ms} ms or more"
+            yield Finding(
+                f"clock of {host}", Health.WARNING, says, "let both hosts follow one time server (NTP)"
+            )
+
+
+def _job_dir(spark: SparkSession, job_dir: str) -> Iterator[Finding]:
+    path = Path(job_dir)
+    if not path.is_absolute() or "://" in job_dir:
+        todo = "give an absolute path on a disk; file:// and other schemes are not read"
+        yield Finding("job_dir", Health.REFUSED, f"{job_dir!r} is no absolute path", todo)
+        return
+    there = next(parent for parent in (path, *path.parents) if parent.is_dir())
+    yield _tried(there)
+    free = shutil.disk_usage(there).free
+    if free < _LITTLE_ROOM:
+        says = f"{free >> 20} MiB are free in {there}"
+        yield Finding(
+            "job_dir", Health.WARNING, says, "make room: state and pins of checkpoints are kept there"
+        )
+    yield from _owner(path)
+    if not runs_tasks_itself(spark):
+        blind = blind_hosts(spark, path)
+        if blind:
+            says = f"executors on {', '.join(blind)} do not see {path}"
+            todo = "share one file system; jobs from Kafka to Kafka without keyed state work as it is"
+            yield Finding("job_dir", Health.REFUSED, says, todo)
+        else:
+            yield Finding("job_dir", Health.FINE, "executors see it")
+
+
+def _tried(folder: Path) -> Finding:
+    """Do what a job does to its directory, and undo it."""
+    about = f"disk of {folder}"
+    try:
+        place = Path(tempfile.mkdtemp(prefix=".flinkish-", dir=folder))
+    except OSError as error:
+        return Finding(
+            about, Health.REFUSED, f"it cannot be written: {error}", "give the driver's user the right"
+        )
+    try:
+        store, began_ms = LocalStore(place), SystemClock().monotonic_ms()
+        # A put is a rename, and a create is a hard link.
+        store.put("tried/one", b"1")
+        store.create_if_absent("tried/two", b"2")
+        took_ms = SystemClock().monotonic_ms() - began_ms
+        lock = JobLock(place / "lock")
+        lock.acquire()
+        lock.release()
+        os.rename(place / "tried", place / "renamed")
+    except (FlinkishError, OSError) as error:
+        todo = "use a disk with atomic renames, hard links and locks: a local one, or NFS 4"
+        return Finding(about, Health.REFUSED, f"a job cannot work on it: {error}", todo)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return Finding(about, Health.FINE, f"renames, links and locks work; two durable writes took {took_ms} ms")
+
+
+def _owner(path: Path) -> Iterator[Finding]:
+    """Say whose directory it is, if it is somebody's."""
+    with contextlib.suppress(StoreError):
+        known = JobDir(LocalStore(path)).known_settings()
+        if known is not None:
+            says = f"it belongs to the job '{known.get('job')}', begun with Spark {known.get('spark')}"
+            yield Finding("job_dir", Health.FINE, says)
+
+
+def _table(spark: SparkSession, path: str, config: CheckpointConfig) -> Iterator[Finding]:
+    """Let a sink that appends to the table say what it would refuse."""
+    detail: Any = spark.sql(f"DESCRIBE DETAIL delta.`{path.replace('`', '``')}`").first()
+    schema = spark.read.format("delta").load(path).schema
+    nobody = JobUuid("0" * 32)
+    context = SinkContext(
+        nobody, OwnerEpoch(0), "doctor", schema, config, "doctor", Path("/nowhere"), SystemClock()
+    )
+    DeltaSink(path).preflight(spark, context)
+    features = ", ".join(detail["tableFeatures"] or ()) or "none"
+    yield Finding(f"table {path}", Health.FINE, f"a sink can append to it; its features: {features}")
+
+
+def _brokers(
+    connection: KafkaConnection, topics: Sequence[str], config: CheckpointConfig
+) -> Iterator[Finding]:
+    needed_ms = config.interval_ms + config.restart_budget_ms
+    with KafkaAdmin(connection, timeout_ms=_PATIENCE_MS) as admin:
+        most_ms = admin.broker_transaction_max_timeout_ms()
+        says = f"they answer, and allow transactions of {most_ms} ms"
+        if most_ms < needed_ms:
+            says += f", shorter than checkpoint interval + restart budget = {needed_ms} ms"
+            todo = (
+                f"raise transaction.max.timeout.ms of the brokers to {needed_ms}, or lower restart_budget_ms"
+            )
+            yield Finding("brokers", Health.REFUSED, says, todo)
+        else:
+            yield Finding("brokers", Health.FINE, says)
+        known = admin.topics(topics)
+        for topic in topics:
+            if topic not in known:
+                yield Finding(
+                    f"topic {topic}", Health.REFUSED, "there is none of that name", "create it first"
+                )
+                continue
+            look = partial(_topic, connection, admin, topic, known[topic].partitions, needed_ms)
+            yield from _looked(f"topic {topic}", look)
+
+
+def _topic(
+    connection: KafkaConnection, admin: KafkaAdmin, topic: str, partitions: int, needed_ms: int
+) -> Iterator[Finding]:
+    check_topic_retention(connection, [topic], "doctor", needed_ms)
+    places = [(topic, partition) for partition in range(partitions)]
+    stable, all_of_it = admin.end_offsets(places), admin.end_offsets(places, Isolation.READ_UNCOMMITTED)
+    hidden = sorted(
+        partition for _, partition in places if stable[topic, partition] < all_of_it[topic, partition]
+    )
+    if hidden:
+        says = f"a transaction is open in partition {hidden[0]}; read_committed readers wait for its end"
+        todo = "if it stays, find its producer: flinkish transactions list --all, or kafka-transactions.sh"
+        yield Finding(f"topic {topic}", Health.WARNING, says, todo)
+    yield Finding(
+        f"topic {topic}", Health.FINE, f"{partitions} partitions, records are kept for {needed_ms} ms or more"
+    )

@@ -1,0 +1,114 @@
+"""Which JARs a session gets, by the version of Spark that runs; above all Delta's, which has one for each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flinkish_spark import jars
+from flinkish_spark.bridge import session
+from flinkish_spark.connectors.delta.manifest import DeltaManifest
+from flinkish_spark.connectors.delta.sink import require_delta
+from flinkish_spark.connectors.delta.source import DeltaSource
+from flinkish_spark.core.errors import EnvironmentFault
+from flinkish_spark.jars import JarMissing, pinned, pinned_jars, spark_minors
+
+EXTENSION = "spark.sql.extensions"
+
+
+class Builder:
+    """SparkSession.Builder, as far as it is asked."""
+
+    def __init__(self) -> None:
+        self._options: dict[str, Any] = {}
+
+    def config(self, map: dict[str, str]) -> Builder:
+        self._options |= map
+        return self
+
+
+def runs(monkeypatch: pytest.MonkeyPatch, minor: str, directory: Path, *more: str) -> Path:
+    """Let Spark be of a version; return a directory with what is pinned for it, and more."""
+    monkeypatch.setattr(jars, "running_minor", lambda: minor)
+    monkeypatch.setattr(session, "running_minor", lambda: minor)
+    monkeypatch.setattr(session, "shim_jar", lambda: directory / "shim.jar")
+    names = ["{1}-{2}.jar".format(*one.split(":")) for one in pinned("spark", minor)]
+    for name in (*names, *more):
+        (directory / name).touch()
+    return directory
+
+
+def configured(directory: Path) -> dict[str, Any]:
+    return session.configure_spark_with_jars(Builder(), directory)._options  # type: ignore[arg-type]
+
+
+def test_each_minor_version_has_its_own_delta_or_none() -> None:
+    for minor in spark_minors():
+        found = [one.split(":")[1] for one in pinned("spark", minor) if ":delta-spark_" in one]
+        assert found in ([], [f"delta-spark_{minor}_2.13"])
+
+
+def test_a_version_that_nobody_has_tried_is_refused() -> None:
+    with pytest.raises(JarMissing, match=r"no JARs are pinned for Spark 4\.99.*Spark 4\.2"):
+        pinned("spark", "4.99")
+
+
+def test_pinned_delta_comes_with_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = configured(runs(monkeypatch, "4.2", tmp_path))
+    assert "delta-spark_4.2_2.13-" in options["spark.jars"]
+    assert EXTENSION in options
+
+
+def test_where_none_is_served_a_session_starts_without_delta(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Delta's settings would name a catalog that cannot be loaded."""
+    directory = runs(monkeypatch, "4.3", tmp_path, "delta-spark_4.2_2.13-4.4.0.jar")
+    options = configured(directory)
+    assert "delta-" not in options["spark.jars"] and EXTENSION not in options
+    with pytest.raises(
+        JarMissing, match=r"no JAR of Delta Lake for Spark 4\.3.*none was served.*use Spark 4\.2"
+    ):
+        pinned_jars(directory, group="io.delta")
+
+
+def test_the_newest_delta_that_lies_in_the_directory_is_taken_where_none_is_pinned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = [f"delta-spark_4.3_2.13-4.{minor}.0.jar" for minor in (5, 10, 9)]
+    directory = runs(monkeypatch, "4.3", tmp_path, *own, "delta-storage-4.10.0.jar")
+    options = configured(directory)
+    given = [Path(jar).name for jar in options["spark.jars"].split(",")]
+    taken = [name for name in given if name.startswith("delta")]
+    assert taken == ["delta-spark_4.3_2.13-4.10.0.jar", "delta-storage-4.10.0.jar"]
+    assert EXTENSION in options
+    assert [jar.name for jar in pinned_jars(directory, group="io.delta")] == taken
+    (directory / "delta-storage-4.10.0.jar").unlink()
+    with pytest.raises(JarMissing, match=r"does not hold delta-storage-4\.10\.0\.jar"):
+        pinned_jars(directory)
+
+
+def test_delta_among_the_packages_that_the_user_names_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs(monkeypatch, "4.3", tmp_path)
+    for packages, counts in (([], False), (["io.delta:delta-spark_4.3_2.13:4.5.0"], True)):
+        builder: Any = session.configure_spark_with_packages(Builder(), extra_packages=packages)  # type: ignore[arg-type]
+        assert (EXTENSION in builder._options) is counts
+
+
+def test_a_job_that_needs_delta_is_told_why_there_is_none() -> None:
+    require_delta(True, "4.3.0")
+    with pytest.raises(EnvironmentFault, match=r"for Spark 4\.3 none was served") as caught:
+        require_delta(False, "4.3.0")
+    assert "use Spark 4.2" in caught.value.what_to_do and "delta-spark_4.3_2.13" in caught.value.what_to_do
+    with pytest.raises(EnvironmentFault, match="configure_spark_with_jars"):
+        require_delta(False, "4.2.1")
+
+
+def test_sources_and_manifests_say_whether_they_need_delta() -> None:
+    """The Python reader follows the log by itself, and needs no JAR."""
+    assert DeltaSource("/lake/orders").needs_delta and DeltaManifest("/lake/checkpoints").needs_delta
+    assert not DeltaSource("/lake/orders", max_files_per_trigger=1, reader="python").needs_delta
