@@ -35,7 +35,7 @@ from tests.support.open_transactions import still_open
 
 APP = ROOT / "tests" / "crash" / "chained_app.py"
 UPSTREAM, CHAINED = "upstream", "chained"
-_PATIENCE_S = 240.0
+_PATIENCE_S = 600.0
 _OVER = "over"
 _NUMBERS_PER_CHECKPOINT = 80
 _MODES = ("ALIGNED", "UNALIGNED", "ALIGNED_WITH_TIMEOUT")

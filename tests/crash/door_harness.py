@@ -29,7 +29,7 @@ from tests.support.open_transactions import still_open
 
 APP = Path(__file__).with_name("door_app.py")
 _PARTITIONS = 3
-_PATIENCE_S = 240.0
+_PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from tests.crash.app import BROKEN_VARIABLE, FIND_DEAD_VARIABLE
 APP = ROOT / "tests" / "crash" / "app.py"
 #: Slow enough that the job, which is down most of the time, does not fall behind.
 RATE = 100.0
-_PROGRESS_S = 240.0
+_PROGRESS_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from tests.crash.harness import At, Shot
 
 #: How many kills of chance; without it a test has a short list of its own.
 KILLS_VARIABLE, SEED_VARIABLE = "FLINKISH_KILLS", "FLINKISH_SEED"
-PATIENCE_S = 240.0
+PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True)

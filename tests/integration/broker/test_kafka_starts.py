@@ -193,8 +193,7 @@ def test_topics_by_a_pattern_and_one_that_comes_later(
     assert sorted(row.value for row in sink.rows()) == ["a", "b", "c"]
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("reader", ["jvm", "python"])
+@pytest.mark.parametrize("reader", [pytest.param("jvm", marks=pytest.mark.nightly), "python"])
 def test_topics_that_come_while_the_job_runs_and_while_it_does_not(
     spark: Any, broker: Any, topic: Any, tmp_path: Path, reader: str
 ) -> None:

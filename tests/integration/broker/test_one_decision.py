@@ -115,7 +115,6 @@ def everywhere(spark, broker, topic, job_dir, tmp_path) -> Everywhere:
     return Everywhere(spark, broker, job_dir, topic(2), topic(2), tmp_path)
 
 
-@pytest.mark.nightly(by_day="tests/contracts/test_sinks.py")
 def test_five_sinks_commit_in_their_order_with_one_receipt(everywhere) -> None:
     """Behaviour 155: sinks as declared, then what goes by checkpoints, manifest, group offsets, receipt."""
     produce(

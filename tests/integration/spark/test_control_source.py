@@ -6,8 +6,6 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from flinkish_spark import DeltaSink
 from flinkish_spark.bridge import shim
 from flinkish_spark.bridge.session import CONTROL_SOURCE
@@ -33,7 +31,6 @@ def job(spark, job_dir: Path, tmp_path: Path):
     return env
 
 
-@pytest.mark.nightly(by_day="tests/contracts/test_sources.py")
 def test_a_query_goes_on_with_the_other_control_source(spark, job_dir, tmp_path, monkeypatch) -> None:
     sources, total, expected = [], 0, Counter()
     for turn, has_jar in enumerate((True, False, True)):
