@@ -18,9 +18,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pyspark
 
 _MEMORY_MB, _PATIENCE_S = 1024, 60.0
+#: After so long without a word from a worker the master gives it up.
+_LOST_AFTER_S = 15
 _JARS = Path(pyspark.__file__).parent / "jars"
 
 
@@ -53,6 +56,12 @@ class Cluster:
     @property
     def master(self) -> str:
         return f"spark://{self.address}:7077"
+
+    def executors(self, host: int) -> list[psutil.Process]:
+        """Return the executors that run on a host now."""
+        started = psutil.Process(self.workers[host].pid).children(recursive=True)
+        words = {process: process.as_dict(["cmdline"])["cmdline"] or () for process in started}
+        return [p for p, line in words.items() if any("CoarseGrainedExecutorBackend" in w for w in line)]
 
     def cut_off(self, host: int) -> None:
         """Pull the cable of a host."""
@@ -124,7 +133,7 @@ def _start(
     environment |= {"SPARK_NO_DAEMONIZE": "1", "SPARK_HOME": str(_JARS.parent)}
     environment.pop("SPARK_LOCAL_IP", None)
     # Workers listen in their own network; who is on this machine reaches them by the bridge.
-    java = ["java", "-Xmx256m", "-cp", f"{_JARS}/*", *arguments]
+    java = ["java", "-Xmx256m", f"-Dspark.worker.timeout={_LOST_AFTER_S}", "-cp", f"{_JARS}/*", *arguments]
     log = stack.enter_context((place / "log").open("wb"))
     process = subprocess.Popen(
         [*shell, *java], stdout=log, stderr=log, env=environment, start_new_session=True, cwd=place

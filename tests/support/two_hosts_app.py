@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from flinkish_spark import (
     CheckpointConfig,
+    FixedDelay,
     FlinkishError,
     Json,
     KafkaSink,
@@ -48,6 +49,10 @@ def main() -> None:
         "spark.driver.bindAddress": args.host,
         "spark.ui.enabled": "false",
         "spark.executor.memory": "700m",
+        # A host that is cut off is given up soon.
+        "spark.network.timeout": "20s",
+        "spark.network.timeoutInterval": "5s",
+        "spark.executor.heartbeatInterval": "4s",
         "spark.sql.shuffle.partitions": "2",
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
@@ -59,10 +64,15 @@ def main() -> None:
         job="two-hosts",
         job_dir=str(folder / "job"),
         checkpoint=CheckpointConfig(interval_ms=1_000),
-        restart_strategy=NoRestart(),
+        restart_strategy=FixedDelay(attempts=20, delay_ms=500) if args.kind == "slow" else NoRestart(),
     )
     source = KafkaSource(
-        args.servers, [args.source], value=Json(ORDERS), ending=EndAtLatest(), reader=args.engine
+        args.servers,
+        [args.source],
+        value=Json(ORDERS),
+        ending=EndAtLatest(),
+        reader=args.engine,
+        max_offsets_per_trigger=10 if args.kind == "slow" else None,
     )
     stream = env.from_source(source, uid="orders")
     if args.kind == "keyed":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -17,7 +18,7 @@ import pytest
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.testing import LocalBroker
-from tests.support.jobs import order, produce, read_committed
+from tests.support.jobs import eventually, order, produce, read_committed
 from tests.support.services import BUILD, ROOT
 from tests.support.two_hosts import Cluster, two_hosts, why_not
 
@@ -65,7 +66,10 @@ def bridged(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield broker.bridged
 
 
-def run(cluster: Cluster, servers: str, place: Path, kind: str, engine: str) -> dict[str, Any]:
+@contextlib.contextmanager
+def started(
+    cluster: Cluster, servers: str, place: Path, kind: str, engine: str
+) -> Iterator[subprocess.Popen[str]]:
     name = f"{kind}-{engine}"
     with KafkaAdmin(KafkaConnection(servers)) as admin:
         for topic in (f"in-{name}", f"out-{name}"):
@@ -86,10 +90,31 @@ def run(cluster: Cluster, servers: str, place: Path, kind: str, engine: str) -> 
     command = [sys.executable, "-m", "tests.support.two_hosts_app"]
     command += [str(word) for pair in words.items() for word in pair]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": cluster.address}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-3000:]
-    said: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    with (place / f"{name}.log").open("w") as log:
+        driver = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, cwd=ROOT
+        )
+        try:
+            yield driver
+        finally:
+            driver.kill()
+            driver.wait()
+
+
+def ended(driver: subprocess.Popen[str], timeout_s: float = 240) -> dict[str, Any]:
+    out, _ = driver.communicate(timeout=timeout_s)
+    assert driver.returncode == 0, out[-3000:]
+    said: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
     return said
+
+
+def run(cluster: Cluster, servers: str, place: Path, kind: str, engine: str) -> dict[str, Any]:
+    with started(cluster, servers, place, kind, engine) as driver:
+        return ended(driver)
+
+
+def amounts(servers: str, topic: str) -> Counter[int]:
+    return Counter(json.loads(record.value)["amount"] for record in read_committed(servers, topic))
 
 
 @pytest.mark.parametrize("engine", ["jvm", "python"])
@@ -97,10 +122,7 @@ def test_from_kafka_to_kafka_the_job_directory_stays_with_the_driver(
     cluster: Cluster, bridged: str, place: Path, engine: str
 ) -> None:
     assert run(cluster, bridged, place, "plain", engine) == {"ended": "finished"}
-    found = Counter(
-        json.loads(record.value)["amount"] for record in read_committed(bridged, f"out-plain-{engine}")
-    )
-    assert found == Counter(range(_RECORDS))
+    assert amounts(bridged, f"out-plain-{engine}") == Counter(range(_RECORDS))
 
 
 @pytest.mark.parametrize(
@@ -113,3 +135,29 @@ def test_what_tasks_keep_in_the_job_directory_is_refused_before_the_start(
     assert said["ended"] == "EnvironmentFault"
     assert "do not see the job directory" in said["says"] and what in said["says"]
     assert not (place / f"{kind}-jvm" / "job").exists()
+
+
+@pytest.mark.timeout(900)
+def test_a_host_that_is_cut_off_and_an_executor_that_dies_change_nothing(
+    cluster: Cluster, bridged: str, place: Path
+) -> None:
+    topic = "out-slow-jvm"
+
+    def shows(count: int) -> bool:
+        assert driver.poll() is None, "the job has ended"
+        return amounts(bridged, topic).total() >= count
+
+    with started(cluster, bridged, place, "slow", "jvm") as driver:
+        assert eventually(lambda: shows(40), 240)
+        assert cluster.executors(0)
+        cluster.cut_off(0)
+        try:
+            # Until Spark has given it up, and while the other host goes on.
+            seen = amounts(bridged, topic).total()
+            assert eventually(lambda: shows(seen + 60), 240)
+        finally:
+            cluster.plug_in(0)
+        for executor in cluster.executors(1):
+            executor.kill()
+        assert ended(driver, 500) == {"ended": "finished"}
+    assert amounts(bridged, topic) == Counter(range(_RECORDS))
