@@ -9,6 +9,10 @@ from tests.simulation.faults import FaultKind as K
 from tests.simulation.scheduler import US_PER_MS
 from tests.simulation.world import World
 
+#: How often the bucket is out of reach right when something is to be decided: one write of hundreds, and the
+#: one whose outcome counts.
+_AWAY_AT_DECISION = 0.08
+
 
 class Tries:
     """The tries of one create; the product decides what they come to (`create_by_id`).
@@ -28,6 +32,8 @@ class Tries:
         """Try once; return whether the bucket says that it is done, or that the key is taken."""
         world = self._world
         world.step("bucket create", key)
+        if key.endswith("/decision.json") and world.chance.random() < _AWAY_AT_DECISION:
+            world.faults.arm_if_drawn(K.STORE_AWAY)
         if is_away(world):
             # Nobody knows which way the network is cut.
             if world.chance.random() < 0.5:

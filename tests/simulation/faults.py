@@ -140,6 +140,11 @@ class FaultPlan:
         """Let a fault strike at the next operation that it fits."""
         self._armed.add(kind)
 
+    def arm_if_drawn(self, kind: FaultKind) -> None:
+        """Arm a fault, if this plan has such faults and is not over."""
+        if self.is_on and kind in self._kinds:
+            self.arm(kind)
+
     def hurry(self, within: int) -> None:
         """Draw the next fault after this many steps, unless it is due before."""
         self._left = min(self._left, within)
