@@ -135,11 +135,12 @@ class Move:
         return env
 
     def put(self, *files: int) -> None:
-        """Add files to the input, each whole at once."""
+        """Add files to the input, each whole at once; one that is there stays, since a job knows it."""
         for file in files:
-            hidden = self.folder / f"{file}.tmp"
-            hidden.write_text("".join(json.dumps(one) + "\n" for one in orders_of(file)))
-            hidden.replace(self.input / f"{file:03d}.json")
+            target, hidden = self.input / f"{file:03d}.json", self.folder / f"{file}.tmp"
+            if not target.exists():
+                hidden.write_text("".join(json.dumps(one) + "\n" for one in orders_of(file)))
+                hidden.replace(target)
 
     def await_rows(self, out: str, wanted: list[tuple[Any, ...]]) -> None:
         """Return when the sink shows exactly this; fail when it shows other rows, or too late."""
