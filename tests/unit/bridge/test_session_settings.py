@@ -177,7 +177,6 @@ class Writer:
     def start(self) -> Query:
         started = Query(self.name)
         self.spark.copied = dict(self.spark.conf)
-        self.spark.local_at_start = self.spark.local.get("flinkish.checkpoint")
         self.spark.streams.active.append(started)
         self.meanwhile()
         return started
@@ -185,8 +184,6 @@ class Writer:
 
 def startable(meanwhile: Any = lambda: None) -> tuple[Any, Any]:
     spark = session()
-    spark.local = {}
-    spark.sparkContext = type("Context", (), {"setLocalProperty": staticmethod(spark.local.__setitem__)})
     spark.streams = type("Streams", (), {"active": []})
     frame = type("Frame", (), {"writeStream": Writer(spark, meanwhile)})
     return spark, type("Job", (), {"frame": frame})
@@ -202,7 +199,6 @@ def test_a_query_starts_under_what_it_needs_and_its_name_is_free() -> None:
     names = [start(spark, job, location).name for location in ("/a/spark/1", "/b/spark/7")]
     assert names == ["orders", "orders (/b/spark/7)"]
     assert (spark.copied[ADAPTIVE], spark.copied[SHUFFLE_PARTITIONS]) == ("false", "4")
-    assert (spark.local_at_start, spark.local["flinkish.checkpoint"]) == ("/b/spark/7", None)
     assert spark.conf == {}
 
 
