@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 import pytest
 
+from flinkish_spark.protocol import codec
 from flinkish_spark.protocol.codec import (
     ADDED,
     INLINE,
@@ -26,6 +27,12 @@ from flinkish_spark.protocol.codec import (
     stored,
     write,
 )
+
+
+@pytest.fixture(autouse=True)
+def hints_anew() -> None:
+    """Look at each hint here: a test of something else, which coverage does not trace, may have done so."""
+    codec._form.cache_clear()
 
 
 class Color(enum.Enum):
