@@ -41,11 +41,11 @@ class JobPlace:
         The job directory; None for a plan that belongs to no job.
     control_path
         File in which the coordinator offers the next checkpoint, in a scratch folder of this process; files
-        of the same name lie beside it. Empty for a plan that belongs to no job.
+        of the same name lie beside it. For a plan that belongs to no job a file that is never there.
     """
 
-    job_dir: StoreSpec | None = None
-    control_path: str = ""
+    job_dir: StoreSpec | None
+    control_path: str
 
     def beginnings(self, start: SourceStart | None) -> str:
         """Return where is kept at which offsets a source began: the job's, or of the lineage that it began.
@@ -58,7 +58,7 @@ class JobPlace:
 
 
 #: A plan that belongs to no job.
-NO_JOB = JobPlace()
+NO_JOB = JobPlace(None, "/nonexistent/no-control")
 
 
 @dataclass(frozen=True)
