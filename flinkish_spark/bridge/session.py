@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -516,6 +516,23 @@ def runs_tasks_itself(spark: SparkSession) -> bool:
     return master == "local" or master.startswith("local[")
 
 
+def asked_of_executors(spark: SparkSession, ask: Callable[[Iterable[int]], Iterable[Any]]) -> list[Any]:
+    """Return what a few tasks on each executor answer.
+
+    Parameters
+    ----------
+    ask
+        A function within a function, which is sent by value: executors need nothing of this package for it.
+    """
+    tasks = 2 * spark.sparkContext.defaultParallelism
+    return spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(ask).collect()
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return an absolute path, or the nearest folder above it that is there."""
+    return next(parent for parent in (path, *path.parents) if parent.is_dir())
+
+
 def blind_hosts(spark: SparkSession, folder: Path) -> list[str]:
     """Return the hosts of executors whose tasks do not see what the driver puts into a folder.
 
@@ -527,25 +544,23 @@ def blind_hosts(spark: SparkSession, folder: Path) -> list[str]:
     folder
         Absolute; it is not made, but the nearest folder above it that is there is tried.
     """
-    there = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
+    there = nearest_folder(folder)
     marker = there / f".flinkish-{uuid.uuid4().hex}"
     try:
         marker.touch()
     except OSError as error:
         LOG.debug("nobody was asked whether executors see %s: %s", there, error)
         return []
-    path, tasks = str(marker), 2 * spark.sparkContext.defaultParallelism
+    path = str(marker)
 
     def blind(_: Iterable[int]) -> Iterable[str]:
-        # Sent by value: executors need nothing of this package for it.
         import os
         import socket
 
         return [] if os.path.exists(path) else [socket.gethostname()]
 
     try:
-        asked = spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(blind)
-        return sorted(set(asked.collect()))
+        return sorted(set(asked_of_executors(spark, blind)))
     finally:
         marker.unlink(missing_ok=True)
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from flinkish_spark.core.errors import CorruptObjectError, JobDirError
+from flinkish_spark.core.errors import ConfigError, CorruptObjectError, JobDirError
 from flinkish_spark.core.store import CreateResult, SealedObjects, Store
+from flinkish_spark.core.validation import instance_of
 from flinkish_spark.protocol.decisions import Decision, Receipt, RewindIntent, TriggerRecord, Verdict
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage, OwnerEpoch
@@ -364,3 +366,17 @@ class JobDir:
 def seed_folder(lineage: Lineage) -> str:
     """Return the key below which a lineage's seed lies."""
     return f"seeds/{lineage}"
+
+
+def local_path(text: str) -> Path:
+    """Return the job directory that a user names, as an absolute path or file://..., or raise ConfigError."""
+    instance_of("job_dir", text, str, what_to_do='give an absolute path, like "/data/jobs/orders"')
+    path = Path(text.removeprefix("file://"))
+    if "://" in text.removeprefix("file://") or not path.is_absolute() or "\0" in text:
+        raise ConfigError(
+            f"the job_dir {text!r} cannot be used",
+            why="it must be an absolute path on a file system that driver and executors share; "
+            "half of the code runs in other processes",
+            what_to_do="give an absolute path",
+        )
+    return path

@@ -8,7 +8,6 @@ import signal
 import socket
 import threading
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from flinkish_spark.bridge.session import scratch_folder
@@ -23,7 +22,7 @@ from flinkish_spark.core.clock import SystemClock, SystemThreads
 from flinkish_spark.core.config import CheckpointConfig, ExponentialDelay
 from flinkish_spark.core.errors import ConfigError, GraphError, OwnedElsewhereError
 from flinkish_spark.core.forks import own_handler
-from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.job_dir import JobDir, local_path
 from flinkish_spark.core.steps import Observer, SilentObserver, StepObserver
 from flinkish_spark.core.store import LocalStore
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable, with_methods_of
@@ -134,7 +133,7 @@ class StreamExecutionEnvironment:
             checked_choice("unknown_hook_state", unknown_hook_state, UnknownHookState)
         self.spark = spark
         self.job = job
-        self.job_dir = _local_path(job_dir)
+        self.job_dir = local_path(job_dir)
         self.checkpoint = _checkpoint_config(checkpoint)
         self.restart_strategy = _restart_strategy(restart_strategy)
         self.tries_without_progress = tries_without_progress
@@ -403,19 +402,6 @@ def _restore_settings(given: RestoreSettings | None) -> RestoreSettings | None:
 def _manifest(given: Manifest) -> Manifest:
     what_to_do = "give a DeltaManifest or a KafkaManifest"
     return with_methods_of("manifest", given, Manifest, what_to_do=what_to_do)
-
-
-def _local_path(text: str) -> Path:
-    instance_of("job_dir", text, str, what_to_do='give an absolute path, like "/data/jobs/orders"')
-    path = Path(text.removeprefix("file://"))
-    if "://" in text.removeprefix("file://") or not path.is_absolute() or "\0" in text:
-        raise ConfigError(
-            f"the job_dir {text!r} cannot be used",
-            why="it must be an absolute path on a file system that driver and executors share; "
-            "half of the code runs in other processes",
-            what_to_do="give an absolute path",
-        )
-    return path
 
 
 @contextlib.contextmanager

@@ -18,7 +18,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from flinkish_spark.bridge.session import SparkProbe, blind_hosts, jvm, probe, runs_tasks_itself, said
+from flinkish_spark.bridge.session import (
+    SparkProbe,
+    asked_of_executors,
+    blind_hosts,
+    jvm,
+    nearest_folder,
+    probe,
+    runs_tasks_itself,
+    said,
+)
 from flinkish_spark.checkpoint.ownership import JobLock
 from flinkish_spark.connectors.delta.sink import DeltaSink
 from flinkish_spark.connectors.kafka.checks import check_topic_retention
@@ -29,7 +38,7 @@ from flinkish_spark.contracts.sink import SinkContext
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import FlinkishError, StoreError
-from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.job_dir import JobDir, local_path
 from flinkish_spark.core.store import LocalStore
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 
@@ -230,7 +239,6 @@ def _jars(found: SparkProbe) -> Iterator[Finding]:
 def _executors(spark: SparkSession) -> Iterator[Finding]:
     """Ask the Python of tasks what it has, and its clock for the time."""
     names, driver = _PACKAGES, {"Python": platform.python_version(), **_versions()}
-    tasks = 2 * spark.sparkContext.defaultParallelism
 
     def ask(_: Iterable[int]) -> Iterable[tuple[str, int, dict[str, str]]]:
         # Sent by value: it has to work where nothing of this package is installed.
@@ -248,7 +256,7 @@ def _executors(spark: SparkSession) -> Iterator[Finding]:
         return [(socket.gethostname(), time.time_ns() // 1_000_000, there)]
 
     began_ms = time.time_ns() // 1_000_000
-    answers = spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(ask).collect()
+    answers = asked_of_executors(spark, ask)
     ended_ms = time.time_ns() // 1_000_000
     for host in sorted({host for host, _, _ in answers}):
         (there, *_) = [found for name, _, found in answers if name == host]
@@ -271,12 +279,8 @@ def _executors(spark: SparkSession) -> Iterator[Finding]:
 
 
 def _job_dir(spark: SparkSession, job_dir: str) -> Iterator[Finding]:
-    path = Path(job_dir)
-    if not path.is_absolute() or "://" in job_dir:
-        todo = "give an absolute path on a disk; file:// and other schemes are not read"
-        yield Finding("job_dir", Health.REFUSED, f"{job_dir!r} is no absolute path", todo)
-        return
-    there = next(parent for parent in (path, *path.parents) if parent.is_dir())
+    path = local_path(job_dir)
+    there = nearest_folder(path)
     yield _tried(there)
     free = shutil.disk_usage(there).free
     if free < _LITTLE_ROOM:

@@ -24,7 +24,7 @@ from tests.support.two_hosts import Cluster, two_hosts, why_not
 
 # A single host, and what it says, are tried by day in tests/unit/job/test_executors.py.
 pytestmark = [
-    pytest.mark.nightly(by_day="tests/integration/broker/test_ways_to_run.py"),
+    pytest.mark.nightly(by_day="tests/unit/job/test_executors.py"),
     pytest.mark.timeout(600),
     pytest.mark.skipif(bool(why_not()), reason=why_not() or "there can be two hosts"),
 ]

@@ -75,9 +75,14 @@ def test_a_clock_that_is_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert clock.health is Health.WARNING and "50000 ms" in clock.says and "NTP" in clock.what_to_do
 
 
-@pytest.mark.parametrize("given", ["relative/path", "s3://bucket/job", "file:///job"])
+def test_what_an_environment_takes_the_doctor_takes(tmp_path: Path) -> None:
+    disk, _ = doctor._job_dir(session(), f"file://{tmp_path}")
+    assert disk.health is Health.FINE
+
+
+@pytest.mark.parametrize("given", ["relative/path", "s3://bucket/job"])
 def test_a_path_that_is_none_is_refused(given: str) -> None:
-    (found,) = doctor._job_dir(session(), given)
+    (found,) = doctor._looked("job_dir", lambda: doctor._job_dir(session(), given))
     assert found.health is Health.REFUSED and given in found.says
 
 
