@@ -39,19 +39,19 @@ def micro_batch_in(log: SparkLog, batch: BatchId) -> MicroBatch:
     CorruptObjectError
         The entry is missing, cut off or was changed.
     """
-
-    def logged(one: BatchId) -> LoggedOffsets | None:
-        text = log.read(OFFSETS, one)
-        return None if text is None else LoggedOffsets.parse(text)
-
-    here = logged(batch)
+    here = _logged(log, batch)
     if here is None:
         raise CorruptObjectError(
             f"Spark runs micro-batch {batch}, and its log has no entry {log.folder}/{OFFSETS}/{batch}",
             what_to_do="make sure that only this job uses the job directory",
         )
-    earlier = None if batch == BatchId(0) else logged(BatchId(batch.value - 1))
+    earlier = None if batch == BatchId(0) else _logged(log, BatchId(batch.value - 1))
     return MicroBatch.logged(batch.value, here, earlier, str(log.location))
+
+
+def _logged(log: SparkLog, batch: BatchId) -> LoggedOffsets | None:
+    text = log.read(OFFSETS, batch)
+    return None if text is None else LoggedOffsets.parse(text)
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ class StagingContext:
         return newest if newest > before else newest.next()
 
     def _drawn(self, batch: BatchId) -> CheckpointId:
-        text = self.log.read(OFFSETS, batch)
+        logged = _logged(self.log, batch)
         # Before the first micro-batch of a log, or in one that lost what it no longer needs.
-        return CheckpointId(0) if text is None else LoggedOffsets.parse(text).checkpoint
+        return CheckpointId(0) if logged is None else logged.checkpoint
 
 
 class Staging(Protocol):

@@ -119,14 +119,18 @@ def brokers_options(command: F) -> F:
         metavar="HOST:PORT,...",
         help="Where Kafka is; the job directory does not know it.",
     )
-    config = click.option(
+    return servers(config_option(command))
+
+
+def config_option(command: F) -> F:
+    """Give a command `--command-config`, as `config`."""
+    return click.option(
         "--command-config",
         "config",
         type=click.File("r", encoding="utf-8"),
         metavar="FILE",
         help="Properties with the security settings, as for Kafka's own tools.",
-    )
-    return servers(config(command))
+    )(command)
 
 
 def connection_of(servers: str, config: Any) -> KafkaConnection:

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from flinkish_spark.cli.client import ExitStatus, connection_of, end_with, json_option, print_table
+from flinkish_spark.cli.client import (
+    ExitStatus,
+    config_option,
+    connection_of,
+    end_with,
+    json_option,
+    print_table,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,13 +29,7 @@ if TYPE_CHECKING:
 )
 @click.option("--job-dir", default="", metavar="PATH", help="Where the job is to keep its checkpoints.")
 @click.option("--bootstrap-servers", "servers", metavar="HOST:PORT,...", help="Where Kafka is.")
-@click.option(
-    "--command-config",
-    "config",
-    type=click.File("r", encoding="utf-8"),
-    metavar="FILE",
-    help="Properties with the security settings, as for Kafka's own tools.",
-)
+@config_option
 @click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="A topic that a job reads or writes.")
 @click.option("--table", "tables", multiple=True, metavar="PATH", help="A Delta table that a job appends to.")
 @json_option
