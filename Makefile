@@ -46,7 +46,7 @@ help: ## this page
 setup: $(VENV)/.stamp jars shim ## virtual environment, JARs, the JVM side
 	@echo "ready: $(VENV)"
 
-jars: $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp ## third-party JARs for Spark and the broker
+jars: $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp $(BUILD)/s3a-jars/.stamp ## third-party JARs for Spark and the broker
 
 shim: $(BUILD)/shim.stamp ## the JVM side, into flinkish_spark/jars/
 
@@ -137,11 +137,13 @@ $(VENV)/.stamp: setup.cfg pyproject.toml
 	    { echo "flinkish_spark: pip could not install the packages: check the network (or pip's proxy)" >&2; exit 1; }
 	@touch $@
 
+ROLE_OF_broker-jars := broker
+ROLE_OF_s3a-jars := s3a
 $(BUILD)/%/.stamp: flinkish_spark/jars/pinned.txt tools/resolve_jars.py | $(VENV)/.stamp
 	@tools/require.sh java
 	@tools/require.sh maven
 	@echo "fetching JARs into build/$*"
-	@$(PY) tools/resolve_jars.py $(if $(filter broker-jars,$*),broker,spark) $(BUILD)/$*
+	@$(PY) tools/resolve_jars.py $(or $(ROLE_OF_$*),spark) $(BUILD)/$*
 	@touch $@
 
 # A server of Azure's blobs. Without npm its tests are skipped, and counted as such.

@@ -3,6 +3,7 @@
 
     python tools/resolve_jars.py spark  DIRECTORY
     python tools/resolve_jars.py broker DIRECTORY [--kafka VERSION]
+    python tools/resolve_jars.py s3a    DIRECTORY
 
 The JARs of all versions of Spark go into one directory; a session takes those of the Spark that runs.
 
@@ -27,7 +28,19 @@ MAVEN_REPOSITORY = ROOT / "build" / "m2"
 COPY_DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 #: What stands in the place of Spark's versions in lines that are of none.
 NO_SPARK = "-"
-ANYTHING = "<exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion>"
+#: What a role's JARs ask for and do not get: of Spark's own libraries a second copy would break it.
+EXCLUDED = {
+    "spark": ["*:*"],
+    "broker": [],
+    # The whole SDK in one JAR has 686 MB; the modules that S3A uses stand in the list.
+    "s3a": [
+        "software.amazon.awssdk:bundle",
+        "io.netty:*",
+        "org.slf4j:*",
+        "commons-codec:*",
+        "commons-logging:*",
+    ],
+}
 
 
 def pinned(role: str) -> dict[str, list[str]]:
@@ -49,9 +62,14 @@ def of_kafka(coordinates: list[str], version: str) -> list[str]:
     ]
 
 
-def pom(name: str, coordinates: list[str], *, is_bare: bool) -> str:
-    """Write the list as a Maven project; only the broker's JARs bring what they depend on."""
-    exclusions = f"<exclusions>{ANYTHING}</exclusions>" if is_bare else ""
+def pom(name: str, coordinates: list[str], excluded: list[str]) -> str:
+    """Write the list as a Maven project."""
+    named = [one.split(":") for one in excluded]
+    each = [
+        f"<exclusion><groupId>{group}</groupId><artifactId>{artifact}</artifactId></exclusion>"
+        for group, artifact in named
+    ]
+    exclusions = f"<exclusions>{''.join(each)}</exclusions>"
     dependencies = []
     for coordinate in coordinates:
         group, artifact, version = map(escape, coordinate.split(":"))
@@ -103,7 +121,7 @@ def replace(old: Path, new: Path) -> None:
 def main() -> None:
     """Fetch one role into one directory."""
     parser = argparse.ArgumentParser(description="Fetch the JARs of the pinned list with Maven.")
-    parser.add_argument("role", choices=["spark", "broker"])
+    parser.add_argument("role", choices=sorted(EXCLUDED))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--kafka", help="another version than the pinned one for the broker")
     arguments = parser.parse_args()
@@ -117,7 +135,7 @@ def main() -> None:
                 name, coordinates = f"{role}-{arguments.kafka}", of_kafka(coordinates, arguments.kafka)
             # One project has one version of each artifact, so each version of Spark is one of its own.
             if not fetched.issuperset(coordinates):
-                fetch(name, pom(name, coordinates, is_bare=role == "spark"), Path(scratch))
+                fetch(name, pom(name, coordinates, EXCLUDED[role]), Path(scratch))
             fetched.update(coordinates)
         replace(arguments.directory.resolve(), Path(scratch))
 

@@ -18,13 +18,14 @@ from flinkish_spark.audit.outputs import (
     ranges_of,
     without_barriers,
 )
-from flinkish_spark.checkpoint.spark_log import SparkLog
+from flinkish_spark.checkpoint.spark_log import log_of
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeReader
 from flinkish_spark.connectors.kafka.client.settings import ReaderSettings
 from flinkish_spark.core.errors import InputLostError, UserError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
 
@@ -215,8 +216,8 @@ def began_at(job_dir: JobDir, root: Path, topics: Sequence[str]) -> Offsets:
     if job_dir.history().log_began_in != FIRST_LINEAGE:
         # What is written down is where Spark's checkpoint was begun anew.
         return {}
-    folder = f"spark/{job_dir.newest_owner()}"
-    return SparkLog(job_dir.store, folder, root / folder).began_at().kafka(frozenset(topics))
+    log = log_of(job_dir.store, StoreSpec(str(root)), job_dir.newest_owner())
+    return log.began_at().kafka(frozenset(topics))
 
 
 def extents_of(settings: AuditSettings, position: LoggedOffsets) -> dict[Place, Extent]:

@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 # Questions to the driver's JVM: what is there, is it alive, what is in a plan.
 
 
-#: Writes a query's checkpoint files; see its Javadoc.
+#: Write a query's checkpoint files on a disk, or in a bucket; see their Javadoc.
 LOCAL_CHECKPOINT_FILES = "io.github.flinkishspark.shim.LocalCheckpointFiles"
+BUCKET_CHECKPOINT_FILES = "io.github.flinkishspark.shim.BucketCheckpointFiles"
 #: Barriers and watermarks, by asking this process; see its Javadoc.
 CONTROL_SOURCE = "io.github.flinkishspark.shim.ControlSource"
 #: Parses JSON as from_json does; see its Javadoc.
@@ -90,8 +91,8 @@ def has_class(spark: SparkSession, name: str) -> bool:
     return True
 
 
-def has_local_checkpoint_files(spark: SparkSession) -> bool:
-    """Whether :data:`LOCAL_CHECKPOINT_FILES` can be loaded: the JAR is there, and fits this Spark."""
+def has_checkpoint_files(spark: SparkSession) -> bool:
+    """Whether classes that write checkpoint files can be loaded: the JAR is there, and fits this Spark."""
     return getattr(spark, "_jvm", None) is not None and has_class(spark, LOCAL_CHECKPOINT_FILES)
 
 

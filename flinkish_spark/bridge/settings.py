@@ -15,13 +15,20 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flinkish_spark.bridge.session import LOCAL_CHECKPOINT_FILES, has_local_checkpoint_files
+from flinkish_spark.bridge.session import (
+    BUCKET_CHECKPOINT_FILES,
+    LOCAL_CHECKPOINT_FILES,
+    has_checkpoint_files,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from flinkish_spark.core.store_spec import StoreSpec
+
 
 _STATE = "spark.sql.streaming.stateStore."
+_RETAINED = "spark.sql.streaming.minBatchesToRetain"
 
 #: Set only while the query starts: Spark copies the session's settings then.
 REQUIRED_CONF = {
@@ -34,7 +41,7 @@ REQUIRED_CONF = {
     "spark.sql.streaming.unsupportedOperationCheck": "false",
     "spark.sql.streaming.asyncProgressTrackingEnabled": "false",
     # The coordinator's backlog limits are set against this number.
-    "spark.sql.streaming.minBatchesToRetain": "200",
+    _RETAINED: "200",
     # A micro-batch is cached for a second or two; compressing it costs more than it saves.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     # What Spark derives from a value that is made of all columns, as a record's hash is, doubles with each
@@ -156,13 +163,25 @@ SETTINGS = SessionSettings()
 os.register_at_fork(after_in_child=SETTINGS.forget)
 
 
+#: Set beside them where the job directory is in a bucket: there a checkpoint's files stay where Spark wrote
+#: them (`checkpoint/retention.py`), and Spark must not delete any.
+IN_BUCKETS_CONF = {_RETAINED: "1000000000"}
+
+
 @contextmanager
-def query_conf(spark: SparkSession, shuffle_partitions: int) -> Iterator[Mapping[str, str]]:
+def query_conf(
+    spark: SparkSession, shuffle_partitions: int, where: StoreSpec | None = None
+) -> Iterator[Mapping[str, str]]:
     """Set what the query needs, and give the session back as it was; yields what was set.
 
     One query of this process starts at a time. See :mod:`flinkish_spark.bridge.settings`.
+
+    Parameters
+    ----------
+    where
+        Of the job directory; None for some folder on a disk.
     """
-    wanted = _wanted(spark, shuffle_partitions)
+    wanted = _wanted(spark, shuffle_partitions, where is None or where.is_local)
     with SETTINGS.borrowed(spark, wanted):
         yield wanted
 
@@ -170,14 +189,16 @@ def query_conf(spark: SparkSession, shuffle_partitions: int) -> Iterator[Mapping
 def session_of_its_own(spark: SparkSession, shuffle_partitions: int) -> SparkSession:
     """Return a new session with what a query needs, in which Spark reads what a query has written."""
     own = spark.newSession()
-    for name, value in _wanted(spark, shuffle_partitions).items():
+    for name, value in _wanted(spark, shuffle_partitions, is_on_disk=True).items():
         own.conf.set(name, value)
     return own
 
 
-def _wanted(spark: SparkSession, shuffle_partitions: int) -> dict[str, str]:
+def _wanted(spark: SparkSession, shuffle_partitions: int, is_on_disk: bool) -> dict[str, str]:
     wanted = {**REQUIRED_CONF, SHUFFLE_PARTITIONS: str(shuffle_partitions)}
+    if not is_on_disk:
+        wanted |= IN_BUCKETS_CONF
     chosen = SETTINGS.get(spark, _FILE_MANAGER)
-    if chosen is None and has_local_checkpoint_files(spark):
-        chosen = LOCAL_CHECKPOINT_FILES
+    if chosen is None and has_checkpoint_files(spark):
+        chosen = LOCAL_CHECKPOINT_FILES if is_on_disk else BUCKET_CHECKPOINT_FILES
     return wanted if chosen is None else {**wanted, _FILE_MANAGER: chosen}

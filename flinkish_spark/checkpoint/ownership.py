@@ -2,13 +2,15 @@
 
 Taking over has five steps, and this order is the fence:
 
-1. the lock: refused while the process that holds it lives, whatever it is doing;
+1. the lock: refused while the process that holds it lives, whatever it is doing; in a bucket, where there
+   are no locks, while it beats;
 2. the owner epoch, by create-if-absent: of two newcomers one wins;
 3. every checkpoint id that may be pending is sealed with ABORT: a zombie that has not decided
    it never can;
 4. the stretch of the timeline that this owner decides begins above all of these ids;
 5. Spark's checkpoint is renamed to carry the new epoch, so that a JVM that outlived its driver
-   writes into a folder that is no longer there (`spark_log.fence_spark_folder`).
+   writes into a folder that is no longer there (`spark_log.fence_spark_folder`); in a bucket a new one
+   begins with copies (`retention.fence_in_bucket`).
 
 Only after that does the new owner read facts or abort anything.
 """
@@ -16,16 +18,20 @@ Only after that does the new owner read facts or abort anything.
 from __future__ import annotations
 
 import fcntl
+import itertools
+import logging
 import os
 import re
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from flinkish_spark.core.clock import Clock
+from flinkish_spark.core.clock import Clock, RunningThread, Threads
 from flinkish_spark.core.errors import FencedError, OwnedElsewhereError, StoreError
 from flinkish_spark.core.forks import OwnFile
 from flinkish_spark.core.job_dir import JobDir
@@ -34,6 +40,9 @@ from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.timeline import NO_TIMELINE, Stretch, Timeline
 
+LOG = logging.getLogger(__name__)
+#: Notes beside an owner's record, see :class:`BeatLease`; and how often those of another are looked at.
+_BEAT, _ENDED, _LOOK_MS = "beat", "ended", 1_000
 #: Longest text of a holder, in bytes: a host name has 255 at most.
 _MOST_HOLDER = 1_000
 #: How often the lock of another process is tried, and the pause behind each.
@@ -71,6 +80,9 @@ class JobLock:
             file.close()
             raise self._failed(error) from error
         self._file = file
+
+    def took_over(self, epoch: OwnerEpoch) -> None:
+        """Do nothing: the lock is held."""
 
     def release(self) -> None:
         """Drop the lock; a second call does nothing, nor does one in a forked child."""
@@ -138,6 +150,151 @@ def _has_ended(holder: str) -> bool:
     return False
 
 
+# ----------------------------------------------------------------------------------------------------------
+# Who lives, where there are no locks.
+#
+#     owners/<epoch>.beat     a number that the owner counts up
+#     owners/<epoch>.ended    it has ended, and was there to say so
+#
+# A newcomer compares the number with what it was, and the time in between by its own monotonic clock: no two
+# clocks are compared. An owner that was only paused is taken for dead; it costs that driver, and no record:
+# epochs and seals are the safety.
+
+
+class LivenessUnknown(OwnedElsewhereError):
+    """It will be known soon whether the owner lives: ask again."""
+
+
+class BeatLease:
+    """Shows in a bucket that the owner lives; an :class:`~flinkish_spark.checkpoint.staging.OwnerLock`.
+
+    Parameters
+    ----------
+    place
+        The job directory's URL, for people.
+    beat_ms
+        How often the owner beats.
+    lease_ms
+        For how long nothing has to be heard of an owner that counts as dead.
+    """
+
+    def __init__(
+        self,
+        job_dir: JobDir,
+        place: str,
+        clock: Clock,
+        threads: Threads,
+        beat_ms: int = 5_000,
+        lease_ms: int = 60_000,
+    ) -> None:
+        self._job_dir, self._place, self._clock, self._threads = job_dir, place, clock, threads
+        self._beat_ms, self._lease_ms = beat_ms, lease_ms
+        #: The owner that is watched, what it had counted to, and since when.
+        self._watched: tuple[OwnerEpoch, str, int] | None = None
+        self._asked_ms: int | None = None
+        self._mine: OwnerEpoch | None = None
+        self._stopping = threading.Event()
+        self._thread: RunningThread | None = None
+
+    def acquire(self) -> None:
+        """Return if nobody lives who has the job; writes nothing.
+
+        Raises
+        ------
+        LivenessUnknown
+            Nobody knows yet: ask again.
+        OwnedElsewhereError
+            Somebody has it.
+        """
+        now_ms = self._clock.monotonic_ms()
+        if self._asked_ms is not None and now_ms - self._asked_ms < _LOOK_MS:
+            raise self._refusal("", is_known=False)
+        self._asked_ms = now_ms
+        epoch = self._job_dir.newest_owner()
+        if epoch == OwnerEpoch(0) or self._job_dir.owner_note(epoch, _ENDED):
+            return
+        owner = self._job_dir.owner(epoch) or {}
+        holder = f"process {owner.get('pid')} on {owner.get('host')}"
+        if has_ended(owner.get("process")):
+            LOG.info("the owner %s, %s, has ended", epoch, holder)
+            return
+        beat = self._job_dir.owner_note(epoch, _BEAT)
+        if self._watched is None or self._watched[0] != epoch:
+            self._watched = epoch, beat, now_ms
+        if self._watched[1] != beat:
+            self._watched = None
+            raise self._refusal(holder, is_known=True)
+        if now_ms - self._watched[2] < self._lease_ms:
+            raise self._refusal(holder, is_known=False)
+        LOG.warning("nothing was heard for %s ms of the owner %s, %s", self._lease_ms, epoch, holder)
+
+    def took_over(self, epoch: OwnerEpoch) -> None:
+        """Beat as this owner from now on, in a thread of its own."""
+        self._stop()
+        self._mine, self._stopping = epoch, threading.Event()
+        self._thread = self._threads.start("flinkish-beat", partial(self._beats, epoch, self._stopping))
+
+    def release(self) -> None:
+        """Beat no more, and say so; a second call does nothing."""
+        self._stop()
+        mine, self._mine = self._mine, None
+        if mine is not None:
+            try:
+                self._job_dir.note_owner(mine, _ENDED, "")
+            except StoreError as error:
+                LOG.warning("the next start on another host waits for %s ms: %s", self._lease_ms, error)
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _beats(self, epoch: OwnerEpoch, stopping: threading.Event) -> None:
+        for count in itertools.count(1):
+            try:
+                self._job_dir.note_owner(epoch, _BEAT, str(count))
+            except StoreError as error:
+                LOG.warning("the job directory does not take this owner's beat: %s", error)
+            if self._clock.wait(stopping, self._beat_ms):
+                return
+
+    def _refusal(self, holder: str, *, is_known: bool) -> OwnedElsewhereError:
+        if not is_known:
+            return LivenessUnknown(
+                f"it is not known yet whether the owner of the job directory {self._place} lives",
+                why=f"{holder or 'it'} has not ended, as far as is known, and may beat again",
+                what_to_do=f"wait: within {self._lease_ms // 1_000} s it has beaten, or counts as dead",
+                holder=holder,
+            )
+        return OwnedElsewhereError(
+            f"the job directory {self._place} is owned by {holder}, which is alive",
+            why="two jobs on one job directory would stage and commit against each other",
+            what_to_do="stop that process first, or use another job_dir",
+            holder=holder,
+        )
+
+
+def _process_key(pid: int) -> str | None:
+    """Return what no other process has, on any machine; None if there is none, or nobody tells."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        started = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}/{pid}/{started}"
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def has_ended(process: object) -> bool:
+    """Whether a process, by the key in an owner's record, was one of this machine and is no more."""
+    mine = _process_key(os.getpid())
+    if not isinstance(process, str) or mine is None or process.count("/") != 3:
+        return False
+    machine, _, place = process.rpartition("/")[0].rpartition("/")
+    is_here = machine == mine.rpartition("/")[0].rpartition("/")[0] and place.isdecimal()
+    return is_here and _process_key(int(place)) != process
+
+
 @dataclass(frozen=True, slots=True)
 class Ownership:
     """Proof of having taken the job over; re-checked before every effect on the outside.
@@ -154,8 +311,8 @@ class Ownership:
 
     def check(self) -> None:
         """Raise FencedError if a newer owner exists."""
-        newest = self.job_dir.newest_owner()
-        if newest != self.epoch:
+        if self.job_dir.owner(OwnerEpoch(self.epoch.value + 1)) is not None:
+            newest = self.job_dir.newest_owner()
             raise FencedError(
                 f"owner {newest} has taken this job over from owner {self.epoch}",
                 why="another process took the job directory while this one seemed dead",
@@ -173,7 +330,7 @@ def new_token() -> str:
 def take_over(job_dir: JobDir, clock: Clock, token: Callable[[], str] = new_token) -> Ownership:
     """Raise the owner epoch, seal the ids that a zombie may be about to decide, begin a stretch.
 
-    The caller holds the :class:`JobLock`.
+    The caller holds the :class:`JobLock`, or knows by a :class:`BeatLease` that nobody has the job.
 
     Parameters
     ----------
@@ -190,6 +347,7 @@ def take_over(job_dir: JobDir, clock: Clock, token: Callable[[], str] = new_toke
         "owner_epoch": int(epoch),
         "host": socket.gethostname(),
         "pid": os.getpid(),
+        "process": _process_key(os.getpid()),
         "taken_at_ms": clock.wall_ms(),
     }
     if job_dir.create_owner(epoch, body) is CreateResult.EXISTS:

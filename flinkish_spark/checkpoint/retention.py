@@ -4,34 +4,42 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Protocol, TypeVar
 
 from flinkish_spark.checkpoint.ownership import Ownership, seal_open_ids
-from flinkish_spark.checkpoint.spark_log import SparkLog, missing_entry
+from flinkish_spark.checkpoint.spark_log import BucketLog, SparkLog, missing_entry
 from flinkish_spark.checkpoint.state_files import (
     StateFileGone,
+    StateInBucket,
+    StateOnDisk,
     bases_up_to,
     checksum_names,
     files_of,
     is_versioned,
     operator_files,
     store_versions,
+    tables_of,
 )
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import CorruptObjectError, JobDirError, StoreError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import SealedObjects, make_directories, sync_directory
-from flinkish_spark.protocol.codec import Check, Stored
+from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.protocol.codec import LEFT_OUT, Check, Stored
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.envelope import seal
-from flinkish_spark.protocol.ids import BatchId, CheckpointId
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, OwnerEpoch
+from flinkish_spark.protocol.lineage import RewindKind
 from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS, STATE
 from flinkish_spark.protocol.retention import (
     CheckpointFact,
@@ -63,9 +71,15 @@ from flinkish_spark.protocol.retention import (
 #    other checkpoints have pins of their own, and Spark's cleaning counts from the highest version
 #    that it finds, dead or not.
 #
+# In a bucket there are no links, and a copy of each file would cost a request. There a pin leaves the files
+# where they are and says so (:class:`BucketPins`): Spark's own cleaning is off, and what no pin needs is
+# deleted here.
+#
 # Used by the recovery and the coordinator, one thread at a time.
 
 
+T = TypeVar("T")
+R = TypeVar("R")
 LOG = logging.getLogger(__name__)
 #: Folder of the pins below the job directory.
 PINS = "pins"
@@ -115,6 +129,15 @@ class CheckpointPins(Protocol):
     def unpin(self, checkpoint: CheckpointId) -> None:
         """Give a pin up; a missing one is no error."""
 
+    def clean(self, require_owner: Callable[[], None]) -> None:
+        """Delete what no pin needs any more, if that is due; called behind each receipt.
+
+        Parameters
+        ----------
+        require_owner
+            Raises FencedError if a newer owner has the job: called right before anything is deleted.
+        """
+
 
 def _name_of_a_file(name: str) -> str:
     if Path(name).is_absolute() or ".." in name.split("/"):
@@ -134,45 +157,55 @@ class PinManifest(Stored):
         Log entries byte for byte by their key below Spark's checkpoint.
     files
         Files below Spark's state folder, with their sizes in bytes.
+    folder
+        Where they are, below the job directory.
     """
 
     checkpoint: CheckpointId
     batch: BatchId
     log: Mapping[str, str]
     files: Mapping[Annotated[str, Check(_name_of_a_file)], int]
+    folder: Annotated[str, Check(_name_of_a_file)] = field(default=f"{PINS}/{STATE}", metadata=LEFT_OUT)
 
 
-class SparkPins:
-    """:class:`CheckpointPins` on a file system.
+class _Pins:
+    """What pins have in common, whatever they lie on.
 
     Parameters
     ----------
     log
         Spark's logs; its store is rooted at the job directory.
-    root
-        The job directory.
     """
 
-    def __init__(self, log: SparkLog, root: Path) -> None:
+    def __init__(self, log: SparkLog) -> None:
         self._log, self._store = log, log.store
         self._objects = SealedObjects(log.store, "the job directory")
-        self._state, self._pool = Path(log.location) / STATE, root / PINS / STATE
         self._manifests: dict[CheckpointId, PinManifest] = {}
 
-    # -- pinning --------------------------------------------------------------------------------
-    def pin(self, decision: Decision) -> None:
-        """Link what the checkpoint needs into the pool, then write its manifest."""
-        if decision.checkpoint in self.pinned():
-            return
-        entries = self._entries(decision)
-        try:
-            files = self._link_state(decision)
-        except OSError as error:
-            raise _refused(f"pin checkpoint {decision.checkpoint}", error) from error
-        manifest = PinManifest(decision.checkpoint, decision.batch, entries, files)
-        # This order matters: the manifest says that everything it names is there.
-        self._store.create_if_absent(_key(decision.checkpoint), seal("pin", manifest.to_json()))
-        self._manifests[decision.checkpoint] = manifest
+    def pinned(self) -> frozenset[CheckpointId]:
+        """Return the checkpoints that have a manifest."""
+        return frozenset(CheckpointId(number) for number in self._objects.numbers(PINS))
+
+    def log_entries(self, checkpoint: CheckpointId) -> Mapping[str, str]:
+        """Return the pinned log entries by key; empty without a pin."""
+        manifest = self._manifest(checkpoint)
+        return {} if manifest is None else manifest.log
+
+    def _write(self, manifest: PinManifest) -> None:
+        self._store.create_if_absent(_key(manifest.checkpoint), seal("pin", manifest.to_json()))
+        self._manifests[manifest.checkpoint] = manifest
+
+    def _manifest(self, checkpoint: CheckpointId) -> PinManifest | None:
+        if checkpoint not in self._manifests:
+            found = self._objects.optional(_key(checkpoint), "pin", PinManifest.from_json)
+            if found is None:
+                return None
+            self._manifests[checkpoint] = found
+        return self._manifests[checkpoint]
+
+    def _delete_manifest(self, checkpoint: CheckpointId) -> None:
+        self._store.delete(_key(checkpoint))
+        self._manifests.pop(checkpoint, None)
 
     def _entries(self, decision: Decision) -> dict[str, str]:
         at = decision.batch
@@ -186,12 +219,59 @@ class SparkPins:
             entries[f"{OFFSETS}/{before}"] = text
         return entries
 
+    def _put_entries_back(self, manifest: PinManifest) -> None:
+        for entry, text in manifest.log.items():
+            log, _, batch = entry.partition("/")
+            if self._log.read(log, BatchId(int(batch))) != text:
+                self._log.restore(log, BatchId(int(batch)), text)
+
+    def _to_restore(self, checkpoint: CheckpointId, trouble: str) -> PinManifest:
+        manifest = self._manifest(checkpoint)
+        if manifest is None or trouble:
+            raise CorruptObjectError(
+                f"checkpoint {checkpoint} cannot be restored",
+                why=trouble,
+                what_to_do="go back to another checkpoint",
+                checkpoint=checkpoint,
+            )
+        return manifest
+
+
+class SparkPins(_Pins):
+    """:class:`CheckpointPins` on a file system.
+
+    Parameters
+    ----------
+    log
+        See :class:`_Pins`.
+    root
+        The job directory.
+    """
+
+    def __init__(self, log: SparkLog, root: Path) -> None:
+        super().__init__(log)
+        self._state, self._pool = Path(log.location) / STATE, root / PINS / STATE
+
+    # -- pinning --------------------------------------------------------------------------------
+    def pin(self, decision: Decision) -> None:
+        """Link what the checkpoint needs into the pool, then write its manifest."""
+        if decision.checkpoint in self.pinned():
+            return
+        entries = self._entries(decision)
+        try:
+            files = self._link_state(decision)
+        except OSError as error:
+            raise _refused(f"pin checkpoint {decision.checkpoint}", error) from error
+        manifest = PinManifest(decision.checkpoint, decision.batch, entries, files)
+        # This order matters: the manifest says that everything it names is there.
+        self._write(manifest)
+
     def _link_state(self, decision: Decision) -> dict[str, int]:
         stores = store_versions(decision.commits_text, int(decision.batch))
         for left in reversed(range(_TRIES)):
             try:
-                names = [name for store in stores for name in files_of(self._state, store)]
-                names += operator_files(self._state, stores)
+                names = [name for store in stores for name in files_of(StateOnDisk(self._state), store)]
+                names += operator_files(StateOnDisk(self._state), stores)
                 names += bases_up_to(self._state, int(decision.batch))
                 return self._link_all(names)
             except (StateFileGone, FileNotFoundError) as error:
@@ -233,15 +313,6 @@ class SparkPins:
         return sizes
 
     # -- asking ---------------------------------------------------------------------------------
-    def pinned(self) -> frozenset[CheckpointId]:
-        """Return the checkpoints that have a manifest."""
-        return frozenset(CheckpointId(number) for number in self._objects.numbers(PINS))
-
-    def log_entries(self, checkpoint: CheckpointId) -> Mapping[str, str]:
-        """Return the pinned log entries by key; empty without a pin."""
-        manifest = self._manifest(checkpoint)
-        return {} if manifest is None else manifest.log
-
     def why_not_restorable(self, checkpoint: CheckpointId) -> str:
         """Return which file is missing or has another size."""
         manifest = self._manifest(checkpoint)
@@ -258,35 +329,16 @@ class SparkPins:
                 return f"the kept state file {name} has {found} bytes instead of {size}"
         return ""
 
-    def _manifest(self, checkpoint: CheckpointId) -> PinManifest | None:
-        if checkpoint not in self._manifests:
-            found = self._objects.optional(_key(checkpoint), "pin", PinManifest.from_json)
-            if found is None:
-                return None
-            self._manifests[checkpoint] = found
-        return self._manifests[checkpoint]
-
     # -- restoring ------------------------------------------------------------------------------
     def restore(self, checkpoint: CheckpointId) -> None:
         """Put missing files and entries back, then delete state that the manifest does not name."""
-        manifest = self._manifest(checkpoint)
-        trouble = self.why_not_restorable(checkpoint)
-        if manifest is None or trouble:
-            raise CorruptObjectError(
-                f"checkpoint {checkpoint} cannot be restored",
-                why=trouble,
-                what_to_do="go back to another checkpoint",
-                checkpoint=checkpoint,
-            )
+        manifest = self._to_restore(checkpoint, self.why_not_restorable(checkpoint))
         try:
             self._put_back(manifest)
             self._delete_others(manifest)
         except OSError as error:
             raise _refused(f"restore checkpoint {checkpoint}", error) from error
-        for entry, text in manifest.log.items():
-            log, _, batch = entry.partition("/")
-            if self._log.read(log, BatchId(int(batch))) != text:
-                self._log.restore(log, BatchId(int(batch)), text)
+        self._put_entries_back(manifest)
 
     def _put_back(self, manifest: PinManifest) -> None:
         folders = set()
@@ -315,8 +367,7 @@ class SparkPins:
     # -- giving up ------------------------------------------------------------------------------
     def unpin(self, checkpoint: CheckpointId) -> None:
         """Delete the manifest, then the files that no other pin names."""
-        self._store.delete(_key(checkpoint))
-        self._manifests.pop(checkpoint, None)
+        self._delete_manifest(checkpoint)
         needed: set[str] = set()
         for other in self.pinned():
             manifest = self._manifest(other)
@@ -327,6 +378,168 @@ class SparkPins:
                     path.unlink(missing_ok=True)
         except OSError as error:
             raise _refused(f"unpin checkpoint {checkpoint}", error) from error
+
+    def clean(self, require_owner: Callable[[], None]) -> None:
+        """Do nothing: Spark cleans up its own folder, and :meth:`unpin` the pool."""
+
+
+#: How often a bucket is looked through for what no pin needs. A file goes when it was found so twice: one
+#: that was just uploaded is named by nobody for a moment.
+_CLEAN_EVERY_MS = 10 * 60_000
+#: How many files are copied, or looked into, at once.
+_AT_ONCE = 16
+
+
+class BucketPins(_Pins):
+    """:class:`CheckpointPins` in a bucket: the files stay where Spark has written them.
+
+    Parameters
+    ----------
+    log
+        The folder in which Spark runs, or is to run. Those of newer owners are left alone.
+    """
+
+    def __init__(self, log: BucketLog, clock: Clock) -> None:
+        super().__init__(log)
+        self._files, self._epoch, self._clock = log.files, log.epoch, clock
+        self._state = f"{log.folder}/{STATE}"
+        self._suspects: frozenset[str] = frozenset()
+        self._clean_at_ms = clock.monotonic_ms() + _CLEAN_EVERY_MS
+
+    def pin(self, decision: Decision) -> None:
+        """Write which files the checkpoint needs."""
+        if decision.checkpoint in self.pinned():
+            return
+        entries = self._entries(decision)
+        stores = store_versions(decision.commits_text, int(decision.batch))
+        names: list[str] = []
+        if stores:
+            state = StateInBucket(self._files, self._state)
+            try:
+                names += itertools.chain(*_at_once(partial(files_of, state), stores))
+            except StateFileGone as error:
+                raise CorruptObjectError(
+                    f"the state of checkpoint {decision.checkpoint} is not there",
+                    why=f"{error} is gone",
+                    what_to_do="find out who deletes files of the job directory; the job does not",
+                ) from error
+            names += operator_files(state, stores)
+        files = {name: state.sizes[name] for name in names}
+        self._write(PinManifest(decision.checkpoint, decision.batch, entries, files, self._state))
+
+    def why_not_restorable(self, checkpoint: CheckpointId) -> str:
+        """Return which file is missing or has another size."""
+        manifest = self._manifest(checkpoint)
+        if manifest is None:
+            return "the state that it needs is not kept any more"
+        found = self._files.sizes_below(manifest.folder) if manifest.files else {}
+        for name, size in manifest.files.items():
+            if name not in found:
+                return f"the kept state file {name} is gone"
+            if found[name] != size:
+                return f"the kept state file {name} has {found[name]} bytes instead of {size}"
+        return ""
+
+    def restore(self, checkpoint: CheckpointId) -> None:
+        """Copy the files that are not there yet, then put the entries back."""
+        manifest = self._to_restore(checkpoint, self.why_not_restorable(checkpoint))
+        if manifest.folder != self._state:
+            there = self._files.sizes_below(self._state)
+            # Names of versions are unique over all lineages; an operator's metadata are not, and stay.
+            missing = [
+                n
+                for n, size in manifest.files.items()
+                if there.get(n) is None or (is_versioned(n) and there[n] != size)
+            ]
+            _at_once(
+                lambda name: self._files.copy(f"{manifest.folder}/{name}", f"{self._state}/{name}"), missing
+            )
+        # This order matters: an entry says that the state behind it is there.
+        self._put_entries_back(manifest)
+
+    def unpin(self, checkpoint: CheckpointId) -> None:
+        """Delete the manifest; :meth:`clean` deletes the files."""
+        self._delete_manifest(checkpoint)
+
+    # -- deleting -------------------------------------------------------------------------------
+    def clean(self, require_owner: Callable[[], None]) -> None:
+        """Delete what was found to be needed by nobody ten minutes ago, and still is not."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._clean_at_ms:
+            return
+        self._clean_at_ms = now_ms + _CLEAN_EVERY_MS
+        found = self._needed_by_nobody()
+        gone = found & self._suspects
+        self._suspects = found - gone
+        if gone:
+            require_owner()
+            self._files.delete_all(gone)
+
+    def _needed_by_nobody(self) -> frozenset[str]:
+        """Return keys of this owner's folder, and of earlier ones.
+
+        Of what is older than the oldest pin, and named by none. Newer files may be named by the next pin.
+        """
+        # This order matters: a pin that is written behind the listing names files that were listed as newer
+        # than the oldest pin, or that another pin names.
+        sizes = self._files.sizes_below("spark")
+        manifests = [manifest for one in self.pinned() if (manifest := self._manifest(one)) is not None]
+        if not manifests:
+            return frozenset()
+        named = {f"{one.folder}/{name}" for one in manifests for name in one.files}
+        oldest = min(one.batch.value for one in manifests)
+        found = set()
+        for name in sizes:
+            epoch, _, below = name.partition("/")
+            if not below or not epoch.isdecimal() or int(epoch) > self._epoch:
+                continue
+            if int(epoch) < self._epoch or _is_older(_owner_of(below), oldest):
+                found.add(f"spark/{name}")
+        kept = named | self._tables_of_newer(oldest)
+        return frozenset(key for key in found if _owner_of(key) not in kept)
+
+    def _tables_of_newer(self, oldest: int) -> frozenset[str]:
+        """Return the shared files that snapshots behind the oldest pin name: the next ones may, too."""
+        state = StateInBucket(self._files, self._state)
+        newer = [n for n in state.sizes if n.endswith(".zip") and (_version_of(n) or 0) > oldest + 1]
+        found = _at_once(
+            lambda name: [f"{self._state}/{name.rpartition('/')[0]}/{t}" for t in tables_of(state, name)],
+            newer,
+        )
+        return frozenset(itertools.chain(*found))
+
+
+def pins_of(log: SparkLog, job_dir: StoreSpec, clock: Clock) -> CheckpointPins:
+    """Return the pins of a job directory."""
+    return BucketPins(log, clock) if isinstance(log, BucketLog) else SparkPins(log, job_dir.folder)
+
+
+def _version_of(name: str) -> int | None:
+    """Return the version of a snapshot or changelog; None for other files of the state folder."""
+    stem, ending = os.path.splitext(name.rpartition("/")[2])
+    version = stem.partition("_")[0]
+    return int(version) if ending in (".zip", ".changelog") and version.isdecimal() else None
+
+
+def _is_older(name: str, oldest: int) -> bool:
+    """Whether a file of Spark's checkpoint may be needed by no checkpoint behind micro-batch `oldest`.
+
+    Shared files of snapshots may: they have no version, and are looked up in the snapshots.
+    """
+    folder, _, rest = name.partition("/")
+    if folder in (OFFSETS, COMMITS):
+        # Spark's restart asks for the entry before the newest, too.
+        return rest.isdecimal() and int(rest) < oldest - 1
+    if folder != STATE or not is_versioned(rest):
+        return False
+    version = _version_of(rest)
+    return version is None or version <= oldest + 1
+
+
+def _at_once(do: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Do something for each, some at a time: in a bucket each waits for an answer."""
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="flinkish-files") as pool:
+        return list(pool.map(do, items))
 
 
 def _key(checkpoint: CheckpointId) -> str:
@@ -397,6 +610,53 @@ def _refused(what: str, error: OSError) -> StoreError:
 
 
 # ----------------------------------------------------------------------------------------------------------
+# Taking Spark's checkpoint over in a bucket.
+#
+# Nothing can be renamed there, so the new owner's folder begins with copies: what tells Spark that it is the
+# same query, and entries and state of the newest decided checkpoint. Micro-batches that an earlier owner had
+# staged behind it are run again, as in Flink; the recovery aborts what they staged. A JVM that outlived its
+# driver goes on writing into the older folder, from which nothing is read any more but what pins name.
+#
+# May be cut off anywhere: the next owner goes on from the newest folder that was completely begun, which this
+# one is with its last write.
+
+
+def fence_in_bucket(log: BucketLog, job_dir: JobDir, epoch: OwnerEpoch, clock: Clock) -> None:
+    """Begin the folder of a new owner; called behind the takeover, before anything is read from it.
+
+    Parameters
+    ----------
+    log
+        In the new owner's folder.
+    """
+    newest = _newest_in_log(job_dir)
+    before = BucketLog.newest_begun(log.store, epoch)
+    if before is not None:
+        older = log.beside(f"spark/{before}")
+        log.take_query_from(older)
+        intent = job_dir.open_rewind()
+        # A log that begins anew has its seed already, and the state that was here may be deleted.
+        if newest is not None and (intent is None or intent.kind is not RewindKind.RESEED):
+            if job_dir.receipt(newest.checkpoint) is None:
+                # Something of it may be lost, and has to be staged again, one micro-batch after the other.
+                log.take_entries_from(older, OFFSETS, [staged.batch for staged in newest.batches])
+            try:
+                BucketPins(older, clock).pin(newest)
+                BucketPins(log, clock).restore(newest.checkpoint)
+            except CorruptObjectError as error:
+                # The start fails only where this state is needed: an order may go back further.
+                LOG.error("checkpoint %s cannot be gone on from: %s", newest.checkpoint, error)
+    # This order matters: all that the log begins with is in its folder by now.
+    log.note_begun()
+
+
+def _newest_in_log(job_dir: JobDir) -> Decision | None:
+    """Return the newest live checkpoint of which Spark's log counts the micro-batches."""
+    newest = job_dir.newest_commit()
+    return newest if newest is not None and newest.lineage >= job_dir.history().log_began_in else None
+
+
+# ----------------------------------------------------------------------------------------------------------
 # What happens to completed checkpoints: they are pinned, and go when others have taken their place.
 
 
@@ -451,6 +711,7 @@ class CompletedCheckpoints:
             LOG.error("checkpoint %s cannot be gone back to later: %s", decision.checkpoint, error)
         try:
             self._delete(to_delete(self._facts()))
+            self._pins.clean(self._ownership.check)
         except (StoreError, CorruptObjectError, JobDirError) as error:
             LOG.warning("old checkpoints are deleted later: %s", error)
 

@@ -1,11 +1,12 @@
 """Spark's own checkpoint of the query: where it lies, its two logs, and how they are set back.
 
-The folder carries the owner epoch, ``spark/<owner epoch>``: taking a job over renames it, and
-whatever a JVM of the previous owner still writes goes to a path that no longer exists. Within
-one owner the path stays, so restarts inside a process need no rename.
+The folder carries the owner epoch, ``spark/<owner epoch>``. On a disk, taking a job over renames it, and
+whatever a JVM of the previous owner still writes goes to a path that no longer exists. In a bucket nothing
+can be renamed: the new owner's folder begins with copies, and what such a JVM still writes goes where nobody
+reads. Within one owner the path stays, so restarts inside a process need neither.
 
-Entries are written by Spark (temporary file, then rename), so an entry is whole or absent. Each
-has a hidden checksum file beside it that must go with it.
+Entries are written by Spark (temporary file, then rename; in a bucket with one request), so an entry is
+whole or absent. On a disk each has a hidden checksum file beside it that must go with it.
 """
 
 from __future__ import annotations
@@ -14,21 +15,28 @@ import contextlib
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from flinkish_spark.core.errors import CorruptObjectError, FencedError, StoreError
 from flinkish_spark.core.job_dir import BEGINNINGS
 from flinkish_spark.core.offset_log import LoggedOffsets
-from flinkish_spark.core.store import ObjectMissing, SealedObjects, Store
+from flinkish_spark.core.store import FileStore, ObjectMissing, SealedObjects, Store
+from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
-from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
+from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS, STATE
 
 #: Folder of replays below the job directory.
 REPLAY = "replay"
 #: Where Python sources record where they began, and below which those of a seeded lineage do.
 FIRST_OFFSETS, SEEDS = f"{BEGINNINGS}/first-offsets", "seeds"
+_SOURCES = "sources"
+#: What tells Spark that it is the same query, and where its own sources began.
+_OF_THE_QUERY = ("metadata", _SOURCES)
 
 
 def fence_spark_folder(job_root: Path, epoch: OwnerEpoch) -> str:
@@ -66,12 +74,12 @@ class SparkLog:
     folder
         Key of Spark's checkpoint, from :func:`fence_spark_folder`.
     location
-        The same as an absolute path, as Spark is told.
+        The same as Spark is told: an absolute path, or a URL of Hadoop's.
     """
 
     store: Store
     folder: str
-    location: Path
+    location: str
 
     def batches(self, log: str) -> frozenset[BatchId]:
         """Return the ids present in ``offsets`` or ``commits``."""
@@ -105,17 +113,17 @@ class SparkLog:
                 continue
             if not _is_whole(text):
                 raise CorruptObjectError(
-                    f"the file {self.root / key} of Spark's own log is cut off or was changed",
+                    f"the file {self._shown(key)} of Spark's own log is cut off or was changed",
                     why="it holds no whole entry: a full disk, a copy that was cut off, or somebody's editor",
                     what_to_do="restore the file from a backup, or go back to an older checkpoint "
                     "(flinkish rewind)",
-                    file=str(self.root / key),
+                    file=self._shown(key),
                 )
 
     def restore(self, log: str, batch: BatchId, text: str) -> None:
         """Put an entry back byte for byte."""
         # The checksum file of another content would make Spark refuse the entry; none is fine.
-        self.store.delete(f"{self.folder}/{log}/.{batch}.crc")
+        self._delete_checksum(log, str(batch))
         self.store.put(f"{self.folder}/{log}/{batch}", text.encode("utf-8"))
 
     def retire(self, lineage: Lineage) -> None:
@@ -131,7 +139,7 @@ class SparkLog:
             else:
                 aside.parent.mkdir(exist_ok=True)
                 os.rename(self.location, aside)
-            self.location.mkdir(parents=True, exist_ok=True)
+            Path(self.location).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError.of_system(
                 error,
@@ -143,10 +151,19 @@ class SparkLog:
         """Delete what :meth:`retire` moved aside, once there is a checkpoint in the new log."""
         shutil.rmtree(self._retired, ignore_errors=True)
 
+    def _shown(self, key: str) -> str:
+        """Return a key of the job directory as people find it."""
+        return str(self.location).removesuffix(self.folder) + key
+
     @property
     def root(self) -> Path:
-        """Return the job directory."""
+        """Return the job directory, which is on a disk."""
         return Path(self.location).parents[self.folder.count("/")]
+
+    @property
+    def _own_name(self) -> str:
+        """Return the folder's own name: the owner epoch, and what follows it."""
+        return self.folder.rpartition("/")[2]
 
     @property
     def _retired(self) -> Path:
@@ -160,16 +177,17 @@ class SparkLog:
         replay whose driver has lost the job finds its folder gone.
         """
         self.end_replay()
-        name = f"{REPLAY}/{self.location.name}-{checkpoint}"
-        begun = SparkLog(self.store, name, self.root / name)
+        name = f"{REPLAY}/{self._own_name}-{checkpoint}"
+        begun = SparkLog(self.store, name, str(self.root / name))
+        here, there = Path(self.location), Path(begun.location)
         try:
-            begun.location.mkdir(parents=True)
-            for known in ("metadata", "sources"):
-                if (self.location / known).is_dir():
+            there.mkdir(parents=True)
+            for known in _OF_THE_QUERY:
+                if (here / known).is_dir():
                     # Where a source began, for a query that begins at its first micro-batch.
-                    shutil.copytree(self.location / known, begun.location / known)
-                elif (self.location / known).exists():
-                    shutil.copy2(self.location / known, begun.location / known)
+                    shutil.copytree(here / known, there / known)
+                elif (here / known).exists():
+                    shutil.copy2(here / known, there / known)
         except OSError as error:
             raise StoreError.of_system(
                 error,
@@ -183,13 +201,17 @@ class SparkLog:
 
         Not of later ones: who is not the owner any more may find it out only after this.
         """
-        folder, mine = self.root / REPLAY, int(self.location.name)
+        folder = self.root / REPLAY
         for name in _names_in(folder):
-            epoch = name.partition("-")[0]
-            if epoch.isdecimal() and int(epoch) <= mine:
+            if self._is_up_to_mine(name):
                 shutil.rmtree(folder / name, ignore_errors=True)
         with contextlib.suppress(OSError):
             folder.rmdir()
+
+    def _is_up_to_mine(self, name: str) -> bool:
+        """Whether a folder with a name like ours is of this owner, or of an earlier one."""
+        epoch, mine = _epoch_in(name), _epoch_in(self._own_name)
+        return epoch is not None and mine is not None and epoch <= mine
 
     def began_at(self, lineage: Lineage = FIRST_LINEAGE) -> LoggedOffsets:
         """Return where the sources stood before the first micro-batch, of those that have recorded it.
@@ -199,12 +221,7 @@ class SparkLog:
         lineage
             The one in which this log began.
         """
-        found = []
-        for recorded in sorted((self.location / "sources").glob("*/0")):
-            # Spark's metadata logs begin with a zero byte and a version.
-            text = recorded.read_text(encoding="utf-8", errors="replace")
-            with contextlib.suppress(ValueError):
-                found.append(json.loads(text[max(0, text.find("{")) :]))
+        found = list(self.first_positions().values())
         begins = self.store.list(f"{SEEDS}/{lineage}/begin")
         seeded = [key for begin in begins for key in self.store.list(f"{begin}/first-offsets")]
         # A source that the seed positions has recorded where an older log began, under the same name.
@@ -216,20 +233,131 @@ class SparkLog:
             found.append({} if first is None else first["offsets"])
         return LoggedOffsets(tuple(found))
 
+    def first_positions(self) -> dict[int, Any]:
+        """Return what Spark's own sources have recorded as their beginning, by their number in the plan."""
+        found = {}
+        for source in self.store.list(f"{self.folder}/{_SOURCES}"):
+            with contextlib.suppress(ObjectMissing):
+                found[int(_name(source))] = _position(f"{source}/0", self.store.read(f"{source}/0"))
+        return dict(sorted(found.items()))
+
     def clear_state(self) -> None:
         """Delete all state, when a rewind goes back to before the first micro-batch.
 
         Spark refuses to begin a query over state of another one, and there is nothing to keep.
         """
-        shutil.rmtree(self.location / "state", ignore_errors=True)
+        shutil.rmtree(Path(self.location) / STATE, ignore_errors=True)
 
     def remove(self, entry: str) -> None:
         """Delete an entry given as ``offsets/17`` or ``commits/17``, with its checksum file."""
         log, _, batch = entry.partition("/")
         if log not in (OFFSETS, COMMITS) or not batch.isdecimal():
             raise CorruptObjectError(f"{entry!r} is not an entry of Spark's logs")
-        self.store.delete(f"{self.folder}/{log}/.{batch}.crc")
+        self._delete_checksum(log, batch)
         self.store.delete(f"{self.folder}/{entry}")
+
+    def _delete_checksum(self, log: str, batch: str) -> None:
+        self.store.delete(f"{self.folder}/{log}/.{batch}.crc")
+
+
+def log_of(store: Store, job_dir: StoreSpec, epoch: OwnerEpoch) -> SparkLog:
+    """Return the log of an owner, which has been fenced for it or will be.
+
+    Parameters
+    ----------
+    store
+        At `job_dir`.
+    """
+    folder = f"spark/{epoch}"
+    kind = SparkLog if job_dir.is_local else BucketLog
+    return kind(store, folder, job_dir.below(folder).hadoop_url)
+
+
+class BucketLog(SparkLog):
+    """A :class:`SparkLog` in a bucket, where nothing is renamed.
+
+    Its store is a :class:`.FileStore`. Spark cleans nothing up there (`bridge/settings.py`): files that
+    checkpoints need stay where they are, and :class:`.BucketPins` deletes the others.
+    """
+
+    __slots__ = ()
+
+    @property
+    def epoch(self) -> int:
+        """Whose log it is: an owner's, or that of a replay of this owner's."""
+        return _epoch_in(self._own_name) or 0
+
+    @property
+    def files(self) -> FileStore:
+        """The store, with what it can do for many files."""
+        return cast("FileStore", self.store)
+
+    def beside(self, folder: str) -> BucketLog:
+        """Return the log in another folder of the same job directory."""
+        return BucketLog(self.store, folder, self._shown(folder))
+
+    # -- the fence ------------------------------------------------------------------------------
+    @staticmethod
+    def newest_begun(store: Store, below: OwnerEpoch) -> OwnerEpoch | None:
+        """Return the newest owner before that one whose folder was completely begun; None without one."""
+        begun = [
+            epoch
+            for epoch in SealedObjects(store, "the job directory").numbers("spark")
+            if epoch < below.value
+        ]
+        return OwnerEpoch(max(begun)) if begun else None
+
+    def take_query_from(self, older: BucketLog) -> None:
+        """Begin with what tells Spark that it is the same query; may be cut off and repeated."""
+        for known in _OF_THE_QUERY:
+            self._copy_below(older, known)
+
+    def take_entries_from(self, older: BucketLog, log: str, batches: Iterable[BatchId]) -> None:
+        """Copy entries, those that are there."""
+        for batch in batches:
+            with contextlib.suppress(ObjectMissing):
+                self.files.copy(f"{older.folder}/{log}/{batch}", f"{self.folder}/{log}/{batch}")
+
+    def note_begun(self) -> None:
+        """Note that all that a new owner begins with is in its folder: later ones may go on from here."""
+        self.store.put(f"{self.folder}.json", seal("spark-log", {}))
+
+    def _copy_below(self, older: BucketLog, name: str) -> None:
+        with contextlib.suppress(ObjectMissing):
+            self.files.copy(f"{older.folder}/{name}", f"{self.folder}/{name}")
+        for below in self.files.sizes_below(f"{older.folder}/{name}"):
+            self.files.copy(f"{older.folder}/{name}/{below}", f"{self.folder}/{name}/{below}")
+
+    # -- what is done by renaming on a disk ---------------------------------------------------------
+    def retire(self, lineage: Lineage) -> None:
+        """Delete Spark's whole checkpoint: the next lineage's seed is there, and nothing else needs it."""
+        self._delete_below(self.folder)
+
+    def forget_retired(self) -> None:
+        """Do nothing."""
+
+    def begin_replay(self, checkpoint: CheckpointId) -> BucketLog:
+        """Return a log beside this one, empty but for what tells Spark that it is the same query."""
+        self.end_replay()
+        begun = self.beside(f"{REPLAY}/{self._own_name}-{checkpoint}")
+        begun.take_query_from(self)
+        return begun
+
+    def end_replay(self) -> None:
+        """Delete what replays have left, of this owner and of earlier ones."""
+        for key in self.store.list(REPLAY):
+            if self._is_up_to_mine(_name(key)):
+                self._delete_below(key)
+
+    def clear_state(self) -> None:
+        """Delete all state."""
+        self._delete_below(f"{self.folder}/{STATE}")
+
+    def _delete_below(self, folder: str) -> None:
+        self.files.delete_all([f"{folder}/{name}" for name in self.files.sizes_below(folder)])
+
+    def _delete_checksum(self, log: str, batch: str) -> None:
+        """Do nothing: there is none."""
 
 
 def _is_whole(text: str) -> bool:
@@ -245,8 +373,28 @@ def _is_whole(text: str) -> bool:
     return bool(values)
 
 
+def _position(key: str, data: bytes) -> Any:
+    # Spark's metadata logs begin with a zero byte and a version.
+    text = data.decode("utf-8", errors="replace")
+    try:
+        return json.loads(text[max(0, text.find("{")) :])
+    except ValueError as error:
+        raise CorruptObjectError(
+            f"{key}, in which Spark keeps where a source began, cannot be read",
+            why=str(error),
+            what_to_do="restore the file from a backup",
+            key=key,
+        ) from error
+
+
 def _name(key: str) -> str:
     return key.rpartition("/")[2]
+
+
+def _epoch_in(name: str) -> int | None:
+    """Return the owner epoch that a folder's name begins with; None if it does not begin with one."""
+    epoch = name.partition("-")[0]
+    return int(epoch) if epoch.isdecimal() else None
 
 
 def _names_in(folder: Path) -> list[str]:

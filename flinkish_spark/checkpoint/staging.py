@@ -15,7 +15,7 @@ from flinkish_spark.checkpoint.transactional_ids import BlockPool
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.core.offset_log import LoggedOffsets
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.micro_batches import OFFSETS
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.worker.time import MicroBatch
@@ -25,7 +25,10 @@ class OwnerLock(Protocol):
     """Shows that the owner lives."""
 
     def acquire(self) -> None:
-        """Take it, or raise OwnedElsewhereError at once."""
+        """Take it, or raise OwnedElsewhereError at once; LivenessUnknown to be asked again."""
+
+    def took_over(self, epoch: OwnerEpoch) -> None:
+        """Be told of the epoch that its holder has taken, each time."""
 
     def release(self) -> None:
         """Drop it; a second call does nothing."""

@@ -14,17 +14,20 @@ the files that must not be lost. commits/N names the ids of version N+1.
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import struct
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from flinkish_spark.core.errors import CorruptObjectError
+from flinkish_spark.core.store import FileStore, ObjectMissing
 from flinkish_spark.protocol.micro_batches import BASE_NAME, BASES
 
 _METADATA = "_metadata"
@@ -32,10 +35,78 @@ _METADATA = "_metadata"
 _LZ4_MAGIC = b"LZ4Block"
 _LZ4_HEAD = struct.Struct("<8sBiii")
 _LZ4_STORED = 0x10
+#: Of a changelog, in which its lineage stands as a rule.
+_START_BYTES = 128 * 1024
+#: What reading a file of another form ends in.
+_UNREADABLE = (ValueError, KeyError, TypeError, struct.error, pa.ArrowInvalid, OSError)
 
 
 class StateFileGone(Exception):
     """A file was there when it was listed and is not any more: Spark's maintenance is at work."""
+
+
+class StateFolder(Protocol):
+    """Spark's state folder: all names are below it."""
+
+    def names(self, folder: str) -> Collection[str]:
+        """Return the names of files directly below a folder, hidden ones too; empty if it is missing."""
+
+    def read(self, name: str, most_bytes: int | None = None) -> bytes:
+        """Return a file, or its first bytes; raise StateFileGone if there is none."""
+
+
+class StateOnDisk:
+    """A :class:`StateFolder` on a disk, as it is at each question."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def names(self, folder: str) -> Collection[str]:
+        """Return the names of files directly below a folder."""
+        try:
+            with os.scandir(self._path / folder) as entries:
+                return {entry.name for entry in entries if entry.is_file()}
+        except FileNotFoundError:
+            return ()
+
+    def read(self, name: str, most_bytes: int | None = None) -> bytes:
+        """Return a file, or its first bytes."""
+        try:
+            with open(self._path / name, "rb") as file:
+                return file.read() if most_bytes is None else file.read(most_bytes)
+        except FileNotFoundError as error:
+            raise StateFileGone(str(error.filename)) from error
+
+
+class StateInBucket:
+    """A :class:`StateFolder` in a bucket, as one listing shows it.
+
+    Parameters
+    ----------
+    key
+        Of the folder.
+    """
+
+    def __init__(self, store: FileStore, key: str) -> None:
+        self._store, self._key = store, key
+        #: All files with their sizes in bytes.
+        self.sizes: Mapping[str, int] = store.sizes_below(key)
+        self._by_folder: dict[str, set[str]] = {}
+        for name in self.sizes:
+            folder, _, plain = name.rpartition("/")
+            self._by_folder.setdefault(folder, set()).add(plain)
+
+    def names(self, folder: str) -> Collection[str]:
+        """Return the names of files directly below a folder."""
+        return self._by_folder.get(folder, ())
+
+    def read(self, name: str, most_bytes: int | None = None) -> bytes:
+        """Return a file, or its first bytes."""
+        key = f"{self._key}/{name}"
+        try:
+            return self._store.read(key) if most_bytes is None else self._store.read_start(key, most_bytes)
+        except ObjectMissing:
+            raise StateFileGone(key) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +170,7 @@ def store_versions(commits_text: str, batch: int) -> tuple[StoreVersion, ...]:
         ) from error
 
 
-def files_of(state: Path, store: StoreVersion) -> tuple[str, ...]:
+def files_of(state: StateFolder, store: StoreVersion) -> tuple[str, ...]:
     """Return the files that Spark reads to load a version, below `state`; no checksum files.
 
     Raises
@@ -109,25 +180,26 @@ def files_of(state: Path, store: StoreVersion) -> tuple[str, ...]:
     CorruptObjectError
         The version cannot be loaded: a file that it needs is gone or unreadable.
     """
-    folder = state / store.folder
-    try:
-        names = {entry.name for entry in folder.iterdir()}
-        chain = _chain(folder, store, names)
-        snapshots = [one for one in chain if f"{one.stem}.zip" in names]
-        if not snapshots and chain[0].version != 1:
-            raise _gone(store, f"there is no snapshot below version {chain[0].version}")
-        base = snapshots[-1].version if snapshots else 0
-        found = [f"{one.stem}.changelog" for one in chain if one.version > base]
-        missing = [name for name in found if name not in names]
-        if missing:
-            raise _gone(store, f"{missing[0]} is missing")
-        if snapshots:
-            found += [f"{snapshots[-1].stem}.zip", *_tables_of(folder / f"{snapshots[-1].stem}.zip")]
-        if _METADATA in names:
-            found += [f"{_METADATA}/{e.name}" for e in (folder / _METADATA).iterdir() if _is_plain(e.name)]
-        return tuple(f"{store.folder}/{name}" for name in found)
-    except FileNotFoundError as error:
-        raise StateFileGone(str(error.filename)) from error
+    folder = store.folder
+    names = state.names(folder)
+    if not names:
+        raise StateFileGone(folder)
+    chain = _chain(state, store, names)
+    snapshots = [one for one in chain if f"{one.stem}.zip" in names]
+    if not snapshots and chain[0].version != 1:
+        raise _gone(store, f"there is no snapshot below version {chain[0].version}")
+    base = snapshots[-1].version if snapshots else 0
+    found = [f"{one.stem}.changelog" for one in chain if one.version > base]
+    missing = [name for name in found if name not in names]
+    if missing:
+        raise _gone(store, f"{missing[0]} is missing")
+    if snapshots:
+        snapshot = f"{snapshots[-1].stem}.zip"
+        found += [snapshot, *tables_of(state, f"{folder}/{snapshot}")]
+    found += [
+        f"{_METADATA}/{name}" for name in sorted(state.names(f"{folder}/{_METADATA}")) if _is_plain(name)
+    ]
+    return tuple(f"{folder}/{name}" for name in found)
 
 
 def bases_up_to(state: Path, batch: int) -> tuple[str, ...]:
@@ -142,17 +214,11 @@ def bases_up_to(state: Path, batch: int) -> tuple[str, ...]:
     )
 
 
-def operator_files(state: Path, stores: Sequence[StoreVersion]) -> tuple[str, ...]:
+def operator_files(state: StateFolder, stores: Sequence[StoreVersion]) -> tuple[str, ...]:
     """Return the metadata files of the operators that `stores` belong to, below `state`."""
     operators = sorted({store.folder.partition("/")[0] for store in stores})
-    folders = [(f"{one}/{_METADATA}", state / one / _METADATA) for one in operators]
-    return tuple(
-        f"{key}/{entry.name}"
-        for key, folder in folders
-        if folder.is_dir()
-        for entry in sorted(folder.iterdir())
-        if entry.is_file() and _is_plain(entry.name)
-    )
+    folders = [f"{operator}/{_METADATA}" for operator in operators]
+    return tuple(f"{f}/{name}" for f in folders for name in sorted(state.names(f)) if _is_plain(name))
 
 
 def is_versioned(name: str) -> bool:
@@ -165,54 +231,73 @@ def checksum_names(name: str) -> tuple[str, ...]:
     return (f".{name}.crc", f"{name}.crc", f".{name}.crc.crc")
 
 
-def lineage_of(changelog: Path) -> tuple[tuple[int, str], ...]:
+def lineage_of(state: StateFolder, changelog: str) -> tuple[tuple[int, str], ...]:
     """Return version and id of the changelogs before this one, back to a snapshot.
 
     Raises
     ------
     CorruptObjectError
         The file is of another form.
-    FileNotFoundError
+    StateFileGone
         There is none.
     """
-    data = changelog.read_bytes()
+    data = state.read(changelog, _START_BYTES)
     try:
-        stream = _Lz4Blocks(data)
-        written_as = stream.text()
-        if not written_as.startswith("v"):
-            raise ValueError(f"it begins with {written_as!r} instead of a version")
-        items: list[dict[str, Any]] = json.loads(stream.text())
-        return tuple((int(item["version"]), str(item["checkpointUniqueId"])) for item in items)
-    except (ValueError, KeyError, TypeError, struct.error, pa.ArrowInvalid, OSError) as error:
+        try:
+            return _lineage(data)
+        except _UNREADABLE:
+            if len(data) < _START_BYTES:
+                raise
+            # A long one: it does not end within what was read.
+            return _lineage(state.read(changelog))
+    except _UNREADABLE as error:
         raise CorruptObjectError(
-            f"the state changelog {changelog.name} cannot be read",
+            f"the state changelog {changelog} cannot be read",
             why=str(error),
             what_to_do="run the Spark version that wrote it, with lz4 as codec of the state store",
         ) from error
 
 
-def _chain(folder: Path, store: StoreVersion, names: set[str]) -> list[StoreVersion]:
+def _lineage(data: bytes) -> tuple[tuple[int, str], ...]:
+    stream = _Lz4Blocks(data)
+    written_as = stream.text()
+    if not written_as.startswith("v"):
+        raise ValueError(f"it begins with {written_as!r} instead of a version")
+    items: list[dict[str, Any]] = json.loads(stream.text())
+    return tuple((int(item["version"]), str(item["checkpointUniqueId"])) for item in items)
+
+
+def _chain(state: StateFolder, store: StoreVersion, names: Collection[str]) -> list[StoreVersion]:
     """Return the versions from a snapshot, or the first, up to the wanted one, in order."""
     if f"{store.stem}.zip" in names:
         return [store]
     if f"{store.stem}.changelog" not in names:
         raise _gone(store, f"{store.stem}.changelog is missing")
-    lineage = lineage_of(folder / f"{store.stem}.changelog")
+    lineage = lineage_of(state, f"{store.folder}/{store.stem}.changelog")
     before = [StoreVersion(store.folder, version, unique_id) for version, unique_id in lineage]
     return sorted([*before, store], key=lambda one: one.version)
 
 
-def _tables_of(snapshot: Path) -> list[str]:
-    """Return the shared files that a snapshot names."""
+def tables_of(state: StateFolder, snapshot: str) -> list[str]:
+    """Return the shared files that a snapshot names, below its folder.
+
+    Raises
+    ------
+    CorruptObjectError
+        The file is of another form.
+    StateFileGone
+        There is none.
+    """
+    data = state.read(snapshot)
     try:
-        with zipfile.ZipFile(snapshot) as archive:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
             _, _, body = archive.read("metadata").decode("utf-8").partition("\n")
         named = json.loads(body)
         tables = [f"SSTs/{item['dfsSstFileName']}" for item in named.get("sstFiles") or ()]
         return tables + [f"logs/{item['dfsLogFileName']}" for item in named.get("logFiles") or ()]
     except (zipfile.BadZipFile, ValueError, KeyError, TypeError) as error:
         raise CorruptObjectError(
-            f"the state snapshot {snapshot.name} cannot be read",
+            f"the state snapshot {snapshot} cannot be read",
             why=str(error),
             what_to_do="go back to another checkpoint; this one's state is damaged",
         ) from error

@@ -28,6 +28,7 @@ from flinkish_spark.core.clock import Clock, SystemClock
 from flinkish_spark.core.errors import CorruptObjectError, EnvironmentFault, FlinkishError, InternalError
 from flinkish_spark.core.job_dir import JOB_KEY, JobDir
 from flinkish_spark.core.store import LocalStore
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.requests import (
     KEPT_MS,
     Claim,
@@ -374,11 +375,12 @@ class Job:
     def pins(self) -> CheckpointPins:
         """Return what is kept for checkpoints; only to be asked, never to be changed."""
         # Here and not above: with it comes Arrow, which most commands can do without.
-        from flinkish_spark.checkpoint.retention import SparkPins
-        from flinkish_spark.checkpoint.spark_log import SparkLog
+        from flinkish_spark.checkpoint.retention import pins_of
+        from flinkish_spark.checkpoint.spark_log import log_of
 
-        folder = f"spark/{self.job_dir.newest_owner()}"
-        return SparkPins(SparkLog(self.job_dir.store, folder, self.root / folder), self.root)
+        place = StoreSpec(str(self.root))
+        log = log_of(self.job_dir.store, place, self.job_dir.newest_owner())
+        return pins_of(log, place, self.clock)
 
     def to_json(self) -> dict[str, Any]:
         """Return what `--json` says about it."""

@@ -30,6 +30,7 @@ from flinkish_spark.cli.client import (
 )
 from flinkish_spark.core.errors import OwnedElsewhereError
 from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.records import CommitAnswer, Committable
@@ -725,7 +726,7 @@ def _committer(job: Job, client: TransactionClient, uid: str) -> KafkaCommitter:
         schema=StructType(),
         checkpoint=CheckpointConfig(),
         job_name=job.name,
-        folder=job.root / "sinks" / uid,
+        place=StoreSpec(str(job.root)).below(f"sinks/{uid}"),
         clock=job.clock,
     )
     return KafkaCommitter(client, context)

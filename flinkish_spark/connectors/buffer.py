@@ -7,9 +7,10 @@ import hashlib
 import json
 import os
 import re
+import tempfile
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -24,8 +25,9 @@ from flinkish_spark.contracts.sink import (
     StageRequest,
     StageResult,
 )
-from flinkish_spark.core.errors import EnvironmentFault, InternalError, SchemaError
-from flinkish_spark.core.store import make_directories, sync_directory
+from flinkish_spark.core.errors import EnvironmentFault, InternalError, SchemaError, StoreError
+from flinkish_spark.core.store import ObjectMissing, make_directories, sync_directory
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
 from flinkish_spark.types.hints import parts_of
@@ -136,8 +138,8 @@ class BufferFileWriter:
 
     Parameters
     ----------
-    folder
-        The sink's folder; made if it is missing.
+    place
+        The sink's.
     name
         Of this attempt alone.
 
@@ -145,10 +147,12 @@ class BufferFileWriter:
     ------
     OSError
         From every method, if the file system refuses.
+    StoreError
+        From :meth:`finish`, if the bucket does.
     """
 
-    def __init__(self, folder: Path, name: BufferName) -> None:
-        self._path, self._rows = folder / str(name), 0
+    def __init__(self, place: StoreSpec, name: BufferName) -> None:
+        self._place, self._name, self._rows = place, str(name), 0
         self._file: _HashedFile | None = None
         self._arrow: Any = None
 
@@ -157,8 +161,7 @@ class BufferFileWriter:
         import pyarrow as pa
 
         if self._file is None:
-            make_directories(self._path.parent)
-            self._file = _HashedFile(self._path.open("xb"))
+            self._file = _HashedFile(self._begun())
             self._arrow = pa.ipc.new_stream(self._file, records.schema)
         self._arrow.write_batch(records)
         self._rows += records.num_rows
@@ -168,20 +171,32 @@ class BufferFileWriter:
         if self._file is None:
             return None
         self._arrow.close()
-        self._file.finish()
-        sync_directory(self._path.parent)
+        self._file.flush()
+        if self._place.is_local:
+            os.fsync(self._file.fileno())
+            sync_directory(self._place.folder)
+        else:
+            self._file.seek(0)
+            # Under a name that is new: whoever finds the object finds it whole.
+            self._place.open().put(self._name, self._file.read())
+        self._file.close()
         return {
-            "file": self._path.name,
+            "file": self._name,
             "rows": self._rows,
             "bytes": self._file.bytes,
             "sha256": self._file.sha256,
         }
 
+    def _begun(self) -> IO[bytes]:
+        if not self._place.is_local:
+            # What goes into a bucket goes there in one piece.
+            return tempfile.TemporaryFile(prefix="flinkish-buffer-")
+        make_directories(self._place.folder)
+        return (self._place.folder / self._name).open("xb")
+
 
 class _HashedFile:
     """A file for Arrow to write into, which knows the size and checksum of what went in."""
-
-    closed = False
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._hash, self.bytes = file, hashlib.sha256(), 0
@@ -193,21 +208,21 @@ class _HashedFile:
         self.bytes += view.nbytes
         return view.nbytes
 
-    def flush(self) -> None:
-        self._file.flush()
-
-    def finish(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
     @property
     def sha256(self) -> str:
         return self._hash.hexdigest()
 
 
+def buffer_folder(place: StoreSpec) -> BufferFolder:
+    """Return the files at a sink's place, as the driver sees them."""
+    return BufferFolder(place.folder) if place.is_local else BucketBuffer(place)
+
+
 class BufferFolder:
-    """The files below a sink's folder, as the driver sees them.
+    """The files below a sink's folder on a disk.
 
     Parameters
     ----------
@@ -260,7 +275,7 @@ class BufferFolder:
 
         rows = 0
         try:
-            with pa.memory_map(str(self.path / file.name)) as source, pa.ipc.open_stream(source) as reader:
+            with self._opened(file) as source, pa.ipc.open_stream(source) as reader:
                 for batch in reader:
                     rows += batch.num_rows
                     yield batch
@@ -271,15 +286,22 @@ class BufferFolder:
         if rows != file.rows:
             raise BufferedFileGone(f"the buffer file {file.name} has {rows} rows instead of {file.rows}")
 
+    def _opened(self, file: BufferedFile) -> Any:
+        import pyarrow as pa
+
+        return pa.memory_map(str(self.path / file.name))
+
     def names(self) -> list[BufferName]:
         """Return the names of all files of ours; what others put there is left alone."""
+        return [name for name in map(BufferName.parse, sorted(self._listed())) if name is not None]
+
+    def _listed(self) -> list[str]:
         try:
-            found = os.listdir(self.path)
+            return os.listdir(self.path)
         except FileNotFoundError:
             return []
         except OSError as error:
             raise self.fault("list", error) from error
-        return [name for name in map(BufferName.parse, sorted(found)) if name is not None]
 
     def delete(self, names: list[str]) -> int:
         """Delete files; return how many were there. Durable on return."""
@@ -302,6 +324,59 @@ class BufferFolder:
             f"cannot {verb} the write-ahead buffer {self.path}",
             what_to_do="check that the job directory's disk is there, has room, and may be used by this user",
         )
+
+
+class BucketBuffer(BufferFolder):
+    """The files at a sink's place in a bucket."""
+
+    def __init__(self, place: StoreSpec) -> None:
+        self._place, self._store = place, place.open_bucket()
+
+    def why_gone(self, file: BufferedFile) -> str:
+        """Return why a file is not what was written; empty if it is."""
+        try:
+            data = self._read(file)
+        except ObjectMissing:
+            return f"the buffer file {file.name} is gone"
+        if len(data) != file.bytes:
+            return f"the buffer file {file.name} has {len(data)} bytes instead of {file.bytes}"
+        if hashlib.sha256(data).hexdigest() != file.sha256:
+            return f"the buffer file {file.name} is damaged"
+        return ""
+
+    def has_size(self, file: BufferedFile) -> bool:
+        """Return True: whoever wrote it has the store's word, and nobody sees another bucket."""
+        return True
+
+    def delete(self, names: list[str]) -> int:
+        """Delete files; return how many."""
+        with self._as_fault("delete from"):
+            self._store.delete_all(names)
+        return len(names)
+
+    def _opened(self, file: BufferedFile) -> Any:
+        import pyarrow as pa
+
+        try:
+            return pa.BufferReader(self._read(file))
+        except ObjectMissing:
+            raise BufferedFileGone(f"the buffer file {file.name} cannot be read: it is gone") from None
+
+    def _read(self, file: BufferedFile) -> bytes:
+        with self._as_fault("read"):
+            return self._store.read(file.name)
+
+    def _listed(self) -> list[str]:
+        with self._as_fault("list"):
+            return list(self._store.sizes_below(""))
+
+    @contextmanager
+    def _as_fault(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except StoreError as error:
+            what = f"cannot {verb} the write-ahead buffer {self._place.url}"
+            raise BufferFault(what, why=error.why or error.what, what_to_do=error.what_to_do) from error
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -409,7 +484,7 @@ class BufferedCommitter(Committer):
     shown_order = ShownOrder.OF_COMMITS
 
     def __init__(self, context: SinkContext) -> None:
-        self._context, self._folder = context, BufferFolder(context.folder)
+        self._context, self._folder = context, buffer_folder(context.place)
 
     @abstractmethod
     def apply(self, checkpoint: CheckpointId, rows: BufferedRows) -> CommitAnswer:
@@ -525,12 +600,12 @@ class BufferWriter(SinkWriter):
     """
 
     def __init__(self, context: SinkContext, check: RowsCheck | None = None) -> None:
-        self._context, self._folder, self._check = context, BufferFolder(context.folder), check
+        self._context, self._folder, self._check = context, buffer_folder(context.place), check
 
     def stage(self, request: StageRequest) -> StageResult:
         """Write one file per task that has records."""
         epoch = int(self._context.owner_epoch)
-        stage = StageToBuffer(str(self._context.folder), epoch, request.block, self._check)
+        stage = StageToBuffer(self._context.place, epoch, request.block, self._check)
         found = reports(request.rows, stage)
         place = {"lineage": int(request.lineage), "batch": int(request.batch)}
         files = [
@@ -542,7 +617,7 @@ class BufferWriter(SinkWriter):
         if unseen:
             raise BufferUnseenError(
                 f"sink '{self._context.uid}' staged the file {unseen[0]}, which the driver does not see "
-                f"in {self._context.folder}",
+                f"in {self._context.place.url}",
                 why="the executors write into another file system than the driver reads",
                 what_to_do="put the job directory where driver and executors see the same files",
             )
@@ -563,8 +638,8 @@ class StageToBuffer:
 
     Parameters
     ----------
-    folder
-        Of the sink, absolute.
+    place
+        The sink's.
     owner_epoch, block
         For the names of files.
     check
@@ -572,7 +647,7 @@ class StageToBuffer:
         could take. None takes all. It is sent to the workers.
     """
 
-    folder: str
+    place: StoreSpec
     owner_epoch: int
     block: int
     check: RowsCheck | None = None
@@ -590,7 +665,7 @@ class StageToBuffer:
             raise InternalError("rows are staged outside of a task")
         epoch = OwnerEpoch(self.owner_epoch)
         name = BufferName.new(epoch, self.block, task.partitionId(), task.attemptNumber())
-        ack, writer = RowCount(task.partitionId()), BufferFileWriter(Path(self.folder), name)
+        ack, writer = RowCount(task.partitionId()), BufferFileWriter(self.place, name)
         for batch in batches:
             records = ack.admit(batch)
             if records.num_rows:

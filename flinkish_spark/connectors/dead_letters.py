@@ -7,7 +7,6 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
@@ -31,7 +30,8 @@ from flinkish_spark.contracts.sink import (
 )
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, InternalError
 from flinkish_spark.core.formats import OnBadRecord
-from flinkish_spark.core.store import LocalStore, SealedObjects
+from flinkish_spark.core.store import SealedObjects
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.codec import Stored
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, Lineage, checked_name
@@ -91,12 +91,12 @@ class VisibleNotes:
 
     Parameters
     ----------
-    folder
+    place
         The sink's.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._store = LocalStore(folder / _KIND)
+    def __init__(self, place: StoreSpec) -> None:
+        self._store = place.below(_KIND).open()
         self._objects = SealedObjects(self._store, "the folder of a sink with dead letters")
 
     def of(self, checkpoint: int) -> VisibleLetters:
@@ -132,13 +132,13 @@ class DeadLetterCommitter(Committer):
         Of the records and of the dead letters.
     uid, dead_uid
         Of the sink, and under which the dead letters' sink works.
-    folder
+    place
         The sink's below the job directory.
     """
 
-    def __init__(self, main: Committer, dead: Committer, uid: str, dead_uid: str, folder: Path) -> None:
+    def __init__(self, main: Committer, dead: Committer, uid: str, dead_uid: str, place: StoreSpec) -> None:
         self._main, self._dead, self._uid, self._dead_uid = main, dead, uid, dead_uid
-        self._notes = VisibleNotes(folder)
+        self._notes = VisibleNotes(place)
         lifetimes = [one.staged_lifetime_ms for one in (main, dead)]
         self.staged_lifetime_ms = min((one for one in lifetimes if one is not None), default=None)
 
@@ -443,7 +443,7 @@ class WithDeadLetters(Sink):
         dead_context = _dead_context(context)
         main = self.sink.create_committer(spark, context)
         dead = self.dead_letters.create_committer(spark, dead_context)
-        return DeadLetterCommitter(main, dead, context.uid, dead_context.uid, context.folder)
+        return DeadLetterCommitter(main, dead, context.uid, dead_context.uid, context.place)
 
 
 def _dead_uid(uid: str) -> str:
@@ -459,8 +459,8 @@ def _dead_uid(uid: str) -> str:
 
 
 def _dead_context(context: SinkContext) -> SinkContext:
-    folder = context.folder / "dead-letters"
-    return replace(context, uid=_dead_uid(context.uid), schema=DEAD_LETTER_SCHEMA, folder=folder)
+    place = context.place.below("dead-letters")
+    return replace(context, uid=_dead_uid(context.uid), schema=DEAD_LETTER_SCHEMA, place=place)
 
 
 class _Writer(SinkWriter):

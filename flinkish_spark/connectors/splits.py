@@ -32,7 +32,7 @@ from flinkish_spark.core.errors import (
     may_pass,
 )
 from flinkish_spark.core.iterators import USER_ERRORS, elements_of
-from flinkish_spark.core.store import LocalStore, SealedObjects
+from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import instance_of, refuse_if_never_run
 from flinkish_spark.protocol.codec import Form, Presence, Stored, read, stored
@@ -335,12 +335,22 @@ class SplitSource(Source):
         """A directory of the source's own in the job directory, for what it must keep; not made yet.
 
         The same in every process and at every start. Known from the start of the job on.
+
+        Raises
+        ------
+        ConfigError
+            The job directory is in a bucket: use :attr:`job_store`.
         """
+        return self.job_store.folder
+
+    @property
+    def job_store(self) -> StoreSpec:
+        """The same as a store that any process can open: ``self.job_store.open()``."""
         if not self._fs_folder:
             raise ConfigError(
                 "a source has a folder from the start of its job on", what_to_do="use it in a job"
             )
-        return Path(self._fs_folder)
+        return StoreSpec.from_text(self._fs_folder)
 
     def _with(self, name: str, value: object) -> Self:
         moved = copy.copy(self)
@@ -407,15 +417,15 @@ class SplitSource(Source):
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         """Return the stream: fields, the split's number as channel, the place in the split as sequence."""
         job_dir = place.job_dir
-        own = self._with("_fs_folder", "" if job_dir is None else str(_own_folder(job_dir.url, self._fs_uid)))
+        own = self._with("_fs_folder", "" if job_dir is None else _own_folder(job_dir, self._fs_uid))
         source = data_source_of(own, place.beginnings(self._fs_start), place.control_path)
         spark.dataSource.register(source)
         return spark.readStream.format(source.name()).load()
 
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Take note of where the job is."""
-        if isinstance(job_dir.store, LocalStore):
-            object.__setattr__(self, "_fs_folder", str(_own_folder(job_dir.store.root, uid)))
+        if job_dir.place is not None:
+            object.__setattr__(self, "_fs_folder", _own_folder(job_dir.place, uid))
 
     def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
         """Return the fingerprint as the job recorded it at its first start."""
@@ -478,10 +488,10 @@ class SplitSource(Source):
 
         The newest has no receipt yet: it may have to be replayed, from where the one before it ends.
         """
-        from flinkish_spark.core.job_dir import JobDir
+        from flinkish_spark.core.job_dir import open_job_dir
         from flinkish_spark.core.offset_log import LoggedOffsets
 
-        commits = JobDir(LocalStore(self.job_folder.parents[1])).live_commits()
+        commits = open_job_dir(self.job_store.above(2)).live_commits()
         if len(commits) < 2:
             return
         logged = [LoggedOffsets.parse(decision.offsets_text) for decision in commits]
@@ -529,8 +539,8 @@ def reaches(offset: Offset, end: Offset | None) -> bool:
     return end is not None and bool(offset == end)
 
 
-def _own_folder(job_root: str | Path, uid: str) -> Path:
-    return Path(job_root, "sources", uid)
+def _own_folder(job_dir: StoreSpec, uid: str) -> str:
+    return job_dir.below(f"sources/{uid}").to_text()
 
 
 def _fact(uid: str) -> str:
@@ -883,7 +893,7 @@ class SplitStreamReader(DataSourceStreamReader):
             return 0
         if not self._folder:
             return self._ask("first", lambda: self._source.first(split))
-        store = StoreSpec(self._folder).open()
+        store = StoreSpec.from_text(self._folder).open()
         objects = SealedObjects(store, self._folder)
         digest = hashlib.sha256(split.encode()).hexdigest()[:24]
         key, kind = f"first-splits/{self._uid}/{digest}.json", "first-split"

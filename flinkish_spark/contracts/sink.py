@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import AnotherTimelineError
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
 from flinkish_spark.protocol.timeline import NO_TIMELINE, Mark, Timeline
@@ -65,9 +66,9 @@ class SinkContext:
         Intervals, for guards.
     job_name
         The job's name, for people.
-    folder
-        Absolute path below the job directory that is this sink's alone; it need not exist. Nothing but the
-        sink writes or deletes there. Tasks can write there where executors see the job directory.
+    place
+        A place below the job directory that is this sink's alone. Nothing but the sink writes or deletes
+        there; tasks can, where executors see the job directory (:attr:`.Sink.stages_in_job_dir`).
     clock
         The one to ask what time it is.
     timeline
@@ -80,9 +81,20 @@ class SinkContext:
     schema: T.StructType
     checkpoint: CheckpointConfig
     job_name: str
-    folder: Path
+    place: StoreSpec
     clock: Clock
     timeline: Timeline = NO_TIMELINE
+
+    @property
+    def folder(self) -> Path:
+        """The place as an absolute path, which need not exist.
+
+        Raises
+        ------
+        ConfigError
+            The job directory is in a bucket.
+        """
+        return self.place.folder
 
     def require_ours(self, mark: Mark, upto: CheckpointId) -> None:
         """Raise AnotherTimelineError if a mark was not left by this job directory's own past.

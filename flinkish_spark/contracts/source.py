@@ -54,7 +54,7 @@ class JobPlace:
         """
         if start is not None:
             return start.folder
-        return "" if self.job_dir is None else self.job_dir.below(BEGINNINGS).url
+        return "" if self.job_dir is None else self.job_dir.below(BEGINNINGS).to_text()
 
 
 #: A plan that belongs to no job.

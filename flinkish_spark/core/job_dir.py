@@ -13,7 +13,15 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from flinkish_spark.core.errors import ConfigError, CorruptObjectError, JobDirError
-from flinkish_spark.core.store import CreateResult, SealedObjects, Store
+from flinkish_spark.core.store import (
+    CachedReads,
+    CreateResult,
+    LocalStore,
+    ObjectMissing,
+    SealedObjects,
+    Store,
+)
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import instance_of
 from flinkish_spark.protocol.decisions import Decision, Receipt, RewindIntent, TriggerRecord, Verdict
 from flinkish_spark.protocol.envelope import seal
@@ -57,10 +65,13 @@ class JobDir:
     ----------
     store
         Rooted at the job directory.
+    place
+        Where that is; None for what :class:`.LocalStore` says.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, place: StoreSpec | None = None) -> None:
         self.store = store
+        self.place = StoreSpec(str(store.root)) if isinstance(store, LocalStore) else place
         self._objects = SealedObjects(store, "the job directory")
         self._rewinds: dict[int, PastRewind] = {}
 
@@ -137,6 +148,24 @@ class JobDir:
     def create_owner(self, epoch: OwnerEpoch, body: Mapping[str, Any]) -> CreateResult:
         """Take an owner epoch; exactly one process can."""
         return self.store.create_if_absent(f"owners/{epoch}.json", seal("owner", body))
+
+    def owner(self, epoch: OwnerEpoch) -> dict[str, Any] | None:
+        """Return what an owner has said about itself; None if there was none with that epoch.
+
+        Epochs are counted up and never deleted: without the next one there is no later one.
+        """
+        return self._objects.optional(f"owners/{epoch}.json", "owner", dict)
+
+    def note_owner(self, epoch: OwnerEpoch, name: str, text: str) -> None:
+        """Replace a note beside an owner's record."""
+        self.store.put(f"owners/{epoch}.{name}", f"{text}\n".encode("ascii"))
+
+    def owner_note(self, epoch: OwnerEpoch, name: str) -> str:
+        """Return a note beside an owner's record; empty if there is none."""
+        try:
+            return self.store.read(f"owners/{epoch}.{name}").decode("ascii", errors="replace")
+        except ObjectMissing:
+            return ""
 
     # -- timeline -------------------------------------------------------------------------------
     def begin_stretch(self, epoch: OwnerEpoch, stretch: Stretch) -> CreateResult:
@@ -368,6 +397,45 @@ def seed_folder(lineage: Lineage) -> str:
     return f"seeds/{lineage}"
 
 
+def open_job_dir(place: StoreSpec) -> JobDir:
+    """Return the job directory at a place; nothing is asked of it yet.
+
+    Raises
+    ------
+    ConfigError
+        The store cannot be opened; see :meth:`.StoreSpec.open`.
+    """
+    if place.is_local:
+        return JobDir(LocalStore(place.folder))
+    return JobDir(CachedReads(place.open_bucket(), is_written_once), place)
+
+
+def job_place(text: str, options: Mapping[str, str] = MappingProxyType({})) -> StoreSpec:
+    """Return where the job directory is that a user names.
+
+    Parameters
+    ----------
+    text
+        An absolute path, file://..., or the URL of a folder in a bucket.
+    options
+        Of the bucket, see :meth:`.StoreSpec.parse`.
+
+    Raises
+    ------
+    ConfigError
+        Neither the job nor Spark could use it.
+    """
+    what_to_do = 'give an absolute path, like "/data/jobs/orders", or "s3://bucket/jobs/orders"'
+    instance_of("job_dir", text, str, what_to_do=what_to_do)
+    if "://" not in text or text.startswith("file://"):
+        place = StoreSpec(str(local_path(text)))
+    else:
+        place = StoreSpec.parse(text, options)
+    # Spark keeps its own checkpoint there.
+    _ = place.hadoop_url
+    return place
+
+
 def local_path(text: str) -> Path:
     """Return the job directory that a user names, as an absolute path or file://..., or raise ConfigError."""
     instance_of("job_dir", text, str, what_to_do='give an absolute path, like "/data/jobs/orders"')
@@ -375,8 +443,8 @@ def local_path(text: str) -> Path:
     if "://" in text.removeprefix("file://") or not path.is_absolute() or "\0" in text:
         raise ConfigError(
             f"the job_dir {text!r} cannot be used",
-            why="it must be an absolute path on a file system that driver and executors share; "
-            "half of the code runs in other processes",
-            what_to_do="give an absolute path",
+            why="it must be an absolute path on a file system that driver and executors share, or a folder "
+            "in a bucket; half of the code runs in other processes",
+            what_to_do='give an absolute path, or a URL like "s3://bucket/jobs/orders"',
         )
     return path

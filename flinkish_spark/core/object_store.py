@@ -8,7 +8,7 @@ import re
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -52,10 +52,13 @@ _MAY_PASS = frozenset({408, 409, 412, 425, 429})
 #: Characters that not all services leave as they are: Azure takes a backslash for a slash.
 _ODD = re.compile(r"[\\\x00-\x1f\x7f]")
 
+#: As many as S3 takes in one request.
+_DELETED_AT_ONCE = 1_000
+
 #: The process whose threads obstore uses; 0 before its first request.
 _USED_BY = [0]
 
-KINDS = ("read", "put", "create", "list", "delete")
+KINDS = ("read", "put", "create", "list", "delete", "copy")
 
 
 def missing_package() -> ConfigError:
@@ -191,6 +194,60 @@ class ObjectStore:
             except FileNotFoundError as error:
                 self._check_bucket(error)
 
+    # -- what is asked of many files at once (`store.FileStore`) --------------------------------------
+    def sizes_below(self, folder: str) -> dict[str, int]:
+        """Return everything below a folder, empty for all; a request for each thousand."""
+        import obstore
+
+        path = self._path(folder) if folder else self._folder
+        begins, found = len(path) + 1 if path else 0, dict[str, int]()
+        with self._asked("list", "list", folder):
+            for page in obstore.list(self._bucket, path or None, chunk_size=1_000):
+                found |= {one["path"][begins:]: one["size"] for one in page}
+        # S3A's empty object for a folder has lost the slash at its end here: it is called as the folder is.
+        folders = {name.rpartition("/")[0] for name in found}
+        return {name: size for name, size in found.items() if name and (size or name not in folders)}
+
+    def read_start(self, key: str, most_bytes: int) -> bytes:
+        """Return the first bytes of the object; raise ObjectMissing if there is none."""
+        import obstore
+
+        path = self._path(key)
+        with self._asked("read", "read", key):
+            try:
+                return bytes(obstore.get(self._bucket, path, options={"range": (0, most_bytes)}).bytes())
+            except FileNotFoundError as error:
+                self._check_bucket(error)
+        raise ObjectMissing(key)
+
+    def copy(self, key: str, other: str) -> None:
+        """Copy an object; its bytes do not come along here."""
+        import obstore
+
+        path, target = self._path(key), self._path(other)
+        with self._asked("copy", "copy", key):
+            try:
+                obstore.copy(self._bucket, path, target)
+                return
+            except FileNotFoundError as error:
+                self._check_bucket(error)
+        raise ObjectMissing(key)
+
+    def delete_all(self, keys: Collection[str]) -> None:
+        """Delete objects, a thousand with a request where the store can."""
+        import obstore
+
+        for some in _in_parts(sorted(keys)):
+            with self._asked("delete", "delete", some[0]):
+                try:
+                    obstore.delete(self._bucket, [self._path(key) for key in some])
+                    continue
+                except FileNotFoundError as error:
+                    self._check_bucket(error)
+            # Azure and Google Cloud stop at one that is missing.
+            for key in some:
+                self.delete(key)
+
     # -- what a create is made of (`store.ConditionalPuts`) -----------------------------------------
     def put_new(self, key: str, data: bytes, write_id: str) -> bool:
         """Ask once for the object with its id; return False if the store says that the key is taken."""
@@ -282,6 +339,10 @@ class ObjectStore:
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return " ".join(text.split())[:_MOST_TEXT]
+
+
+def _in_parts(keys: list[str]) -> Iterator[list[str]]:
+    return (keys[at : at + _DELETED_AT_ONCE] for at in range(0, len(keys), _DELETED_AT_ONCE))
 
 
 def _check_not_forked() -> None:

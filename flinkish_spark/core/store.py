@@ -10,7 +10,7 @@ import stat
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol, TypeVar
 
@@ -54,6 +54,28 @@ class Store(Protocol):
 
     def delete(self, key: str) -> None:
         """Delete the object; a missing one is no error."""
+
+
+class FileStore(Store, Protocol):
+    """A store in which Spark, too, writes files: what is asked of many of them at once.
+
+    Not on a disk: there files are renamed and linked, which no store in a bucket can.
+    """
+
+    def sizes_below(self, folder: str) -> Mapping[str, int]:
+        """Return everything below a folder, however deep, with its size in bytes; empty if missing.
+
+        By the name below it; hidden ones are among them, empty objects that stand for folders are not.
+        """
+
+    def read_start(self, key: str, most_bytes: int) -> bytes:
+        """Return the first bytes of the object, or all of it; raise ObjectMissing if there is none."""
+
+    def copy(self, key: str, other: str) -> None:
+        """Copy an object within the store, replacing an older one; raise ObjectMissing if there is none."""
+
+    def delete_all(self, keys: Collection[str]) -> None:
+        """Delete objects in any order; missing ones are no error."""
 
 
 def make_directories(folder: Path) -> None:
@@ -326,7 +348,7 @@ def whose(found: str | None, write_id: str) -> CreateResult:
 
 
 class CachedReads:
-    """A :class:`Store` that keeps what it has read, or created, under keys that never hold anything else.
+    """A :class:`FileStore` that keeps what it has read, or created, under keys that never hold anything else.
 
     One for each process and store: what is deleted through another one may still be read here. What is
     missing is never kept, and neither is what :meth:`put` has written.
@@ -342,7 +364,7 @@ class CachedReads:
     """
 
     def __init__(
-        self, store: Store, is_written_once: Callable[[str], bool], most_bytes: int = 16 * 1024 * 1024
+        self, store: FileStore, is_written_once: Callable[[str], bool], most_bytes: int = 16 * 1024 * 1024
     ) -> None:
         self._store, self._is_written_once, self._most_bytes = store, is_written_once, most_bytes
         self._kept: OrderedDict[str, bytes] = OrderedDict()
@@ -383,6 +405,32 @@ class CachedReads:
     def list(self, prefix: str) -> tuple[str, ...]:
         """Return the keys directly below a folder: always those of the store."""
         return self._store.list(prefix)
+
+    def sizes_below(self, folder: str) -> Mapping[str, int]:
+        """Return everything below a folder: always what is in the store."""
+        return self._store.sizes_below(folder)
+
+    def read_start(self, key: str, most_bytes: int) -> bytes:
+        """Return the first bytes of the object."""
+        return self._store.read_start(key, most_bytes)
+
+    def copy(self, key: str, other: str) -> None:
+        """Copy an object within the store."""
+        self._forget(other)
+        try:
+            self._store.copy(key, other)
+        finally:
+            self._forget(other)
+
+    def delete_all(self, keys: Collection[str]) -> None:
+        """Delete objects in any order."""
+        for key in keys:
+            self._forget(key)
+        try:
+            self._store.delete_all(keys)
+        finally:
+            for key in keys:
+                self._forget(key)
 
     def delete(self, key: str) -> None:
         """Delete the object; a missing one is no error."""

@@ -114,6 +114,42 @@ class StoreSpec:
         """Whether it is a folder on a disk."""
         return self.url.startswith("/")
 
+    @property
+    def folder(self) -> Path:
+        """The folder on a disk; raises ConfigError for a bucket, with what it is that needs a disk."""
+        if not self.is_local:
+            raise ConfigError(
+                f"{self.url} is no folder on a disk",
+                why="what is asked of it needs files",
+                what_to_do="use a job_dir on a disk that driver and executors share",
+            )
+        return Path(self.url)
+
+    @property
+    def hadoop_url(self) -> str:
+        """How Spark's own files are found there: a path, or the URL of Hadoop's file system for the store.
+
+        Raises
+        ------
+        ConfigError
+            Hadoop has none for it.
+        """
+        if self.is_local:
+            return self.url
+        place = _Place.parse(self.url)
+        rest = self.url.partition("://")[2]
+        if place.scheme == "s3":
+            return f"s3a://{rest}"
+        if place.scheme in ("gs", "abfss"):
+            return self.url
+        raise ConfigError(
+            f"Spark cannot keep its state in {self.url}",
+            why=f"Hadoop has no file system for {place.scheme}:",
+            what_to_do="write abfss://container@account.dfs.core.windows.net/folder"
+            if place.scheme == "az"
+            else "give a job_dir on a disk, or in a bucket",
+        )
+
     def open(self) -> Store:
         """Return the store; nothing is asked of it yet.
 
@@ -122,15 +158,32 @@ class StoreSpec:
         ConfigError
             The package for it is missing, an environment variable is not set, or an option is unknown.
         """
-        if self.is_local:
-            return LocalStore(Path(self.url))
-        return _opened(_Place.parse(self.url), self.options)
+        return LocalStore(Path(self.url)) if self.is_local else self.open_bucket()
+
+    def open_bucket(self) -> ObjectStore:
+        """Return the store in a bucket; raises as :meth:`open`."""
+        return _opened(self)
+
+    def resolved(self) -> dict[str, str]:
+        """Return the options with the values of the environment variables that they name: with secrets.
+
+        Raises
+        ------
+        ConfigError
+            One is not set.
+        """
+        named = {name: _BY_NAME.fullmatch(text) for name, text in self.options}
+        return {name: _secret(name, by) if (by := named[name]) else text for name, text in self.options}
 
     def below(self, key: str) -> StoreSpec:
         """Return the part of it below a folder."""
         if self.is_local:
             return StoreSpec(str(Path(self.url, key)))
         return StoreSpec(f"{self.url}/{key}", self.options)
+
+    def above(self, levels: int) -> StoreSpec:
+        """Return what it is below of, by so many folders."""
+        return StoreSpec(self.url.rsplit("/", levels)[0], self.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,16 +301,16 @@ def _secret(name: str, by_name: re.Match[str]) -> str:
     return value
 
 
-def _opened(place: _Place, options: tuple[tuple[str, str], ...]) -> ObjectStore:
+def _opened(spec: StoreSpec) -> ObjectStore:
+    place = _Place.parse(spec.url)
     try:
         from obstore.exceptions import BaseError
     except ImportError:
         raise missing_package() from None
-    named = {name: by_name for name, text in options if (by_name := _BY_NAME.fullmatch(text))}
-    found = {name: _secret(name, by_name) for name, by_name in named.items()}
+    config = spec.resolved()
     # Shorter ones, such as "true", are none, and would be taken out of every message.
-    secrets = tuple(value for value in found.values() if len(value) >= 6)
-    config = {**dict(options), **found}
+    by_name = [config[name] for name, text in spec.options if _BY_NAME.fullmatch(text)]
+    secrets = tuple(value for value in by_name if len(value) >= 6)
     try:
         bucket, once = _bucket(place, config, retry_config()), _bucket(place, config, no_retries())
     except (BaseError, ValueError, TypeError) as error:

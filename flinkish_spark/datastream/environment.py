@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from flinkish_spark.bridge.session import scratch_folder
@@ -22,9 +22,8 @@ from flinkish_spark.core.clock import SystemClock, SystemThreads
 from flinkish_spark.core.config import CheckpointConfig, ExponentialDelay
 from flinkish_spark.core.errors import ConfigError, GraphError, OwnedElsewhereError
 from flinkish_spark.core.forks import own_handler
-from flinkish_spark.core.job_dir import JobDir, local_path
+from flinkish_spark.core.job_dir import job_place, open_job_dir
 from flinkish_spark.core.steps import Observer, SilentObserver, StepObserver
-from flinkish_spark.core.store import LocalStore
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable, with_methods_of
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
@@ -59,8 +58,12 @@ class StreamExecutionEnvironment:
     job
         Name of the job; fixed for the life of `job_dir`.
     job_dir
-        Absolute path, as a str, of the job's own directory: checkpoints, state, decisions. One job,
-        one directory; created at the first start.
+        The job's own directory: checkpoints, state, decisions. One job, one directory; created at the first
+        start. An absolute path, as a str, or a folder in a bucket: ``s3://bucket/jobs/orders``, or with
+        ``abfss://`` or ``gs://``. Of a bucket Spark needs Hadoop's file system (`docs/buckets.md`).
+    store_options
+        Of the bucket, as obstore calls them: ``{"region": "eu-central-1"}``; secrets by the name of an
+        environment variable, ``env:NAME``. What is left out is looked for where the cloud's tools look.
     checkpoint
         When checkpoints are taken.
     restart_strategy
@@ -104,6 +107,7 @@ class StreamExecutionEnvironment:
         job: str,
         job_dir: str,
         *,
+        store_options: Mapping[str, str] | None = None,
         checkpoint: CheckpointConfig | None = None,
         restart_strategy: RestartStrategy | None = None,
         tries_without_progress: Limit = TRIES_WITHOUT_PROGRESS,
@@ -133,7 +137,7 @@ class StreamExecutionEnvironment:
             checked_choice("unknown_hook_state", unknown_hook_state, UnknownHookState)
         self.spark = spark
         self.job = job
-        self.job_dir = local_path(job_dir)
+        self.job_dir = job_place(job_dir, store_options or {})
         self.checkpoint = _checkpoint_config(checkpoint)
         self.restart_strategy = _restart_strategy(restart_strategy)
         self.tries_without_progress = tries_without_progress
@@ -284,7 +288,7 @@ class StreamExecutionEnvironment:
         if self._client is not None and not self._client.has_ended():
             raise OwnedElsewhereError(
                 f"the job '{self.job}' of this environment runs",
-                why=f"nobody can {what}: hooks, listeners and the job directory {self.job_dir} are in use",
+                why=f"nobody can {what}: hooks, listeners and the directory {self.job_dir.url} are in use",
                 what_to_do="use the JobClient that execute_async() returned; stop the job and wait for its "
                 "end before it is executed again, or make another environment with another job_dir",
                 holder=f"process {os.getpid()} on {socket.gethostname()}",
@@ -351,7 +355,7 @@ class StreamExecutionEnvironment:
             check_is_shuffle_partitions(self._parallelism, partitions, f"the job '{self.job}'")
         settings = JobSettings(
             name=self.job,
-            root=self.job_dir,
+            job_dir=self.job_dir,
             checkpoint=self.checkpoint,
             restart=self.restart_strategy,
             tries_without_progress=self.tries_without_progress,
@@ -368,7 +372,7 @@ class StreamExecutionEnvironment:
             manifest=self.manifest,
             latencies=latencies,
         )
-        job_dir = JobDir(LocalStore(settings.root))
+        job_dir = open_job_dir(settings.job_dir)
         return Supervisor(
             SparkEngine(self.spark, self.graph.as_declared(), settings, job_dir), settings, job_dir
         )

@@ -40,6 +40,7 @@ from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import FlinkishError, StoreError
 from flinkish_spark.core.job_dir import JobDir, local_path
 from flinkish_spark.core.store import LocalStore
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 
 if TYPE_CHECKING:
@@ -341,7 +342,7 @@ def _table(spark: SparkSession, path: str, config: CheckpointConfig) -> Iterator
     schema = spark.read.format("delta").load(path).schema
     nobody = JobUuid("0" * 32)
     context = SinkContext(
-        nobody, OwnerEpoch(0), "doctor", schema, config, "doctor", Path("/nowhere"), SystemClock()
+        nobody, OwnerEpoch(0), "doctor", schema, config, "doctor", StoreSpec("/nowhere"), SystemClock()
     )
     DeltaSink(path).preflight(spark, context)
     features = ", ".join(detail["tableFeatures"] or ()) or "none"

@@ -175,14 +175,14 @@ class JobSettings:
 
     Parameters
     ----------
-    root
-        The job directory.
+    job_dir
+        Where the job directory is.
     scratch
         A folder of this `execute` on the driver's disk, in which nothing is durable. It need not be there.
     """
 
     name: str
-    root: Path
+    job_dir: StoreSpec
     checkpoint: CheckpointConfig
     restart: RestartStrategy
     trigger_ms: int
@@ -205,7 +205,7 @@ class JobSettings:
 
     def place(self, control: Path) -> JobPlace:
         """Return what sources are told of this job, and of the start of its query with this control file."""
-        return JobPlace(StoreSpec(str(self.root)), str(control))
+        return JobPlace(self.job_dir, str(control))
 
 
 @dataclass
@@ -245,9 +245,9 @@ def sink_context(
     timeline: Timeline = NO_TIMELINE,
 ) -> SinkContext:
     """Return who a sink of this `execute` works for."""
-    folder = settings.root / "sinks" / uid
+    place = settings.job_dir.below(f"sinks/{uid}")
     checkpoint, name, clock = settings.checkpoint, settings.name, settings.clock
-    return SinkContext(job, epoch, uid, schema, checkpoint, name, folder, clock, timeline)
+    return SinkContext(job, epoch, uid, schema, checkpoint, name, place, clock, timeline)
 
 
 def manifest_context(

@@ -10,6 +10,7 @@ from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
+from flinkish_spark.bridge.buckets import check_bucket
 from flinkish_spark.bridge.session import (
     SparkProbe,
     blind_hosts,
@@ -147,9 +148,8 @@ def check_before_start(
         for node in graph.sources
         if node.source.is_checked_apart
     }
-    if not runs_tasks_itself(spark):
-        with span("executors to be asked whether they see the job directory"):
-            _check_seen(spark, graph, settings, restore)
+    with span("Spark to be asked whether it sees the job directory"):
+        _check_seen(spark, graph, settings, job_dir, restore)
     with span("the plan that is looked at before the start"):
         looked_at = settings.place(settings.scratch / "none.json")
         planned = Planner(spark, looked_at, settings.shuffle_partitions).plan(graph)
@@ -174,7 +174,7 @@ def check_before_start(
         owner = job_dir.known_uuid() or _NOBODY
         settings.manifest.preflight(spark, manifest_context(owner, OwnerEpoch(0), settings, job_dir))
     _restore(restore, graph, planned, settings, job_dir).check()
-    check_rescale(job_dir, settings.root, graph.sources, settings.shuffle_partitions)
+    check_rescale(job_dir, settings.job_dir, graph.sources, settings.shuffle_partitions)
     return planned
 
 
@@ -253,7 +253,7 @@ def _restore(
     job_dir: JobDir,
 ) -> Restore:
     hooks = [hook.uid for hook in settings.hooks.participants()]
-    return Restore(restore, graph, planned, job_dir, settings.root, hooks)
+    return Restore(restore, graph, planned, job_dir, settings.job_dir, hooks)
 
 
 def fixed_settings(graph: StreamGraph, planned: PlannedJob, settings: JobSettings) -> dict[str, Any]:
@@ -357,22 +357,31 @@ def _check_session(spark: SparkSession, graph: StreamGraph, settings: JobSetting
 
 
 def _check_seen(
-    spark: SparkSession, graph: StreamGraph, settings: JobSettings, restore: RestoreSettings | None
+    spark: SparkSession,
+    graph: StreamGraph,
+    settings: JobSettings,
+    job_dir: JobDir,
+    restore: RestoreSettings | None,
 ) -> None:
     """Refuse executors without the job directory, where tasks read it or write into it."""
+    if not settings.job_dir.is_local:
+        check_bucket(spark, settings.job_dir, job_dir.store)
+        return
+    if runs_tasks_itself(spark):
+        return
     parts = [(uid, sink) for node in graph.sinks for uid, sink in node.sink.parts(node.uid)]
     needing = [f"the state of operator '{node.uid}'" for node in graph.operators]
     needing += [f"the rows of sink '{uid}'" for uid, sink in parts if sink.stages_in_job_dir]
     needing += [] if restore is None else ["the state of the savepoint"]
-    blind = blind_hosts(spark, settings.root) if needing else []
+    blind = blind_hosts(spark, settings.job_dir.folder) if needing else []
     if blind:
         raise EnvironmentFault(
-            f"the executors on {', '.join(blind)} do not see the job directory {settings.root}",
+            f"the executors on {', '.join(blind)} do not see the job directory {settings.job_dir.url}",
             why=f"tasks keep {needing[0]} there, and whichever executor runs the next task must find it",
             what_to_do="put job_dir on a file system that the hosts of driver and executors share; "
             "a job from Kafka to Kafka without keyed state runs with job_dir on the driver's disk",
             hosts=blind,
-            job_dir=str(settings.root),
+            job_dir=settings.job_dir.url,
         )
 
 

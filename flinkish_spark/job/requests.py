@@ -503,8 +503,8 @@ def _one_line(error: FlinkishError) -> str:
 # Carrying out what other processes ask of the job, by its directory.
 
 
-#: How often the job directory is looked at.
-LOOK_MS = 250
+#: How often the job directory is looked at; in a bucket each look is two requests.
+LOOK_MS, LOOK_IN_BUCKET_MS = 250, 5_000
 
 
 class RewindOrdered(EnvironmentFault):
@@ -526,12 +526,20 @@ class Outside:
         Passes a request for a checkpoint on.
     cancel
         Ends the job.
+    look_ms
+        How often the directory is looked at.
     """
 
     def __init__(
-        self, job_dir: JobDir, clock: Clock, ask: Callable[[Asked], None], cancel: Callable[[], None]
+        self,
+        job_dir: JobDir,
+        clock: Clock,
+        ask: Callable[[Asked], None],
+        cancel: Callable[[], None],
+        look_ms: int = LOOK_MS,
     ) -> None:
         self._job_dir, self._clock, self._ask, self._cancel = job_dir, clock, ask, cancel
+        self._look_ms = look_ms
         self._inbox = Inbox(job_dir, clock)
         self._stopping = threading.Event()
         self._thread: RunningThread | None = None
@@ -553,7 +561,7 @@ class Outside:
     def _run(self, stopping: threading.Event) -> None:
         while not stopping.is_set():
             self.look()
-            self._clock.wait(stopping, LOOK_MS)
+            self._clock.wait(stopping, self._look_ms)
 
     def look(self) -> None:
         """Carry out what has come since the last look; seldom more than a listing. Never raises.

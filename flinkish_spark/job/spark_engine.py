@@ -24,9 +24,9 @@ from flinkish_spark.bridge.settings import SETTINGS, query_conf
 from flinkish_spark.checkpoint.control import ControlFile
 from flinkish_spark.checkpoint.event_time import TrackedStaging
 from flinkish_spark.checkpoint.failures import with_place
-from flinkish_spark.checkpoint.ownership import JobLock, Ownership
-from flinkish_spark.checkpoint.retention import CheckpointPins, SparkPins
-from flinkish_spark.checkpoint.spark_log import SparkLog, fence_spark_folder
+from flinkish_spark.checkpoint.ownership import BeatLease, JobLock, Ownership
+from flinkish_spark.checkpoint.retention import CheckpointPins, fence_in_bucket, pins_of
+from flinkish_spark.checkpoint.spark_log import BucketLog, SparkLog, fence_spark_folder, log_of
 from flinkish_spark.checkpoint.staging import OwnerLock, Staging, StagingContext, micro_batch_in
 from flinkish_spark.contracts.manifest import NO_MANIFEST, ManifestWriter
 from flinkish_spark.contracts.sink import Committer, SinkContext, SinkWriter, StageRequest
@@ -34,6 +34,7 @@ from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.clock import span
 from flinkish_spark.core.errors import EnvironmentFault, FlinkishError
 from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.engine import JobSettings, QueryPlan, RunningQuery, manifest_context, sink_context
 from flinkish_spark.job.inputs import DroppedRecords, Inputs
 from flinkish_spark.job.preflight import check_before_start, record_job
@@ -78,6 +79,7 @@ def start_query(
     checkpoint_location: str,
     trigger: Mapping[str, Any],
     shuffle_partitions: int,
+    job_dir: StoreSpec,
 ) -> StreamingQuery:
     """Start the query, under the settings that it needs.
 
@@ -87,13 +89,15 @@ def start_query(
         Of the query, unless another query of the session has it: then with the location behind it.
     trigger
         What DataStreamWriter.trigger takes.
+    job_dir
+        In which the location is.
 
     Raises
     ------
     SettingsChanged
         Somebody changed a setting of the session in this moment; nothing runs.
     """
-    with query_conf(spark, shuffle_partitions) as wanted:
+    with query_conf(spark, shuffle_partitions, job_dir) as wanted:
         stream = job.frame.writeStream.outputMode("append").foreachBatch(writer)
         stream = stream.option("checkpointLocation", checkpoint_location)
         taken = {query.name for query in spark.streams.active}
@@ -275,15 +279,18 @@ class SparkEngine:
             self._graph,
             planned,
             settings.name,
-            settings.root,
+            settings.job_dir,
             settings.shuffle_partitions,
             self._job_dir,
         )
 
     def lock(self) -> OwnerLock:
-        """Return the lock of the job directory."""
+        """Return the lock of the job directory; in a bucket, what stands in its place."""
         ends_with_this_process(self._spark)
-        return JobLock(self._settings.root / "owner.lock")
+        settings, place = self._settings, self._settings.job_dir
+        if place.is_local:
+            return JobLock(place.folder / "owner.lock")
+        return BeatLease(self._job_dir, place.url, settings.clock, settings.threads)
 
     def record_job(self) -> JobUuid:
         """Record the job's settings at the first start, compare them later."""
@@ -291,14 +298,18 @@ class SparkEngine:
         return record_job(self._spark, self._graph, self._planned, settings, self._job_dir, settings.restore)
 
     def fenced_log(self, ownership: Ownership) -> SparkLog:
-        """Rename Spark's folder: an earlier owner's JVM writes into one that is gone."""
-        root = self._settings.root
-        folder = fence_spark_folder(root, ownership.epoch)
-        return SparkLog(self._job_dir.store, folder, root / folder)
+        """Let an earlier owner's JVM write into a folder that is gone, or read by nobody."""
+        place, epoch = self._settings.job_dir, ownership.epoch
+        if place.is_local:
+            fence_spark_folder(place.folder, epoch)
+        log = log_of(self._job_dir.store, place, epoch)
+        if isinstance(log, BucketLog):
+            fence_in_bucket(log, self._job_dir, epoch, self._settings.clock)
+        return log
 
     def pins(self, log: SparkLog) -> CheckpointPins:
         """Return the pins below the job directory."""
-        return SparkPins(log, self._settings.root)
+        return pins_of(log, self._settings.job_dir, self._settings.clock)
 
     def committers(self, job: JobUuid, ownership: Ownership) -> dict[str, Committer]:
         """Return the committers in the order in which sinks commit: as declared."""
@@ -327,7 +338,7 @@ class SparkEngine:
 
     def why_no_savepoint_at(self, target: str) -> str:
         """Return why no savepoint can be written to `target`; empty if one can."""
-        return why_no_savepoint_at(target, self._settings.root)
+        return why_no_savepoint_at(target, self._settings.job_dir)
 
     def write_savepoint(self, decision: Decision, target: str, log: SparkLog) -> None:
         """Export a confirmed checkpoint."""
@@ -415,6 +426,7 @@ class SparkPlan:
                 checkpoint_location=str(log.location),
                 trigger=trigger,
                 shuffle_partitions=self._shuffle_partitions,
+                job_dir=settings.job_dir,
             )
         return SparkQuery(query, settings, self._dropped)
 

@@ -6,6 +6,7 @@ import enum
 import logging
 import threading
 
+from flinkish_spark.checkpoint.ownership import LivenessUnknown
 from flinkish_spark.checkpoint.staging import OwnerLock
 from flinkish_spark.core.errors import OwnedElsewhereError
 from flinkish_spark.job.engine import JobSettings, Standby
@@ -32,12 +33,17 @@ def wait_for_lock(lock: OwnerLock, settings: JobSettings, end_wanted: threading.
     OwnedElsewhereError
         Somebody else has it, and the job is not to stand by.
     """
+    waits = settings.standby is Standby.WAIT
     while True:
-        if settings.standby is Standby.WAIT and end_wanted.is_set():
+        if waits and end_wanted.is_set():
             return LockWait.GIVEN_UP
         try:
             lock.acquire()
             return LockWait.TAKEN
+        except LivenessUnknown as error:
+            LOG.info("before the start: %s", error)
+            waits = True
+            settings.clock.wait(end_wanted, settings.standby_poll_ms)
         except OwnedElsewhereError as error:
             if settings.standby is not Standby.WAIT:
                 raise

@@ -31,7 +31,7 @@ from flinkish_spark.checkpoint.failures import (
 from flinkish_spark.checkpoint.hooks import JobStates
 from flinkish_spark.checkpoint.ownership import seal_open_ids, take_over
 from flinkish_spark.checkpoint.retention import CompletedCheckpoints
-from flinkish_spark.checkpoint.spark_log import SparkLog
+from flinkish_spark.checkpoint.spark_log import log_of
 from flinkish_spark.checkpoint.staging import OwnerLock, StagingContext
 from flinkish_spark.checkpoint.statistics import CheckpointTracker
 from flinkish_spark.checkpoint.transactional_ids import BlockPool
@@ -50,7 +50,7 @@ from flinkish_spark.job.engine import JobProgress, JobSettings, QueryEngine, Que
 from flinkish_spark.job.inputs import Inputs, until_answered
 from flinkish_spark.job.recovery import Recovered, Recovery, RestoredFrom, sweep_after_stop, tell_restored
 from flinkish_spark.job.replay import Replayer
-from flinkish_spark.job.requests import Outside, RewindOrdered
+from flinkish_spark.job.requests import LOOK_IN_BUCKET_MS, LOOK_MS, Outside, RewindOrdered
 from flinkish_spark.job.rewind import PendingRewind, RewindRefused, SourcePositions, order_rewind
 from flinkish_spark.job.standby import LockWait, wait_for_lock
 from flinkish_spark.job.timeline import settle_timeline
@@ -429,11 +429,13 @@ class Supervisor:
         self._writer: EpochWriter | None = None
         self.progress = JobProgress()
         self.control = JobControl(engine.why_no_savepoint_at)
-        self._outside = Outside(job_dir, settings.clock, self.control.ask, self.control.cancel)
+        look_ms = LOOK_MS if settings.job_dir.is_local else LOOK_IN_BUCKET_MS
+        self._outside = Outside(job_dir, settings.clock, self.control.ask, self.control.cancel, look_ms)
         self._watchdog = Watchdog(settings.clock, self._note_waits, self.control.cancel_wanted.is_set)
         self._waiting = self._watchdog.waiting
         self.states = JobStates(engine.uids, settings.listeners, self._waiting)
         self._owned: _Owned | None = None
+        self._lock: OwnerLock | None = None
 
     @property
     def statistics(self) -> StatisticsHistory:
@@ -442,11 +444,10 @@ class Supervisor:
 
     def order_rewind(self, target: CheckpointId, tables: Tables) -> PendingRewind:
         """Order the job to go back; called by any thread. See :meth:`JobClient.rewind`."""
-        folder = f"spark/{self._job_dir.newest_owner()}"
-        pins = self._engine.pins(SparkLog(self._job_dir.store, folder, self._settings.root / folder))
-        clock = self._settings.clock
-        order = order_rewind(self._job_dir, pins, clock, target, tables, "ordered by the job's client")
-        return PendingRewind(self._job_dir, order, clock)
+        job_dir, clock = self._job_dir, self._settings.clock
+        pins = self._engine.pins(log_of(job_dir.store, self._settings.job_dir, job_dir.newest_owner()))
+        order = order_rewind(job_dir, pins, clock, target, tables, "ordered by the job's client")
+        return PendingRewind(job_dir, order, clock)
 
     # -- life -----------------------------------------------------------------------------------
     def run(self) -> None:
@@ -457,7 +458,6 @@ class Supervisor:
         FlinkishError
             The job cannot start, or failed in a way that a restart does not mend.
         """
-        lock: OwnerLock | None = None
         self._watchdog.start(self._settings.threads)
         try:
             with self._waiting("the checks before the start to end"):
@@ -466,7 +466,7 @@ class Supervisor:
             if wait_for_lock(waiting, self._settings, self.control.end_wanted) is LockWait.GIVEN_UP:
                 self.states.on(JobEvent.SUSPEND, "told to end while it stood by")
                 return
-            lock = waiting
+            self._lock = waiting
             while self._run_owned() is _Turn.TAKE_OVER_AGAIN:
                 self._blocks.forget()
         except FencedError:
@@ -483,8 +483,8 @@ class Supervisor:
         finally:
             self.progress.is_running = False
             self.control.over()
-            if lock is not None:
-                lock.release()
+            if self._lock is not None:
+                self._lock.release()
             with self._waiting("the master hooks to be closed"):
                 self._settings.hooks.close()
             self._watchdog.stop()
@@ -563,6 +563,8 @@ class Supervisor:
             job = engine.record_job()
         with waiting("the job directory to be taken over"):
             ownership = take_over(self._job_dir, settings.clock, settings.token)
+            if self._lock is not None:
+                self._lock.took_over(ownership.epoch)
         with waiting("Spark's log to be fenced"):
             log = engine.fenced_log(ownership)
         with waiting("the sinks to be connected"):

@@ -22,6 +22,7 @@ from flinkish_spark.core.errors import (
     UserError,
 )
 from flinkish_spark.core.store import CreateResult, LocalStore, ObjectMissing, SealedObjects, make_directories
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid
@@ -401,7 +402,7 @@ _LONGEST_NAME = 255
 _ELSEWHERE = "give another directory"
 
 
-def why_no_savepoint_at(target: str, job_root: Path) -> str:
+def why_no_savepoint_at(target: str, job_dir: StoreSpec) -> str:
     """Return why no savepoint can be written to a directory, and what to do; empty if it can.
 
     Makes the directory if it can be one: that is the only way to know. Whatever `target` is, the
@@ -411,11 +412,11 @@ def why_no_savepoint_at(target: str, job_root: Path) -> str:
     ----------
     target
         What somebody asked for.
-    job_root
-        The job directory, absolute.
+    job_dir
+        The job directory.
     """
     try:
-        check_target(target, lambda path: check_outside(path, job_root))
+        check_target(target, lambda path: check_outside(path, job_dir.folder))
     except FlinkishError as error:
         return str(error)
     return ""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flinkish_spark.core.errors import InternalError
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.upstream_cut import upstream_cut
 from flinkish_spark.savepoints.export import JobFacts, SavepointHandle, export_savepoint
 from flinkish_spark.savepoints.restore import Rescaling
@@ -36,7 +37,7 @@ class JobSavepoints:
     planned
         The plan of the graph, under any beginning: what a preflight looked at will do.
     name, root
-        Of the job, and the path of its directory.
+        Of the job, and where its directory is.
     shuffle_partitions
         With how many the user wants the query to run.
     """
@@ -47,7 +48,7 @@ class JobSavepoints:
         graph: StreamGraph,
         planned: PlannedJob,
         name: str,
-        root: Path,
+        root: StoreSpec,
         shuffle_partitions: int,
         job_dir: JobDir,
     ) -> None:
@@ -87,7 +88,14 @@ class JobSavepoints:
         }
         root = self._root
         return export_savepoint(
-            self._spark, Path(target), decision, log.location, facts, self._job_dir, root, upstream
+            self._spark,
+            Path(target),
+            decision,
+            Path(log.location),
+            facts,
+            self._job_dir,
+            root.folder,
+            upstream,
         )
 
     def reseeding(self, log: SparkLog) -> Rescaling:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from flinkish_spark.core.errors import InternalError, JobDirError
 from flinkish_spark.core.job_dir import JobDir, seed_folder
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import make_directories
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.planning.times import read_by
 from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
@@ -116,7 +116,7 @@ class Restore:
     graph: StreamGraph
     planned: PlannedJob
     job_dir: JobDir
-    root: Path
+    root: StoreSpec
     hooks: Collection[str] = ()
 
     def check(self) -> str:
@@ -172,16 +172,16 @@ class Restore:
         name = self.check()
         if self.settings is None:
             return name
-        place, folder = SavepointDir(self.settings.folder), self.root / seed_folder(FIRST_LINEAGE)
+        place, folder = SavepointDir(self.settings.folder), self.root.folder / seed_folder(FIRST_LINEAGE)
         if self.job_dir.seed(FIRST_LINEAGE) is not None:
             again = self._needed_again()
             if again is not None:
-                _take(place, again.files, self.root / seed_folder(again.lineage))
+                _take(place, again.files, self.root.folder / seed_folder(again.lineage))
             return name
         metadata = place.metadata()
         report = self._fit(metadata, self.settings)
         if self.settings.claim is ClaimMode.CLAIM:
-            place.claim(become_claimant(self.job_dir), str(self.root))
+            place.claim(become_claimant(self.job_dir), self.root.url)
         # What is there is of a restore that was cut off.
         shutil.rmtree(folder, ignore_errors=True)
         files = self._files(metadata)
@@ -259,7 +259,7 @@ class Restore:
                 place.check_files(lost.files)
                 return lost
         raise JobDirError(
-            f"the job directory {self.root} has no checkpoint to go on from, nor what it began with",
+            f"the job directory {self.root.url} has no checkpoint to go on from, nor what it began with",
             why="state that a job begins with is kept until its first checkpoint, and the checkpoints are "
             "gone: they are deleted when a job with DELETE_ON_CANCELLATION is cancelled",
             what_to_do=to_do,
@@ -267,7 +267,7 @@ class Restore:
 
     def _refused(self, what: str, to_do: str) -> JobDirError:
         return JobDirError(
-            f"the job directory {self.root} {what}",
+            f"the job directory {self.root.url} {what}",
             why="a job has one beginning, and goes on from its own checkpoints afterwards",
             what_to_do=to_do,
         )
@@ -309,7 +309,7 @@ def with_state_only(chains: Collection[SeededChain], files: Collection[StateFile
 # begins with it.
 
 
-def check_rescale(job_dir: JobDir, root: Path, sources: Sequence[SourceNode], wanted: int) -> None:
+def check_rescale(job_dir: JobDir, root: StoreSpec, sources: Sequence[SourceNode], wanted: int) -> None:
     """Refuse another number of shuffle partitions for a job that cannot be carried over to it.
 
     Called before anything is written, and by the recovery once more.
@@ -338,7 +338,7 @@ def check_rescale(job_dir: JobDir, root: Path, sources: Sequence[SourceNode], wa
     )
 
 
-def _old_number(job_dir: JobDir, root: Path, wanted: int) -> int | None:
+def _old_number(job_dir: JobDir, root: StoreSpec, wanted: int) -> int | None:
     """Return with how many partitions the log runs if the job is to have another number; else None."""
     now = shuffle_partitions_of(job_dir, beginning_of(job_dir, root))
     return None if now == wanted else now
@@ -364,7 +364,7 @@ class Rescaling:
     planned: PlannedJob
     sources: Sequence[SourceNode]
     job_dir: JobDir
-    root: Path
+    root: StoreSpec
     log: SparkLog
     shuffle_partitions: int
 
@@ -384,7 +384,7 @@ class Rescaling:
         """
         check_rescale(self.job_dir, self.root, self.sources, self.shuffle_partitions)
         # What is there is of a start that was cut off before the lineage began.
-        shutil.rmtree(self.root / seed_folder(lineage), ignore_errors=True)
+        shutil.rmtree(self.root.folder / seed_folder(lineage), ignore_errors=True)
         seed = self._as_before(lineage) if decision is None else self._from_checkpoint(decision, lineage)
         self.job_dir.write_seed(seed)
 
@@ -392,12 +392,12 @@ class Rescaling:
         before = shuffle_partitions_of(self.job_dir, beginning_of(self.job_dir, self.root))
         if before is None:
             raise InternalError("a job that has a checkpoint has no number of shuffle partitions")
-        folder = self.root / seed_folder(lineage)
+        folder = self.root.folder / seed_folder(lineage)
         # Tasks make folders in it.
         make_directories(folder)
         layout = recorded_layout(self.job_dir)
         exported = export_state(
-            self.spark, folder, self.log.location, decision, self.planned.operators, layout, before
+            self.spark, folder, Path(self.log.location), decision, self.planned.operators, layout, before
         )
         sync_folders(folder, exported.files)
         positions = layout.positions(LoggedOffsets.parse(decision.offsets_text).sources)
@@ -410,7 +410,7 @@ class Rescaling:
         if known.seed is None:
             chains = with_state_only(self._chains(self._first_positions()), ())
             return self._seed(lineage, CheckpointId(0), chains)
-        folder = self.root / seed_folder(lineage)
+        folder = self.root.folder / seed_folder(lineage)
         for file in known.seed.files:
             make_directories((folder / file.path).parent)
             copy_durably(known.folder / file.path, folder / file.path)
@@ -420,17 +420,12 @@ class Rescaling:
 
     def _first_positions(self) -> dict[str, dict[str, Position]]:
         """Return where Spark's own Kafka source began; other sources keep that themselves."""
-        folder = self.log.location / "sources"
-        if not folder.is_dir():
-            # The query was never started.
-            return {}
+        recorded = self.log.first_positions()
         found: dict[str, dict[str, Position]] = {}
-        for number, scan in enumerate(recorded_layout(self.job_dir).scans):
-            path = folder / str(number) / "0"
-            if scan.role is ScanRole.RECORDS and path.is_file():
-                # A version, and behind it one line of JSON.
-                position = json.loads(path.read_text(encoding="utf-8").split("\n", 1)[1])
-                found.setdefault(scan.chain, {})[scan.uid] = position
+        # Without any the query was never started, and has no layout.
+        for number, scan in enumerate(recorded_layout(self.job_dir).scans if recorded else ()):
+            if scan.role is ScanRole.RECORDS and number in recorded:
+                found.setdefault(scan.chain, {})[scan.uid] = recorded[number]
         return found
 
     def _chains(self, positions: Mapping[str, Mapping[str, Position]]) -> tuple[SeededChain, ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from flinkish_spark.core.errors import CorruptObjectError, FlinkishError, JobDirError
 from flinkish_spark.core.job_dir import JobDir, seed_folder
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.planning.planner import Beginning
 from flinkish_spark.protocol.ids import JobUuid, Lineage
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
@@ -28,7 +29,7 @@ RESTORED_FROM = "restored_from"
 _CLAIMANT = "claimant"
 
 
-def beginning_of(job_dir: JobDir, root: Path) -> Beginning:
+def beginning_of(job_dir: JobDir, root: StoreSpec) -> Beginning:
     """Return what the live lineage began with. Called before every planning, holding the lock.
 
     Every lineage in which Spark's log began anew has a seed. A plain rewind goes on with the same log,
@@ -48,7 +49,7 @@ def beginning_of(job_dir: JobDir, root: Path) -> Beginning:
             why="Spark's checkpoint cannot be read without it: it counts the sources of the plan",
             what_to_do="restore seeds/ from a backup, or start a new job from a savepoint",
         )
-    return Beginning() if seed is None else Beginning(seed, root / seed_folder(origin))
+    return Beginning() if seed is None else Beginning(seed, root.folder / seed_folder(origin))
 
 
 def shuffle_partitions_of(job_dir: JobDir, beginning: Beginning) -> int | None:
@@ -59,7 +60,7 @@ def shuffle_partitions_of(job_dir: JobDir, beginning: Beginning) -> int | None:
     return None if settings is None else int(settings["shuffle_partitions"])
 
 
-def lost_seed(job_dir: JobDir, root: Path) -> Seed | None:
+def lost_seed(job_dir: JobDir, root: StoreSpec) -> Seed | None:
     """Return the seed that the live lineage has to begin with and whose files are gone; else None.
 
     Behind the first confirmed checkpoint of its lineage nobody needs them; but a job that was
@@ -166,7 +167,7 @@ class SeedKeeper:
         As whom the job claimed the savepoint that it began with; None if it did not.
     """
 
-    def __init__(self, root: Path, beginning: Beginning, job: JobUuid | None) -> None:
+    def __init__(self, root: StoreSpec, beginning: Beginning, job: JobUuid | None) -> None:
         self._root, self._job = root, job
         self._seed: Seed | None = beginning.seed
 
@@ -182,7 +183,7 @@ class SeedKeeper:
         if seed is None or decision.lineage < seed.lineage:
             return
         self._seed = None
-        for folder in (self._root / "seeds").iterdir():
+        for folder in (self._root.folder / "seeds").iterdir():
             # Those of older lineages can be there too: of a log in which nothing was ever decided.
             if folder.name.isdecimal() and int(folder.name) <= int(seed.lineage):
                 shutil.rmtree(folder / STATE_FOLDER, ignore_errors=True)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from flinkish_spark.contracts.sink import CompletedCheckpoint, Sink, SinkContext, StageRequest
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.config import CheckpointConfig
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.records import Committable, SinkAck
 from flinkish_spark.transport import columns as C
@@ -83,7 +84,14 @@ class SinkUnderTest:
         schema = output_schema(self.schema, "contract")
         epoch = OwnerEpoch(next(self._epochs))
         context = SinkContext(
-            self.job, epoch, "contract", schema, CheckpointConfig(), "contract", self.folder, SystemClock()
+            self.job,
+            epoch,
+            "contract",
+            schema,
+            CheckpointConfig(),
+            "contract",
+            StoreSpec(str(self.folder)),
+            SystemClock(),
         )
         return SinkProcess(self, context, self.make_sink())
 

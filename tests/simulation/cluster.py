@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -240,7 +239,7 @@ class Cluster:
         target = CheckpointId(world.chance.choice(complete[-4:]))
         tables = world.chance.choice((Tables.KEEP, Tables.RESTORE))
         store = SimStore(world, process, self._invariants, lambda process: False)
-        log = SimSparkLog(store, "spark/0", Path("/simulated/spark/0"))
+        log = SimSparkLog(store, "spark/0", "/simulated/spark/0")
         clock = SimClock(world.scheduler, world.chance)
         name = f"{world.chance.getrandbits(128):032x}"
         world.note("people", f"order to go back to {target}, {tables.value}")

@@ -24,6 +24,7 @@ from flinkish_spark.core.errors import (
 from flinkish_spark.core.job_dir import JobDir, is_written_once
 from flinkish_spark.core.steps import Step
 from flinkish_spark.core.store import CachedReads
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.engine import JobSettings, Standby
 from flinkish_spark.job.rewind import RewindRefused
 from flinkish_spark.job.supervisor import Supervisor
@@ -184,7 +185,7 @@ class Driver:
         self.job_dir = JobDir(CachedReads(store, is_written_once) if is_bucket else store)
         settings = JobSettings(
             name="simulated",
-            root=Path("/simulated"),
+            job_dir=StoreSpec("/simulated"),
             checkpoint=world.scenario.checkpoint,
             restart=world.scenario.restart,
             trigger_ms=world.scenario.trigger_ms,

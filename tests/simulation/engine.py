@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as T
@@ -32,6 +31,7 @@ from flinkish_spark.core.errors import (
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import Store
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.engine import QueryPlan, RestoredFrom, RunningQuery
 from flinkish_spark.job.inputs import Inputs
 from flinkish_spark.job.recovery import Reseeding
@@ -39,7 +39,7 @@ from flinkish_spark.job.spark_engine import SinkStaging
 from flinkish_spark.planning.sink_rows import PlannedSink, SinkPart
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.decisions import Decision
-from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, JobUuid, Lineage
+from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.records import CommitAnswer, Committable
 from flinkish_spark.protocol.time_plan import TimePlan
 from flinkish_spark.protocol.timeline import Mark
@@ -192,6 +192,9 @@ class SimLock:
             raise OwnedElsewhereError(f"{self._holder[0].name} owns the simulated job", holder="another")
         self._holder[:] = [self._process]
 
+    def took_over(self, epoch: OwnerEpoch) -> None:
+        """Do nothing: it is held."""
+
     def release(self) -> None:
         """Drop it."""
         if self._holder == [self._process]:
@@ -242,7 +245,7 @@ class SimEngine:
     def record_job(self) -> JobUuid:
         """Return the job's uuid; note what the first log begins with."""
         nothing = dict.fromkeys(range(self._world.scenario.partitions), 0)
-        log = SimSparkLog(self._store, "spark/0", Path("/simulated/spark/0"))
+        log = SimSparkLog(self._store, "spark/0", "/simulated/spark/0")
         self._reseeding(log).record(Beginning(self._layout, nothing, {}))
         return JOB
 
@@ -356,7 +359,7 @@ class SimEngine:
         return self._world.call(self._jvm_process, work, lambda: SparkGoneError("the simulated JVM is gone"))
 
     def _context(self, job: JobUuid, ownership: Ownership, uid: str) -> SinkContext:
-        checkpoint, folder = self._world.scenario.checkpoint, Path("/nowhere") / uid
+        checkpoint, place = self._world.scenario.checkpoint, StoreSpec(f"/nowhere/{uid}")
         return SinkContext(
             job,
             ownership.epoch,
@@ -364,7 +367,7 @@ class SimEngine:
             T.StructType([]),
             checkpoint,
             "simulated",
-            folder,
+            place,
             self._clock,
             ownership.timeline,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flinkish_spark.checkpoint.retention import PINS
@@ -88,6 +88,9 @@ class SimPins:
         for key in self._store.list(f"{PINS}/state"):
             if key.rpartition("/")[2] not in needed:
                 self._store.delete(key)
+
+    def clean(self, require_owner: Callable[[], None]) -> None:
+        """Do nothing: Spark cleans up."""
 
     def _manifest(self, checkpoint: CheckpointId) -> dict[str, Any] | None:
         try:

@@ -91,7 +91,7 @@ def _one_folder_for_all_owners() -> Sequence[Patch]:
     original = SimSparkLog.begin_replay
 
     def begin_replay(self: Any, checkpoint: Any) -> SimSparkLog:
-        return original(SimSparkLog(self.store, self.folder, self.location.parent / "1"), checkpoint)
+        return original(SimSparkLog(self.store, "spark/1", "/simulated/spark/1"), checkpoint)
 
     return [mock.patch.object(SimSparkLog, "begin_replay", begin_replay)]
 

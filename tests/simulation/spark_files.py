@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, cast
 
 from flinkish_spark.checkpoint.ownership import Ownership
@@ -112,14 +111,14 @@ class SimSparkLog(SparkLog):
     def begin_replay(self, checkpoint: CheckpointId) -> SimSparkLog:
         """Return a log beside this one."""
         self.end_replay()
-        name = f"{REPLAY}/{self.location.name}-{checkpoint}"
+        name = f"{REPLAY}/{self._own_name}-{checkpoint}"
         self.store.put(f"{name}/metadata", b"{}")
-        return SimSparkLog(self.store, name, self.root / name)
+        return SimSparkLog(self.store, name, str(self.root / name))
 
     def end_replay(self) -> None:
         """Delete what replays have left, of this owner and of earlier ones."""
         for folder in self.store.list(REPLAY):
-            if int(folder.rpartition("/")[2].partition("-")[0]) <= int(self.location.name):
+            if self._is_up_to_mine(folder.rpartition("/")[2]):
                 cast(RenamingStore, self.store).delete_folder(folder)
 
     def began_at(self, lineage: Lineage = FIRST_LINEAGE) -> LoggedOffsets:
@@ -152,7 +151,7 @@ def fence(disk: MemoryStore, store: Store, ownership: Ownership) -> SimSparkLog:
                 disk.delete(key)
     # As Spark does; and a folder that is empty otherwise is still there.
     disk.put(f"spark/{mine}/metadata", b"{}")
-    return SimSparkLog(store, f"spark/{mine}", Path(f"/simulated/spark/{mine}"))
+    return SimSparkLog(store, f"spark/{mine}", f"/simulated/spark/{mine}")
 
 
 def _epochs(keys: Sequence[str]) -> list[int]:

@@ -20,6 +20,7 @@ from flinkish_spark.connectors.jdbc.names import TableName
 from flinkish_spark.connectors.jdbc.sink import JdbcSink
 from flinkish_spark.contracts.sink import SinkContext
 from flinkish_spark.core.config import CheckpointConfig
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.records import Committable
 from tests.support.sinks import sink_context_of
@@ -86,7 +87,7 @@ def staged(
     columns = [
         pa.array(column, type_) for column, type_ in zip(zip(*rows, strict=True), arrow.types, strict=True)
     ]
-    writer = BufferFileWriter(folder, BufferName.new(OwnerEpoch(1), batch + 1, task, 0))
+    writer = BufferFileWriter(StoreSpec(str(folder)), BufferName.new(OwnerEpoch(1), batch + 1, task, 0))
     writer.write(pa.record_batch(columns, schema=arrow))
     return Committable("out", {**writer.finish(), "lineage": 0, "batch": batch, "task": task})
 

@@ -52,6 +52,7 @@ def register_late(spark: SparkSession) -> None:
 
 
 def _is_first(claim: Path) -> bool:
+    claim.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.close(os.open(claim, os.O_CREAT | os.O_EXCL))
     except FileExistsError:

@@ -29,7 +29,7 @@ from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.contracts.source import JobPlace, Source
 from flinkish_spark.core.errors import ConfigError, InputLostError
 from flinkish_spark.core.formats import Engine
-from flinkish_spark.core.store import LocalStore, SealedObjects
+from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.limits import (
@@ -368,8 +368,8 @@ class DeltaRecordsSource(FileSource):
         """Return the version that is read whole; None if only changes are read. Fixed at the first look."""
         if self._starting is not None:
             return None
-        store = LocalStore(self.job_folder)
-        objects = SealedObjects(store, str(store.root))
+        store = self.job_store.open()
+        objects = SealedObjects(store, self.job_store.url)
         if objects.optional(_BEGINNING, _KIND, dict) is None:
             newest = DeltaSnapshot.read(self._table).version
             first = newest if self._ending is None else min(newest, self._ending)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from flinkish_spark.connectors.files.rolling import Chunk
-from flinkish_spark.core.store import LocalStore, SealedObjects, Store
+from flinkish_spark.core.store import SealedObjects, Store
 from flinkish_spark.protocol.codec import Stored, StoredRow
 from flinkish_spark.protocol.envelope import seal
 
@@ -132,11 +131,6 @@ class Ledger:
     """
 
     store: Store
-
-    @classmethod
-    def in_folder(cls, folder: Path) -> Ledger:
-        """Return the ledger of a sink whose folder is `folder`."""
-        return cls(LocalStore(folder))
 
     def checkpoints(self) -> tuple[int, ...]:
         """Return the checkpoints that have any record, in order."""

@@ -271,7 +271,7 @@ class FileSink(Sink):
         parts = CommitterParts(
             self._files(context),
             context.owner_epoch,
-            Ledger.in_folder(context.folder),
+            Ledger(context.place.open()),
             disk,
             merger,
             spark,

@@ -19,7 +19,8 @@ from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import SourceUnavailable, SplitSource, as_declared
 from flinkish_spark.core.errors import ConfigError, FlinkishError, InputLostError
 from flinkish_spark.core.iterators import elements_of
-from flinkish_spark.core.store import LocalStore, SealedObjects
+from flinkish_spark.core.store import SealedObjects
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors
 from flinkish_spark.protocol.codec import StoredRow
 from flinkish_spark.protocol.envelope import seal
@@ -79,13 +80,13 @@ class FileList:
 
     Parameters
     ----------
-    folder
+    place
         Of the source in the job directory.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._store = LocalStore(folder)
-        self._objects = SealedObjects(self._store, str(folder))
+    def __init__(self, place: StoreSpec) -> None:
+        self._store = place.open()
+        self._objects = SealedObjects(self._store, place.url)
         self._files: list[FoundFile] = []
         #: Size and time of each, by its path.
         self._known: dict[str, tuple[int, int]] = {}
@@ -323,7 +324,7 @@ class FileSource(SplitSource):
 
     def _files(self) -> FileList:
         if self._list is None:
-            self._list = FileList(self.job_folder).read()
+            self._list = FileList(self.job_store).read()
         now = time.monotonic()
         if not self._list.is_closed and now - self._looked_at >= self._every_s:
             self._looked_at = now
@@ -357,7 +358,7 @@ class FileSource(SplitSource):
         import pyarrow as pa
         from pyspark.sql.pandas.types import to_arrow_schema
 
-        found = FileList(self.job_folder).read()
+        found = FileList(self.job_store).read()
         schema = to_arrow_schema(self.record_type, timezone="UTC")
         for place in range(start, end):
             file = found[self._index(split, place)]
@@ -401,13 +402,13 @@ class FileSource(SplitSource):
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         """Begin with the list of the savepoint, if the job was restored from one."""
         super().check_input(job_dir, uid, position)
-        known, restored = FileList(self.job_folder).read(), job_dir.recorded(_fact(uid))
+        known, restored = FileList(self.job_store).read(), job_dir.recorded(_fact(uid))
         if restored is not None and not len(known):
             known.add([FoundFile.from_json(one) for one in restored["files"]], is_last=restored["is_closed"])
 
     def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
         """Return the list, too: a position is a number of files in it."""
-        known = FileList(self.job_folder).read()
+        known = FileList(self.job_store).read()
         listed = {"files": [one.to_json() for one in known], "is_closed": known.is_closed}
         return {**super().identity(job_dir, uid), _fact(uid): listed}
 

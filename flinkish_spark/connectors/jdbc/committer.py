@@ -633,7 +633,7 @@ class JdbcCommitter(BufferedCommitter):
     def _prepare(self, session: Session) -> None:
         settings = self._settings
         settings.create_tables(session, self._context.schema)
-        self._control.require_row(session, self._control.note_in(self._context.folder, str(settings.url)))
+        self._control.require_row(session, self._control.note_in(self._context.place, str(settings.url)))
 
 
 def _facts(done: Written, settings: JdbcSettings) -> dict[str, Any]:

@@ -15,14 +15,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from flinkish_spark.connectors.buffer import BufferFolder
 from flinkish_spark.connectors.jdbc.dialect import Dialect, Session
 from flinkish_spark.connectors.jdbc.names import TableName
 from flinkish_spark.core.errors import EnvironmentFault
-from flinkish_spark.core.store import make_directories, sync_directory
+from flinkish_spark.core.store import ObjectMissing, Store
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.timeline import Mark, token_in
 
@@ -49,33 +48,27 @@ class ControlRowGone(EnvironmentFault):
 
 @dataclass(frozen=True, slots=True)
 class RowNote:
-    """A file of the sink's folder, which says that the row was made.
+    """An object at the sink's place, which says that the row was made.
 
     Parameters
     ----------
-    path
+    store, key
         Another one for each database and each row.
     """
 
-    path: Path
+    store: Store
+    key: str
 
     def is_there(self) -> bool:
-        """Whether it was written; raise BufferFault if that cannot be found out."""
+        """Whether it was written; raise StoreError if that cannot be found out."""
         try:
-            return self.path.stat() is not None
-        except FileNotFoundError:
+            return self.store.read(self.key) is not None
+        except ObjectMissing:
             return False
-        except OSError as error:
-            raise BufferFolder(self.path.parent).fault("read", error) from error
 
     def write(self) -> None:
-        """Make it, durable on return; raise BufferFault if the file system refuses."""
-        try:
-            make_directories(self.path.parent)
-            self.path.touch()
-            sync_directory(self.path.parent)
-        except OSError as error:
-            raise BufferFolder(self.path.parent).fault("write to", error) from error
+        """Make it, durable on return; raise StoreError if the store refuses."""
+        self.store.put(self.key, b"")
 
 
 @dataclass(frozen=True)
@@ -178,10 +171,10 @@ class ControlTable:
         checkpoint, epoch, facts = found[0]
         return int(checkpoint), int(epoch), json.loads(facts)
 
-    def note_in(self, folder: Path, database: str) -> RowNote:
+    def note_in(self, where: StoreSpec, database: str) -> RowNote:
         """Return the note about the row in a database, which is given as its URL."""
         place = f"{database} {self.table} {self.job} {self.uid}"
-        return RowNote(folder / f"control-row-{hashlib.sha256(place.encode()).hexdigest()[:16]}")
+        return RowNote(where.open(), f"control-row-{hashlib.sha256(place.encode()).hexdigest()[:16]}")
 
     def require_row(self, session: Session, note: RowNote) -> None:
         """Make the row if this sink never had one; call it outside of a transaction, before any other.

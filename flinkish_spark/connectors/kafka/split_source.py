@@ -58,7 +58,7 @@ from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.formats import Engine, Json, OnBadRecord
 from flinkish_spark.core.offset_log import LoggedOffsets
-from flinkish_spark.core.store import LocalStore, SealedObjects
+from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable, values_by_name
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import JobUuid, Place
@@ -354,8 +354,8 @@ class KafkaRecordsSource(SplitSource):
         """Return offsets by split as they were found at the first call in the life of the job."""
         if not self._fs_folder:
             return {_split(place): at for place, at in self._asked(ask).items()}
-        store = LocalStore(self.job_folder)
-        objects, kind = SealedObjects(store, str(store.root)), "kafka-offsets"
+        store = self.job_store.open()
+        objects, kind = SealedObjects(store, self.job_store.url), "kafka-offsets"
         if objects.optional(f"{name}.json", kind, dict) is None:
             found = {_split(place): at for place, at in self._asked(ask).items()}
             store.create_if_absent(f"{name}.json", seal(kind, {"offsets": found}))

@@ -11,6 +11,7 @@ import pytest
 from flinkish_spark.bridge import settings as session_settings
 from flinkish_spark.bridge.settings import REQUIRED_CONF, SHUFFLE_PARTITIONS, SessionSettings, query_conf
 from flinkish_spark.connectors.kafka.format import data_source
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.spark_engine import SettingsChanged, start_query
 from flinkish_spark.planning.partitioning import shuffle_partitions
 
@@ -190,7 +191,7 @@ def startable(meanwhile: Any = lambda: None) -> tuple[Any, Any]:
 
 
 def start(spark: Any, job: Any, location: str) -> Any:
-    settings: Any = {"name": "orders", "trigger": {}, "shuffle_partitions": 4}
+    settings: Any = {"name": "orders", "trigger": {}, "shuffle_partitions": 4, "job_dir": StoreSpec("/a")}
     return start_query(spark, job, lambda frame, batch: None, checkpoint_location=location, **settings)
 
 

@@ -11,7 +11,13 @@ import pytest
 from flinkish_spark.checkpoint import retention as pins_module
 from flinkish_spark.checkpoint import state_files
 from flinkish_spark.checkpoint.retention import PinManifest, SparkPins
-from flinkish_spark.checkpoint.state_files import StateFileGone, files_of, lineage_of, store_versions
+from flinkish_spark.checkpoint.state_files import (
+    StateFileGone,
+    StateOnDisk,
+    files_of,
+    lineage_of,
+    store_versions,
+)
 from flinkish_spark.core.errors import CorruptObjectError, StoreError
 from flinkish_spark.protocol.ids import BatchId, CheckpointId
 from tests.support.durability import Synced
@@ -46,7 +52,9 @@ def pool(tmp_path):
 
 def needed(folder, batch):
     text = folder.log.read("commits", BatchId(batch))
-    return [name for store in store_versions(text, batch) for name in files_of(folder.state, store)]
+    return [
+        name for store in store_versions(text, batch) for name in files_of(StateOnDisk(folder.state), store)
+    ]
 
 
 def test_a_version_needs_its_newest_snapshot_and_the_changelogs_behind_it(folder):
@@ -87,7 +95,7 @@ def test_a_changelog_names_its_lineage(tmp_path, compressed):
     path = tmp_path / "x.changelog"
     lineage = [(n, f"{n:036d}") for n in range(1, 30)]
     path.write_bytes(changelog(lineage, compressed=compressed))
-    assert lineage_of(path) == tuple(lineage)
+    assert lineage_of(StateOnDisk(tmp_path), "x.changelog") == tuple(lineage)
 
 
 @pytest.mark.parametrize(
@@ -97,17 +105,17 @@ def test_a_changelog_names_its_lineage(tmp_path, compressed):
 def test_a_changelog_that_cannot_be_read_is_an_error(tmp_path, data):
     (tmp_path / "x.changelog").write_bytes(data)
     with pytest.raises(CorruptObjectError, match="lz4"):
-        lineage_of(tmp_path / "x.changelog")
+        lineage_of(StateOnDisk(tmp_path), "x.changelog")
 
 
 def test_what_spark_has_cleaned_away_cannot_be_loaded(folder):
     folder.purge(below=6)
     (store, _) = store_versions('v2\n{"stateUniqueIds":{"0":[["a6p0"],["a6p1"]]}}', 5)
     with pytest.raises(CorruptObjectError, match="no snapshot below version 4"):
-        files_of(folder.state, store)
+        files_of(StateOnDisk(folder.state), store)
     (store, _) = store_versions('v2\n{"stateUniqueIds":{"0":[["a5p0"],["a5p1"]]}}', 4)
     with pytest.raises(CorruptObjectError, match=r"5_a5p0\.changelog is missing"):
-        files_of(folder.state, store)
+        files_of(StateOnDisk(folder.state), store)
 
 
 def test_a_hole_between_snapshot_and_version_is_noticed(folder):
@@ -118,7 +126,7 @@ def test_a_hole_between_snapshot_and_version_is_noticed(folder):
 
 def test_a_damaged_snapshot_is_noticed(folder):
     (folder.state / "0/0/4_a4p0.zip").write_bytes(b"PK torn")
-    with pytest.raises(CorruptObjectError, match=r"snapshot 4_a4p0\.zip"):
+    with pytest.raises(CorruptObjectError, match=r"snapshot 0/0/4_a4p0\.zip"):
         needed(folder, 5)
 
 
@@ -285,7 +293,7 @@ def test_files_that_keep_vanishing_end_the_pin(folder, pins, monkeypatch):
 def test_a_folder_that_vanishes_while_it_is_listed_is_told_apart_from_damage(tmp_path, folder):
     (store, _) = store_versions(folder.log.read("commits", BatchId(5)), 5)
     with pytest.raises(StateFileGone):
-        state_files.files_of(tmp_path / "nowhere", store)
+        state_files.files_of(StateOnDisk(tmp_path / "nowhere"), store)
 
 
 def test_a_disk_that_refuses_is_named(folder, pins, monkeypatch):

@@ -16,6 +16,7 @@ from flinkish_spark.connectors.buffer import (
     BufferFileWriter,
     BufferName,
 )
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome
 from tests.support.sinks import sink_context_of
@@ -40,7 +41,7 @@ class Kept(BufferedCommitter):
 
 
 def staged(folder: Path, *numbers: int, epoch=2, block=1, task=0, batch=0) -> Committable:
-    writer = BufferFileWriter(folder, BufferName.new(OwnerEpoch(epoch), block, task, 0))
+    writer = BufferFileWriter(StoreSpec(str(folder)), BufferName.new(OwnerEpoch(epoch), block, task, 0))
     for number in numbers:
         writer.write(pa.record_batch({"n": [number]}))
     place = {"lineage": 0, "batch": batch, "task": task}
@@ -62,7 +63,7 @@ def test_rows_come_in_the_order_of_committables(tmp_path) -> None:
 
 
 def test_a_task_without_records_leaves_no_file(tmp_path) -> None:
-    writer = BufferFileWriter(tmp_path / "out", BufferName.new(OwnerEpoch(1), 1, 0, 0))
+    writer = BufferFileWriter(StoreSpec(str(tmp_path / "out")), BufferName.new(OwnerEpoch(1), 1, 0, 0))
     assert writer.finish() is None and not (tmp_path / "out").exists()
 
 

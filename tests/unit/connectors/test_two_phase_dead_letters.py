@@ -12,6 +12,7 @@ from flinkish_spark.connectors.dead_letters import marked
 from flinkish_spark.contracts.sink import Committer, CompletedCheckpoint, Sink
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, GraphError
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.preflight import _check_delta_paths, _check_sink_uids
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.records import CommitAnswer, Committable
@@ -93,7 +94,7 @@ def both(tmp_path):
         mine, theirs = Scripted(main or {}), Scripted(dead or {})
         sink = Main()
         sink.committer = mine
-        mine_too = replace(context(), folder=tmp_path)
+        mine_too = replace(context(), place=StoreSpec(str(tmp_path)))
         return WithDeadLetters(sink, Scripting(theirs)).create_committer(None, mine_too), mine, theirs
 
     return make

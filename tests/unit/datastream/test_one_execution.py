@@ -59,7 +59,7 @@ class Running:
     cancel = stop_with_checkpoint
 
     def run(self) -> None:
-        lock = JobLock(self.settings.root / "owner.lock")
+        lock = JobLock(self.settings.job_dir.folder / "owner.lock")
         try:
             lock.acquire()
             self.is_up.set()

@@ -10,6 +10,7 @@ import pytest
 
 from flinkish_spark.bridge.session import blind_hosts, runs_tasks_itself
 from flinkish_spark.core.errors import EnvironmentFault
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job import preflight
 
 
@@ -94,11 +95,11 @@ OPERATOR = SimpleNamespace(uid="totals")
 def test_only_jobs_whose_tasks_use_it_are_refused(
     tmp_path: Path, operators: list[Any], stages: bool, restore: Any, says: str
 ) -> None:
-    spark, settings = session(tmp_path, see=False), SimpleNamespace(root=tmp_path / "job")
+    spark, settings = session(tmp_path, see=False), SimpleNamespace(job_dir=StoreSpec(str(tmp_path / "job")))
     graph: Any = SimpleNamespace(operators=operators, sinks=[sink(stages)])
     if not says:
-        preflight._check_seen(spark, graph, settings, restore)  # type: ignore[arg-type]
+        preflight._check_seen(spark, graph, settings, None, restore)  # type: ignore[arg-type]
         assert not spark.sparkContext.asked, "nobody is asked what does not matter"
         return
     with pytest.raises(EnvironmentFault, match=f"do not see the job directory .*{says}.*share"):
-        preflight._check_seen(spark, graph, settings, restore)  # type: ignore[arg-type]
+        preflight._check_seen(spark, graph, settings, None, restore)  # type: ignore[arg-type]

@@ -34,6 +34,7 @@ from flinkish_spark.core.errors import (
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import LocalStore
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.watchdog import unwatched
 from flinkish_spark.job.client import JobClient
 from flinkish_spark.job.engine import JobSettings, Standby
@@ -488,7 +489,7 @@ def test_what_the_jvm_raises_before_the_query_reaches_nobody_raw(tmp_path: Path)
 
     engine: Any = SimpleNamespace(uids=("in",), why_no_savepoint_at=None, check=check)
     job: dict[str, Any] = dict(clock=ManualClock(), threads=Unwatched(), observer=None, scratch=tmp_path)
-    settings = JobSettings("orders", tmp_path, CheckpointConfig(), NoRestart(), 0, 1, **job)
+    settings = JobSettings("orders", StoreSpec(str(tmp_path)), CheckpointConfig(), NoRestart(), 0, 1, **job)
     supervisor = Supervisor(engine, settings, JobDir(LocalStore(tmp_path)))
     with pytest.raises(Outage, match=r"^IOException: No space left on device") as caught:
         supervisor.run()

@@ -20,6 +20,7 @@ from flinkish_spark.core.errors import CommittableLostError, NotReplayableError,
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.steps import Step
 from flinkish_spark.core.store import LocalStore
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job import supervisor
 from flinkish_spark.job.replay import Replayer
 from flinkish_spark.protocol.decisions import Decision, Receipt, Verdict
@@ -506,6 +507,7 @@ def test_a_job_that_is_told_to_stop_finishes_its_replay_and_a_cancelled_one_does
         reseeding=lambda log: None,
     )
     settings = SimpleNamespace(
+        job_dir=StoreSpec(str(tmp_path)),
         token=lambda: "0123456789abcdef",
         hooks=None,
         threads=None,

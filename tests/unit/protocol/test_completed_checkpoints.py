@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from flinkish_spark.checkpoint.ownership import take_over
@@ -31,6 +33,9 @@ class Pins:
 
     def pinned(self) -> frozenset[CheckpointId]:
         return frozenset(self.ids)
+
+    def clean(self, require_owner: Any) -> None:
+        pass
 
     def unpin(self, checkpoint: CheckpointId) -> None:
         self.ids.discard(checkpoint)

@@ -13,6 +13,7 @@ from flinkish_spark.contracts.source import Source, SourceNode, SourceStart
 from flinkish_spark.core.errors import CorruptObjectError, InputLostError, JobDirError, StoreError
 from flinkish_spark.core.job_dir import JobDir, seed_folder
 from flinkish_spark.core.store import LocalStore
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.planning.planner import Beginning
 from flinkish_spark.planning.seed_source import SeedReader
 from flinkish_spark.planning.sink_rows import PlannedJob, PlannedSink, SinkPart
@@ -135,7 +136,7 @@ def rewritten(savepoint, **changes) -> None:
 def restore(root, path, source=None, hooks=("catalog",), operators=("totals",), chain=TOTALS, **settings):
     graph, planned = job(source, operators, chain)
     wanted = None if path is None else RestoreSettings(str(path), **settings)
-    return Restore(wanted, graph, planned, JobDir(LocalStore(root)), root, hooks)
+    return Restore(wanted, graph, planned, JobDir(LocalStore(root)), StoreSpec(str(root)), hooks)
 
 
 # -- preparing a job directory ----------------------------------------------------------------------
@@ -242,21 +243,21 @@ def test_a_plan_says_which_sinks_read_each_chain_behind_an_operator_too() -> Non
 
 def test_a_plain_rewind_keeps_the_seed_and_a_reseed_brings_another(root, savepoint) -> None:
     job_dir = JobDir(LocalStore(root))
-    assert beginning_of(job_dir, root) == Beginning()
+    assert beginning_of(job_dir, StoreSpec(str(root))) == Beginning()
     assert shuffle_partitions_of(job_dir, Beginning()) is None
     restore(root, savepoint).prepare(2)
     job_dir.read_or_create_job({}, {RESTORED_FROM: "a" * 32, "shuffle_partitions": 2})
-    first = beginning_of(job_dir, root)
+    first = beginning_of(job_dir, StoreSpec(str(root)))
     assert first.folder == root / "seeds/0"
     job_dir.close_rewind(RewindIntent(BatchId(4), Lineage(1), "", {}, RewindKind.PLAIN))
-    assert beginning_of(job_dir, root) == first
+    assert beginning_of(job_dir, StoreSpec(str(root))) == first
     # Prepared, and kept by a crash from being begun with.
     seed = Seed(Lineage(2), SeedOrigin.RESCALE, "", CheckpointId(9), 5, ())
     job_dir.write_seed(seed)
-    assert shuffle_partitions_of(job_dir, beginning_of(job_dir, root)) == 2
+    assert shuffle_partitions_of(job_dir, beginning_of(job_dir, StoreSpec(str(root)))) == 2
     job_dir.close_rewind(RewindIntent(BatchId(0), Lineage(2), "", {}, RewindKind.RESEED))
-    assert beginning_of(job_dir, root) == Beginning(seed, root / "seeds/2")
-    assert shuffle_partitions_of(job_dir, beginning_of(job_dir, root)) == 5
+    assert beginning_of(job_dir, StoreSpec(str(root))) == Beginning(seed, root / "seeds/2")
+    assert shuffle_partitions_of(job_dir, beginning_of(job_dir, StoreSpec(str(root)))) == 5
 
 
 def test_a_seed_that_is_gone_is_an_error_and_no_empty_start(root, savepoint) -> None:
@@ -265,7 +266,7 @@ def test_a_seed_that_is_gone_is_an_error_and_no_empty_start(root, savepoint) -> 
     job_dir.read_or_create_job({}, {RESTORED_FROM: "a" * 32, "shuffle_partitions": 2})
     (root / seed_folder(Lineage(0)) / "seed.json").unlink()
     with pytest.raises(CorruptObjectError, match="seed of lineage 0 is gone"):
-        beginning_of(job_dir, root)
+        beginning_of(job_dir, StoreSpec(str(root)))
 
 
 def test_the_layout_of_the_plan_is_recorded_once_and_compared(root) -> None:
@@ -288,7 +289,7 @@ def test_the_layout_of_the_plan_is_recorded_once_and_compared(root) -> None:
 
 def test_a_chain_begins_where_its_seed_says(root, savepoint) -> None:
     restore(root, savepoint).prepare(2)
-    beginning = beginning_of(JobDir(LocalStore(root)), root)
+    beginning = beginning_of(JobDir(LocalStore(root)), StoreSpec(str(root)))
     node = SourceNode("orders", Topic())
     moved = beginning.positioned(node, TOTALS, "orders")
     assert isinstance(moved, Topic) and moved.start is not None
@@ -314,7 +315,9 @@ def decision(lineage: int) -> Decision:
 def keep(root) -> None:
     """Confirm a checkpoint, as every start of the query does with the newest one."""
     job_dir = JobDir(LocalStore(root))
-    SeedKeeper(root, beginning_of(job_dir, root), claimant(job_dir)).confirmed(decision(0))
+    SeedKeeper(
+        StoreSpec(str(root)), beginning_of(job_dir, StoreSpec(str(root))), claimant(job_dir)
+    ).confirmed(decision(0))
 
 
 @pytest.mark.parametrize("claim", list(ClaimMode))
@@ -324,7 +327,7 @@ def test_behind_the_first_checkpoint_the_seeds_files_go_and_a_claimed_savepoint_
     # behaviour 65
     restore(root, savepoint, claim=claim).prepare(2)
     job_dir = JobDir(LocalStore(root))
-    keeper = SeedKeeper(root, beginning_of(job_dir, root), claimant(job_dir))
+    keeper = SeedKeeper(StoreSpec(str(root)), beginning_of(job_dir, StoreSpec(str(root))), claimant(job_dir))
     keeper.confirmed(decision(0))
     keeper.confirmed(decision(0))
     assert job_dir.seed(Lineage(0)) is not None
@@ -335,9 +338,9 @@ def test_behind_the_first_checkpoint_the_seeds_files_go_and_a_claimed_savepoint_
 def test_checkpoints_of_an_older_lineage_do_not_free_the_seed(root, savepoint) -> None:
     restore(root, savepoint).prepare(2)
     job_dir = JobDir(LocalStore(root))
-    beginning = beginning_of(job_dir, root)
+    beginning = beginning_of(job_dir, StoreSpec(str(root)))
     later = replace(beginning, seed=replace(beginning.seed, lineage=Lineage(3)))
-    SeedKeeper(root, later, None).confirmed(decision(2))
+    SeedKeeper(StoreSpec(str(root)), later, None).confirmed(decision(2))
     assert list((root / "seeds/0").glob("state/*/*"))
 
 
@@ -401,9 +404,9 @@ def cancelled(root, savepoint, **settings) -> JobDir:
     job_dir = JobDir(LocalStore(root))
     job_dir.read_or_create_job({}, {RESTORED_FROM: "a" * 32, "shuffle_partitions": 2})
     job_dir.create_decision(decision(0))
-    assert lost_seed(job_dir, root) is None
+    assert lost_seed(job_dir, StoreSpec(str(root))) is None
     keep(root)
-    assert lost_seed(job_dir, root) is None
+    assert lost_seed(job_dir, StoreSpec(str(root))) is None
     job_dir.store.delete("checkpoints/1/decision.json")
     job_dir.create_decision(Decision(CheckpointId(2), Verdict.ABORT, OwnerEpoch(1), 5))
     return job_dir
@@ -413,13 +416,13 @@ def test_a_job_without_checkpoints_begins_anew_with_the_savepoint_that_is_given_
     root, savepoint
 ) -> None:
     job_dir = cancelled(root, savepoint)
-    seed = lost_seed(job_dir, root)
+    seed = lost_seed(job_dir, StoreSpec(str(root)))
     assert seed is not None and seed == job_dir.seed(Lineage(0))
     assert restore(root, savepoint).check() == "a" * 32
     # The check wrote nothing.
-    assert lost_seed(job_dir, root) == seed
+    assert lost_seed(job_dir, StoreSpec(str(root))) == seed
     assert restore(root, savepoint).prepare(2) == "a" * 32
-    assert lost_seed(job_dir, root) is None
+    assert lost_seed(job_dir, StoreSpec(str(root))) is None
     (part,) = (reader := SeedReader(str(root / "seeds/0"), "totals", "totals")).partitions(
         {"flinkish:seed": 0}, {"flinkish:seed": 1}
     )
@@ -463,7 +466,7 @@ def test_a_rescaled_job_without_checkpoints_is_refused(root) -> None:
 def test_until_its_log_begins_anew_a_job_runs_with_the_partitions_that_it_had(root) -> None:
     """What is replayed before a rescale is replayed from state in the old partitions."""
     job_dir = JobDir(LocalStore(root))
-    savepoints = JobSavepoints(None, None, None, "job", root, 5, job_dir)
+    savepoints = JobSavepoints(None, None, None, "job", StoreSpec(str(root)), 5, job_dir)
     assert savepoints.shuffle_partitions() == 5
     begun(root)
     assert savepoints.shuffle_partitions() == 2
@@ -526,7 +529,9 @@ class Frame(Topic):
 def rescaling(root, partitions, source=None) -> Rescaling:
     graph, planned = job(source)
     log = SparkLog(LocalStore(root), "spark/1", root / "spark/1")
-    return Rescaling(None, planned, graph.sources, JobDir(LocalStore(root)), root, log, partitions)
+    return Rescaling(
+        None, planned, graph.sources, JobDir(LocalStore(root)), StoreSpec(str(root)), log, partitions
+    )
 
 
 def begun(root, partitions=2) -> JobDir:
@@ -570,11 +575,11 @@ def test_a_rescale_before_the_first_checkpoint_of_a_restored_job_keeps_its_seed(
     rescaling(root, 3).export(None, Lineage(1))
     before, after = job_dir.seed(Lineage(0)), job_dir.seed(Lineage(1))
     assert after == replace(before, lineage=Lineage(1), shuffle_partitions=3)
-    SeedKeeper(root, Beginning(after), claimant(job_dir)).confirmed(decision(0))
+    SeedKeeper(StoreSpec(str(root)), Beginning(after), claimant(job_dir)).confirmed(decision(0))
     reader = SeedReader(str(root / "seeds/1"), "totals", "totals")
     parts = reader.partitions({"flinkish:seed": 0}, {"flinkish:seed": 1})
     assert sum(batch.num_rows for part in parts for batch in reader.read(part)) == 40
-    SeedKeeper(root, Beginning(after), claimant(job_dir)).confirmed(decision(1))
+    SeedKeeper(StoreSpec(str(root)), Beginning(after), claimant(job_dir)).confirmed(decision(1))
     assert not list((root / "seeds").rglob("*.parquet"))
 
 
@@ -589,7 +594,7 @@ def test_a_rescale_is_looked_at_before_anything_is_written(root) -> None:
     """A preflight asks the same question as the recovery."""
 
     def check(wanted: int, source: Source) -> None:
-        check_rescale(JobDir(LocalStore(root)), root, [SourceNode("ticks", source)], wanted)
+        check_rescale(JobDir(LocalStore(root)), StoreSpec(str(root)), [SourceNode("ticks", source)], wanted)
 
     check(3, Frame())
     begun(root)

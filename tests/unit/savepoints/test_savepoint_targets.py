@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.savepoints import files as targets
@@ -22,20 +23,20 @@ def job(tmp_path: Path) -> Path:
 
 
 def refused(target: object, job: Path, why: str) -> None:
-    answer = why_no_savepoint_at(str(target), job)
+    answer = why_no_savepoint_at(str(target), StoreSpec(str(job)))
     assert why in answer and "To do: " in answer and answer.isprintable(), answer
 
 
 @pytest.mark.parametrize("name", ["new", "new/and/deep", "with blank", "Zürich", "a.b"])
 def test_a_directory_that_can_be_made_is_made_and_nothing_in_it(job, tmp_path, name) -> None:
     for _ in range(2):
-        assert why_no_savepoint_at(str(tmp_path / name), job) == ""
+        assert why_no_savepoint_at(str(tmp_path / name), StoreSpec(str(job))) == ""
     assert list((tmp_path / name).iterdir()) == []
 
 
 def test_a_directory_with_an_export_that_was_given_up_can_be_used(job, tmp_path) -> None:
     write_file(tmp_path / "given-up")
-    assert why_no_savepoint_at(str(tmp_path / "given-up"), job) == ""
+    assert why_no_savepoint_at(str(tmp_path / "given-up"), StoreSpec(str(job))) == ""
     assert len(list((tmp_path / "given-up").rglob("*.parquet"))) == 1
 
 
@@ -77,7 +78,7 @@ def test_a_directory_with_two_names_is_one_directory(job, tmp_path, monkeypatch)
     known, real = (tmp_path / "JOB").stat(), Path.stat
     monkeypatch.setattr(Path, "stat", lambda self, **more: known if self == job else real(self, **more))
     refused(tmp_path / "JOB/new", job, "it is in the job directory")
-    assert why_no_savepoint_at(str(tmp_path / "other"), job) == ""
+    assert why_no_savepoint_at(str(tmp_path / "other"), StoreSpec(str(job))) == ""
 
 
 def test_a_target_around_the_job_directory_is_refused(job, tmp_path) -> None:
@@ -86,7 +87,7 @@ def test_a_target_around_the_job_directory_is_refused(job, tmp_path) -> None:
 
 
 def test_a_job_directory_that_is_not_there_contains_nothing(tmp_path) -> None:
-    assert why_no_savepoint_at(str(tmp_path / "savepoint"), tmp_path / "job") == ""
+    assert why_no_savepoint_at(str(tmp_path / "savepoint"), StoreSpec(str(tmp_path / "job"))) == ""
 
 
 def test_what_is_there_already_is_not_touched(job, tmp_path) -> None:

@@ -343,7 +343,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         A rewind to before the first micro-batch must begin there, not where the topic ends by then.
         """
         folder, key = self._options.first_offsets, self._first_offsets_key()
-        store = StoreSpec(folder).open()
+        store = StoreSpec.from_text(folder).open()
         objects = SealedObjects(store, folder)
         if objects.optional(key, "first-offsets", dict) is None:
             first = {"offsets": plan.to_json(self._finder.starting())}

@@ -1,0 +1,132 @@
+"""A job directory in a bucket, as Spark and its executors see it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from flinkish_spark.bridge.session import asked_of_executors, jvm, runs_tasks_itself, said
+from flinkish_spark.core.errors import EnvironmentFault
+from flinkish_spark.core.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from flinkish_spark.core.store_spec import StoreSpec
+
+#: Below the job directory, for a moment.
+_PROBES = ".probes"
+_HADOOP_AWS = "hadoop-aws, in the version of Spark's hadoop-client, and the AWS SDK for it"
+_PACKAGES = {"s3a": _HADOOP_AWS, "abfss": "hadoop-azure", "gs": "Google's gcs-connector"}
+
+
+def check_bucket(spark: SparkSession, place: StoreSpec, store: Store) -> None:
+    """Refuse a bucket that Spark, or an executor, does not see as this process does.
+
+    Spark reaches it by Hadoop, with settings of its own: what the options of the store say of an S3 bucket is
+    passed on as settings of that bucket, unless the session has some.
+
+    Parameters
+    ----------
+    store
+        At `place`. An object is there for the moment.
+
+    Raises
+    ------
+    StoreError
+        It does not take an object.
+    EnvironmentFault
+        Spark has no file system for it, cannot reach it, or reaches another one.
+    """
+    _pass_on(spark, place)
+    key = f"{_PROBES}/{uuid.uuid4().hex}"
+    store.put(key, b"")
+    try:
+        _check_driver(spark, place, key)
+        if not runs_tasks_itself(spark):
+            _check_executors(spark, place, key)
+    finally:
+        store.delete(key)
+
+
+def _pass_on(spark: SparkSession, place: StoreSpec) -> None:
+    """Tell Hadoop of an S3 bucket what the options say; what the session says of it already stays."""
+    if not place.hadoop_url.startswith("s3a:"):
+        return
+    bucket = place.hadoop_url.removeprefix("s3a://").partition("/")[0]
+    conf: Any = jvm(spark) and spark.sparkContext._jsc.hadoopConfiguration()
+    for name, value in _s3a_settings(place).items():
+        key = f"fs.s3a.bucket.{bucket}.{name}"
+        if conf.get(key) is None:
+            conf.set(key, value)
+
+
+def _s3a_settings(place: StoreSpec) -> dict[str, str]:
+    given = {name.lower().removeprefix("aws_"): value for name, value in place.resolved().items()}
+    endpoint = given.get("endpoint") or given.get("endpoint_url")
+    found = {
+        "endpoint": endpoint,
+        "endpoint.region": given.get("region") or given.get("default_region"),
+        "access.key": given.get("access_key_id"),
+        "secret.key": given.get("secret_access_key"),
+        "session.token": given.get("session_token") or given.get("token"),
+    }
+    if endpoint is not None:
+        is_virtual = given.get("virtual_hosted_style_request", "false").lower() in ("true", "1")
+        found["path.style.access"] = "false" if is_virtual else "true"
+        found["connection.ssl.enabled"] = "false" if endpoint.startswith("http:") else "true"
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _check_driver(spark: SparkSession, place: StoreSpec, key: str) -> None:
+    url = place.hadoop_url
+    try:
+        path = jvm(spark).org.apache.hadoop.fs.Path(f"{url}/{key}")
+        is_there = path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).exists(path)
+    except Exception as error:
+        scheme = url.partition(":")[0]
+        is_missing = "ClassNotFound" in str(error) or "No FileSystem for scheme" in str(error)
+        what_to_do = (
+            f"put the JARs of {_PACKAGES[scheme]} on Spark's class path (spark.driver.extraClassPath "
+        )
+        what_to_do += "and spark.executor.extraClassPath), or into spark.jars.packages"
+        raise EnvironmentFault(
+            f"Spark cannot reach the job directory {url}",
+            why=said(error),
+            what_to_do=what_to_do if is_missing else f"set spark.hadoop.fs.{scheme}.* as for any table there",
+            url=url,
+        ) from error
+    if not is_there:
+        raise EnvironmentFault(
+            f"Spark does not see in {url} what this process has written to {place.url}",
+            why="the two reach different stores: the options of the store and Spark's Hadoop settings differ",
+            what_to_do="give both the same endpoint",
+            url=url,
+        )
+
+
+def _check_executors(spark: SparkSession, place: StoreSpec, key: str) -> None:
+    """Refuse executors whose tasks do not reach the bucket as this process does."""
+    text = place.to_text()
+
+    def why_blind(_: Iterable[int]) -> Iterable[str]:
+        import socket
+
+        try:
+            from flinkish_spark.core.store_spec import StoreSpec
+
+            StoreSpec.from_text(text).open().read(key)
+        except Exception as error:
+            return [f"{socket.gethostname()}: {type(error).__name__}: {error}"]
+        return []
+
+    blind = sorted(set(asked_of_executors(spark, why_blind)))
+    if blind:
+        raise EnvironmentFault(
+            f"executors do not reach the job directory {place.url}",
+            why="; ".join(blind[:3]),
+            what_to_do="install flinkish-spark[object-store] on the executors, and give them the credentials "
+            "that the driver has: an instance profile, or environment variables by spark.executorEnv",
+            url=place.url,
+        )
