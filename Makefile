@@ -17,6 +17,7 @@ KILLS ?=
 SEED ?=
 ORDERS ?=
 ENGINE ?=
+STORE ?=
 # For chaos and the crash sweep: which sinks, with commas between them.
 SINK ?=
 ARGS ?=
@@ -50,8 +51,8 @@ jars: $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp $(BUILD)/s3a-jars/.stamp 
 
 shim: $(BUILD)/shim.stamp ## the JVM side, into flinkish_spark/jars/
 
-demo: setup ## a job killed 5 times, nothing lost, nothing twice   [KILLS=20 SEED=7 ORDERS=300000 ENGINE=python]
-	@$(PY) -m demo.run $(RUN_ARGS) $(if $(ORDERS),--orders $(ORDERS)) $(if $(ENGINE),--engine $(ENGINE))
+demo: setup ## a job killed 5 times, nothing lost, nothing twice   [KILLS=20 SEED=7 ORDERS=300000 ENGINE=python STORE=s3]
+	@$(PY) -m demo.run $(RUN_ARGS) $(if $(ORDERS),--orders $(ORDERS)) $(if $(ENGINE),--engine $(ENGINE)) $(if $(STORE),--store $(STORE))
 
 test: setup $(BUILD)/classes.jsa $(BUILD)/compiled.stamp ## everything CI runs: lint types unit integration crash
 	@started=$$SECONDS; \

@@ -6,6 +6,8 @@ Run it with `spark-submit` or `python`; `make demo` does so, and kills it again 
 from __future__ import annotations
 
 import argparse
+import json
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
@@ -44,6 +46,7 @@ def build(spark, args, function=None):
         spark,
         job="orders",
         job_dir=args.job_dir,
+        store_options=args.store_options,
         checkpoint=CheckpointConfig(interval_ms=args.interval_ms),
         restart_strategy=FixedDelay(attempts=10, delay_ms=200),
     )
@@ -80,11 +83,13 @@ def parse_args():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bootstrap-servers", required=True)
     parser.add_argument("--job-dir", required=True)
+    parser.add_argument("--store-options", type=json.loads, default={}, help="of the bucket, as JSON")
     parser.add_argument("--table", required=True)
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--engine", choices=("jvm", "python"), default="jvm")
     parser.add_argument("--interval-ms", type=int, default=2_000)
     parser.add_argument("--jars", required=True, help="directory with the pinned JARs (make jars)")
+    parser.add_argument("--more-jars", type=Path, help="directory with the JARs of Hadoop's S3A")
     parser.add_argument("--scratch", required=True, help="directory for Spark's local files")
     return parser.parse_args()
 
@@ -100,9 +105,12 @@ def session(args):
         .config("spark.local.dir", f"{args.scratch}/local")
         .config("spark.sql.warehouse.dir", f"{args.scratch}/warehouse")
         .config("spark.databricks.delta.snapshotPartitions", "1")
+        # Only the modules of the AWS SDK that lie in build/s3a-jars need this; its bundle does not.
+        .config("spark.hadoop.fs.s3a.optimized.copy.from.local.enabled", "false")
     )
+    more = sorted(args.more_jars.glob("*.jar")) if args.more_jars else []
     if args.engine == "jvm":
-        builder = configure_spark_with_jars(builder, args.jars)
+        builder = configure_spark_with_jars(builder, args.jars, extra_jars=more)
     else:
         builder = configure_spark_with_delta_jars(builder, args.jars)
     spark = builder.getOrCreate()

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from flinkish_spark.core.job_dir import JOB_KEY, JobDir
-from flinkish_spark.core.store import LocalStore, ObjectMissing
+from flinkish_spark.core.job_dir import JOB_KEY, open_job_dir
+from flinkish_spark.core.store import ObjectMissing
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.envelope import unseal
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid
@@ -37,7 +37,7 @@ class Committed:
 class DecisionBook:
     """All decisions and receipts that ever were in a job directory; never forgets."""
 
-    job_dir: Path
+    place: StoreSpec
     checkpoints: dict[int, Committed] = field(default_factory=dict)
     aborted: set[int] = field(default_factory=set)
     #: Checkpoint by micro-batch.
@@ -46,7 +46,7 @@ class DecisionBook:
     newest_confirmed: int = 0
 
     def __post_init__(self) -> None:
-        self._dir = JobDir(LocalStore(self.job_dir.resolve()))
+        self._dir = open_job_dir(self.place)
 
     def refresh(self) -> None:
         """Read what is new."""

@@ -18,6 +18,7 @@ from demo.decisions import DecisionBook
 from demo.delta_log import DeltaLog
 from demo.topics import consumer_of
 from flinkish_spark.connectors.kafka.writer import BATCH_HEADER
+from flinkish_spark.core.store_spec import StoreSpec
 
 _POLL_S = 0.25
 #: Name under which a row without our header or mark is counted.
@@ -57,7 +58,7 @@ class SinkReader(threading.Thread):
         topic: str,
         partitions: int,
         table: Path,
-        job_dir: Path,
+        job_dir: StoreSpec,
         *,
         kafka_sink: str,
         delta_sink: str,

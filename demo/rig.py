@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -18,11 +19,15 @@ from demo.readers import SinkReader
 from demo.verify import Checked, Verdict, group_lag, verify
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.testing.broker import LocalBroker
+from tests.support.buckets import BucketServer
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Of another version of Kafka, where `tools/matrix.py` says so.
 BROKER_JARS = Path(os.environ.get("FLINKISH_BROKER_JARS", ROOT / "build" / "broker-jars"))
+#: Hadoop's file system for S3, where the job directory is in a bucket.
+S3A_JARS = ROOT / "build" / "s3a-jars"
 PARTITIONS = 4
 INPUT, OUTPUT, GROUP = "orders", "totals", "orders-app"
 KAFKA_SINK, DELTA_SINK = "totals-kafka", "totals-delta"
@@ -55,6 +60,8 @@ class Rig:
         Who reads and writes Kafka: ``jvm`` or ``python``.
     broker
         One that runs, and is not this run's alone; None for one of its own in `directory`.
+    buckets
+        A server that runs, in a bucket of which the job directory is; None for one on the disk.
     prefix
         Begins the names of topics and group, so that others may be on the same broker. The program must
         know of it.
@@ -73,12 +80,15 @@ class Rig:
         interval_ms: int = 2_000,
         engine: str = "jvm",
         broker: LocalBroker | None = None,
+        buckets: BucketServer | None = None,
         prefix: str = "",
     ) -> None:
         self.directory = directory.resolve()
         self._program, self._chance = program, chance
         self._interval_ms, self._engine = interval_ms, engine
         self._running_broker = broker
+        #: Where the job directory is.
+        self.place = StoreSpec(str(self.directory / "job")) if buckets is None else buckets.new_store()
         self.input, self.output, self.group = (f"{prefix}{name}" for name in (INPUT, OUTPUT, GROUP))
         self._stack = ExitStack()
         self.producer: OrderProducer | None = None
@@ -176,11 +186,13 @@ class Rig:
     def _command(self) -> list[str]:
         arguments = {
             "--bootstrap-servers": self.servers,
-            "--job-dir": self._job_dir,
+            "--job-dir": self.place.url,
+            "--store-options": json.dumps(dict(self.place.options)),
             "--table": self._table,
             "--interval-ms": self._interval_ms,
             "--engine": self._engine,
             "--jars": ROOT / "build" / "jars",
+            **({} if self.place.is_local else {"--more-jars": S3A_JARS}),
             "--scratch": self.directory / "scratch",
         }
         pairs = [str(word) for pair in arguments.items() for word in pair]
@@ -192,7 +204,7 @@ class Rig:
             self.output,
             self.partitions,
             self._table,
-            self._job_dir,
+            self.place,
             kafka_sink=self.kafka_sink,
             delta_sink=self.delta_sink,
         )

@@ -7,6 +7,7 @@ if one of the five numbers that must be 0 is not, or if the job failed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import signal
@@ -23,6 +24,7 @@ from demo.process import JobFailed, Victim
 from demo.rig import ROOT, Rig, UnusableDirectory
 from demo.verify import Verdict
 from flinkish_spark.core.errors import FlinkishError
+from tests.support.buckets import LocalS3
 
 #: What a kill costs here: restart, recovery, first checkpoint. Only to spread the kills over the input.
 _SECONDS_PER_KILL = 34
@@ -118,6 +120,9 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--engine", choices=("jvm", "python"), default="jvm", help="who reads and writes Kafka"
     )
+    parser.add_argument(
+        "--store", choices=("disk", "s3"), default="disk", help="what the job directory lies on"
+    )
     parser.add_argument("--directory", type=Path, default=ROOT / "build" / "demo")
     args = parser.parse_args(arguments)
     if args.kills < 0 or args.orders < 1 or (args.rate is not None and args.rate <= 0):
@@ -134,7 +139,8 @@ def main() -> int:
     console = Console()
     console.print(
         f"seed {args.seed}: {args.orders:,} orders at {args.rate:,.0f} a second, {args.kills} kills; "
-        f"again with make demo KILLS={args.kills} SEED={args.seed} ENGINE={args.engine}",
+        f"again with make demo KILLS={args.kills} SEED={args.seed} ENGINE={args.engine} "
+        f"STORE={args.store}",
         highlight=False,
         soft_wrap=True,
     )
@@ -142,7 +148,8 @@ def main() -> int:
     started = time.monotonic()
     try:
         with (
-            Rig(args.directory, ROOT / "demo" / "app.py", chance, engine=args.engine) as rig,
+            LocalS3() if args.store == "s3" else contextlib.nullcontext() as buckets,
+            Rig(args.directory, ROOT / "demo" / "app.py", chance, engine=args.engine, buckets=buckets) as rig,
             Display(console, rig, args.orders) as display,
         ):
             verdict = run(rig, display, args, chance, story)
@@ -161,6 +168,7 @@ def main() -> int:
         "query_restarts": query_restarts,
         "kills_while_input_arrived": story.hits_with_input,
         "engine": args.engine,
+        "store": args.store,
         "seed": args.seed,
         "rate": round(args.rate),
         "seconds": round(time.monotonic() - started, 1),

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from demo.decisions import DecisionBook
+from flinkish_spark.core.store_spec import StoreSpec
 from tests.crash.sweep.places import Place, place_from_json
 from tests.crash.sweep.sinks import SINKS
 
@@ -52,7 +53,7 @@ class Onlooker:
 
     def __init__(self, where: Whereabouts) -> None:
         self._lookers = {place.sink: SINKS[place.sink].looker(place) for place in where.places}
-        self._book = DecisionBook(where.job_dir)
+        self._book = DecisionBook(StoreSpec(str(where.job_dir)))
 
     def close(self) -> None:
         for looker in self._lookers.values():

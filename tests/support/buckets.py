@@ -119,6 +119,11 @@ class BucketServer(ABC):
         urllib.request.urlopen(request, timeout=10).close()
 
 
+#: What S3A needs beside the options of the store, for tests: the modules of the SDK do not fit Spark's Netty,
+#: and uploads of local files would go through it. Who has the SDK's bundle needs nothing.
+S3A_CONF = {"spark.hadoop.fs.s3a.optimized.copy.from.local.enabled": "false"}
+
+
 class LocalS3(BucketServer):
     """S3 by moto, one request at a time."""
 

@@ -14,6 +14,7 @@ from demo.decisions import DecisionBook
 from demo.orders import Order, Total, generate
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.core.store_spec import StoreSpec
 from tests.crash.sweep.life import Life
 from tests.crash.sweep.places import PARTITIONS, Place
 from tests.crash.sweep.points import Call, Effect, Run, first_checkpoint, trace_from_json
@@ -65,7 +66,7 @@ class Subject:
         self._fed: list[list[bytes]] = [[] for _ in range(PARTITIONS)]
         self._producer = KafkaProducer(bootstrap_servers=place.broker, linger_ms=5)
         self._looker = self.sink.looker(place)
-        self._book = DecisionBook(place.job_dir)
+        self._book = DecisionBook(StoreSpec(str(place.job_dir)))
         self.notes: list[str] = []
 
     def close(self) -> None:

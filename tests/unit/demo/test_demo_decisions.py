@@ -13,6 +13,7 @@ from demo.readers import UNMARKED, SinkReader, batch_of, checkpoint_of
 from demo.verify import Difference, partial_checkpoints
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import LocalStore
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.decisions import Decision, Receipt, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.records import SinkAck, StagedBatch, TaskAck
@@ -35,7 +36,7 @@ def decide(job_dir: Path, checkpoint: int, *batches: StagedBatch, receipt: bool 
 
 
 def test_the_book_remembers_what_the_job_deletes(tmp_path: Path) -> None:
-    book = DecisionBook(tmp_path)
+    book = DecisionBook(StoreSpec(str(tmp_path)))
     decide(tmp_path, 1)
     decide(tmp_path, 2, staged(0, 10), staged(1, 5))
     book.refresh()
@@ -50,7 +51,7 @@ def test_the_book_remembers_what_the_job_deletes(tmp_path: Path) -> None:
 
 
 def test_a_receipt_that_comes_later_is_noticed(tmp_path: Path) -> None:
-    book = DecisionBook(tmp_path)
+    book = DecisionBook(StoreSpec(str(tmp_path)))
     decide(tmp_path, 1, staged(0, 10), receipt=False)
     book.refresh()
     assert book.newest_confirmed == 0
