@@ -40,10 +40,16 @@ SECRETS: Mapping[str, str] = MappingProxyType(
 
 
 class BucketServer(ABC):
-    """A server of buckets; use it as a context."""
+    """A server of buckets; use it as a context.
 
-    def __init__(self) -> None:
-        self.port = _free_port()
+    Parameters
+    ----------
+    host
+        The address that it listens on: of this machine, or of a bridge to hosts on it.
+    """
+
+    def __init__(self, host: str = HOST) -> None:
+        self.host, self.port = host, _free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
 
@@ -114,7 +120,7 @@ class BucketServer(ABC):
             self._watcher = None
 
     def _ask(self, path: str, headers: Mapping[str, str]) -> None:
-        url = f"http://{HOST}:{self.port}/{path}"
+        url = f"http://{self.host}:{self.port}/{path}"
         request = urllib.request.Request(url, method="PUT", headers={"Content-Length": "0", **headers})
         urllib.request.urlopen(request, timeout=10).close()
 
@@ -128,7 +134,7 @@ class LocalS3(BucketServer):
     """S3 by moto, one request at a time."""
 
     def _command(self) -> list[str]:
-        return [sys.executable, "-m", "tests.support.s3_server", str(self.port)]
+        return [sys.executable, "-m", "tests.support.s3_server", self.host, str(self.port)]
 
     def _make_bucket(self, name: str) -> None:
         # moto looks at the service in it, and at nothing else.
@@ -138,7 +144,7 @@ class LocalS3(BucketServer):
 
     def _spec(self, bucket: str, folder: str) -> StoreSpec:
         options = {
-            "endpoint": f"http://{HOST}:{self.port}",
+            "endpoint": f"http://{self.host}:{self.port}",
             "allow_http": "true",
             "region": "us-east-1",
             "access_key_id": "test",
@@ -151,7 +157,7 @@ class LocalS3(BucketServer):
         bucket, _, folder = spec.url.removeprefix("s3://").partition("/")
         credential = "Credential=test/20260101/us-east-1/s3/aws4_request"
         signed = f"AWS4-HMAC-SHA256 {credential}, SignedHeaders=host, Signature=none"
-        url = f"http://{HOST}:{self.port}/{bucket}/{folder}/{key}"
+        url = f"http://{self.host}:{self.port}/{bucket}/{folder}/{key}"
         request = urllib.request.Request(url, method="PUT", data=body, headers={"Authorization": signed})
         urllib.request.urlopen(request, timeout=10).close()
 
@@ -197,7 +203,7 @@ class LocalAzure(BucketServer):
 
     def _spec(self, bucket: str, folder: str) -> StoreSpec:
         options = {
-            "endpoint": f"http://{HOST}:{self.port}/{self._ACCOUNT}",
+            "endpoint": f"http://{self.host}:{self.port}/{self._ACCOUNT}",
             "allow_http": "true",
             "account_name": self._ACCOUNT,
             "account_key": "env:FLINKISH_TEST_AZURE_SECRET",

@@ -1,4 +1,4 @@
-"""``python -m tests.support.s3_server PORT``: moto's S3, one request at a time.
+"""``python -m tests.support.s3_server HOST PORT``: moto's S3, one request at a time.
 
 As shipped its server is threaded, looks whether a key is free and then stores: one of 150 races had two
 winners.
@@ -23,15 +23,15 @@ class _Silent(WSGIRequestHandler):
         pass
 
 
-def main(port: int) -> None:
+def main(host: str, port: int) -> None:
     lock, app = threading.Lock(), DomainDispatcherApplication(create_backend_app)
 
     def one_at_a_time(environ: Any, start_response: Any) -> Iterable[bytes]:
         with lock:
             return list(app(environ, start_response))
 
-    make_server("127.0.0.1", port, one_at_a_time, threaded=True, request_handler=_Silent).serve_forever()
+    make_server(host, port, one_at_a_time, threaded=True, request_handler=_Silent).serve_forever()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(sys.argv[1], int(sys.argv[2]))

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ import pytest
 
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.testing import LocalBroker
+from tests.support.buckets import LocalS3
 from tests.support.jobs import eventually, order, produce, read_committed
 from tests.support.services import BUILD, ROOT
 from tests.support.two_hosts import Cluster, two_hosts, why_not
@@ -66,11 +68,18 @@ def bridged(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield broker.bridged
 
 
+@pytest.fixture(scope="module")
+def buckets(cluster: Cluster) -> Iterator[LocalS3]:
+    """S3 as driver and hosts reach it."""
+    with LocalS3(cluster.address) as found:
+        yield found
+
+
 @contextlib.contextmanager
 def started(
-    cluster: Cluster, servers: str, place: Path, kind: str, engine: str
+    cluster: Cluster, servers: str, place: Path, kind: str, engine: str, bucket: StoreSpec | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    name = f"{kind}-{engine}"
+    name = f"{kind}-{engine}" if bucket is None else f"{kind}-{engine}-s3"
     with KafkaAdmin(KafkaConnection(servers)) as admin:
         for topic in (f"in-{name}", f"out-{name}"):
             admin.create_topic(topic, 2)
@@ -88,6 +97,8 @@ def started(
         "--engine": engine,
     }
     command = [sys.executable, "-m", "tests.support.two_hosts_app"]
+    if bucket is not None:
+        words |= {"--job-dir": bucket.url, "--store-options": json.dumps(dict(bucket.options))}
     command += [str(word) for pair in words.items() for word in pair]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": cluster.address}
     with (place / f"{name}.log").open("w") as log:
@@ -108,8 +119,10 @@ def ended(driver: subprocess.Popen[str], timeout_s: float = 240) -> dict[str, An
     return said
 
 
-def run(cluster: Cluster, servers: str, place: Path, kind: str, engine: str) -> dict[str, Any]:
-    with started(cluster, servers, place, kind, engine) as driver:
+def run(
+    cluster: Cluster, servers: str, place: Path, kind: str, engine: str, bucket: StoreSpec | None = None
+) -> dict[str, Any]:
+    with started(cluster, servers, place, kind, engine, bucket) as driver:
         return ended(driver)
 
 
@@ -137,27 +150,68 @@ def test_what_tasks_keep_in_the_job_directory_is_refused_before_the_start(
     assert not (place / f"{kind}-jvm" / "job").exists()
 
 
-@pytest.mark.timeout(900)
-def test_a_host_that_is_cut_off_and_an_executor_that_dies_change_nothing(
-    cluster: Cluster, bridged: str, place: Path
+def totals() -> dict[str, tuple[int, int]]:
+    """Return by user how many orders there are, and their sum."""
+    by_user: dict[str, list[int]] = {}
+    for n in range(_RECORDS):
+        by_user.setdefault(f"u{n % 7}", []).append(n)
+    return {user: (len(amounts), sum(amounts)) for user, amounts in by_user.items()}
+
+
+def emitted(rows: Iterable[dict[str, Any]]) -> dict[str, tuple[int, int]]:
+    """Return the same of running totals: each order gives one, and the last is the greatest."""
+    by_user: dict[str, list[int]] = {}
+    for row in rows:
+        by_user.setdefault(row["user"], []).append(row["total"])
+    assert all(len(set(found)) == len(found) or user == "u0" for user, found in by_user.items())
+    return {user: (len(found), max(found)) for user, found in by_user.items()}
+
+
+def test_keyed_state_lies_in_a_bucket_that_the_hosts_reach(
+    cluster: Cluster, bridged: str, place: Path, buckets: LocalS3
 ) -> None:
-    topic = "out-slow-jvm"
+    assert run(cluster, bridged, place, "keyed", "jvm", buckets.new_store()) == {"ended": "finished"}
+    rows = (json.loads(record.value) for record in read_committed(bridged, "out-keyed-jvm-s3"))
+    assert emitted(rows) == totals()
+
+
+def test_what_tasks_buffer_lies_in_a_bucket_that_the_hosts_reach(
+    cluster: Cluster, bridged: str, place: Path, buckets: LocalS3
+) -> None:
+    bucket = buckets.new_store()
+    assert run(cluster, bridged, place, "keyed-buffered", "jvm", bucket) == {"ended": "finished"}
+    found = sorted((place / "keyed-buffered-jvm-s3" / "rows").iterdir())
+    assert emitted(row for file in found for row in json.loads(file.read_text())) == totals()
+    assert not [key for key in bucket.open_bucket().sizes_below("sinks") if key.endswith(".arrow")]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["slow", "slow-keyed"])
+def test_a_host_that_is_cut_off_and_an_executor_that_dies_change_nothing(
+    cluster: Cluster, bridged: str, place: Path, buckets: LocalS3, kind: str
+) -> None:
+    is_keyed = kind == "slow-keyed"
+    bucket = buckets.new_store() if is_keyed else None
+    topic = "out-slow-keyed-jvm-s3" if is_keyed else "out-slow-jvm"
 
     def shows(count: int) -> bool:
         assert driver.poll() is None, "the job has ended"
-        return amounts(bridged, topic).total() >= count
+        return len(read_committed(bridged, topic)) >= count
 
-    with started(cluster, bridged, place, "slow", "jvm") as driver:
+    with started(cluster, bridged, place, kind, "jvm", bucket) as driver:
         assert eventually(lambda: shows(40), 240)
         assert cluster.executors(0)
         cluster.cut_off(0)
         try:
             # Until Spark has given it up, and while the other host goes on.
-            seen = amounts(bridged, topic).total()
+            seen = len(read_committed(bridged, topic))
             assert eventually(lambda: shows(seen + 60), 240)
         finally:
             cluster.plug_in(0)
         for executor in cluster.executors(1):
             executor.kill()
         assert ended(driver, 500) == {"ended": "finished"}
-    assert amounts(bridged, topic) == Counter(range(_RECORDS))
+    if is_keyed:
+        assert emitted(json.loads(record.value) for record in read_committed(bridged, topic)) == totals()
+    else:
+        assert amounts(bridged, topic) == Counter(range(_RECORDS))
