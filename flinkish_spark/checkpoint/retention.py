@@ -412,19 +412,19 @@ class BucketPins(_Pins):
             return
         entries = self._entries(decision)
         stores = store_versions(decision.commits_text, int(decision.batch))
-        names: list[str] = []
+        names, files = list[str](), dict[str, int]()
         if stores:
             state = StateInBucket(self._files, self._state)
             try:
                 names += itertools.chain(*_at_once(partial(files_of, state), stores))
-            except StateFileGone as error:
+                names += operator_files(state, stores)
+                files = {name: state.sizes[name] for name in names}
+            except (StateFileGone, KeyError) as error:
                 raise CorruptObjectError(
                     f"the state of checkpoint {decision.checkpoint} is not there",
-                    why=f"{error} is gone",
+                    why=f"{error.args[0]} is gone",
                     what_to_do="find out who deletes files of the job directory; the job does not",
                 ) from error
-            names += operator_files(state, stores)
-        files = {name: state.sizes[name] for name in names}
         self._write(PinManifest(decision.checkpoint, decision.batch, entries, files, self._state))
 
     def why_not_restorable(self, checkpoint: CheckpointId) -> str:
