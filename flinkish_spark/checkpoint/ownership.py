@@ -41,8 +41,8 @@ from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.timeline import NO_TIMELINE, Stretch, Timeline
 
 LOG = logging.getLogger(__name__)
-#: Notes beside an owner's record, see :class:`BeatLease`; and how often those of another are looked at.
-_BEAT, _ENDED, _LOOK_MS = "beat", "ended", 1_000
+#: Notes beside an owner's record, see :class:`BeatLease`.
+_BEAT, _ENDED = "beat", "ended"
 #: Longest text of a holder, in bytes: a host name has 255 at most.
 _MOST_HOLDER = 1_000
 #: How often the lock of another process is tried, and the pause behind each.
@@ -207,7 +207,7 @@ class BeatLease:
             Somebody has it.
         """
         now_ms = self._clock.monotonic_ms()
-        if self._asked_ms is not None and now_ms - self._asked_ms < _LOOK_MS:
+        if self._asked_ms is not None and now_ms - self._asked_ms < self._beat_ms // 5:
             raise self._refusal("", is_known=False)
         self._asked_ms = now_ms
         epoch = self._job_dir.newest_owner()

@@ -78,8 +78,6 @@ from flinkish_spark.protocol.retention import (
 # Used by the recovery and the coordinator, one thread at a time.
 
 
-T = TypeVar("T")
-R = TypeVar("R")
 LOG = logging.getLogger(__name__)
 #: Folder of the pins below the job directory.
 PINS = "pins"
@@ -383,11 +381,16 @@ class SparkPins(_Pins):
         """Do nothing: Spark cleans up its own folder, and :meth:`unpin` the pool."""
 
 
-#: How often a bucket is looked through for what no pin needs. A file goes when it was found so twice: one
-#: that was just uploaded is named by nobody for a moment.
-_CLEAN_EVERY_MS = 10 * 60_000
+T = TypeVar("T")
+R = TypeVar("R")
 #: How many files are copied, or looked into, at once.
 _AT_ONCE = 16
+
+
+def _at_once(do: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Do something for each, some at a time: in a bucket each waits for an answer."""
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="flinkish-files") as pool:
+        return list(pool.map(do, items))
 
 
 class BucketPins(_Pins):
@@ -399,12 +402,17 @@ class BucketPins(_Pins):
         The folder in which Spark runs, or is to run. Those of newer owners are left alone.
     """
 
+    #: How often the bucket is looked through for what no pin needs. A file goes when it was found so twice:
+    #: one that was just uploaded is named by nobody for a moment.
+    clean_every_ms = 10 * 60_000
+    each = staticmethod(_at_once)
+
     def __init__(self, log: BucketLog, clock: Clock) -> None:
         super().__init__(log)
         self._files, self._epoch, self._clock = log.files, log.epoch, clock
         self._state = f"{log.folder}/{STATE}"
         self._suspects: frozenset[str] = frozenset()
-        self._clean_at_ms = clock.monotonic_ms() + _CLEAN_EVERY_MS
+        self._clean_at_ms = clock.monotonic_ms() + self.clean_every_ms
 
     def pin(self, decision: Decision) -> None:
         """Write which files the checkpoint needs."""
@@ -416,7 +424,7 @@ class BucketPins(_Pins):
         if stores:
             state = StateInBucket(self._files, self._state)
             try:
-                names += itertools.chain(*_at_once(partial(files_of, state), stores))
+                names += itertools.chain(*self.each(partial(files_of, state), stores))
                 names += operator_files(state, stores)
                 files = {name: state.sizes[name] for name in names}
             except (StateFileGone, KeyError) as error:
@@ -451,7 +459,7 @@ class BucketPins(_Pins):
                 for n, size in manifest.files.items()
                 if there.get(n) is None or (is_versioned(n) and there[n] != size)
             ]
-            _at_once(
+            self.each(
                 lambda name: self._files.copy(f"{manifest.folder}/{name}", f"{self._state}/{name}"), missing
             )
         # This order matters: an entry says that the state behind it is there.
@@ -467,7 +475,7 @@ class BucketPins(_Pins):
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._clean_at_ms:
             return
-        self._clean_at_ms = now_ms + _CLEAN_EVERY_MS
+        self._clean_at_ms = now_ms + self.clean_every_ms
         found = self._needed_by_nobody()
         gone = found & self._suspects
         self._suspects = found - gone
@@ -502,7 +510,7 @@ class BucketPins(_Pins):
         """Return the shared files that snapshots behind the oldest pin name: the next ones may, too."""
         state = StateInBucket(self._files, self._state)
         newer = [n for n in state.sizes if n.endswith(".zip") and (_version_of(n) or 0) > oldest + 1]
-        found = _at_once(
+        found = self.each(
             lambda name: [f"{self._state}/{name.rpartition('/')[0]}/{t}" for t in tables_of(state, name)],
             newer,
         )
@@ -534,12 +542,6 @@ def _is_older(name: str, oldest: int) -> bool:
         return False
     version = _version_of(rest)
     return version is None or version <= oldest + 1
-
-
-def _at_once(do: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """Do something for each, some at a time: in a bucket each waits for an answer."""
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="flinkish-files") as pool:
-        return list(pool.map(do, items))
 
 
 def _key(checkpoint: CheckpointId) -> str:
@@ -621,16 +623,18 @@ def _refused(what: str, error: OSError) -> StoreError:
 # one is with its last write.
 
 
-def fence_in_bucket(log: BucketLog, job_dir: JobDir, epoch: OwnerEpoch, clock: Clock) -> None:
+def fence_in_bucket(log: BucketLog, job_dir: JobDir, pins: Callable[[BucketLog], CheckpointPins]) -> None:
     """Begin the folder of a new owner; called behind the takeover, before anything is read from it.
 
     Parameters
     ----------
     log
         In the new owner's folder.
+    pins
+        Returns the pins of a log in a folder.
     """
     newest = _newest_in_log(job_dir)
-    before = BucketLog.newest_begun(log.store, epoch)
+    before = BucketLog.newest_begun(log.store, OwnerEpoch(log.epoch))
     if before is not None:
         older = log.beside(f"spark/{before}")
         log.take_query_from(older)
@@ -641,8 +645,8 @@ def fence_in_bucket(log: BucketLog, job_dir: JobDir, epoch: OwnerEpoch, clock: C
                 # Something of it may be lost, and has to be staged again, one micro-batch after the other.
                 log.take_entries_from(older, OFFSETS, [staged.batch for staged in newest.batches])
             try:
-                BucketPins(older, clock).pin(newest)
-                BucketPins(log, clock).restore(newest.checkpoint)
+                pins(older).pin(newest)
+                pins(log).restore(newest.checkpoint)
             except CorruptObjectError as error:
                 # The start fails only where this state is needed: an order may go back further.
                 LOG.error("checkpoint %s cannot be gone on from: %s", newest.checkpoint, error)

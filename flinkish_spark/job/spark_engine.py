@@ -304,7 +304,7 @@ class SparkEngine:
             fence_spark_folder(place.folder, epoch)
         log = log_of(self._job_dir.store, place, epoch)
         if isinstance(log, BucketLog):
-            fence_in_bucket(log, self._job_dir, epoch, self._settings.clock)
+            fence_in_bucket(log, self._job_dir, self.pins)
         return log
 
     def pins(self, log: SparkLog) -> CheckpointPins:

@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
+from flinkish_spark.checkpoint import retention
+from flinkish_spark.checkpoint.spark_log import BucketLog
 from flinkish_spark.core import store
 from flinkish_spark.core.store import CachedReads, CreateResult, ObjectMissing
+from tests.simulation.engine import SimEngine
 from tests.simulation.patching import Patch, Variant
+from tests.simulation.spark_files import SimBucketPins
 
 
 def _exists_believed() -> Sequence[Patch]:
@@ -95,6 +99,40 @@ def _missing_kept() -> Sequence[Patch]:
     return [mock.patch.object(CachedReads, "read", read)]
 
 
+def _one_folder_for_all() -> Sequence[Patch]:
+    """A new owner goes on in the folder in which an older JVM may still write."""
+    original = SimEngine.fenced_log
+
+    def fenced_log(self: Any, ownership: Any) -> Any:
+        log = original(self, ownership)
+        return log.beside("spark/1") if isinstance(log, BucketLog) else log
+
+    return [mock.patch.object(SimEngine, "fenced_log", fenced_log)]
+
+
+def _newer_than_pins_cleaned() -> Sequence[Patch]:
+    """What no pin names is needed by nobody, however new it is, and goes at once."""
+
+    def clean(self: Any, require_owner: Any) -> None:
+        self._files.delete_all(self._needed_by_nobody())
+
+    return [
+        mock.patch.object(retention, "_is_older", lambda name, oldest: name.startswith("state/")),
+        mock.patch.object(SimBucketPins, "clean", clean),
+    ]
+
+
+def _state_left_behind() -> Sequence[Patch]:
+    """A new owner takes the log along, and not the state."""
+    original = SimBucketPins.restore
+
+    def restore(self: Any, checkpoint: Any) -> None:
+        with mock.patch.object(self, "each", lambda do, items: []):
+            original(self, checkpoint)
+
+    return [mock.patch.object(SimBucketPins, "restore", restore)]
+
+
 #: Of a job directory in a bucket.
 BUCKETS = (
     Variant("exists is believed", _exists_believed),
@@ -103,4 +141,7 @@ BUCKETS = (
     Variant("what is there is ours", _what_is_there_is_ours),
     Variant("lost answers mean done", _lost_answers_mean_done),
     Variant("what is missing is kept", _missing_kept),
+    Variant("one folder for all owners", _one_folder_for_all),
+    Variant("newer than the pins is cleaned", _newer_than_pins_cleaned),
+    Variant("state is left behind", _state_left_behind),
 )

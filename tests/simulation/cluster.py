@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from unittest import mock
 
+from flinkish_spark.checkpoint.retention import CheckpointPins
 from flinkish_spark.connectors.delta.table import app_id, checkpoint_note
 from flinkish_spark.core.errors import EnvironmentFault, JobDirError
 from flinkish_spark.core.job_dir import JobDir
@@ -24,9 +25,9 @@ from tests.simulation.invariants import Invariants
 from tests.simulation.memory_store import MemoryStore
 from tests.simulation.pins import SimPins
 from tests.simulation.rules import Rule
-from tests.simulation.scenario import SinkKind
+from tests.simulation.scenario import SinkKind, StoreKind
 from tests.simulation.scheduler import US_PER_MS, Process
-from tests.simulation.spark_files import SimSparkLog
+from tests.simulation.spark_files import SimBucketLog, SimBucketPins, SimSparkLog
 from tests.simulation.store_faults import SimStore
 from tests.simulation.world import OtherTimeline, World
 
@@ -135,9 +136,9 @@ class Cluster:
         if world.other_timeline is not None:
             return
         if self._backup is None:
-            self._backup = world.disk.copy()
+            self._backup = world.disk.copied()
             return
-        backup, newest = self._backup, world.disk.copy()
+        backup, newest = self._backup, world.disk.copied()
         if not self._is_ahead_of(backup):
             # Nothing outside can tell the two apart, and nothing has to.
             self._backup = newest
@@ -239,15 +240,21 @@ class Cluster:
         target = CheckpointId(world.chance.choice(complete[-4:]))
         tables = world.chance.choice((Tables.KEEP, Tables.RESTORE))
         store = SimStore(world, process, self._invariants, lambda process: False)
-        log = SimSparkLog(store, "spark/0", "/simulated/spark/0")
         clock = SimClock(world.scheduler, world.chance)
         name = f"{world.chance.getrandbits(128):032x}"
         world.note("people", f"order to go back to {target}, {tables.value}")
         try:
             with mock.patch("uuid.uuid4", lambda: SimpleNamespace(hex=name)):
-                rewinding.order_rewind(JobDir(store), SimPins(log), clock, target, tables, "simulated")
+                pins = self._pins(store, clock)
+                rewinding.order_rewind(JobDir(store), pins, clock, target, tables, "simulated")
         except (rewinding.RewindRefused, EnvironmentFault, JobDirError, ObjectMissing) as refused:
             world.note("people", f"refused: {refused}")
+
+    def _pins(self, store: SimStore, clock: SimClock) -> CheckpointPins:
+        """Return the pins as the command line asks them."""
+        if self._world.scenario.store is StoreKind.DISK:
+            return SimPins(SimSparkLog(store, "spark/0", "/simulated/spark/0"))
+        return SimBucketPins(SimBucketLog(store, "spark/0", "/simulated/spark/0"), clock)
 
     # -- the end --------------------------------------------------------------------------------
     def _bring_to_an_end(self) -> None:

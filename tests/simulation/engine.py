@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import types as T
 
 from flinkish_spark.checkpoint.control import ControlFile
-from flinkish_spark.checkpoint.ownership import Ownership
-from flinkish_spark.checkpoint.retention import CheckpointPins
-from flinkish_spark.checkpoint.spark_log import SparkLog
-from flinkish_spark.checkpoint.staging import Staging, StagingContext
+from flinkish_spark.checkpoint.ownership import BeatLease, Ownership
+from flinkish_spark.checkpoint.retention import CheckpointPins, fence_in_bucket
+from flinkish_spark.checkpoint.spark_log import BucketLog, SparkLog
+from flinkish_spark.checkpoint.staging import OwnerLock, Staging, StagingContext
 from flinkish_spark.connectors.delta.sink import DeltaSink
 from flinkish_spark.connectors.delta.staging import DeltaCommitter
 from flinkish_spark.connectors.kafka.writer import KafkaCommitter
@@ -43,12 +43,13 @@ from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, JobUuid
 from flinkish_spark.protocol.records import CommitAnswer, Committable
 from flinkish_spark.protocol.time_plan import TimePlan
 from flinkish_spark.protocol.timeline import Mark
+from tests.simulation.clock import SimThreads
 from tests.simulation.faults import FaultKind as K
 from tests.simulation.input_topic import GROUP, TOPIC
 from tests.simulation.pins import SimPins
 from tests.simulation.reseeding import Beginning, SimReseeding
 from tests.simulation.rules import Rule, require
-from tests.simulation.scenario import SinkKind
+from tests.simulation.scenario import SinkKind, StoreKind
 from tests.simulation.scheduler import US_PER_MS, Process
 from tests.simulation.sinks import (
     SimDeltaCommits,
@@ -60,7 +61,7 @@ from tests.simulation.sinks import (
     SinkCall,
 )
 from tests.simulation.spark import SimQuery, SimReplayQuery
-from tests.simulation.spark_files import SimSparkLog, fence
+from tests.simulation.spark_files import SimBucketLog, SimBucketPins, SimSparkLog, fence
 from tests.simulation.world import World
 
 if TYPE_CHECKING:
@@ -177,28 +178,50 @@ class SimLock:
     """An :class:`~flinkish_spark.checkpoint.staging.OwnerLock` that a suspended machine can lose."""
 
     def __init__(self, world: World, process: Process, holder: list[Process]) -> None:
-        self._world, self._process, self._holder = world, process, holder
+        self.world, self.process, self._holder = world, process, holder
         self._has_waited = False
 
     def acquire(self) -> None:
         """Take the lock, unless a living process has it."""
-        gives_up = self._has_waited and self._process.name in self._world.told_to_end
-        require(
-            self._world, not gives_up, Rule.TOLD_TO_END, f"{self._process.name} wants the job all the same"
-        )
-        self._has_waited = True
-        self._world.step("lock")
+        self.wanted()
         if self._holder and self._holder[0].is_alive:
             raise OwnedElsewhereError(f"{self._holder[0].name} owns the simulated job", holder="another")
-        self._holder[:] = [self._process]
+        self._holder[:] = [self.process]
+
+    def wanted(self) -> None:
+        """Look whether its process may want it."""
+        gives_up = self._has_waited and self.process.name in self.world.told_to_end
+        require(self.world, not gives_up, Rule.TOLD_TO_END, f"{self.process.name} wants the job all the same")
+        self._has_waited = True
+        self.world.step("lock")
 
     def took_over(self, epoch: OwnerEpoch) -> None:
         """Do nothing: it is held."""
 
     def release(self) -> None:
         """Drop it."""
-        if self._holder == [self._process]:
+        if self._holder == [self.process]:
             self._holder.clear()
+
+
+class SimLease(BeatLease):
+    """The product's :class:`BeatLease`, which is lost in a moment: while its owner is suspended, or cut off.
+
+    Parameters
+    ----------
+    lock
+        Looks at who wants it.
+    """
+
+    def __init__(self, lock: SimLock, job_dir: JobDir, clock: Clock) -> None:
+        threads = SimThreads(lock.world.scheduler, lock.process)
+        super().__init__(job_dir, "the simulated bucket", clock, threads, beat_ms=50, lease_ms=300)
+        self._lock = lock
+
+    def acquire(self) -> None:
+        """Return if nobody lives who has the job."""
+        self._lock.wanted()
+        super().acquire()
 
 
 class SimEngine:
@@ -232,15 +255,17 @@ class SimEngine:
         self._store, self._jvm_store, self._lock_holder = store, jvm_store, lock_holder
         self.sources: Sequence[SourceNode] = (SourceNode(SOURCE, SimSource(world, invariants)),)
         self.operators = (OPERATOR,)
+        self._is_on_disk = world.scenario.store is StoreKind.DISK
         self.uids = (SOURCE, OPERATOR, *world.scenario.sink_uids)
 
     def check(self) -> None:
         """Find nothing wrong."""
         self._world.step("preflight")
 
-    def lock(self) -> SimLock:
-        """Return the lock."""
-        return SimLock(self._world, self._driver, self._lock_holder)
+    def lock(self) -> OwnerLock:
+        """Return the lock; in a bucket the product's lease."""
+        lock = SimLock(self._world, self._driver, self._lock_holder)
+        return lock if self._is_on_disk else SimLease(lock, JobDir(self._store), self._clock)
 
     def record_job(self) -> JobUuid:
         """Return the job's uuid; note what the first log begins with."""
@@ -252,13 +277,18 @@ class SimEngine:
     def fenced_log(self, ownership: Ownership) -> SparkLog:
         """Rename Spark's folder."""
         self._world.step("fence", f"owner {ownership.epoch}")
-        log = fence(self._world.disk, self._store, ownership)
+        if self._is_on_disk:
+            log: SparkLog = fence(self._world.disk, self._store, ownership)
+        else:
+            folder = f"spark/{ownership.epoch}"
+            log = in_bucket = SimBucketLog(self._store, folder, f"/simulated/{folder}")
+            fence_in_bucket(in_bucket, JobDir(self._store), self.pins)
         self._invariants.took_over(self._driver, int(ownership.epoch))
         return log
 
     def pins(self, log: SparkLog) -> CheckpointPins:
         """Return the pins."""
-        return SimPins(log)
+        return SimBucketPins(log, self._clock) if isinstance(log, BucketLog) else SimPins(log)
 
     def committers(self, job: JobUuid, ownership: Ownership) -> dict[str, Committer]:
         """Return the product's committers over simulated systems."""

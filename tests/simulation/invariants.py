@@ -20,6 +20,7 @@ from tests.simulation.ledger import DecisionRecord, Ledger, body_of
 from tests.simulation.outputs import StagedFile, Transaction, TransactionState
 from tests.simulation.replay_checks import ReplayChecks
 from tests.simulation.rules import Rule, require
+from tests.simulation.scenario import StoreKind
 from tests.simulation.scheduler import Process
 from tests.simulation.sinks import TIMEOUT
 from tests.simulation.store_faults import Change, Moment
@@ -154,7 +155,7 @@ class Invariants:
             if is_commit:
                 self._spark_committed(change)
         elif change.verb == "delete" and is_commit and change.process in self.epochs:
-            self._commit_removed(int(change.key.rpartition("/")[2]))
+            self._commit_removed(change)
 
     def _checkpoint_changed(self, change: Change, checkpoint: int, part: str) -> None:
         if change.verb == "delete":
@@ -221,10 +222,25 @@ class Invariants:
         elif self.is_running and folder == f"{self._folder}/commits":
             self.decisions.spark_committed(self._folder, int(name), self.owner)
 
-    def _commit_removed(self, batch: int) -> None:
-        """Check that a driver takes back only what an intent names; Spark's JVM purges what is old."""
-        is_named = any(first <= batch for _, first in self._intents.values())
-        self._require(is_named, Rule.INTENT_FIRST, f"commits/{batch} is removed and no intent names it")
+    def _commit_removed(self, change: Change) -> None:
+        """Check that a driver takes back only what an intent names, or is old; on a disk Spark purges."""
+        batch = int(change.key.rpartition("/")[2])
+        reseed = RewindKind.RESEED.value
+        is_named = any(first <= batch or kind == reseed for kind, first in self._intents.values())
+        is_old = self._world.scenario.store is StoreKind.BUCKET and self._is_old(change, batch)
+        self._require(
+            is_named or is_old, Rule.INTENT_FIRST, f"commits/{batch} is removed and no intent names it"
+        )
+
+    def _is_old(self, change: Change, batch: int) -> bool:
+        """Whether an entry is of an earlier owner, or older than all checkpoints that can be gone back to."""
+        epoch = int(change.key.split("/")[1])
+        if epoch < self.epochs[change.process]:
+            return True
+        objects = self._world.disk.objects
+        live = [d for d in self.ledger.complete() if not d.is_dead]
+        pinned = [d.batches[-1].batch for d in live if f"{PINS}/{d.checkpoint}.json" in objects]
+        return bool(pinned) and batch < min(pinned)
 
     def _intent_changed(self, change: Change, name: str) -> None:
         """Check that an intent goes only when what it names is done, or has become void."""

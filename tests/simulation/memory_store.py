@@ -71,6 +71,10 @@ class MemoryStore:
         """Return the keys of all objects below a folder, hidden ones too, sorted."""
         return tuple(sorted(key for key in self.objects if key.startswith(f"{folder}/")))
 
+    def sizes_below(self, folder: str) -> dict[str, int]:
+        """Return everything below a folder with its size."""
+        return {key[len(folder) + 1 :]: len(self.objects[key]) for key in self.below(folder)}
+
     def rename_folder(self, folder: str, other: str) -> None:
         """Move everything below `folder` at once, as rename(2) does; a missing one moves nothing."""
         for key in self.below(folder):
@@ -78,7 +82,7 @@ class MemoryStore:
             self.delete(key)
             self.put(other + key[len(folder) :], data)
 
-    def copy(self) -> MemoryStore:
+    def copied(self) -> MemoryStore:
         """Return another store with the same objects."""
         copied = MemoryStore()
         for key, data in self.objects.items():
@@ -87,7 +91,7 @@ class MemoryStore:
 
     def become(self, other: MemoryStore) -> None:
         """Hold what `other` holds, and nothing else."""
-        copied = other.copy()
+        copied = other.copied()
         self.objects, self._children, self._listings = copied.objects, copied._children, copied._listings
 
     def _link(self, key: str) -> None:

@@ -20,6 +20,7 @@ from tests.simulation.faults import FaultKind as K
 from tests.simulation.frames import SimFrame
 from tests.simulation.input_topic import Row
 from tests.simulation.reseeding import Beginning
+from tests.simulation.scenario import StoreKind
 from tests.simulation.scheduler import US_PER_MS, Process, ProcessDied
 from tests.simulation.spark_files import (
     BatchOffsets,
@@ -106,7 +107,8 @@ class SimQuery:
         while self._jvm_process.is_alive and self._thread.is_alive():
             self._world.scheduler.pause(2 * US_PER_MS)
         self._on_stop()
-        if self._jvm_process.is_alive and self._world.struck(K.LATE_CLEANING):
+        is_on_disk = self._world.scenario.store is StoreKind.DISK
+        if is_on_disk and self._jvm_process.is_alive and self._world.struck(K.LATE_CLEANING):
             highest = self._highest_version
             self._world.later(self._world.chance.choice((10, 100, 500)), lambda: self._clean_late(highest))
 
@@ -210,8 +212,9 @@ class SimQuery:
         world.call(self._driver, lambda: self._write(frame, batch), _DriverGone)
         self._step("state", f"version {batch + 1}")
         unique_id = f"{world.chance.getrandbits(48):012x}"
-        text = commit_text(unique_id)
-        self._store.put(f"{self._folder}/state/{state_key(text, batch)}", state_bytes(after))
+        kind = world.scenario.store
+        text = commit_text(unique_id, kind)
+        self._store.put(f"{self._folder}/state/{state_key(text, batch)}", state_bytes(after, kind))
         self._add(COMMITS, batch, text)
         return after
 
@@ -242,7 +245,9 @@ class SimQuery:
 
     # -- cleaning -------------------------------------------------------------------------------
     def _purge(self, batch: int) -> None:
-        """Delete log entries and state files behind the retained number of micro-batches."""
+        """Delete log entries and state files behind the retained number of micro-batches; on a disk."""
+        if self._world.scenario.store is StoreKind.BUCKET:
+            return
         oldest = batch - self._world.scenario.batches_to_retain
         for log in (OFFSETS, COMMITS):
             for old in self._entries(log):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 from flinkish_spark.checkpoint.ownership import Ownership
-from flinkish_spark.checkpoint.spark_log import REPLAY, SparkLog
+from flinkish_spark.checkpoint.retention import BucketPins
+from flinkish_spark.checkpoint.spark_log import REPLAY, BucketLog, SparkLog
 from flinkish_spark.core.errors import FencedError
 from flinkish_spark.core.offset_log import OFFSET_KEY, LoggedOffsets
 from flinkish_spark.core.store import Store
@@ -16,6 +19,10 @@ from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
 from tests.simulation.input_topic import TOPIC
 from tests.simulation.memory_store import MemoryStore
+from tests.simulation.scenario import StoreKind
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 #: Folder of what each log of Spark's began with, by lineage.
 BEGINNINGS = "beginnings"
@@ -45,14 +52,19 @@ class BatchOffsets:
         return cls(ends, tuple(int(json.loads(one)[OFFSET_KEY]) for one in controls))
 
 
-def commit_text(unique_id: str) -> str:
-    """Return commits/N of a micro-batch whose state got this id."""
-    return "v1\n" + json.dumps({"nextBatchWatermarkMs": 0, "stateUniqueIds": unique_id})
+def commit_text(unique_id: str, store: StoreKind) -> str:
+    """Return commits/N of a micro-batch whose state got this id; for a bucket as Spark writes it."""
+    ids = unique_id if store is StoreKind.DISK else {"0": [[unique_id]]}
+    return "v1\n" + json.dumps({"nextBatchWatermarkMs": 0, "stateUniqueIds": ids})
 
 
 def state_key(commits_text: str, batch: int) -> str:
-    """Return the name of the state file that commits/N names: version N+1 and its id."""
-    return f"{batch + 1}-{json.loads(commits_text.partition(chr(10))[2])['stateUniqueIds']}"
+    """Return the name of the state file that commits/N names: version N+1 and its id.
+
+    In a bucket it is a snapshot as Spark's, which the product's own pins read.
+    """
+    ids = json.loads(commits_text.partition(chr(10))[2])["stateUniqueIds"]
+    return f"{batch + 1}-{ids}" if isinstance(ids, str) else f"0/0/{batch + 1}_{ids['0'][0][0]}.zip"
 
 
 def state_version(name: str) -> int:
@@ -60,13 +72,23 @@ def state_version(name: str) -> int:
     return int(name.partition("-")[0])
 
 
-def state_bytes(counts: Counts) -> bytes:
+def state_bytes(counts: Counts, store: StoreKind) -> bytes:
     """Return a state file's content."""
-    return json.dumps(sorted(counts.items())).encode()
+    content = json.dumps(sorted(counts.items()))
+    if store is StoreKind.DISK:
+        return content.encode()
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("metadata", "v1\n{}")
+        archive.writestr("counts", content)
+    return packed.getvalue()
 
 
 def parse_state(data: bytes) -> dict[int, int]:
     """Read a state file."""
+    if data.startswith(b"PK"):
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            data = archive.read("counts")
     return {int(key): int(count) for key, count in json.loads(data)}
 
 
@@ -78,6 +100,36 @@ class RenamingStore(Store, Protocol):
 
     def delete_folder(self, folder: str) -> None:
         """Delete everything below `folder`."""
+
+
+def _began_at(store: Store, lineage: Lineage) -> LoggedOffsets:
+    beginning = json.loads(store.read(f"{BEGINNINGS}/{lineage}"))
+    return LoggedOffsets(({TOPIC: {str(p): at for p, at in beginning["ends"]}},))
+
+
+class SimBucketLog(BucketLog):
+    """The product's :class:`BucketLog`, but for what the simulated sources keep elsewhere."""
+
+    __slots__ = ()
+
+    def beside(self, folder: str) -> SimBucketLog:
+        """Return the log in another folder of the same job directory."""
+        return SimBucketLog(self.store, folder, f"/simulated/{folder}")
+
+    def began_at(self, lineage: Lineage = FIRST_LINEAGE) -> LoggedOffsets:
+        """Return what the log began with."""
+        return _began_at(self.store, lineage)
+
+
+class SimBucketPins(BucketPins):
+    """The product's :class:`BucketPins`, in a hurry, and one file after the other."""
+
+    clean_every_ms = 20
+
+    @staticmethod
+    def each(do: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """Do something for each."""
+        return [do(item) for item in items]
 
 
 class SimSparkLog(SparkLog):
@@ -123,8 +175,7 @@ class SimSparkLog(SparkLog):
 
     def began_at(self, lineage: Lineage = FIRST_LINEAGE) -> LoggedOffsets:
         """Return what the log began with."""
-        beginning = json.loads(self.store.read(f"{BEGINNINGS}/{lineage}"))
-        return LoggedOffsets(({TOPIC: {str(p): at for p, at in beginning["ends"]}},))
+        return _began_at(self.store, lineage)
 
     def _clear(self, folder: str) -> None:
         for key in self.store.list(folder):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from flinkish_spark.core import store as product
 from flinkish_spark.core.errors import StoreError
-from flinkish_spark.core.store import CreateResult
+from flinkish_spark.core.store import CreateResult, ObjectMissing
 from tests.simulation.bucket import Tries, is_away
 from tests.simulation.clock import SimClock
 from tests.simulation.faults import FaultKind as K
@@ -166,6 +166,28 @@ class SimStore:
                 self._wrote(Change(self._process, "delete", key, moment, has_job))
 
         self._change("delete", key, effect, None)
+
+    # -- what is asked of many files at once --------------------------------------------------------
+    def sizes_below(self, folder: str) -> dict[str, int]:
+        """Return everything below a folder with its size."""
+        self.list(folder)
+        return self._disk.sizes_below(folder)
+
+    def read_start(self, key: str, most_bytes: int) -> bytes:
+        """Return the first bytes of the object."""
+        return self.read(key)[:most_bytes]
+
+    def copy(self, key: str, other: str) -> None:
+        """Copy an object; raise ObjectMissing if there is none."""
+        data = self._disk.objects.get(key)
+        if data is None:
+            raise ObjectMissing(key)
+        self.put(other, data)
+
+    def delete_all(self, keys: Collection[str]) -> None:
+        """Delete objects one after the other, as far as it goes."""
+        for key in sorted(keys):
+            self.delete(key)
 
     def delete_folder(self, folder: str) -> None:
         """Delete everything below `folder`, one after the other, as far as it goes."""

@@ -30,7 +30,7 @@ pytest.importorskip("obstore")
 
 ONE, TWO = CheckpointId(1), CheckpointId(2)
 _NUMBERS = itertools.count()
-_CLEAN_MS = retention._CLEAN_EVERY_MS
+_CLEAN_MS = BucketPins.clean_every_ms
 
 
 class Bucket:
@@ -76,7 +76,7 @@ class Bucket:
 
     def fence(self, epoch: int) -> BucketLog:
         log = self.log(epoch)
-        fence_in_bucket(log, self.job_dir, OwnerEpoch(epoch), self.clock)
+        fence_in_bucket(log, self.job_dir, lambda one: BucketPins(one, self.clock))
         return log
 
     def below(self, folder: str) -> dict[str, bytes]:
