@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 from urllib.parse import unquote
 
 from py4j.protocol import Py4JJavaError
@@ -15,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from flinkish_spark.bridge.session import has_class, jvm
+from flinkish_spark.bridge.session import active_session, has_class, jvm
 from flinkish_spark.connectors.delta.table import (
     OverwritePartitions,
     TableInfo,
@@ -26,6 +27,9 @@ from flinkish_spark.core.errors import raise_translated
 
 # ----------------------------------------------------------------------------------------------------------
 # Delta's refusals and conflicts, told apart.
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class DeltaRefused(Exception):
@@ -123,6 +127,21 @@ class NotAsFiles(Exception):
     """Staged files cannot be named in the table as it is now; their rows may still fit."""
 
 
+def _in_session(method: Method) -> Method:
+    """Return a method during which Delta finds the session.
+
+    Where it reads the checkpoint of a table's log it asks the thread for it, and threads of a coordinator or
+    of a recovery have none.
+    """
+
+    @functools.wraps(method)
+    def run(self: DeltaTables, *given: Any, **named: Any) -> Any:
+        with active_session(self._spark):
+            return method(self, *given, **named)
+
+    return cast("Method", run)
+
+
 class DeltaTables:
     """Stage and commit; one per process, used from the epoch writer and the coordinator.
 
@@ -181,6 +200,7 @@ class DeltaTables:
         except FROM_THE_JVM as error:
             raise_translated(translated(error), error)
 
+    @_in_session
     def check_schema(
         self, schema: StructType, path: str, partition_by: Sequence[str], options: Mapping[str, str]
     ) -> None:
@@ -224,14 +244,17 @@ class DeltaTables:
             False,
         )
 
+    @_in_session
     def version(self, path: str) -> int:
         """Return the table's newest version; -1 if there is no table."""
         return int(self._log(path).startTransaction().readVersion())
 
+    @_in_session
     def info(self, path: str) -> TableInfo | None:
         """Return the table as it is now; None if there is none."""
         return self._info(self._log(path).startTransaction())
 
+    @_in_session
     def committed_version(self, path: str, app_id: str) -> int:
         """Return the last version that `app_id` committed to the table; -1 if none."""
         transaction = self._log(path).startTransaction()
@@ -266,6 +289,7 @@ class DeltaTables:
         except FROM_THE_JVM as error:
             raise_translated(translated(error), error)
 
+    @_in_session
     def commit(
         self,
         path: str,

@@ -8,7 +8,8 @@ from collections import Counter
 import pytest
 
 from flinkish_spark import DeltaWriter, OverwritePartitions, Upsert
-from flinkish_spark.connectors.delta.transactions import HadoopFiles, PublicFiles
+from flinkish_spark.bridge.session import jvm
+from flinkish_spark.connectors.delta.transactions import DeltaTables, HadoopFiles, PublicFiles
 from flinkish_spark.core.errors import BadRecordError, SchemaError
 from flinkish_spark.protocol.records import Outcome
 from tests.support.delta_rig import DeltaRig
@@ -310,3 +311,22 @@ def test_files_without_a_jvm_of_ones_own(spark, tmp_path) -> None:
     assert PublicFiles(spark).folders(str(root)) == ["one"]
     HadoopFiles(spark).delete(str(root / "two"))
     assert not (root / "two").exists()
+
+
+def test_a_table_is_asked_in_a_thread_that_has_no_session(spark, tmp_path) -> None:
+    """Without its newest checksum, as behind a kill, Delta reads the checkpoint of its log."""
+    path = str(tmp_path / "t")
+    for number in range(3):
+        write = spark.range(1).write.format("delta").mode("append")
+        write.option("txnAppId", "me").option("txnVersion", number).save(path)
+        if not number:
+            spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '2')")
+    assert list((tmp_path / "t/_delta_log").glob("*.checkpoint*.parquet"))
+    for checksum in (tmp_path / "t/_delta_log").glob("*.crc"):
+        checksum.unlink()
+    jvm(spark).org.apache.spark.sql.delta.DeltaLog.clearCache()
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(DeltaTables(spark).committed_version(path, "me")))
+    thread.start()
+    thread.join()
+    assert found == [2]
