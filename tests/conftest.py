@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support import effort, run_order
+from tests.support.buckets import S3A_CONF, SECRETS
 from tests.support.fork_server import interpreter
 from tests.support.jvm_flags import JVM_FLAGS
 from tests.support.services import BUILD, ROOT, Services, ask, end_with_the_run, scratch, topics_of
@@ -142,9 +143,12 @@ def spark(python_of_workers: str) -> Iterator[SparkSession]:
 
     with scratch("test-spark-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYSPARK_PYTHON", python_of_workers)
+        # Python in tasks has the environment with which the session was started.
+        os.environ.update(SECRETS)
         builder = SparkSession.builder.master("local[2,4]").appName("tests")
         builder = builder.config(map={**spark_test_conf(folder)})
-        session = configure_spark_with_jars(builder, BUILD / "jars").getOrCreate()
+        s3a = sorted((BUILD / "s3a-jars").glob("*.jar"))
+        session = configure_spark_with_jars(builder, BUILD / "jars", extra_jars=s3a).getOrCreate()
         session.sparkContext.setLogLevel("ERROR")
         patch.undo()
         yield session
@@ -155,6 +159,7 @@ def spark_test_conf(folder: Path) -> dict[str, str]:
     """Settings of every Spark session that a test starts, in this process or another."""
     return {
         "spark.ui.enabled": "false",
+        **S3A_CONF,
         "spark.driver.memory": "2g",
         # What a query makes and forgets dies young; from the start, or each full heap is looked at first.
         "spark.driver.extraJavaOptions": "-Xms1g -Xmn640m",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from flinkish_spark.bridge.session import asked_of_executors, jvm, runs_tasks_itself, said
+from flinkish_spark.bridge.session import asked_of_executors, jvm, said
 from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.core.store import Store
 
@@ -22,7 +23,7 @@ _PACKAGES = {"s3a": _HADOOP_AWS, "abfss": "hadoop-azure", "gs": "Google's gcs-co
 
 
 def check_bucket(spark: SparkSession, place: StoreSpec, store: Store) -> None:
-    """Refuse a bucket that Spark, or an executor, does not see as this process does.
+    """Refuse a bucket that Spark does not see as this process does.
 
     Spark reaches it by Hadoop, with settings of its own: what the options of the store say of an S3 bucket is
     passed on as settings of that bucket, unless the session has some.
@@ -40,12 +41,25 @@ def check_bucket(spark: SparkSession, place: StoreSpec, store: Store) -> None:
         Spark has no file system for it, cannot reach it, or reaches another one.
     """
     _pass_on(spark, place)
+    with _probe(store) as key:
+        _check_driver(spark, place, key)
+
+
+def check_bucket_in_tasks(spark: SparkSession, place: StoreSpec, store: Store) -> None:
+    """Refuse a bucket that Python in tasks does not reach as this process does; raises as `check_bucket`.
+
+    Also where tasks run in the driver's JVM: their Python has the environment with which that was started.
+    """
+    with _probe(store) as key:
+        _check_executors(spark, place, key)
+
+
+@contextmanager
+def _probe(store: Store) -> Iterator[str]:
     key = f"{_PROBES}/{uuid.uuid4().hex}"
     store.put(key, b"")
     try:
-        _check_driver(spark, place, key)
-        if not runs_tasks_itself(spark):
-            _check_executors(spark, place, key)
+        yield key
     finally:
         store.delete(key)
 

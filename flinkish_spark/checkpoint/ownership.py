@@ -366,15 +366,17 @@ def take_over(job_dir: JobDir, clock: Clock, token: Callable[[], str] = new_toke
 def seal_open_ids(ownership: Ownership, clock: Clock) -> tuple[CheckpointId, ...]:
     """Write ABORT for every id that may be pending somewhere, and return those it won.
 
-    An id gets its record before its barrier goes out, so what may be pending are the ids with a
-    folder and no decision. Whoever gets an id after this looked was an owner before the newer
+    An id gets its record before its barrier goes out, so what may be pending are the ids with a folder and
+    neither a decision nor a receipt. Whoever gets an id after this looked was an owner before the newer
     owner record existed, and meets that record when it checks its ownership before it decides.
     If a zombie wins the race for an id, its decision stands and is finished by the new owner.
     """
     job_dir = ownership.job_dir
     won = []
     for checkpoint in job_dir.decided_ids():
-        if job_dir.decision(checkpoint) is None:
+        # A receipt without a decision is what a crash has left of a deletion: it was decided long ago, and
+        # sinks that got nothing since still hold it.
+        if job_dir.decision(checkpoint) is None and job_dir.receipt(checkpoint) is None:
             # A newer owner's ids are not ours to seal; what slips through costs it one checkpoint.
             ownership.check()
             created = job_dir.create_decision(_sealed(checkpoint, ownership, clock))

@@ -415,8 +415,8 @@ class BucketPins(_Pins):
         self._clean_at_ms = clock.monotonic_ms() + self.clean_every_ms
 
     def pin(self, decision: Decision) -> None:
-        """Write which files the checkpoint needs."""
-        if decision.checkpoint in self.pinned():
+        """Write which files the checkpoint needs; whoever was here before has written the same."""
+        if decision.checkpoint in self._manifests:
             return
         entries = self._entries(decision)
         stores = store_versions(decision.commits_text, int(decision.batch))
@@ -763,7 +763,7 @@ class CompletedCheckpoints:
         if known is not None:
             return known
         try:
-            decision = self._job_dir.decision(checkpoint)
+            decision = self._job_dir.first_decision(checkpoint)
         except (CorruptObjectError, JobDirError) as error:
             LOG.warning("checkpoint %s cannot be read and is kept as it is: %s", checkpoint, error)
             return CheckpointFact(checkpoint, None)

@@ -26,7 +26,7 @@ from flinkish_spark.contracts.sink import (
     StageResult,
 )
 from flinkish_spark.core.errors import EnvironmentFault, InternalError, SchemaError, StoreError
-from flinkish_spark.core.store import ObjectMissing, make_directories, sync_directory
+from flinkish_spark.core.store import CachedReads, ObjectMissing, make_directories, sync_directory
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
@@ -326,11 +326,17 @@ class BufferFolder:
         )
 
 
+#: Of buffer files in a bucket that a process keeps: they are looked at before the decision, and then applied.
+_KEPT_BYTES = 64 * 1024 * 1024
+
+
 class BucketBuffer(BufferFolder):
     """The files at a sink's place in a bucket."""
 
     def __init__(self, place: StoreSpec) -> None:
-        self._place, self._store = place, place.open_bucket()
+        self._place = place
+        # Names are new, and nobody writes a file twice; what somebody has deleted may still be applied.
+        self._store = CachedReads(place.open_bucket(), lambda key: True, _KEPT_BYTES)
 
     def why_gone(self, file: BufferedFile) -> str:
         """Return why a file is not what was written; empty if it is."""

@@ -48,13 +48,16 @@ TIMELINE_ORDER_KEY = "orders/timeline.json"
 _TIMELINE, _ACCEPTED = "timeline", "timeline/accepted"
 
 
-#: Ids and lineages are counted up and never used again, so these objects are what they are, also when a newer
-#: one is deleted in between. Not orders and intents: their keys are used again.
-_WRITTEN_ONCE = re.compile(r"checkpoints/\d+/(decision|receipt)\.json|rewinds/\d+\.json")
+#: Ids and lineages are counted up and never used again, so these objects stay what they are. Entries of
+#: Spark's log are written anew behind a rewind; but only its owner takes them back, who reads them. Not orders
+#: and intents: others delete them, and their keys are used again.
+_WRITTEN_ONCE = re.compile(
+    r"checkpoints/\d+/(decision|receipt)\.json|rewinds/\d+\.json|spark/\d+/(offsets|commits)/\d+"
+)
 
 
 def is_written_once(key: str) -> bool:
-    """Whether a key never holds another object than its first: for :class:`.CachedReads`."""
+    """Whether a key holds its first object until who reads it deletes that: for :class:`.CachedReads`."""
     return _WRITTEN_ONCE.fullmatch(key) is not None
 
 
@@ -248,11 +251,15 @@ class JobDir:
             f"checkpoints/{decision.checkpoint}/decision.json", seal("decision", decision.to_json())
         )
 
-    def decision(self, checkpoint: CheckpointId) -> Decision | None:
-        """Return the decision, with what was staged again since; None while the id is open."""
-        decision = self._objects.optional(
+    def first_decision(self, checkpoint: CheckpointId) -> Decision | None:
+        """Return the decision as it was taken; None while the id is open."""
+        return self._objects.optional(
             f"checkpoints/{checkpoint}/decision.json", "decision", Decision.from_json
         )
+
+    def decision(self, checkpoint: CheckpointId) -> Decision | None:
+        """Return the decision, with what was staged again since; None while the id is open."""
+        decision = self.first_decision(checkpoint)
         restaged = None if decision is None else self.restaged(checkpoint)
         return decision if decision is None or restaged is None else restaged.apply(decision)
 

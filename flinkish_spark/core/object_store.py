@@ -58,6 +58,9 @@ _DELETED_AT_ONCE = 1_000
 #: The process whose threads obstore uses; 0 before its first request.
 _USED_BY = [0]
 
+#: Of all stores of this process.
+_ASKED: Counter[str] = Counter()
+
 KINDS = ("read", "put", "create", "list", "delete", "copy")
 
 
@@ -82,6 +85,11 @@ def retry_config() -> Mapping[str, Any]:
 def no_retries() -> Mapping[str, Any]:
     """Return the limits under which obstore repeats nothing."""
     return {"max_retries": 0}
+
+
+def requests_of_this_process() -> dict[str, int]:
+    """Return how many requests all stores of this process have made, by kind; see `ObjectStore.requests`."""
+    return {kind: _ASKED[kind] for kind in KINDS}
 
 
 class ObjectStore:
@@ -311,6 +319,7 @@ class ObjectStore:
         _check_not_forked()
         with self._lock:
             self._counts[kind] += 1
+            _ASKED[kind] += 1
         try:
             yield
         except (BaseError, OSError, ValueError) as error:

@@ -348,7 +348,7 @@ def whose(found: str | None, write_id: str) -> CreateResult:
 
 
 class CachedReads:
-    """A :class:`FileStore` that keeps what it has read, or created, under keys that never hold anything else.
+    """A :class:`FileStore` that keeps what it has read, or created, under keys that keep their object.
 
     One for each process and store: what is deleted through another one may still be read here. What is
     missing is never kept, and neither is what :meth:`put` has written.
@@ -358,7 +358,7 @@ class CachedReads:
     store
         The store.
     is_written_once
-        Whether a key, once there is an object, never holds another one, also behind a delete.
+        Whether a key, once there is an object, holds no other one before a delete of this store.
     most_bytes
         Of all objects kept; those that were not read for the longest time go first.
     """

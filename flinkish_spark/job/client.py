@@ -7,6 +7,7 @@ import threading
 from flinkish_spark.checkpoint.answers import Asked, PendingAnswer
 from flinkish_spark.checkpoint.event_time import LatencyTracker
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.object_store import requests_of_this_process
 from flinkish_spark.job.engine import JobProgress
 from flinkish_spark.job.requests import StopMode
 from flinkish_spark.job.rewind import PendingRewind
@@ -183,6 +184,20 @@ class JobClient:
     def stop_with_checkpoint(self) -> None:
         """Take a last checkpoint, commit it everywhere, and stop. Returns at once; see `wait`."""
         self._supervisor.control.stop_with_checkpoint()
+
+    @property
+    def store_requests(self) -> dict[str, int]:
+        """How many requests this process has made to buckets, by kind; none where job_dir is on a disk.
+
+        Without those of Spark's own files, and of tasks on executors. What the store's client repeats counts
+        once.
+
+        Examples
+        --------
+        >>> client.store_requests  # doctest: +SKIP
+        {'read': 120, 'put': 31, 'create': 44, 'list': 60, 'delete': 12, 'copy': 0}
+        """
+        return requests_of_this_process()
 
     def cancel(self) -> None:
         """Stop at once. What was staged is finished or given up by the next start."""

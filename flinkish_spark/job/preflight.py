@@ -10,7 +10,7 @@ from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
-from flinkish_spark.bridge.buckets import check_bucket
+from flinkish_spark.bridge.buckets import check_bucket, check_bucket_in_tasks
 from flinkish_spark.bridge.session import (
     SparkProbe,
     blind_hosts,
@@ -364,15 +364,17 @@ def _check_seen(
     restore: RestoreSettings | None,
 ) -> None:
     """Refuse executors without the job directory, where tasks read it or write into it."""
+    parts = [(uid, sink) for node in graph.sinks for uid, sink in node.sink.parts(node.uid)]
+    needing = [f"the rows of sink '{uid}'" for uid, sink in parts if sink.stages_in_job_dir]
+    needing += [] if restore is None else ["the state of the savepoint"]
     if not settings.job_dir.is_local:
         check_bucket(spark, settings.job_dir, job_dir.store)
+        if needing:
+            check_bucket_in_tasks(spark, settings.job_dir, job_dir.store)
         return
     if runs_tasks_itself(spark):
         return
-    parts = [(uid, sink) for node in graph.sinks for uid, sink in node.sink.parts(node.uid)]
-    needing = [f"the state of operator '{node.uid}'" for node in graph.operators]
-    needing += [f"the rows of sink '{uid}'" for uid, sink in parts if sink.stages_in_job_dir]
-    needing += [] if restore is None else ["the state of the savepoint"]
+    needing = [*(f"the state of operator '{node.uid}'" for node in graph.operators), *needing]
     blind = blind_hosts(spark, settings.job_dir.folder) if needing else []
     if blind:
         raise EnvironmentFault(

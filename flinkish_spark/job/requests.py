@@ -146,9 +146,9 @@ class OutsideRequest:
             raise ValueError(f"the name of a request is 32 hex digits, got {self.name!r}")
         checked_whole("asked_at_ms", self.asked_at_ms, least=0)
         if self.kind in _TO_A_DIRECTORY:
-            is_usable = self.target.startswith("/") and len(self.target) <= _LONGEST_TARGET
-            if not is_usable or "\0" in self.target:
-                raise ValueError(f"the target must be an absolute path, got {self.target[:200]!r}")
+            is_place = self.target.startswith("/") or "://" in self.target
+            if not is_place or len(self.target) > _LONGEST_TARGET or "\0" in self.target:
+                raise ValueError(f"the target must be an absolute path or a URL, got {self.target[:200]!r}")
         elif self.kind is RequestKind.REWIND:
             checked_name(self.target, "order id")
         elif self.target:

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -16,6 +15,7 @@ from pyspark.sql import types as T
 from flinkish_spark.bridge.plans import named_chain, named_scan
 from flinkish_spark.checkpoint.control import load_control
 from flinkish_spark.contracts.source import NO_JOB, JobPlace, Source, SourceNode, SourceStart
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.planning.between import (
     RecordStream,
     behind_frames,
@@ -94,7 +94,7 @@ class Beginning:
     """
 
     seed: Seed | None = None
-    folder: Path = Path()
+    folder: StoreSpec = StoreSpec("/")
 
     def label(self, chain: Chain) -> str:
         """Return what tells the beginning of a chain from others; empty where it begins with nothing."""
@@ -107,8 +107,8 @@ class Beginning:
         if begins is None or name not in begins.positions:
             return node.source
         label = _digest(begins.positions[name])
-        folder = self.folder / "begin" / f"{node.uid}-{label}"
-        return node.source.starting_at(SourceStart(begins.positions[name], str(folder), label))
+        folder = self.folder.below(f"begin/{node.uid}-{label}").to_text()
+        return node.source.starting_at(SourceStart(begins.positions[name], folder, label))
 
     def state_of(self, spark: SparkSession, operator: str, chain: Chain) -> DataFrame | None:
         """Return key groups and state of an operator in a chain; None if it begins with nothing."""

@@ -11,17 +11,17 @@ Everything here but :func:`load_seed` runs in Python processes of Spark's, never
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from flinkish_spark.core.errors import STATE_MARKER
-from flinkish_spark.core.store import LocalStore, SealedObjects
+from flinkish_spark.core.store import SealedObjects
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.plan_layout import SEEDED, UNSEEDED
 from flinkish_spark.protocol.savepoints import Seed, StateFile
-from flinkish_spark.state.savepoint_files import read_state
+from flinkish_spark.state.savepoint_files import state_in
 from flinkish_spark.worker.keyed_operator import OperatorFailed
 
 if TYPE_CHECKING:
@@ -45,13 +45,14 @@ class SeedReader(DataSourceStreamReader):
     Parameters
     ----------
     folder
-        The seed's.
+        Where the seed is, as text.
     operator, chain
         Uid, and name of the chain in which it runs.
     """
 
     def __init__(self, folder: str, operator: str, chain: str) -> None:
-        self._folder, self._operator, self._chain = folder, operator, chain
+        self._place = StoreSpec.from_text(folder)
+        self._operator, self._chain = operator, chain
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the place before the state."""
@@ -65,7 +66,7 @@ class SeedReader(DataSourceStreamReader):
         """Return one partition per file in the first micro-batch, none in any other."""
         if start == end:
             return []
-        objects = SealedObjects(LocalStore(Path(self._folder)), "the job directory's seed")
+        objects = SealedObjects(self._place.open(), "the job directory's seed")
         seed = objects.read("seed.json", "seed", Seed.from_json)
         return [_FilePartition(file) for file in seed.files_of(self._operator, self._chain)]
 
@@ -73,7 +74,7 @@ class SeedReader(DataSourceStreamReader):
         """Yield key groups and state values of one file."""
         assert isinstance(partition, _FilePartition)
         try:
-            for batch in read_state(Path(self._folder) / partition.file.path, partition.file):
+            for batch in state_in(self._place, partition.file):
                 yield from _small(batch)
         except (OSError, ValueError) as error:
             # The marker tells the driver that no restart will help.
@@ -105,11 +106,11 @@ class SeedSource(DataSource):
         return SeedReader(self.options["path"], self.options["operator"], self.options["chain"])
 
 
-def load_seed(spark: SparkSession, folder: Path, operator: str, chain: str) -> DataFrame:
+def load_seed(spark: SparkSession, folder: StoreSpec, operator: str, chain: str) -> DataFrame:
     """Return key groups and state values of an operator in a chain, as a streaming DataFrame.
 
     Called by the planner at each start of the query.
     """
     spark.dataSource.register(SeedSource)
-    reader = spark.readStream.format(FORMAT_NAME).option("path", str(folder))
+    reader = spark.readStream.format(FORMAT_NAME).option("path", folder.to_text())
     return reader.option("operator", operator).option("chain", chain).load()

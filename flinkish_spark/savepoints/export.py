@@ -28,6 +28,7 @@ from flinkish_spark.bridge.session import said
 from flinkish_spark.bridge.settings import session_of_its_own
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import sync_directory
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.planning.times import read_by
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.micro_batches import BASES, STATE
@@ -43,11 +44,11 @@ from flinkish_spark.protocol.savepoints import (
     check_groups,
     state_path,
 )
-from flinkish_spark.savepoints.files import SavepointDir, SavepointFailed, check_outside
+from flinkish_spark.savepoints.files import SavepointFailed, check_outside, savepoint_at
 from flinkish_spark.state.base_files import BaseFiles, MappedBases
 from flinkish_spark.state.evolution import StateMismatch
-from flinkish_spark.state.key_group import describe_group, whole_group
-from flinkish_spark.state.savepoint_files import ROWS_AT_ONCE, StateFileWriter
+from flinkish_spark.state.key_group import Bases, NoBases, describe_group, whole_group
+from flinkish_spark.state.savepoint_files import ROWS_AT_ONCE, StateFileWriter, new_state_file
 from flinkish_spark.transport.columns import FIRST_PARTITION_GROUP, ROUTE
 from flinkish_spark.transport.routing import Routing
 
@@ -83,14 +84,19 @@ class _WriteStateFile:
     group_of_route
         The operator's key groups.
     bases
-        Where operators keep the bases of big key groups.
+        Where operators keep the bases of big key groups; None in a bucket, where there are none.
     """
 
     def __init__(
-        self, folder: Path, name: str, operator: str, group_of_route: Mapping[int, int], bases: Path
+        self,
+        place: StoreSpec,
+        name: str,
+        operator: str,
+        group_of_route: Mapping[int, int],
+        bases: Path | None,
     ) -> None:
-        self._folder, self._name, self._operator = str(folder), name, operator
-        self._bases = BaseFiles(MappedBases(bases / operator), 0, None)
+        self._place, self._name, self._operator = place, name, operator
+        self._bases: Bases = NoBases() if bases is None else BaseFiles(MappedBases(bases / operator), 0, None)
         self._group_of_route = dict(group_of_route)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -108,7 +114,7 @@ class _WriteStateFile:
             for value in values:
                 states.update(self._checked(value))
             groups = [self._group_of_route[route] for route in batch.column(0).to_pylist()]
-            writer = writer or StateFileWriter(Path(self._folder) / state_path(self._operator, name))
+            writer = writer or new_state_file(self._place, state_path(self._operator, name))
             writer.write(groups, values)
             found += groups
         if writer is not None:
@@ -141,14 +147,14 @@ def _report_schema() -> pa.Schema:
 
 def export_state(
     spark: SparkSession,
-    folder: Path,
-    checkpoint_location: Path,
+    place: StoreSpec,
+    checkpoint_location: str,
     decision: Decision,
     operators: Mapping[str, OperatorShape],
     layout: PlanLayout,
     shuffle_partitions: int,
 ) -> ExportedState:
-    """Write the keyed state of a decided checkpoint below ``<folder>/state/``.
+    """Write the keyed state of a decided checkpoint below ``state/`` of a place.
 
     Safe to repeat and to give up: the names of the files are new each time.
 
@@ -156,8 +162,8 @@ def export_state(
     ----------
     spark
         The job's session, or any other; settings are made in a session of its own.
-    folder
-        On a file system that driver and executors share.
+    place
+        Which driver and executors reach.
     checkpoint_location
         Spark's checkpoint of the query.
     decision
@@ -185,12 +191,12 @@ def export_state(
         routing = Routing(groups, shuffle_partitions)
         by_route = {route: group for group, route in enumerate(routing.of_group)}
         by_route |= {route: FIRST_PARTITION_GROUP - p for p, route in enumerate(routing.of_broadcast)}
-        bases = checkpoint_location / STATE / BASES
-        write = _WriteStateFile(folder, f"{token}-{number}", instance.uid, by_route, bases)
+        bases = Path(checkpoint_location, STATE, BASES) if checkpoint_location.startswith("/") else None
+        write = _WriteStateFile(place, f"{token}-{number}", instance.uid, by_route, bases)
         state = reader.read.format("statestore").option("batchId", str(decision.batch))
         state = state.option("operatorId", str(number))
         try:
-            frame = state.load(str(checkpoint_location))
+            frame = state.load(checkpoint_location)
             values = frame.select(F.col(f"key.{ROUTE}"), F.col("value.groupState.value"))
             reports = [row.asDict() for row in values.mapInArrow(write, _REPORT).collect()]
         except Exception as error:
@@ -261,18 +267,18 @@ class JobFacts:
 class SavepointHandle:
     """A finished savepoint."""
 
-    path: Path
+    place: StoreSpec
     metadata: SavepointMetadata
 
 
 def export_savepoint(
     spark: SparkSession,
-    target: Path,
+    target: StoreSpec,
     decision: Decision,
-    checkpoint_location: Path,
+    checkpoint_location: str,
     facts: JobFacts,
     job_dir: JobDir,
-    job_root: Path,
+    job_place: StoreSpec,
     upstream: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> SavepointHandle:
     """Make a confirmed checkpoint a savepoint at `target`.
@@ -284,9 +290,8 @@ def export_savepoint(
     Parameters
     ----------
     target
-        The savepoint's own directory, absolute. May exist if it is empty or holds an export that
-        was given up.
-    job_dir, job_root
+        The savepoint's own directory. May exist if it is empty or holds an export that was given up.
+    job_dir, job_place
         The job directory, and where it is.
     upstream
         By topic, the upstream job and its checkpoint that it is one cut with.
@@ -299,8 +304,8 @@ def export_savepoint(
     StoreError
         The place cannot be written.
     """
-    check_outside(target, job_root)
-    place = SavepointDir(target)
+    check_outside(target, job_place)
+    place = savepoint_at(target)
     timeline = job_dir.timeline().mark_of(decision.checkpoint).token or ""
     known = place.finished_by(facts.uuid, decision.checkpoint, timeline)
     if known is not None:
@@ -346,9 +351,15 @@ def export_savepoint(
         times=decision.times,
         timeline=timeline,
     )
-    sync_folders(target, exported.files)
+    make_durable(target, exported.files)
     # The savepoint exists from here on.
     return SavepointHandle(target, place.finish(metadata))
+
+
+def make_durable(place: StoreSpec, files: Collection[StateFile]) -> None:
+    """Make the names of state files durable; their content is already. In a bucket both are at once."""
+    if place.is_local:
+        sync_folders(place.folder, files)
 
 
 def sync_folders(root: Path, files: Collection[StateFile]) -> None:

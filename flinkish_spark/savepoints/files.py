@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
 import unicodedata
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,14 @@ from flinkish_spark.core.errors import (
     StoreError,
     UserError,
 )
-from flinkish_spark.core.store import CreateResult, LocalStore, ObjectMissing, SealedObjects, make_directories
+from flinkish_spark.core.store import (
+    CreateResult,
+    LocalStore,
+    ObjectMissing,
+    SealedObjects,
+    Store,
+    make_directories,
+)
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors
 from flinkish_spark.protocol.envelope import seal
@@ -102,8 +110,8 @@ class SavepointDir:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._store = LocalStore(path)
+        self.path, self.shown = path, str(path)
+        self._store: Store = LocalStore(path)
         self._objects = SealedObjects(self._store, f"the savepoint {path}")
 
     # -- reading --------------------------------------------------------------------------------
@@ -124,11 +132,19 @@ class SavepointDir:
         except ObjectMissing:
             there = "there is no savepoint.json in it" if self.path.is_dir() else "there is no such directory"
             raise SavepointNotFound(
-                f"there is no savepoint at {self.path}",
+                f"there is no savepoint at {self.shown}",
                 why=there + "; it is written last, when the savepoint is whole",
                 what_to_do="give the directory that the trigger of the savepoint answered with",
-                path=str(self.path),
+                path=self.shown,
             ) from None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether there is a savepoint, whatever it is worth."""
+        try:
+            return self._store.read(METADATA_KEY) is not None
+        except ObjectMissing:
+            return False
 
     def is_there(self, savepoint: str) -> bool:
         """Whether this is the savepoint of that name; raises as :meth:`metadata` if it is damaged."""
@@ -143,6 +159,25 @@ class SavepointDir:
             path = self._path_of(file)
             if path.stat().st_size != file.size_bytes:
                 raise self._damaged(file, f"it has {path.stat().st_size} bytes instead of {file.size_bytes}")
+
+    def bring(self, files: Collection[StateFile], target: StoreSpec) -> None:
+        """Bring files durably below a place, and check every byte; raises as :meth:`take`."""
+        if target.is_local:
+            self.take(files, target.folder)
+            return
+        store = target.open()
+        for file in files:
+            store.put(file.path, self._checked(file))
+
+    def _checked(self, file: StateFile) -> bytes:
+        """Return the content of a file; raise SavepointDamaged if it is another."""
+        data = self._read(file)
+        if hashlib.sha256(data).hexdigest() != file.sha256:
+            raise self._damaged(file, "its checksum does not match")
+        return data
+
+    def _read(self, file: StateFile) -> bytes:
+        return self._path_of(file).read_bytes()
 
     def take(self, files: Collection[StateFile], folder: Path) -> None:
         """Copy files below `folder`, where the file system can by a hard link, and check every byte.
@@ -178,10 +213,10 @@ class SavepointDir:
 
     def _damaged(self, file: StateFile, why: str) -> SavepointDamaged:
         return SavepointDamaged(
-            f"the file {file.path} of the savepoint {self.path} cannot be used",
+            f"the file {file.path} of the savepoint {self.shown} cannot be used",
             why=why,
             what_to_do="restore the savepoint from a backup, or use another one",
-            path=str(self.path),
+            path=self.shown,
             file=file.path,
         )
 
@@ -208,7 +243,7 @@ class SavepointDir:
         is_other = bool(timeline and known.timeline and timeline != known.timeline)
         if is_other or (known.job_uuid, known.checkpoint) != (job, checkpoint):
             raise SavepointFailed(
-                f"there is another savepoint at {self.path}",
+                f"there is another savepoint at {self.shown}",
                 why=f"it is checkpoint {known.checkpoint} of "
                 + ("a copy of this job's directory" if is_other else f"job '{known.job}'"),
                 what_to_do="export to a directory of its own",
@@ -233,30 +268,25 @@ class SavepointDir:
         except OSError as error:
             raise StoreError.of_system(
                 error,
-                f"cannot write the savepoint {self.path}",
+                f"cannot write the savepoint {self.shown}",
                 what_to_do="check that the disk is there, has room, and may be written by this user",
             ) from error
         if strange:
             raise SavepointFailed(
-                f"the directory {self.path} is not empty",
+                f"the directory {self.shown} is not empty",
                 why=f"it holds {strange.relative_to(self.path)}, which is no part of a savepoint",
                 what_to_do="export to a directory of its own",
             )
         if is_claimed:
             raise SavepointFailed(
-                f"the directory {self.path} holds {CLAIM_KEY}",
+                f"the directory {self.shown} holds {CLAIM_KEY}",
                 why="a job owned the savepoint that was here, and may not be done with deleting it",
                 what_to_do="export to a directory of its own, or delete this one if that job is gone",
             )
 
     def finish(self, metadata: SavepointMetadata) -> SavepointMetadata:
         """Create savepoint.json and remove files that it does not name; return what is there."""
-        data = seal("savepoint", metadata.to_json())
-        if self._store.create_if_absent(METADATA_KEY, data) is CreateResult.EXISTS:
-            # Another export of the same checkpoint was faster. Its files are named, ours are not.
-            found = self.finished_by(metadata.job_uuid, metadata.checkpoint, metadata.timeline)
-            assert found is not None
-            metadata = found
+        metadata = self._create(metadata)
         named = {file.path for file in metadata.files}
         for path in sorted(self.path.glob(f"{STATE_FOLDER}/*/*{STATE_ENDING}")):
             if path.relative_to(self.path).as_posix() not in named:
@@ -264,6 +294,15 @@ class SavepointDir:
                 with contextlib.suppress(OSError):
                     path.parent.rmdir()
         return metadata
+
+    def _create(self, metadata: SavepointMetadata) -> SavepointMetadata:
+        data = seal("savepoint", metadata.to_json())
+        if self._store.create_if_absent(METADATA_KEY, data) is CreateResult.CREATED:
+            return metadata
+        # Another export of the same checkpoint was faster. Its files are named, ours are not.
+        found = self.finished_by(metadata.job_uuid, metadata.checkpoint, metadata.timeline)
+        assert found is not None
+        return found
 
     # -- ownership ------------------------------------------------------------------------------
     def claimed_by(self, savepoint: str) -> Claim | None:
@@ -296,7 +335,7 @@ class SavepointDir:
         claim = self.claimed_by(self.metadata().savepoint)
         if claim is not None and claim.job != job:
             raise SavepointClaimed(
-                f"the savepoint {self.path} belongs to another job",
+                f"the savepoint {self.shown} belongs to another job",
                 why=f"the job in {claim.owner} claimed it, and deletes it when it needs it no more",
                 what_to_do="take a savepoint of that job, and restore with ClaimMode.NO_CLAIM next time; "
                 f"or delete {CLAIM_KEY} if that job is gone for good",
@@ -363,6 +402,87 @@ class SavepointDir:
         return str(self.path.resolve())
 
 
+class SavepointInBucket(SavepointDir):
+    """A savepoint's directory in a bucket; ids and claims are as on a disk."""
+
+    def __init__(self, place: StoreSpec) -> None:
+        self._place, self.shown = place, place.url
+        # Nothing is looked for there.
+        self.path = Path("/nonexistent")
+        self._store = self._bucket = place.open_bucket()
+        self._objects = SealedObjects(self._store, f"the savepoint {place.url}")
+
+    def check_files(self, files: Iterable[StateFile]) -> None:
+        """Raise SavepointDamaged unless all files are there with their sizes; one listing."""
+        there = self._bucket.sizes_below(STATE_FOLDER)
+        for file in files:
+            found = there.get(file.path.removeprefix(f"{STATE_FOLDER}/"))
+            if found != file.size_bytes:
+                why = "there is no such file" if found is None else f"it has {found} bytes"
+                raise self._damaged(file, f"{why} instead of {file.size_bytes} bytes")
+
+    def take(self, files: Collection[StateFile], folder: Path) -> None:
+        """Copy files below `folder`, and check every byte."""
+        target = LocalStore(folder)
+        for file in files:
+            target.put(file.path, self._checked(file))
+
+    def _read(self, file: StateFile) -> bytes:
+        try:
+            return self._store.read(file.path)
+        except ObjectMissing:
+            raise self._damaged(file, "there is no such file") from None
+
+    def prepare(self) -> None:
+        """Check that nothing of somebody else's is there, and that something can be written."""
+        there = self._bucket.sizes_below("")
+        strange = [n for n in there if n != METADATA_KEY and not n.startswith(f"{STATE_FOLDER}/")]
+        if strange:
+            raise SavepointFailed(
+                f"the place {self._place.url} is not empty",
+                why=f"it holds {strange[0]}, which is no part of a savepoint",
+                what_to_do="export to a place of its own",
+            )
+        probe = f".{METADATA_KEY}.{uuid.uuid4().hex}.tmp"
+        self._store.put(probe, b"?")
+        self._store.delete(probe)
+
+    def finish(self, metadata: SavepointMetadata) -> SavepointMetadata:
+        """Create savepoint.json and remove files that it does not name; return what is there."""
+        metadata = self._create(metadata)
+        named = {file.path for file in metadata.files}
+        there = (f"{STATE_FOLDER}/{name}" for name in self._bucket.sizes_below(STATE_FOLDER))
+        self._bucket.delete_all([key for key in there if key not in named])
+        return metadata
+
+    def _here(self) -> str:
+        return self._place.url
+
+
+def savepoint_at(place: StoreSpec) -> SavepointDir:
+    """Return the directory of a savepoint at a place."""
+    return SavepointDir(place.folder) if place.is_local else SavepointInBucket(place)
+
+
+def target_place(target: str, job_dir: StoreSpec) -> StoreSpec:
+    """Return where a savepoint is to be written; in the bucket of the job directory with its options.
+
+    Raises
+    ------
+    ConfigError
+        It is no place of a store.
+    """
+    if "://" not in target:
+        return StoreSpec(target)
+    place = StoreSpec.parse(target)
+    is_same = not job_dir.is_local and _bucket_of(place) == _bucket_of(job_dir)
+    return StoreSpec.parse(target, dict(job_dir.options)) if is_same else place
+
+
+def _bucket_of(place: StoreSpec) -> str:
+    return "/".join(place.url.split("/")[:3])
+
+
 def _strangers(root: Path) -> Iterator[Path]:
     """Yield what is in a savepoint's directory and no export wrote; links are never followed."""
     for path in sorted(root.iterdir()):
@@ -416,7 +536,14 @@ def why_no_savepoint_at(target: str, job_dir: StoreSpec) -> str:
         The job directory.
     """
     try:
-        check_target(target, lambda path: check_outside(path, job_dir.folder))
+        if "://" not in target:
+            check_target(target, lambda path: check_outside(StoreSpec(str(path)), job_dir))
+            return ""
+        place = target_place(target, job_dir)
+        check_outside(place, job_dir)
+        if savepoint_at(place).is_finished:
+            raise _refused(target, "another savepoint is there", _ELSEWHERE)
+        savepoint_at(place).prepare()
     except FlinkishError as error:
         return str(error)
     return ""
@@ -463,7 +590,7 @@ def check_apart(target: Path, origin: Path) -> None:
         )
 
 
-def check_outside(target: Path, job_root: Path) -> None:
+def check_outside(target: StoreSpec, job_dir: StoreSpec) -> None:
     """Refuse a target in the job directory or around it, by whatever links it is reached.
 
     Raises
@@ -471,16 +598,21 @@ def check_outside(target: Path, job_root: Path) -> None:
     SavepointFailed
         One of them would be deleted with the other.
     """
-    # Not Path.resolve, which raises where links lead in a circle.
-    place, root = Path(os.path.realpath(target)), Path(os.path.realpath(job_root))
-    if _is_within(place, root):
+    if target.is_local and job_dir.is_local:
+        # Not Path.resolve, which raises where links lead in a circle.
+        place, root = Path(os.path.realpath(target.folder)), Path(os.path.realpath(job_dir.folder))
+        shown, is_in, is_around = str(root), _is_within(place, root), _is_within(root, place)
+    else:
+        shown = job_dir.url
+        is_in, is_around = f"{target.url}/".startswith(f"{shown}/"), f"{shown}/".startswith(f"{target.url}/")
+    if is_in:
         raise _refused(
-            str(target),
-            f"it is in the job directory {root}, and a savepoint outlives that",
+            target.url,
+            f"it is in the job directory {shown}, and a savepoint outlives that",
             "give a directory outside of it",
         )
-    if _is_within(root, place):
-        raise _refused(str(target), f"the job directory {root} is in it", "give a directory of its own")
+    if is_around:
+        raise _refused(target.url, f"the job directory {shown} is in it", "give a directory of its own")
 
 
 def _is_within(path: Path, folder: Path) -> bool:
@@ -562,13 +694,15 @@ class RestoreSettings:
     Parameters
     ----------
     path
-        The savepoint's directory, an absolute path as a str.
+        The savepoint's directory: an absolute path, as a str, or a URL like ``s3://bucket/savepoints/7``.
     claim
         Who owns the savepoint's files afterwards.
     non_restored
         What becomes of state that nothing in the job takes.
     unpositioned
         What becomes of sources that cannot be told where to begin.
+    store_options
+        Of the bucket that it is in; see `StreamExecutionEnvironment`.
 
     Raises
     ------
@@ -585,6 +719,7 @@ class RestoreSettings:
     claim: ClaimMode = ClaimMode.NO_CLAIM
     non_restored: NonRestoredState = NonRestoredState.REFUSE
     unpositioned: UnpositionedSources = UnpositionedSources.REFUSE
+    store_options: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         instance_of("path", self.path, str, what_to_do='give RestoreSettings("/absolute/path")')
@@ -592,7 +727,9 @@ class RestoreSettings:
             checked_choice("claim", self.claim, ClaimMode)
             checked_choice("non_restored", self.non_restored, NonRestoredState)
             checked_choice("unpositioned", self.unpositioned, UnpositionedSources)
-        if not self.folder.is_absolute():
+        if "://" in self.path.removeprefix("file://"):
+            _ = self.place
+        elif not Path(self.path.removeprefix("file://")).is_absolute():
             raise ConfigError(
                 f"the savepoint {self.path!r} cannot be used",
                 why="half of the code runs in other processes, with other working directories",
@@ -601,8 +738,14 @@ class RestoreSettings:
 
     @property
     def folder(self) -> Path:
-        """Return the path without the scheme of a local file."""
-        return Path(self.path.removeprefix("file://"))
+        """Return the path without the scheme of a local file; raise ConfigError if it is in a bucket."""
+        return self.place.folder
+
+    @property
+    def place(self) -> StoreSpec:
+        """Return where it is; raise ConfigError if that is no place of a store."""
+        path = self.path.removeprefix("file://")
+        return StoreSpec.parse(path, self.store_options or {}) if "://" in path else StoreSpec(path)
 
     @property
     def rules(self) -> RestoreRules:

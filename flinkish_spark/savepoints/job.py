@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flinkish_spark.core.errors import InternalError
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.upstream_cut import upstream_cut
 from flinkish_spark.savepoints.export import JobFacts, SavepointHandle, export_savepoint
+from flinkish_spark.savepoints.files import target_place
 from flinkish_spark.savepoints.restore import Rescaling
 from flinkish_spark.savepoints.seeds import (
     SeedKeeper,
@@ -86,16 +86,9 @@ class JobSavepoints:
             topic: {"job": str(cut.job), "checkpoint": int(cut.checkpoint)}
             for topic, cut in upstream_cut(decision.offsets_text).items()
         }
-        root = self._root
+        place = target_place(target, self._root)
         return export_savepoint(
-            self._spark,
-            Path(target),
-            decision,
-            Path(log.location),
-            facts,
-            self._job_dir,
-            root.folder,
-            upstream,
+            self._spark, place, decision, str(log.location), facts, self._job_dir, self._root, upstream
         )
 
     def reseeding(self, log: SparkLog) -> Rescaling:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flinkish_spark.checkpoint.spark_log import SparkLog
@@ -35,14 +33,14 @@ from flinkish_spark.protocol.savepoints import (
     begin_chain,
     check_restore,
 )
-from flinkish_spark.savepoints.export import export_state, sync_folders
+from flinkish_spark.savepoints.export import export_state, make_durable
 from flinkish_spark.savepoints.files import (
     RescaleRefused,
     RestoreSettings,
     SavepointDir,
     SavepointMisfit,
     SavepointNotFound,
-    copy_durably,
+    savepoint_at,
 )
 from flinkish_spark.savepoints.seeds import (
     become_claimant,
@@ -50,6 +48,7 @@ from flinkish_spark.savepoints.seeds import (
     claimant,
     lost_seed,
     recorded_layout,
+    remove_below,
     shuffle_partitions_of,
 )
 
@@ -152,7 +151,7 @@ class Restore:
             raise self._refused(
                 "has a job in it that did not begin with a savepoint", "restore into a new job_dir"
             )
-        place = SavepointDir(self.settings.folder)
+        place = savepoint_at(self.settings.place)
         metadata = place.metadata()
         self._fit(metadata, self.settings)
         place.check_unclaimed(claimant(self.job_dir))
@@ -172,18 +171,18 @@ class Restore:
         name = self.check()
         if self.settings is None:
             return name
-        place, folder = SavepointDir(self.settings.folder), self.root.folder / seed_folder(FIRST_LINEAGE)
+        place, folder = savepoint_at(self.settings.place), self.root.below(seed_folder(FIRST_LINEAGE))
         if self.job_dir.seed(FIRST_LINEAGE) is not None:
             again = self._needed_again()
             if again is not None:
-                _take(place, again.files, self.root.folder / seed_folder(again.lineage))
+                _take(place, again.files, self.root.below(seed_folder(again.lineage)))
             return name
         metadata = place.metadata()
         report = self._fit(metadata, self.settings)
         if self.settings.claim is ClaimMode.CLAIM:
             place.claim(become_claimant(self.job_dir), self.root.url)
         # What is there is of a restore that was cut off.
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_below(folder)
         files = self._files(metadata)
         _take(place, files, folder)
         for node in self.graph.sources:
@@ -202,7 +201,7 @@ class Restore:
                 finished=tuple(uid for uid in metadata.finished if uid in self.graph.uids()),
                 files=files,
                 claim=self.settings.claim,
-                path=str(self.settings.folder),
+                path=self.settings.place.to_text(),
                 times=metadata.times,
             )
         )
@@ -211,7 +210,7 @@ class Restore:
     def _fit(self, metadata: SavepointMetadata, settings: RestoreSettings) -> RestoreReport:
         report = check_restore(metadata, job_shape(self.graph, self.planned, self.hooks), settings.rules)
         if report.problems:
-            raise misfit_error(settings.folder, report.problems)
+            raise misfit_error(settings.place.url, report.problems)
         return report
 
     def _files(self, metadata: SavepointMetadata) -> tuple[StateFile, ...]:
@@ -229,10 +228,10 @@ class Restore:
     def _check_same(self, seed: Seed, settings: RestoreSettings) -> str:
         """Refuse a restore from another savepoint than the job began with."""
         try:
-            same = SavepointDir(settings.folder).metadata().savepoint == seed.savepoint
+            same = savepoint_at(settings.place).metadata().savepoint == seed.savepoint
         except SavepointNotFound:
             # A claimed one is deleted in time, and a user may delete what the job does not need.
-            same = str(settings.folder) == seed.path
+            same = settings.place.to_text() == seed.path
         if not same:
             raise self._refused(
                 f"began with another savepoint, from {seed.path}", "restore into a new job_dir"
@@ -253,7 +252,7 @@ class Restore:
         to_do = "begin with a new job_dir, and with a savepoint if you have one"
         if lost.origin is SeedOrigin.SAVEPOINT:
             to_do = "start it with the savepoint that it was restored from; or " + to_do
-            place = None if self.settings is None else SavepointDir(self.settings.folder)
+            place = None if self.settings is None else savepoint_at(self.settings.place)
             if place is not None and place.is_there(lost.savepoint):
                 place.check_unclaimed(claimant(self.job_dir))
                 place.check_files(lost.files)
@@ -273,13 +272,13 @@ class Restore:
         )
 
 
-def _take(place: SavepointDir, files: Collection[StateFile], folder: Path) -> None:
+def _take(place: SavepointDir, files: Collection[StateFile], folder: StoreSpec) -> None:
     """Bring state files durably below `folder`."""
-    place.take(files, folder)
-    sync_folders(folder, files)
+    place.bring(files, folder)
+    make_durable(folder, files)
 
 
-def misfit_error(folder: Path, problems: Collection[Problem]) -> SavepointMisfit:
+def misfit_error(folder: str, problems: Collection[Problem]) -> SavepointMisfit:
     """Return the error that names every reason."""
     first = next(iter(problems))
     reasons = "; ".join(f"{p.subject}: {p.misfit.value} ({p.detail})" for p in problems)
@@ -384,7 +383,7 @@ class Rescaling:
         """
         check_rescale(self.job_dir, self.root, self.sources, self.shuffle_partitions)
         # What is there is of a start that was cut off before the lineage began.
-        shutil.rmtree(self.root.folder / seed_folder(lineage), ignore_errors=True)
+        remove_below(self.root.below(seed_folder(lineage)))
         seed = self._as_before(lineage) if decision is None else self._from_checkpoint(decision, lineage)
         self.job_dir.write_seed(seed)
 
@@ -392,14 +391,15 @@ class Rescaling:
         before = shuffle_partitions_of(self.job_dir, beginning_of(self.job_dir, self.root))
         if before is None:
             raise InternalError("a job that has a checkpoint has no number of shuffle partitions")
-        folder = self.root.folder / seed_folder(lineage)
-        # Tasks make folders in it.
-        make_directories(folder)
+        folder = self.root.below(seed_folder(lineage))
+        if folder.is_local:
+            # Tasks make folders in it.
+            make_directories(folder.folder)
         layout = recorded_layout(self.job_dir)
         exported = export_state(
-            self.spark, folder, Path(self.log.location), decision, self.planned.operators, layout, before
+            self.spark, folder, str(self.log.location), decision, self.planned.operators, layout, before
         )
-        sync_folders(folder, exported.files)
+        make_durable(folder, exported.files)
         positions = layout.positions(LoggedOffsets.parse(decision.offsets_text).sources)
         chains = with_state_only(self._chains(positions), exported.files)
         return self._seed(lineage, decision.checkpoint, chains, exported.files)
@@ -410,11 +410,9 @@ class Rescaling:
         if known.seed is None:
             chains = with_state_only(self._chains(self._first_positions()), ())
             return self._seed(lineage, CheckpointId(0), chains)
-        folder = self.root.folder / seed_folder(lineage)
+        before, after = known.folder.open(), self.root.below(seed_folder(lineage)).open()
         for file in known.seed.files:
-            make_directories((folder / file.path).parent)
-            copy_durably(known.folder / file.path, folder / file.path)
-        sync_folders(folder, known.seed.files)
+            after.put(file.path, before.read(file.path))
         # Also who owns the savepoint stays as it was: nothing was checkpointed since.
         return replace(known.seed, lineage=lineage, shuffle_partitions=self.shuffle_partitions)
 

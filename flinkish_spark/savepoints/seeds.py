@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import uuid
-from pathlib import Path
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from flinkish_spark.core.errors import CorruptObjectError, FlinkishError, JobDirError
@@ -15,8 +15,8 @@ from flinkish_spark.planning.planner import Beginning
 from flinkish_spark.protocol.ids import JobUuid, Lineage
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
 from flinkish_spark.protocol.plan_layout import PlanLayout
-from flinkish_spark.protocol.savepoints import STATE_FOLDER, ClaimMode, Seed
-from flinkish_spark.savepoints.files import SavepointDir
+from flinkish_spark.protocol.savepoints import STATE_FOLDER, ClaimMode, Seed, StateFile
+from flinkish_spark.savepoints.files import savepoint_at
 
 if TYPE_CHECKING:
     from flinkish_spark.planning.sink_rows import PlannedJob
@@ -49,7 +49,7 @@ def beginning_of(job_dir: JobDir, root: StoreSpec) -> Beginning:
             why="Spark's checkpoint cannot be read without it: it counts the sources of the plan",
             what_to_do="restore seeds/ from a backup, or start a new job from a savepoint",
         )
-    return Beginning() if seed is None else Beginning(seed, root.folder / seed_folder(origin))
+    return Beginning() if seed is None else Beginning(seed, root.below(seed_folder(origin)))
 
 
 def shuffle_partitions_of(job_dir: JobDir, beginning: Beginning) -> int | None:
@@ -74,17 +74,33 @@ def lost_seed(job_dir: JobDir, root: StoreSpec) -> Seed | None:
     beginning = beginning_of(job_dir, root)
     seed = beginning.seed
     # This order matters: an owner that runs meanwhile decides a checkpoint before it deletes files.
-    if seed is None or all(_is_there(beginning.folder / f.path, f.size_bytes) for f in seed.files):
+    if seed is None or not _lacks(beginning.folder, seed.files):
         return None
     newest = job_dir.newest_commit()
     return None if newest is not None and newest.lineage >= seed.lineage else seed
 
 
-def _is_there(path: Path, size_bytes: int) -> bool:
-    try:
-        return path.stat().st_size == size_bytes
-    except OSError:
-        return False
+def _lacks(place: StoreSpec, files: Collection[StateFile]) -> bool:
+    """Whether a file is missing at a place, or has another size."""
+    if not place.is_local:
+        there = place.open_bucket().sizes_below("") if files else {}
+        return any(there.get(file.path) != file.size_bytes for file in files)
+    for file in files:
+        try:
+            if (place.folder / file.path).stat().st_size != file.size_bytes:
+                return True
+        except OSError:
+            return True
+    return False
+
+
+def remove_below(place: StoreSpec) -> None:
+    """Delete everything at a place; what cannot be deleted on a disk stays."""
+    if place.is_local:
+        shutil.rmtree(place.folder, ignore_errors=True)
+    else:
+        bucket = place.open_bucket()
+        bucket.delete_all(tuple(bucket.sizes_below("")))
 
 
 def claimant(job_dir: JobDir) -> JobUuid | None:
@@ -183,12 +199,13 @@ class SeedKeeper:
         if seed is None or decision.lineage < seed.lineage:
             return
         self._seed = None
-        for folder in (self._root.folder / "seeds").iterdir():
-            # Those of older lineages can be there too: of a log in which nothing was ever decided.
-            if folder.name.isdecimal() and int(folder.name) <= int(seed.lineage):
-                shutil.rmtree(folder / STATE_FOLDER, ignore_errors=True)
         try:
+            for key in self._root.open().list("seeds"):
+                number = key.rpartition("/")[2]
+                # Those of older lineages can be there too: of a log in which nothing was ever decided.
+                if number.isdecimal() and int(number) <= int(seed.lineage):
+                    remove_below(self._root.below(f"{key}/{STATE_FOLDER}"))
             if seed.claim is ClaimMode.CLAIM and self._job is not None:
-                SavepointDir(Path(seed.path)).delete(self._job, seed.savepoint)
+                savepoint_at(StoreSpec.from_text(seed.path)).delete(self._job, seed.savepoint)
         except FlinkishError as error:
             LOG.warning("the savepoint that the job began with is not deleted: %s", error)

@@ -7,13 +7,18 @@ operator; each value is checked when it is written and when it is read, and read
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from flinkish_spark.core.errors import StoreError
+from flinkish_spark.core.store import ObjectMissing
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.savepoints import StateFile
 
 #: Large offsets: one file may hold more than 2 GiB of values.
@@ -36,7 +41,10 @@ class StateFileWriter:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        self._writer = pq.ParquetWriter(path, STATE_SCHEMA, compression="zstd")
+        self._begin(path)
+
+    def _begin(self, target: Any) -> None:
+        self._writer = pq.ParquetWriter(target, STATE_SCHEMA, compression="zstd")
         self.rows = 0
 
     def write(self, groups: list[int], values: list[bytes]) -> None:
@@ -55,6 +63,38 @@ class StateFileWriter:
         return self._path.stat().st_size, sha256_of(self._path)
 
 
+class _BucketWriter(StateFileWriter):
+    """Writes one file into a bucket, in one piece when it is closed."""
+
+    def __init__(self, place: StoreSpec, path: str) -> None:
+        self._place, self._key, self._content = place, path, io.BytesIO()
+        self._begin(self._content)
+
+    def close(self) -> tuple[int, str]:
+        """Write the file; return its size in bytes and its SHA-256."""
+        self._writer.close()
+        data = self._content.getvalue()
+        self._place.open().put(self._key, data)
+        return len(data), hashlib.sha256(data).hexdigest()
+
+
+def new_state_file(place: StoreSpec, path: str) -> StateFileWriter:
+    """Return what writes a file below a place; its name is new by construction."""
+    return StateFileWriter(place.folder / path) if place.is_local else _BucketWriter(place, path)
+
+
+def state_in(place: StoreSpec, file: StateFile) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a state file below a place; raises as :func:`read_state`."""
+    if place.is_local:
+        yield from read_state(place.folder / file.path, file)
+        return
+    try:
+        data = place.open().read(file.path)
+    except (ObjectMissing, StoreError) as error:
+        raise OSError(f"{file.path} cannot be read from {place.url}: {error}") from error
+    yield from _rows(pa.BufferReader(data), len(data), file)
+
+
 def read_state(path: Path, file: StateFile) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a state file.
 
@@ -65,12 +105,15 @@ def read_state(path: Path, file: StateFile) -> Iterator[pa.RecordBatch]:
     OSError
         It cannot be read.
     """
-    size = path.stat().st_size
+    yield from _rows(path, path.stat().st_size, file)
+
+
+def _rows(source: Any, size: int, file: StateFile) -> Iterator[pa.RecordBatch]:
     if size != file.size_bytes:
         raise ValueError(f"{file.path} has {size} bytes instead of {file.size_bytes}")
     rows = 0
     try:
-        with pq.ParquetFile(path) as parquet:
+        with pq.ParquetFile(source) as parquet:
             if not parquet.schema_arrow.equals(STATE_SCHEMA):
                 raise ValueError(f"{file.path} has other columns than key_group and value")
             for batch in parquet.iter_batches(batch_size=ROWS_AT_ONCE):

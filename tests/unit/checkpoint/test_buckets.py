@@ -476,6 +476,16 @@ def test_an_owner_of_which_nothing_is_heard_counts_as_dead(bucket: Bucket, elsew
         Ownership(bucket.job_dir, epoch).check()
 
 
+def test_what_a_crash_left_of_a_deletion_is_not_sealed(bucket: Bucket) -> None:
+    """An ABORT there would contradict the sinks that got nothing since: they hold that checkpoint."""
+    folder = bucket.spark(1, 6)
+    for number in (1, 2):
+        bucket.decide(folder.decision(number, 3 + number))
+    bucket.store.delete("checkpoints/1/decision.json")
+    take_over(bucket.job_dir, bucket.clock)
+    assert bucket.job_dir.decision(ONE) is None and bucket.job_dir.receipt(ONE) is not None
+
+
 def test_a_process_of_this_machine_that_is_gone_is_not_waited_for(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -248,7 +248,7 @@ def test_a_plain_rewind_keeps_the_seed_and_a_reseed_brings_another(root, savepoi
     restore(root, savepoint).prepare(2)
     job_dir.read_or_create_job({}, {RESTORED_FROM: "a" * 32, "shuffle_partitions": 2})
     first = beginning_of(job_dir, StoreSpec(str(root)))
-    assert first.folder == root / "seeds/0"
+    assert first.folder == StoreSpec(str(root / "seeds/0"))
     job_dir.close_rewind(RewindIntent(BatchId(4), Lineage(1), "", {}, RewindKind.PLAIN))
     assert beginning_of(job_dir, StoreSpec(str(root))) == first
     # Prepared, and kept by a crash from being begun with.
@@ -256,7 +256,7 @@ def test_a_plain_rewind_keeps_the_seed_and_a_reseed_brings_another(root, savepoi
     job_dir.write_seed(seed)
     assert shuffle_partitions_of(job_dir, beginning_of(job_dir, StoreSpec(str(root)))) == 2
     job_dir.close_rewind(RewindIntent(BatchId(0), Lineage(2), "", {}, RewindKind.RESEED))
-    assert beginning_of(job_dir, StoreSpec(str(root))) == Beginning(seed, root / "seeds/2")
+    assert beginning_of(job_dir, StoreSpec(str(root))) == Beginning(seed, StoreSpec(str(root / "seeds/2")))
     assert shuffle_partitions_of(job_dir, beginning_of(job_dir, StoreSpec(str(root)))) == 5
 
 

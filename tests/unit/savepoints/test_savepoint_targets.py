@@ -138,5 +138,13 @@ def test_an_export_looks_again_whether_it_would_write_into_the_job_directory(job
     decision = Decision(CheckpointId(7), Verdict.COMMIT, OwnerEpoch(1), 5)
     facts = type("Facts", (), {"uuid": JobUuid("0" * 32)})
     with pytest.raises(SavepointFailed, match="it is in the job directory"):
-        export_savepoint(None, job / "savepoint", decision, job / "spark/1", facts, None, job)
+        export_savepoint(
+            None,
+            StoreSpec(str(job / "savepoint")),
+            decision,
+            str(job / "spark/1"),
+            facts,
+            None,
+            StoreSpec(str(job)),
+        )
     assert not (job / "savepoint").exists()

@@ -1,0 +1,157 @@
+"""Jobs whose directory, and Spark's checkpoint with it, lie in a bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flinkish_spark import (
+    CheckpointConfig,
+    DeltaSink,
+    ForeachCheckpointSink,
+    KeyedProcessFunction,
+    NoRestart,
+    RestoreSettings,
+    StreamExecutionEnvironment,
+    ValueStateDescriptor,
+)
+from flinkish_spark.checkpoint.answers import AnswerKind
+from flinkish_spark.connectors.generator import Counting, RandomChoice
+from flinkish_spark.core.errors import EnvironmentFault
+from flinkish_spark.core.job_dir import open_job_dir
+from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.protocol.lineage import Tables
+from flinkish_spark.sources import DataGeneratorSource, RateLimit
+from tests.support.buckets import LocalS3
+from tests.support.jobs import await_that, running
+
+_KEYS = 5
+
+
+class Count(KeyedProcessFunction):
+    def open(self, context):
+        self.count = context.get_state(ValueStateDescriptor("count", "LONG", default=0))
+
+    def process_element(self, value, ctx):
+        self.count.update(self.count.value() + 1)
+        yield value.k, self.count.value()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalS3]:
+    with LocalS3() as found:
+        yield found
+
+
+@pytest.fixture
+def bucket(server: LocalS3) -> StoreSpec:
+    return server.new_store()
+
+
+def environment(spark: Any, place: StoreSpec, **settings: Any) -> StreamExecutionEnvironment:
+    options = {} if place.is_local else {"store_options": dict(place.options)}
+    config = CheckpointConfig(interval_ms=700, retained=3)
+    return StreamExecutionEnvironment(
+        spark, "counts", place.url, **options, checkpoint=config, restart_strategy=NoRestart(), **settings
+    )
+
+
+def job(spark: Any, place: StoreSpec, sink: Any, **settings: Any) -> StreamExecutionEnvironment:
+    env = environment(spark, place, **settings)
+    fields = {"k": RandomChoice([f"k{n}" for n in range(_KEYS)]), "n": Counting()}
+    source = DataGeneratorSource(fields, rate=RateLimit(records_per_batch=20))
+    stream = env.from_source(source, uid="numbers")
+    stream.key_by("k").process(Count(), output="k STRING, count LONG", uid="counts").sink_to(sink, uid="out")
+    return env
+
+
+def exact(found: list[tuple[str, int]]) -> int:
+    """Return how many records there are, each of which its key's count so far, none missing or twice."""
+    for key in range(_KEYS):
+        own = sorted(count for k, count in found if k == f"k{key}")
+        assert own == list(range(1, len(own) + 1))
+    return len(found)
+
+
+def table(spark: Any, path: Path) -> list[tuple[str, int]]:
+    return [(row.k, row["count"]) for row in spark.read.format("delta").load(str(path)).collect()]
+
+
+def test_a_job_goes_on_from_a_bucket_and_goes_back_in_it(spark, bucket: StoreSpec, tmp_path: Path) -> None:
+    """Cancelled and started again, each time fenced by copies; then back to an earlier checkpoint."""
+    counts = []
+    for _ in range(2):
+        with running(job(spark, bucket, DeltaSink(str(tmp_path / "t")))) as client:
+            await_that(lambda: client.progress.checkpoints >= 2, client)
+            client.cancel()
+        counts.append(exact(table(spark, tmp_path / "t")))
+    assert 0 < counts[0] < counts[1]
+    job_dir = open_job_dir(bucket)
+    target = job_dir.live_commits()[-2].checkpoint
+    with running(job(spark, bucket, DeltaSink(str(tmp_path / "t")))) as client:
+        order = client.rewind(target, Tables.RESTORE)
+        assert order.wait(timeout_ms=60_000).lineage is not None
+        seen = client.progress.checkpoints
+        await_that(lambda: client.progress.checkpoints > seen, client)
+        client.stop_with_checkpoint()
+        while not client.wait(timeout_ms=1_000):
+            pass
+    exact(table(spark, tmp_path / "t"))
+    assert job_dir.newest_owner().value >= 3 and job_dir.history().live.value == 1
+
+
+def test_how_often_a_bucket_is_asked_for_a_checkpoint(spark, bucket: StoreSpec, capsys: Any) -> None:
+    """What sinks buffer, what is polled, and all that the protocol writes; Spark asks for itself beside."""
+    rows: list[tuple[str, int]] = []
+
+    def take(found: Any, checkpoint: Any) -> None:
+        rows.extend((row.k, row["count"]) for row in found)
+
+    with running(job(spark, bucket, ForeachCheckpointSink(take))) as client:
+        await_that(lambda: client.progress.checkpoints >= 2, client)
+        before, began = client.store_requests, client.progress.checkpoints
+        await_that(lambda: client.progress.checkpoints >= began + 8, client)
+        after, taken = client.store_requests, client.progress.checkpoints - began
+        client.cancel()
+    each = {kind: round((after[kind] - before[kind]) / taken, 1) for kind in after}
+    with capsys.disabled():
+        print(f"\nrequests per checkpoint: {round(sum(each.values()), 1)} of {each}")
+    assert sum(each.values()) <= 25
+    assert exact(rows)
+
+
+@pytest.mark.parametrize(("first", "then"), [("s3", "s3"), ("s3", "disk"), ("disk", "s3")])
+def test_a_savepoint_goes_from_anywhere_to_anywhere(
+    spark, server: LocalS3, bucket: StoreSpec, tmp_path: Path, first: str, then: str
+) -> None:
+    """The state of a job in a bucket, of one on a disk, and back."""
+    place, target = StoreSpec(str(tmp_path / "first")), StoreSpec(str(tmp_path / "savepoint"))
+    if first == "s3":
+        # In the job's bucket, where its options hold.
+        place, target = bucket, bucket.above(2).below("savepoints/7")
+    with running(job(spark, place, DeltaSink(str(tmp_path / "t")))) as client:
+        await_that(lambda: client.progress.checkpoints >= 1, client)
+        assert client.stop_with_savepoint(target.url).wait(timeout_ms=60_000).kind is AnswerKind.COMPLETED
+    before = exact(table(spark, tmp_path / "t"))
+    new = server.new_store() if then == "s3" else StoreSpec(str(tmp_path / "then"))
+    restore = RestoreSettings(target.url, store_options=dict(target.options) or None)
+    with running(job(spark, new, DeltaSink(str(tmp_path / "t")), restore=restore)) as client:
+        await_that(lambda: client.progress.checkpoints >= 2, client)
+        client.cancel()
+    assert exact(table(spark, tmp_path / "t")) > before
+
+
+def test_a_bucket_that_spark_reaches_elsewhere_is_refused_before_anything_is_written(
+    spark, bucket: StoreSpec, server: LocalS3
+) -> None:
+    conf = spark.sparkContext._jsc.hadoopConfiguration()
+    name = bucket.url.split("/")[2]
+    with LocalS3() as other:
+        conf.set(f"fs.s3a.bucket.{name}.endpoint", f"http://127.0.0.1:{other.port}")
+        with pytest.raises(EnvironmentFault, match="cannot reach|does not see") as refused:
+            job(spark, bucket, DeltaSink("/nowhere/t")).execute()
+    assert "endpoint" in refused.value.what_to_do or "fs.s3a" in refused.value.what_to_do
+    assert not bucket.open_bucket().sizes_below("")
