@@ -49,8 +49,8 @@ _TIMELINE, _ACCEPTED = "timeline", "timeline/accepted"
 
 
 #: Ids and lineages are counted up and never used again, so these objects stay what they are. Entries of
-#: Spark's log are written anew behind a rewind; but only its owner takes them back, who reads them. Not orders
-#: and intents: others delete them, and their keys are used again.
+#: Spark's log are written anew behind a rewind; but who reads them is who takes them back. Not orders and
+#: intents: others delete them, and their keys are used again.
 _WRITTEN_ONCE = re.compile(
     r"checkpoints/\d+/(decision|receipt)\.json|rewinds/\d+\.json|spark/\d+/(offsets|commits)/\d+"
 )

@@ -481,7 +481,7 @@ def test_what_a_crash_left_of_a_deletion_is_not_sealed(bucket: Bucket) -> None:
     folder = bucket.spark(1, 6)
     for number in (1, 2):
         bucket.decide(folder.decision(number, 3 + number))
-    bucket.store.delete("checkpoints/1/decision.json")
+    bucket.job_dir.store.delete("checkpoints/1/decision.json")
     take_over(bucket.job_dir, bucket.clock)
     assert bucket.job_dir.decision(ONE) is None and bucket.job_dir.receipt(ONE) is not None
 
