@@ -8,6 +8,7 @@ from flinkish_spark.checkpoint.answers import Asked, PendingAnswer
 from flinkish_spark.checkpoint.event_time import LatencyTracker
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.object_store import requests_of_this_process
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.engine import JobProgress
 from flinkish_spark.job.requests import StopMode
 from flinkish_spark.job.rewind import PendingRewind
@@ -236,10 +237,12 @@ def _checkpoint(given: CheckpointId | int) -> CheckpointId:
 
 def _target(path: str) -> str:
     text = path.removeprefix("file://") if isinstance(path, str) else ""
+    if "://" in text:
+        return StoreSpec.parse(text).url
     if not text.startswith("/") or "\0" in text:
         raise ConfigError(
             f"a savepoint cannot be written to {path!r}",
-            why="it must be an absolute path on a file system that driver and executors share",
-            what_to_do="give an absolute path",
+            why="it must be an absolute path on a file system that driver and executors share, or a URL",
+            what_to_do='give an absolute path, or a URL like "s3://bucket/savepoints/7"',
         )
     return text

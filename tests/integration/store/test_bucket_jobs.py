@@ -80,6 +80,7 @@ def table(spark: Any, path: Path) -> list[tuple[str, int]]:
     return [(row.k, row["count"]) for row in spark.read.format("delta").load(str(path)).collect()]
 
 
+@pytest.mark.nightly(by_day="tests/unit/checkpoint/test_buckets.py")
 def test_a_job_goes_on_from_a_bucket_and_goes_back_in_it(spark, bucket: StoreSpec, tmp_path: Path) -> None:
     """Cancelled and started again, each time fenced by copies; then back to an earlier checkpoint."""
     counts = []
@@ -127,7 +128,17 @@ def test_how_often_a_bucket_is_asked_for_a_checkpoint(spark, bucket: StoreSpec, 
     assert exact(rows)
 
 
-@pytest.mark.parametrize(("first", "then"), [("s3", "s3"), ("s3", "disk"), ("disk", "s3")])
+_BY_NIGHT = pytest.mark.nightly
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("disk", "s3"),
+        pytest.param("s3", "s3", marks=_BY_NIGHT),
+        pytest.param("s3", "disk", marks=_BY_NIGHT),
+    ],
+)
 def test_a_savepoint_goes_from_anywhere_to_anywhere(
     spark, server: LocalS3, bucket: StoreSpec, tmp_path: Path, first: str, then: str
 ) -> None:
