@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from flinkish_spark.audit.counting import EXAMPLES, Extent, InputOffsets, Place, lost
@@ -205,18 +204,18 @@ def audit(job_dir: JobDir, job: JobUuid, settings: AuditSettings) -> AuditResult
     )
 
 
-def began_at(job_dir: JobDir, root: Path, topics: Sequence[str]) -> Offsets:
+def began_at(job_dir: JobDir, place: StoreSpec, topics: Sequence[str]) -> Offsets:
     """Return where a job began to read, as far as that is written down.
 
     Parameters
     ----------
-    root
-        The job directory.
+    place
+        Of the job directory.
     """
     if job_dir.history().log_began_in != FIRST_LINEAGE:
         # What is written down is where Spark's checkpoint was begun anew.
         return {}
-    log = log_of(job_dir.store, StoreSpec(str(root)), job_dir.newest_owner())
+    log = log_of(job_dir.store, place, job_dir.newest_owner())
     return log.began_at().kafka(frozenset(topics))
 
 

@@ -93,7 +93,7 @@ def audit(
         specs,
         names,
         running.Completeness(complete.upper()),
-        began=running.began_at(job.job_dir, job.root, topics),
+        began=running.began_at(job.job_dir, job.place, topics),
         **offsets,
     )
     result = running.audit(job.job_dir, job.uuid, settings)

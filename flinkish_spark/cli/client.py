@@ -25,9 +25,16 @@ from rich.table import Table
 from rich.text import Text
 
 from flinkish_spark.core.clock import Clock, SystemClock
-from flinkish_spark.core.errors import CorruptObjectError, EnvironmentFault, FlinkishError, InternalError
-from flinkish_spark.core.job_dir import JOB_KEY, JobDir
-from flinkish_spark.core.store import LocalStore
+from flinkish_spark.core.errors import (
+    ConfigError,
+    CorruptObjectError,
+    EnvironmentFault,
+    FlinkishError,
+    InternalError,
+    JobDirError,
+    StoreError,
+)
+from flinkish_spark.core.job_dir import JOB_KEY, JobDir, job_place, open_job_dir
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.requests import (
     KEPT_MS,
@@ -141,7 +148,6 @@ def connection_of(servers: str, config: Any) -> KafkaConnection:
     """
     # Here and not above: most commands talk to no broker.
     from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, is_connection_option
-    from flinkish_spark.core.errors import ConfigError
 
     try:
         given = dict(parse_properties(config.read())) if config is not None else {}
@@ -340,6 +346,7 @@ def _place_of(traceback: TracebackType | None) -> str:
 
 
 _LOCAL = "file://"
+_STORE_OPTIONS = "flinkish.store-options"
 #: What a directory holds if there is a savepoint in it: `savepoints.files.METADATA_KEY`.
 SAVEPOINT_FILE = "savepoint.json"
 #: A target with these cannot be written down, or does something to a terminal.
@@ -356,8 +363,8 @@ class Job:
 
     Parameters
     ----------
-    root
-        The directory, absolute.
+    place
+        Where the directory is.
     job_dir
         Typed access to it.
     name, uuid
@@ -366,7 +373,7 @@ class Job:
         Of this command.
     """
 
-    root: Path
+    place: StoreSpec
     job_dir: JobDir
     name: str
     uuid: JobUuid
@@ -378,18 +385,34 @@ class Job:
         from flinkish_spark.checkpoint.retention import pins_of
         from flinkish_spark.checkpoint.spark_log import log_of
 
-        place = StoreSpec(str(self.root))
-        log = log_of(self.job_dir.store, place, self.job_dir.newest_owner())
-        return pins_of(log, place, self.clock)
+        log = log_of(self.job_dir.store, self.place, self.job_dir.newest_owner())
+        return pins_of(log, self.place, self.clock)
 
     def to_json(self) -> dict[str, Any]:
         """Return what `--json` says about it."""
-        return {"job_dir": str(self.root), "job": self.name, "job_uuid": str(self.uuid)}
+        return {"job_dir": self.place.url, "job": self.name, "job_uuid": str(self.uuid)}
 
 
 def job_argument(command: F) -> F:
-    """Give a command its JOB_DIR, as `job`."""
-    return click.argument("job", metavar="JOB_DIR", callback=_job)(command)
+    """Give a command its JOB_DIR, as `job`, and the options of the bucket that it may be in."""
+    options = click.option(
+        "--store-option",
+        metavar="NAME=VALUE",
+        multiple=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_keep_store_options,
+        help="Of the bucket that JOB_DIR is in, as often as needed; secrets as NAME=env:VARIABLE.",
+    )
+    return options(click.argument("job", metavar="JOB_DIR", callback=_job)(command))
+
+
+def _keep_store_options(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> None:
+    pairs = [value.partition("=") for value in values]
+    wrong = next((name for name, mark, _ in pairs if not mark or not name), None)
+    if wrong is not None:
+        raise click.BadParameter(f"{wrong!r} is not NAME=VALUE.")
+    ctx.meta[_STORE_OPTIONS] = {name: value for name, _, value in pairs}
 
 
 def target_argument(command: F) -> F:
@@ -421,6 +444,8 @@ def _directory(value: str) -> Path:
 
 def _job(ctx: click.Context, param: click.Parameter, value: str) -> Job:
     """Return the job in a directory; end with USAGE if there is none that can be read."""
+    if "://" in value.removeprefix(_LOCAL):
+        return _job_in_bucket(ctx, value)
     root = _directory(value)
     found = _found_at(root / JOB_KEY)
     if found is None:
@@ -429,22 +454,39 @@ def _job(ctx: click.Context, param: click.Parameter, value: str) -> Job:
         # A pipe would be waited for.
         raise click.BadParameter(f"there is no job in {root}: {JOB_KEY} is no file.")
     try:
-        return _read_job(root)
+        return _read_job(StoreSpec(str(root)))
     except CorruptObjectError as error:
         complain(f"{root} is no usable job directory: {error}")
         ctx.exit(ExitStatus.USAGE)
 
 
-def _read_job(root: Path) -> Job:
-    job_dir = JobDir(LocalStore(root))
+def _job_in_bucket(ctx: click.Context, value: str) -> Job:
+    try:
+        place = job_place(value, ctx.meta.get(_STORE_OPTIONS, {}))
+        if open_job_dir(place).known_settings() is None:
+            raise click.BadParameter(f"there is no job in {place.url}: it has no {JOB_KEY}.")
+        return _read_job(place)
+    except (ConfigError, StoreError, CorruptObjectError, JobDirError) as error:
+        complain(f"{value} is no usable job directory: {error}")
+        ctx.exit(ExitStatus.USAGE)
+
+
+def _read_job(place: StoreSpec) -> Job:
+    job_dir = open_job_dir(place)
     with as_damage(f"{JOB_KEY} in the job directory"):
         settings = job_dir.known_settings() or {}
         name = checked_name(settings["job"], "job name")
-        return Job(root, job_dir, name, JobUuid(settings["uuid"]), SystemClock())
+        return Job(place, job_dir, name, JobUuid(settings["uuid"]), SystemClock())
 
 
 def _target(ctx: click.Context, param: click.Parameter, value: str) -> str:
     """Return the path; raise BadParameter if something is in the way."""
+    if "://" in value.removeprefix(_LOCAL):
+        try:
+            # Whether it can be written is seen by the job, which has the options of the bucket.
+            return StoreSpec.parse(value).url
+        except ConfigError as error:
+            raise click.BadParameter(str(error)) from None
     path = _absolute(value)
     if any(unicodedata.category(letter) in _UNUSABLE for letter in value):
         raise click.BadParameter(f"there are control characters in {value!r}.")

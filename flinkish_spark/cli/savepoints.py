@@ -100,8 +100,11 @@ def _written(checkpoint: object, target: str) -> str:
 
 
 def _refuse_inside(job: Job, target: str) -> None:
+    if not job.place.is_local or "://" in target:
+        # The job refuses it.
+        return
     # Not Path.resolve: it raises where links lead in a circle.
-    path, root = Path(os.path.realpath(target)), Path(os.path.realpath(job.root))
+    path, root = Path(os.path.realpath(target)), Path(os.path.realpath(job.place.folder))
     if path.is_relative_to(root):
         raise click.UsageError(f"{target} is inside the job directory, which savepoints outlive.")
     if root.is_relative_to(path):

@@ -28,9 +28,8 @@ from flinkish_spark.cli.client import (
     print_table,
     yes_option,
 )
-from flinkish_spark.core.errors import OwnedElsewhereError
+from flinkish_spark.core.errors import ConfigError, OwnedElsewhereError
 from flinkish_spark.core.job_dir import JobDir
-from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.records import CommitAnswer, Committable
@@ -618,7 +617,13 @@ def holding(job: Job) -> Iterator[None]:
     # Here and not above: other commands hold no lock.
     from flinkish_spark.checkpoint.ownership import JobLock
 
-    lock = JobLock(job.root / "owner.lock")
+    if not job.place.is_local:
+        raise ConfigError(
+            f"the transactions of a job in {job.place.url} are not ended from here",
+            why="in a bucket there is no lock that would keep the job from starting meanwhile",
+            what_to_do="start the job: its recovery commits what is decided and aborts the rest",
+        )
+    lock = JobLock(job.place.folder / "owner.lock")
     try:
         lock.acquire()
     except OwnedElsewhereError as owned:
@@ -726,7 +731,7 @@ def _committer(job: Job, client: TransactionClient, uid: str) -> KafkaCommitter:
         schema=StructType(),
         checkpoint=CheckpointConfig(),
         job_name=job.name,
-        place=StoreSpec(str(job.root)).below(f"sinks/{uid}"),
+        place=job.place.below(f"sinks/{uid}"),
         clock=job.clock,
     )
     return KafkaCommitter(client, context)
