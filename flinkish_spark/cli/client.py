@@ -395,16 +395,26 @@ class Job:
 
 def job_argument(command: F) -> F:
     """Give a command its JOB_DIR, as `job`, and the options of the bucket that it may be in."""
-    options = click.option(
+    return store_option(click.argument("job", metavar="JOB_DIR", callback=_job)(command))
+
+
+def store_option(command: F) -> F:
+    """Give a command the options of a bucket, which :func:`store_options` returns."""
+    return click.option(
         "--store-option",
         metavar="NAME=VALUE",
         multiple=True,
         is_eager=True,
         expose_value=False,
         callback=_keep_store_options,
-        help="Of the bucket that JOB_DIR is in, as often as needed; secrets as NAME=env:VARIABLE.",
-    )
-    return options(click.argument("job", metavar="JOB_DIR", callback=_job)(command))
+        help="Of the bucket that the job directory is in; secrets as NAME=env:VARIABLE.",
+    )(command)
+
+
+def store_options() -> dict[str, str]:
+    """Return the options of the bucket that the command was given."""
+    given: dict[str, str] = click.get_current_context().meta.get(_STORE_OPTIONS, {})
+    return given
 
 
 def _keep_store_options(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> None:
@@ -462,7 +472,7 @@ def _job(ctx: click.Context, param: click.Parameter, value: str) -> Job:
 
 def _job_in_bucket(ctx: click.Context, value: str) -> Job:
     try:
-        place = job_place(value, ctx.meta.get(_STORE_OPTIONS, {}))
+        place = job_place(value, store_options())
         if open_job_dir(place).known_settings() is None:
             raise click.BadParameter(f"there is no job in {place.url}: it has no {JOB_KEY}.")
         return _read_job(place)

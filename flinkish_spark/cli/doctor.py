@@ -14,6 +14,8 @@ from flinkish_spark.cli.client import (
     end_with,
     json_option,
     print_table,
+    store_option,
+    store_options,
 )
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     "--jars", metavar="DIR", help="Directory with the pinned JARs, as for configure_spark_with_jars."
 )
 @click.option("--job-dir", default="", metavar="PATH", help="Where the job is to keep its checkpoints.")
+@store_option
 @click.option("--bootstrap-servers", "servers", metavar="HOST:PORT,...", help="Where Kafka is.")
 @config_option
 @click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="A topic that a job reads or writes.")
@@ -57,7 +60,13 @@ def doctor(
     spark = _session(master, jars)
     try:
         found = running.doctor(
-            spark, job_dir=job_dir, bootstrap_servers=where, options=how, topics=topics, tables=tables
+            spark,
+            job_dir=job_dir,
+            store_options=store_options(),
+            bootstrap_servers=where,
+            options=how,
+            topics=topics,
+            tables=tables,
         )
     finally:
         spark.stop()

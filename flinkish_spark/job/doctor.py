@@ -11,6 +11,7 @@ import platform
 import shutil
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from flinkish_spark.bridge.buckets import check_bucket, check_bucket_in_tasks
 from flinkish_spark.bridge.session import (
     SparkProbe,
     asked_of_executors,
@@ -38,8 +40,8 @@ from flinkish_spark.contracts.sink import SinkContext
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import FlinkishError, StoreError
-from flinkish_spark.core.job_dir import JobDir, local_path
-from flinkish_spark.core.store import LocalStore
+from flinkish_spark.core.job_dir import job_place, open_job_dir
+from flinkish_spark.core.store import AnswerLost, CreateResult, LocalStore
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 
@@ -122,6 +124,7 @@ def doctor(
     spark: SparkSession,
     *,
     job_dir: str = "",
+    store_options: Mapping[str, str] | None = None,
     bootstrap_servers: str = "",
     options: Mapping[str, str] = MappingProxyType({}),
     topics: Sequence[str] = (),
@@ -137,6 +140,8 @@ def doctor(
     ----------
     job_dir
         Where the job is to keep its checkpoints.
+    store_options
+        Of the bucket that it is in.
     bootstrap_servers, options
         How Kafka is reached, as a KafkaSource is told; secrets among the options are never shown.
     topics
@@ -169,7 +174,7 @@ def doctor(
     if getattr(spark, "_jvm", None) is not None:
         steps.append(("executors", lambda: _executors(spark)))
         if job_dir:
-            steps.append(("job_dir", lambda: _job_dir(spark, job_dir)))
+            steps.append(("job_dir", lambda: _job_dir(spark, job_dir, store_options or {})))
         steps += [(f"table {path}", partial(_table, spark, path, config)) for path in tables]
     if bootstrap_servers:
         kafka = KafkaConnection(bootstrap_servers, options)
@@ -279,8 +284,14 @@ def _executors(spark: SparkSession) -> Iterator[Finding]:
             )
 
 
-def _job_dir(spark: SparkSession, job_dir: str) -> Iterator[Finding]:
-    path = local_path(job_dir)
+def _job_dir(
+    spark: SparkSession, job_dir: str, options: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Finding]:
+    place = job_place(job_dir, options)
+    if not place.is_local:
+        yield from _bucket(spark, place)
+        return
+    path = place.folder
     there = nearest_folder(path)
     yield _tried(there)
     free = shutil.disk_usage(there).free
@@ -289,7 +300,7 @@ def _job_dir(spark: SparkSession, job_dir: str) -> Iterator[Finding]:
         yield Finding(
             "job_dir", Health.WARNING, says, "make room: state and pins of checkpoints are kept there"
         )
-    yield from _owner(path)
+    yield from _owner(place)
     if not runs_tasks_itself(spark):
         blind = blind_hosts(spark, path)
         if blind:
@@ -327,10 +338,38 @@ def _tried(folder: Path) -> Finding:
     return Finding(about, Health.FINE, f"renames, links and locks work; two durable writes took {took_ms} ms")
 
 
-def _owner(path: Path) -> Iterator[Finding]:
+def _bucket(spark: SparkSession, place: StoreSpec) -> Iterator[Finding]:
+    """Let this process, Spark and tasks do what a job does to a bucket; nothing of it stays."""
+    about = f"bucket of {place.url}"
+    store, began_ms = place.open_bucket(), SystemClock().monotonic_ms()
+    key = f".probes/{uuid.uuid4().hex}"
+    try:
+        first, second = (store.create_if_absent(key, b"") for _ in range(2))
+        # Where it does not keep the id of a write, nobody knows who was first.
+        written = store.write_id_at(key)
+        store.delete(key)
+    except (FlinkishError, AnswerLost) as error:
+        yield Finding(about, Health.REFUSED, f"a job cannot work in it: {error}", "see what the store says")
+        return
+    if (first, second) != (CreateResult.CREATED, CreateResult.EXISTS) or written is None:
+        says = "of two that create one object not exactly one is told so"
+        yield Finding(about, Health.REFUSED, says, "use a store with conditional puts and metadata")
+        return
+    took_ms = SystemClock().monotonic_ms() - began_ms
+    yield Finding(about, Health.FINE, f"conditional puts work; five requests took {took_ms} ms")
+    for what, check in (("Spark", check_bucket), ("Python in tasks", check_bucket_in_tasks)):
+        try:
+            check(spark, place, store)
+            yield Finding(about, Health.FINE, f"{what} sees what the driver writes")
+        except FlinkishError as error:
+            yield Finding(about, Health.REFUSED, f"{what}: {error.what}: {error.why}", error.what_to_do)
+    yield from _owner(place)
+
+
+def _owner(place: StoreSpec) -> Iterator[Finding]:
     """Say whose directory it is, if it is somebody's."""
     with contextlib.suppress(StoreError):
-        known = JobDir(LocalStore(path)).known_settings()
+        known = open_job_dir(place).known_settings()
         if known is not None:
             says = f"it belongs to the job '{known.get('job')}', begun with Spark {known.get('spark')}"
             yield Finding("job_dir", Health.FINE, says)

@@ -14,6 +14,7 @@ from demo.rig import ROOT, Rig
 from demo.verify import Verdict
 from flinkish_spark.testing.crash_points import KILL_AT_VARIABLE, KillPoint
 from tests.crash.app import BROKEN_VARIABLE, FIND_DEAD_VARIABLE
+from tests.support.buckets import BucketServer
 
 APP = ROOT / "tests" / "crash" / "app.py"
 #: Slow enough that the job, which is down most of the time, does not fall behind.
@@ -129,10 +130,20 @@ class CrashRun:
         Of the orders and of all moments.
     broken
         Name of a mistake in `tests/crash/app.py`; empty for the product as it is.
+    buckets
+        A server that runs, in a bucket of which the job directory is; None for one on the disk.
     """
 
-    def __init__(self, directory: Path, *, seed: int, rate: float = RATE, broken: str = "") -> None:
-        self._directory, self._seed, self._rate = directory, seed, rate
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        seed: int,
+        rate: float = RATE,
+        broken: str = "",
+        buckets: BucketServer | None = None,
+    ) -> None:
+        self._directory, self._seed, self._rate, self._buckets = directory, seed, rate, buckets
         self._variables = {BROKEN_VARIABLE: broken}
         self._chance = random.Random(seed)
 
@@ -157,7 +168,7 @@ class CrashRun:
         return Outcome(verdict, done, failure, round(time.monotonic() - began, 1))
 
     def _rig(self) -> Rig:
-        return Rig(self._directory, APP, self._chance, interval_ms=1_000)
+        return Rig(self._directory, APP, self._chance, interval_ms=1_000, buckets=self._buckets)
 
     def _crash(self, rig: Rig, crash: Crash) -> None:
         match crash:

@@ -10,6 +10,7 @@ from demo.process import Victim
 from flinkish_spark.core.steps import Step
 from flinkish_spark.testing.crash_points import KillPoint, Moment
 from tests.crash.harness import EVERY_POINT, At, CrashRun, Shot
+from tests.support.buckets import LocalS3
 
 
 def test_the_list_holds_every_victim_and_both_sides_of_every_step() -> None:
@@ -40,3 +41,25 @@ def test_twenty_kills_lose_nothing_and_double_nothing(run_directory: Path) -> No
     assert outcome.verdict.orders > 0
     assert outcome.verdict.checkpoints >= 8
     assert list(run_directory.rglob("state/bases/totals/*")), "key groups were to move into bases"
+
+
+#: Who dies, and where a bucket is written right then.
+_IN_A_BUCKET = [
+    crash
+    for crash in EVERY_POINT
+    if isinstance(crash, Shot)
+    or KillPoint.parse(crash.point).step in (Step.STAGED_FILE, Step.DECISION, Step.SINK_COMMIT, Step.RECEIPT)
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(2_700)
+def test_kills_of_a_job_of_which_everything_lies_in_a_bucket(run_directory: Path) -> None:
+    """The job directory, and Spark's checkpoint in it; each start fences the one before by copies."""
+    with LocalS3() as buckets:
+        outcome = CrashRun(run_directory, seed=21, buckets=buckets).run(_IN_A_BUCKET)
+
+    assert not outcome.failure, str(outcome)
+    assert len(outcome.crashes) == len(_IN_A_BUCKET) >= 10
+    assert outcome.verdict.is_exact, str(outcome)
+    assert outcome.verdict.orders > 0

@@ -17,12 +17,14 @@ from flinkish_spark import (
     RestoreSettings,
     StreamExecutionEnvironment,
     ValueStateDescriptor,
+    doctor,
 )
 from flinkish_spark.checkpoint.answers import AnswerKind
 from flinkish_spark.connectors.generator import Counting, RandomChoice
 from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.core.job_dir import open_job_dir
 from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.job.doctor import Health
 from flinkish_spark.protocol.lineage import Tables
 from flinkish_spark.sources import DataGeneratorSource, RateLimit
 from tests.support.buckets import LocalS3
@@ -170,3 +172,15 @@ def test_a_bucket_that_spark_reaches_elsewhere_is_refused_before_anything_is_wri
             job(spark, bucket, DeltaSink("/nowhere/t")).execute()
     assert "endpoint" in refused.value.what_to_do or "fs.s3a" in refused.value.what_to_do
     assert not bucket.open_bucket().sizes_below("")
+
+
+def test_the_doctor_tries_a_bucket_and_leaves_nothing(spark, bucket: StoreSpec, server: LocalS3) -> None:
+    found = doctor(spark, job_dir=bucket.url, store_options=dict(bucket.options))
+    says = [one.says for one in found.findings if one.about.startswith("bucket of")]
+    assert any("conditional puts work" in one for one in says)
+    assert [one for one in says if one.endswith("sees what the driver writes")][1:], says
+    assert not bucket.open_bucket().sizes_below("")
+    nobody = server.missing_bucket()
+    found = doctor(spark, job_dir=nobody.url, store_options=dict(nobody.options))
+    (refused,) = [one for one in found.findings if one.health is Health.REFUSED]
+    assert "a job cannot work in it" in refused.says
