@@ -153,3 +153,49 @@ class StoreContract:
         return subprocess.run(
             [sys.executable, "-c", code], input=given, capture_output=True, check=True
         ).stdout
+
+
+class FileStoreContract:
+    """Cases for a store in which Spark, too, writes files: mixed into a :class:`StoreContract`."""
+
+    def test_everything_below_a_folder_is_found_however_deep(self, spec: StoreSpec) -> None:
+        store = spec.open_bucket()
+        for name, size in (("a/b/c/1", 3), ("a/b/2", 0), ("a/.hidden", 5), ("ab/3", 1)):
+            store.put(name, b"x" * size)
+        assert store.sizes_below("a") == {"b/c/1": 3, "b/2": 0, ".hidden": 5}
+        assert store.sizes_below("a/b/c") == {"1": 3} and store.sizes_below("none") == {}
+        assert store.sizes_below("").keys() == {"a/b/c/1", "a/b/2", "a/.hidden", "ab/3"}
+
+    def test_a_listing_has_more_than_one_page(self, spec: StoreSpec) -> None:
+        store = spec.open_bucket()
+        with ThreadPoolExecutor(RACERS) as pool:
+            list(pool.map(lambda n: store.put(f"many/{n}", b""), range(1_050)))
+        assert len(store.sizes_below("many")) == 1_050
+        store.delete_all([f"many/{n}" for n in range(1_050)])
+        assert store.sizes_below("many") == {}
+
+    def test_the_beginning_of_an_object_is_read_alone(self, spec: StoreSpec) -> None:
+        store = spec.open_bucket()
+        store.put("x/1", b"0123456789")
+        assert store.read_start("x/1", 4) == b"0123" and store.read_start("x/1", 400) == b"0123456789"
+        with pytest.raises(ObjectMissing):
+            store.read_start("x/2", 4)
+
+    def test_a_copy_replaces_and_needs_an_original(self, spec: StoreSpec) -> None:
+        store = spec.open_bucket()
+        store.put("x/1", b"one")
+        store.put("y/1", b"another")
+        store.copy("x/1", "y/1")
+        assert store.read("y/1") == b"one" == store.read("x/1")
+        with pytest.raises(ObjectMissing):
+            store.copy("x/2", "y/2")
+        # A create that meets a copy is told that somebody else has written it.
+        assert store.create_if_absent("y/1", b"mine") is EXISTS
+
+    def test_missing_ones_may_be_deleted_among_others(self, spec: StoreSpec) -> None:
+        store = spec.open_bucket()
+        store.put("x/1", b"")
+        store.put("x/3", b"")
+        store.delete_all(["x/1", "x/2", "x/3"])
+        store.delete_all([])
+        assert store.sizes_below("x") == {}

@@ -15,7 +15,7 @@ from flinkish_spark.core.store import ObjectMissing, Store
 from flinkish_spark.core.store_spec import StoreSpec
 from tests.support.buckets import SECRETS, BucketServer, LocalAzure
 from tests.support.services import BUILD
-from tests.support.store_contract import StoreContract
+from tests.support.store_contract import FileStoreContract, StoreContract
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +31,7 @@ def azure(service: Callable[[str], Any]) -> Any:
     return service("azure")
 
 
-class BucketContract(StoreContract):
+class BucketContract(StoreContract, FileStoreContract):
     """What stores behind a network hold besides."""
 
     @pytest.fixture
@@ -63,13 +63,13 @@ class BucketContract(StoreContract):
     def test_requests_are_counted(self, store: ObjectStore) -> None:
         store.create_if_absent("x/1", b"")
         store.create_if_absent("x/2", b"")
-        assert store.requests == {"read": 0, "put": 0, "create": 2, "list": 0, "delete": 0}
+        assert store.requests == {"read": 0, "put": 0, "create": 2, "list": 0, "delete": 0, "copy": 0}
         store.create_if_absent("x/1", b"")
         store.put("x/3", b"")
         store.read("x/1")
         store.list("x")
         store.delete("x/1")
-        assert store.requests == {"read": 2, "put": 1, "create": 3, "list": 1, "delete": 1}
+        assert store.requests == {"read": 2, "put": 1, "create": 3, "list": 1, "delete": 1, "copy": 0}
 
     def test_secrets_are_not_shown(self, spec: StoreSpec) -> None:
         shown = f"{spec!r} {spec} {spec.to_text()} {spec.open()!r}"

@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +22,8 @@ from flinkish_spark.core.errors import CorruptObjectError, FencedError, OwnedEls
 from flinkish_spark.core.job_dir import JobDir, open_job_dir
 from flinkish_spark.core.object_store import ObjectStore
 from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.job.engine import Standby
+from flinkish_spark.job.standby import LockWait, wait_for_lock
 from flinkish_spark.protocol.decisions import Decision, Receipt, RewindIntent
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.lineage import RewindKind
@@ -474,6 +478,18 @@ def test_an_owner_of_which_nothing_is_heard_counts_as_dead(bucket: Bucket, elsew
     assert take_over(bucket.job_dir, bucket.clock).epoch == OwnerEpoch(2)
     with pytest.raises(FencedError):
         Ownership(bucket.job_dir, epoch).check()
+
+
+def test_a_start_waits_until_it_is_known_who_lives_and_may_be_told_to_end(
+    bucket: Bucket, elsewhere: None
+) -> None:
+    take_over(bucket.job_dir, bucket.clock)
+    settings: Any = SimpleNamespace(standby=Standby.REFUSE, standby_poll_ms=200, clock=bucket.clock)
+    told = Event()
+    assert wait_for_lock(lease(bucket), settings, told) is LockWait.TAKEN
+    assert bucket.clock.now_ms >= 60_000
+    told.set()
+    assert wait_for_lock(lease(bucket), settings, told) is LockWait.GIVEN_UP
 
 
 def test_what_a_crash_left_of_a_deletion_is_not_sealed(bucket: Bucket) -> None:

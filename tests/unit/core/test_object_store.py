@@ -28,7 +28,7 @@ from flinkish_spark.core.store_spec import StoreSpec
 from tests.simulation.memory_store import MemoryStore
 from tests.support.clocks import ManualClock
 from tests.support.misbehaving_s3 import Answer, MisbehavingS3
-from tests.support.store_contract import StoreContract
+from tests.support.store_contract import FileStoreContract, StoreContract
 
 CREATED, EXISTS = CreateResult.CREATED, CreateResult.EXISTS
 KEY = "owners/1.json"
@@ -40,7 +40,7 @@ class TestDisk(StoreContract):
         return StoreSpec.parse(str(tmp_path / "job"))
 
 
-class TestMemory(StoreContract):
+class TestMemory(StoreContract, FileStoreContract):
     @pytest.fixture
     def spec(self) -> StoreSpec:
         return StoreSpec.parse(f"memory://test-{uuid.uuid4().hex}/jobs")
