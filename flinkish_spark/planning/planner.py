@@ -78,6 +78,9 @@ if TYPE_CHECKING:
 # What a lineage begins with: nothing, or the state and the positions of a seed.
 
 
+_NOWHERE = StoreSpec("/")
+
+
 @dataclass(frozen=True)
 class Beginning:
     """What the planner has to know of the seed of the live lineage.
@@ -94,7 +97,7 @@ class Beginning:
     """
 
     seed: Seed | None = None
-    folder: StoreSpec = StoreSpec("/")
+    folder: StoreSpec = _NOWHERE
 
     def label(self, chain: Chain) -> str:
         """Return what tells the beginning of a chain from others; empty where it begins with nothing."""

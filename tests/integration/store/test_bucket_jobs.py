@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
 
 from flinkish_spark import (
     CheckpointConfig,
@@ -19,6 +20,7 @@ from flinkish_spark import (
     ValueStateDescriptor,
     doctor,
 )
+from flinkish_spark.bridge.buckets import check_bucket
 from flinkish_spark.checkpoint.answers import AnswerKind
 from flinkish_spark.connectors.generator import Counting, RandomChoice
 from flinkish_spark.core.errors import EnvironmentFault
@@ -168,10 +170,37 @@ def test_a_bucket_that_spark_reaches_elsewhere_is_refused_before_anything_is_wri
     name = bucket.url.split("/")[2]
     with LocalS3() as other:
         conf.set(f"fs.s3a.bucket.{name}.endpoint", f"http://127.0.0.1:{other.port}")
-        with pytest.raises(EnvironmentFault, match="cannot reach|does not see") as refused:
+        with pytest.raises(EnvironmentFault, match=r"cannot reach|does not see") as refused:
             job(spark, bucket, DeltaSink("/nowhere/t")).execute()
     assert "endpoint" in refused.value.what_to_do or "fs.s3a" in refused.value.what_to_do
     assert not bucket.open_bucket().sizes_below("")
+
+
+def test_entries_of_sparks_log_are_created_once(spark, bucket: StoreSpec) -> None:
+    """By our class in the JVM: of two that write one entry one is told so; one's own, repeated, is none."""
+    check_bucket(spark, bucket, bucket.open())
+    there = bucket.open_bucket()
+    there.delete_all(list(there.sizes_below("")))
+    java = spark._jvm
+    path = java.org.apache.hadoop.fs.Path(bucket.hadoop_url)
+    files = java.io.github.flinkishspark.shim.BucketCheckpointFiles(path, spark._jsc.hadoopConfiguration())
+
+    def begun(name: str, content: bytes, *, overwrite: bool) -> Any:
+        out = files.createAtomic(java.org.apache.hadoop.fs.Path(f"{bucket.hadoop_url}/{name}"), overwrite)
+        out.write(content)
+        return out
+
+    first, second = (begun("offsets/0", content, overwrite=False) for content in (b"first", b"second"))
+    second.close()
+    with pytest.raises(Py4JJavaError, match=r"FileAlreadyExistsException"):
+        first.close()
+    begun("offsets/0", b"second", overwrite=False).close()
+    assert there.read("offsets/0") == b"second"
+    begun("state/1.changelog", b"old", overwrite=True).close()
+    begun("state/1.changelog", b"new", overwrite=True).close()
+    begun("state/2.changelog", b"cancelled", overwrite=True).cancel()
+    begun("offsets/1", b"cancelled", overwrite=False).cancel()
+    assert there.sizes_below("") == {"offsets/0": 6, "state/1.changelog": 3}
 
 
 def test_the_doctor_tries_a_bucket_and_leaves_nothing(spark, bucket: StoreSpec, server: LocalS3) -> None:
