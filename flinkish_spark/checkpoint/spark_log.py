@@ -81,6 +81,11 @@ class SparkLog:
     folder: str
     location: str
 
+    @property
+    def disk(self) -> str | None:
+        """Return where tasks find it on a disk; None if it is in a bucket."""
+        return str(self.location)
+
     def batches(self, log: str) -> frozenset[BatchId]:
         """Return the ids present in ``offsets`` or ``commits``."""
         names = (key.rsplit("/", 1)[1] for key in self.store.list(f"{self.folder}/{log}"))
@@ -286,6 +291,11 @@ class BucketLog(SparkLog):
     def epoch(self) -> int:
         """Whose log it is: an owner's, or that of a replay of this owner's."""
         return _epoch_in(self._own_name) or 0
+
+    @property
+    def disk(self) -> None:
+        """Return None."""
+        return None
 
     @property
     def files(self) -> FileStore:

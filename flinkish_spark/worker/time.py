@@ -53,7 +53,7 @@ class MicroBatch(Stored):
     processing_time_ms
         When it began.
     checkpoint
-        Where the query's checkpoint is; None outside of a job.
+        Where the query's checkpoint is on a disk; None in a bucket, and outside of a job.
     number
         Of the micro-batch.
     pinned
@@ -72,7 +72,7 @@ class MicroBatch(Stored):
 
     @classmethod
     def logged(
-        cls, number: int, here: LoggedOffsets, earlier: LoggedOffsets | None, checkpoint: str
+        cls, number: int, here: LoggedOffsets, earlier: LoggedOffsets | None, checkpoint: str | None
     ) -> MicroBatch:
         """Return a micro-batch of a query by its entry of the offset log.
 

@@ -18,6 +18,7 @@ from flinkish_spark.checkpoint import retention
 from flinkish_spark.checkpoint.ownership import BeatLease, LivenessUnknown, Ownership, take_over
 from flinkish_spark.checkpoint.retention import BucketPins, fence_in_bucket
 from flinkish_spark.checkpoint.spark_log import BucketLog, log_of
+from flinkish_spark.checkpoint.staging import micro_batch_in
 from flinkish_spark.core.errors import CorruptObjectError, FencedError, OwnedElsewhereError, StoreError
 from flinkish_spark.core.job_dir import JobDir, open_job_dir
 from flinkish_spark.core.object_store import ObjectStore
@@ -391,6 +392,13 @@ def test_a_jvm_that_outlived_its_driver_writes_where_nobody_reads(bucket: Bucket
     assert bucket.below("spark/2") == mine and log.batches("offsets") == {BatchId(4), BatchId(5)}
     bucket.fence(3)
     assert {k: v for k, v in bucket.below("spark/3").items()} == mine
+
+
+def test_tasks_keep_no_files_of_their_own_beside_a_log_in_a_bucket(bucket: Bucket) -> None:
+    """A path of such a place would be one on the host's disk."""
+    log = bucket.log(1)
+    log.restore("offsets", BatchId(0), 'v1\n{"batchTimestampMs":7}\n{}')
+    assert micro_batch_in(log, BatchId(0)).checkpoint is None
 
 
 # -- replays ------------------------------------------------------------------------------------------
