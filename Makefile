@@ -30,10 +30,14 @@ export PYSPARK_PYTHON := $(PY)
 export PYSPARK_DRIVER_PYTHON := $(PY)
 export SPARK_LOCAL_IP := 127.0.0.1
 
+# Why tests of `make test` were skipped, a line for each.
+SKIPPED := $(BUILD)/skipped.txt
+export FLINKISH_SKIPPED := $(SKIPPED)
+
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
 STAGES := lint types unit integration crash
 
-.PHONY: help setup jars shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-start bench-state bench-full wheel clean
+.PHONY: help setup jars s3a shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-start bench-state bench-full wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
@@ -47,7 +51,7 @@ help: ## this page
 setup: $(VENV)/.stamp jars shim ## virtual environment, JARs, the JVM side
 	@echo "ready: $(VENV)"
 
-jars: $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp $(BUILD)/s3a-jars/.stamp ## third-party JARs for Spark and the broker
+jars: $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp s3a ## third-party JARs for Spark and the broker
 
 shim: $(BUILD)/shim.stamp ## the JVM side, into flinkish_spark/jars/
 
@@ -55,13 +59,14 @@ demo: setup ## a job killed 5 times, nothing lost, nothing twice   [KILLS=20 SEE
 	@$(PY) -m demo.run $(RUN_ARGS) $(if $(ORDERS),--orders $(ORDERS)) $(if $(ENGINE),--engine $(ENGINE)) $(if $(STORE),--store $(STORE))
 
 test: setup $(BUILD)/classes.jsa $(BUILD)/compiled.stamp ## everything CI runs: lint types unit integration crash
-	@started=$$SECONDS; \
+	@started=$$SECONDS; rm -f $(SKIPPED); \
 	for stage in $(STAGES); do \
 	    echo "==== $$stage"; before=$$SECONDS; \
 	    $(MAKE) $$stage || { echo "==== $$stage FAILED after $$((SECONDS - before)) s"; exit 1; }; \
 	    echo "==== $$stage passed in $$((SECONDS - before)) s"; \
 	done; \
-	echo "==== all passed in $$((SECONDS - started)) s"
+	if [ -e $(SKIPPED) ]; then sort $(SKIPPED) | uniq -c; fi; \
+	echo "==== all passed in $$((SECONDS - started)) s, $$(cat $(SKIPPED) 2>/dev/null | wc -l) tests skipped"
 
 nightly: ## test, with the tests that are marked nightly
 	@PYTEST_ADDOPTS="$(PYTEST_ADDOPTS) --nightly" $(MAKE) test
@@ -146,6 +151,10 @@ $(BUILD)/%/.stamp: flinkish_spark/jars/pinned.txt tools/resolve_jars.py | $(VENV
 	@echo "fetching JARs into build/$*"
 	@$(PY) tools/resolve_jars.py $(or $(ROLE_OF_$*),spark) $(BUILD)/$*
 	@touch $@
+
+# Hadoop's S3A, in which Spark keeps its checkpoint in buckets. Without it its tests are skipped, and counted.
+s3a: $(VENV)/.stamp
+	@$(MAKE) $(BUILD)/s3a-jars/.stamp || echo "no S3A: the tests of jobs in a bucket are skipped"
 
 # A server of Azure's blobs. Without npm its tests are skipped, and counted as such.
 AZURITE := azurite@3.37.0

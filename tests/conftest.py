@@ -122,6 +122,11 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    skipped = [str(one.longrepr[2]) for one in terminalreporter.stats.get("skipped", ())]
+    counted = os.environ.get("FLINKISH_SKIPPED")
+    if skipped and counted:
+        with Path(counted).open("a", encoding="utf-8") as file:
+            file.writelines(f"{why}\n" for why in skipped)
     left_out = config.stash.get(_LEFT_OUT, 0)
     if left_out:
         terminalreporter.write_line(f"{left_out} nightly tests left out: `make nightly`, or pytest --nightly")

@@ -31,8 +31,12 @@ from flinkish_spark.protocol.lineage import Tables
 from flinkish_spark.sources import DataGeneratorSource, RateLimit
 from tests.support.buckets import LocalS3
 from tests.support.jobs import await_that, running
+from tests.support.services import BUILD
 
 _KEYS = 5
+pytestmark = pytest.mark.skipif(
+    not any((BUILD / "s3a-jars").glob("hadoop-aws-*.jar")), reason="Hadoop's S3A is not there: `make s3a`"
+)
 
 
 class Count(KeyedProcessFunction):
