@@ -30,6 +30,8 @@ from flinkish_spark.core.validation import instance_of, refused_as_config_errors
 from flinkish_spark.protocol.limits import MOST_MS, Limit, checked_limit, checked_whole, exceeds
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from flinkish_spark.core.job_dir import JobDir
     from flinkish_spark.core.offset_log import LoggedOffsets
     from flinkish_spark.protocol.plan_layout import Position
@@ -579,6 +581,11 @@ class SocketTextSource(SplitSource):
     def released(self, offsets: Mapping[str, Offset]) -> None:
         """Delete segments of the log that no checkpoint needs."""
         forget_before(self.job_folder, offsets[_SPLIT])
+
+    def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
+        """Refuse a job directory in a bucket: lines are appended to files, and one process at a time may."""
+        super().preflight(spark, job_dir, uid)
+        _ = self.job_folder
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         """Refuse to go on, or back, to lines that were deleted."""

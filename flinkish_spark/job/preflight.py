@@ -364,17 +364,17 @@ def _check_seen(
     restore: RestoreSettings | None,
 ) -> None:
     """Refuse executors without the job directory, where tasks read it or write into it."""
-    parts = [(uid, sink) for node in graph.sinks for uid, sink in node.sink.parts(node.uid)]
-    needing = [f"the rows of sink '{uid}'" for uid, sink in parts if sink.stages_in_job_dir]
-    needing += [] if restore is None else ["the state of the savepoint"]
     if not settings.job_dir.is_local:
+        # Spark keeps its log and state there; sinks buffer in tasks, and sources note where they began.
         check_bucket(spark, settings.job_dir, job_dir.store)
-        if needing:
-            check_bucket_in_tasks(spark, settings.job_dir, job_dir.store)
+        check_bucket_in_tasks(spark, settings.job_dir, job_dir.store)
         return
     if runs_tasks_itself(spark):
         return
-    needing = [*(f"the state of operator '{node.uid}'" for node in graph.operators), *needing]
+    parts = [(uid, sink) for node in graph.sinks for uid, sink in node.sink.parts(node.uid)]
+    needing = [f"the state of operator '{node.uid}'" for node in graph.operators]
+    needing += [f"the rows of sink '{uid}'" for uid, sink in parts if sink.stages_in_job_dir]
+    needing += [] if restore is None else ["the state of the savepoint"]
     blind = blind_hosts(spark, settings.job_dir.folder) if needing else []
     if blind:
         raise EnvironmentFault(

@@ -459,6 +459,24 @@ class SavepointInBucket(SavepointDir):
         return self._place.url
 
 
+def on_disk(path: str | Path) -> Path:
+    """Return the path that somebody names without a job, absolute.
+
+    Raises
+    ------
+    ConfigError
+        It is the URL of a bucket: state is read and edited on disks only.
+    """
+    text = str(path).removeprefix("file://")
+    if "://" in text:
+        raise ConfigError(
+            f"{text} is in a bucket, where state is not read or edited without a job",
+            why="Spark's reader of state wants the files of one checkpoint in a folder of their own",
+            what_to_do="copy the savepoint to a disk with any tool: all names in it are relative",
+        )
+    return Path(text).absolute()
+
+
 def savepoint_at(place: StoreSpec) -> SavepointDir:
     """Return the directory of a savepoint at a place."""
     return SavepointDir(place.folder) if place.is_local else SavepointInBucket(place)

@@ -67,6 +67,7 @@ from flinkish_spark.savepoints.files import (
     SavepointDir,
     SavepointFailed,
     SavepointMisfit,
+    on_disk,
 )
 from flinkish_spark.savepoints.seeds import layout_fact
 from flinkish_spark.state.codec import FrameError
@@ -391,7 +392,7 @@ def stored_state(
 
 def _place(path: str | Path, checkpoint: int | None) -> tuple[Path, int | None]:
     """Return a savepoint's or job's directory, and the checkpoint that is meant."""
-    place = Path(str(path).removeprefix("file://")).absolute()
+    place = on_disk(path)
     if place.parent.name == "checkpoints" and place.name.isdecimal() and is_job_dir(place.parent.parent):
         own = int(place.name)
         if checkpoint not in (None, own):

@@ -31,6 +31,7 @@ from flinkish_spark.savepoints.files import (
     SavepointFailed,
     check_apart,
     check_target,
+    on_disk,
 )
 from flinkish_spark.savepoints.writer_jobs import WriteTarget, checked_key_types, write_operator
 from flinkish_spark.savepoints.writer_plan import (
@@ -121,7 +122,7 @@ class SavepointWriter:
             The number is not usable.
         """
         check_max_parallelism(max_parallelism)
-        place = SavepointDir(Path(str(path).removeprefix("file://")).absolute())
+        place = SavepointDir(on_disk(path))
         return cls(spark, WriterPlan.of_stored(place, max_parallelism))
 
     @property
@@ -341,6 +342,7 @@ class SavepointWriter:
         StoreError
             The disk refuses.
         """
+        _ = on_disk(path)
         plan, folder = self._plan, Path(str(path).removeprefix("file://"))
         check_target(str(folder), self._check_place)
         place, now_ms = SavepointDir(folder), wall_ms()
