@@ -495,31 +495,43 @@ class BucketPins(_Pins):
         if not manifests:
             return frozenset()
         named = {f"{one.folder}/{name}" for one in manifests for name in one.files}
-        oldest = min(one.batch.value for one in manifests)
-        found = set()
+        first = min(manifests, key=lambda one: one.batch)
+        oldest, found = first.batch.value, set()
         for name in sizes:
             epoch, _, below = name.partition("/")
             if not below or not epoch.isdecimal() or int(epoch) > self._epoch:
                 continue
             if int(epoch) < self._epoch or _is_older(_owner_of(below), oldest):
                 found.add(f"spark/{name}")
-        kept = named | self._tables_of_newer(oldest)
+        kept = named | self._snapshots_behind(first)
         return frozenset(key for key in found if _owner_of(key) not in kept)
 
-    def _tables_of_newer(self, oldest: int) -> frozenset[str]:
-        """Return the shared files that snapshots behind the oldest pin name: the next ones may, too."""
+    def _snapshots_behind(self, pinned: PinManifest) -> frozenset[str]:
+        """Return the snapshots that are newer than those of a pin, and the shared files that they name.
+
+        Also of its very version: Spark's maintenance uploads one when the pin is written already, and what
+        is written later is loaded from it.
+        """
         state = StateInBucket(self._files, self._state)
-        newer = [n for n in state.sizes if n.endswith(".zip") and (_version_of(n) or 0) > oldest + 1]
-        found = self.each(
-            lambda name: [f"{self._state}/{name.rpartition('/')[0]}/{t}" for t in tables_of(state, name)],
-            newer,
-        )
-        return frozenset(itertools.chain(*found))
+        bases = {name.rpartition("/")[0]: _snapshot_of(name) for name in pinned.files if _snapshot_of(name)}
+        newer = [name for name in state.sizes if _snapshot_of(name) > bases.get(name.rpartition("/")[0], 0)]
+        found = self.each(lambda name: [name, *_below(name, tables_of(state, name))], newer)
+        return frozenset(f"{self._state}/{name}" for name in itertools.chain(*found))
 
 
 def pins_of(log: SparkLog, job_dir: StoreSpec, clock: Clock) -> CheckpointPins:
     """Return the pins of a job directory."""
     return BucketPins(log, clock) if isinstance(log, BucketLog) else SparkPins(log, job_dir.folder)
+
+
+def _snapshot_of(name: str) -> int:
+    """Return the version of a snapshot; 0 for other files."""
+    return (_version_of(name) or 0) if name.endswith(".zip") else 0
+
+
+def _below(snapshot: str, tables: Iterable[str]) -> list[str]:
+    """Return the names below the state folder of what a snapshot names."""
+    return [f"{snapshot.rpartition('/')[0]}/{table}" for table in tables]
 
 
 def _version_of(name: str) -> int | None:
@@ -532,7 +544,7 @@ def _version_of(name: str) -> int | None:
 def _is_older(name: str, oldest: int) -> bool:
     """Whether a file of Spark's checkpoint may be needed by no checkpoint behind micro-batch `oldest`.
 
-    Shared files of snapshots may: they have no version, and are looked up in the snapshots.
+    Snapshots may, and their shared files: they are looked at on their own.
     """
     folder, _, rest = name.partition("/")
     if folder in (OFFSETS, COMMITS):

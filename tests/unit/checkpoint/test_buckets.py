@@ -47,6 +47,7 @@ class Bucket:
         self.job_dir: JobDir = open_job_dir(self.place)
         self.clock = ManualClock()
         self.disk = tmp_path
+        self.uploaded: set[Path] = set()
 
     def log(self, epoch: int) -> BucketLog:
         folder = f"spark/{epoch}"
@@ -69,8 +70,10 @@ class Bucket:
         return folder
 
     def upload(self, folder: SparkFolder, epoch: int) -> None:
+        """Put what is new on the disk into the bucket."""
         for path in folder.location.rglob("*"):
-            if path.is_file() and not path.name.endswith(".crc"):
+            if path.is_file() and not path.name.endswith(".crc") and path not in self.uploaded:
+                self.uploaded.add(path)
                 name = path.relative_to(folder.location).as_posix()
                 self.store.put(f"spark/{epoch}/{name}", path.read_bytes())
 
@@ -223,6 +226,26 @@ def test_shared_files_of_a_newer_snapshot_stay_though_no_pin_names_them(bucket: 
     passed(pins, bucket.clock, 2)
     left = bucket.below("spark/1/state")
     assert "0/0/SSTs/004-a4p0.sst" in left and "0/0/SSTs/orphan.sst" not in left
+
+
+def test_a_snapshot_that_is_uploaded_behind_its_pin_stays_for_what_follows(bucket: Bucket) -> None:
+    """What is written behind it is loaded from it, and from nothing else."""
+    folder = bucket.spark(1, 6, snapshots=(3,))
+    pins = bucket.pins(1)
+    pins.pin(folder.decision(1, 5))
+    for partition in (0, 1):
+        folder.snapshot(partition)
+    bucket.upload(folder, 1)
+    passed(pins, bucket.clock, 3)
+    for batch in (6, 7, 8):
+        folder.run(batch)
+    bucket.upload(folder, 1)
+    pins.pin(folder.decision(2, 8))
+    assert pins.why_not_restorable(ONE) == pins.why_not_restorable(TWO) == ""
+    pins.unpin(ONE)
+    passed(pins, bucket.clock, 3)
+    assert pins.why_not_restorable(TWO) == ""
+    assert not [name for name in bucket.below("spark/1/state") if "/4_a4" in name or "/5_a5" in name]
 
 
 def test_of_earlier_owners_all_goes_that_no_pin_names_and_of_later_ones_nothing(

@@ -65,7 +65,8 @@ class TestReader:
 
     @pytest.fixture
     def reader(self, tmp_path: Path) -> SinkReader:
-        return SinkReader("none:1", "totals", 1, tmp_path, tmp_path, kafka_sink=KAFKA, delta_sink=DELTA)
+        place = StoreSpec(str(tmp_path))
+        return SinkReader("none:1", "totals", 1, tmp_path, place, kafka_sink=KAFKA, delta_sink=DELTA)
 
     def look(self, reader: SinkReader, kafka: dict[str, int], delta: dict[str, int]) -> None:
         reader._new_in_topic = lambda consumer: Counter(kafka)  # type: ignore[method-assign]
