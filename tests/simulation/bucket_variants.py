@@ -118,6 +118,7 @@ def _newer_than_pins_cleaned() -> Sequence[Patch]:
 
     return [
         mock.patch.object(retention, "_is_older", lambda name, oldest: name.startswith("state/")),
+        mock.patch.object(SimBucketPins, "_snapshots_behind", lambda self, pinned: frozenset()),
         mock.patch.object(SimBucketPins, "clean", clean),
     ]
 
