@@ -139,10 +139,13 @@ def _this_process() -> str:
 def _has_ended(holder: str) -> bool:
     """Whether this machine has no such process; of one elsewhere nothing is known."""
     found = re.fullmatch(r"process (\d+) on (.+)", holder)
-    if found is None or found.group(2) != socket.gethostname():
-        return False
+    return found is not None and found.group(2) == socket.gethostname() and _is_gone(int(found.group(1)))
+
+
+def _is_gone(pid: int) -> bool:
+    """Whether nobody on this machine has a process id."""
     try:
-        os.kill(int(found.group(1)), 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except OSError:
@@ -292,7 +295,11 @@ def has_ended(process: object) -> bool:
         return False
     machine, _, place = process.rpartition("/")[0].rpartition("/")
     is_here = machine == mine.rpartition("/")[0].rpartition("/")[0] and place.isdecimal()
-    return is_here and _process_key(int(place)) != process
+    if not is_here:
+        return False
+    there = _process_key(int(place))
+    # /proc may hide the processes of other users: what is not seen there may live.
+    return _is_gone(int(place)) if there is None else there != process
 
 
 @dataclass(frozen=True, slots=True)

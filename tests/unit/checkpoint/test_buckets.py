@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -553,6 +554,18 @@ def test_a_process_of_this_machine_that_is_gone_is_not_waited_for(
         assert not ownership_module.has_ended(unreadable)
     monkeypatch.setattr(ownership_module, "has_ended", lambda process: True)
     lease(bucket).acquire()
+
+
+def test_a_process_that_proc_hides_may_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A /proc with `hidepid` shows nobody the processes of other users."""
+    seen = ownership_module._process_key
+    key = seen(1)
+    assert key is not None
+    monkeypatch.setattr(
+        ownership_module, "_process_key", lambda pid: seen(pid) if pid == os.getpid() else None
+    )
+    assert not ownership_module.has_ended(key)
+    assert ownership_module.has_ended(key.rsplit("/", 2)[0] + "/4194304/1")
 
 
 def test_a_beat_that_the_bucket_refuses_ends_nobody(
