@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from flinkish_spark.bridge.session import scratch_folder
@@ -137,7 +138,7 @@ class StreamExecutionEnvironment:
             checked_choice("unknown_hook_state", unknown_hook_state, UnknownHookState)
         self.spark = spark
         self.job = job
-        self.job_dir = job_place(job_dir, store_options or {})
+        self._place = job_place(job_dir, store_options or {})
         self.checkpoint = _checkpoint_config(checkpoint)
         self.restart_strategy = _restart_strategy(restart_strategy)
         self.tries_without_progress = tries_without_progress
@@ -230,6 +231,11 @@ class StreamExecutionEnvironment:
         return self
 
     @property
+    def job_dir(self) -> Path | str:
+        """The job directory: a folder on a disk, or the URL of one in a bucket."""
+        return self._place.folder if self._place.is_local else self._place.url
+
+    @property
     def max_parallelism(self) -> int:
         """Number of key groups of operators that say nothing else."""
         return self.graph.max_parallelism
@@ -288,7 +294,7 @@ class StreamExecutionEnvironment:
         if self._client is not None and not self._client.has_ended():
             raise OwnedElsewhereError(
                 f"the job '{self.job}' of this environment runs",
-                why=f"nobody can {what}: hooks, listeners and the directory {self.job_dir.url} are in use",
+                why=f"nobody can {what}: hooks, listeners and the directory {self._place.url} are in use",
                 what_to_do="use the JobClient that execute_async() returned; stop the job and wait for its "
                 "end before it is executed again, or make another environment with another job_dir",
                 holder=f"process {os.getpid()} on {socket.gethostname()}",
@@ -355,7 +361,7 @@ class StreamExecutionEnvironment:
             check_is_shuffle_partitions(self._parallelism, partitions, f"the job '{self.job}'")
         settings = JobSettings(
             name=self.job,
-            job_dir=self.job_dir,
+            job_dir=self._place,
             checkpoint=self.checkpoint,
             restart=self.restart_strategy,
             tries_without_progress=self.tries_without_progress,

@@ -208,7 +208,9 @@ def test_a_bucket_that_spark_reaches_elsewhere_is_refused_before_anything_is_wri
     with LocalS3() as other:
         conf.set(f"fs.s3a.bucket.{name}.endpoint", f"http://127.0.0.1:{other.port}")
         with pytest.raises(EnvironmentFault, match=r"cannot reach|does not see") as refused:
-            job(spark, bucket, DeltaSink("/nowhere/t")).execute()
+            env = job(spark, bucket, DeltaSink("/nowhere/t"))
+            assert env.job_dir == bucket.url
+            env.execute()
     assert "endpoint" in refused.value.what_to_do or "fs.s3a" in refused.value.what_to_do
     assert not bucket.open_bucket().sizes_below("")
 
