@@ -11,24 +11,37 @@ from pyspark.sql import Row, SparkSession
 
 from flinkish_spark import (
     CheckpointConfig,
+    CommitAnswer,
+    DeltaSink,
+    EnvironmentSecret,
     FixedDelay,
     FlinkishError,
     ForeachCheckpointSink,
+    JdbcSink,
     Json,
     KafkaSink,
     KafkaSource,
     KeyedProcessFunction,
     NoRestart,
+    Outcome,
+    RecordRefused,
     StreamExecutionEnvironment,
+    TwoPhaseCommitSink,
     ValueStateDescriptor,
+    WithDeadLetters,
 )
 from flinkish_spark.bridge.session import configure_spark_with_jars
+from flinkish_spark.core.store import ObjectMissing
+from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.sources import EndAtLatest
 from tests.support.buckets import S3A_CONF, SECRETS
 from tests.support.services import BUILD
 
 ORDERS = "user STRING, amount LONG"
+#: Totals that this number divides are refused by the two-phase sink.
+REFUSED = 5
 
 
 class Totals(KeyedProcessFunction):
@@ -51,12 +64,62 @@ class _Kept:
         (self._folder / f"{checkpoint}.json").write_text(json.dumps([row.asDict() for row in rows]))
 
 
+class ObjectsSink(TwoPhaseCommitSink):
+    """An object in a bucket for each task: below `staged/`, and below `visible/` once it is committed."""
+
+    def __init__(self, place: StoreSpec) -> None:
+        self._place = place
+
+    def begin(self, transaction):
+        return transaction.name, []
+
+    def write(self, handle, record):
+        if record.total % REFUSED == 0:
+            raise RecordRefused(f"{REFUSED} divides {record.total}")
+        handle[1].append((record.user, record.total))
+
+    def flush(self, handle):
+        name, rows = handle
+        self._place.open().put(f"staged/{name}", json.dumps(rows).encode())
+        return name
+
+    def commit(self, committable, checkpoint):
+        bucket = self._place.open_bucket()
+        if f"visible/{committable}" in bucket.list("visible"):
+            return Outcome.ALREADY_COMMITTED
+        try:
+            bucket.copy(f"staged/{committable}", f"visible/{committable}")
+        except ObjectMissing:
+            return CommitAnswer(Outcome.LOST, f"{committable} is gone", is_proven_aborted=True)
+        return Outcome.COMMITTED
+
+    def abort(self, committable):
+        self._place.open().delete(f"staged/{committable}")
+
+    def list_open(self, prefix):
+        names = (key.removeprefix("staged/") for key in self._place.open().list("staged"))
+        return {name: name for name in names if name.startswith(prefix)}
+
+
+def add_families(stream: DataStream, bucket: StoreSpec, servers: str, target: str, database: str) -> None:
+    """Write totals to a sink of each family: what tasks of each stage on a host, the driver commits."""
+    stream.sink_to(KafkaSink(servers, target, value=Json()), uid="kafka")
+    stream.sink_to(DeltaSink(bucket.below("delta").hadoop_url), uid="delta")
+    password = EnvironmentSecret("FLINKISH_TEST_PASSWORD")
+    table = JdbcSink(database, "totals", user="flinkish", password=password, create_table=True)
+    stream.sink_to(table, uid="jdbc")
+    letters = KafkaSink(servers, f"letters-{target}", value=Json())
+    objects = ObjectsSink(bucket.below("objects"))
+    stream.sink_to(WithDeadLetters(objects, dead_letters=letters), uid="objects")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("--master", "--host", "--servers", "--source", "--target", "--folder", "--kind", "--engine"):
         parser.add_argument(name, required=True)
     parser.add_argument("--job-dir", help="a bucket in place of the driver's disk")
     parser.add_argument("--store-options", type=json.loads, default={})
+    parser.add_argument("--database", default="", help="the URL of a table's database")
     args = parser.parse_args()
     folder = Path(args.folder)
     builder = SparkSession.builder.master(args.master).appName("two hosts")
@@ -102,7 +165,10 @@ def main() -> None:
         stream = stream.key_by("user").process(Totals(), output="user STRING, total LONG", uid="totals")
     else:
         stream = stream.map(lambda one: (one.user, one.amount), output=ORDERS)
-    if "buffered" in args.kind:
+    if "families" in args.kind:
+        bucket = StoreSpec.parse(args.job_dir, args.store_options).above(1).below("out")
+        add_families(stream, bucket, args.servers, args.target, args.database)
+    elif "buffered" in args.kind:
         # Applied in this process, from what tasks on the hosts have written.
         stream.sink_to(ForeachCheckpointSink(_Kept(folder / "rows")), uid="out")
     else:
@@ -110,6 +176,9 @@ def main() -> None:
     try:
         env.execute()
         said = {"ended": "finished"}
+        if "families" in args.kind:
+            table = spark.read.format("delta").load(bucket.below("delta").hadoop_url)
+            said["delta"] = [tuple(row) for row in table.select("user", "total").collect()]
     except FlinkishError as error:
         said = {"ended": type(error).__name__, "says": str(error)}
     print(json.dumps(said), flush=True)

@@ -8,8 +8,9 @@ import os
 import socket
 import subprocess
 import sys
+import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.testing import LocalBroker
 from tests.support.buckets import LocalS3
+from tests.support.databases import TestDatabase
 from tests.support.jobs import eventually, order, produce, read_committed
 from tests.support.services import BUILD, ROOT
 from tests.support.two_hosts import Cluster, two_hosts, why_not
+from tests.support.two_hosts_app import REFUSED
 
 # A single host, and what it says, are tried by day in tests/unit/job/test_executors.py.
 pytestmark = [
@@ -75,13 +78,31 @@ def buckets(cluster: Cluster) -> Iterator[LocalS3]:
         yield found
 
 
+@pytest.fixture
+def database(service: Callable[[str], Any]) -> Iterator[TestDatabase]:
+    """PostgreSQL, which no host reaches: rows enter it from the driver."""
+    server, name = service("postgres"), f"test_{uuid.uuid4().hex[:12]}"
+    with server.connect() as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    url = server.url.replace(f"/{server.database}", f"/{name}")
+    found = TestDatabase(url, server.user, server.password)
+    yield found
+    found.close()
+
+
 @contextlib.contextmanager
 def started(
-    cluster: Cluster, servers: str, place: Path, kind: str, engine: str, bucket: StoreSpec | None = None
+    cluster: Cluster,
+    servers: str,
+    place: Path,
+    kind: str,
+    engine: str,
+    bucket: StoreSpec | None = None,
+    database: TestDatabase | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
     name = f"{kind}-{engine}" if bucket is None else f"{kind}-{engine}-s3"
     with KafkaAdmin(KafkaConnection(servers)) as admin:
-        for topic in (f"in-{name}", f"out-{name}"):
+        for topic in (f"in-{name}", f"out-{name}", f"letters-out-{name}"):
             admin.create_topic(topic, 2)
     values = [order(f"u{n % 7}", n) for n in range(_RECORDS)]
     for partition in range(2):
@@ -99,8 +120,11 @@ def started(
     command = [sys.executable, "-m", "tests.support.two_hosts_app"]
     if bucket is not None:
         words |= {"--job-dir": bucket.url, "--store-options": json.dumps(dict(bucket.options))}
-    command += [str(word) for pair in words.items() for word in pair]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": cluster.address}
+    if database is not None:
+        words["--database"] = database.url
+        environment["FLINKISH_TEST_PASSWORD"] = database.password
+    command += [str(word) for pair in words.items() for word in pair]
     with (place / f"{name}.log").open("w") as log:
         driver = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, cwd=ROOT
@@ -215,3 +239,43 @@ def test_a_host_that_is_cut_off_and_an_executor_that_dies_change_nothing(
         assert emitted(json.loads(record.value) for record in read_committed(bridged, topic)) == totals()
     else:
         assert amounts(bridged, topic) == Counter(range(_RECORDS))
+
+
+@pytest.mark.timeout(900)
+def test_sinks_of_all_families_are_exact_when_a_host_is_cut_off_and_an_executor_dies(
+    cluster: Cluster, bridged: str, place: Path, buckets: LocalS3, database: TestDatabase
+) -> None:
+    bucket, topic = buckets.new_store(), "out-slow-keyed-families-jvm-s3"
+
+    def shows(count: int) -> bool:
+        assert driver.poll() is None, "the job has ended"
+        return len(read_committed(bridged, topic)) >= count
+
+    with started(cluster, bridged, place, "slow-keyed-families", "jvm", bucket, database) as driver:
+        assert eventually(lambda: shows(40), 240)
+        cluster.cut_off(0)
+        try:
+            seen = len(read_committed(bridged, topic))
+            assert eventually(lambda: shows(seen + 40), 300)
+        finally:
+            cluster.plug_in(0)
+        for executor in cluster.executors(1):
+            executor.kill()
+        said = ended(driver, 600)
+    assert said["ended"] == "finished"
+    found = Counter((row["user"], row["total"]) for row in of_json(bridged, topic))
+    assert emitted({"user": user, "total": total} for user, total in found.elements()) == totals()
+    assert Counter(tuple(row) for row in said["delta"]) == found
+    assert Counter(database.query("SELECT * FROM totals")) == found
+    visible = bucket.above(1).below("out/objects").open()
+    objects = Counter(tuple(row) for key in visible.list("visible") for row in json.loads(visible.read(key)))
+    letters = Counter(
+        (record["user"], record["total"])
+        for record in (json.loads(row["record"]) for row in of_json(bridged, f"letters-{topic}"))
+    )
+    assert letters == Counter({row: count for row, count in found.items() if row[1] % REFUSED == 0})
+    assert objects == found - letters
+
+
+def of_json(servers: str, topic: str) -> list[dict[str, Any]]:
+    return [json.loads(record.value) for record in read_committed(servers, topic)]
