@@ -40,7 +40,7 @@ def check_bucket(spark: SparkSession, place: StoreSpec, store: Store) -> None:
     EnvironmentFault
         Spark has no file system for it, cannot reach it, or reaches another one.
     """
-    _pass_on(spark, place)
+    pass_on(spark, place)
     with _probe(store) as key:
         _check_driver(spark, place, key)
 
@@ -64,7 +64,7 @@ def _probe(store: Store) -> Iterator[str]:
         store.delete(key)
 
 
-def _pass_on(spark: SparkSession, place: StoreSpec) -> None:
+def pass_on(spark: SparkSession, place: StoreSpec) -> None:
     """Tell Hadoop of an S3 bucket what the options say; what the session says of it already stays."""
     if not place.hadoop_url.startswith("s3a:"):
         return

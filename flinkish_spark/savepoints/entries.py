@@ -14,6 +14,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, TimeDomain
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.savepoints import StateFile
 from flinkish_spark.savepoints.files import SavepointDamaged
 from flinkish_spark.state.base_files import BaseFiles, MappedBases
@@ -30,12 +31,14 @@ from flinkish_spark.state.evolution import (
 from flinkish_spark.state.key_group import (
     STATE_SECTION,
     TIMERS,
+    Bases,
+    NoBases,
     describe_group,
     stored_layout,
     stored_tables,
     whole_group,
 )
-from flinkish_spark.state.savepoint_files import read_state as read_file
+from flinkish_spark.state.savepoint_files import state_in
 
 # ----------------------------------------------------------------------------------------------------------
 # Times of stored entries as readers and writers see them: timestamps, where milliseconds are stored.
@@ -153,21 +156,21 @@ class SavepointValues:
 
     Parameters
     ----------
-    folder
+    place
         The savepoint's.
     """
 
-    folder: str
+    place: StoreSpec
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes | memoryview]:
         """Yield the values."""
         for batch in batches:
             for text in batch.column(0).to_pylist():
-                for _, value in file_values(Path(self.folder), StateFile.from_json(json.loads(text))):
+                for _, value in file_values(self.place, StateFile.from_json(json.loads(text))):
                     yield value
 
 
-def file_values(folder: Path, file: StateFile) -> Iterator[tuple[int, memoryview]]:
+def file_values(place: StoreSpec, file: StateFile) -> Iterator[tuple[int, memoryview]]:
     """Yield key groups and values of one file.
 
     Raises
@@ -176,13 +179,13 @@ def file_values(folder: Path, file: StateFile) -> Iterator[tuple[int, memoryview
         It is missing, torn or altered.
     """
     try:
-        for batch in read_file(folder / file.path, file):
+        for batch in state_in(place, file):
             groups = batch.column(0).to_pylist()
             for group, value in zip(groups, batch.column(1), strict=True):
                 yield group, memoryview(value.as_buffer())
     except (OSError, ValueError) as error:
         raise SavepointDamaged(
-            f"the file {file.path} of the savepoint {folder} cannot be used",
+            f"the file {file.path} of the savepoint {place.url} cannot be used",
             why=str(error),
             what_to_do="restore the savepoint from a backup, or use another one",
             file=file.path,
@@ -196,15 +199,15 @@ class StoreValues:
     Parameters
     ----------
     bases
-        Where the bases of the operator's big key groups are.
+        The folder of the bases of the operator's big key groups; None where there are none.
     """
 
-    bases: str
+    bases: str | None
     operator: str
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes | memoryview]:
         """Yield the values."""
-        bases = BaseFiles(MappedBases(Path(self.bases)), 0, None)
+        bases: Bases = NoBases() if self.bases is None else BaseFiles(MappedBases(Path(self.bases)), 0, None)
         for batch in batches:
             for stored in batch.column(0).to_pylist():
                 value = whole_group(stored, bases)

@@ -110,7 +110,7 @@ class SavepointDir:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.shown = path, str(path)
+        self.path, self.shown, self.place = path, str(path), StoreSpec(str(path))
         self._store: Store = LocalStore(path)
         self._objects = SealedObjects(self._store, f"the savepoint {path}")
 
@@ -406,7 +406,7 @@ class SavepointInBucket(SavepointDir):
     """A savepoint's directory in a bucket; ids and claims are as on a disk."""
 
     def __init__(self, place: StoreSpec) -> None:
-        self._place, self.shown = place, place.url
+        self.place, self.shown = place, place.url
         # Nothing is looked for there.
         self.path = Path("/nonexistent")
         self._store = self._bucket = place.open_bucket()
@@ -439,7 +439,7 @@ class SavepointInBucket(SavepointDir):
         strange = [n for n in there if n != METADATA_KEY and not n.startswith(f"{STATE_FOLDER}/")]
         if strange:
             raise SavepointFailed(
-                f"the place {self._place.url} is not empty",
+                f"the place {self.place.url} is not empty",
                 why=f"it holds {strange[0]}, which is no part of a savepoint",
                 what_to_do="export to a place of its own",
             )
@@ -456,25 +456,21 @@ class SavepointInBucket(SavepointDir):
         return metadata
 
     def _here(self) -> str:
-        return self._place.url
+        return self.place.url
 
 
-def on_disk(path: str | Path) -> Path:
-    """Return the path that somebody names without a job, absolute.
+def place_of(path: str | Path, store_options: Mapping[str, str] | None) -> StoreSpec:
+    """Return the place that somebody names without a job: a path, absolute or not, or the URL of a bucket.
 
     Raises
     ------
     ConfigError
-        It is the URL of a bucket: state is read and edited on disks only.
+        It is no place of a store.
     """
     text = str(path).removeprefix("file://")
-    if "://" in text:
-        raise ConfigError(
-            f"{text} is in a bucket, where state is not read or edited without a job",
-            why="Spark's reader of state wants the files of one checkpoint in a folder of their own",
-            what_to_do="copy the savepoint to a disk with any tool: all names in it are relative",
-        )
-    return Path(text).absolute()
+    if "://" in text or store_options:
+        return StoreSpec.parse(text, store_options or {})
+    return StoreSpec(str(Path(text).absolute()))
 
 
 def savepoint_at(place: StoreSpec) -> SavepointDir:
@@ -554,21 +550,14 @@ def why_no_savepoint_at(target: str, job_dir: StoreSpec) -> str:
         The job directory.
     """
     try:
-        if "://" not in target:
-            check_target(target, lambda path: check_outside(StoreSpec(str(path)), job_dir))
-            return ""
-        place = target_place(target, job_dir)
-        check_outside(place, job_dir)
-        if savepoint_at(place).is_finished:
-            raise _refused(target, "another savepoint is there", _ELSEWHERE)
-        savepoint_at(place).prepare()
+        check_target(target_place(target, job_dir), lambda place: check_outside(place, job_dir))
     except FlinkishError as error:
         return str(error)
     return ""
 
 
-def check_target(target: str, check_place: Callable[[Path], None] = lambda path: None) -> None:
-    """Refuse a directory to which no savepoint can be written; makes it if it can be one.
+def check_target(target: StoreSpec, check_place: Callable[[StoreSpec], None]) -> None:
+    """Refuse a place to which no savepoint can be written; on a disk, makes it if it can be one.
 
     Parameters
     ----------
@@ -580,20 +569,28 @@ def check_target(target: str, check_place: Callable[[Path], None] = lambda path:
     SavepointFailed
         With the reason.
     """
+    if "://" in target.url:
+        check_place(target)
+        directory = savepoint_at(target)
+        if directory.is_finished:
+            raise _refused(target.url, "another savepoint is there", _ELSEWHERE)
+        directory.prepare()
+        return
     try:
-        _check_text(target)
-        path = Path(target)
-        check_place(path)
+        _check_text(target.url)
+        path = Path(target.url)
+        check_place(target)
         _check_free(path)
         SavepointDir(path).prepare()
         _try_to_write(path)
     except FlinkishError:
         raise
     except (OSError, ValueError) as error:
-        raise _refused(target, str(error), "check that this user may write it, or " + _ELSEWHERE) from error
+        what_to_do = "check that this user may write it, or " + _ELSEWHERE
+        raise _refused(target.url, str(error), what_to_do) from error
 
 
-def check_apart(target: Path, origin: Path) -> None:
+def check_apart(target: StoreSpec, origin: StoreSpec) -> None:
     """Refuse a target that is, or is in or around, the savepoint that a new one is made of.
 
     Raises
@@ -601,11 +598,9 @@ def check_apart(target: Path, origin: Path) -> None:
     SavepointFailed
         The old one would be changed.
     """
-    place, root = Path(os.path.realpath(target)), Path(os.path.realpath(origin))
-    if _is_within(place, root) or _is_within(root, place):
-        raise _refused(
-            str(target), f"it and the savepoint {origin}, of which it is made, are in each other", _ELSEWHERE
-        )
+    if any(_in_and_around(target, origin)):
+        why = f"it and the savepoint {origin.url}, of which it is made, are in each other"
+        raise _refused(target.url, why, _ELSEWHERE)
 
 
 def check_outside(target: StoreSpec, job_dir: StoreSpec) -> None:
@@ -616,13 +611,8 @@ def check_outside(target: StoreSpec, job_dir: StoreSpec) -> None:
     SavepointFailed
         One of them would be deleted with the other.
     """
-    if target.is_local and job_dir.is_local:
-        # Not Path.resolve, which raises where links lead in a circle.
-        place, root = Path(os.path.realpath(target.folder)), Path(os.path.realpath(job_dir.folder))
-        shown, is_in, is_around = str(root), _is_within(place, root), _is_within(root, place)
-    else:
-        shown = job_dir.url
-        is_in, is_around = f"{target.url}/".startswith(f"{shown}/"), f"{shown}/".startswith(f"{target.url}/")
+    is_in, is_around = _in_and_around(target, job_dir)
+    shown = os.path.realpath(job_dir.folder) if job_dir.is_local else job_dir.url
     if is_in:
         raise _refused(
             target.url,
@@ -631,6 +621,15 @@ def check_outside(target: StoreSpec, job_dir: StoreSpec) -> None:
         )
     if is_around:
         raise _refused(target.url, f"the job directory {shown} is in it", "give a directory of its own")
+
+
+def _in_and_around(one: StoreSpec, other: StoreSpec) -> tuple[bool, bool]:
+    """Return whether a place is another one or in it, and whether the other one is in it."""
+    if one.is_local and other.is_local:
+        # Not Path.resolve, which raises where links lead in a circle.
+        place, root = Path(os.path.realpath(one.folder)), Path(os.path.realpath(other.folder))
+        return _is_within(place, root), _is_within(root, place)
+    return f"{one.url}/".startswith(f"{other.url}/"), f"{other.url}/".startswith(f"{one.url}/")
 
 
 def _is_within(path: Path, folder: Path) -> bool:
@@ -762,8 +761,7 @@ class RestoreSettings:
     @property
     def place(self) -> StoreSpec:
         """Return where it is; raise ConfigError if that is no place of a store."""
-        path = self.path.removeprefix("file://")
-        return StoreSpec.parse(path, self.store_options or {}) if "://" in path else StoreSpec(path)
+        return place_of(self.path, self.store_options)
 
     @property
     def rules(self) -> RestoreRules:

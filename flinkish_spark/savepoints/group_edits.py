@@ -6,7 +6,6 @@ import itertools
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -17,6 +16,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import MIN_WATERMARK_MS, Progress, TimeDomain, Timer
 from flinkish_spark.core.errors import USER_FUNCTION_MARKER
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.operators.context import FunctionContext
 from flinkish_spark.operators.process import ElementFailed, Elements, GroupRun, KeyedStreamOperator, Processor
 from flinkish_spark.protocol.savepoints import StateFile, state_path
@@ -46,7 +46,7 @@ from flinkish_spark.state.key_group import (
 )
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.operator_state import BROADCAST_KIND, LIST_KIND
-from flinkish_spark.state.savepoint_files import StateFileWriter, sha256_of
+from flinkish_spark.state.savepoint_files import StateFileWriter, has_checksum, new_state_file
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.transport.blocks import as_schema, from_block, to_block
 from flinkish_spark.transport.columns import FIRST_PARTITION_GROUP
@@ -126,11 +126,13 @@ class PackValues:
 
     Parameters
     ----------
+    place
+        Of the savepoint that has the files.
     together
         Kinds of what partitions keep that are copies of each other, and come to one place.
     """
 
-    folder: str
+    place: StoreSpec
     together: frozenset[str] = frozenset()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -138,9 +140,9 @@ class PackValues:
         for batch in batches:
             for text in batch.column(0).to_pylist():
                 file = StateFile.from_json(json.loads(text))
-                if sha256_of(Path(self.folder) / file.path) != file.sha256:
+                if not has_checksum(self.place, file):
                     raise SavepointDamaged(f"the checksum of {file.path} does not match", file=file.path)
-                for group, value in file_values(Path(self.folder), file):
+                for group, value in file_values(self.place, file):
                     is_copy = group < FIRST_PARTITION_GROUP and kind_of(value) in self.together
                     # One at a time: a value is a whole key group.
                     yield _packed([FIRST_PARTITION_GROUP if is_copy else group], VALUE, [value])
@@ -161,7 +163,7 @@ class WriteGroups:
 
     Parameters
     ----------
-    folder
+    place
         Of the savepoint that is written.
     operator
         Uid, which is part of the path.
@@ -171,7 +173,7 @@ class WriteGroups:
         Makes the values.
     """
 
-    folder: str
+    place: StoreSpec
     operator: str
     name: str
     change: Change
@@ -189,7 +191,7 @@ class WriteGroups:
                 continue
             states.update(describe_group(value).types)
             due.append([group, *next_timers(value)])
-            writer = writer or StateFileWriter(Path(self.folder) / state_path(self.operator, name))
+            writer = writer or new_state_file(self.place, state_path(self.operator, name))
             writer.write([group], [value])
             groups.append(group)
         if writer is not None:

@@ -8,7 +8,9 @@ import json
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,14 +20,16 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 
+from flinkish_spark.bridge.buckets import pass_on
 from flinkish_spark.bridge.session import in_session, said
 from flinkish_spark.bridge.settings import session_of_its_own
 from flinkish_spark.checkpoint.retention import PINS, PinManifest
 from flinkish_spark.checkpoint.state_files import checksum_names
-from flinkish_spark.core.errors import ConfigError, CorruptObjectError, JobDirError
+from flinkish_spark.core.errors import ConfigError, CorruptObjectError, JobDirError, StoreError
 from flinkish_spark.core.forks import in_this_process
-from flinkish_spark.core.job_dir import JobDir
-from flinkish_spark.core.store import LocalStore, SealedObjects
+from flinkish_spark.core.job_dir import JobDir, open_job_dir
+from flinkish_spark.core.store import ObjectMissing, SealedObjects
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import instance_of
 from flinkish_spark.planning.partitioning import shuffle_partitions
 from flinkish_spark.protocol.decisions import Verdict
@@ -64,10 +68,11 @@ from flinkish_spark.savepoints.files import (
     METADATA_KEY,
     CheckpointNotRetained,
     SavepointDamaged,
-    SavepointDir,
     SavepointFailed,
     SavepointMisfit,
-    on_disk,
+    place_of,
+    savepoint_at,
+    target_place,
 )
 from flinkish_spark.savepoints.seeds import layout_fact
 from flinkish_spark.state.codec import FrameError
@@ -88,7 +93,11 @@ if TYPE_CHECKING:
 # stays.
 #
 # Where links between the two places are impossible there are symbolic ones, and a checkpoint that is
-# deleted while it is read is an error of the reader's.
+# deleted while it is read is an error of the reader's. From and to a bucket files are copied.
+
+
+#: Files that are copied at a time.
+_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -97,7 +106,7 @@ class RetainedState:
 
     Parameters
     ----------
-    root
+    place
         The job directory.
     manifest
         Of the pin.
@@ -105,7 +114,7 @@ class RetainedState:
         Names of the operators by Spark's numbers.
     """
 
-    root: Path
+    place: StoreSpec
     manifest: PinManifest
     layout: PlanLayout
 
@@ -113,7 +122,7 @@ class RetainedState:
         """Return Spark's numbers of an operator, by the chain in which it runs."""
         return {one.chain: number for number, one in enumerate(self.layout.operators) if one.uid == uid}
 
-    def view(self, number: int, scratch: Path | None) -> Path:
+    def view(self, number: int, scratch: StoreSpec) -> StoreSpec:
         """Return a new folder that looks like the query's checkpoint, with one operator's state.
 
         It is deleted when this process ends.
@@ -123,36 +132,48 @@ class RetainedState:
         number
             Spark's number of the operator.
         scratch
-            Where it is made, on a file system that driver and executors share; None for the system's folder
-            of temporary files.
+            Where it is made; driver and executors have to see it.
 
         Raises
         ------
         CheckpointNotRetained
             The job has given the checkpoint up meanwhile.
         """
-        if scratch is not None:
-            scratch.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix="flinkish-state-", dir=scratch))
-        atexit.register(in_this_process(shutil.rmtree), made, ignore_errors=True)
-        batch = self.manifest.batch
+        made = scratch.below(f"flinkish-state-{uuid.uuid4().hex}")
+        atexit.register(in_this_process(_delete_view), made)
+        if made.is_local:
+            # State is for those who may read the job directory.
+            made.folder.mkdir(mode=0o700, parents=True)
+        view, batch = made.open(), self.manifest.batch
         for log in (OFFSETS, COMMITS):
-            (made / log).mkdir()
-            (made / log / str(batch)).write_text(self.manifest.log[f"{log}/{batch}"], encoding="utf-8")
+            view.put(f"{log}/{batch}", self.manifest.log[f"{log}/{batch}"].encode())
         wanted = self._files_of(self.layout.operators[number], number)
-        for name, size in wanted.items():
-            self._bring(name, size, made / STATE / name)
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for _ in pool.map(lambda name: self._bring(name, wanted[name], made), wanted):
+                pass
         return made
 
     def _files_of(self, operator: OperatorInstance, number: int) -> dict[str, int]:
         own = (f"{number}/", f"{BASES}/{operator.uid}/")
         return {name: size for name, size in self.manifest.files.items() if name.startswith(own)}
 
-    def _bring(self, name: str, size_bytes: int, target: Path) -> None:
-        source = self.root / PINS / STATE / name
+    def _bring(self, name: str, size_bytes: int, view: StoreSpec) -> None:
+        if self.place.is_local and view.is_local:
+            self._link(name, size_bytes, view.folder / STATE / name)
+            return
+        try:
+            content = self.place.open().read(f"{self.manifest.folder}/{name}")
+        except ObjectMissing:
+            raise self._gone(f"the kept state file {name} is gone") from None
+        if len(content) != size_bytes:
+            raise self._gone(f"the kept state file {name} has {len(content)} bytes instead of {size_bytes}")
+        view.open().put(f"{STATE}/{name}", content)
+
+    def _link(self, name: str, size_bytes: int, target: Path) -> None:
+        source = self.place.folder / self.manifest.folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            _link(source, target)
+            _link_to(source, target)
             found = target.stat().st_size
         except FileNotFoundError:
             raise self._gone(f"the kept state file {name} is gone") from None
@@ -161,24 +182,42 @@ class RetainedState:
         for checksum in checksum_names(target.name):
             # Not every file has one.
             with contextlib.suppress(FileNotFoundError):
-                _link(source.with_name(checksum), target.with_name(checksum))
+                _link_to(source.with_name(checksum), target.with_name(checksum))
 
     def _gone(self, why: str) -> CheckpointNotRetained:
-        return not_retained(self.root, self.manifest.checkpoint, why)
+        return not_retained(self.place, self.manifest.checkpoint, why)
 
 
-def is_job_dir(path: Path) -> bool:
+def _delete_view(view: StoreSpec) -> None:
+    if view.is_local:
+        shutil.rmtree(view.folder, ignore_errors=True)
+        return
+    with contextlib.suppress(StoreError):
+        bucket = view.open_bucket()
+        bucket.delete_all(bucket.sizes_below(""))
+
+
+def is_job_dir(place: StoreSpec) -> bool:
     """Whether a directory is that of a job that has started."""
-    return (path / "job.json").is_file()
+    return _has(place, "job.json")
 
 
-def retained_state(root: Path, checkpoint: int | None) -> RetainedState:
+def _has(place: StoreSpec, key: str) -> bool:
+    if place.is_local:
+        return (place.folder / key).is_file()
+    try:
+        return place.open().read(key) is not None
+    except ObjectMissing:
+        return False
+
+
+def retained_state(place: StoreSpec, checkpoint: int | None) -> RetainedState:
     """Return the state of a retained checkpoint; reads only.
 
     Parameters
     ----------
-    root
-        The job directory, absolute.
+    place
+        The job directory.
     checkpoint
         None for the newest that is retained.
 
@@ -191,31 +230,31 @@ def retained_state(root: Path, checkpoint: int | None) -> RetainedState:
     JobDirError
         A newer, or a much older, version of this package wrote it.
     """
-    job_dir = JobDir(LocalStore(root))
+    job_dir = open_job_dir(place)
     objects = SealedObjects(job_dir.store, "the job directory")
     pinned = sorted(CheckpointId(number) for number in objects.numbers(PINS))
     history = job_dir.history()
     found = [one for one in pinned if _is_readable(job_dir, one, pinned, history)]
     wanted = max(found, default=None) if checkpoint is None else CheckpointId(checkpoint)
     if wanted is None:
-        raise not_retained(root, None, "it has no completed checkpoints whose state is kept")
+        raise not_retained(place, None, "it has no completed checkpoints whose state is kept")
     why = _why_not(job_dir, wanted, pinned, history)
     manifest = objects.optional(f"{PINS}/{wanted}.json", "pin", PinManifest.from_json)
     decision = job_dir.decision(wanted)
     if why or manifest is None or decision is None:
         others = [int(one) for one in found if one != wanted]
-        raise not_retained(root, wanted, why or "the job has deleted it just now", others)
-    return RetainedState(root, manifest, _layout_in(job_dir, history, decision.lineage))
+        raise not_retained(place, wanted, why or "the job has deleted it just now", others)
+    return RetainedState(place, manifest, _layout_in(job_dir, history, decision.lineage))
 
 
 def not_retained(
-    root: Path, checkpoint: CheckpointId | None, why: str, others: list[int] | None = None
+    place: StoreSpec, checkpoint: CheckpointId | None, why: str, others: list[int] | None = None
 ) -> CheckpointNotRetained:
     """Return the error about a checkpoint whose state cannot be read."""
-    what = f"the state of checkpoint {checkpoint} in {root} cannot be read"
+    what = f"the state of checkpoint {checkpoint} in {place.url} cannot be read"
     kept = ", ".join(map(str, others or ()))
     return CheckpointNotRetained(
-        f"there is no checkpoint to read in {root}" if checkpoint is None else what,
+        f"there is no checkpoint to read in {place.url}" if checkpoint is None else what,
         why=why,
         what_to_do=f"choose from: {kept}" if kept else "take a savepoint, or raise CheckpointConfig.retained",
         checkpoint=checkpoint,
@@ -261,7 +300,7 @@ def _layout_in(job_dir: JobDir, history: LineageHistory, lineage: Lineage) -> Pl
     return PlanLayout.from_json(recorded)
 
 
-def _link(source: Path, target: Path) -> None:
+def _link_to(source: Path, target: Path) -> None:
     if not source.exists():
         raise FileNotFoundError(source)
     try:
@@ -382,45 +421,46 @@ def stored_state(
     checkpoint: int | None,
     chain: str | None,
     scratch: str | Path | None,
+    store_options: Mapping[str, str] | None,
 ) -> StoredState:
     """Return where the state of an operator is to be read; see :func:`read_state`."""
-    place, checkpoint = _place(path, checkpoint)
-    if checkpoint is None and ((place / METADATA_KEY).is_file() or not is_job_dir(place)):
+    place, checkpoint = _place(place_of(path, store_options), checkpoint)
+    if checkpoint is None and (_has(place, METADATA_KEY) or not is_job_dir(place)):
         return _in_savepoint(spark, place, uid, chain)
-    return _in_checkpoint(spark, place, checkpoint, uid, chain, None if scratch is None else Path(scratch))
+    return _in_checkpoint(spark, place, checkpoint, uid, chain, scratch)
 
 
-def _place(path: str | Path, checkpoint: int | None) -> tuple[Path, int | None]:
+def _place(place: StoreSpec, checkpoint: int | None) -> tuple[StoreSpec, int | None]:
     """Return a savepoint's or job's directory, and the checkpoint that is meant."""
-    place = on_disk(path)
-    if place.parent.name == "checkpoints" and place.name.isdecimal() and is_job_dir(place.parent.parent):
-        own = int(place.name)
+    *_, above, name = ("", *place.url.split("/"))
+    if above == "checkpoints" and name.isdecimal() and is_job_dir(place.above(2)):
+        own = int(name)
         if checkpoint not in (None, own):
             raise ConfigError(
-                f"the path {place} means checkpoint {own}, and checkpoint={checkpoint} was given",
+                f"the path {place.url} means checkpoint {own}, and checkpoint={checkpoint} was given",
                 what_to_do="give one of them",
             )
-        return place.parent.parent, own
+        return place.above(2), own
     if checkpoint is not None:
         instance_of("checkpoint", checkpoint, int, what_to_do="give the id of a checkpoint, such as 41")
         if not is_job_dir(place):
             raise ConfigError(
-                f"checkpoint={checkpoint} was given, and {place} is no job directory",
+                f"checkpoint={checkpoint} was given, and {place.url} is no job directory",
                 what_to_do="give the job directory, or leave the checkpoint out to read a savepoint",
             )
     return place, checkpoint
 
 
 # -- savepoints -------------------------------------------------------------------------------------
-def _in_savepoint(spark: SparkSession, path: Path, uid: str, chain: str | None) -> StoredState:
-    place = SavepointDir(path)
-    metadata = place.metadata()
+def _in_savepoint(spark: SparkSession, place: StoreSpec, uid: str, chain: str | None) -> StoredState:
+    directory = savepoint_at(place)
+    metadata = directory.metadata()
     files = files_of(metadata, uid, chain)
-    place.check_files(files)
+    directory.check_files(files)
     described = [(json.dumps(file.to_json()),) for file in files]
     listed = spark.createDataFrame(described, "file STRING").repartition(max(len(files), 1))
     known = frozenset(metadata.operators[uid].states)
-    return StoredState(f"the savepoint {path}", uid, listed, SavepointValues(str(path)), known)
+    return StoredState(f"the savepoint {place.url}", uid, listed, SavepointValues(place), known)
 
 
 def files_of(metadata: SavepointMetadata, uid: str, chain: str | None) -> list[StateFile]:
@@ -458,17 +498,23 @@ def _missing(place: str, what: str, name: str, there: Iterable[str]) -> Savepoin
 
 # -- checkpoints ------------------------------------------------------------------------------------
 def _in_checkpoint(
-    spark: SparkSession, root: Path, checkpoint: int | None, uid: str, chain: str | None, scratch: Path | None
+    spark: SparkSession,
+    root: StoreSpec,
+    checkpoint: int | None,
+    uid: str,
+    chain: str | None,
+    scratch: str | Path | None,
 ) -> StoredState:
-    _check_scratch(spark, root, scratch)
+    views = _checked_scratch(spark, root, scratch)
     retained = retained_state(root, checkpoint)
     number = retained.manifest.checkpoint
-    place = f"checkpoint {number} of {root}"
+    place = f"checkpoint {number} of {root.url}"
     numbers = retained.operators(uid)
     if not numbers:
         raise _missing(place, "operator", uid, {one.uid for one in retained.layout.operators})
     operator = numbers[str(_chain(uid, chain, numbers))]
-    view = retained.view(operator, scratch)
+    view = retained.view(operator, views)
+    pass_on(spark, view)
     try:
         # Spark makes up its mind about the store's format while it loads.
         own = session_of_its_own(spark, shuffle_partitions(spark))
@@ -476,7 +522,7 @@ def _in_checkpoint(
         # no query, snapshots of RocksDB cannot be read.
         _ = own.streams.active
         state = own.read.format("statestore").option("batchId", str(retained.manifest.batch))
-        frame = in_session(state.option("operatorId", str(operator)).load(str(view)), spark)
+        frame = in_session(state.option("operatorId", str(operator)).load(view.hadoop_url), spark)
     except Exception as error:
         raise SavepointFailed(
             f"Spark cannot read the state of {place}",
@@ -484,25 +530,34 @@ def _in_checkpoint(
             what_to_do="run the Spark version that wrote it; the job is not affected",
         ) from error
     values = frame.select(F.col("value.groupState.value").alias("value"))
-    return StoredState(place, uid, values, StoreValues(str(view / STATE / BASES / uid), uid))
+    # In a bucket no job has bases.
+    bases = str(view.folder / STATE / BASES / uid) if view.is_local else None
+    return StoredState(place, uid, values, StoreValues(bases, uid))
 
 
-def _check_scratch(spark: SparkSession, root: Path, scratch: Path | None) -> None:
+def _checked_scratch(spark: SparkSession, root: StoreSpec, scratch: str | Path | None) -> StoreSpec:
     if scratch is None:
         if not (spark.sparkContext.master or "").startswith("local"):
             raise ConfigError(
                 "to read a checkpoint on a cluster a scratch directory is needed",
-                why="links to the checkpoint's files are made there, which executors have to see",
-                what_to_do="give scratch=, on a file system that driver and executors share; "
-                "or read a savepoint",
+                why="links to the checkpoint's files, or copies, are made there, which executors have to see",
+                what_to_do="give scratch=, on a file system that driver and executors share, or in the "
+                "bucket of the job directory; or read a savepoint",
             )
-        return
-    if not scratch.is_absolute() or scratch.resolve().is_relative_to(root.resolve()):
+        return StoreSpec(tempfile.gettempdir())
+    place = target_place(str(scratch).removeprefix("file://"), root)
+    is_relative = place.is_local and not Path(place.url).is_absolute()
+    if is_relative or f"{_real(place)}/".startswith(f"{_real(root)}/"):
         raise ConfigError(
             f"scratch={str(scratch)!r} cannot be used",
             why="executors have other working directories, and the job directory is never changed",
             what_to_do="give an absolute path outside of the job directory",
         )
+    return place
+
+
+def _real(place: StoreSpec) -> str:
+    return str(place.folder.resolve()) if place.is_local else place.url
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -521,6 +576,7 @@ def read_state(
     checkpoint: int | None = None,
     chain: str | None = None,
     scratch: str | Path | None = None,
+    store_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """Return a keyed state of a savepoint or a retained checkpoint: one row per key, or per key and window.
 
@@ -531,7 +587,8 @@ def read_state(
     spark
         Any session; the state is read where its tasks run.
     path
-        The savepoint's directory; or a job directory, or ``<job directory>/checkpoints/<id>``.
+        The savepoint's directory; or a job directory, or ``<job directory>/checkpoints/<id>``. A path, or
+        the URL of a bucket.
     uid, name
         Of the operator, and of its state.
     checkpoint
@@ -541,7 +598,10 @@ def read_state(
     scratch
         Where links to a checkpoint's files are made: outside of the job directory, on a file system that
         driver and executors share. They are deleted when this process ends. Local sessions can do without,
-        and use the system's folder of temporary files then.
+        and use the system's folder of temporary files then. From and to a bucket files are copied; it may
+        be the URL of a folder there.
+    store_options
+        Of the bucket of `path`, and of `scratch` if it is in the same one; see `StreamExecutionEnvironment`.
 
     Returns
     -------
@@ -567,7 +627,9 @@ def read_state(
     >>> read_state(spark, "/data/savepoints/7", "totals", "total").where("key = 'anna'")  # doctest: +SKIP
     >>> read_state(spark, "/data/jobs/orders", "totals", "total", checkpoint=41)  # doctest: +SKIP
     """
-    stored = stored_state(spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch)
+    stored = stored_state(
+        spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch, store_options=store_options
+    )
     stored.expect(name)
     section = stored.section(name)
     columns = reader_columns(section.schema)
@@ -582,6 +644,7 @@ def read_timers(
     checkpoint: int | None = None,
     chain: str | None = None,
     scratch: str | Path | None = None,
+    store_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """Return the timers of an operator that wait in a savepoint or a retained checkpoint.
 
@@ -597,7 +660,9 @@ def read_timers(
     --------
     >>> read_timers(spark, "/data/savepoints/7", "totals").groupBy("clock").count()  # doctest: +SKIP
     """
-    stored = stored_state(spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch)
+    stored = stored_state(
+        spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch, store_options=store_options
+    )
     sections = stored.sections()
     keyed = {one: schemas for one, schemas in sections.items() if one.startswith((STATE_SECTION, TIMERS))}
     if not keyed:
@@ -618,6 +683,7 @@ def read_broadcast_state(
     checkpoint: int | None = None,
     chain: str | None = None,
     scratch: str | Path | None = None,
+    store_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """Return a broadcast state of a savepoint or a retained checkpoint: one of its copies, which are equal.
 
@@ -632,7 +698,9 @@ def read_broadcast_state(
     --------
     >>> read_broadcast_state(spark, "/data/savepoints/7", "limited", "limits").show()  # doctest: +SKIP
     """
-    stored = stored_state(spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch)
+    stored = stored_state(
+        spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch, store_options=store_options
+    )
     section, schema, columns = stored.without_keys(BROADCAST, name)
     copies = stored.rows.mapInArrow(FirstCopy(stored.values, section), COPY)
     return copies.limit(1).mapInArrow(ReadSection(CopyValues(), section, schema), columns)
@@ -647,6 +715,7 @@ def read_list_state(
     checkpoint: int | None = None,
     chain: str | None = None,
     scratch: str | Path | None = None,
+    store_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """Return an operator list state of a savepoint or a retained checkpoint: the items of all partitions.
 
@@ -661,6 +730,8 @@ def read_list_state(
     --------
     >>> read_list_state(spark, "/data/savepoints/7", "merged", "open").count()  # doctest: +SKIP
     """
-    stored = stored_state(spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch)
+    stored = stored_state(
+        spark, path, uid, checkpoint=checkpoint, chain=chain, scratch=scratch, store_options=store_options
+    )
     section, schema, columns = stored.without_keys(LISTS, name)
     return stored.rows.mapInArrow(ReadSection(stored.values, section, schema), columns)

@@ -7,12 +7,13 @@ nothing is written before :meth:`SavepointWriter.write`. What it writes is a sav
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flinkish_spark.core.clock import wall_ms
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors
 from flinkish_spark.planning.declare import check_max_parallelism
 from flinkish_spark.planning.partitioning import shuffle_partitions
@@ -24,14 +25,14 @@ from flinkish_spark.savepoints.bootstrap import (
     StateColumns,
     bootstrap_function,
 )
-from flinkish_spark.savepoints.export import sync_folders
+from flinkish_spark.savepoints.export import make_durable
 from flinkish_spark.savepoints.files import (
     BootstrapRefused,
-    SavepointDir,
     SavepointFailed,
     check_apart,
     check_target,
-    on_disk,
+    place_of,
+    savepoint_at,
 )
 from flinkish_spark.savepoints.writer_jobs import WriteTarget, checked_key_types, write_operator
 from flinkish_spark.savepoints.writer_plan import (
@@ -101,7 +102,12 @@ class SavepointWriter:
 
     @classmethod
     def from_existing(
-        cls, spark: SparkSession, path: str | Path, *, max_parallelism: int = 128
+        cls,
+        spark: SparkSession,
+        path: str | Path,
+        *,
+        max_parallelism: int = 128,
+        store_options: Mapping[str, str] | None = None,
     ) -> SavepointWriter:
         """Return a writer of a savepoint that begins as a copy of another.
 
@@ -113,6 +119,8 @@ class SavepointWriter:
             Of the other savepoint, which must stay until the new one is written.
         max_parallelism
             Number of key groups of operators that are added.
+        store_options
+            Of the bucket that it is in; see `StreamExecutionEnvironment`.
 
         Raises
         ------
@@ -122,7 +130,7 @@ class SavepointWriter:
             The number is not usable.
         """
         check_max_parallelism(max_parallelism)
-        place = SavepointDir(on_disk(path))
+        place = savepoint_at(place_of(path, store_options))
         return cls(spark, WriterPlan.of_stored(place, max_parallelism))
 
     @property
@@ -319,7 +327,7 @@ class SavepointWriter:
         )
 
     # -- writing --------------------------------------------------------------------------------
-    def write(self, path: str | Path) -> SavepointMetadata:
+    def write(self, path: str | Path, *, store_options: Mapping[str, str] | None = None) -> SavepointMetadata:
         """Write the savepoint, by Spark jobs; return what it says about itself.
 
         It exists when this returns, and not before: the description is created last. A directory with what a
@@ -329,7 +337,9 @@ class SavepointWriter:
         ----------
         path
             Absolute, new or empty, on a file system that driver and executors share, not in or around the
-            savepoint that this one comes from.
+            savepoint that this one comes from; or the URL of such a folder in a bucket.
+        store_options
+            Of the bucket; see `StreamExecutionEnvironment`.
 
         Raises
         ------
@@ -342,11 +352,9 @@ class SavepointWriter:
         StoreError
             The disk refuses.
         """
-        _ = on_disk(path)
-        plan, folder = self._plan, Path(str(path).removeprefix("file://"))
-        check_target(str(folder), self._check_place)
-        place, now_ms = SavepointDir(folder), wall_ms()
-        target = WriteTarget(self._spark, folder, plan.origin, uuid.uuid4().hex[:8], now_ms)
+        plan, place = self._plan, _target(path, store_options)
+        check_target(place, self._check_place)
+        target = WriteTarget(self._spark, place, plan.origin, uuid.uuid4().hex[:8], wall_ms())
         written = {uid: write_operator(target, uid, one) for uid, one in plan.operators.items()}
         times = plan.times
         for uid, one in written.items():
@@ -354,7 +362,7 @@ class SavepointWriter:
             for chain, due in one.due.items():
                 times = times_with_timers(times, uid, chain, chains, due)
         files = tuple(file for one in written.values() for file in one.files)
-        sync_folders(folder, files)
+        make_durable(place, files)
         metadata = replace(
             plan.metadata,
             savepoint=uuid.uuid4().hex,
@@ -364,18 +372,24 @@ class SavepointWriter:
             times=times,
         )
         # The savepoint exists from here on.
-        found = place.finish(metadata)
+        found = savepoint_at(place).finish(metadata)
         if found.savepoint != metadata.savepoint:
             raise SavepointFailed(
-                f"somebody else has written a savepoint to {folder} meanwhile",
+                f"somebody else has written a savepoint to {place.url} meanwhile",
                 what_to_do="give another directory",
             )
         return found
 
     # -- parts ----------------------------------------------------------------------------------
-    def _check_place(self, target: Path) -> None:
+    def _check_place(self, target: StoreSpec) -> None:
         if self._plan.origin is not None:
-            check_apart(target, self._plan.origin.path)
+            check_apart(target, self._plan.origin.place)
 
     def _changed(self, **changes: object) -> SavepointWriter:
         return SavepointWriter(self._spark, replace(self._plan, **changes))  # type: ignore[arg-type]
+
+
+def _target(path: str | Path, store_options: Mapping[str, str] | None) -> StoreSpec:
+    text = str(path).removeprefix("file://")
+    # A relative path is refused, and not made absolute: it is looked at in `check_target`.
+    return place_of(text, store_options) if "://" in text or store_options else StoreSpec(text)

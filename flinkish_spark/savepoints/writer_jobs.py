@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
@@ -17,6 +16,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge.session import describe_failure, said
 from flinkish_spark.core.errors import USER_FUNCTION_MARKER, FlinkishError, SchemaError, UserFunctionError
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.planning.partitioning import shuffle_partitions
 from flinkish_spark.protocol.savepoints import OperatorState, StateFile, check_groups
 from flinkish_spark.savepoints.files import BootstrapRefused, SavepointDamaged, SavepointDir, SavepointFailed
@@ -69,7 +69,7 @@ class WriteTarget:
 
     Parameters
     ----------
-    folder
+    place
         Of the new savepoint.
     origin
         The old one; None for a savepoint from nothing.
@@ -80,7 +80,7 @@ class WriteTarget:
     """
 
     spark: SparkSession
-    folder: Path
+    place: StoreSpec
     origin: SavepointDir | None
     token: str
     now_ms: int
@@ -113,7 +113,7 @@ def write_operator(target: WriteTarget, uid: str, planned: PlannedOperator) -> W
         partition = planned.partition.get(chain, ())
         if not edits and not partition and all(file.operator == uid for file in old):
             assert target.origin is not None
-            target.origin.take(old, target.folder)
+            target.origin.bring(old, target.place)
             written += [replace(file, chain=chain) for file in old]
             state = replace(state, states={**state.states, **planned.state.states})
             continue
@@ -202,7 +202,7 @@ def _rewrite(
         listed = target.spark.createDataFrame(described, "file STRING").repartition(len(old))
         # Where values are shuffled, copies of broadcast state become one.
         together = frozenset({BROADCAST_KIND} if edits or partition else ())
-        frames.append(listed.mapInArrow(PackValues(str(target.origin.path), together), PACKED))
+        frames.append(listed.mapInArrow(PackValues(target.origin.place, together), PACKED))
     for part, rows in enumerate(edits, start=VALUE + 1):
         hashed = _by_group(rows.frame, state.max_parallelism)
         frames.append(map_in_arrow(hashed, PackRows(part, rows.edit.rows), PACKED))
@@ -242,7 +242,7 @@ def _shuffled(target: WriteTarget, packed: DataFrame, state: OperatorState, size
 def _run(
     target: WriteTarget, uid: str, state: OperatorState, groups: DataFrame, change: Change
 ) -> list[dict[str, Any]]:
-    task = WriteGroups(str(target.folder), uid, target.token, change)
+    task = WriteGroups(target.place, uid, target.token, change)
     try:
         rows = groups.mapInArrow(task, REPORT).collect()
     except Exception as error:

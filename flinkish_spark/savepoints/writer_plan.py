@@ -523,7 +523,7 @@ def stored_columns(place: SavepointDir | None, files: Sequence[StateFile], name:
     """
     for file in files:
         assert place is not None
-        for _, value in file_values(place.path, file):
+        for _, value in file_values(place.place, file):
             table = stored_tables(value).get(STATE_SECTION + name)
             if table is not None:
                 return table.schema

@@ -84,19 +84,7 @@ def new_state_file(place: StoreSpec, path: str) -> StateFileWriter:
 
 
 def state_in(place: StoreSpec, file: StateFile) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a state file below a place; raises as :func:`read_state`."""
-    if place.is_local:
-        yield from read_state(place.folder / file.path, file)
-        return
-    try:
-        data = place.open().read(file.path)
-    except (ObjectMissing, StoreError) as error:
-        raise OSError(f"{file.path} cannot be read from {place.url}: {error}") from error
-    yield from _rows(pa.BufferReader(data), len(data), file)
-
-
-def read_state(path: Path, file: StateFile) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a state file.
+    """Yield the rows of a state file below a place.
 
     Raises
     ------
@@ -105,7 +93,26 @@ def read_state(path: Path, file: StateFile) -> Iterator[pa.RecordBatch]:
     OSError
         It cannot be read.
     """
-    yield from _rows(path, path.stat().st_size, file)
+    if place.is_local:
+        path = place.folder / file.path
+        yield from _rows(path, path.stat().st_size, file)
+        return
+    data = _read(place, file)
+    yield from _rows(pa.BufferReader(data), len(data), file)
+
+
+def has_checksum(place: StoreSpec, file: StateFile) -> bool:
+    """Whether every byte of a state file below a place is as `file` says; raises OSError as `state_in`."""
+    if place.is_local:
+        return sha256_of(place.folder / file.path) == file.sha256
+    return hashlib.sha256(_read(place, file)).hexdigest() == file.sha256
+
+
+def _read(place: StoreSpec, file: StateFile) -> bytes:
+    try:
+        return place.open().read(file.path)
+    except (ObjectMissing, StoreError) as error:
+        raise OSError(f"{file.path} cannot be read from {place.url}: {error}") from error
 
 
 def _rows(source: Any, size: int, file: StateFile) -> Iterator[pa.RecordBatch]:

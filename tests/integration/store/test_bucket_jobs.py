@@ -19,17 +19,20 @@ from flinkish_spark import (
     StreamExecutionEnvironment,
     ValueStateDescriptor,
     doctor,
+    read_state,
 )
 from flinkish_spark.bridge.buckets import check_bucket
 from flinkish_spark.checkpoint.answers import AnswerKind
 from flinkish_spark.checkpoint.retention import BucketPins
 from flinkish_spark.connectors.generator import Counting, RandomChoice
-from flinkish_spark.core.errors import EnvironmentFault
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.core.job_dir import open_job_dir
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.doctor import Health
 from flinkish_spark.protocol.lineage import Tables
+from flinkish_spark.savepoints.files import SavepointFailed
 from flinkish_spark.sources import DataGeneratorSource, RateLimit
+from flinkish_spark.state_processor import SavepointWriter
 from tests.support.buckets import LocalS3
 from tests.support.jobs import await_that, running
 from tests.support.services import BUILD
@@ -166,6 +169,39 @@ def test_a_savepoint_goes_from_anywhere_to_anywhere(
         await_that(lambda: client.progress.checkpoints >= 2, client)
         client.cancel()
     assert exact(table(spark, tmp_path / "t")) > before
+
+
+def test_state_in_a_bucket_is_read_and_written_without_the_job(
+    spark, bucket: StoreSpec, tmp_path: Path
+) -> None:
+    """Of a retained checkpoint by copies on the disk or in the bucket, of a savepoint where it is."""
+    options = {"store_options": dict(bucket.options)}
+    above = bucket.above(2)
+    saved, edited = (above.below(f"savepoints/{number}").url for number in (7, 8))
+    with running(job(spark, bucket, DeltaSink(str(tmp_path / "t")))) as client:
+        await_that(lambda: client.progress.checkpoints >= 2, client)
+        assert client.stop_with_savepoint(saved).wait(timeout_ms=60_000).kind is AnswerKind.COMPLETED
+    counts: dict[str, int] = {}
+    for key, count in table(spark, tmp_path / "t"):
+        counts[key] = max(counts.get(key, 0), count)
+
+    def read(path: str, **more: Any) -> dict[str, int]:
+        rows = read_state(spark, path, "counts", "count", **options, **more).collect()
+        return {row.key: row["value"] for row in rows}
+
+    scratch = above.below("scratch")
+    assert read(bucket.url) == read(bucket.url, scratch=scratch.url) == read(saved) == counts
+    assert scratch.open_bucket().sizes_below("")
+    with pytest.raises(ConfigError, match="the job directory is never changed"):
+        read(bucket.url, scratch=bucket.below("scratch").url)
+    doubled = read_state(spark, saved, "counts", "count", **options).selectExpr("key", "value * 2 AS value")
+    writer = SavepointWriter.from_existing(spark, saved, **options).with_state("counts", "count", doubled)
+    with pytest.raises(SavepointFailed, match="are in each other"):
+        writer.write(saved, **options)
+    writer.write(edited, **options)
+    with pytest.raises(SavepointFailed, match="another savepoint is there"):
+        writer.write(edited, **options)
+    assert read(edited) == {key: 2 * count for key, count in counts.items()}
 
 
 @pytest.mark.nightly(by_day="tests/unit/checkpoint/test_buckets.py")

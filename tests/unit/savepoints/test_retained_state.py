@@ -11,13 +11,14 @@ from flinkish_spark.checkpoint.retention import SparkPins
 from flinkish_spark.core.errors import JobDirError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import LocalStore
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.decisions import RewindIntent
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
 from flinkish_spark.protocol.lineage import RewindKind
 from flinkish_spark.protocol.plan_layout import OperatorInstance, PlanLayout, Scan, ScanRole
 from flinkish_spark.savepoints import reader as retained
 from flinkish_spark.savepoints.files import CheckpointNotRetained
-from flinkish_spark.savepoints.reader import is_job_dir, retained_state
+from flinkish_spark.savepoints.reader import RetainedState, is_job_dir, retained_state
 from tests.support.state_folder import SparkFolder
 
 LAYOUT = PlanLayout((Scan(ScanRole.RECORDS, "orders", "totals"),), (OperatorInstance("totals", "totals"),))
@@ -56,19 +57,27 @@ def job(tmp_path):
     return Job(tmp_path / "job")
 
 
+def state_of(root: Path, checkpoint: int | None) -> RetainedState:
+    return retained_state(StoreSpec(str(root)), checkpoint)
+
+
+def view_of(state: RetainedState, scratch: Path) -> Path:
+    return state.view(0, StoreSpec(str(scratch))).folder
+
+
 def seen(view: Path) -> set[str]:
     return {str(p.relative_to(view)) for p in view.rglob("*") if p.is_file() and p.suffix != ".crc"}
 
 
 def test_a_view_has_the_log_entries_and_the_files_of_one_checkpoint(job, tmp_path) -> None:
     before = job.files()
-    state = retained_state(job.root, 2)
+    state = state_of(job.root, 2)
     assert (int(state.manifest.batch), state.operators("totals"), state.operators("other")) == (
         5,
         {"totals": 0},
         {},
     )
-    view = state.view(0, tmp_path / "scratch")
+    view = view_of(state, tmp_path / "scratch")
     assert seen(view) == {"offsets/5", "commits/5"} | {f"state/{name}" for name in state.manifest.files}
     assert "state/bases/totals/3-2-0123456789abcdef" in seen(view)
     assert (view / "commits/5").read_text() == job.spark.log.read("commits", BatchId(5))
@@ -77,12 +86,12 @@ def test_a_view_has_the_log_entries_and_the_files_of_one_checkpoint(job, tmp_pat
 
 
 def test_what_is_linked_stays_when_the_job_gives_the_checkpoint_up(job, tmp_path) -> None:
-    view = retained_state(job.root, 1).view(0, tmp_path)
+    view = view_of(state_of(job.root, 1), tmp_path)
     before = seen(view)
     job.pins.unpin(CheckpointId(1))
     assert seen(view) == before
     with pytest.raises(CheckpointNotRetained, match=r"checkpoint 1 .* is not kept any more.*choose from: 2"):
-        retained_state(job.root, 1)
+        state_of(job.root, 1)
 
 
 def test_where_no_link_is_possible_there_are_symbolic_ones(job, tmp_path, monkeypatch) -> None:
@@ -90,13 +99,13 @@ def test_where_no_link_is_possible_there_are_symbolic_ones(job, tmp_path, monkey
         raise OSError(18, "another file system")
 
     monkeypatch.setattr(retained.os, "link", refuse)
-    view = retained_state(job.root, 2).view(0, tmp_path)
+    view = view_of(state_of(job.root, 2), tmp_path)
     (one, *_) = [path for path in view.rglob("*.zip")]
     assert one.is_symlink() and one.is_file()
 
 
 def test_the_newest_is_read_if_none_is_named(job) -> None:
-    assert int(retained_state(job.root, None).manifest.checkpoint) == 2
+    assert int(state_of(job.root, None).manifest.checkpoint) == 2
 
 
 @pytest.mark.parametrize(
@@ -105,14 +114,14 @@ def test_the_newest_is_read_if_none_is_named(job) -> None:
 )
 def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(job, checkpoint, says) -> None:
     with pytest.raises(CheckpointNotRetained, match=says):
-        retained_state(job.root, checkpoint)
+        state_of(job.root, checkpoint)
 
 
 def test_a_file_that_vanished_meanwhile_is_said(job, tmp_path) -> None:
-    state = retained_state(job.root, 2)
+    state = state_of(job.root, 2)
     os.unlink(job.root / "pins/state/0/0/6_a6p0.changelog")
     with pytest.raises(CheckpointNotRetained, match=r"6_a6p0\.changelog is gone"):
-        state.view(0, tmp_path)
+        view_of(state, tmp_path)
 
 
 def test_a_checkpoint_that_a_rewind_left_behind_is_refused(job) -> None:
@@ -122,8 +131,8 @@ def test_a_checkpoint_that_a_rewind_left_behind_is_refused(job) -> None:
     job.job_dir.create_rewind(intent)
     job.job_dir.close_rewind(intent)
     with pytest.raises(CheckpointNotRetained, match=r"left it behind.*choose from: 1"):
-        retained_state(job.root, 2)
-    assert int(retained_state(job.root, None).manifest.checkpoint) == 1
+        state_of(job.root, 2)
+    assert int(state_of(job.root, None).manifest.checkpoint) == 1
 
 
 def test_a_checkpoint_of_before_a_rescale_is_read_with_the_names_of_its_time(job) -> None:
@@ -132,16 +141,16 @@ def test_a_checkpoint_of_before_a_rescale_is_read_with_the_names_of_its_time(job
     job.job_dir.close_rewind(intent)
     now = PlanLayout(LAYOUT.scans, (OperatorInstance("other", "other"), *LAYOUT.operators))
     job.job_dir.recorded_once("layout-1", now.to_json())
-    assert retained_state(job.root, None).operators("totals") == {"totals": 0}
+    assert state_of(job.root, None).operators("totals") == {"totals": 0}
 
 
 def test_a_job_directory_without_checkpoints_or_layout_is_said(tmp_path) -> None:
     root = tmp_path / "job"
-    assert not is_job_dir(root)
+    assert not is_job_dir(StoreSpec(str(root)))
     JobDir(LocalStore(root)).read_or_create_job({"name": "orders"})
     with pytest.raises(CheckpointNotRetained, match="there is no checkpoint to read"):
-        retained_state(root, None)
+        state_of(root, None)
     job = Job(tmp_path / "other")
     (job.root / "facts/layout-0.json").unlink()
     with pytest.raises(JobDirError, match="older version"):
-        retained_state(job.root, 2)
+        state_of(job.root, 2)

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flinkish_spark.core.errors import ConfigError, CorruptObjectError, JobDirError, StoreError
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.savepoints import OperatorState, SavepointMetadata, StateFile
@@ -24,7 +25,7 @@ from flinkish_spark.savepoints.files import (
     SavepointFailed,
     SavepointNotFound,
 )
-from flinkish_spark.state.savepoint_files import ROWS_AT_ONCE, StateFileWriter, read_state, sha256_of
+from flinkish_spark.state.savepoint_files import ROWS_AT_ONCE, StateFileWriter, sha256_of, state_in
 from tests.support.durability import Synced
 
 JOB = JobUuid("0" * 32)
@@ -82,9 +83,9 @@ def test_the_savepoint_of_a_copy_of_the_job_is_not_taken_for_ones_own(tmp_path: 
 def test_a_state_file_gives_back_what_was_written(tmp_path: Path) -> None:
     file = write_file(tmp_path)
     path = tmp_path / file.path
-    rows = [row for batch in read_state(path, file) for row in batch.to_pylist()]
+    rows = [row for batch in state_in(StoreSpec(str(tmp_path)), file) for row in batch.to_pylist()]
     assert rows == [{"key_group": g, "value": f"value {g}".encode() * 50} for g in range(40)]
-    assert max(batch.num_rows for batch in read_state(path, file)) <= ROWS_AT_ONCE
+    assert max(batch.num_rows for batch in state_in(StoreSpec(str(tmp_path)), file)) <= ROWS_AT_ONCE
     assert sha256_of(path) == file.sha256
 
 
@@ -94,21 +95,22 @@ def test_every_damage_to_a_state_file_is_found(tmp_path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[:-5])
     with pytest.raises(ValueError, match="bytes instead of"):
-        list(read_state(path, file))
+        list(state_in(StoreSpec(str(tmp_path)), file))
     path.write_bytes(whole[:-8] + bytes(8))
     with pytest.raises(ValueError, match="torn or altered"):
-        list(read_state(path, file))
+        list(state_in(StoreSpec(str(tmp_path)), file))
     path.write_bytes(whole)
     with pytest.raises(ValueError, match="has 40 rows instead of 41"):
-        list(read_state(path, replace(file, rows=41)))
+        list(state_in(StoreSpec(str(tmp_path)), replace(file, rows=41)))
 
 
 def test_another_parquet_file_is_no_state(tmp_path: Path) -> None:
-    path = tmp_path / "x.parquet"
+    path = tmp_path / "state/totals/x.parquet"
+    path.parent.mkdir(parents=True)
     pq.write_table(pa.table({"a": [1]}), path)
     file = StateFile("totals", "totals", "x", 1, path.stat().st_size, "0")
     with pytest.raises(ValueError, match="other columns"):
-        list(read_state(path, file))
+        list(state_in(StoreSpec(str(tmp_path)), file))
 
 
 # -- reading ----------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from flinkish_spark import (
     StateTtl,
     ValueStateDescriptor,
 )
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.savepoints import OperatorState, SavepointMetadata, StateFile, state_path
 from flinkish_spark.savepoints.entries import (
@@ -104,7 +105,7 @@ def given_to(file):
 
 def sections(saved):
     folder, file = saved
-    found = FindSections(SavepointValues(str(folder)))(given_to(file))
+    found = FindSections(SavepointValues(StoreSpec(str(folder))))(given_to(file))
     return sections_of((row["section"], row["schema"]) for batch in found for row in batch.to_pylist())
 
 
@@ -116,7 +117,9 @@ def read(saved, name):
     folder, file = saved
     section = Section(f"state/{name}", common_schema(name, sections(saved)[f"state/{name}"]))
     columns = reader_columns(section.schema)
-    return columns, rows_of(ReadEntries(SavepointValues(str(folder)), section, columns)(given_to(file)))
+    return columns, rows_of(
+        ReadEntries(SavepointValues(StoreSpec(str(folder))), section, columns)(given_to(file))
+    )
 
 
 def test_entries_have_their_key_and_their_fields(saved) -> None:
@@ -288,7 +291,7 @@ def test_timers_are_read(tmp_path) -> None:
     columns = timer_columns(next(iter(sections(saved).values()))[0])
     names = "key:string,clock:string,time_ms:bigint,window_start:timestamp,window_end:timestamp"
     assert columns.simpleString() == f"struct<{names}>"
-    assert rows_of(ReadTimers(SavepointValues(str(folder)), columns)(given_to(file))) == [
+    assert rows_of(ReadTimers(SavepointValues(StoreSpec(str(folder))), columns)(given_to(file))) == [
         {"key": "a", "clock": clock, "time_ms": ms, "window_start": None, "window_end": None}
         for clock, ms in [("EVENT_TIME", 90_001), ("PROCESSING_TIME", 1 << 62)]
     ]
@@ -379,7 +382,7 @@ def test_keyed_and_broadcast_state_of_one_name_are_told_apart(tmp_path) -> None:
     assert set(found) == {"state/limits", "broadcast/limits"}
     assert read(saved, "limits")[1] == [{"key": "a", "value": 1}, {"key": "b", "value": 1}]
     assert len(found["broadcast/limits"]) == 1
-    copies = FirstCopy(SavepointValues(str(folder)), "broadcast/limits")(given_to(file))
+    copies = FirstCopy(SavepointValues(StoreSpec(str(folder))), "broadcast/limits")(given_to(file))
     assert rows_of(ReadSection(CopyValues(), "broadcast/limits")(copies)) == [
         {"key": name, "value": {"name": name, "most": 1}} for name in ("all", "some")
     ]
@@ -396,18 +399,18 @@ def test_broadcast_state_goes_through_edits_and_can_be_edited_itself(tmp_path) -
         change = ByKind(EditGroup("sums", {}), EditPartition("sums", edits))
         packed = [
             row
-            for one in PackValues(str(folder), frozenset({BROADCAST_KIND}))(given)
+            for one in PackValues(StoreSpec(str(folder)), frozenset({BROADCAST_KIND}))(given)
             for row in one.to_pylist()
         ]
         packed += [{"key_group": -1, "part": 1, "block": block} for block in blocks]
         packed.sort(key=lambda row: (row["key_group"], row["part"]))
-        task = WriteGroups(str(folder), "sums", f"g{len(rows)}", change)
+        task = WriteGroups(StoreSpec(str(folder)), "sums", f"g{len(rows)}", change)
         (report,) = [row for one in task([pa.RecordBatch.from_pylist(packed)]) for row in one.to_pylist()]
         one = json.loads(report["report"])["file"]
         return StateFile("sums", "sums", one["name"], one["rows"], one["bytes"], one["sha256"])
 
     def copies(file):
-        values = [bytes(value) for group, value in file_values(folder, file) if group < 0]
+        values = [bytes(value) for group, value in file_values(StoreSpec(str(folder)), file) if group < 0]
         return [dict(BroadcastTables("sums", [LIMITS], value).readable(LIMITS)) for value in values]
 
     # Under another uid, and one copy is enough.
@@ -440,7 +443,7 @@ def test_items_of_all_partitions_are_read(tmp_path) -> None:
     saved = lists_file(tmp_path)
     folder, file = saved
     assert set(sections(saved)) == {"lists/open"}
-    read_all = ReadSection(SavepointValues(str(folder)), "lists/open")(given_to(file))
+    read_all = ReadSection(SavepointValues(StoreSpec(str(folder))), "lists/open")(given_to(file))
     items = [row["item"] for one in read_all for row in one.to_pylist()]
     assert items == [{"file": "a", "at": 1}, {"file": "b", "at": 2}, {"file": "c", "at": 3}]
 
@@ -463,31 +466,39 @@ def test_items_that_partitions_keep_by_several_declarations_are_read_together() 
 
 def test_items_of_partitions_go_through_edits_and_stay_apart(tmp_path) -> None:
     folder, file = lists_file(tmp_path)
-    packed = list(PackValues(str(folder), frozenset({BROADCAST_KIND}))(given_to(file)))
-    task = WriteGroups(str(folder), "other", "g", ByKind(EditGroup("other", {}), EditPartition("other", {})))
+    packed = list(PackValues(StoreSpec(str(folder)), frozenset({BROADCAST_KIND}))(given_to(file)))
+    task = WriteGroups(
+        StoreSpec(str(folder)), "other", "g", ByKind(EditGroup("other", {}), EditPartition("other", {}))
+    )
     (report,) = [row for one in task(packed) for row in one.to_pylist()]
     one = json.loads(report["report"])["file"]
     new = StateFile("other", "other", one["name"], one["rows"], one["bytes"], one["sha256"])
-    kept = {group: OperatorLists("other", [ITEMS], value) for group, value in file_values(folder, new)}
+    kept = {
+        group: OperatorLists("other", [ITEMS], value)
+        for group, value in file_values(StoreSpec(str(folder)), new)
+    }
     assert {group: lists.state(ITEMS).get() for group, lists in kept.items()} == {
         -1: [("a", 1), ("b", 2)],
         -3: [("c", 3)],
     }
     edit = EditedBroadcast("limits", arrow_schema(parse_ddl("key STRING, value LONG")))
     with pytest.raises(WriterRefused, match="keeps operator list state where broadcast state was to be"):
-        list(WriteGroups(str(folder), "other", "h", EditPartition("other", {1: edit}))(packed))
+        list(WriteGroups(StoreSpec(str(folder)), "other", "h", EditPartition("other", {1: edit}))(packed))
 
 
 def test_items_are_replaced_and_all_of_them_are_the_first_partitions(tmp_path) -> None:
     folder, file = lists_file(tmp_path)
     kind = arrow_schema(parse_ddl("item STRUCT<file: STRING, at: LONG>"))
     new = pa.RecordBatch.from_pylist([{"item": {"file": "d", "at": 4}}] * 2, schema=kind)
-    packed = [row for one in PackValues(str(folder))(given_to(file)) for row in one.to_pylist()]
+    packed = [row for one in PackValues(StoreSpec(str(folder)))(given_to(file)) for row in one.to_pylist()]
     packed.insert(1, {"key_group": -1, "part": 1, "block": to_block(new)})
     change = EditPartition("merged", {1: EditedItems("open", kind)})
-    task = WriteGroups(str(folder), "merged", "g", change)
+    task = WriteGroups(StoreSpec(str(folder)), "merged", "g", change)
     (report,) = [row for one in task([pa.RecordBatch.from_pylist(packed)]) for row in one.to_pylist()]
     one = json.loads(report["report"])["file"]
     written = StateFile("merged", "merged", one["name"], one["rows"], one["bytes"], one["sha256"])
-    kept = {group: OperatorLists("merged", [ITEMS], value) for group, value in file_values(folder, written)}
+    kept = {
+        group: OperatorLists("merged", [ITEMS], value)
+        for group, value in file_values(StoreSpec(str(folder)), written)
+    }
     assert {group: lists.state(ITEMS).get() for group, lists in kept.items()} == {-1: [("d", 4), ("d", 4)]}

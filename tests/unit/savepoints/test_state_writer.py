@@ -21,6 +21,7 @@ from flinkish_spark import (
 )
 from flinkish_spark.core.elements import MIN_WATERMARK_MS, TimeDomain
 from flinkish_spark.core.errors import ConfigError, SchemaError, UserFunctionError
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.event_time import Valve
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.plan_layout import Chain
@@ -149,12 +150,14 @@ def filled(folder, function, rows, timestamp=None, ddl=ROWS, name="t0"):
     schema = parse_ddl(ddl)
     blocks, shape = packed(schema, rows, OperatorHarness._hash, timestamp)
     change = FillGroup("totals", GROUPS, bootstrap_function(function, schema, "totals"), shape, NOW_MS)
-    return report_of(WriteGroups(str(folder), "totals", name, change), blocks)
+    return report_of(WriteGroups(StoreSpec(str(folder)), "totals", name, change), blocks)
 
 
 def restored(folder, report, function, operator="totals"):
     """A harness of a job that begins with the file."""
-    values = {group: bytes(value) for group, value in file_values(folder, file_of(report, operator))}
+    values = {
+        group: bytes(value) for group, value in file_values(StoreSpec(str(folder)), file_of(report, operator))
+    }
     snapshot = Snapshot(values, MIN_WATERMARK_MS, NOW_MS)
     key = {"key": lambda order: order.user, "key_type": "STRING", "uid": operator}
     return OperatorHarness(function, **key, max_parallelism=GROUPS, restore=snapshot)
@@ -360,8 +363,8 @@ def edited(folder, report, uid, ddl, rows, name):
     arrays += [pa.array([row[at] for row in rows], edit.rows.types[at + 1]) for at in range(len(columns))]
     batch = pa.RecordBatch.from_arrays(arrays, names=["key_group", *edit.rows.names])
     given = pa.RecordBatch.from_pydict({"file": [json.dumps(file_of(report).to_json())]})
-    blocks = sorted_blocks(PackValues(str(folder))([given]), PackRows(1, edit.rows)([batch]))
-    return report_of(WriteGroups(str(folder), uid, "edited", EditGroup(uid, {1: edit})), blocks)
+    blocks = sorted_blocks(PackValues(StoreSpec(str(folder)))([given]), PackRows(1, edit.rows)([batch]))
+    return report_of(WriteGroups(StoreSpec(str(folder)), uid, "edited", EditGroup(uid, {1: edit})), blocks)
 
 
 def test_one_state_is_replaced_and_everything_else_stays(tmp_path) -> None:
@@ -517,8 +520,10 @@ def edited_timers(folder, report, rows):
     arrays += [pa.array([row[at] for row in rows], edit.rows.types[at + 1]) for at in range(len(columns))]
     batch = pa.RecordBatch.from_arrays(arrays, names=["key_group", *edit.rows.names])
     given = pa.RecordBatch.from_pydict({"file": [json.dumps(file_of(report).to_json())]})
-    blocks = sorted_blocks(PackValues(str(folder))([given]), PackRows(1, edit.rows)([batch]))
-    return report_of(WriteGroups(str(folder), "totals", "timed", EditGroup("totals", {1: edit})), blocks)
+    blocks = sorted_blocks(PackValues(StoreSpec(str(folder)))([given]), PackRows(1, edit.rows)([batch]))
+    return report_of(
+        WriteGroups(StoreSpec(str(folder)), "totals", "timed", EditGroup("totals", {1: edit})), blocks
+    )
 
 
 def test_timers_are_replaced_and_states_stay(tmp_path) -> None:
@@ -743,10 +748,10 @@ def test_an_altered_file_is_not_rewritten(tmp_path) -> None:
     other = {**file.to_json(), "sha256": "0" * 64}
     given = pa.RecordBatch.from_pydict({"file": [json.dumps(other)]})
     with pytest.raises(SavepointDamaged, match="checksum"):
-        list(PackValues(str(tmp_path))([given]))
+        list(PackValues(StoreSpec(str(tmp_path)))([given]))
 
 
 def test_values_of_a_savepoint_pass_through_as_they_are(tmp_path) -> None:
     report = filled(tmp_path, Fills(), ORDERS, timestamp="at")
     given = pa.RecordBatch.from_pydict({"file": [json.dumps(file_of(report).to_json())]})
-    assert len(list(SavepointValues(str(tmp_path))([given]))) == len(report["groups"])
+    assert len(list(SavepointValues(StoreSpec(str(tmp_path)))([given]))) == len(report["groups"])
