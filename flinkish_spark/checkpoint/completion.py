@@ -27,7 +27,6 @@ from flinkish_spark.core.errors import (
     StoreError,
     raise_translated,
 )
-from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.steps import Step
 from flinkish_spark.core.store import CreateResult
 from flinkish_spark.protocol.alignment import ExpectedChannels
@@ -258,8 +257,7 @@ class Completion:
     def _clean_up(self, decision: Decision) -> None:
         parts = self._parts
         try:
-            for staged in decision.batches:
-                parts.job.job_dir.delete_staged(staged.lineage, JobDir.attempt_name(staged))
+            parts.job.job_dir.delete_all(map(parts.job.job_dir.staged_key, decision.batches))
         except StoreError as error:
             LOG.warning("what is not needed any more is deleted later: %s", error)
         parts.on_receipt(decision)

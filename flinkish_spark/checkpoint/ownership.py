@@ -175,10 +175,10 @@ class BeatLease:
     ----------
     place
         The job directory's URL, for people.
-    beat_ms
-        How often the owner beats.
     lease_ms
         For how long nothing has to be heard of an owner that counts as dead.
+    beat_ms
+        How often the owner beats.
     """
 
     def __init__(
@@ -187,8 +187,8 @@ class BeatLease:
         place: str,
         clock: Clock,
         threads: Threads,
+        lease_ms: int,
         beat_ms: int = 5_000,
-        lease_ms: int = 60_000,
     ) -> None:
         self._job_dir, self._place, self._clock, self._threads = job_dir, place, clock, threads
         self._beat_ms, self._lease_ms = beat_ms, lease_ms

@@ -28,7 +28,8 @@ from flinkish_spark.cli.client import (
     print_table,
     yes_option,
 )
-from flinkish_spark.core.errors import ConfigError, OwnedElsewhereError
+from flinkish_spark.core.clock import SystemThreads
+from flinkish_spark.core.errors import OwnedElsewhereError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch, TransactionalId
@@ -36,6 +37,7 @@ from flinkish_spark.protocol.records import CommitAnswer, Committable
 from flinkish_spark.protocol.recovery import DecidedFact, without_leftovers
 
 if TYPE_CHECKING:
+    from flinkish_spark.checkpoint.staging import OwnerLock
     from flinkish_spark.connectors.kafka.client.client import KafkaWire, TransactionView
     from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
     from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+#: Between two questions whether the job's owner lives.
+_POLL_MS = 1_000
 _LIST = ("transactional id", "state", "age s", "timeout s", "producer", "epoch", "standing", "what it is")
 _ENDED = ("transactional id", "state", "outcome", "detail")
 
@@ -142,16 +146,16 @@ def _end(
     from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
 
     plan, carry_out, verb = how
-    wanted = frozenset(ids)
+    wanted, lock = frozenset(ids), lock_of(job)
     with _wire(connection) as wire:
-        with holding(job):
+        with holding(job, lock):
             found = transactions_of(job, wire, wanted)
             ends = plan(found, wanted)
         chosen = frozenset(str(one.found.name) for one in ends if not one.refusal)
         if chosen and not dry_run:
             # Not with the lock held: a person may take a while, and the job may want to start.
             confirm(_what_happens(ends, verb), f"{verb.capitalize()} them?", yes, as_json)
-            with holding(job):
+            with holding(job, lock):
                 again = plan(transactions_of(job, wire, wanted), wanted or chosen)
                 agreed = [one for one in again if str(one.found.name) in chosen or one.refusal]
                 ends = carry_out(job, TransactionClient.over(wire), agreed)
@@ -605,8 +609,26 @@ class Ending:
         }
 
 
+def lock_of(job: Job) -> OwnerLock:
+    """Return the job's lock. In a bucket, what tells that nobody has the job.
+
+    There nothing keeps a start away. It does no harm: it takes an epoch of its own, which is part of the ids
+    of its transactions, so that none of them is among those that were found before; and what is decided
+    may be committed by two, as after any takeover.
+    """
+    # Here and not above: other commands hold no lock.
+    from flinkish_spark.checkpoint.ownership import BeatLease, JobLock
+
+    if job.place.is_local:
+        return JobLock(job.place.folder / "owner.lock")
+    from flinkish_spark.core.config import CheckpointConfig
+
+    lease_ms = CheckpointConfig().owner_lease_ms
+    return BeatLease(job.job_dir, job.place.url, job.clock, SystemThreads(), lease_ms)
+
+
 @contextmanager
-def holding(job: Job) -> Iterator[None]:
+def holding(job: Job, lock: OwnerLock) -> Iterator[None]:
     """Hold the job's lock: nobody owns it meanwhile, and a start in between is refused.
 
     Raises
@@ -614,18 +636,8 @@ def holding(job: Job) -> Iterator[None]:
     OwnedElsewhereError
         The job runs.
     """
-    # Here and not above: other commands hold no lock.
-    from flinkish_spark.checkpoint.ownership import JobLock
-
-    if not job.place.is_local:
-        raise ConfigError(
-            f"the transactions of a job in {job.place.url} are not ended from here",
-            why="in a bucket there is no lock that would keep the job from starting meanwhile",
-            what_to_do="start the job: its recovery commits what is decided and aborts the rest",
-        )
-    lock = JobLock(job.place.folder / "owner.lock")
     try:
-        lock.acquire()
+        _acquire(job, lock)
     except OwnedElsewhereError as owned:
         raise OwnedElsewhereError(
             f"the job '{job.name}' runs: {owned.facts.get('holder', 'another process')} owns it",
@@ -636,6 +648,20 @@ def holding(job: Job) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _acquire(job: Job, lock: OwnerLock) -> None:
+    from flinkish_spark.checkpoint.ownership import LivenessUnknown
+
+    is_said = False
+    while True:
+        try:
+            return lock.acquire()
+        except LivenessUnknown as unknown:
+            if not is_said:
+                complain(str(unknown))
+            is_said = True
+            job.clock.sleep_ms(_POLL_MS)
 
 
 def plan_commits(found: Sequence[Found], wanted: frozenset[str]) -> list[Ending]:

@@ -19,6 +19,8 @@ from flinkish_spark.protocol.retention import CheckpointRetention
 #: More checkpoints than this are a slip: in flight, each holds transactions open; retained, files on disk.
 MOST_CONCURRENT = 100
 MOST_RETAINED = 1_000_000
+#: Three beats of an owner: a slow one is not a dead one.
+_LEAST_LEASE_MS = 15_000
 
 
 def require_positive(name: str, value: int) -> None:
@@ -70,6 +72,9 @@ class CheckpointConfig:
         Sinks commit exactly once in either mode.
     finished
         Whether checkpoints go on when sources have come to their end.
+    owner_lease_ms
+        For a job directory in a bucket: how long a start, or a standby, hears nothing of the owner before it
+        takes it for dead. Owners are heard of every 5 s; at least 15 s.
 
     Raises
     ------
@@ -92,11 +97,13 @@ class CheckpointConfig:
     retention: CheckpointRetention = CheckpointRetention.RETAIN_ON_CANCELLATION
     mode: CheckpointingMode = CheckpointingMode.EXACTLY_ONCE
     finished: FinishedParticipants = FinishedParticipants.ALLOWED
+    owner_lease_ms: int = 60_000
 
     def __post_init__(self) -> None:
         with refused_as_config_errors("give CheckpointConfig such a value, or leave it out for its default"):
             for name in ("interval_ms", "timeout_ms", "restart_budget_ms"):
                 checked_whole(name, getattr(self, name), least=1, most=MOST_MS)
+            checked_whole("owner_lease_ms", self.owner_lease_ms, least=_LEAST_LEASE_MS, most=MOST_MS)
             checked_whole("min_pause_ms", self.min_pause_ms, least=0, most=MOST_MS)
             checked_whole("retained", self.retained, least=1, most=MOST_RETAINED)
             checked_whole("max_concurrent", self.max_concurrent, least=1, most=MOST_CONCURRENT)

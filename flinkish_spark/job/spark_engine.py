@@ -290,7 +290,8 @@ class SparkEngine:
         settings, place = self._settings, self._settings.job_dir
         if place.is_local:
             return JobLock(place.folder / "owner.lock")
-        return BeatLease(self._job_dir, place.url, settings.clock, settings.threads)
+        lease_ms = settings.checkpoint.owner_lease_ms
+        return BeatLease(self._job_dir, place.url, settings.clock, settings.threads, lease_ms)
 
     def record_job(self) -> JobUuid:
         """Record the job's settings at the first start, compare them later."""

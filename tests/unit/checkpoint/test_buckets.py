@@ -460,7 +460,9 @@ class Threads:
 
 
 def lease(bucket: Bucket, **given: Any) -> BeatLease:
-    return BeatLease(bucket.job_dir, bucket.place.url, bucket.clock, Threads(), **given)  # type: ignore[arg-type]
+    return BeatLease(
+        bucket.job_dir, bucket.place.url, bucket.clock, Threads(), **{"lease_ms": 60_000, **given}
+    )  # type: ignore[arg-type]
 
 
 @pytest.fixture

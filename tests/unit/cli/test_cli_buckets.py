@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
+from flinkish_spark.checkpoint import ownership
+from flinkish_spark.checkpoint.ownership import take_over
 from flinkish_spark.cli.client import Job
-from flinkish_spark.cli.transactions import holding
-from flinkish_spark.core.clock import SystemClock
-from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.cli.transactions import holding, lock_of
+from flinkish_spark.core.errors import OwnedElsewhereError
 from flinkish_spark.core.job_dir import open_job_dir
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from tests.support.cli_rig import flinkish
+from tests.support.clocks import ManualClock
 from tests.unit.core.test_records_and_store import commit
 
 pytest.importorskip("obstore")
@@ -58,9 +60,30 @@ def test_what_is_no_job_or_no_place_is_a_wrong_word(place: StoreSpec) -> None:
         assert "plain" not in shown.output.replace("secret_access_key=plain", "")
 
 
-def test_transactions_are_ended_by_the_job_itself(place: StoreSpec) -> None:
+def test_transactions_are_ended_where_nobody_has_the_job(
+    place: StoreSpec, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who has said that it ended is not waited for; who is silent is, for its lease; who beats is alive."""
+    monkeypatch.setattr(ownership, "_process_key", lambda pid: None)
     job_dir = open_job_dir(place)
     job_dir.read_or_create_job({"job": "orders"}, {"spark": "4.2.0"})
-    job = Job(place, job_dir, "orders", JobUuid("1" * 32), SystemClock())
-    with pytest.raises(ConfigError, match="start the job: its recovery"), holding(job):
-        raise AssertionError("nobody holds it")
+    clock = ManualClock()
+    job = Job(place, job_dir, "orders", JobUuid("1" * 32), clock)
+    take_over(job_dir, clock)
+    lock, began_ms = lock_of(job), clock.monotonic_ms()
+    with holding(job, lock):
+        assert clock.monotonic_ms() - began_ms >= 60_000
+        assert "as far as is known" in capsys.readouterr().err
+    with holding(job, lock):
+        assert clock.monotonic_ms() - began_ms < 65_000, "the second look knows what the first has seen"
+
+    def beat_on(duration_ms: int) -> None:
+        job_dir.note_owner(OwnerEpoch(1), "beat", str(clock.monotonic_ms()))
+        clock.now_ms += duration_ms
+
+    monkeypatch.setattr(clock, "sleep_ms", beat_on)
+    with pytest.raises(OwnedElsewhereError, match="the job 'orders' runs"), holding(job, lock_of(job)):
+        raise AssertionError("its owner lives")
+    job_dir.note_owner(OwnerEpoch(1), "ended", "")
+    with holding(job, lock_of(job)):
+        pass

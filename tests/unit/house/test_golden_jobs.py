@@ -23,6 +23,7 @@ from flinkish_spark.connectors.files.source import FoundFile
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import LocalStore
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.decisions import Decision, Receipt, TriggerRecord
 from flinkish_spark.protocol.envelope import unseal
 from flinkish_spark.protocol.ids import CheckpointId
@@ -133,6 +134,6 @@ def test_all_state_of_the_savepoint_is_checked_and_read(kept: Path) -> None:
     owners = {
         describe_group(value).owner
         for file in metadata.files
-        for _, value in file_values(kept / "savepoint", file)
+        for _, value in file_values(StoreSpec(str(kept / "savepoint")), file)
     }
     assert owners == set(metadata.operators)
