@@ -101,8 +101,8 @@ crash: setup $(BUILD)/classes.jsa ## kill -9 with exact counts; some kills are d
 chaos: setup ## the crash test for longer, resumable          [KILLS=200 SEED=7 SINK=all]
 	@$(PY) -m tests.crash$(if $(SINK),.sweep).chaos $(if $(SINK),--sinks $(SINK)) $(RUN_ARGS)
 
-crash-sweep: setup $(BUILD)/classes.jsa ## a fault at every call of a checkpoint, resumable  [SINK=delta,files ARGS=--fresh]
-	@$(PY) -m tests.crash.sweep $(if $(SINK),--sinks $(SINK)) $(ARGS)
+crash-sweep: setup $(BUILD)/classes.jsa ## a fault at every call of a checkpoint, resumable  [SINK=delta,files STORE=s3 ARGS=--fresh]
+	@$(PY) -m tests.crash.sweep $(if $(SINK),--sinks $(SINK)) $(if $(STORE),--store $(STORE)) $(ARGS)
 
 simulate: $(VENV)/.stamp ## the protocol against a seeded world of faults      [SEEDS=2000]
 	@$(PY) -m tests.simulation --seeds $(or $(SEEDS),2000)

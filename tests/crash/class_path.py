@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from demo.rig import ROOT
+from demo.rig import ROOT, S3A_JARS
 from flinkish_spark.jars import pinned_jars, shim_jar
 
 _CLASSES = ROOT / "build" / "classes.jsa"
@@ -17,7 +17,7 @@ _CLASSES = ROOT / "build" / "classes.jsa"
 
 def variables() -> Mapping[str, str]:
     """Return what the environment of a driver says of its JVM."""
-    jars = [shim_jar(), *pinned_jars(ROOT / "build" / "jars")]
+    jars = [shim_jar(), *pinned_jars(ROOT / "build" / "jars"), *sorted(S3A_JARS.glob("*.jar"))]
     found = {"SPARK_DIST_CLASSPATH": os.pathsep.join(map(str, jars))}
     if _CLASSES.exists():
         found["SPARK_SUBMIT_OPTS"] = f"-XX:SharedArchiveFile={_CLASSES} -Xlog:cds=off -Xlog:cds+dynamic=off"

@@ -64,18 +64,20 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=0, help="so many runs of each kind; 0 is all")
     parser.add_argument("--minutes", type=float, default=45.0, help="begin no run after this time")
     parser.add_argument("--fresh", action="store_true", help="forget earlier results")
-    parser.add_argument("--directory", type=Path, default=ROOT / "build" / "crash-sweep")
+    parser.add_argument("--store", choices=("disk", "s3"), default="disk", help="of the job directories")
+    parser.add_argument("--directory", type=Path)
     args = parser.parse_args()
+    directory = args.directory or ROOT / "build" / "crash-sweep" / args.store
     began = time.monotonic()
     sinks = tuple(args.sinks.split(","))
     if args.fresh:
         for sink in sinks:
-            (args.directory / f"{sink}.jsonl").unlink(missing_ok=True)
+            (directory / f"{sink}.jsonl").unlink(missing_ok=True)
     choose = chooser(args.sample, [Fault(name) for name in args.faults.split(",")], args.points)
     deadline = began + args.minutes * 60
     code = revision()
-    Sweep(Plan(args.directory / "work", args.directory, code, sinks, choose, deadline)).run()
-    line = summary(sinks, args.directory, code, choose)
+    Sweep(Plan(directory / "work", directory, code, sinks, choose, deadline, args.store)).run()
+    line = summary(sinks, directory, code, choose)
     print(json.dumps({**line, "seconds": round(time.monotonic() - began)}))
     wrong = ("lost", "duplicated", "partial_checkpoints", "stuck", "left")
     return 1 if any(line[name] for name in wrong) else 0

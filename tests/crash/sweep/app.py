@@ -35,6 +35,7 @@ from flinkish_spark import (
     StreamExecutionEnvironment,
 )
 from flinkish_spark.bridge.session import delta_conf
+from flinkish_spark.checkpoint import retention
 from flinkish_spark.connectors.delta.rows import DeltaHistory, DeltaRows
 from flinkish_spark.connectors.delta.transactions import DeltaTables, HadoopFiles
 from tests.crash.sweep import committers, databases, files, gateway, hooks
@@ -44,6 +45,7 @@ from tests.crash.sweep.sinks import SINKS
 from tests.crash.sweep.switch import Switch
 from tests.crash.sweep.tasks import Answers
 from tests.crash.sweep.wire import KafkaProxy
+from tests.support.buckets import S3A_CONF
 
 ORDER = "user STRING, product STRING, amount LONG, at TIMESTAMP"
 _TOTAL = "user STRING, total LONG, orders LONG"
@@ -105,6 +107,7 @@ class JobUnderTest:
             client.wait()
             self._tell("ended", text="by itself")
         except BaseException as error:
+            print(f"{self._place.sink} ended: {error}", flush=True)
             self._tell("ended", text=f"{type(error).__name__}: {error}")
 
     def _environment(self) -> StreamExecutionEnvironment:
@@ -112,7 +115,8 @@ class JobUnderTest:
         env = StreamExecutionEnvironment(
             self._spark,
             job=place.sink,
-            job_dir=str(place.job_dir),
+            job_dir=place.job_dir.url,
+            store_options=dict(place.job_dir.options),
             checkpoint=CheckpointConfig(
                 interval_ms=_NEVER_MS, restart_budget_ms=_BUDGET_MS, retained=2, tolerable_failures=UNLIMITED
             ),
@@ -182,7 +186,7 @@ def session(fleet: Fleet) -> SparkSession:
         .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
     )
     # The JARs are on the class path: `tests/crash/class_path.py`.
-    spark = builder.config(map=delta_conf()).getOrCreate()
+    spark = builder.config(map={**delta_conf(), **S3A_CONF}).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 
@@ -212,7 +216,10 @@ def main() -> None:
         KafkaProxy(place.proxy_port, place.upstream_port, switches[place.sink])
     Answers(Path(f"{fleet.control}.tasks"), fleet.base, switches)
     spark = session(fleet)
-    watched = files.Jobs(fleet.base, switches)
+    buckets = {place.sink: place.job_dir.url for place in fleet.places if place.bucket}
+    watched = files.Jobs(fleet.base, switches, buckets=buckets)
+    # Every checkpoint makes every call.
+    retention._AT_ONCE_IN_BUCKETS = 1
     _hook(watched, spark)
     jobs = {}
     for place in fleet.places:

@@ -35,9 +35,9 @@ def _hook(jobs: Jobs, kind: type[Sink], name: str, watch: Callable[[Any, Switch]
         return
 
     def create(self: Sink, spark: Any, context: Any) -> Any:
-        made, found = original(self, spark, context), jobs.of_path(f"{context.folder}/")
+        made, found = original(self, spark, context), jobs.of_place(context.place)
         if found is not None:
-            watch(made, found[0])
+            watch(made, found)
         return made
 
     create.is_watched = True  # type: ignore[attr-defined]

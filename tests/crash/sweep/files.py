@@ -9,10 +9,14 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from tests.crash.sweep.points import Effect, Fault, without_ids
 from tests.crash.sweep.switch import Switch
+
+if TYPE_CHECKING:
+    from flinkish_spark.core.store_spec import StoreSpec
 
 OUTAGE = "the sweep lets this call fail"
 #: Which argument names the file that a system call changes.
@@ -45,17 +49,38 @@ class Jobs:
     ----------
     prefix
         How the names of system calls and statements begin, if they are made elsewhere than in the driver.
+    buckets
+        The job directories in buckets, by job.
     """
 
-    def __init__(self, base: Path, switches: Mapping[str, Switch], prefix: str = "") -> None:
+    def __init__(
+        self,
+        base: Path,
+        switches: Mapping[str, Switch],
+        prefix: str = "",
+        buckets: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.prefix = prefix
         self._base = f"{base}{os.sep}"
         self._databases = {database_of(job): switch for job, switch in switches.items()}
+        self._buckets = dict(buckets)
         self.switches = switches
 
     def of_database(self, name: str) -> Switch | None:
         """Return the job that a database of a server belongs to."""
         return self._databases.get(name)
+
+    def of_url(self, url: str) -> Switch | None:
+        """Return the job whose directory in a bucket a URL is, or is below of."""
+        jobs = (job for job, own in self._buckets.items() if f"{url}/".startswith(f"{own}/"))
+        return self.switches.get(next(jobs, ""))
+
+    def of_place(self, place: StoreSpec) -> Switch | None:
+        """Return the job whose directory a place is, or is below of."""
+        if not place.is_local:
+            return self.of_url(place.url)
+        found = self.of_path(f"{place.folder}{os.sep}")
+        return None if found is None else found[0]
 
     def of_path(self, path: object) -> tuple[Switch, str] | None:
         """Return the job that a path belongs to, and the path below its directory without ids."""

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from flinkish_spark.core.errors import StoreError
+from flinkish_spark.core.object_store import ObjectStore
 from flinkish_spark.core.steps import Step
 from flinkish_spark.core.store import LocalStore
+from flinkish_spark.core.store_spec import StoreSpec
 from tests.crash.sweep.files import OUTAGE, Jobs
 from tests.crash.sweep.points import Call, Effect, Layer, without_ids
 from tests.crash.sweep.switch import Switch
 
-#: What threads look for all the time, asked by nobody; it would make every trace another one.
-_BACKGROUND = ("requests", "orders", "orders/rewind.json")
+#: What threads look for, or say, all the time, asked by nobody; it would make every trace another one.
+_BACKGROUND = ("requests", "orders", "orders/rewind.json", "owners/*.beat")
 
 
 # -- the store of a job directory -------------------------------------------------------------------
@@ -30,26 +31,39 @@ _STORE = {
     "create_if_absent": Effect.WRITE,
     "delete": Effect.WRITE,
 }
+_FILE_STORE = {
+    **_STORE,
+    "sizes_below": Effect.READ,
+    "read_start": Effect.READ,
+    "copy": Effect.WRITE,
+    "delete_all": Effect.WRITE,
+}
 
 
 def hook_store(jobs: Jobs) -> None:
     for name, effect in _STORE.items():
-        setattr(LocalStore, name, _store_method(jobs, name, effect))
+        _hook_method(
+            LocalStore, "store", name, effect, lambda store: jobs.of_place(StoreSpec(str(store.root)))
+        )
+    for name, effect in _FILE_STORE.items():
+        _hook_method(ObjectStore, "bucket", name, effect, lambda store: jobs.of_url(store._place))
 
 
-def _store_method(jobs: Jobs, name: str, effect: Effect) -> Callable[..., Any]:
-    original = getattr(LocalStore, name)
+def _hook_method(
+    owner: type, prefix: str, name: str, effect: Effect, job_of: Callable[[Any], Switch | None]
+) -> None:
+    original = getattr(owner, name)
 
     @functools.wraps(original)
-    def wrapped(self: LocalStore, key: str, *rest: Any) -> Any:
-        found = jobs.of_path(f"{self.root}{os.sep}")
-        if found is None or key in _BACKGROUND:
+    def wrapped(self: Any, key: Any, *rest: Any) -> Any:
+        switch, shown = job_of(self), without_ids(key if isinstance(key, str) else next(iter(key), ""))
+        if switch is None or shown in _BACKGROUND:
             return original(self, key, *rest)
-        call = Call(f"store.{name} {without_ids(key)}", Layer.CALL, effect)
+        call = Call(f"{prefix}.{name} {shown}", Layer.CALL, effect)
         body = functools.partial(original, self, key, *rest)
-        return found[0].around(call, body, lambda: StoreError(f"cannot {name} {key}", why=OUTAGE, key=key))
+        return switch.around(call, body, lambda: StoreError(f"cannot {name} {shown}", why=OUTAGE, key=shown))
 
-    return wrapped
+    setattr(owner, name, wrapped)
 
 
 # -- functions that name a path ---------------------------------------------------------------------

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flinkish_spark.core.store_spec import StoreSpec
+
 PARTITIONS = 2
 #: Where the process under test finds the options of its JVM.
 JVM_VARIABLE = "FLINKISH_SWEEP_JVM"
@@ -40,6 +42,8 @@ class Place:
         Of a sink that needs a server.
     prefix
         Begins the names of its topics, where others may be on the same broker.
+    bucket
+        The job directory as text of a `StoreSpec`; empty for a folder below `directory`.
     """
 
     sink: str
@@ -49,14 +53,15 @@ class Place:
     broker: str
     database: Database | None = None
     prefix: str = ""
+    bucket: str = ""
 
     @property
     def servers(self) -> str:
         return f"127.0.0.1:{self.proxy_port}"
 
     @property
-    def job_dir(self) -> Path:
-        return self.directory / "job"
+    def job_dir(self) -> StoreSpec:
+        return StoreSpec.from_text(self.bucket or str(self.directory / "job"))
 
     @property
     def output(self) -> Path:

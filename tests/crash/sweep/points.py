@@ -119,13 +119,13 @@ class Run:
         return f"{self.fault.value} at {self.point}"
 
 
-#: How the names of the store's calls begin.
+#: How the names of calls of a store on a disk begin.
 STORE = "store."
-TRIGGER = "store.create_if_absent checkpoints/*/trigger.json"
+TRIGGERS = tuple(f"{store}.create_if_absent checkpoints/*/trigger.json" for store in ("store", "bucket"))
 #: In the name of calls that are repeated for every file of Spark's state.
 _MANY = "pins/state/*"
 #: Read again and again until Spark has written it: how often is chance.
-_POLLED = "store.read spark/*/commits/*"
+_POLLED = tuple(f"{store}.read spark/*/commits/*" for store in ("store", "bucket"))
 
 _HEX = re.compile(r"[0-9a-f]{8,}(-[0-9a-f]{4,})*")
 #: All files of Spark's state are alike.
@@ -154,7 +154,7 @@ def kill_runs(calls: Iterable[Call]) -> list[Run]:
     """Return a kill in front of every call of a trace that may change something.
 
     A kill in front of a call that only reads leaves what the kill in front of the next one that
-    writes leaves, so it is that one. A store's write begins with a system call that is a point itself,
+    writes leaves, so it is that one. A write on a disk begins with a system call that is a point itself,
     and what is called on a committer begins with calls of its own.
     Of the same call on each of a checkpoint's state files, of which there may be dozens, the first and
     the last one are points.
@@ -192,12 +192,12 @@ def fault_runs(calls: Iterable[Call]) -> list[Run]:
 
 def _is_point(point: Point, call: Call) -> bool:
     """Whether a call is a point each time: what is read in loops, and the same call into the JVM, is once."""
-    return point.occurrence == 1 or (call.name != _POLLED and call.layer is not Layer.JVM)
+    return point.occurrence == 1 or (call.name not in _POLLED and call.layer is not Layer.JVM)
 
 
 def first_checkpoint(calls: list[Call]) -> list[Call]:
     """Return a trace up to the trigger of its second checkpoint, if there was one."""
-    triggers = [number for number, call in enumerate(calls) if call.name == TRIGGER]
+    triggers = [number for number, call in enumerate(calls) if call.name in TRIGGERS]
     return calls[: triggers[1]] if len(triggers) > 1 else calls
 
 

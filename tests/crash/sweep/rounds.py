@@ -21,6 +21,7 @@ from tests.crash.sweep.points import Call, Run, fault_runs, kill_runs
 from tests.crash.sweep.results import Result, Results
 from tests.crash.sweep.sinks import SINKS
 from tests.crash.sweep.subject import Subject, Verdict
+from tests.support.buckets import LocalS3
 from tests.support.postgres import LocalPostgres, unpack_postgres
 
 _UP_S = 300.0
@@ -36,6 +37,8 @@ class Plan:
         Chooses among the runs of a sink; all of them, or a sample.
     deadline
         Monotonic time after which no run begins.
+    store
+        What the job directories lie on: "disk" or "s3".
     """
 
     directory: Path
@@ -44,6 +47,7 @@ class Plan:
     sinks: tuple[str, ...]
     choose: Callable[[Sequence[Run]], list[Run]]
     deadline: float
+    store: str = "disk"
 
 
 @dataclass
@@ -95,6 +99,9 @@ class Rounds(ABC):
             if any(SINKS[sink].needs_postgres for sink in plan.sinks):
                 server = stack.enter_context(LocalPostgres(unpack_postgres(ROOT / "build" / "postgres")))
                 places = tuple(_with_database(place, server) for place in places)
+            if plan.store == "s3":
+                server = stack.enter_context(LocalS3())
+                places = tuple(replace(place, bucket=server.new_store().to_text()) for place in places)
             # A Unix socket's path is short, and directories of checkouts may be long.
             self._fleet = Fleet(base, plan.directory / "scratch", plan.directory / "control", places)
             self._process: JobProcess = job_process(self._fleet, random.Random(1))

@@ -14,7 +14,6 @@ from demo.decisions import DecisionBook
 from demo.orders import Order, Total, generate
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
-from flinkish_spark.core.store_spec import StoreSpec
 from tests.crash.sweep.life import Life
 from tests.crash.sweep.places import PARTITIONS, Place
 from tests.crash.sweep.points import Call, Effect, Run, first_checkpoint, trace_from_json
@@ -66,7 +65,7 @@ class Subject:
         self._fed: list[list[bytes]] = [[] for _ in range(PARTITIONS)]
         self._producer = KafkaProducer(bootstrap_servers=place.broker, linger_ms=5)
         self._looker = self.sink.looker(place)
-        self._book = DecisionBook(StoreSpec(str(place.job_dir)))
+        self._book = DecisionBook(place.job_dir)
         self.notes: list[str] = []
 
     def close(self) -> None:
@@ -95,9 +94,13 @@ class Subject:
         """Send orders, and ask for a checkpoint when a micro-batch with them is staged."""
         self.feed()
         deadline = time.monotonic() + _STAGES_S
-        while time.monotonic() < deadline and not any(self.place.job_dir.glob("staged/*/*.json")):
+        while time.monotonic() < deadline and not self._has_staged():
             time.sleep(0.05)
         life.say(self.place.sink, "trigger")
+
+    def _has_staged(self) -> bool:
+        store = self.place.job_dir.open()
+        return any(store.list(lineage) for lineage in store.list("staged"))
 
     # -- judging --------------------------------------------------------------------------------
     def too_early(self) -> Verdict:
