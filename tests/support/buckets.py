@@ -209,3 +209,24 @@ class LocalAzure(BucketServer):
             "account_key": "env:FLINKISH_TEST_AZURE_SECRET",
         }
         return StoreSpec.parse(f"az://{bucket}/{folder}", options)
+
+    def for_spark(self, spec: StoreSpec) -> tuple[StoreSpec, Mapping[str, str]]:
+        """Return a store as ABFS finds it, too, and what Hadoop has to know for that.
+
+        Azurite speaks the protocol of blobs alone, without TLS (Hadoop's `abfs:`), and at an address of its
+        own.
+        """
+        container, _, folder = spec.url.removeprefix("az://").partition("/")
+        url = f"abfss://{container}@{self._ACCOUNT}.dfs.core.windows.net/{folder}"
+        options = {name: text for name, text in spec.options if name != "account_name"}
+        return StoreSpec.parse(url, options), {
+            "fs.azure.always.use.https": "false",
+            "fs.azure.abfs.endpoint": f"{HOST}:{self.port}",
+            "fs.azure.account.hns.enabled": "false",
+            "fs.azure.fns.account.service.type": "BLOB",
+            "fs.azure.ingress.service.type": "BLOB",
+            "fs.azure.networking.library": "JDK_HTTP_URL_CONNECTION",
+            "fs.azure.ssl.channel.mode": "Default_JSSE",
+            "fs.azure.account.auth.type": "SharedKey",
+            "fs.azure.account.key": SECRETS["FLINKISH_TEST_AZURE_SECRET"],
+        }

@@ -33,7 +33,7 @@ from flinkish_spark.protocol.lineage import Tables
 from flinkish_spark.savepoints.files import SavepointFailed
 from flinkish_spark.sources import DataGeneratorSource, RateLimit
 from flinkish_spark.state_processor import SavepointWriter
-from tests.support.buckets import LocalS3
+from tests.support.buckets import LocalAzure, LocalS3
 from tests.support.jobs import await_that, running
 from tests.support.services import BUILD
 
@@ -92,9 +92,32 @@ def table(spark: Any, path: Path) -> list[tuple[str, int]]:
     return [(row.k, row["count"]) for row in spark.read.format("delta").load(str(path)).collect()]
 
 
+@pytest.fixture
+def azure(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreSpec]:
+    """A container, of which Spark's session knows until the end of the test."""
+    packages = BUILD / "azurite"
+    if why := LocalAzure.why_not(packages):
+        pytest.skip(why)
+    with_tls: Any = StoreSpec.hadoop_url
+    without_tls = property(lambda place: with_tls.fget(place).replace("abfss:", "abfs:"))
+    monkeypatch.setattr(StoreSpec, "hadoop_url", without_tls)
+    conf = spark.sparkContext._jsc.hadoopConfiguration()
+    with LocalAzure(packages) as found:
+        place, settings = found.for_spark(found.new_store())
+        for name, value in settings.items():
+            conf.set(name, value)
+        yield place
+        for name in settings:
+            conf.unset(name)
+
+
 @pytest.mark.nightly(by_day="tests/unit/checkpoint/test_buckets.py")
-def test_a_job_goes_on_from_a_bucket_and_goes_back_in_it(spark, bucket: StoreSpec, tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["bucket", "azure"])
+def test_a_job_goes_on_from_a_bucket_and_goes_back_in_it(
+    spark, where: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     """Cancelled and started again, each time fenced by copies; then back to an earlier checkpoint."""
+    bucket: StoreSpec = request.getfixturevalue(where)
     counts = []
     for _ in range(2):
         with running(job(spark, bucket, DeltaSink(str(tmp_path / "t")))) as client:
