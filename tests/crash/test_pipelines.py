@@ -85,19 +85,20 @@ class Pipeline:
         found = self._folder.glob(f"storage/_checkpoints/**/{number}/flinkish-kafka/sink.json")
         return [EpochDir(one.parents[1]) for one in sorted(found)]
 
-    def open_transactions(self, number: int = 0, patience_ms: int = 10_000) -> list[str]:
+    def open_transactions(self, number: int = 0) -> list[str]:
         with TransactionClient(KafkaConnection(self._servers)) as client:
-            uuids = [one.sink_uuid() for one in self.checkpoints(number)]
-            found = [one for uuid in uuids for one in still_open(client, uuid, patience_ms)]
+            found = [one for sink in self.checkpoints(number) for one in still_open(client, sink.sink_uuid())]
         return [str(one.transactional_id) for one in found]
 
     def start_and_stage(self, server: ConnectServer, number: int = 0) -> subprocess.Popen[str]:
         """Start a run; returns while a transaction is open."""
         run = self.start(server)
         deadline = time.monotonic() + _PATIENCE_S
-        while not self.open_transactions(number, patience_ms=0):
-            assert run.poll() is None, run.communicate()[0][-3000:]
-            assert time.monotonic() < deadline, "no transaction was opened"
+        with TransactionClient(KafkaConnection(self._servers)) as client:
+            while not any(client.list_of_job(sink.sink_uuid()) for sink in self.checkpoints(number)):
+                assert run.poll() is None, run.communicate()[0][-3000:]
+                assert time.monotonic() < deadline, "no transaction was opened"
+                time.sleep(0.01)
         return run
 
     def put(self, count: int) -> None:
@@ -161,7 +162,7 @@ def test_two_flows_into_one_sink_survive_kills_and_a_full_refresh(
     pipeline: Pipeline, server: ConnectServer
 ) -> None:
     for _ in range(3 if is_night else 1):
-        pipeline.put(1_000)
+        pipeline.put(400)
         run = pipeline.start_and_stage(server)
         server.kill()
         run.kill()
@@ -173,7 +174,7 @@ def test_two_flows_into_one_sink_survive_kills_and_a_full_refresh(
     assert len({str(one.sink_uuid()) for one in pipeline.checkpoints(0)}) == 2
 
     # A client that dies takes nothing along, and the next run stops what is left of its one.
-    pipeline.put(1_000)
+    pipeline.put(400)
     run = pipeline.start_and_stage(server)
     run.kill()
     run.communicate()
@@ -181,14 +182,14 @@ def test_two_flows_into_one_sink_survive_kills_and_a_full_refresh(
     assert pipeline.found() == pipeline.sent()
 
     # What a full refresh finds open is ended by it: whole micro-batches of the first time, and all once more.
-    pipeline.put(1_000)
+    pipeline.put(400)
     run = pipeline.start_and_stage(server)
     server.kill()
     run.kill()
     run.communicate()
     assert pipeline.open_transactions() != []
     server.start()
-    pipeline.run(server, "--full-refresh", "totals")
+    pipeline.run(server, "--full-refresh-all")
     assert pipeline.open_transactions(0) == pipeline.open_transactions(1) == []
     assert len(pipeline.checkpoints(1)) == 2
     found, sent = pipeline.found(), pipeline.sent()
