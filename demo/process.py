@@ -86,6 +86,11 @@ class JobProcess:
         self._sessions[self._driver.pid] = began
 
     @property
+    def pid(self) -> int:
+        """Of the newest driver, which is the id of its session, too."""
+        return self._running().pid
+
+    @property
     def is_alive(self) -> bool:
         """Whether the driver runs."""
         return self._driver is not None and self._driver.poll() is None

@@ -103,7 +103,7 @@ LANES = {
         "tests/integration/broker/test_door.py",
         "tests/integration/broker/test_two_ways.py",
     ],
-    "crash": ["-n0", "tests/crash/test_event_time.py"],
+    "crash": ["-n0", *(f"tests/crash/test_{name}.py" for name in ("event_time", "door", "pipelines"))],
     "delta": [
         "-n0",
         "tests/integration/spark/test_delta_sink_job.py",

@@ -47,6 +47,11 @@ BUCKET_CHECKPOINT_FILES = "io.github.flinkishspark.shim.BucketCheckpointFiles"
 CONTROL_SOURCE = "io.github.flinkishspark.shim.ControlSource"
 #: Parses JSON as from_json does; see its Javadoc.
 JSON_ROWS = "io.github.flinkishspark.shim.JsonRows"
+#: What to do where the session is one of Spark Connect.
+WITHOUT_JVM = (
+    "use a classic session for jobs: spark-submit, or a notebook with dedicated compute; "
+    'format("flinkish-kafka") works here, as source and as sink'
+)
 #: Of one failure; a chain that is longer says nothing new.
 _MOST_CAUSES = 12
 
@@ -69,9 +74,15 @@ def jvm(spark: SparkSession) -> Any:
         raise EnvironmentFault(
             "this Spark session has no JVM of its own",
             why="it is a Spark Connect session",
-            what_to_do="use a classic SparkSession",
+            what_to_do=WITHOUT_JVM,
         )
     return view
+
+
+def refuse_connect(spark: SparkSession) -> None:
+    """Raise EnvironmentFault for a session of Spark Connect, before anything is planned or written."""
+    if type(spark).__module__.startswith("pyspark.sql.connect."):
+        jvm(spark)
 
 
 def ends_with_this_process(spark: SparkSession) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from flinkish_spark.bridge.session import scratch_folder
+from flinkish_spark.bridge.session import refuse_connect, scratch_folder
 from flinkish_spark.checkpoint.event_time import LatencyTracker
 from flinkish_spark.checkpoint.hooks import JobListener, MasterHooks, UnknownHookState
 from flinkish_spark.connectors.collection import CollectionSource
@@ -96,6 +96,8 @@ class StreamExecutionEnvironment:
     ------
     ConfigError
         A setting cannot be used, or has another type; nothing that is wrong counts as left out.
+    EnvironmentFault
+        The session is one of Spark Connect.
 
     Examples
     --------
@@ -385,10 +387,11 @@ class StreamExecutionEnvironment:
 
 
 def _check_session(spark: SparkSession) -> None:
-    # By its methods: a session of Spark Connect is refused later, with the reason.
+    # By its methods: one of Spark Connect is no SparkSession either, but has a reason of its own.
     if not hasattr(type(spark), "readStream"):
         what_to_do = "give the session that SparkSession.builder.getOrCreate() returns"
         raise unusable("spark", spark, wanted="a SparkSession", what_to_do=what_to_do)
+    refuse_connect(spark)
 
 
 def _checkpoint_config(given: CheckpointConfig | None) -> CheckpointConfig:

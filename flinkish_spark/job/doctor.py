@@ -13,7 +13,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.bridge.buckets import check_bucket, check_bucket_in_tasks
 from flinkish_spark.bridge.session import (
+    WITHOUT_JVM,
     SparkProbe,
     asked_of_executors,
     blind_hosts,
@@ -32,6 +33,7 @@ from flinkish_spark.bridge.session import (
 )
 from flinkish_spark.checkpoint.ownership import JobLock
 from flinkish_spark.connectors.delta.sink import DeltaSink
+from flinkish_spark.connectors.delta.transactions import has_delta_format
 from flinkish_spark.connectors.kafka.checks import check_topic_retention
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.client import Isolation
@@ -53,10 +55,6 @@ _PACKAGES = ("flinkish-spark", "pyspark", "pyarrow", "pandas", "kafka-python")
 #: Clocks of two machines that differ by less are taken for one.
 _SKEW_MS, _LITTLE_ROOM = 1_000, 1 << 30
 _PATIENCE_MS = 10_000
-_NO_JVM = (
-    "use a classic session for jobs: spark-submit, or a notebook with dedicated compute; "
-    'format("flinkish-kafka") works here, as source and as sink'
-)
 
 
 class Health(enum.Enum):
@@ -214,14 +212,15 @@ def _versions() -> dict[str, str]:
 
 def _session(spark: SparkSession) -> Iterator[Finding]:
     if getattr(spark, "_jvm", None) is None:
-        yield Finding(
-            "session", Health.REFUSED, f"Spark {spark.version} through Spark Connect, without a JVM", _NO_JVM
-        )
+        says = f"Spark {spark.version} through Spark Connect, without a JVM"
+        yield Finding("session", Health.REFUSED, says, WITHOUT_JVM)
         return
     java = jvm(spark).java.lang.System.getProperty("java.version")
     master = spark.sparkContext.master
     yield Finding("session", Health.FINE, f"Spark {spark.version} at {master}, Java {java}")
-    yield from _jars(probe(spark))
+    found = probe(spark)
+    # A fork of Delta Lake has classes of its own.
+    yield from _jars(replace(found, has_delta=found.has_delta or has_delta_format(spark)))
 
 
 def _jars(found: SparkProbe) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
 
 from flinkish_spark.connectors.kafka.format.data_source import FlinkishKafka
 from flinkish_spark.connectors.kafka.format.writer import EpochStep
@@ -67,8 +68,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("--bootstrap-servers", "--checkpoint", "--input", "--output", "--group", "--scratch"):
         parser.add_argument(name, required=True)
+    parser.add_argument("--connect", default="", help="a server of Spark Connect that runs the query")
     args = parser.parse_args()
-    spark = light_session("door", Path(args.scratch))
+    if args.connect:
+        spark = SparkSession.builder.remote(args.connect).getOrCreate()
+    else:
+        spark = light_session("door", Path(args.scratch))
     spark.dataSource.register(WatchedKafka)
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())

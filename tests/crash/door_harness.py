@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -24,8 +25,10 @@ from flinkish_spark.connectors.kafka.client.transactions import TransactionClien
 from flinkish_spark.connectors.kafka.format.writer import EpochDir, EpochStep
 from flinkish_spark.testing import LocalBroker
 from tests.crash.door_app import TRIPWIRE
+from tests.support.connect_server import ConnectServer
 from tests.support.jobs import read_committed
 from tests.support.open_transactions import still_open
+from tests.support.services import scratch
 
 APP = Path(__file__).with_name("door_app.py")
 _PARTITIONS = 3
@@ -119,7 +122,10 @@ class DoorRun:
     def __init__(self, directory: Path, broker: LocalBroker, *, seed: int, rate: float = 800.0) -> None:
         self._directory, self._seed, self._rate = directory, seed, rate
         self._servers = broker.bootstrap_servers
-        self._input, self._output, self._group = (f"{directory.name}.{one}" for one in ("in", "out", "group"))
+        self._input, self._output, self._group = (
+            f"{re.sub(r'[^A-Za-z0-9_-]', '-', directory.name)}.{one}"
+            for one in ("in", "out", "group")
+        )
         self._chance = random.Random(seed)
         self._checkpoint, self._wire = directory / "checkpoint", directory / "tripwire"
 
@@ -163,7 +169,7 @@ class DoorRun:
             self._start(job)
             self._await_batches(job, 1)
             time.sleep(self._chance.uniform(0, 2.5))
-            job.kill(crash.victim)
+            self._kill(job, crash.victim)
             return
         (self._wire / "count").unlink(missing_ok=True)
         (self._wire / "armed").write_text(f"{crash.step.value}:{crash.moment}:{crash.occurrence}")
@@ -171,14 +177,20 @@ class DoorRun:
         reached = self._wire / "reached"
         self._wait(job, reached.exists, f"reach {crash}")
         # A zombie of the start before may have reached it while this start has no JVM yet.
-        self._wait(job, lambda: job.has_jvm, "start its JVM")
+        self._wait(job, lambda: self._has_engine(job), "start its JVM")
         if crash.victim is Victim.WORKER:
             os.kill(int((self._wire / "pid").read_text()), signal.SIGKILL)
         else:
-            job.kill(crash.victim)
+            self._kill(job, crash.victim)
         # Whoever waits there and was not hit goes on now, as a zombie of the one that was.
         with contextlib.suppress(FileNotFoundError):
             reached.unlink()
+
+    def _kill(self, job: JobProcess, victim: Victim) -> None:
+        job.kill(victim)
+
+    def _has_engine(self, job: JobProcess) -> bool:
+        return job.has_jvm
 
     @staticmethod
     def _start(job: JobProcess) -> None:
@@ -230,6 +242,39 @@ class DoorRun:
             ends = admin.end_offsets([(self._input, p) for p in range(_PARTITIONS)])
             done = admin.committed_offsets(self._group)
         return sum(end - done.get(place, 0) for place, end in ends.items())
+
+
+class ConnectDoorRun(DoorRun):
+    """The same with the query in a server of Spark Connect, to which the driver is a client."""
+
+    def run(self, crashes: Sequence[Crash], *, least: int) -> DoorOutcome:
+        with scratch("test-connect-") as folder:
+            environment = {**_environment(), TRIPWIRE: str(self._wire)}
+            with ConnectServer(folder, environment) as self._server:
+                return super().run(crashes, least=least)
+
+    def _command(self) -> list[str]:
+        return [*super()._command(), "--connect", self._server.url]
+
+    def _kill(self, job: JobProcess, victim: Victim) -> None:
+        """Kill; a client's death leaves the query running, until the next client starts it again."""
+        match victim:
+            case Victim.DRIVER:
+                job.kill(victim)
+            case Victim.WORKER:
+                self._server.kill_worker()
+            case Victim.JVM:
+                self._server.kill()
+                self._server.start()
+                # Another server does not know its session.
+                assert job.wait(_PATIENCE_S) != 0
+            case Victim.GROUP:
+                self._server.kill()
+                job.kill(Victim.DRIVER)
+                self._server.start()
+
+    def _has_engine(self, job: JobProcess) -> bool:
+        return True
 
 
 def _content(servers: str, topic: str) -> Counter[tuple[bytes | None, bytes | None]]:

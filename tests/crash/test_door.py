@@ -9,7 +9,7 @@ import pytest
 from demo.process import Victim
 from flinkish_spark.connectors.kafka.format.writer import EpochStep
 from flinkish_spark.testing import LocalBroker
-from tests.crash.door_harness import EVERY_POINT, At, DoorRun, Shot
+from tests.crash.door_harness import EVERY_POINT, At, ConnectDoorRun, Crash, DoorRun, Shot
 
 
 def test_the_list_holds_every_victim_and_both_sides_of_every_step() -> None:
@@ -31,3 +31,24 @@ def test_twenty_kills_at_the_door(run_directory: Path, broker: LocalBroker) -> N
 
     assert outcome.is_exact, outcome
     assert outcome.sent > LEAST, outcome
+
+
+#: Behind the decision the server dies, so the next one finishes it; a client's death stops no query.
+BY_DAY = (At(EpochStep.DECISION, "after", Victim.JVM, 2), Shot(Victim.DRIVER), Shot(Victim.WORKER))
+
+
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize(
+    ("crashes", "least"),
+    [
+        pytest.param(BY_DAY, 3_000, id="some"),
+        pytest.param(EVERY_POINT, LEAST, id="all", marks=pytest.mark.nightly),
+    ],
+)
+def test_kills_at_the_door_through_spark_connect(
+    run_directory: Path, broker: LocalBroker, crashes: tuple[Crash, ...], least: int
+) -> None:
+    outcome = ConnectDoorRun(run_directory, broker, seed=5).run(crashes, least=least)
+
+    assert outcome.is_exact, outcome
+    assert outcome.sent > least, outcome

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
-import importlib
+import configparser
+import importlib.util
 import inspect
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from pyspark.sql.datasource import DataSource
 
 import flinkish_spark
 import flinkish_spark.functions
@@ -123,3 +126,21 @@ def test_users_meet_one_harness() -> None:
 
 def test_functions_are_found_where_they_were() -> None:
     assert flinkish_spark.functions.KeyedProcessFunction is flinkish_spark.KeyedProcessFunction
+
+
+def test_spark_finds_the_format_by_the_name_of_the_module_that_a_wheel_brings() -> None:
+    """As Spark looks for it: among the top-level modules of the path."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    (root,) = [
+        line.partition("=")[2].strip()
+        for line in setup["options"]["package_dir"].splitlines()
+        if line.startswith("=")
+    ]
+    (found,) = pkgutil.iter_modules([str(ROOT / root)])
+    assert found.name == setup["options"]["py_modules"] and found.name.startswith("pyspark_")
+    spec = found.module_finder.find_spec(found.name, None)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert issubclass(module.DefaultSource, DataSource) and module.DefaultSource.name() == "flinkish-kafka"

@@ -10,10 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql.connect.session import SparkSession as ConnectSession
 
+from flinkish_spark import StreamExecutionEnvironment
 from flinkish_spark import doctor as public
 from flinkish_spark.bridge.session import SparkProbe
-from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.job import doctor
 from flinkish_spark.job.doctor import Finding, Health
 
@@ -42,6 +44,16 @@ def test_a_connect_session_is_refused_in_one_line_and_nothing_else_is_asked_of_i
     (refused,) = [one for one in found.findings if one.health is Health.REFUSED]
     assert "Spark Connect" in refused.says and "flinkish-kafka" in refused.what_to_do
     assert str(refused) in str(found)
+
+
+def test_an_environment_says_of_a_connect_session_what_the_doctor_says(tmp_path: Path) -> None:
+    session: Any = object.__new__(ConnectSession)
+    spark: Any = SimpleNamespace(version="4.2.0")
+    (found,) = [one for one in public(spark).findings if one.health is Health.REFUSED]
+    with pytest.raises(EnvironmentFault, match="Spark Connect") as refused:
+        StreamExecutionEnvironment(session, job="orders", job_dir=str(tmp_path / "job"))
+    assert found.what_to_do in str(refused.value)
+    assert not (tmp_path / "job").exists()
 
 
 def test_missing_jars_are_told_with_what_goes_without_them() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import shutil
@@ -23,6 +24,7 @@ from flinkish_spark.connectors.kafka.format.writer import (
     EpochStep,
     SinkEpochs,
     StagedDataLostError,
+    before_full_refresh,
     settle,
 )
 from flinkish_spark.core.errors import (
@@ -315,6 +317,57 @@ def test_a_zombie_cannot_decide_after_a_later_attempt_was_planned(tmp_path: Path
     zombie.epochs().commit(attempt, BatchId(0), parts)
     assert brokers.visible() == _all_rows(1)
     assert not brokers.open()
+
+
+@pytest.mark.parametrize("step", range(1, 13))
+@pytest.mark.parametrize("again", range(1, 8))
+def test_a_checkpoint_that_is_given_up_has_whole_batches_and_nothing_open(
+    tmp_path: Path, step: int, again: int
+) -> None:
+    """Wherever its driver died, and wherever whoever gives it up dies the first time."""
+    brokers, group = Brokers(), Group()
+    Driver(tmp_path, brokers, group=group).run(0, _content(0))
+    with pytest.raises(Died):
+        Driver(tmp_path, brokers, DieAt(step), group=group).run(1, _content(1))
+    was_decided = bool([one for one in EpochDir(tmp_path).decided_batches() if one.batch == BatchId(1)])
+    with contextlib.suppress(Died):
+        Driver(tmp_path, brokers, DieAt(again), "refresh", group).epochs().give_up()
+    for _ in range(2):
+        Driver(tmp_path, brokers, name="refresh", group=group).epochs().give_up()
+    assert brokers.visible() == _all_rows(2 if was_decided else 1)
+    assert not brokers.open()
+    with pytest.raises(FencedError, match="full refresh"):
+        Driver(tmp_path, brokers, group=group).run(2, _content(2))
+
+
+def test_who_lives_on_in_a_checkpoint_that_is_given_up_decides_nothing(tmp_path: Path) -> None:
+    brokers = Brokers()
+    _write(tmp_path / "offsets" / "0", "v1\n{}\nx")
+    zombie = Driver(tmp_path, brokers)
+    attempt, parts = zombie.stage(_content(0))
+    Driver(tmp_path, brokers, name="refresh").epochs().give_up()
+    with pytest.raises((FencedError, StagedDataLostError)):
+        zombie.epochs().commit(attempt, BatchId(0), parts)
+    assert not brokers.visible() and not brokers.open()
+
+
+def test_a_checkpoint_without_an_attempt_is_given_up_without_a_trace(tmp_path: Path) -> None:
+    Driver(tmp_path, Brokers()).epochs().give_up()
+    assert not (tmp_path / "flinkish-kafka" / "attempts").exists()
+
+
+def test_only_checkpoints_of_the_same_flow_of_a_pipeline_are_those_before_its_refresh(tmp_path: Path) -> None:
+    flow = tmp_path / "_checkpoints" / "spark_catalog" / "default" / "totals" / "flow"
+    for used in flow / "0", flow / "2", flow / "10", flow / "11", flow.parent / "other" / "1":
+        EpochDir(used).sink_uuid()
+    (flow / "3").mkdir()
+    (flow / "0.bak").mkdir()
+    assert before_full_refresh(flow / "10") == [flow / "0", flow / "2"]
+    assert before_full_refresh(flow / "0") == []
+    # Elsewhere numbers are somebody's own.
+    for number in "1", "2":
+        EpochDir(tmp_path / "plain" / number).sink_uuid()
+    assert before_full_refresh(tmp_path / "plain" / "2") == []
 
 
 def test_a_sealed_attempt_of_an_undecided_batch_is_fenced(tmp_path: Path) -> None:

@@ -80,15 +80,14 @@ class FlinkishKafka(DataSource):
 def register(spark: SparkSession) -> None:
     """Make `format("flinkish-kafka")` known to a session. Call it once per session.
 
-    Needs this package on the driver and on the executors, and no JAR. Uses nothing of the session that
-    Spark Connect does not have, but has been tried on classic sessions only. Adds the names of this
-    format's secret options to the session's ``spark.sql.redaction.options.regex``, so that no plan
-    shows them.
+    Needs this package on the driver and on the executors, and no JAR. Adds the names of this format's
+    secret options to the session's ``spark.sql.redaction.options.regex``, so that no plan shows them.
+    Harmless where Spark has found the format by its name (`docs/drop-in.md`).
 
     Parameters
     ----------
     spark
-        The session.
+        The session, a classic one or one of Spark Connect.
 
     Examples
     --------

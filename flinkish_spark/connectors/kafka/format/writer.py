@@ -239,6 +239,26 @@ class EpochDir:
         return found
 
 
+#: Below it a pipeline of Spark's keeps the checkpoints of its flows: <sink>/<flow>/<how often refreshed>.
+_PIPELINE_CHECKPOINTS = "_checkpoints"
+
+
+def before_full_refresh(checkpoint_location: Path) -> list[Path]:
+    """Return the checkpoints that a flow of a pipeline had before its full refreshes, and that a sink used.
+
+    Examples
+    --------
+    >>> before_full_refresh(Path("/data/checkpoints/totals"))
+    []
+    """
+    flow, number = checkpoint_location.parent, checkpoint_location.name
+    if _PIPELINE_CHECKPOINTS not in flow.parts or not number.isdecimal():
+        return []
+    used = [found.parent.parent for found in flow.glob(f"*/{FOLDER}/sink.json")]
+    earlier = [one for one in used if one.name.isdecimal() and int(one.name) < int(number)]
+    return sorted(earlier, key=lambda one: int(one.name))
+
+
 def committed(decision: AttemptDecision | None) -> bool:
     """Return whether a decision is COMMIT."""
     return decision is not None and decision.verdict is Verdict.COMMIT
@@ -343,6 +363,10 @@ def handles_of(parts: Sequence[StagedPart]) -> list[KafkaCommittable]:
 LOG = logging.getLogger(__name__)
 
 
+#: In place of a driver, of the last attempt in a checkpoint that a full refresh has replaced.
+_FULL_REFRESH = "full refresh"
+
+
 class StagedDataLostError(EnvironmentFault):
     """Staged data died before its batch was decided; Spark may run the batch again."""
 
@@ -411,17 +435,19 @@ class SinkEpochs:
         self._observer.before(EpochStep.PLAN, "")
         sink = self._dir.sink_uuid()
         newest = self._dir.newest_attempt()
+        if newest is not None and newest.planner == _FULL_REFRESH:
+            raise FencedError(
+                "this checkpoint was given up by a full refresh of its flow",
+                why="a newer checkpoint of the flow is beside it, and has ended what was open here",
+                what_to_do="let the pipeline use the newest one; if that was deleted, refresh the flow fully",
+            )
         if newest is None or newest.planner != self._planner:
             # A driver that goes on has the folder that it had before.
             self._require_ours(newest)
         is_confirmed = newest is not None and self._is_confirmed(newest.number)
         finished: list[DecidedBatch] = []
         if newest is not None and not is_confirmed:
-            # This order matters: sealed first, nothing can be decided while leftovers are swept.
-            self._seal_open_attempts(newest.number)
-            unconfirmed = self._unconfirmed()
-            finished = [batch for batch in unconfirmed if not self._finish(batch).lost]
-            self._sweep(sink, newest.highest_block, unconfirmed)
+            finished = self._end_earlier(newest)
         token = secrets.token_hex(8)
         attempt = next_attempt(newest, self._planner, newest_is_confirmed=is_confirmed, token=token)
         if self._dir.create_attempt(attempt) is CreateResult.EXISTS:
@@ -436,6 +462,33 @@ class SinkEpochs:
             self._confirm(batch)
         self._observer.after(EpochStep.PLAN, str(attempt.number))
         return Lease(sink, attempt)
+
+    def give_up(self) -> None:
+        """End this sink for good: what is decided is finished, all else is aborted, nobody plans here again.
+
+        Called for the checkpoints that a flow had before a full refresh, when the new one plans first; may
+        be repeated. The last attempt is one that is never staged: whoever lives on finds it, or cannot take
+        its number.
+
+        Raises
+        ------
+        BrokerUnavailableError
+            What was decided cannot be finished now.
+        """
+        while (newest := self._dir.newest_attempt()) is not None and newest.planner != _FULL_REFRESH:
+            self._dir.create_attempt(next_attempt(newest, _FULL_REFRESH, newest_is_confirmed=False))
+        if newest is not None:
+            for batch in self._end_earlier(newest):
+                self._confirm(batch)
+
+    def _end_earlier(self, newest: Attempt) -> list[DecidedBatch]:
+        """Seal attempts up to `newest`, finish what they decided and abort the rest; return the finished."""
+        # This order matters: sealed first, nothing can be decided while leftovers are swept.
+        self._seal_open_attempts(newest.number)
+        unconfirmed = self._unconfirmed()
+        finished = [batch for batch in unconfirmed if not self._finish(batch).lost]
+        self._sweep(self._dir.sink_uuid(), newest.highest_block, unconfirmed)
+        return finished
 
     def _is_confirmed(self, attempt: AttemptNumber) -> bool:
         decision = self._dir.decision(attempt)
@@ -775,16 +828,20 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         # Spark pickles a writer exactly when it is about to run a micro-batch's tasks with it. There is
         # no other moment before the tasks in which this code runs on the driver.
         if self._lease is None:
-            with self._epochs() as epochs:
+            location = self._options.checkpoint_location
+            if EpochDir(location).newest_attempt() is None:
+                for earlier in before_full_refresh(location):
+                    self._give_up(earlier)
+            with self._epochs(location) as epochs:
                 self._lease = epochs.plan()
         return {"_options": self._options, "_lease": self._lease}
 
     @contextmanager
-    def _epochs(self) -> Iterator[SinkEpochs]:
+    def _epochs(self, checkpoint_location: Path) -> Iterator[SinkEpochs]:
         freeze_modules()
         # Planning and committing are different processes, forked by the same daemon of the same JVM.
         planner = f"{socket.gethostname()}-{os.getppid()}"
-        directory = EpochDir(self._options.checkpoint_location)
+        directory = EpochDir(checkpoint_location)
         # The process serves the next micro-batch too, and a connection costs as much as a small one.
         with WIRES.wire(self._options.connection) as wire:
             marks, topic = None, self._options.topic
@@ -792,6 +849,16 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
                 marks = KafkaMarks(KafkaAdmin.over(wire), directory.sink_uuid(), "micro-batches", topic)
             client = TransactionClient.over(wire)
             yield SinkEpochs(directory, client, self._make_observer(), planner, marks)
+
+    def _give_up(self, earlier: Path) -> None:
+        try:
+            with self._epochs(earlier) as epochs:
+                epochs.give_up()
+        except BrokerUnavailableError:
+            raise
+        except FlinkishError as error:
+            # A full refresh is what mends a checkpoint that is damaged or is another one's copy.
+            LOG.warning("what %s has left open ends by its timeout: %s", earlier, error)
 
     # -- in a task ------------------------------------------------------------------------------
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
@@ -849,13 +916,13 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         if not attempts:
             # A micro-batch without tasks has nothing to commit, and no attempt to name.
             return
-        with self._epochs() as epochs:
+        with self._epochs(self._options.checkpoint_location) as epochs:
             epochs.commit(_common_attempt(attempts), BatchId(batchId), parts)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Give up what a failed micro-batch staged."""
         attempts, parts = _read(messages)
-        with self._epochs() as epochs:
+        with self._epochs(self._options.checkpoint_location) as epochs:
             epochs.abort(_common_attempt(attempts) if attempts else None, parts)
 
 
