@@ -1,4 +1,4 @@
-"""HDFS for tests: NameNode and DataNode in one JVM, on loopback."""
+"""HDFS for tests, and YARN beside it: all of a cluster in one JVM, on loopback."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ class LocalHdfs(BucketServer):
         Where Maven has put it (`make hdfs`).
     """
 
+    #: What is started beside it.
+    _beside: tuple[str, ...] = ()
+
     def __init__(self, jars: Path) -> None:
         super().__init__()
         self._jars = jars
@@ -35,8 +38,9 @@ class LocalHdfs(BucketServer):
         return ""
 
     def _command(self) -> list[str]:
-        flags = ["-Xmx400m", "-XX:TieredStopAtLevel=1", "-cp", f"{self._jars}/*"]
-        return ["java", *flags, str(_PROGRAM), str(self.folder), str(self.port)]
+        flags = ["-Xmx600m", "-XX:TieredStopAtLevel=1", f"-Dtest.build.data={self.folder}/data"]
+        words = [str(_PROGRAM), str(self.folder), str(self.port), *self._beside]
+        return ["java", *flags, "-cp", f"{self._jars}/*", *words]
 
     def _make_bucket(self, name: str) -> None:
         # Folders come with their first file.
@@ -49,3 +53,24 @@ class LocalHdfs(BucketServer):
     def _end(self) -> None:
         super()._end()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class LocalYarn(LocalHdfs):
+    """The same, and YARN with one node by Hadoop's MiniYARNCluster; a HADOOP_CONF_DIR is in `conf`."""
+
+    _beside = ("yarn",)
+
+    @property
+    def conf(self) -> Path:
+        """What clients are given as HADOOP_CONF_DIR."""
+        return self.folder / "conf"
+
+    @property
+    def containers(self) -> Path:
+        """Below which processes of applications run and log."""
+        return self.folder / "data"
+
+    def _command(self) -> list[str]:
+        java = Path(shutil.which("java") or "java").resolve()
+        # Containers are started with the JAVA_HOME of their node.
+        return ["env", f"JAVA_HOME={java.parents[1]}", *super()._command()]

@@ -56,15 +56,15 @@ class Wire:
         while True:
             try:
                 client, _ = self._listener.accept()
+                server = socket.create_connection((HOST, self._namenode))
             except OSError:
                 return
-            server = socket.create_connection((HOST, self._namenode))
             cut = threading.Event()
             for one, other, looks in ((client, server, True), (server, client, False)):
                 threading.Thread(target=self._forward, args=(one, other, looks, cut), daemon=True).start()
 
     def _forward(self, one: socket.socket, other: socket.socket, looks: bool, cut: threading.Event) -> None:
-        with contextlib.suppress(OSError), one, other:
+        with contextlib.suppress(OSError):
             while data := one.recv(65_536):
                 if self._is_dead:
                     continue
@@ -75,6 +75,11 @@ class Wire:
                             self._loses, self.lost = (call, times - 1), self.lost + 1
                             cut.set()
                 elif cut.is_set():
-                    # The NameNode has answered: it is done. Both ends are closed behind this.
-                    return
+                    # The NameNode has answered: it is done.
+                    break
                 other.sendall(data)
+        for end in (one, other):
+            # Closing alone would not end what the other thread waits for.
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
