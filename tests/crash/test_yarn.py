@@ -23,7 +23,7 @@ from flinkish_spark.jars import shim_jar
 from flinkish_spark.testing.broker import LocalBroker
 from tests.support.environment_archive import pack
 from tests.support.hdfs import LocalYarn
-from tests.support.kafka_io import order, produce, read_committed
+from tests.support.jobs import order, produce, read_committed
 from tests.support.services import BUILD, ROOT
 
 _USERS = 5
@@ -41,7 +41,10 @@ def yarn() -> Iterator[LocalYarn]:
 
 def submitted(yarn: LocalYarn, folder: Path, words: dict[str, str]) -> str:
     """Submit the application as a user would; return its id."""
-    jars = [shim_jar(), *(jar for jar in sorted((BUILD / "jars").glob("*.jar")) if jar.name.startswith(_JARS))]
+    jars = [
+        shim_jar(),
+        *(jar for jar in sorted((BUILD / "jars").glob("*.jar")) if jar.name.startswith(_JARS)),
+    ]
     conf = {
         "spark.submit.deployMode": "cluster",
         "spark.yarn.submit.waitAppCompletion": "false",
@@ -58,7 +61,6 @@ def submitted(yarn: LocalYarn, folder: Path, words: dict[str, str]) -> str:
         "spark.yarn.appMasterEnv.SPARK_LOCAL_IP": "127.0.0.1",
         "spark.executorEnv.SPARK_LOCAL_IP": "127.0.0.1",
     }
-    command = [sys.executable, "-m", "pyspark.bin.spark-submit"]
     command = [str(Path(sys.executable).with_name("spark-submit")), "--master", "yarn"]
     command += ["--archives", f"{folder / 'env.tar.gz'}#env", "--jars", ",".join(map(str, jars))]
     command += [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
@@ -75,7 +77,9 @@ def drivers(yarn: LocalYarn) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.cwd().startswith(str(yarn.containers)) and "ApplicationMaster" in " ".join(process.cmdline()):
+            if process.cwd().startswith(str(yarn.containers)) and "ApplicationMaster" in " ".join(
+                process.cmdline()
+            ):
                 found += [process, *process.children(recursive=True)]
         except psutil.Error:
             continue

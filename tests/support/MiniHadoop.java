@@ -9,6 +9,7 @@ import org.apache.hadoop.hdfs.HdfsConfiguration;
 import org.apache.hadoop.hdfs.MiniDFSCluster;
 import org.apache.hadoop.yarn.conf.YarnConfiguration;
 import org.apache.hadoop.yarn.server.MiniYARNCluster;
+import org.apache.hadoop.yarn.server.resourcemanager.scheduler.fifo.FifoScheduler;
 
 /**
  * HDFS in one process, on loopback, until it is killed; if asked for, YARN with one node beside it.
@@ -63,11 +64,12 @@ public final class MiniHadoop {
     site.set("yarn.nodemanager.resource.memory-mb", "8192");
     site.set("yarn.nodemanager.resource.cpu-vcores", "8");
     site.set("yarn.scheduler.minimum-allocation-mb", "256");
-    site.set("yarn.scheduler.capacity.maximum-am-resource-percent", "1.0");
+    site.set("yarn.resourcemanager.scheduler.class", FifoScheduler.class.getName());
     site.set("yarn.nodemanager.vmem-check-enabled", "false");
     site.set("yarn.nodemanager.disk-health-checker.enable", "false");
     site.set("yarn.resourcemanager.am.max-attempts", "3");
-    YarnConfiguration conf = new YarnConfiguration(dfs);
+    YarnConfiguration conf = new YarnConfiguration();
+    conf.addResource(dfs);
     conf.addResource(site);
     MiniYARNCluster yarn = new MiniYARNCluster("yarn", 1, 1, 1);
     yarn.init(conf);

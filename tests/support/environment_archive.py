@@ -1,4 +1,4 @@
-"""This Python environment as an archive that YARN unpacks on its nodes; what `venv-pack` makes, without pyspark."""
+"""This Python environment as an archive for YARN: what `venv-pack` makes, without pyspark."""
 
 from __future__ import annotations
 

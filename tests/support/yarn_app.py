@@ -1,4 +1,4 @@
-"""A job for YARN, as a user would submit it: running totals from Kafka to Kafka, with all it keeps on HDFS."""
+"""A job for YARN, as a user would submit it: running totals from Kafka to Kafka; it keeps all on HDFS."""
 
 import argparse
 
