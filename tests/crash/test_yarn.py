@@ -120,7 +120,7 @@ def wait_for(condition: Callable[[], bool], yarn: LocalYarn, timeout_s: float = 
         time.sleep(1)
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(by_day="tests/integration/store/test_hdfs_jobs.py")
 @pytest.mark.timeout(1_800)
 def test_a_driver_on_yarn_is_killed_and_the_job_goes_on_elsewhere(
     yarn: LocalYarn, broker: LocalBroker, topic: Callable[..., str], tmp_path: Path
