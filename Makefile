@@ -55,7 +55,7 @@ jars: $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp s3a hdfs ## third-party J
 
 shim: $(BUILD)/shim.stamp ## the JVM side, into flinkish_spark/jars/
 
-demo: setup ## a job killed 5 times, nothing lost, nothing twice   [KILLS=20 SEED=7 ORDERS=300000 ENGINE=python STORE=hdfs]
+demo: setup ## a job killed 5 times, nothing lost, nothing twice   [KILLS=20 SEED=7 ORDERS=300000 ENGINE=python STORE=s3|hdfs]
 	@$(PY) -m demo.run $(RUN_ARGS) $(if $(ORDERS),--orders $(ORDERS)) $(if $(ENGINE),--engine $(ENGINE)) $(if $(STORE),--store $(STORE))
 
 test: setup $(BUILD)/classes.jsa $(BUILD)/compiled.stamp ## everything CI runs: lint types unit integration crash

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,6 +161,31 @@ def test_what_is_replaced_all_the_time_is_read_whole(store: HdfsStore) -> None:
     finally:
         stop.set()
         thread.join()
+
+
+def test_a_nameservice_is_asked_by_all_its_namenodes(
+    spec: StoreSpec, hdfs: LocalHdfs, tmp_path: Path
+) -> None:
+    """As HADOOP_CONF_DIR has them; the first one is down."""
+    conf = {
+        "dfs.nameservices": "cluster",
+        "dfs.ha.namenodes.cluster": "one,two",
+        "dfs.namenode.rpc-address.cluster.one": f"{HOST}:1",
+        "dfs.namenode.rpc-address.cluster.two": f"{HOST}:{hdfs.port}",
+    }
+    properties = [
+        f"<property><name>{name}</name><value>{value}</value></property>" for name, value in conf.items()
+    ]
+    (tmp_path / "hdfs-site.xml").write_text(f"<configuration>{''.join(properties)}</configuration>")
+    code = "import sys; from flinkish_spark.core.store_spec import StoreSpec\n"
+    code += "store = StoreSpec.parse(sys.argv[1]).open(); print(store.create_if_absent('x/1', b'there'))"
+    url = f"hdfs://cluster/{spec.url.split('/', 3)[3]}"
+    environment = {**os.environ, "HADOOP_CONF_DIR": str(tmp_path)}
+    asked = subprocess.run(
+        [sys.executable, "-c", code, url], env=environment, capture_output=True, text=True, check=False
+    )
+    assert asked.stdout == "CreateResult.CREATED\n", asked.stderr
+    assert spec.open().read("x/1") == b"there"
 
 
 def test_who_may_not_write_is_told_whom_hdfs_takes_him_for(spec: StoreSpec) -> None:
