@@ -240,18 +240,15 @@ class HdfsStore:
 
     def _move(self, key: str, hidden: str) -> None:
         """Give a hidden file its name, in the place of an older one."""
-        path, may_be_moved = self._path(key), False
+        path = self._path(key)
 
         def move() -> None:
-            nonlocal may_be_moved
             try:
                 self._ask(lambda hdfs: hdfs.rename(hidden, path, overwrite=True))
             except FileNotFoundError:
-                if not may_be_moved:
+                # An earlier try has moved it, whose answer was lost.
+                if not self._ask(lambda hdfs: _is_there(hdfs, path)):
                     raise
-            except (OSError, RuntimeError):
-                may_be_moved = True
-                raise
 
         try:
             self._repeated("write", key, move)
@@ -279,7 +276,9 @@ class HdfsStore:
         try:
             # It asks for each folder.
             return self._ask(sizes, 4 * self._answer_ms * _BYTES_PER_MS)
-        except FileNotFoundError:
+        except FileNotFoundError as gone:
+            if self._ask(lambda hdfs: _is_there(hdfs, path)):
+                raise OSError(f"a folder went while it was listed: {_text(gone)}") from None
             return {}
 
     def _delete_empty(self, folders: set[str]) -> None:
@@ -303,7 +302,13 @@ class HdfsStore:
 
     # -- what a create is made of ---------------------------------------------------------------------
     def is_there(self, path: str) -> bool:
-        """Whether there is something; raises AnswerLost or StoreError if nobody says."""
+        """Whether there is something.
+
+        Raises
+        ------
+        AnswerLost, StoreError
+            Nobody says; it may pass, or will not.
+        """
         return self._once("look at", path, lambda hdfs: _is_there(hdfs, path))
 
     def begin(self, key: str, data: bytes) -> str:
@@ -325,7 +330,10 @@ class HdfsStore:
                 return False
             return True
 
-        return self._once("create", key, move)
+        try:
+            return self._once("create", key, move)
+        except FileNotFoundError as gone:
+            raise AnswerLost(_text(gone)) from None
 
     def path_of(self, key: str) -> str:
         """Return the absolute path of a key."""
@@ -343,6 +351,8 @@ class HdfsStore:
     def _once(self, verb: str, key: str, ask: Callable[[Client], T]) -> T:
         try:
             return self._ask(ask)
+        except FileNotFoundError:
+            raise
         except (OSError, RuntimeError) as error:
             self._lost(verb, key, error)
 

@@ -163,6 +163,26 @@ def test_what_is_replaced_all_the_time_is_read_whole(store: HdfsStore) -> None:
         thread.join()
 
 
+def test_what_stays_is_listed_while_folders_beside_it_come_and_go(store: HdfsStore) -> None:
+    store.put("a/z/stays", b"1")
+    stop = threading.Event()
+
+    def come_and_go() -> None:
+        while not stop.is_set():
+            for number in range(10):
+                store.create_if_absent(f"a/{number}/b/c", b"")
+            store.delete_all([f"a/{number}/b/c" for number in range(10)])
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        assert all(store.sizes_below("a").get("z/stays") == 1 for _ in range(200))
+    finally:
+        stop.set()
+        thread.join()
+    assert store.sizes_below("a") == {"z/stays": 1}
+
+
 def test_a_nameservice_is_asked_by_all_its_namenodes(
     spec: StoreSpec, hdfs: LocalHdfs, tmp_path: Path
 ) -> None:
