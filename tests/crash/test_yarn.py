@@ -65,7 +65,9 @@ def submitted(yarn: LocalYarn, folder: Path, words: dict[str, str]) -> str:
     command += ["--archives", f"{folder / 'env.tar.gz'}#env", "--jars", ",".join(map(str, jars))]
     command += [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
     command += [str(ROOT / "tests/support/yarn_app.py"), *(word for pair in words.items() for word in pair)]
-    environment = {**os.environ, "HADOOP_CONF_DIR": str(yarn.conf)}
+    # What this process imports must not be found by the application.
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("PY")}
+    environment["HADOOP_CONF_DIR"] = str(yarn.conf)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     found = re.search(r"Submitted application (application_\w+)", done.stderr)
     assert found is not None, done.stderr[-3_000:]
