@@ -37,7 +37,7 @@ export FLINKISH_SKIPPED := $(SKIPPED)
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
 STAGES := lint types unit integration crash
 
-.PHONY: help setup jars s3a shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-start bench-state bench-full wheel clean
+.PHONY: help setup jars s3a hdfs shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-start bench-state bench-full wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
@@ -51,11 +51,11 @@ help: ## this page
 setup: $(VENV)/.stamp jars shim ## virtual environment, JARs, the JVM side
 	@echo "ready: $(VENV)"
 
-jars: $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp s3a ## third-party JARs for Spark and the broker
+jars: $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp s3a hdfs ## third-party JARs for Spark and the broker
 
 shim: $(BUILD)/shim.stamp ## the JVM side, into flinkish_spark/jars/
 
-demo: setup ## a job killed 5 times, nothing lost, nothing twice   [KILLS=20 SEED=7 ORDERS=300000 ENGINE=python STORE=s3]
+demo: setup ## a job killed 5 times, nothing lost, nothing twice   [KILLS=20 SEED=7 ORDERS=300000 ENGINE=python STORE=s3|hdfs]
 	@$(PY) -m demo.run $(RUN_ARGS) $(if $(ORDERS),--orders $(ORDERS)) $(if $(ENGINE),--engine $(ENGINE)) $(if $(STORE),--store $(STORE))
 
 test: setup $(BUILD)/classes.jsa $(BUILD)/compiled.stamp ## everything CI runs: lint types unit integration crash
@@ -145,6 +145,7 @@ $(VENV)/.stamp: setup.cfg pyproject.toml
 
 ROLE_OF_broker-jars := broker
 ROLE_OF_s3a-jars := s3a
+ROLE_OF_hdfs-jars := hdfs
 $(BUILD)/%/.stamp: flinkish_spark/jars/pinned.txt tools/resolve_jars.py | $(VENV)/.stamp
 	@tools/require.sh java
 	@tools/require.sh maven
@@ -155,6 +156,10 @@ $(BUILD)/%/.stamp: flinkish_spark/jars/pinned.txt tools/resolve_jars.py | $(VENV
 # Hadoop's S3A, in which Spark keeps its checkpoint in buckets. Without it its tests are skipped, and counted.
 s3a: $(VENV)/.stamp
 	@$(MAKE) $(BUILD)/s3a-jars/.stamp || echo "no S3A: the tests of jobs in a bucket are skipped"
+
+# HDFS and YARN in one JVM. Without it their tests are skipped, and counted.
+hdfs: $(VENV)/.stamp
+	@$(MAKE) $(BUILD)/hdfs-jars/.stamp || echo "no HDFS: the tests of jobs on it are skipped"
 
 # A server of Azure's blobs. Without npm its tests are skipped, and counted as such.
 AZURITE := azurite@3.37.0

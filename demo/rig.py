@@ -192,7 +192,7 @@ class Rig:
             "--interval-ms": self._interval_ms,
             "--engine": self._engine,
             "--jars": ROOT / "build" / "jars",
-            **({} if self.place.is_local else {"--more-jars": S3A_JARS}),
+            **({"--more-jars": S3A_JARS} if self.place.url.startswith("s3:") else {}),
             "--scratch": self.directory / "scratch",
         }
         pairs = [str(word) for pair in arguments.items() for word in pair]

@@ -24,7 +24,8 @@ from demo.process import JobFailed, Victim
 from demo.rig import ROOT, Rig, UnusableDirectory
 from demo.verify import Verdict
 from flinkish_spark.core.errors import FlinkishError
-from tests.support.buckets import LocalS3
+from tests.support.buckets import BucketServer, LocalS3
+from tests.support.hdfs import LocalHdfs
 
 #: What a kill costs here: restart, recovery, first checkpoint. Only to spread the kills over the input.
 _SECONDS_PER_KILL = 34
@@ -121,7 +122,7 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
         "--engine", choices=("jvm", "python"), default="jvm", help="who reads and writes Kafka"
     )
     parser.add_argument(
-        "--store", choices=("disk", "s3"), default="disk", help="what the job directory lies on"
+        "--store", choices=("disk", "s3", "hdfs"), default="disk", help="what the job directory lies on"
     )
     parser.add_argument("--directory", type=Path, default=ROOT / "build" / "demo")
     args = parser.parse_args(arguments)
@@ -130,6 +131,13 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     args.seed = random.SystemRandom().randrange(1_000_000) if args.seed is None else args.seed
     args.rate = args.rate or default_rate(args.orders, args.kills)
     return args
+
+
+def server_of(store: str) -> contextlib.AbstractContextManager[BucketServer | None]:
+    """Return the server on which the job directory is to lie; for a disk none."""
+    if store == "hdfs":
+        return LocalHdfs(ROOT / "build" / "hdfs-jars")
+    return LocalS3() if store == "s3" else contextlib.nullcontext()
 
 
 def main() -> int:
@@ -148,7 +156,7 @@ def main() -> int:
     started = time.monotonic()
     try:
         with (
-            LocalS3() if args.store == "s3" else contextlib.nullcontext() as buckets,
+            server_of(args.store) as buckets,
             Rig(args.directory, ROOT / "demo" / "app.py", chance, engine=args.engine, buckets=buckets) as rig,
             Display(console, rig, args.orders) as display,
         ):

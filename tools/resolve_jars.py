@@ -4,6 +4,7 @@
     python tools/resolve_jars.py spark  DIRECTORY
     python tools/resolve_jars.py broker DIRECTORY [--kafka VERSION]
     python tools/resolve_jars.py s3a    DIRECTORY
+    python tools/resolve_jars.py hdfs   DIRECTORY
 
 The JARs of all versions of Spark go into one directory; a session takes those of the Spark that runs.
 
@@ -32,6 +33,7 @@ NO_SPARK = "-"
 EXCLUDED = {
     "spark": ["*:*"],
     "broker": [],
+    "hdfs": [],
     # The whole SDK in one JAR has 686 MB; the modules that S3A uses stand in the list.
     "s3a": [
         "software.amazon.awssdk:bundle",

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 #: Below the job directory, for a moment.
 _PROBES = ".probes"
 _HADOOP_AWS = "hadoop-aws, in the version of Spark's hadoop-client, and the AWS SDK for it"
-_PACKAGES = {"s3a": _HADOOP_AWS, "abfss": "hadoop-azure", "gs": "Google's gcs-connector"}
+_PACKAGES = {
+    "s3a": _HADOOP_AWS,
+    "abfss": "hadoop-azure",
+    "gs": "Google's gcs-connector",
+    "hdfs": "hadoop-client",
+}
 
 
 def check_bucket(spark: SparkSession, place: StoreSpec, store: Store) -> None:
@@ -108,7 +113,7 @@ def _check_driver(spark: SparkSession, place: StoreSpec, key: str) -> None:
         raise EnvironmentFault(
             f"Spark cannot reach the job directory {url}",
             why=said(error),
-            what_to_do=what_to_do if is_missing else f"set spark.hadoop.fs.{scheme}.* as for any table there",
+            what_to_do=what_to_do if is_missing else _how_hadoop_is_told(scheme),
             url=url,
         ) from error
     if not is_there:
@@ -118,6 +123,12 @@ def _check_driver(spark: SparkSession, place: StoreSpec, key: str) -> None:
             what_to_do="give both the same endpoint",
             url=url,
         )
+
+
+def _how_hadoop_is_told(scheme: str) -> str:
+    if scheme == "hdfs":
+        return "set HADOOP_CONF_DIR before the session starts, or spark.hadoop.dfs.*, as for any table there"
+    return f"set spark.hadoop.fs.{scheme}.* as for any table there"
 
 
 def _check_executors(spark: SparkSession, place: StoreSpec, key: str) -> None:
@@ -137,10 +148,16 @@ def _check_executors(spark: SparkSession, place: StoreSpec, key: str) -> None:
 
     blind = sorted(set(asked_of_executors(spark, why_blind)))
     if blind:
+        is_hdfs = place.url.startswith("hdfs:")
+        given = (
+            "HADOOP_CONF_DIR and the rights"
+            if is_hdfs
+            else "the credentials that the driver has: an instance profile, or environment variables"
+        )
         raise EnvironmentFault(
             f"executors do not reach the job directory {place.url}",
             why="; ".join(blind[:3]),
-            what_to_do="install flinkish-spark[object-store] on the executors, and give them the credentials "
-            "that the driver has: an instance profile, or environment variables by spark.executorEnv",
+            what_to_do=f"install flinkish-spark[{'hdfs' if is_hdfs else 'object-store'}] on the executors, "
+            f"and give them {given} by spark.executorEnv",
             url=place.url,
         )

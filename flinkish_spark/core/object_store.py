@@ -60,6 +60,7 @@ _USED_BY = [0]
 
 #: Of all stores of this process.
 _ASKED: Counter[str] = Counter()
+_COUNTING = threading.Lock()
 
 KINDS = ("read", "put", "create", "list", "delete", "copy")
 
@@ -89,7 +90,14 @@ def no_retries() -> Mapping[str, Any]:
 
 def requests_of_this_process() -> dict[str, int]:
     """Return how many requests all stores of this process have made, by kind; see `ObjectStore.requests`."""
-    return {kind: _ASKED[kind] for kind in KINDS}
+    with _COUNTING:
+        return {kind: _ASKED[kind] for kind in KINDS}
+
+
+def count_request(kind: str) -> None:
+    """Count one, of any store of this process."""
+    with _COUNTING:
+        _ASKED[kind] += 1
 
 
 class ObjectStore:
@@ -316,10 +324,10 @@ class ObjectStore:
         """Count a request, and say what its error means."""
         from obstore.exceptions import BaseError
 
-        _check_not_forked()
+        check_not_forked()
         with self._lock:
             self._counts[kind] += 1
-            _ASKED[kind] += 1
+        count_request(kind)
         try:
             yield
         except (BaseError, OSError, ValueError) as error:
@@ -354,7 +362,8 @@ def _in_parts(keys: list[str]) -> Iterator[list[str]]:
     return (keys[at : at + _DELETED_AT_ONCE] for at in range(0, len(keys), _DELETED_AT_ONCE))
 
 
-def _check_not_forked() -> None:
+def check_not_forked() -> None:
+    """Refuse to use a store behind a network in a process that was forked off one which has used one."""
     _USED_BY[0] = _USED_BY[0] or os.getpid()
     if _USED_BY[0] != os.getpid():
         raise StoreError(

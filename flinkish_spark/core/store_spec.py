@@ -13,8 +13,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.hdfs_store import HdfsStore
 from flinkish_spark.core.object_store import ObjectStore, missing_package, no_retries, retry_config
-from flinkish_spark.core.store import LocalStore, Store
+from flinkish_spark.core.store import FileStore, LocalStore, Store
 
 if TYPE_CHECKING:
     import obstore.store
@@ -27,10 +28,13 @@ _FORMS = (
     "gs://bucket/folder",
     "abfss://container@account.dfs.core.windows.net/folder",
     "az://container/folder",
+    "hdfs://namenode:8020/folder",
     "memory://name/folder",
 )
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?P<rest>.*)", re.DOTALL)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,220}")
+#: A host and a port, or a nameservice.
+_NAMENODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}(:[0-9]{1,5})?")
 _ACCOUNT = re.compile(r"(?P<account>[a-z0-9]+)\.dfs\.(?P<cloud>[a-z0-9.-]+)")
 #: What would be read in two ways: escaped or not, or as something behind the path.
 _ODD = re.compile(r"[%?#\\\x00-\x1f\x7f]")
@@ -71,8 +75,9 @@ class StoreSpec:
         Parameters
         ----------
         url
-            An absolute path, or a URL that begins with ``file:``, ``s3:``, ``gs:``, ``abfss:``, ``az:`` or
-            ``memory:``. What is in the memory of a process is lost with it, and seen by no other.
+            An absolute path, or a URL that begins with ``file:``, ``s3:``, ``gs:``, ``abfss:``, ``az:``,
+            ``hdfs:`` or ``memory:``. What is in the memory of a process is lost with it, and seen by no
+            other.
         options
             Of obstore's store, such as ``region`` and ``endpoint``, and of its HTTP client, such as
             ``timeout`` and ``allow_http``. Any value may be ``env:NAME``; secrets must be. What is not given
@@ -140,7 +145,7 @@ class StoreSpec:
         rest = self.url.partition("://")[2]
         if place.scheme == "s3":
             return f"s3a://{rest}"
-        if place.scheme in ("gs", "abfss"):
+        if place.scheme in ("gs", "abfss", "hdfs"):
             return self.url
         raise ConfigError(
             f"Spark cannot keep its state in {self.url}",
@@ -160,9 +165,10 @@ class StoreSpec:
         """
         return LocalStore(Path(self.url)) if self.is_local else self.open_bucket()
 
-    def open_bucket(self) -> ObjectStore:
-        """Return the store in a bucket; raises as :meth:`open`."""
-        return _opened(self)
+    def open_bucket(self) -> FileStore:
+        """Return the store in a bucket, or on HDFS, which is one here; raises as :meth:`open`."""
+        place = _Place.parse(self.url)
+        return HdfsStore(f"hdfs://{place.bucket}", place.folder) if place.scheme == "hdfs" else _opened(self)
 
     def resolved(self) -> dict[str, str]:
         """Return the options with the values of the environment variables that they name: with secrets.
@@ -222,7 +228,7 @@ class _Place:
             if not path.startswith("/") or path.startswith("//"):
                 _refuse(url, "it names a host, or no absolute path")
             return cls("file", "", _local(path))
-        if scheme not in ("s3", "gs", "az", "abfss", "memory"):
+        if scheme not in ("s3", "gs", "az", "abfss", "hdfs", "memory"):
             hint = {"s3a": "s3", "s3n": "s3", "abfs": "abfss", "wasbs": "abfss", "gcs": "gs"}.get(scheme)
             _refuse(url, f"there is no store for {scheme}:", f"write {hint}://" if hint else "")
         if not rest.startswith("//"):
@@ -237,13 +243,21 @@ class _Place:
             account, cloud = at["account"], at["cloud"]
         if "@" in bucket:
             _refuse(url, "a login in a URL would be shown in logs", "give credentials as options: env:NAME")
-        if _BUCKET.fullmatch(bucket) is None:
+        if scheme == "hdfs" and _NAMENODE.fullmatch(bucket) is None:
+            _refuse(
+                url,
+                "it has no NameNode, or nameservice, behind the two slashes",
+                "write what fs.defaultFS says: hdfs://namenode:8020/folder, or hdfs://nameservice/folder",
+            )
+        if scheme != "hdfs" and _BUCKET.fullmatch(bucket) is None:
             _refuse(url, "it has no name of a bucket, or container, behind the two slashes")
         folder = folder.rstrip("/")
         if _ODD.search(folder):
             _refuse(url, "its folder has characters that stores and Spark read in different ways")
         if folder and any(part in ("", ".", "..") for part in folder.split("/")):
             _refuse(url, "its folder has a part that is empty, . or ..")
+        if scheme == "hdfs" and ":" in folder:
+            _refuse(url, "HDFS takes no colon in a name")
         return cls(scheme, bucket, folder, account, cloud)
 
     @property
@@ -270,8 +284,15 @@ def _refuse(url: str, why: str, hint: str = "") -> NoReturn:
 
 
 def _check_option(place: _Place, name: str, value: str) -> None:
-    if place.scheme in ("file", "memory"):
-        raise ConfigError(f"{place.url} takes no options, and {name} was given", option=name)
+    if place.scheme in ("file", "hdfs", "memory"):
+        raise ConfigError(
+            f"{place.url} takes no options, and {name} was given",
+            what_to_do="put what HDFS needs into core-site.xml and hdfs-site.xml of HADOOP_CONF_DIR, where "
+            "Spark looks, too"
+            if place.scheme == "hdfs"
+            else "leave the options out",
+            option=name,
+        )
     if name.lower().removeprefix("aws_").removeprefix("azure_").removeprefix("google_") in _OF_THE_URL:
         raise ConfigError(f"the option {name} contradicts {place.url}", why="the URL says that", option=name)
     if not isinstance(value, str):

@@ -61,7 +61,8 @@ class StreamExecutionEnvironment:
     job_dir
         The job's own directory: checkpoints, state, decisions. One job, one directory; created at the first
         start. An absolute path, as a str, or a folder in a bucket: ``s3://bucket/jobs/orders``, or with
-        ``abfss://`` or ``gs://``. Of a bucket Spark needs Hadoop's file system (`docs/buckets.md`).
+        ``abfss://`` or ``gs://``. Of a bucket Spark needs Hadoop's file system (`docs/buckets.md`). On HDFS:
+        ``hdfs://namenode:8020/jobs/orders`` (`docs/hdfs.md`).
     store_options
         Of the bucket, as obstore calls them: ``{"region": "eu-central-1"}``; secrets by the name of an
         environment variable, ``env:NAME``. What is left out is looked for where the cloud's tools look.

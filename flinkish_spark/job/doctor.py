@@ -43,6 +43,7 @@ from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import FlinkishError, StoreError
 from flinkish_spark.core.job_dir import job_place, open_job_dir
+from flinkish_spark.core.object_store import ObjectStore
 from flinkish_spark.core.store import AnswerLost, CreateResult, LocalStore
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
@@ -339,23 +340,25 @@ def _tried(folder: Path) -> Finding:
 
 def _bucket(spark: SparkSession, place: StoreSpec) -> Iterator[Finding]:
     """Let this process, Spark and tasks do what a job does to a bucket; nothing of it stays."""
-    about = f"bucket of {place.url}"
+    is_hdfs = place.url.startswith("hdfs:")
+    about = f"{'HDFS at' if is_hdfs else 'bucket of'} {place.url}"
     store, began_ms = place.open_bucket(), SystemClock().monotonic_ms()
     key = f".probes/{uuid.uuid4().hex}"
     try:
         first, second = (store.create_if_absent(key, b"") for _ in range(2))
-        # Where it does not keep the id of a write, nobody knows who was first.
-        written = store.write_id_at(key)
+        # Where a bucket does not keep the id of a write, nobody knows who was first.
+        knows_writers = not isinstance(store, ObjectStore) or store.write_id_at(key) is not None
         store.delete(key)
     except (FlinkishError, AnswerLost) as error:
         yield Finding(about, Health.REFUSED, f"a job cannot work in it: {error}", "see what the store says")
         return
-    if (first, second) != (CreateResult.CREATED, CreateResult.EXISTS) or written is None:
+    if (first, second) != (CreateResult.CREATED, CreateResult.EXISTS) or not knows_writers:
         says = "of two that create one object not exactly one is told so"
         yield Finding(about, Health.REFUSED, says, "use a store with conditional puts and metadata")
         return
     took_ms = SystemClock().monotonic_ms() - began_ms
-    yield Finding(about, Health.FINE, f"conditional puts work; five requests took {took_ms} ms")
+    works = "creates without overwriting work" if is_hdfs else "conditional puts work"
+    yield Finding(about, Health.FINE, f"{works}; {'three' if is_hdfs else 'five'} requests took {took_ms} ms")
     for what, check in (("Spark", check_bucket), ("Python in tasks", check_bucket_in_tasks)):
         try:
             check(spark, place, store)

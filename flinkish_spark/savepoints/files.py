@@ -435,7 +435,8 @@ class SavepointInBucket(SavepointDir):
 
     def prepare(self) -> None:
         """Check that nothing of somebody else's is there, and that something can be written."""
-        there = self._bucket.sizes_below("")
+        # On HDFS a kill may leave a hidden file.
+        there = [name for name in self._bucket.sizes_below("") if not _TEMPORARY.fullmatch(name)]
         strange = [n for n in there if n != METADATA_KEY and not n.startswith(f"{STATE_FOLDER}/")]
         if strange:
             raise SavepointFailed(

@@ -11,6 +11,8 @@ from flinkish_spark.core.steps import Step
 from flinkish_spark.testing.crash_points import KillPoint, Moment
 from tests.crash.harness import EVERY_POINT, At, CrashRun, Shot
 from tests.support.buckets import LocalS3
+from tests.support.hdfs import LocalHdfs
+from tests.support.services import BUILD
 
 
 def test_the_list_holds_every_victim_and_both_sides_of_every_step() -> None:
@@ -54,9 +56,13 @@ _IN_A_BUCKET = [
 
 @pytest.mark.nightly
 @pytest.mark.timeout(2_700)
-def test_kills_of_a_job_of_which_everything_lies_in_a_bucket(run_directory: Path) -> None:
+@pytest.mark.parametrize("store", ["s3", "hdfs"])
+def test_kills_of_a_job_of_which_everything_lies_in_a_bucket(run_directory: Path, store: str) -> None:
     """The job directory, and Spark's checkpoint in it; each start fences the one before by copies."""
-    with LocalS3() as buckets:
+    why_not = LocalHdfs.why_not(BUILD / "hdfs-jars") if store == "hdfs" else ""
+    if why_not:
+        pytest.skip(why_not)
+    with LocalHdfs(BUILD / "hdfs-jars") if store == "hdfs" else LocalS3() as buckets:
         outcome = CrashRun(run_directory, seed=21, buckets=buckets).run(_IN_A_BUCKET)
 
     assert not outcome.failure, str(outcome)

@@ -27,6 +27,7 @@ from typing import Any
 
 from flinkish_spark.testing.broker import LocalBroker
 from tests.support.buckets import LocalAzure, LocalS3
+from tests.support.hdfs import LocalHdfs
 from tests.support.mariadb import LocalMariaDb, unpack_mariadb
 from tests.support.postgres import LocalPostgres, unpack_postgres
 
@@ -66,6 +67,7 @@ STARTS: Mapping[str, Callable[[], contextlib.AbstractContextManager[Any]]] = Map
         "mariadb": lambda: LocalMariaDb(unpack_mariadb(BUILD / "mariadb")),
         "s3": LocalS3,
         "azure": lambda: LocalAzure(BUILD / "azurite"),
+        "hdfs": lambda: LocalHdfs(BUILD / "hdfs-jars"),
     }
 )
 

@@ -110,7 +110,7 @@ def test_a_job_needs_a_name(value) -> None:
         environment(job=value)
 
 
-@pytest.mark.parametrize("value", ["", "jobs/a", "hdfs://jobs/a", "file://jobs/a", "/jobs/\0a"])
+@pytest.mark.parametrize("value", ["", "jobs/a", "ftp://jobs/a", "file://jobs/a", "/jobs/\0a"])
 def test_a_job_dir_is_an_absolute_path(value) -> None:
     assert "absolute path" in refused(lambda: environment(job_dir=value)).what_to_do
 

@@ -363,7 +363,7 @@ def test_urls_of_stores(url: str, kept: str) -> None:
     [
         ("relative/path", "neither a URL nor an absolute path"),
         ("", "neither a URL nor an absolute path"),
-        ("hdfs://host/x", "there is no store for hdfs: .*s3://bucket/folder.*memory://"),
+        ("webhdfs://host/x", "there is no store for webhdfs: .*s3://bucket/folder.*memory://"),
         ("s3a://bucket/x", "write s3://"),
         ("s3:/bucket/x", "two slashes"),
         ("s3:///x", "no name of a bucket"),

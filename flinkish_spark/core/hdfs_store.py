@@ -1,0 +1,552 @@
+"""A store on HDFS, by hdfs-native: files are renamed into their place, once."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from flinkish_spark.core.clock import Clock, SystemClock, SystemThreads, backoff_ms
+from flinkish_spark.core.errors import ConfigError, StoreError
+from flinkish_spark.core.object_store import KINDS, check_not_forked, count_request
+from flinkish_spark.core.store import (
+    AnswerLost,
+    CreateResult,
+    ObjectMissing,
+    checked_key,
+    create_by_id,
+)
+
+if TYPE_CHECKING:
+    from hdfs_native import Client
+
+# ----------------------------------------------------------------------------------------------------------
+# A store on HDFS.
+#
+# - An object is written under a hidden name beside its own, synced, closed, and renamed: the NameNode renames
+#   in one step, so that an object is there whole or not at all.
+# - A rename moves a file once, however often it is asked for. A create asks for one without overwriting and,
+#   when the answer was lost, looks whether its hidden file is still there: only it knows that name. So no id
+#   has to lie in the object, which HDFS has no place for.
+# - The client has no time limit for an answer of the NameNode (0.14.7 waits for ever for one that is
+#   stopped), so each question is asked in a thread of its own, and given up.
+# - Its threads do not come along in a fork; see `object_store`.
+#
+# What is durable when a write returns: the bytes are synced on all DataNodes of the file (hsync), and the
+# NameNode has synced its log before it answers. That a file was closed, a DataNode notes without a sync,
+# unless dfs.datanode.synconclose is set: it is in doubt if all DataNodes of a file lose power at that moment.
+
+T = TypeVar("T")
+
+#: How long calls go on trying; of a NameNode that this process has not heard of yet, less: it may be a typing
+#: error.
+_PATIENCE_MS, _FIRST_PATIENCE_MS = 60_000, 15_000
+#: How long one question may take, and the slowest bytes that are waited for.
+_ANSWER_MS, _BYTES_PER_MS = 30_000, 1_000
+_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
+#: The client's own tries, each with all NameNodes that it knows. What goes on longer is repeated here.
+_CLIENT_CONF = {
+    "dfs.client.failover.max.attempts": "3",
+    "dfs.client.failover.sleep.base.millis": "200",
+    "dfs.client.failover.sleep.max.millis": "1000",
+}
+#: What is refused again, and has done nothing.
+_REFUSED = re.compile(
+    r"AccessControlException|AuthorizationException|InvalidToken|SASLError|GSSAPIError|NoSASLMechanism"
+    r"|QuotaExceeded|InvalidPath|InvalidArgument|UrlParseError|ParentNotDirectory|PathIsNotEmptyDirectory"
+    r"|Parent path is not a directory|must both be directories|UnsupportedFeature|XmlParseError"
+)
+_NO_RIGHT = re.compile(r"AccessControlException|AuthorizationException|InvalidToken|SASLError|GSSAPI|NoSASL")
+_IS_FULL = re.compile(r"PathIsNotEmptyDirectory")
+#: Where Java's stack begins, as a text or as Rust shows it.
+_STACK = re.compile(r"(\n|\\n)(\t|\\t)at ")
+_MOST_TEXT = 500
+#: What HDFS takes in no name.
+_ODD = re.compile(r"[:\\\x00-\x1f\x7f]")
+
+#: Clients of this process by NameNode, and the NameNodes that have answered it.
+_CLIENTS: dict[str, Client] = {}
+_HEARD_OF: set[str] = set()
+_LOCK = threading.Lock()
+
+
+def missing_hdfs_package() -> ConfigError:
+    """Return what to tell somebody who has not installed the extra."""
+    return ConfigError(
+        "a job directory on HDFS needs the package hdfs-native",
+        why="it is not installed in this Python",
+        what_to_do="pip install 'flinkish-spark[hdfs]', on the driver and on all executors",
+    )
+
+
+class HdfsStore:
+    """A :class:`~flinkish_spark.core.store.FileStore` on HDFS.
+
+    Parameters
+    ----------
+    namenode
+        ``hdfs://`` with host and port, or with a nameservice of HADOOP_CONF_DIR.
+    folder
+        Below which all keys are, without slashes at its ends; empty for all of it.
+    clock, patience_ms, answer_ms
+        How long a call goes on trying, and waits for one answer.
+    new_id
+        Makes the name of a hidden file.
+
+    Raises
+    ------
+    StoreError
+        From every method, when HDFS refuses or does not answer. Of a put or a create it may have been carried
+        out.
+    """
+
+    def __init__(
+        self,
+        namenode: str,
+        folder: str,
+        *,
+        clock: Clock | None = None,
+        patience_ms: int = _PATIENCE_MS,
+        answer_ms: int = _ANSWER_MS,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+    ) -> None:
+        self._namenode, self._root, self._place = namenode, f"/{folder}".rstrip("/"), f"{namenode}/{folder}"
+        self._clock, self._patience_ms, self._answer_ms = clock or SystemClock(), patience_ms, answer_ms
+        self._new_id = new_id
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"HdfsStore({self._place!r})"
+
+    @property
+    def requests(self) -> dict[str, int]:
+        """How many requests were made, by kind; what is repeated counts once."""
+        with self._lock:
+            return {kind: self._counts[kind] for kind in KINDS}
+
+    # -- the five methods -----------------------------------------------------------------------
+    def read(self, key: str) -> bytes:
+        """Return the object; raise ObjectMissing if there is none."""
+        return self._read(key, None)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write the object, replacing an older one atomically."""
+        path = self._path(key)
+        self._count("put")
+        self._move(key, self._repeated("write", key, lambda: self._write_hidden(path, data)))
+
+    def create_if_absent(self, key: str, data: bytes) -> CreateResult:
+        """Write the object only if the key is free; of several callers exactly one gets CREATED."""
+        create = _Create(self, key, data)
+        try:
+            return create_by_id(create, key, data, self._new_id(), self._clock, self._patience())
+        finally:
+            create.forget()
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        """Return the keys directly below a folder, sorted, without hidden ones; folders have names, too."""
+        path = self._path(prefix)
+        self._count("list")
+        names = sorted(self._repeated("list", prefix, lambda: self._names_in(path)))
+        folder = str(checked_key(prefix))
+        return tuple(f"{folder}/{name}" for name in names if not name.startswith("."))
+
+    def delete(self, key: str) -> None:
+        """Delete the object, and the folders that are empty then; a missing one is no error."""
+        path = self._path(key)
+        self._count("delete")
+        self._repeated("delete", key, lambda: self._ask(lambda hdfs: hdfs.delete(path)))
+        self._delete_empty({path.rpartition("/")[0]})
+
+    # -- what is asked of many files at once (`store.FileStore`) --------------------------------------
+    def sizes_below(self, folder: str) -> dict[str, int]:
+        """Return everything below a folder, empty for all, with its size in bytes."""
+        path = self._path(folder) if folder else self._root
+        self._count("list")
+        found = self._repeated("list", folder, lambda: self._sizes(path or "/"))
+        return {name.removeprefix(f"{path}/"): size for name, size in found.items() if name != path}
+
+    def read_start(self, key: str, most_bytes: int) -> bytes:
+        """Return the first bytes of the object; raise ObjectMissing if there is none."""
+        return self._read(key, most_bytes)
+
+    def copy(self, key: str, other: str) -> None:
+        """Copy an object; its bytes come through this process."""
+        path, target = self._path(key), self._path(other)
+        self._count("copy")
+        try:
+            hidden = self._repeated("copy", key, lambda: self._copy_hidden(path, target))
+        except FileNotFoundError:
+            raise ObjectMissing(key) from None
+        self._move(other, hidden)
+
+    def delete_all(self, keys: Collection[str]) -> None:
+        """Delete objects in any order; missing ones are no error."""
+        paths = sorted({key: self._path(key) for key in keys}.items())
+        for key, path in paths:
+            self._count("delete")
+            self._repeated("delete", key, functools.partial(self._ask, functools.partial(_delete, path=path)))
+        self._delete_empty({path.rpartition("/")[0] for _, path in paths})
+
+    # -- single questions -----------------------------------------------------------------------
+    def _read(self, key: str, most_bytes: int | None) -> bytes:
+        path = self._path(key)
+
+        def read() -> bytes:
+            reader = self._ask(lambda hdfs: hdfs.read(path))
+            size = len(reader) if most_bytes is None else min(most_bytes, len(reader))
+            return self._ask(lambda _: reader.read_range(0, size), size) if size else b""
+
+        self._count("read")
+        try:
+            return self._repeated("read", key, read)
+        except FileNotFoundError:
+            raise ObjectMissing(key) from None
+
+    def _write_hidden(self, target: str, data: bytes) -> str:
+        """Write bytes beside where they belong, durably; return the path."""
+        path = self._hidden(target)
+
+        def write(hdfs: Client) -> None:
+            with hdfs.create(path) as file:
+                if data:
+                    file.write(data)
+                    file.hsync()
+
+        self._ask(write, len(data))
+        return path
+
+    def _copy_hidden(self, source: str, target: str) -> str:
+        path = self._hidden(target)
+        reader = self._ask(lambda hdfs: hdfs.read(source))
+        size = len(reader)
+
+        def copy(hdfs: Client) -> None:
+            with hdfs.create(path) as file:
+                if size:
+                    for chunk in reader.read_range_stream(0, size):
+                        file.write(chunk)
+                    file.hsync()
+
+        self._ask(copy, size)
+        return path
+
+    def _move(self, key: str, hidden: str) -> None:
+        """Give a hidden file its name, in the place of an older one."""
+        path = self._path(key)
+
+        def move() -> None:
+            try:
+                self._ask(lambda hdfs: hdfs.rename(hidden, path, overwrite=True))
+            except FileNotFoundError:
+                # An earlier try has moved it, whose answer was lost.
+                if not self._ask(lambda hdfs: _is_there(hdfs, path)):
+                    raise
+
+        try:
+            self._repeated("write", key, move)
+        except FileNotFoundError as error:
+            self._failed("write", key, error)
+        except StoreError:
+            self.forget(hidden)
+            raise
+
+    def _names_in(self, path: str) -> set[str]:
+        def names(hdfs: Client) -> set[str]:
+            # What is asked of a file has itself in the answer.
+            return {one.path.rpartition("/")[2] for one in hdfs.list_status(path) if one.path != path}
+
+        try:
+            return self._ask(names)
+        except FileNotFoundError:
+            return set()
+
+    def _sizes(self, path: str) -> dict[str, int]:
+        def sizes(hdfs: Client) -> dict[str, int]:
+            found = hdfs.list_status(path, recursive=True)
+            return {one.path: one.length for one in found if not one.isdir}
+
+        try:
+            # It asks for each folder.
+            return self._ask(sizes, 4 * self._answer_ms * _BYTES_PER_MS)
+        except FileNotFoundError as gone:
+            if self._ask(lambda hdfs: _is_there(hdfs, path)):
+                raise OSError(f"a folder went while it was listed: {_text(gone)}") from None
+            return {}
+
+    def _delete_empty(self, folders: set[str]) -> None:
+        """Delete folders that nothing is in, and those above: they have no life of their own."""
+        with contextlib.suppress(StoreError):
+            for folder in sorted(folders, key=len, reverse=True):
+                above = folder
+                while above.startswith(f"{self._root}/") and self._is_deleted_if_empty(above):
+                    above = above.rpartition("/")[0]
+
+    def _is_deleted_if_empty(self, folder: str) -> bool:
+        def delete() -> bool:
+            try:
+                return self._ask(lambda hdfs: hdfs.delete(folder))
+            except RuntimeError as error:
+                if _IS_FULL.search(str(error)):
+                    return False
+                raise
+
+        return self._repeated("delete", folder, delete)
+
+    # -- what a create is made of ---------------------------------------------------------------------
+    def is_there(self, path: str) -> bool:
+        """Whether there is something.
+
+        Raises
+        ------
+        AnswerLost, StoreError
+            Nobody says; it may pass, or will not.
+        """
+        return self._once("look at", path, lambda hdfs: _is_there(hdfs, path))
+
+    def begin(self, key: str, data: bytes) -> str:
+        """Write the bytes of an object under a hidden name, which is returned; raises as `is_there`."""
+        path = self._path(key)
+        try:
+            return self._write_hidden(path, data)
+        except (OSError, RuntimeError) as error:
+            self._lost("create", key, error)
+
+    def moved(self, hidden: str, key: str) -> bool:
+        """Give a hidden file its name, unless that is taken: False; raises as `is_there`."""
+        path = self._path(key)
+
+        def move(hdfs: Client) -> bool:
+            try:
+                hdfs.rename(hidden, path)
+            except FileExistsError:
+                return False
+            return True
+
+        try:
+            return self._once("create", key, move)
+        except FileNotFoundError as gone:
+            raise AnswerLost(_text(gone)) from None
+
+    def path_of(self, key: str) -> str:
+        """Return the absolute path of a key."""
+        return self._path(key)
+
+    def counted(self, kind: str) -> None:
+        """Count a request."""
+        self._count(kind)
+
+    def forget(self, hidden: str) -> None:
+        """Delete a hidden file, if that is possible: nobody looks at one, and a late rename misses it."""
+        with contextlib.suppress(OSError, RuntimeError):
+            self._ask(lambda hdfs: hdfs.delete(hidden))
+
+    def _once(self, verb: str, key: str, ask: Callable[[Client], T]) -> T:
+        try:
+            return self._ask(ask)
+        except FileNotFoundError:
+            raise
+        except (OSError, RuntimeError) as error:
+            self._lost(verb, key, error)
+
+    def _lost(self, verb: str, key: str, error: Exception) -> NoReturn:
+        if _is_refused(error):
+            self._failed(verb, key, error)
+        raise AnswerLost(_text(error)) from None
+
+    # -- asking ---------------------------------------------------------------------------------
+    def _path(self, key: str) -> str:
+        if _ODD.search(key):
+            raise ValueError(f"not a key of a store on HDFS: {key!r}")
+        return f"{self._root}/{checked_key(key)}"
+
+    def _hidden(self, path: str) -> str:
+        folder, _, name = path.rpartition("/")
+        return f"{folder}/.{name}.{self._new_id()}.tmp"
+
+    def _count(self, kind: str) -> None:
+        check_not_forked()
+        with self._lock:
+            self._counts[kind] += 1
+        count_request(kind)
+
+    def _patience(self) -> int:
+        return (
+            self._patience_ms if self._namenode in _HEARD_OF else min(self._patience_ms, _FIRST_PATIENCE_MS)
+        )
+
+    def _repeated(self, verb: str, key: str, ask: Callable[[], T]) -> T:
+        """Ask until there is an answer, within limits; what is missing or refused is one."""
+        deadline_ms = self._clock.monotonic_ms() + self._patience()
+        for pause_ms in backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS):
+            try:
+                return ask()
+            except FileNotFoundError:
+                raise
+            except (OSError, RuntimeError) as error:
+                if _is_refused(error) or self._clock.monotonic_ms() + pause_ms > deadline_ms:
+                    self._failed(verb, key, error)
+            self._clock.sleep_ms(pause_ms)
+        raise AssertionError("a back-off has no end")
+
+    def _ask(self, ask: Callable[[Client], T], size: int = 0) -> T:
+        """Ask once, in a thread that may be left behind.
+
+        Raises
+        ------
+        FileNotFoundError, FileExistsError
+            The NameNode says so.
+        OSError, RuntimeError
+            Anything else; TimeoutError for no answer.
+        """
+        client, answer = _client(self._namenode), Future[T]()
+        limit_ms = self._answer_ms + size // _BYTES_PER_MS
+        SystemThreads().start("flinkish-hdfs", functools.partial(_answer, answer, ask, client))
+        if not wait([answer], limit_ms / 1_000).done:
+            # Its connection may never be heard of again.
+            _forget_client(self._namenode, client)
+            raise TimeoutError(f"no answer within {limit_ms / 1_000:g} s")
+        if isinstance(answer.exception(), FileNotFoundError | FileExistsError | None):
+            _HEARD_OF.add(self._namenode)
+        return answer.result()
+
+    def _failed(self, verb: str, key: str, error: Exception) -> NoReturn:
+        failed = StoreError(
+            f"cannot {verb} {key} in {self._place}",
+            why=_text(error),
+            what_to_do=_what_to_do(error),
+            key=key,
+        )
+        failed.ends_when_repeated = _is_refused(error)
+        raise failed from None
+
+
+class _Create:
+    """One create: its bytes lie under a hidden name until they are renamed; a `store.ConditionalPuts`.
+
+    The id of `create_by_id` lies nowhere: whether the hidden file is gone says whose the object is.
+    """
+
+    def __init__(self, store: HdfsStore, key: str, data: bytes) -> None:
+        self._store, self._key, self._data = store, key, data
+        self._path = store.path_of(key)
+        self._hidden: str | None = None
+        self._id = ""
+
+    def put_new(self, key: str, data: bytes, write_id: str) -> bool:
+        """Ask once for the rename; return False if HDFS says that the key is taken."""
+        self._id = write_id
+        self._store.counted("create")
+        if self._hidden is None:
+            if self._store.is_there(self._path):
+                return False
+            self._hidden = self._store.begin(key, data)
+        if not self._store.moved(self._hidden, key):
+            return False
+        self._hidden = None
+        return True
+
+    def write_id_at(self, key: str) -> str | None:
+        """Return the id of this create if the object that is there is its own, None if it is another's."""
+        self._store.counted("read")
+        # This order matters: what lay there while the hidden file still did is not that file.
+        is_taken = self._store.is_there(self._path)
+        if self._hidden is None or self._store.is_there(self._hidden):
+            if not is_taken:
+                raise ObjectMissing(key)
+            return None
+        if not self._store.is_there(self._path):
+            # It was written and deleted again, or its folder was, with the hidden file in it.
+            self._hidden = None
+            raise ObjectMissing(key)
+        return self._id if self._store.read(key) == self._data else None
+
+    def forget(self) -> None:
+        """Leave nothing behind."""
+        if self._hidden is not None:
+            self._store.forget(self._hidden)
+
+
+def _answer(answer: Future[T], ask: Callable[[Client], T], client: Client) -> None:
+    try:
+        answer.set_result(ask(client))
+    except Exception as error:
+        answer.set_exception(error)
+    except BaseException as panic:
+        # Rust's panics are none of Python's exceptions.
+        answer.set_exception(RuntimeError(f"{type(panic).__name__}: {panic}"))
+
+
+def _delete(hdfs: Client, path: str) -> bool:
+    return hdfs.delete(path)
+
+
+def _is_there(hdfs: Client, path: str) -> bool:
+    try:
+        hdfs.get_file_info(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _client(namenode: str) -> Client:
+    """Return the client of this process.
+
+    Raises
+    ------
+    ConfigError
+        The package is missing, or the URL names nobody.
+    """
+    with _LOCK:
+        if namenode not in _CLIENTS:
+            try:
+                from hdfs_native import Client
+            except ImportError:
+                raise missing_hdfs_package() from None
+            try:
+                _CLIENTS[namenode] = Client(namenode, dict(_CLIENT_CONF))
+            except (RuntimeError, OSError) as error:
+                raise ConfigError(
+                    f"{namenode} names no NameNode",
+                    why=f"it has no port, and is no nameservice of HADOOP_CONF_DIR ({_text(error)})",
+                    what_to_do="write the port of fs.defaultFS, 8020 as a rule, or set HADOOP_CONF_DIR for "
+                    "driver and executors",
+                ) from None
+        return _CLIENTS[namenode]
+
+
+def _forget_client(namenode: str, client: Client) -> None:
+    with _LOCK:
+        if _CLIENTS.get(namenode) is client:
+            del _CLIENTS[namenode]
+
+
+def _is_refused(error: Exception) -> bool:
+    return isinstance(error, FileNotFoundError | NotImplementedError) or bool(_REFUSED.search(str(error)))
+
+
+def _text(error: Exception) -> str:
+    return " ".join(_STACK.split(str(error))[0].split())[:_MOST_TEXT] or type(error).__name__
+
+
+def _what_to_do(error: Exception) -> str:
+    text = str(error)
+    if _NO_RIGHT.search(text):
+        return (
+            "check whom HDFS takes this process for (the principal of its Kerberos ticket, or "
+            "HADOOP_USER_NAME), and the rights on the folder"
+        )
+    if "SafeMode" in text:
+        return "wait until the NameNode has left its safe mode"
+    if "QuotaExceeded" in text:
+        return "raise the quota of the folder (hdfs dfsadmin), or make room below it"
+    if "UnsupportedFeature" in text or isinstance(error, NotImplementedError):
+        return "use a folder outside encryption zones"
+    return "check that NameNode and DataNodes are there and can be reached from this host"

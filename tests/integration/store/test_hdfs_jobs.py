@@ -1,0 +1,144 @@
+"""Jobs whose directory, and Spark's checkpoint with it, lie on HDFS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JJavaError
+
+from flinkish_spark import DeltaSink, ForeachCheckpointSink, RestoreSettings, doctor
+from flinkish_spark.checkpoint.answers import AnswerKind
+from flinkish_spark.checkpoint.retention import BucketPins
+from flinkish_spark.core.errors import ConfigError, StoreError
+from flinkish_spark.core.job_dir import open_job_dir
+from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.job.doctor import Health
+from flinkish_spark.protocol.lineage import Tables
+from tests.integration.store.test_bucket_jobs import exact, job, table
+from tests.support.cli_rig import flinkish
+from tests.support.hdfs import LocalHdfs
+from tests.support.jobs import await_that, running
+from tests.support.services import BUILD
+
+
+@pytest.fixture(scope="session")
+def hdfs(service: Callable[[str], Any]) -> Any:
+    why_not = LocalHdfs.why_not(BUILD / "hdfs-jars")
+    if why_not:
+        pytest.skip(why_not)
+    return service("hdfs")
+
+
+@pytest.fixture
+def folder(hdfs: LocalHdfs) -> StoreSpec:
+    return hdfs.new_store()
+
+
+def test_a_job_goes_on_from_hdfs_and_its_savepoint_goes_elsewhere(
+    spark, hdfs: LocalHdfs, folder: StoreSpec
+) -> None:
+    """Rows are buffered there, too; the second start is fenced by copies, the third is a job on its own."""
+    rows: list[tuple[str, int]] = []
+
+    def take(found: Any, checkpoint: Any) -> None:
+        rows.extend((row.k, row["count"]) for row in found)
+
+    with running(job(spark, folder, ForeachCheckpointSink(take))) as client:
+        await_that(lambda: client.progress.checkpoints >= 2, client)
+        before, began = client.store_requests, client.progress.checkpoints
+        await_that(lambda: client.progress.checkpoints >= began + 3, client)
+        asked = sum(client.store_requests.values()) - sum(before.values())
+        assert asked / (client.progress.checkpoints - began) <= 60
+        client.cancel()
+    first = exact(rows)
+    listed = flinkish("checkpoints", "list", folder.url)
+    assert listed.exit_code == 0, listed.output
+    target = folder.above(2).below("savepoints/7")
+    with running(job(spark, folder, ForeachCheckpointSink(take))) as client:
+        await_that(lambda: client.progress.checkpoints >= 2, client)
+        assert client.stop_with_savepoint(target.url).wait(timeout_ms=60_000).kind is AnswerKind.COMPLETED
+    second = exact(rows)
+    restore = RestoreSettings(target.url)
+    with running(job(spark, hdfs.new_store(), ForeachCheckpointSink(take), restore=restore)) as client:
+        await_that(lambda: client.progress.checkpoints >= 1, client)
+        client.cancel()
+    assert 0 < first < second < exact(rows)
+    assert open_job_dir(folder).newest_owner().value == 2
+
+
+def test_entries_of_sparks_log_are_created_once(spark, folder: StoreSpec) -> None:
+    """By a rename of Hadoop's that overwrites nothing: of two that write one entry one is told so."""
+    there, java = folder.open_bucket(), spark._jvm
+    path = java.org.apache.hadoop.fs.Path(folder.hadoop_url)
+    files = java.io.github.flinkishspark.shim.BucketCheckpointFiles(path, spark._jsc.hadoopConfiguration())
+    files.mkdirs(java.org.apache.hadoop.fs.Path(f"{folder.hadoop_url}/offsets"))
+
+    def begun(name: str, content: bytes, *, overwrite: bool) -> Any:
+        out = files.createAtomic(java.org.apache.hadoop.fs.Path(f"{folder.hadoop_url}/{name}"), overwrite)
+        out.write(content)
+        return out
+
+    first, second = (begun("offsets/0", content, overwrite=False) for content in (b"first", b"second"))
+    second.close()
+    with pytest.raises(Py4JJavaError, match="FileAlreadyExistsException"):
+        first.close()
+    begun("offsets/1", b"cancelled", overwrite=False).cancel()
+    assert there.read("offsets/0") == b"second"
+    begun("offsets/0", b"third", overwrite=True).close()
+    assert there.read("offsets/0") == b"third" and there.list("offsets") == ("offsets/0",)
+
+
+def test_the_doctor_tries_hdfs_and_leaves_nothing(spark, folder: StoreSpec) -> None:
+    found = doctor(spark, job_dir=folder.url)
+    says = [one.says for one in found.findings if one.about.startswith("HDFS at")]
+    assert any("creates without overwriting work" in one for one in says)
+    assert len([one for one in says if one.endswith("sees what the driver writes")]) == 2, says
+    assert not folder.open_bucket().sizes_below("")
+
+
+def test_a_namenode_that_is_not_there_is_refused_before_anything_starts(spark) -> None:
+    found = doctor(spark, job_dir="hdfs://nobody.invalid/jobs")
+    (refused,) = [one for one in found.findings if one.health is Health.REFUSED]
+    assert "names no NameNode" in refused.says
+    with pytest.raises(ConfigError, match=r"names no NameNode.*8020 as a rule"):
+        job(spark, StoreSpec.parse("hdfs://nobody.invalid/jobs"), DeltaSink("/nowhere/t")).execute()
+    with pytest.raises(StoreError, match=r"refused.*can be reached from this host"):
+        job(spark, StoreSpec.parse("hdfs://127.0.0.1:1/jobs"), DeltaSink("/nowhere/t")).execute()
+
+
+@pytest.mark.nightly(by_day="tests/unit/checkpoint/test_buckets.py")
+def test_a_job_goes_back_on_hdfs_and_old_files_go(
+    spark, folder: StoreSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark uploads snapshots all the time; then back to an earlier checkpoint."""
+    monkeypatch.setattr(BucketPins, "clean_every_ms", 1_000)
+    often = {"maintenanceInterval": "1s", "minDeltasForSnapshot": "2"}
+    names = {f"spark.sql.streaming.stateStore.{name}": value for name, value in often.items()}
+    for name, value in names.items():
+        spark.conf.set(name, value)
+    store = folder.open_bucket()
+    try:
+        for _ in range(2):
+            with running(job(spark, folder, DeltaSink(str(tmp_path / "t")))) as client:
+                await_that(lambda: client.progress.checkpoints >= 15, client)
+                client.cancel()
+            exact(table(spark, tmp_path / "t"))
+    finally:
+        for name in names:
+            spark.conf.unset(name)
+    left = store.sizes_below("spark")
+    assert any(name.endswith(".zip") for name in left), "snapshots were uploaded"
+    assert min(int(name.rpartition("/")[2]) for name in left if "/offsets/" in name) > 5
+    job_dir = open_job_dir(folder)
+    target = job_dir.live_commits()[-2].checkpoint
+    with running(job(spark, folder, DeltaSink(str(tmp_path / "t")))) as client:
+        assert client.rewind(target, Tables.RESTORE).wait(timeout_ms=60_000).lineage is not None
+        seen = client.progress.checkpoints
+        await_that(lambda: client.progress.checkpoints > seen, client)
+        client.stop_with_checkpoint()
+        while not client.wait(timeout_ms=1_000):
+            pass
+    exact(table(spark, tmp_path / "t"))
