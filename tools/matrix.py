@@ -83,9 +83,10 @@ class Row:
 #: The first is what `make` installs and `make test` runs whole. Together they have both ends of each range.
 ROWS = (
     Row(PINNED, "3.11", "4.2.0", "2.3.3", "3.0.12", "4.1.1"),
-    Row("oldest", "3.11", "4.2.0", "2.2.2", "3.0.0", "3.9.2", pyarrow="24.0.0"),
-    Row("spark-4.2.1", "3.12", "4.2.1", "2.3.3", "3.0.12", "3.9.2", before=PINNED),
-    Row("newest", "3.13", "4.3.0", "3.1.1", "3.0.12", "4.4.0", before=PINNED),
+    Row("spark-4.1", "3.12", "4.1.4", "2.3.3", "3.0.12", "4.1.1"),
+    Row("oldest", "3.11", "4.2.0", "2.2.2", "3.0.0", "3.9.2", pyarrow="24.0.0", before="spark-4.1"),
+    Row("spark-4.2.1", "3.13", "4.2.1", "2.3.3", "3.0.12", "3.9.2", before=PINNED),
+    Row("newest", "3.14", "4.3.0", "3.1.1", "3.0.12", "4.4.0", before=PINNED),
 )
 
 #: What each lane runs. No file of the first three needs Delta, so that they are the same for every version.

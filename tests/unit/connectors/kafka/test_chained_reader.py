@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from flinkish_spark.checkpoint.control import AlignmentStatus, read_status, write_status
 from flinkish_spark.connectors.kafka.chaining.alignment import View
@@ -23,6 +22,7 @@ from flinkish_spark.connectors.kafka.format.data_source import FlinkishKafka
 from flinkish_spark.connectors.kafka.format.options import parse_stream
 from flinkish_spark.connectors.kafka.format.reader import AlignedStreamReader, KafkaPiece, KafkaStreamReader
 from flinkish_spark.core.errors import ConfigError, InternalError
+from flinkish_spark.core.stream_readers import ReadAllAvailable, ReadMaxRows
 from flinkish_spark.core.upstream_cut import (
     CHANNEL_STATE_KEY,
     UPSTREAM_KEY,
