@@ -83,8 +83,8 @@ class Row:
 #: The first is what `make` installs and `make test` runs whole. Together they have both ends of each range.
 ROWS = (
     Row(PINNED, "3.11", "4.2.0", "2.3.3", "3.0.12", "4.1.1"),
-    Row("spark-4.1", "3.12", "4.1.4", "2.3.3", "3.0.12", "4.1.1"),
     Row("oldest", "3.11", "4.2.0", "2.2.2", "3.0.0", "3.9.2", pyarrow="24.0.0", before="spark-4.1"),
+    Row("spark-4.1", "3.12", "4.1.4", "2.3.3", "3.0.12", "4.1.1"),
     Row("spark-4.2.1", "3.13", "4.2.1", "2.3.3", "3.0.12", "3.9.2", before=PINNED),
     Row("newest", "3.14", "4.3.0", "3.1.1", "3.0.12", "4.4.0", before=PINNED),
 )
@@ -290,12 +290,13 @@ def cell(found: dict[str, Any] | None) -> str:
 
     Examples
     --------
-    >>> cell({"passed": 12, "failed": 0}), cell({"passed": 3, "failed": 1}), cell(None)
-    ('12 passed', '**1 failed**, 3 passed', 'not run')
+    >>> cell({"passed": 12, "failed": 0, "skipped": 1}), cell({"passed": 3, "failed": 1}), cell(None)
+    ('12 passed, 1 skipped', '**1 failed**, 3 passed', 'not run')
     """
     if found is None:
         return _NO_RESULT
-    failed, passed = found["failed"], f"{found['passed']} passed"
+    skipped = f", {found['skipped']} skipped" if found.get("skipped") else ""
+    failed, passed = found["failed"], f"{found['passed']} passed{skipped}"
     said = f"**{failed} failed**, {passed}" if failed else passed
     return f"{found['says']} ({said})" if "says" in found else said
 

@@ -22,8 +22,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from flinkish_spark.core.errors import EnvironmentFault
 
-#: Whether Spark tells readers where a micro-batch begins, how much it may hold, and that the query ends with what
-#: there is: from 4.2 on. Before, Trigger.AvailableNow is one micro-batch if a source is in Python.
+#: Whether Spark tells readers where a micro-batch begins, how much it may hold, and that the query ends with
+#: what there is: from 4.2 on. Before, Trigger.AvailableNow is one micro-batch if a source is in Python.
 TELLS_READERS = find_spec("pyspark.sql.streaming.datasource") is not None
 
 if TYPE_CHECKING or TELLS_READERS:
