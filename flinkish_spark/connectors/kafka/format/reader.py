@@ -383,8 +383,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin, checkpoint = parsed_offset(start)
         if START_KEY in start:
             logged = self._logged(begin, ControlOffset(checkpoint))
-            end = logged if TELLS_READERS else self.latestOffset(logged, limit)
-            return end if end == logged else {**end, BEGAN_KEY: logged}
+            first_end = logged if TELLS_READERS else self.latestOffset(logged, limit)
+            return first_end if first_end == logged else {**first_end, BEGAN_KEY: logged}
         # Spark asks for a new end only after the micro-batch before it is in commits/.
         self._group.commit(begin)
         offered = ControlOffset.from_json(start).raised_to(self._offered())
