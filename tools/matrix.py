@@ -301,13 +301,20 @@ def cell(found: dict[str, Any] | None) -> str:
     return f"{found['says']} ({said})" if "says" in found else said
 
 
+def moved(row: Row, lanes: dict[str, Any]) -> str:
+    """Return what the table says of the move to a row; a row to which nothing is moved has an empty cell."""
+    begun = [one.pyspark for one in ROWS if one.name == row.before]
+    said = cell(lanes.get("move"))
+    return said if said == _NO_RESULT and begun else "".join(f"from {one}: {said}" for one in begun)
+
+
 def table(known: dict[str, dict[str, Any]]) -> str:
     """Return the table of README.md."""
     head = ["pyspark", "Python", "pandas", "kafka-python", "broker", *LANES]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for row in ROWS:
         lanes = known.get(row.name, {}).get("lanes", {})
-        said = [cell(lanes.get(lane)) for lane in LANES]
+        said = [moved(row, lanes) if lane == "move" else cell(lanes.get(lane)) for lane in LANES]
         if row.name == PINNED:
             said = ["`make test`", *[""] * (len(LANES) - 1)]
         own = [row.pyspark, row.python, row.pandas, row.kafka_python, row.broker]
