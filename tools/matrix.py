@@ -89,11 +89,13 @@ ROWS = (
     Row("newest", "3.14", "4.3.0", "3.1.1", "3.0.12", "4.4.0", before=PINNED),
 )
 
+#: Stands for how many processes of pytest there are.
+WORKERS = "-n"
 #: What each lane runs. No file of the first three needs Delta, so that they are the same for every version.
 LANES = {
-    "unit": ["-n2", "--dist=worksteal", "tests/unit"],
+    "unit": [WORKERS, "--dist=worksteal", "tests/unit"],
     "broker": [
-        "-n2",
+        WORKERS,
         "--dist=loadfile",
         "--no-loadscope-reorder",
         "tests/integration/spark/test_json_rows.py",
@@ -196,14 +198,15 @@ def environment(row: Row) -> dict[str, str]:
     }
 
 
-def run(row: Row, lane: str, lock: str) -> dict[str, Any]:
+def run(row: Row, lane: str, lock: str, workers: int) -> dict[str, Any]:
     """Run a lane of a row; return what came of it."""
     log = MATRIX / f"{row.name}-{lane}.log"
     if lane == "move":
         found = move(row, log, lock)
     else:
         is_refused = lane == "delta" and not has_delta(row.minor)
-        tests = NO_DELTA if is_refused else LANES[lane]
+        wanted = NO_DELTA if is_refused else LANES[lane]
+        tests = [f"-n{workers}" if one == WORKERS else one for one in wanted]
         command = [str(row.interpreter), "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
         with log.open("w", encoding="utf-8") as out:
             subprocess.run(
@@ -340,6 +343,9 @@ def main() -> None:
     parser.add_argument(
         "--table", action="store_true", help="print the table, put it into README.md, run nothing"
     )
+    parser.add_argument(
+        "--workers", type=int, default=2, help="processes of pytest, where a lane takes several"
+    )
     parser.add_argument("--lock", default="", help="a file that each lane locks while it runs")
     arguments = parser.parse_args()
     failed = 0
@@ -351,7 +357,7 @@ def main() -> None:
                 continue
             if lane == "move":
                 install(next(one for one in ROWS if one.name == row.before))
-            found = run(row, lane, arguments.lock)
+            found = run(row, lane, arguments.lock, arguments.workers)
             keep(row, lane, found)
             failed += found.get("failed", 0)
             print(f"{row.name} {lane}: {cell(found)}", flush=True)

@@ -234,6 +234,40 @@ def streaming_sources(frame: DataFrame) -> list[str]:
     return names
 
 
+_KAFKA_STREAM = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"
+
+
+def asking_kafka_first(writer: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
+    """Return what foreachBatch is given for `writer`, with which Kafka's source of Spark 4.1 can report.
+
+    Behind a restart, and in a replay, the first micro-batch of a query is one that is logged already. That
+    source then has not asked for the newest offsets, and its report of how far behind it is ends the query
+    with a NullPointerException (SPARK-55271, mended in 4.2). So it is asked within the first micro-batch.
+    """
+    if running_minor() != "4.1":
+        return writer
+    has_asked = False
+
+    def first_asked(frame: DataFrame, batch_id: int) -> None:
+        nonlocal has_asked
+        if not has_asked:
+            _ask_kafka(frame.sparkSession)
+            has_asked = True
+        writer(frame, batch_id)
+
+    return first_asked
+
+
+def _ask_kafka(spark: SparkSession) -> None:
+    """Let the Kafka sources of the query that this thread runs look up where their topics end."""
+    query = spark._jsparkSession.streams().get(spark.sparkContext.getLocalProperty("sql.streaming.queryId"))
+    everything = jvm(spark).org.apache.spark.sql.connector.read.streaming.ReadLimit.allAvailable()
+    sources = query.streamingQuery().sources()
+    for source in (sources.apply(n) for n in range(sources.size())):
+        if source.getClass().getName() == _KAFKA_STREAM:
+            source.latestOffset(source.deserializeOffset("{}"), everything)
+
+
 #: Plan nodes that keep state or a watermark of Spark's own, and what a user calls them.
 _STATEFUL = {
     "Aggregate": "an aggregate (groupBy/agg/distinct)",
