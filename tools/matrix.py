@@ -106,7 +106,11 @@ LANES = {
         "tests/integration/broker/test_door.py",
         "tests/integration/broker/test_two_ways.py",
     ],
-    "crash": ["-n0", "tests/crash/test_event_time.py"],
+    "crash": [
+        "-n0",
+        "tests/crash/test_event_time.py",
+        "tests/integration/broker/test_replay.py::test_rows_that_come_out_otherwise_stop_the_job",
+    ],
     "delta": [
         "-n0",
         "tests/integration/spark/test_delta_sink_job.py",

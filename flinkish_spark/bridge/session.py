@@ -237,7 +237,9 @@ def streaming_sources(frame: DataFrame) -> list[str]:
 _KAFKA_STREAM = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"
 
 
-def asking_kafka_first(writer: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
+def asking_kafka_first(
+    spark: SparkSession, writer: Callable[[DataFrame, int], None]
+) -> Callable[[DataFrame, int], None]:
     """Return what foreachBatch is given for `writer`, with which Kafka's source of Spark 4.1 can report.
 
     Behind a restart, and in a replay, the first micro-batch of a query is one that is logged already. That
@@ -251,7 +253,8 @@ def asking_kafka_first(writer: Callable[[Any, int], None]) -> Callable[[Any, int
     def first_asked(frame: DataFrame, batch_id: int) -> None:
         nonlocal has_asked
         if not has_asked:
-            _ask_kafka(frame.sparkSession)
+            # A frame has a session of its own, which knows no query.
+            _ask_kafka(spark)
             has_asked = True
         writer(frame, batch_id)
 

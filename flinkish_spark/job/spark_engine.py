@@ -99,7 +99,7 @@ def start_query(
         Somebody changed a setting of the session in this moment; nothing runs.
     """
     with query_conf(spark, shuffle_partitions, job_dir) as wanted:
-        stream = job.frame.writeStream.outputMode("append").foreachBatch(asking_kafka_first(writer))
+        stream = job.frame.writeStream.outputMode("append").foreachBatch(asking_kafka_first(spark, writer))
         stream = stream.option("checkpointLocation", checkpoint_location)
         taken = {query.name for query in spark.streams.active}
         stream = stream.queryName(f"{name} ({checkpoint_location})" if name in taken else name)
