@@ -169,7 +169,9 @@ def test_available_now_ends_with_all_that_there_is_or_with_one_micro_batch_on_sp
     door.put(name, 50)
     frame = door.stream(name, maxOffsetsPerTrigger="30").select("value")
     assert door.start(frame, topic=out).awaitTermination(120)
-    assert len(door.values(out)) == (50 if TELLS_READERS else 30)
+    # The limit is shared out among the partitions, and rounded.
+    read = len(door.values(out))
+    assert read == 50 if TELLS_READERS else 28 <= read <= 32
     # The newest one again, as behind a crash; of the first one Spark asks anew where it begins.
     newest = max(int(p.name) for p in (door.checkpoint() / "commits").iterdir() if p.name.isdecimal())
     (door.checkpoint() / "commits" / str(newest)).unlink()
