@@ -253,9 +253,13 @@ def asking_kafka_first(
     def first_asked(frame: DataFrame, batch_id: int) -> None:
         nonlocal has_asked
         if not has_asked:
-            # A frame has a session of its own, which knows no query.
-            _ask_kafka(spark)
             has_asked = True
+            try:
+                # A frame has a session of its own, which knows no query.
+                _ask_kafka(spark)
+            except Py4JError as error:
+                # A platform's Spark may be built otherwise; without it the query is started once more.
+                LOG.debug("Kafka's sources could not be asked for the newest offsets: %s", said(error))
         writer(frame, batch_id)
 
     return first_asked
