@@ -245,6 +245,47 @@ def streaming_sources(frame: DataFrame) -> list[str]:
     return names
 
 
+_KAFKA_STREAM = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"
+
+
+def asking_kafka_first(
+    spark: SparkSession, writer: Callable[[DataFrame, int], None]
+) -> Callable[[DataFrame, int], None]:
+    """Return what foreachBatch is given for `writer`, with which Kafka's source of Spark 4.1 can report.
+
+    Behind a restart, and in a replay, the first micro-batch of a query is one that is logged already. That
+    source then has not asked for the newest offsets, and its report of how far behind it is ends the query
+    with a NullPointerException (SPARK-55271, mended in 4.2). So it is asked within the first micro-batch.
+    """
+    if running_minor() != "4.1":
+        return writer
+    has_asked = False
+
+    def first_asked(frame: DataFrame, batch_id: int) -> None:
+        nonlocal has_asked
+        if not has_asked:
+            has_asked = True
+            try:
+                # A frame has a session of its own, which knows no query.
+                _ask_kafka(spark)
+            except Py4JError as error:
+                # A platform's Spark may be built otherwise; without it the query is started once more.
+                LOG.debug("Kafka's sources could not be asked for the newest offsets: %s", said(error))
+        writer(frame, batch_id)
+
+    return first_asked
+
+
+def _ask_kafka(spark: SparkSession) -> None:
+    """Let the Kafka sources of the query that this thread runs look up where their topics end."""
+    query = spark._jsparkSession.streams().get(spark.sparkContext.getLocalProperty("sql.streaming.queryId"))
+    everything = jvm(spark).org.apache.spark.sql.connector.read.streaming.ReadLimit.allAvailable()
+    sources = query.streamingQuery().sources()
+    for source in (sources.apply(n) for n in range(sources.size())):
+        if source.getClass().getName() == _KAFKA_STREAM:
+            source.latestOffset(source.deserializeOffset("{}"), everything)
+
+
 #: Plan nodes that keep state or a watermark of Spark's own, and what a user calls them.
 _STATEFUL = {
     "Aggregate": "an aggregate (groupBy/agg/distinct)",

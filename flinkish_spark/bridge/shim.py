@@ -15,11 +15,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
 from flinkish_spark.bridge.session import CONTROL_SOURCE, JSON_ROWS, has_class, jvm
 from flinkish_spark.core.errors import InternalError
+from flinkish_spark.core.stream_readers import ReadAllAvailable
 from flinkish_spark.protocol.records import TaskAck
 
 

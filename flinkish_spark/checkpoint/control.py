@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
+from flinkish_spark.core.stream_readers import for_running_spark
 from flinkish_spark.protocol.control_offset import NO_TIME_YET, PINNED_KEY, ControlOffset, TimeOffer
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, OwnerEpoch
 from flinkish_spark.protocol.watermark_alignment import (
@@ -281,7 +282,7 @@ class ControlSource(DataSource):
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
         """Return the reader of the file named by the option `path`."""
-        return ControlReader(self.options["path"])
+        return for_running_spark(ControlReader(self.options["path"]))
 
 
 def load_control(spark: SparkSession, path: str) -> DataFrame:

@@ -30,6 +30,7 @@ from flinkish_spark.core.store import CachedReads, ObjectMissing, make_directori
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
+from flinkish_spark.types.arrow_types import arrow_schema
 from flinkish_spark.types.hints import parts_of
 
 if TYPE_CHECKING:
@@ -692,13 +693,12 @@ def require_bufferable(context: SinkContext, what: str = "buffer") -> None:
         What cannot be done with it.
     """
     from pyspark.sql import types as T
-    from pyspark.sql.pandas.types import to_arrow_schema
 
     for field in context.schema.fields:
         try:
             if any(isinstance(part, T.VariantType) for part in parts_of(field.dataType)):
                 raise TypeError("of a VARIANT Arrow has the bytes that it is stored as")
-            to_arrow_schema(T.StructType([field]), timezone="UTC")
+            arrow_schema(T.StructType([field]))
         except Exception as error:
             raise SchemaError(
                 f"sink '{context.uid}' cannot {what} the field '{field.name}' of type "

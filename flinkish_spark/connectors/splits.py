@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from flinkish_spark.checkpoint.control import read_held
 from flinkish_spark.connectors.rates import Pace, RateLimit, shares
@@ -34,11 +33,13 @@ from flinkish_spark.core.errors import (
 from flinkish_spark.core.iterators import USER_ERRORS, elements_of
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.core.stream_readers import ReadAllAvailable, ReadLimit, for_running_spark
 from flinkish_spark.core.validation import instance_of, refuse_if_never_run
 from flinkish_spark.protocol.codec import Form, Presence, Stored, read, stored
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.plan_layout import OWN_KEYS, SPLITS, Position, lowest
 from flinkish_spark.transport import columns as C
+from flinkish_spark.types.arrow_types import arrow_schema
 from flinkish_spark.types.rows import OutputError, RowWriter
 from flinkish_spark.types.to_arrow import first_missing, has_required
 
@@ -1007,9 +1008,8 @@ def _with_place(batch: pa.RecordBatch, channel: int, place: int, types: T.Struct
     """Return a batch as Spark wants it: types of the schema, and the control columns behind."""
     import numpy as np
     import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_schema
 
-    schema, rows = to_arrow_schema(types, timezone="UTC"), batch.num_rows
+    schema, rows = arrow_schema(types), batch.num_rows
     own = [as_declared(batch.column(one.name), one) for one in list(schema)[: -len(_PLACE)]]
     control = [np.full(rows, channel, np.int64), np.arange(place, place + rows, dtype=np.int64)]
     return pa.RecordBatch.from_arrays([*own, *map(pa.array, control)], schema=schema)
@@ -1061,7 +1061,7 @@ class SplitDataSource(DataSource):
 
     def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:
         """Return the reader."""
-        return SplitStreamReader(self._source, self._folder, self._control_path)
+        return for_running_spark(SplitStreamReader(self._source, self._folder, self._control_path))
 
 
 def data_source_of(source: SplitSource, folder: str, control_path: str = "") -> type[SplitDataSource]:

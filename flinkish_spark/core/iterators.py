@@ -43,7 +43,7 @@ _SOUND: frozenset[type] = frozenset(
 )
 _BY_INDEX = type(iter(type("Indexed", (), {"__getitem__": lambda self, at: at})()))
 _BY_CALLS = type(iter(int, 1))
-#: Made of functions and iterators, which their `__reduce__` tells; for `itertools` until Python 3.14.
+#: Made of functions and iterators, which their `__reduce__` tells; for `itertools` until Python 3.13.
 _BUILT: frozenset[type] = frozenset(
     {
         map, filter, zip, enumerate, itertools.accumulate, itertools.chain, itertools.compress,
@@ -120,6 +120,8 @@ def _sound(iterator: Iterator[Any]) -> Iterator[Any]:
 
 def _rebuilt(iterator: Iterator[Any]) -> Iterator[Any] | None:
     """Return an iterator that goes on from here with sound parts; None where it does not tell its parts."""
+    if (going_on := _of_held(iterator)) is not None:
+        return going_on
     with warnings.catch_warnings():
         # Told of `itertools` from Python 3.12 on: they will not tell their parts any more.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -127,8 +129,6 @@ def _rebuilt(iterator: Iterator[Any]) -> Iterator[Any] | None:
             make, given, *state = _parts_of(iterator)
         except TypeError:
             return None
-        if type(iterator) is itertools.chain:
-            return _chained(*state[0]) if state else iter(())
         made: Any = make(*map(_sound_part, given))
         if state and state[0] is not None:
             made.__setstate__(state[0])
@@ -162,6 +162,50 @@ def _paired(iterator: Iterator[Any]) -> Iterator[Any]:
     # Behind its iterator is the first element of the next pair, once it has begun, and its last result.
     begun = held[1 : 1 + len(held) - len(_held_by(itertools.pairwise(())))]
     return itertools.pairwise(itertools.chain(begun, _sound(held[0])))
+
+
+def _of_held(iterator: Iterator[Any]) -> Iterator[Any] | None:
+    """Return the same out of what the garbage collector is told, of those that go on where a part ends.
+
+    Behind the others a failure is an end, with frames. From Python 3.14 on `itertools` has no `__reduce__`;
+    before, that of a `groupby` forgets of which group some was read.
+    """
+    kind, held = type(iterator), _held_by(iterator)
+    if kind is itertools.chain:
+        return _chained(*held) if held else iter(())
+    if kind is itertools.groupby:
+        return _grouped(*held)
+    if kind is itertools.cycle and len(held) == 2:
+        return _cycled(*held)
+    if kind is itertools.zip_longest:
+        parts, _, fill = held
+        # A part that is over is missing in the tuple: nobody may look into it then.
+        if len(gc.get_referents(parts)) == len(parts):
+            return itertools.zip_longest(*map(_sound, parts), fillvalue=fill)
+    return None
+
+
+def _grouped(iterator: Iterator[Any], key: Callable[[Any], Any] | None, *state: Any) -> Iterator[Any]:
+    """Return the groups behind the one that was begun, whose key and next element are in `state`."""
+    key_of = None if key is None else called(key)
+    rest = itertools.chain(state[2:], _sound(iterator))
+    if not state:
+        return itertools.groupby(rest, key_of)
+
+    def is_in_begun(one: Any) -> bool:
+        its = one if key_of is None else key_of(one)
+        return its is state[0] or bool(its == state[0])
+
+    return itertools.groupby(itertools.dropwhile(is_in_begun, rest), key_of)
+
+
+def _cycled(iterator: Iterator[Any], seen: list[Any]) -> Iterator[Any]:
+    again = [*seen]
+    for one in _sound(iterator):
+        again.append(one)
+        yield one
+    while again:
+        yield from again
 
 
 def _held_by(iterator: Iterator[Any]) -> list[Any]:

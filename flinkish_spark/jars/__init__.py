@@ -68,7 +68,7 @@ def spark_minors() -> list[str]:
     Examples
     --------
     >>> spark_minors()
-    ['4.2', '4.3']
+    ['4.1', '4.2', '4.3']
     """
     found = {minor for line in _lines() if line.role == "spark" for minor in line.minors}
     return sorted(found, key=SparkMinor.of)

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.session import (
     active_session,
+    asking_kafka_first,
     ends_with_this_process,
     is_cold,
     is_gateway_gone,
@@ -98,7 +99,7 @@ def start_query(
         Somebody changed a setting of the session in this moment; nothing runs.
     """
     with query_conf(spark, shuffle_partitions, job_dir) as wanted:
-        stream = job.frame.writeStream.outputMode("append").foreachBatch(writer)
+        stream = job.frame.writeStream.outputMode("append").foreachBatch(asking_kafka_first(spark, writer))
         stream = stream.option("checkpointLocation", checkpoint_location)
         taken = {query.name for query in spark.streams.active}
         stream = stream.queryName(f"{name} ({checkpoint_location})" if name in taken else name)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_type
 
 from flinkish_spark.core.elements import TimeDomain, Timer
 from flinkish_spark.functions.aggregates import ElementAggregate, ElementChoice, Fold, Ties
@@ -19,6 +18,7 @@ from flinkish_spark.operators.process import KeyedStreamOperator, Processor
 from flinkish_spark.state.descriptors import AggregatingStateDescriptor, StateTtl, ValueStateDescriptor
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.timers import Timers
+from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.hints import StateType
 from flinkish_spark.types.rows import ElementType
 
@@ -217,7 +217,7 @@ def _adding_numbers(name: str, kind: T.DataType) -> Reduce:
             total = _EXACT.add(first, second)
             # Not abs(): that rounds to the precision of the thread.
             if total.copy_abs() >= limit:
-                raise AggregateOverflow(name, to_arrow_type(kind))
+                raise AggregateOverflow(name, arrow_type(kind))
             return total
 
         return add_decimals
@@ -227,7 +227,7 @@ def _adding_numbers(name: str, kind: T.DataType) -> Reduce:
         def add_integers(first: Any, second: Any) -> Any:
             total = first + second
             if not -bound <= total < bound:
-                raise AggregateOverflow(name, to_arrow_type(kind))
+                raise AggregateOverflow(name, arrow_type(kind))
             return total
 
         return add_integers

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_type
 
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.functions.aggregates import AggregateColumn, ElementAggregate, ElementChoice, Fold, Ties
@@ -23,6 +22,7 @@ from flinkish_spark.state.columnar import ColumnarState
 from flinkish_spark.state.descriptors import StateTtl, ValueStateDescriptor
 from flinkish_spark.state.layered import Array, KeyIndex, group_numbers
 from flinkish_spark.transport import columns as C
+from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import name_text, type_text
 from flinkish_spark.types.hints import StateType, declared_ddl, maker_of
 from flinkish_spark.types.row_form import RowForm
@@ -657,7 +657,7 @@ class _RowAggregation(ColumnAggregation):
         has_fields = self._kept.has_fields
         spread = self._form.tuples(list(rows)) if has_fields else [(row,) for row in rows]
         columns = list(zip(*spread, strict=True)) or [()] * len(self._kept.fields)
-        kinds = [to_arrow_type(field.dataType, timezone="UTC") for field in self._kept.fields]
+        kinds = [arrow_type(field.dataType) for field in self._kept.fields]
         return [strict_array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
 
 

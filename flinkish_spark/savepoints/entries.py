@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import from_arrow_type
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, TimeDomain
 from flinkish_spark.core.store_spec import StoreSpec
@@ -39,6 +38,7 @@ from flinkish_spark.state.key_group import (
     whole_group,
 )
 from flinkish_spark.state.savepoint_files import state_in
+from flinkish_spark.types.arrow_types import spark_type
 
 # ----------------------------------------------------------------------------------------------------------
 # Times of stored entries as readers and writers see them: timestamps, where milliseconds are stored.
@@ -312,9 +312,9 @@ def reader_columns(schema: pa.Schema) -> T.StructType:
     found = []
     for field in schema:
         if _is_key(field):
-            found.append(T.StructField(_key_name(field, keys), from_arrow_type(field.type)))
+            found.append(T.StructField(_key_name(field, keys), spark_type(field.type)))
         elif _is_value(field):
-            found.append(T.StructField(of_field[reader_name(field)], from_arrow_type(field.type)))
+            found.append(T.StructField(of_field[reader_name(field)], spark_type(field.type)))
         elif field.name in TIMES:
             found.append(T.StructField(TIMES[field.name], T.TimestampType()))
         elif field.name == TOUCHES:
@@ -335,7 +335,7 @@ def timer_columns(schema: pa.Schema) -> T.StructType:
     keys = [field for field in schema if _is_key(field)]
     return T.StructType(
         [
-            *(T.StructField(_key_name(field, keys), from_arrow_type(field.type)) for field in keys),
+            *(T.StructField(_key_name(field, keys), spark_type(field.type)) for field in keys),
             T.StructField(CLOCK, T.StringType()),
             T.StructField(TIME_MS, T.LongType()),
             T.StructField(TIMES["from"], T.TimestampType()),

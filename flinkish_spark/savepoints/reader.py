@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import from_arrow_type
 
 from flinkish_spark.bridge.buckets import pass_on
 from flinkish_spark.bridge.session import in_session, said
@@ -78,6 +77,7 @@ from flinkish_spark.savepoints.seeds import layout_fact
 from flinkish_spark.state.codec import FrameError
 from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.state.key_group import BROADCAST, LISTS, STATE_SECTION, TIMERS
+from flinkish_spark.types.arrow_types import spark_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -402,7 +402,7 @@ class StoredState:
             schema = common_columns(name, found)
         except StateMismatch as error:
             raise self._nothing_in_common(name, "partitions", error) from error
-        columns = [T.StructField(one.name, from_arrow_type(one.type)) for one in schema]
+        columns = [T.StructField(one.name, spark_type(one.type)) for one in schema]
         return prefix + name, schema, T.StructType(columns)
 
     def _nothing_in_common(self, name: str, who: str, error: StateMismatch) -> SavepointMisfit:

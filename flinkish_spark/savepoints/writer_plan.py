@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_type
 
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.elements import TimeDomain
@@ -43,6 +42,7 @@ from flinkish_spark.savepoints.group_edits import (
 from flinkish_spark.state.codec import HASH, TOUCHED, Expiry, SlotForm, TableLayout, timer_layout
 from flinkish_spark.state.evolution import spread_types, stored_values
 from flinkish_spark.state.key_group import STATE_SECTION, stored_tables
+from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.rows import arrow_schema
 
@@ -464,8 +464,8 @@ def state_columns(
         )
     layout = TableLayout(
         name,
-        tuple(to_arrow_type(given[key].dataType, timezone="UTC") for key in key_names),
-        tuple(to_arrow_type(field.dataType, timezone="UTC") for field in values),
+        tuple(arrow_type(given[key].dataType) for key in key_names),
+        tuple(arrow_type(field.dataType) for field in values),
         SlotForm.KEY_AND_WINDOW if all(has_window) else SlotForm.KEY,
         expiry,
         None,

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, TypeGuard, cast
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_type
 
 from flinkish_spark.core.elements import TimeDomain, Timer
 from flinkish_spark.state.descriptors import (
@@ -29,6 +28,7 @@ from flinkish_spark.state.descriptors import (
     made_by,
 )
 from flinkish_spark.state.tables import Touch, naming_of
+from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import is_field_list
 from flinkish_spark.types.hints import each_of_list, each_of_map
 from flinkish_spark.types.row_form import RowError, RowForm
@@ -556,8 +556,8 @@ def layout_of(
     kinds = [field.dataType for field in fields] or [stored]
     return TableLayout(
         descriptor.name,
-        tuple(to_arrow_type(kind, timezone="UTC") for kind in key_types),
-        tuple(to_arrow_type(kind, timezone="UTC") for kind in kinds),
+        tuple(arrow_type(kind) for kind in key_types),
+        tuple(arrow_type(kind) for kind in kinds),
         form,
         _expiry(descriptor),
         _decoder(descriptor, named),
@@ -580,7 +580,7 @@ def expiry_in(names: Collection[str]) -> Expiry:
 
 def timer_layout(domain: TimeDomain, key_types: Sequence[T.DataType]) -> TableLayout:
     """Return how the timers of one clock are stored."""
-    keys = tuple(to_arrow_type(kind, timezone="UTC") for kind in key_types)
+    keys = tuple(arrow_type(kind) for kind in key_types)
     return TableLayout(domain.value, keys, (pa.int64(), pa.int64()), SlotForm.TIMER)
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, TypeVar
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_type
 
 from flinkish_spark.core.iterators import elements_of, pairs_of
 from flinkish_spark.core.validation import instance_of
@@ -28,6 +27,7 @@ from flinkish_spark.state.descriptors import MapStateDescriptor, made_by, set_fi
 from flinkish_spark.state.evolution import misfit
 from flinkish_spark.state.states import ANY_KEYS, AnyKeys, MapKeys
 from flinkish_spark.state.tables import may_change, naming_of
+from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import is_field_list, parse_ddl
 from flinkish_spark.types.hints import StateType
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
@@ -202,7 +202,7 @@ class OperatorListDescriptor:
     @property
     def schema(self) -> pa.Schema:
         """Arrow schema of the stored items."""
-        kind = to_arrow_type(parse_ddl(self.element_type), timezone="UTC")
+        kind = arrow_type(parse_ddl(self.element_type))
         return pa.schema([pa.field("item", kind)])
 
 
@@ -620,7 +620,7 @@ def _schema_of(descriptor: MapStateDescriptor) -> pa.Schema:
     if descriptor.ttl is not None:
         raise OperatorValueMismatch(f"the broadcast state '{descriptor.name}' cannot have a time to live")
     kinds = (parse_ddl(descriptor.key_type), parse_ddl(descriptor.value_type))
-    arrow = [to_arrow_type(kind, timezone="UTC") for kind in kinds]
+    arrow = [arrow_type(kind) for kind in kinds]
     return pa.schema([pa.field("key", arrow[0]), pa.field("value", arrow[1])])
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, TypeVar, ov
 
 import pyarrow as pa
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_type
 
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.iterators import elements_of, pairs_of
 from flinkish_spark.state.tables import ExpiringLists, ExpiringMaps, HandedOut, KeyScope, StateTable, quick_of
+from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
 from flinkish_spark.types.to_python import taken, to_values
@@ -253,7 +253,7 @@ class MapKeys:
     def __init__(self, owner: str, state: str, ddl: str) -> None:
         kind = parse_ddl(ddl)
         self._owner, self._state, self._ddl = owner, state, ddl
-        self._arrow: pa.DataType = to_arrow_type(kind, timezone="UTC")
+        self._arrow: pa.DataType = arrow_type(kind)
         #: The type of which each value stays what it is; whoever meets another one calls `put` or `sought`.
         self.kept: type | None = next((own for kinds, own in _KEPT if isinstance(kind, kinds)), None)
         self._quick = quick_of(kind)

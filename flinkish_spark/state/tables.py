@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_type
 
 from flinkish_spark.state.descriptors import StateTtl, TtlUpdate
+from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import ddl_of, is_field_list, parse_ddl
 from flinkish_spark.types.hints import hints_of, is_record, without_none
 from flinkish_spark.types.row_form import RowError, RowForm, element_class
@@ -367,7 +367,7 @@ class StoredForm:
         #: The class of values that are read.
         self.kind: Any = next(own for one, own in _CHANGING.items() if isinstance(kind, one))
         self._quick = _QUICK[type(kind)]
-        self._arrow: pa.DataType = to_arrow_type(kind, timezone="UTC")
+        self._arrow: pa.DataType = arrow_type(kind)
 
     def __call__(self, value: Any) -> Any:
         """Return what will be read of a value."""

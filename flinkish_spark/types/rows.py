@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_type
 
 from flinkish_spark.core.elements import OutputTag
+from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import ddl_of, is_field_list, parse_ddl
 from flinkish_spark.types.row_form import NoRowError, RowError, RowForm, element_class
 from flinkish_spark.types.to_arrow import ValueMismatch, first_missing, has_required, strict_array
@@ -248,4 +248,4 @@ def _only(values: Any) -> Any:
 
 def arrow_schema(fields: Iterable[T.StructField]) -> pa.Schema:
     """Return the Arrow form of columns; times are in UTC, whatever zone the session has."""
-    return pa.schema([pa.field(f.name, to_arrow_type(f.dataType, timezone="UTC")) for f in fields])
+    return pa.schema([pa.field(f.name, arrow_type(f.dataType)) for f in fields])

@@ -23,6 +23,7 @@ from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.records import Committable
+from flinkish_spark.types.arrow_types import arrow_schema
 from tests.support.sinks import sink_context_of
 
 JOB = JobUuid("d" * 32)
@@ -81,9 +82,7 @@ def staged(
     folder: Path, rows: Rows, schema: T.StructType = PAIRS, batch: int = 0, task: int = 0
 ) -> Committable:
     """A committable of rows that a task has buffered."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    arrow = to_arrow_schema(schema, timezone="UTC")
+    arrow = arrow_schema(schema)
     columns = [
         pa.array(column, type_) for column, type_ in zip(zip(*rows, strict=True), arrow.types, strict=True)
     ]

@@ -84,6 +84,9 @@ READ: dict[str, T.DataType] = {
     "BINARY": T.BinaryType(),
 }
 
+#: Of these what Spark 4.1 does not read; we do, whatever runs.
+NEW_IN_4_2 = ("TIMESTAMP WITH LOCAL TIME ZONE",)
+
 #: What neither of both reads.
 REFUSED = (
     "LONGISH",

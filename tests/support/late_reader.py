@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as T
+from pyspark.sql.datasource import DataSourceStreamReader
 
 from flinkish_spark.connectors.kafka.format.data_source import FlinkishKafka
 from flinkish_spark.connectors.kafka.format.options import SourceOptions, parse_stream
 from flinkish_spark.connectors.kafka.format.reader import KafkaStreamReader
 from flinkish_spark.core.offset_log import OFFSET_KEY
+from flinkish_spark.core.stream_readers import for_running_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,8 +44,8 @@ class LateReader(KafkaStreamReader):
 class LateKafka(FlinkishKafka):
     """Registered in the place of the source."""
 
-    def streamReader(self, schema: T.StructType) -> LateReader:
-        return LateReader(parse_stream(self.options))
+    def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:
+        return for_running_spark(LateReader(parse_stream(self.options)))
 
 
 def register_late(spark: SparkSession) -> None:

@@ -33,6 +33,7 @@ from flinkish_spark.protocol.limits import (
     checked_limit,
     checked_whole,
 )
+from flinkish_spark.types.arrow_types import arrow_schema
 from flinkish_spark.types.schemas import output_schema
 
 if TYPE_CHECKING:
@@ -257,8 +258,6 @@ class FileSource(SplitSource):
         max_bytes_per_batch: Limit = UNLIMITED,
         rate: RateLimit | None = None,
     ) -> None:
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         text = instance_of("path", path, str, what_to_do='give a folder: "/data/orders"')
         self.path = text.removeprefix("file://")
         if not os.path.isabs(self.path) or "\0" in text:
@@ -266,7 +265,7 @@ class FileSource(SplitSource):
         what_to_do = "give ParquetFiles(), JsonLines(), CsvFiles(...) or TextLines()"
         self.format = instance_of("format", format, InputFormat, what_to_do=what_to_do)  # type: ignore[type-abstract]
         self.schema = output_schema(schema, "a file source")
-        self.format.check(to_arrow_schema(self.schema, timezone="UTC"))
+        self.format.check(arrow_schema(self.schema))
         if not instance_of("pattern", pattern, str, what_to_do='give "*.csv"') or "/" in pattern:
             raise ConfigError(f"pattern is {pattern!r}", what_to_do='give a pattern of names: "*.csv"')
         with refused_as_config_errors("see the documentation of FileSource"):
@@ -356,10 +355,9 @@ class FileSource(SplitSource):
     def read(self, split: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """Yield the records of some files."""
         import pyarrow as pa
-        from pyspark.sql.pandas.types import to_arrow_schema
 
         found = FileList(self.job_store).read()
-        schema = to_arrow_schema(self.record_type, timezone="UTC")
+        schema = arrow_schema(self.record_type)
         for place in range(start, end):
             file = found[self._index(split, place)]
             path = self._unchanged(file)

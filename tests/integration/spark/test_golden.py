@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from flinkish_spark import RestoreSettings, StopMode
+from flinkish_spark.core.errors import JobDirError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import LocalStore
+from flinkish_spark.jars import running_minor
 from flinkish_spark.state_processor import read_broadcast_state, read_list_state, read_state, read_timers
 from tests.golden import expected, job, orders
 from tests.golden.place import (
@@ -62,6 +64,11 @@ def test_a_killed_job_goes_on_from_its_directory(spark: Any, root: Path) -> None
     assert decided is not None and job_dir.receipt(decided.checkpoint) is None
     # Run alone, also in a session that has had no query.
     check_states(spark, root / job.JOB / "job", DECIDED)
+    if running_minor() == "4.1":
+        # Spark 4.2 wrote it. The savepoint, below, is of no version.
+        with pytest.raises(JobDirError, match=r"Spark 4\.2\.0 has run on this job directory"):
+            go_on(job.build(spark, root), root)
+        return
     go_on(job.build(spark, root), root)
     assert job_dir.receipt(decided.checkpoint) is not None
     assert outputs(root / job.JOB) == wanted

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from flinkish_spark import KafkaSource
 from flinkish_spark.checkpoint.control import held_path, read_held, write_held
@@ -21,6 +20,7 @@ from flinkish_spark.connectors.kafka.format.reader import KafkaStreamReader
 from flinkish_spark.connectors.kafka.source import subscription
 from flinkish_spark.connectors.splits import SplitPosition, SplitStreamReader
 from flinkish_spark.contracts.source import Source
+from flinkish_spark.core.stream_readers import ReadAllAvailable
 from flinkish_spark.protocol.event_time import (
     MIN_WATERMARK_MS,
     Alignment,

@@ -98,6 +98,13 @@ def begun(iterator: Iterator[Any]) -> Iterator[Any]:
     return iterator
 
 
+def read_of_first(number: int, groups: Iterator[tuple[Any, Iterator[Any]]]) -> Iterator[Any]:
+    """Begin the groups, and read some of the first one."""
+    _, first = next(groups)
+    list(itertools.islice(first, number))
+    return groups
+
+
 def over(iterator: Iterator[Any]) -> Iterator[Any]:
     list(iterator)
     return iterator
@@ -125,6 +132,9 @@ def over(iterator: Iterator[Any]) -> Iterator[Any]:
         lambda: itertools.dropwhile(failing, NUMBERS[2:]),
         lambda: itertools.islice(map(failing, NUMBERS), 4),
         lambda: itertools.zip_longest(map(failing, NUMBERS), NUMBERS),
+        lambda: begun(itertools.zip_longest(NUMBERS, map(failing, NUMBERS), fillvalue=0)),
+        lambda: itertools.islice(elements_of(itertools.cycle(map(failing, NUMBERS))), 9),
+        lambda: itertools.islice(elements_of(begun(itertools.cycle(map(failing, NUMBERS)))), 9),
         lambda: itertools.accumulate(NUMBERS, lambda made, number: made + failing(number)),
         lambda: itertools.groupby(NUMBERS, failing),
         lambda: itertools.groupby(map(next, [iter([1]), iter(()), iter([4])])),
@@ -178,6 +188,27 @@ def tokens() -> Iterator[Any]:
             [("a", ["a", "a"]), ("b", ["b"])],
         ),
         (lambda: [key for key, _ in elements_of(begun(itertools.groupby("aabc")))], ["b", "c"]),
+        (lambda: [key for key, _ in elements_of(read_of_first(1, itertools.groupby("aabc")))], ["b", "c"]),
+        (lambda: [key for key, _ in elements_of(read_of_first(2, itertools.groupby("aabc")))], ["b", "c"]),
+        (lambda: [key for key, _ in elements_of(read_of_first(9, itertools.groupby("aabc")))], ["b", "c"]),
+        (
+            lambda: [key for key, _ in elements_of(begun(itertools.groupby("aAbB", str.upper)))],
+            ["B"],
+        ),
+        (lambda: elements_of(over(itertools.groupby("aab"))), []),
+        (lambda: elements_of(over(itertools.chain("ab", "c"))), []),
+        (lambda: begun(itertools.chain("ab", "c")), ["b", "c"]),
+        (lambda: begun(itertools.zip_longest("ab", "c", fillvalue="-")), [("b", "-")]),
+        (lambda: begun(begun(itertools.zip_longest("abc", "d"))), [("c", None)]),
+        (lambda: over(itertools.zip_longest("ab", "c")), []),
+        (lambda: itertools.zip_longest(), []),
+        (lambda: itertools.islice(elements_of(itertools.cycle("ab")), 5), ["a", "b", "a", "b", "a"]),
+        (lambda: itertools.islice(elements_of(begun(itertools.cycle("ab"))), 4), ["b", "a", "b", "a"]),
+        (
+            lambda: itertools.islice(elements_of(begun(begun(begun(itertools.cycle("ab"))))), 3),
+            ["b", "a", "b"],
+        ),
+        (lambda: itertools.cycle(()), []),
         (lambda: Indexed(lambda index: index), [0, 1, 2, 3]),
         (lambda: (number for number in [1]), [1]),
         (lambda: reversed([1, 2]), [2, 1]),

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_type
 
 from flinkish_spark.core.elements import MIN_WATERMARK_MS, Progress
 from flinkish_spark.core.errors import ConfigError
@@ -35,6 +34,7 @@ from flinkish_spark.state.key_group import BasePolicy, GroupLayout, GroupState
 from flinkish_spark.state.layered import KeyIndex
 from flinkish_spark.testing._operator_harness import MemoryBases
 from flinkish_spark.transport import columns as C
+from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import ElementType
 from flinkish_spark.worker.runners import BatchRunner, InputShape, RowShape
@@ -126,10 +126,7 @@ class Vectorised:
     def __init__(self, aggregation, input_type, ttl=None):
         self.aggregation, self.value, self.bases = aggregation, None, MemoryBases()
         self.schema = pa.schema(
-            [
-                (one.name, to_arrow_type(one.dataType, timezone="UTC"))
-                for one in ElementType(input_type).fields
-            ]
+            [(one.name, arrow_type(one.dataType)) for one in ElementType(input_type).fields]
         )
         states = GroupRun(Declaring(MergePartials(aggregation, ttl)), "op", 4).states
         self.layout = GroupLayout.of(states, [T.StringType()])

@@ -12,6 +12,7 @@ from flinkish_spark.connectors.kafka.format.options import parse_any, parse_batc
 from flinkish_spark.connectors.kafka.format.writer import EpochObserver
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.steps import SilentObserver
+from flinkish_spark.core.stream_readers import for_running_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,7 +56,8 @@ class FlinkishKafka(DataSource):
         from flinkish_spark.connectors.kafka.format.reader import AlignedStreamReader, KafkaStreamReader
 
         options = parse_stream(self.options)
-        return KafkaStreamReader(options) if options.upstream is None else AlignedStreamReader(options)
+        reader = KafkaStreamReader if options.upstream is None else AlignedStreamReader
+        return for_running_spark(reader(options))
 
     def streamWriter(self, schema: T.StructType, overwrite: bool) -> KafkaStreamWriter:
         """Return the writer of a streaming query."""

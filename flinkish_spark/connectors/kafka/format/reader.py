@@ -13,12 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 
 from flinkish_spark.checkpoint.control import (
     AlignmentStatus,
@@ -41,6 +35,13 @@ from flinkish_spark.core.errors import ConfigError, FlinkishError
 from flinkish_spark.core.offset_log import OFFSET_KEY
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.core.stream_readers import (
+    TELLS_READERS,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from flinkish_spark.core.upstream_cut import CutState, place_of
 from flinkish_spark.protocol.alignment import announced_channel
 from flinkish_spark.protocol.control_offset import ControlOffset, TimeOffer
@@ -294,13 +295,16 @@ class GroupOffsets:
 #
 # Spark does not log where the first micro-batch begins; it asks again after a crash, when the answer may be
 # another one. So the first micro-batch of a plain query is empty and ends where the query begins, and an
-# environment's job keeps its first offsets in its job directory.
+# environment's job keeps its first offsets in its job directory. Where `availableNow` may be one micro-batch,
+# in Spark 4.1, the first one goes on to its end, and has its beginning in that end.
 
 
 #: What a plain query goes by, and a job's before its driver has said anything.
 NOTHING_SAID = ControlOffset()
 #: In the offset that a plain query begins with, and in no offset that Spark logs.
 START_KEY = "flinkish:start"
+#: In the end of a first micro-batch that is not empty: the offset at which it begins.
+BEGAN_KEY = "flinkish:began"
 #: Spark asks every 10 ms while there is nothing to read; the brokers are asked this often.
 _ASK_EVERY_S = 0.025
 
@@ -378,7 +382,9 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         begin, checkpoint = parsed_offset(start)
         if START_KEY in start:
-            return self._logged(begin, ControlOffset(checkpoint))
+            logged = self._logged(begin, ControlOffset(checkpoint))
+            first_end = logged if TELLS_READERS else self.latestOffset(logged, limit)
+            return first_end if first_end == logged else {**first_end, BEGAN_KEY: logged}
         # Spark asks for a new end only after the micro-batch before it is in commits/.
         self._group.commit(begin)
         offered = ControlOffset.from_json(start).raised_to(self._offered())
@@ -452,7 +458,9 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the pieces of a micro-batch; with a barrier behind the last one of each partition."""
         if START_KEY in start:
-            return []
+            if BEGAN_KEY not in end:
+                return []
+            start = end[BEGAN_KEY]
         (begin, before), (finish, checkpoint) = parsed_offset(start), parsed_offset(end)
         begin = self._watch.with_new(begin, finish)
         whole = [Range(t, p, min(begin[t, p], o), o) for (t, p), o in sorted(finish.items())]

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from flinkish_spark.checkpoint.control import ControlFile
 from flinkish_spark.connectors.kafka.client import client as _pace
 from flinkish_spark.connectors.kafka.client.client import Isolation
 from flinkish_spark.connectors.kafka.format import offsets as topic_watch
+from flinkish_spark.connectors.kafka.format import reader as stream_reader
 from flinkish_spark.connectors.kafka.format.options import parse_stream
 from flinkish_spark.connectors.kafka.format.reader import KafkaPiece, KafkaStreamReader, WakePiece, schema_of
 from flinkish_spark.core.errors import GraphError, InputLostError
+from flinkish_spark.core.stream_readers import ReadAllAvailable, ReadMaxRows
 from flinkish_spark.protocol.alignment import announced_channel
 from flinkish_spark.protocol.control_offset import TimeOffer, Wake
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
@@ -79,7 +80,10 @@ def ranges(pieces: Iterable[Any]) -> list[tuple[str, int, int, int]]:
     return [(p.piece.topic, p.piece.partition, p.piece.start, p.piece.end) for p in pieces]
 
 
-def test_the_first_micro_batch_is_empty_and_logs_where_the_query_begins() -> None:
+def test_the_first_micro_batch_is_empty_and_logs_where_the_query_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream_reader, "TELLS_READERS", True)
     log = Log(a=100)
     start = reader(log).initialOffset()
     logged = reader(log).latestOffset(start, ALL)
@@ -92,6 +96,37 @@ def test_the_first_micro_batch_is_empty_and_logs_where_the_query_begins() -> Non
     # What retention took meanwhile is noticed where it is read, and not skipped silently.
     end = again.latestOffset(logged, ALL)
     assert ranges(again.partitions(logged, end)) == [("a", 0, 0, 100)]
+
+
+def test_where_available_now_is_one_micro_batch_the_first_one_has_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream_reader, "TELLS_READERS", False)
+    log = Log(a=100)
+    log.starts_at_latest = True
+    start = reader(log).initialOffset()
+    log.end["a", 0] = 130
+    one = reader(log)
+    logged = one.latestOffset(start, ALL)
+    assert ranges(one.partitions(start, logged)) == [("a", 0, 100, 130)]
+    # Spark asks for the beginning again when it runs the micro-batch after a crash; 4.2 may be who does.
+    monkeypatch.setattr(stream_reader, "TELLS_READERS", True)
+    log.end["a", 0] = 150
+    again = reader(log)
+    assert ranges(again.partitions(again.initialOffset(), logged)) == [("a", 0, 100, 130)]
+    # What comes then has the form of Spark's own source.
+    end = again.latestOffset(logged, ALL)
+    assert end == {"a": {"0": 150}}
+    assert ranges(again.partitions(logged, end)) == [("a", 0, 130, 150)]
+
+
+def test_its_first_micro_batch_keeps_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_reader, "TELLS_READERS", False)
+    one = reader(Log(a=100), maxOffsetsPerTrigger="30")
+    start = one.initialOffset()
+    assert ranges(one.partitions(start, one.latestOffset(start, one.getDefaultReadLimit()))) == [
+        ("a", 0, 0, 30)
+    ]
 
 
 def test_a_job_begins_again_where_it_began(tmp_path: Path) -> None:

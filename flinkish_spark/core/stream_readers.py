@@ -1,0 +1,125 @@
+"""What Spark asks a streaming source in Python, under each version of Spark.
+
+From 4.2 on Spark says where the next micro-batch begins when it asks where it ends, and how much it may hold.
+4.1 says neither. It does say, once before it asks, where its log ends: it plans the empty range there, for
+readers that have to know (`AcceptsLatestSeenOffset` of its `PythonMicroBatchStream`). A query whose log is
+empty begins at the reader's initial offset. From then on each micro-batch begins where the one before it
+ended, which is what the reader has answered last: in 4.1, too, Spark runs a micro-batch to each new end
+before it asks for another, and makes a new reader when a query starts.
+
+So readers are written for 4.2, and :func:`for_running_spark` is what each of our sources gives to Spark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from flinkish_spark.core.errors import EnvironmentFault
+
+#: Whether Spark tells readers where a micro-batch begins, how much it may hold, and that the query ends with
+#: what there is: from 4.2 on. Before, Trigger.AvailableNow is one micro-batch if a source is in Python.
+TELLS_READERS = find_spec("pyspark.sql.streaming.datasource") is not None
+
+if TYPE_CHECKING or TELLS_READERS:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+else:
+
+    class ReadLimit:
+        """How much a micro-batch may hold."""
+
+    @dataclass
+    class ReadAllAvailable(ReadLimit):
+        """All that there is."""
+
+    @dataclass
+    class ReadMaxRows(ReadLimit):
+        """At most so many rows."""
+
+        max_rows: int
+
+    class SupportsTriggerAvailableNow:
+        """Of a reader that can be told to end with what there is now; 4.1 tells none in Python."""
+
+
+__all__ = [
+    "TELLS_READERS",
+    "ReadAllAvailable",
+    "ReadLimit",
+    "ReadMaxRows",
+    "SupportsTriggerAvailableNow",
+    "for_running_spark",
+]
+
+_WRAPPER = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
+
+
+def for_running_spark(reader: DataSourceStreamReader) -> DataSourceStreamReader:
+    """Return a reader that is asked as Spark 4.2 does as one that the running Spark can ask."""
+    return reader if TELLS_READERS else PositionedReader(reader)
+
+
+class PositionedReader(DataSourceStreamReader):
+    """Knows where the next micro-batch begins, for a Spark that does not say so: see the module's head.
+
+    Parameters
+    ----------
+    reader
+        Is asked as Spark 4.2 does, with offsets that have been through JSON.
+    """
+
+    def __init__(self, reader: DataSourceStreamReader) -> None:
+        self._reader = reader
+        self._position: dict[str, Any] | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return the reader's own."""
+        return self._reader.initialOffset()
+
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
+        """Return where the next micro-batch ends, which begins where the one before it ended."""
+        start = self._reader.initialOffset() if self._position is None else self._position
+        limit = getattr(self._reader, "getDefaultReadLimit", ReadAllAvailable)()
+        self._position = self._reader.latestOffset(json.loads(json.dumps(start)), limit)
+        return self._position
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return the pieces of a micro-batch; of an empty range, which is where the log ends, none.
+
+        Raises
+        ------
+        EnvironmentFault
+            Spark has asked for an end before it said where its log ends.
+        """
+        if self._position is None:
+            self._position = end
+        elif start == end and end != self._position:
+            raise EnvironmentFault(
+                "Spark has asked a source where a micro-batch ends before it said where it begins",
+                why=f"{_WRAPPER} is set, and Spark 4.1 restarts no source in Python exactly under "
+                "Trigger.AvailableNow with it",
+                what_to_do=f"unset {_WRAPPER}, or use Spark 4.2",
+            )
+        return self._reader.partitions(start, end)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Read a piece. Called in a task."""
+        return self._reader.read(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Pass it on."""
+        self._reader.commit(end)
+
+    def stop(self) -> None:
+        """Pass it on."""
+        self._reader.stop()

@@ -1,0 +1,48 @@
+"""Arrow's types for Spark's and Spark's for Arrow's, the same under each version of Spark.
+
+A time with a zone is one in UTC, a time without one stays without. Versions of PySpark differ in how they
+are told so, and in what they take if nobody says anything.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema, to_arrow_type
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Up to 4.1 there is no such argument: times with a zone are in UTC.
+_IN_UTC: dict[str, Any] = (
+    {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_type).parameters else {}
+)
+
+
+def arrow_type(kind: T.DataType) -> pa.DataType:
+    """Return the type of columns that hold values of one of Spark's types.
+
+    Examples
+    --------
+    >>> arrow_type(T.TimestampType())
+    TimestampType(timestamp[us, tz=UTC])
+    """
+    return to_arrow_type(kind, **_IN_UTC)
+
+
+def arrow_schema(fields: T.StructType) -> pa.Schema:
+    """Return the schema of batches that hold rows of `fields`."""
+    return to_arrow_schema(fields, **_IN_UTC)
+
+
+def spark_type(kind: pa.DataType) -> T.DataType:
+    """Return Spark's type for values of a column.
+
+    Examples
+    --------
+    >>> spark_type(arrow_type(T.TimestampNTZType()))
+    TimestampNTZType()
+    """
+    return from_arrow_type(kind, prefer_timestamp_ntz=True)
