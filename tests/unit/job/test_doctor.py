@@ -92,7 +92,7 @@ def test_what_an_environment_takes_the_doctor_takes(tmp_path: Path) -> None:
     assert disk.health is Health.FINE
 
 
-@pytest.mark.parametrize("given", ["relative/path", "hdfs://bucket/job"])
+@pytest.mark.parametrize("given", ["relative/path", "ftp://bucket/job"])
 def test_a_path_that_is_none_is_refused(given: str) -> None:
     (found,) = doctor._looked("job_dir", lambda: doctor._job_dir(session(), given))
     assert found.health is Health.REFUSED and given in found.says
