@@ -37,7 +37,7 @@ export FLINKISH_SKIPPED := $(SKIPPED)
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
 STAGES := lint types unit integration crash
 
-.PHONY: help setup jars s3a shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-start bench-state bench-full wheel clean
+.PHONY: help setup jars s3a flink shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-start bench-state bench-full wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
@@ -51,7 +51,7 @@ help: ## this page
 setup: $(VENV)/.stamp jars shim ## virtual environment, JARs, the JVM side
 	@echo "ready: $(VENV)"
 
-jars: $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp s3a ## third-party JARs for Spark and the broker
+jars: $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp s3a flink ## third-party JARs for Spark and the broker
 
 shim: $(BUILD)/shim.stamp ## the JVM side, into flinkish_spark/jars/
 
@@ -145,6 +145,7 @@ $(VENV)/.stamp: setup.cfg pyproject.toml
 
 ROLE_OF_broker-jars := broker
 ROLE_OF_s3a-jars := s3a
+ROLE_OF_flink-jars := flink
 $(BUILD)/%/.stamp: flinkish_spark/jars/pinned.txt tools/resolve_jars.py | $(VENV)/.stamp
 	@tools/require.sh java
 	@tools/require.sh maven
@@ -155,6 +156,10 @@ $(BUILD)/%/.stamp: flinkish_spark/jars/pinned.txt tools/resolve_jars.py | $(VENV
 # Hadoop's S3A, in which Spark keeps its checkpoint in buckets. Without it its tests are skipped, and counted.
 s3a: $(VENV)/.stamp
 	@$(MAKE) $(BUILD)/s3a-jars/.stamp || echo "no S3A: the tests of jobs in a bucket are skipped"
+
+# Flink's own pattern matcher. Without it the tests that compare ours with it are skipped, and counted.
+flink: $(VENV)/.stamp
+	@$(MAKE) $(BUILD)/flink-jars/.stamp || echo "no Flink: our pattern matcher is not compared with its own"
 
 # A server of Azure's blobs. Without npm its tests are skipped, and counted as such.
 AZURITE := azurite@3.37.0
