@@ -107,15 +107,16 @@ public final class FlinkMatcher {
                 case "count":
                 case "sum":
                 case "last":
+                case "total":
                     long count = 0;
-                    long sum = event.value;
+                    long sum = kind.equals("sum") ? event.value : 0;
                     long difference = 0;
                     for (Event before : context.getEventsForPattern(text)) {
                         count++;
                         sum += before.value;
                         difference = event.value - before.value;
                     }
-                    return compare(kind.equals("count") ? count : kind.equals("sum") ? sum : difference);
+                    return compare(kind.equals("count") ? count : kind.equals("last") ? difference : sum);
                 default:
                     throw new IllegalArgumentException("no condition " + kind);
             }

@@ -23,7 +23,7 @@ def _condition(draw: Draw, known: list[str]) -> dict[str, Any]:
         st.sampled_from(
             ["name"] * 12
             + ["value"] * 3
-            + ["true", "not", "or", "and", "time", *["count", "sum", "last"] * bool(known)]
+            + ["true", "not", "or", "and", "time", *["count", "sum", "total", "last"] * bool(known)]
         )
     )
     match kind:

@@ -8,8 +8,8 @@ A case is a dict:
     steps    [time] says that no event before it comes; [time, name, value, is_special] is an event
 
 A condition is a dict of one entry: {"name": text}, {"value" | "time": [operator, number]}, {"true": true},
-{"and" | "or" | "not": [conditions]}, {"count" | "sum" | "last": [name, operator, number]}. The last three
-compare what a name has taken: how many, their sum with this event, the difference to the last.
+{"and" | "or" | "not": [conditions]}, {"count" | "total" | "sum" | "last": [name, operator, number]}. The last
+four compare what a name has taken: how many, their sum, that with this event, the difference to the last.
 """
 
 from __future__ import annotations
@@ -87,8 +87,9 @@ def condition(given: dict[str, Any]) -> Any:
         before = ctx.events_for(name)
         if kind == "count":
             return compare(len(before), number)
-        if kind == "sum":
-            return compare(event.value + sum(one.value for one in before), number)
+        if kind in ("sum", "total"):
+            own = event.value if kind == "sum" else 0
+            return compare(own + sum(one.value for one in before), number)
         return compare(event.value - before[-1].value if before else 0, number)
 
     return looking_back
@@ -98,7 +99,7 @@ def looks_back(given: dict[str, Any]) -> bool:
     ((kind, value),) = given.items()
     if kind in ("and", "or", "not"):
         return any(looks_back(part) for part in value)
-    return kind in ("time", "count", "sum", "last")
+    return kind in ("time", "count", "sum", "total", "last")
 
 
 def _of_two(function: Any) -> Any:

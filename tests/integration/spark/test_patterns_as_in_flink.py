@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from tests.support import effort
 from tests.support.cep_cases import cases
 from tests.support.flink_cep import Case, Flink, difference, ours, why_not
+from tests.unit.cep.test_published_semantics import CASES, REFUSALS
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"Flink's matcher is not there: {why_not()}")
 
@@ -64,3 +65,14 @@ def test_patterns_match_what_they_match_in_flink(flink: Flink) -> None:
     assert seen["matches"] > 0.25 * PAIRS
     assert seen["timeouts"] > 0.1 * PAIRS
     assert seen["refused earlier"] < 0.03 * PAIRS
+
+
+@pytest.mark.parametrize("case", [*CASES, *REFUSALS], ids=lambda case: case["name"])
+@pytest.mark.nightly
+def test_what_is_written_down_is_what_flink_does(flink: Flink, case: Case) -> None:
+    theirs = flink(case)
+    assert (differs := difference(ours(case), theirs)) is None, differs
+    if "refused" in case:
+        assert ("refused" in theirs) == case["refused"]
+    else:
+        assert [match for step in theirs["steps"] for match in step["matches"]] == case["matches"]
