@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from flinkish_spark.cep.automaton import Action, Automaton, StateKind, Transition
 from flinkish_spark.cep.conditions import Leaf
-from flinkish_spark.cep.stages import AfterMatchSkip, Skip
+from flinkish_spark.cep.stages import AfterMatchSkip, OpenMatches, Overflow, Skip
 from flinkish_spark.core.errors import PatternError
 
 
@@ -307,6 +307,31 @@ class Matcher:
                 over.append(TimedOut(_match(one.last.path()), ended_ms))
         state.partial = partial
         return self._completed(state, complete), over
+
+    def keep_to(self, state: MatchState, limit: OpenMatches) -> int:
+        """Give up partial matches that are too many, and return how many; what is held stays.
+
+        Raises
+        ------
+        PatternError
+            There are too many, and that is to stop the job.
+        """
+        too_many = state.open_count - limit.most
+        if too_many <= 0:
+            return 0
+        if limit.overflow is Overflow.FAIL:
+            raise PatternError(
+                f"{state.open_count} partial matches of one key are open",
+                why=f"no more than {limit.most} may be",
+                what_to_do="give the pattern a window, make its conditions narrower, or let some be discarded: "
+                "OpenMatches(most, Overflow.DISCARD_OLDEST)",
+                most=limit.most,
+            )
+        begun = sorted((one for one in state.partial if one.last is not None), key=begins)
+        over = begun[:too_many] if limit.overflow is Overflow.DISCARD_OLDEST else begun[-too_many:]
+        gone = {id(one) for one in over}
+        state.partial.remove(lambda one: id(one) in gone)
+        return too_many
 
     def next_deadline_ms(self, state: MatchState) -> int | None:
         """Return when the first partial match is timed out; None if none ever is."""

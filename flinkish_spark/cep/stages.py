@@ -102,6 +102,49 @@ class AfterMatchSkip:
         return replace(self, raises=True)
 
 
+class Overflow(enum.Enum):
+    """What happens when more partial matches of a key are open than may be."""
+
+    #: The job stops.
+    FAIL = "FAIL"
+    #: Those that began first are given up.
+    DISCARD_OLDEST = "DISCARD_OLDEST"
+    #: Those that began last are given up.
+    DISCARD_NEWEST = "DISCARD_NEWEST"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenMatches:
+    """How many partial matches of one key and pattern may be open, and what happens when there are more.
+
+    Parameters
+    ----------
+    most
+        From 1.
+
+    Raises
+    ------
+    PatternError
+        It is no such number, or `overflow` none of :class:`Overflow`.
+    """
+
+    most: int
+    overflow: Overflow = Overflow.FAIL
+
+    def __post_init__(self) -> None:
+        if type(self.most) is not int or self.most < 1:
+            raise PatternError(
+                f"{self.most!r} partial matches may be open",
+                why="it must be a whole number, 1 or more",
+                what_to_do="give one, as OpenMatches(10_000)",
+            )
+        if not isinstance(self.overflow, Overflow):
+            raise PatternError(
+                f"{self.overflow!r} is to happen when more partial matches are open",
+                what_to_do="give Overflow.FAIL, Overflow.DISCARD_OLDEST or Overflow.DISCARD_NEWEST",
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class Times:
     """How often something comes.

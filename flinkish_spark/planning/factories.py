@@ -41,6 +41,7 @@ from flinkish_spark.operators.columnar_windows import (
     folded_field,
 )
 from flinkish_spark.operators.joins import IntervalJoinOperator, TemporalJoinOperator, WindowCoGroupOperator
+from flinkish_spark.operators.patterns import PatternOperator, PatternSearch
 from flinkish_spark.operators.process import KeyedStreamOperator
 from flinkish_spark.operators.window_factory import window_operator
 from flinkish_spark.operators.window_loop import LoopedWindows, looped_windows
@@ -325,6 +326,31 @@ def fields_of(aggregation: ColumnAggregation) -> T.StructType:
         return T.StructType([T.StructField(aggregation.names[0], kind)])
     assert isinstance(kind, T.StructType)
     return kind
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """Patterns that are looked for, and what is made of matches; an :class:`OperatorFactory`."""
+
+    search: PatternSearch
+
+    @property
+    def needs_event_time(self) -> bool:
+        """Whether events have times of their own."""
+        return self.search.clock is TimeDomain.EVENT_TIME
+
+    def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
+        """Return the operator."""
+        return PatternOperator(self.search, ElementType(ddl_of(self._events(schemas[0]))))
+
+    def late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
+        """Return by which tag late events go out, and their fields."""
+        tag = self.search.late_output
+        return [] if tag is None else [(tag, self._events(schemas[0]))]
+
+    def _events(self, schema: T.StructType) -> T.StructType:
+        """Return the fields of events, without the answers of conditions behind them."""
+        return T.StructType(schema.fields[: len(schema) - len(self.search.column_conditions)])
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ from flinkish_spark.planning.factories import (
     ColumnFolding,
     FoldingWindows,
     Joining,
+    Patterns,
     Windows,
     fields_of,
     with_retraction_field,
@@ -798,7 +799,7 @@ def _operator(
         return function
     if function.needs_event_time and not has_times:
         raise without_event_times(node.uid)
-    if isinstance(function, Windows | Joining):
+    if isinstance(function, Windows | Joining | Patterns):
         for tag, schema in function.late_outputs(*schemas):
             # What is read by that name may be declared by another tag: both sides' may have one name.
             for declared in (tag, *(one for one in read if one.name == tag.name)):
