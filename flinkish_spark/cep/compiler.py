@@ -155,6 +155,15 @@ def _unless(ending: Condition | None, condition: Condition) -> Condition:
     return condition if ending is None else both(Not(ending), condition)
 
 
+def _endless(state: str) -> PatternError:
+    return PatternError(
+        "a group is repeated in which every name is optional",
+        why="it could be repeated without an event, for ever",
+        what_to_do="leave one of its names not optional, or do not repeat it",
+        state=state,
+    )
+
+
 class _Compiler:
     def __init__(self, pattern: Stages) -> None:
         self._pattern = pattern
@@ -389,18 +398,20 @@ class _Compiler:
         if not negations or not place.stage.is_optional:
             return sink
 
-        def copied(of: _State) -> _State:
+        def copied(of: _State, above: frozenset[str]) -> _State:
+            if of.name in above:
+                raise _endless(of.name)
             copy = self._state(of.name, of.kind)
             for one in of.transitions:
                 if one.action is not Action.PROCEED:
                     copy.add(one.action, copy if one.target is of else one.target, one.condition)
                 elif one.target.kind is not StateKind.STOP:
-                    copy.add(one.action, copied(one.target), one.condition)
+                    copy.add(one.action, copied(one.target, above | {of.name}), one.condition)
                 elif one.target.name not in negations:
                     copy.add(one.action, one.target, one.condition)
             return copy
 
-        return copied(sink)
+        return copied(sink, frozenset())
 
     # -- states -----------------------------------------------------------------------------------------
     def _copied(self, of: _State) -> _State:
@@ -449,12 +460,7 @@ class _Compiler:
 
         def visit(state: _State, above: frozenset[str]) -> None:
             if state.name in above:
-                raise PatternError(
-                    "a group is repeated in which every name is optional",
-                    why="it could be repeated without an event, for ever",
-                    what_to_do="leave one of its names not optional, or do not repeat it",
-                    name=state.name,
-                )
+                raise _endless(state.name)
             if state.name not in done:
                 for one in state.transitions:
                     if one.action is Action.PROCEED:

@@ -323,7 +323,7 @@ class Matcher:
             raise PatternError(
                 f"{state.open_count} partial matches of one key are open",
                 why=f"no more than {limit.most} may be",
-                what_to_do="give the pattern a window, make its conditions narrower, or let some be discarded: "
+                what_to_do="give the pattern a window, make its conditions narrower, or let some be lost: "
                 "OpenMatches(most, Overflow.DISCARD_OLDEST)",
                 most=limit.most,
             )

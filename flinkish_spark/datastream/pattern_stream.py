@@ -206,10 +206,13 @@ class PatternStream:
         max_parallelism: int | None,
     ) -> DataStream:
         tag, of_lost = (None, None) if timed_out is None else timed_out
-        for name, given in (("select", select), ("timed_out", of_lost)):
-            if given is not None and (not callable(given) or isinstance(given, type)):
+        given: tuple[tuple[str, object], ...] = (("select", select),)
+        if timed_out is not None:
+            given = (*given, ("timed_out", of_lost))
+        for name, function in given:
+            if not callable(function) or isinstance(function, type):
                 raise ConfigError(
-                    f"{name} of '{uid}' is {given!r}", what_to_do="give it a function, or leave it out"
+                    f"{name} of '{uid}' is {function!r}", what_to_do="give it a function, or leave it out"
                 )
         if timed_out is not None:
             instance_of("timed_out", tag, OutputTag, what_to_do="give it an OutputTag and a function")
@@ -245,7 +248,10 @@ class _Select(PatternProcessFunction):
     """Makes one row of each match by a plain function."""
 
     def __init__(
-        self, select: Callable[[Match], Any], tag: OutputTag | None, of_lost: Callable[[Match, int], Any] | None
+        self,
+        select: Callable[[Match], Any],
+        tag: OutputTag | None,
+        of_lost: Callable[[Match, int], Any] | None,
     ) -> None:
         self._select, self._tag, self._of_lost = select, tag, of_lost
 

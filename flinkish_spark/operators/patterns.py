@@ -103,8 +103,8 @@ class _NoState(NoKeyedState):
 
     def _refuse(self, descriptor: StateDescriptor) -> NoReturn:
         raise KeyedStateWithoutKey(
-            f"a condition of operator '{self.uid}' asks for the state '{descriptor.name}', but it can look back "
-            "at nothing but what its partial match has taken; give state to the function of the matches"
+            f"a condition of operator '{self.uid}' asks for the state '{descriptor.name}', but it sees only "
+            "what its partial match has taken; give state to the function of the matches"
         )
 
     get_state = get_list_state = get_map_state = get_reducing_state = get_aggregating_state = _refuse
@@ -271,7 +271,6 @@ class PatternOperator(KeyedStreamOperator):
     def __init__(self, search: PatternSearch, element: ElementType) -> None:
         self._search, self._element = search, element
         self._is_event_time = search.clock is TimeDomain.EVENT_TIME
-        self._key_of = None if search.compare is None else functools.cmp_to_key(search.compare)
         answers = [T.StructField(f"__{at}", T.BooleanType()) for at in range(len(search.column_conditions))]
         self._waiting = TimedBuffer(
             "pattern/waiting", ElementType(ddl_of(T.StructType([*element.fields, *answers])))
@@ -284,6 +283,7 @@ class PatternOperator(KeyedStreamOperator):
         self._match_context = MatchContext(context, timers)
         self._width = len(self._element.fields)
         self._gather = self._element.gathering()
+        self._key_of = None if search.compare is None else functools.cmp_to_key(search.compare)
         self._waiting.open(states)
         self._searches = [_Search(one, self._element) for one in search.patterns]
         for one in self._searches:
@@ -302,7 +302,7 @@ class PatternOperator(KeyedStreamOperator):
         """Return what handles an event."""
         if self._is_event_time:
             return (self._by_event_time,)
-        return (self._at_once if self._key_of is None else self._by_processing_time,)
+        return (self._at_once if self._search.compare is None else self._by_processing_time,)
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
         """Take the events whose time has come, and time out what is over."""

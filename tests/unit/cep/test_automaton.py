@@ -130,6 +130,13 @@ def test_a_condition_of_columns_is_asked_of_what_is_known() -> None:
         lambda: compiled(Pattern.begin(Pattern.begin("a").optional()).one_or_more()),
         lambda: compiled(Pattern.begin(Pattern.begin("a").optional()).not_next("b").next("c")),
         lambda: compiled(Pattern.begin(Pattern.begin("a")).next(Pattern.begin("a"))),
+        lambda: compiled(
+            Pattern.begin(
+                Pattern.begin(Pattern.begin("a").not_followed_by("b").next("c").one_or_more().optional())
+                .one_or_more()
+                .optional()
+            ).one_or_more()
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(wrong) -> None:
