@@ -98,11 +98,21 @@ class PatternStream:
 
     def in_processing_time(self) -> PatternStream:
         """Let events have the time of their micro-batch, and take them as they come; none is late."""
-        return self._with(clock=TimeDomain.PROCESSING_TIME)
+        return self._with(clock=TimeDomain.PROCESSING_TIME, time_field=None)
 
-    def in_event_time(self) -> PatternStream:
-        """Let events have their own times, and take them in that order when the watermark reaches them."""
-        return self._with(clock=TimeDomain.EVENT_TIME)
+    def in_event_time(self, field: str | None = None) -> PatternStream:
+        """Let events have their own times, and take them in that order when the watermark reaches them.
+
+        Parameters
+        ----------
+        field
+            Which field says the time: LONG, as milliseconds, or TIMESTAMP. By default it is that which
+            :meth:`DataStream.assign_timestamps_and_watermarks` has given, or the operator in front; behind a
+            count window, whose last instant is the end of all time, it has to be a field.
+        """
+        if field is not None:
+            instance_of("field", field, str, what_to_do='name a field: in_event_time("at")')
+        return self._with(clock=TimeDomain.EVENT_TIME, time_field=field)
 
     def side_output_late_data(self, tag: OutputTag) -> PatternStream:
         """Send events behind the watermark to a side output; else they are dropped and counted."""

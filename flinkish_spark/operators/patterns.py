@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -69,6 +70,8 @@ class PatternSearch:
         What is made of matches.
     clock
         Which time events have: their own, or that of their micro-batch.
+    time_field
+        Which field says the time of an event; None: it has one beside its fields.
     compare
         Orders events of one time, as functions for `sorted` once did; None: as they came.
     late_output
@@ -82,6 +85,7 @@ class PatternSearch:
     patterns: tuple[LookedFor, ...]
     function: PatternProcessFunction
     clock: TimeDomain = TimeDomain.EVENT_TIME
+    time_field: str | None = None
     compare: Callable[[Any, Any], int] | None = None
     late_output: OutputTag | None = None
     limit: OpenMatches | None = None
@@ -93,9 +97,20 @@ class PatternNeedsTime(ValueError):
 
     def __init__(self) -> None:
         super().__init__(
-            "patterns by event time need events with a timestamp; assign timestamps and watermarks, or call "
-            "in_processing_time()"
+            "patterns by event time need events with a time: assign timestamps and watermarks, and let none "
+            "be null; or call in_processing_time()"
         )
+
+
+def _ms_of(value: Any) -> int | None:
+    """Return the time that a field says: milliseconds, or a timestamp."""
+    if isinstance(value, datetime.datetime):
+        return (value - _EPOCH) // datetime.timedelta(milliseconds=1)
+    time_ms: int | None = value
+    return time_ms
+
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 class _NoState(NoKeyedState):
@@ -271,6 +286,8 @@ class PatternOperator(KeyedStreamOperator):
     def __init__(self, search: PatternSearch, element: ElementType) -> None:
         self._search, self._element = search, element
         self._is_event_time = search.clock is TimeDomain.EVENT_TIME
+        names = [field.name for field in element.fields]
+        self._time_at = None if search.time_field is None else names.index(search.time_field)
         answers = [T.StructField(f"__{at}", T.BooleanType()) for at in range(len(search.column_conditions))]
         self._waiting = TimedBuffer(
             "pattern/waiting", ElementType(ddl_of(T.StructType([*element.fields, *answers])))
@@ -323,7 +340,7 @@ class PatternOperator(KeyedStreamOperator):
 
     # -- events -----------------------------------------------------------------------------------------
     def _by_event_time(self, value: Any, context: FunctionContext) -> None:
-        time_ms = context.timestamp_ms
+        time_ms = context.timestamp_ms if self._time_at is None else _ms_of(value[self._time_at])
         if time_ms is None or time_ms == MIN_WATERMARK_MS:
             raise PatternNeedsTime
         if time_ms > self._timers.watermark_ms:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import OutputTag, TimeDomain
-from flinkish_spark.core.errors import InternalError
+from flinkish_spark.core.errors import InternalError, SchemaError
 from flinkish_spark.core.validation import reducer
 from flinkish_spark.functions.aggregates import AggregateColumn, ElementAggregate, ElementChoice, Fold
 from flinkish_spark.functions.keyed import (
@@ -340,8 +340,23 @@ class Patterns:
         return self.search.clock is TimeDomain.EVENT_TIME
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
-        """Return the operator."""
-        return PatternOperator(self.search, ElementType(ddl_of(self._events(schemas[0]))))
+        """Return the operator.
+
+        Raises
+        ------
+        SchemaError
+            No field of that name says a time.
+        """
+        events, named = self._events(schemas[0]), self.search.time_field
+        if named is not None:
+            kinds = {field.name: field.dataType for field in events}
+            if not isinstance(kinds.get(named), T.LongType | T.TimestampType):
+                raise SchemaError(
+                    f"the field '{named}' is to say the time of events, and is no time",
+                    why=f"the fields are {events.simpleString()}",
+                    what_to_do="name a field of type LONG, in milliseconds, or TIMESTAMP",
+                )
+        return PatternOperator(self.search, ElementType(ddl_of(events)))
 
     def late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
         """Return by which tag late events go out, and their fields."""

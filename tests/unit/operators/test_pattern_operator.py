@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from typing import Any
 
@@ -264,6 +265,31 @@ def test_by_processing_time_events_are_taken_as_they_come() -> None:
     assert harness.timer_count() == 0
 
 
+@pytest.mark.parametrize("kind", ["LONG", "TIMESTAMP"])
+def test_a_field_says_the_time_where_nothing_else_does(kind: str) -> None:
+    def at(time_ms: int) -> Any:
+        instant = datetime.datetime.fromtimestamp(time_ms / 1000, datetime.UTC)
+        return time_ms if kind == "LONG" else instant
+
+    def program(events: Any) -> Any:
+        last = events.key_by("key").count_window(1).reduce(lambda a, b: b, uid="last")
+        stream = CEP.pattern(last.key_by("key"), Pattern.begin("a").next("b")).in_event_time("at")
+        return stream.select(lambda match: (len(match),), output="n INT", uid="found")
+
+    harness = ProgramHarness(program, f"key STRING, at {kind}")
+    harness.push_all([(("k", at(7_000)), 7_000), (("k", at(5_000)), 5_000)])
+    assert harness.take().rows == []
+    harness.watermark(7_000)
+    out = harness.take()
+    assert out.rows == [(2,)] and out.times_ms == [7_000]
+
+
+def test_a_field_that_is_no_time_is_refused() -> None:
+    for field in ("nothing", "name"):
+        with pytest.raises(SchemaError, match=f"the field '{field}' is to say the time"):
+            searching(of_names("a"), in_event_time=(field,))
+
+
 def by_name(first: Any, second: Any) -> int:
     return (first.name > second.name) - (first.name < second.name)
 
@@ -404,6 +430,21 @@ def test_a_stream_without_a_key_is_searched_as_a_whole() -> None:
     harness.push_all([(("x", 1, "a", 0), 1), (("y", 2, "b", 0), 2)])
     harness.watermark(2)
     assert found(harness) == [{"a": [1], "b": [2]}]
+
+
+def test_partial_matches_are_found_again_with_another_parallelism() -> None:
+    def program(events: Any) -> Any:
+        return CEP.pattern(events.key_by("key"), of_names("a", "b")).process(Show(), output=OUTPUT, uid="u")
+
+    harness = ProgramHarness(program, EVENT, parallelism=1)
+    for key in "abcdefgh":
+        push(harness, ("a", 1), key=key)
+    harness.watermark(1)
+    harness = ProgramHarness(program, EVENT, parallelism=5, restore=harness.snapshot())
+    for key in "abcdefgh":
+        push(harness, ("b", 2), key=key)
+    harness.watermark(2)
+    assert sorted(row.key for row in harness.take().rows) == list("abcdefgh")
 
 
 # -- limits ------------------------------------------------------------------------------------------------
