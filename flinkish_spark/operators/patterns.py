@@ -28,8 +28,9 @@ from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.ddl import ddl_of
 from flinkish_spark.types.rows import ElementType
 
-#: What the operator counts, beside late records.
+#: What the operator counts, beside late records; of those opened and closed what is more of a key's, by call.
 MATCHES, TIMED_OUT, DISCARDED = "matches", "partial_matches_timed_out", "partial_matches_discarded"
+OPENED, CLOSED = "partial_matches_opened", "partial_matches_closed"
 
 
 @dataclass(frozen=True)
@@ -264,6 +265,11 @@ class _Search:
             self.states.write(self.state)
         return self.matcher.next_deadline_ms(self.state)
 
+    @property
+    def more_open(self) -> int:
+        """How many more partial matches of the key are open than there were; less than none if fewer."""
+        return len(self.state.partial) - len(self._before[0])
+
     def _open(self) -> tuple[list[PartialMatch], ...]:
         return list(self.state.partial), list(self.state.held)
 
@@ -381,6 +387,10 @@ class PatternOperator(KeyedStreamOperator):
                 self._process(entry, time_ms)
             at = behind
         self._advance(now_ms)
+        for one in self._searches:
+            more = one.more_open
+            if more:
+                self._context.count(OPENED if more > 0 else CLOSED, abs(more))
         self._register(before_ms, [one.leave() for one in self._searches])
 
     def _in_order(self, entries: Sequence[Any]) -> Sequence[Any]:
@@ -403,8 +413,9 @@ class PatternOperator(KeyedStreamOperator):
             matches = one.matcher.process(one.state, event, time_ms, facts, now_ms)
             self._emit(one, matches, time_ms)
             if limit is not None:
-                for _ in range(one.matcher.keep_to(one.state, limit)):
-                    self._context.count(DISCARDED)
+                discarded = one.matcher.keep_to(one.state, limit)
+                if discarded:
+                    self._context.count(DISCARDED, discarded)
 
     def _advance(self, time_ms: int) -> None:
         for one in self._searches:

@@ -235,7 +235,8 @@ def test_a_window_ends_by_the_watermark_alone(within: WithinType) -> None:
     assert harness.next_timer_ms(TimeDomain.EVENT_TIME) == 11 and harness.take().side == {}
     harness.watermark(11)
     out = harness.take()
-    assert out.side["lost"] == [("k", '{"a": [1]}', 11)] and out.counts == {"partial_matches_timed_out": 1}
+    assert out.side["lost"] == [("k", '{"a": [1]}', 11)] and out.counts["partial_matches_timed_out"] == 1
+    assert out.counts["partial_matches_closed"] == 1
     assert harness.timer_count() == 0 and not any(harness.entries(state) for state in states_of(pattern))
 
 
@@ -458,7 +459,7 @@ def test_open_partial_matches_are_kept_to_a_limit(overflow: Overflow, left: list
     harness = searching(of_names("a", "b"), with_limit=(OpenMatches(2, overflow),))
     push(harness, ("a", 1), ("a", 2), ("a", 3))
     harness.watermark(3)
-    assert harness.take().counts == {"partial_matches_discarded": 1}
+    assert harness.take().counts == {"partial_matches_discarded": 1, "partial_matches_opened": 2}
     push(harness, ("b", 9))
     harness.watermark(9)
     assert found(harness) == [{"a": [one], "b": [9]} for one in left]
