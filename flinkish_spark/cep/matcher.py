@@ -31,18 +31,18 @@ class Event:
 
     Parameters
     ----------
-    order
-        Tells events of one time apart, in the order in which they were taken.
+    at
+        Where it stands among all: its time, and a number that tells events of one time apart, in the order
+        in which they were taken.
     """
 
-    time_ms: int
-    order: int
+    at: tuple[int, int]
     value: Any
 
     @property
-    def at(self) -> tuple[int, int]:
-        """Where it stands among all."""
-        return self.time_ms, self.order
+    def time_ms(self) -> int:
+        """Its time."""
+        return self.at[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -235,12 +235,14 @@ class Matcher:
     def __init__(self, automaton: Automaton, skip: AfterMatchSkip) -> None:
         self.automaton, self._skip = automaton, skip
         self._states = automaton.states
-        self._start = automaton.start
+        self._kinds = tuple(state.kind for state in automaton.states)
         self._looks_back = automaton.looks_back
+        self._has_windows = automaton.has_windows
+        self._begin = PartialMatch(automaton.start, None)
 
     def initial(self) -> MatchState:
         """Return what is known of a key of which there was nothing."""
-        return MatchState(MatchQueue([PartialMatch(self._start, None)]))
+        return MatchState(MatchQueue([self._begin]))
 
     def process(
         self,
@@ -268,11 +270,11 @@ class Matcher:
         """
         given = _Given(event, time_ms, {} if facts is None else facts, processing_time_ms)
         step = _Step(self, given, state)
-        partial, complete = MatchQueue(), MatchQueue()
+        partial, complete, kinds = MatchQueue(), MatchQueue(), self._kinds
         for one in state.partial:
             kept, is_stopped = [], False
             for following in step.following(one):
-                kind = self._states[following.state].kind
+                kind = kinds[following.state]
                 if kind is StateKind.FINAL:
                     complete.add(following)
                 elif kind is StateKind.STOP:
@@ -283,7 +285,8 @@ class Matcher:
                 for following in kept:
                     partial.add(following)
         state.partial = partial
-        return self._completed(state, complete)
+        # Events leave, too: what was open may have held a match back.
+        return self._completed(state, complete) if complete or state.held else []
 
     def advance(self, state: MatchState, time_ms: int) -> tuple[list[Match], list[TimedOut]]:
         """Say that no event before a time comes any more; return what is complete by that, and what is over.
@@ -293,8 +296,8 @@ class Matcher:
         state
             Of a key; changed.
         """
-        if not self.automaton.has_windows:
-            return self._completed(state, MatchQueue()), []
+        if not self._has_windows or all(self._ended_ms(one, time_ms) is None for one in state.partial):
+            return [], []
         partial, complete, over = MatchQueue(), MatchQueue(), []
         for one in state.partial:
             ended_ms = self._ended_ms(one, time_ms)
@@ -335,7 +338,7 @@ class Matcher:
 
     def next_deadline_ms(self, state: MatchState) -> int | None:
         """Return when the first partial match is timed out; None if none ever is."""
-        if not self.automaton.has_windows:
+        if not self._has_windows:
             return None
         ends = (
             self.automaton.deadline_ms(one.state, one.last.first.time_ms, one.last.event.time_ms)
@@ -418,29 +421,29 @@ class _Step:
         self._event: Event | None = None
         self._ways: dict[int, list[_Way]] = {}
 
-    def following(self, one: PartialMatch) -> Iterator[PartialMatch]:
-        """Yield what becomes of a partial match."""
-        is_start = one.last is None
-        self._given.of(one.last)
+    def following(self, one: PartialMatch) -> list[PartialMatch]:
+        """Return what becomes of a partial match."""
+        before, found = one.last, []
+        self._given.of(before)
         for stage, way in self._ways_of(one.state):
             if way.action is Action.TAKE:
                 event = self._taken_event()
-                first = event if one.last is None else one.last.first
-                last = Taken(stage, event, one.last, first)
-                yield PartialMatch(way.target, last)
+                last = Taken(stage, event, before, event if before is None else before.first)
+                found.append(PartialMatch(way.target, last))
                 final = self._final_past(way.target)
                 if final is not None:
-                    yield PartialMatch(final, last)
-            elif not is_start:
-                yield PartialMatch(way.target, one.last)
-        if is_start:
-            yield one
+                    found.append(PartialMatch(final, last))
+            elif before is not None:
+                found.append(PartialMatch(way.target, before))
+        if before is None:
+            found.append(one)
+        return found
 
     def _taken_event(self) -> Event:
         if self._event is None:
             known = (one.last for queue in (self._state.partial, self._state.held) for one in queue)
-            order = 1 + max((last.event.order for last in known if last is not None), default=-1)
-            self._event = Event(self._given.time_ms, order, self._given.event)
+            number = 1 + max((last.event.at[1] for last in known if last is not None), default=-1)
+            self._event = Event((self._given.time_ms, number), self._given.event)
         return self._event
 
     def _ways_of(self, state: int) -> list[_Way]:

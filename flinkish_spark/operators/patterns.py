@@ -202,7 +202,7 @@ class MatchStates:
         if not stored:
             return None
         events = [
-            Event(row[-1], place, self._gather(row[:-1]))
+            Event((row[-1], place), self._gather(row[:-1]))
             for place, row in enumerate(self._events.read(self._scope) or ())
         ]
         chains: list[Taken] = []
