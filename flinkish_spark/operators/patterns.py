@@ -103,7 +103,7 @@ class PatternNeedsTime(ValueError):
         )
 
 
-def _ms_of(value: Any) -> int | None:
+def ms_of(value: Any) -> int | None:
     """Return the time that a field says: milliseconds, or a timestamp."""
     if isinstance(value, datetime.datetime):
         return (value - _EPOCH) // datetime.timedelta(milliseconds=1)
@@ -287,13 +287,14 @@ class PatternOperator(KeyedStreamOperator):
         What it does.
     element
         Type of the events, without the answers of conditions behind their fields.
+    time_field
+        Place of the field that says the time of an event; None: it has one beside its fields.
     """
 
-    def __init__(self, search: PatternSearch, element: ElementType) -> None:
+    def __init__(self, search: PatternSearch, element: ElementType, time_field: int | None = None) -> None:
         self._search, self._element = search, element
         self._is_event_time = search.clock is TimeDomain.EVENT_TIME
-        names = [field.name for field in element.fields]
-        self._time_at = None if search.time_field is None else names.index(search.time_field)
+        self._time_at = time_field
         answers = [T.StructField(f"__{at}", T.BooleanType()) for at in range(len(search.column_conditions))]
         self._waiting = TimedBuffer(
             "pattern/waiting", ElementType(ddl_of(T.StructType([*element.fields, *answers])))
@@ -346,7 +347,7 @@ class PatternOperator(KeyedStreamOperator):
 
     # -- events -----------------------------------------------------------------------------------------
     def _by_event_time(self, value: Any, context: FunctionContext) -> None:
-        time_ms = context.timestamp_ms if self._time_at is None else _ms_of(value[self._time_at])
+        time_ms = context.timestamp_ms if self._time_at is None else ms_of(value[self._time_at])
         if time_ms is None or time_ms == MIN_WATERMARK_MS:
             raise PatternNeedsTime
         if time_ms > self._timers.watermark_ms:
