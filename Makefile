@@ -37,7 +37,7 @@ export FLINKISH_SKIPPED := $(SKIPPED)
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
 STAGES := lint types unit integration crash
 
-.PHONY: help setup jars s3a hdfs shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-start bench-state bench-full wheel clean
+.PHONY: help setup jars s3a hdfs flink shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-start bench-state bench-full wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
@@ -51,7 +51,7 @@ help: ## this page
 setup: $(VENV)/.stamp jars shim ## virtual environment, JARs, the JVM side
 	@echo "ready: $(VENV)"
 
-jars: $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp s3a hdfs ## third-party JARs for Spark and the broker
+jars: $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp s3a hdfs flink ## third-party JARs for Spark and the broker
 
 shim: $(BUILD)/shim.stamp ## the JVM side, into flinkish_spark/jars/
 
@@ -146,6 +146,7 @@ $(VENV)/.stamp: setup.cfg pyproject.toml
 ROLE_OF_broker-jars := broker
 ROLE_OF_s3a-jars := s3a
 ROLE_OF_hdfs-jars := hdfs
+ROLE_OF_flink-jars := flink
 $(BUILD)/%/.stamp: flinkish_spark/jars/pinned.txt tools/resolve_jars.py | $(VENV)/.stamp
 	@tools/require.sh java
 	@tools/require.sh maven
@@ -160,6 +161,10 @@ s3a: $(VENV)/.stamp
 # HDFS and YARN in one JVM. Without it their tests are skipped, and counted.
 hdfs: $(VENV)/.stamp
 	@$(MAKE) $(BUILD)/hdfs-jars/.stamp || echo "no HDFS: the tests of jobs on it are skipped"
+
+# Flink's own pattern matcher. Without it the tests that compare ours with it are skipped, and counted.
+flink: $(VENV)/.stamp
+	@$(MAKE) $(BUILD)/flink-jars/.stamp || echo "no Flink: our pattern matcher is not compared with its own"
 
 # A server of Azure's blobs. Without npm its tests are skipped, and counted as such.
 AZURITE := azurite@3.37.0

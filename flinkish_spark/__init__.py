@@ -1,9 +1,9 @@
 """flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming.
 
-The public API is what this package and `windows`, `state`, `sources`, `sinks`, `joins`, `testing`, `latency`
-and `state_processor` in it give by name; everything else may change. `__init__.pyi` lists the names of this
-one. They are imported when they are first used: Spark's Python workers import this package too, and need
-little of it.
+The public API is what this package and `windows`, `state`, `sources`, `sinks`, `joins`, `cep`, `testing`,
+`latency` and `state_processor` in it give by name; everything else may change. `__init__.pyi` lists the names
+of this one. They are imported when they are first used: Spark's Python workers import this package too, and
+need little of it.
 """
 
 import lazy_loader

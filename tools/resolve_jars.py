@@ -5,6 +5,7 @@
     python tools/resolve_jars.py broker DIRECTORY [--kafka VERSION]
     python tools/resolve_jars.py s3a    DIRECTORY
     python tools/resolve_jars.py hdfs   DIRECTORY
+    python tools/resolve_jars.py flink  DIRECTORY
 
 The JARs of all versions of Spark go into one directory; a session takes those of the Spark that runs.
 
@@ -34,6 +35,7 @@ EXCLUDED = {
     "spark": ["*:*"],
     "broker": [],
     "hdfs": [],
+    "flink": ["*:*"],
     # The whole SDK in one JAR has 686 MB; the modules that S3A uses stand in the list.
     "s3a": [
         "software.amazon.awssdk:bundle",
@@ -74,10 +76,11 @@ def pom(name: str, coordinates: list[str], excluded: list[str]) -> str:
     exclusions = f"<exclusions>{''.join(each)}</exclusions>"
     dependencies = []
     for coordinate in coordinates:
-        group, artifact, version = map(escape, coordinate.split(":"))
+        group, artifact, version, *classifiers = map(escape, coordinate.split(":"))
+        classified = "".join(f"<classifier>{one}</classifier>" for one in classifiers)
         dependencies.append(
             f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
-            f"<version>{version}</version>{exclusions}</dependency>"
+            f"<version>{version}</version>{classified}{exclusions}</dependency>"
         )
     return (
         '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'

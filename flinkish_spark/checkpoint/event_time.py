@@ -22,6 +22,7 @@ from flinkish_spark.protocol.micro_batches import OFFSETS
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.time_plan import (
     TimePlan,
+    counts_in,
     facts_of,
     known_channels,
     late_in,
@@ -206,8 +207,9 @@ class TimeKeeper:
             logged.control.time.above,
             ControlOffset.drained_in(logged.sources) if self._is_draining else 0,
         )
-        late = late_in(self._plan, staged.acks)
-        return replace(staged, acks=without_reports(staged.acks), times=times, late_dropped=late)
+        late, counts = late_in(self._plan, staged.acks), counts_in(self._plan, staged.acks)
+        acks = without_reports(staged.acks)
+        return replace(staged, acks=acks, times=times, late_dropped=late, counts=counts)
 
     def on_staged(self, staged: StagedBatch) -> None:
         """Step behind a micro-batch, and tell the next one."""

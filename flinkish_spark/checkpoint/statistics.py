@@ -26,7 +26,7 @@ from flinkish_spark.protocol.statistics import (
     RestoredCheckpoint,
     StatisticsHistory,
 )
-from flinkish_spark.protocol.time_plan import late_of
+from flinkish_spark.protocol.time_plan import counts_of, late_of
 
 # ----------------------------------------------------------------------------------------------------------
 # Who acknowledged a checkpoint, when, and what each participant did: noted while it runs.
@@ -136,10 +136,15 @@ class Acknowledgements:
                     channels=self._channels(checkpoint, seen) if fits else (),
                 )
             )
-        late = late_of(decision.batches)
+        late, counts = late_of(decision.batches), counts_of(decision.batches)
         for one, after_ms in others:
             dropped = late.get(one.uid) if one.kind is ParticipantKind.OPERATOR else None
-            result.append(ParticipantStatistics(one.uid, one.kind, ack_ms=after_ms, late_dropped=dropped))
+            counted = counts.get(one.uid, {}) if one.kind is ParticipantKind.OPERATOR else {}
+            result.append(
+                ParticipantStatistics(
+                    one.uid, one.kind, ack_ms=after_ms, late_dropped=dropped, counts=counted
+                )
+            )
         return tuple(result), unlisted
 
     def _channels(self, checkpoint: CheckpointId, seen: Sequence[_Reported]) -> tuple[ChannelStatistics, ...]:

@@ -42,7 +42,7 @@ from flinkish_spark.protocol.statistics import (
     ParticipantStatistics,
     StatisticsHistory,
 )
-from flinkish_spark.protocol.time_plan import late_of
+from flinkish_spark.protocol.time_plan import counts_of, late_of
 
 # ----------------------------------------------------------------------------------------------------------
 # What is known about a job's checkpoints: the statistics, and what lies in the job directory.
@@ -320,6 +320,7 @@ def _of_commit(commit: Decision) -> dict[str, Any]:
         "uids": list(commit.uids),
         "finished": list(commit.finished),
         "late_dropped": late_of(commit.batches),
+        "counts": counts_of(commit.batches),
     }
 
 
@@ -404,8 +405,14 @@ def _facts(view: CheckpointView, details: dict[str, Any]) -> list[tuple[str, obj
         ("can be gone back to", "yes" if details["can_be_rewound_to"] else f"no: {details['why_not']}"),
         ("hooks", ", ".join(details.get("hooks", ()))),
         ("late records dropped", ", ".join(f"{uid} {n}" for uid, n in late.items())),
+        ("counted", _counted(details.get("counts", {}))),
         ("had finished", ", ".join(details.get("finished", ()))),
     ]
+
+
+def _counted(counts: dict[str, dict[str, int]]) -> str:
+    told = {uid: ", ".join(f"{name} {count}" for name, count in own.items()) for uid, own in counts.items()}
+    return "; ".join(f"{uid}: {text}" for uid, text in told.items())
 
 
 def _acknowledged(details: dict[str, Any]) -> str:

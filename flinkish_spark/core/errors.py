@@ -67,6 +67,10 @@ class GraphError(UserError):
     """The stream graph cannot be run: duplicate uid, unknown topic, loop through one topic."""
 
 
+class PatternError(UserError):
+    """A pattern cannot be what it says, or a match cannot be treated as it says."""
+
+
 class JobDirError(UserError):
     """The job directory belongs to another job, Spark version, format or setting."""
 

@@ -33,6 +33,7 @@ from flinkish_spark.planning.declare import (
     inferred_output,
 )
 from flinkish_spark.planning.factories import UNKNOWN_TYPE
+from flinkish_spark.planning.match_recognize import match_recognize
 from flinkish_spark.planning.partitioning import (
     Narrow,
     Spread,
@@ -554,6 +555,16 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         >>> stream.key_by(lambda order: order.user.lower(), key="STRING")  # doctest: +SKIP
         """
         return KeyedStream(self._environment, self._node, chosen_keys(keys, key))
+
+    def match_recognize(self, text: str, *, uid: str, **more: Any) -> DataStream:
+        """Look for a row pattern of SQL:2016 among the rows of each key, which PARTITION BY says.
+
+        Parameters
+        ----------
+        text, uid, more
+            As of :meth:`KeyedStream.match_recognize`, which also says what is raised.
+        """
+        return self.key_by(*match_recognize(text).partition).match_recognize(text, uid=uid, **more)
 
     def union(self, *others: DataStream) -> DataStream:
         """Put streams with the same fields together; in which order their records come is not promised.

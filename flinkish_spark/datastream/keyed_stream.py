@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from flinkish_spark.core.elements import OutputType
+from flinkish_spark.core.elements import OutputTag, OutputType
 from flinkish_spark.core.errors import ConfigError, GraphError, SchemaError
-from flinkish_spark.core.validation import check_aggregate
+from flinkish_spark.core.validation import check_aggregate, instance_of
 from flinkish_spark.datastream.connected_streams import (
     BroadcastConnectedStream,
     BroadcastStream,
@@ -54,7 +54,9 @@ from flinkish_spark.planning.factories import (
     FoldingElements,
     Reducing,
     ReducingColumns,
+    RowPatterns,
 )
+from flinkish_spark.planning.match_recognize import match_recognize
 from flinkish_spark.planning.stream_graph import KeyedEntry, StreamNode
 from flinkish_spark.state.descriptors import StateTtl
 from flinkish_spark.types.hints import StateType
@@ -471,6 +473,56 @@ class KeyedStream(KeyedRecords):
         return WindowedStream(
             self, count_window(count) if slide is None else sliding_count_window(count, slide)
         )
+
+    def match_recognize(
+        self,
+        text: str,
+        *,
+        uid: str,
+        late_output: OutputTag | None = None,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Look for a row pattern of SQL:2016 among the rows of each key; see docs/cep.md.
+
+        Parameters
+        ----------
+        text
+            The clauses of MATCH_RECOGNIZE. PARTITION BY may name the stream's keys, ORDER BY the field that
+            says the time of a row; both may be left out.
+        late_output
+            Where rows behind the watermark go; None: they are dropped and counted.
+        uid, max_parallelism
+            As of :meth:`process`.
+
+        Raises
+        ------
+        PatternError
+            The text says something that cannot be, or that is not known here; what depends on the fields of
+            the stream is said when the job is planned.
+        ConfigError
+            sqlglot is not installed.
+        GraphError
+            PARTITION BY names other columns than the key.
+
+        Examples
+        --------
+        >>> stream.key_by("cell").match_recognize(
+        ...     "MEASURES LAST(B.value) AS value PATTERN (A B+) DEFINE B AS value > PREV(value)", uid="rising"
+        ... )  # doctest: +SKIP
+        """
+        said = match_recognize(text)
+        if late_output is not None:
+            instance_of(
+                "late_output", late_output, OutputTag, what_to_do="give an OutputTag, or leave it out"
+            )
+        keys = tuple(key for key in self._entry.keys if isinstance(key, str))
+        if said.partition and [one.lower() for one in said.partition] != [one.lower() for one in keys]:
+            raise GraphError(
+                f"the row pattern of '{uid}' is partitioned by {', '.join(said.partition)}",
+                why=f"the stream is keyed by {', '.join(keys) or 'expressions'}",
+                what_to_do="leave PARTITION BY out, or let key_by() name the same columns",
+            )
+        return self._keyed(RowPatterns(said, keys, late_output), None, uid, max_parallelism)
 
     @overload
     def connect(self, other: KeyedStream) -> KeyedConnectedStreams: ...

@@ -33,7 +33,7 @@ from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.limits import Limit
 from flinkish_spark.protocol.restart import TRIES_WITHOUT_PROGRESS, RestartStrategy
-from flinkish_spark.protocol.time_plan import TimePlan, late_of
+from flinkish_spark.protocol.time_plan import TimePlan, counts_of, late_of
 from flinkish_spark.protocol.timeline import NO_TIMELINE, Timeline
 from flinkish_spark.savepoints.files import RestoreSettings
 
@@ -219,6 +219,8 @@ class JobProgress:
     dropped: int = 0
     #: Late records that operators have dropped, by uid.
     late_dropped: dict[str, int] = field(default_factory=dict)
+    #: What else operators have counted, by uid and name: matches of patterns, for example.
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
     last_error: str = ""
     is_running: bool = False
     #: Threads of the job that have waited for the same thing for a minute, the longest first.
@@ -230,6 +232,10 @@ class JobProgress:
         self.newest = decision.checkpoint
         for uid, count in late_of(decision.batches).items():
             self.late_dropped[uid] = self.late_dropped.get(uid, 0) + count
+        for uid, counts in counts_of(decision.batches).items():
+            own = self.counts.setdefault(uid, {})
+            for name, count in counts.items():
+                own[name] = own.get(name, 0) + count
         acks = [ack for batch in decision.batches for ack in batch.acks]
         for ack in acks:
             self.rows_by_sink[ack.sink] = self.rows_by_sink.get(ack.sink, 0) + ack.rows

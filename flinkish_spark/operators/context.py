@@ -41,7 +41,7 @@ class FunctionContext:
         timers: Timers,
         emit_to: Callable[[OutputTag, Any, int | None], None],
         emit: Callable[[Iterable[Any], int | None], None],
-        count: Callable[[str], None],
+        count: Callable[..., None],
     ) -> None:
         self._scope, self._timers = scope, timers
         #: For operators whose rows have another time than the element or timer: takes rows, and their time.
@@ -49,7 +49,7 @@ class FunctionContext:
         self.emit = emit
         #: The same for a side output: takes a tag, a row, its time.
         self.emit_to = emit_to
-        #: Adds one to a number of the operator; takes its name.
+        #: Adds one, or as many as it is told, to a number of the operator; takes its name.
         self.count = count
         self.timestamp_ms: int | None = None
         self.domain = TimeDomain.EVENT_TIME

@@ -317,9 +317,9 @@ class GroupRun:
         emitted.rows.extend(map(self._take, elements_of(rows)))
         emitted.times_ms.extend([time_ms] * (len(emitted.rows) - len(emitted.times_ms)))
 
-    def _count(self, name: str) -> None:
+    def _count(self, name: str, by: int = 1) -> None:
         counts = self._emitted.counts
-        counts[name] = counts.get(name, 0) + 1
+        counts[name] = counts.get(name, 0) + by
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 from pyspark.sql import types as T
 
+from flinkish_spark.cep.rows import RowsPerMatch
 from flinkish_spark.core.elements import OutputTag, TimeDomain
-from flinkish_spark.core.errors import InternalError
+from flinkish_spark.core.errors import InternalError, SchemaError
 from flinkish_spark.core.validation import reducer
 from flinkish_spark.functions.aggregates import AggregateColumn, ElementAggregate, ElementChoice, Fold
 from flinkish_spark.functions.keyed import (
@@ -41,10 +42,13 @@ from flinkish_spark.operators.columnar_windows import (
     folded_field,
 )
 from flinkish_spark.operators.joins import IntervalJoinOperator, TemporalJoinOperator, WindowCoGroupOperator
+from flinkish_spark.operators.patterns import PatternOperator, PatternSearch
 from flinkish_spark.operators.process import KeyedStreamOperator
+from flinkish_spark.operators.row_patterns import RowPatternOperator
 from flinkish_spark.operators.window_factory import window_operator
 from flinkish_spark.operators.window_loop import LoopedWindows, looped_windows
 from flinkish_spark.operators.windowing import WindowOperator
+from flinkish_spark.planning.match_recognize import MatchRecognize
 from flinkish_spark.state.descriptors import MapStateDescriptor, StateTtl, check_ttl
 from flinkish_spark.types.ddl import ddl_of, parse_ddl
 from flinkish_spark.types.hints import StateType
@@ -325,6 +329,100 @@ def fields_of(aggregation: ColumnAggregation) -> T.StructType:
         return T.StructType([T.StructField(aggregation.names[0], kind)])
     assert isinstance(kind, T.StructType)
     return kind
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """Patterns that are looked for, and what is made of matches; an :class:`OperatorFactory`."""
+
+    search: PatternSearch
+
+    @property
+    def needs_event_time(self) -> bool:
+        """Whether events have times of their own."""
+        return self.search.clock is TimeDomain.EVENT_TIME
+
+    def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
+        """Return the operator.
+
+        Raises
+        ------
+        SchemaError
+            No field of that name says a time.
+        """
+        events, named = self._events(schemas[0]), self.search.time_field
+        at = None if named is None else _place_of_time(events, named)
+        return PatternOperator(self.search, ElementType(ddl_of(events)), at)
+
+    def late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
+        """Return by which tag late events go out, and their fields."""
+        tag = self.search.late_output
+        return [] if tag is None else [(tag, self._events(schemas[0]))]
+
+    def _events(self, schema: T.StructType) -> T.StructType:
+        """Return the fields of events, without the answers of conditions behind them."""
+        return T.StructType(schema.fields[: len(schema) - len(self.search.column_conditions)])
+
+
+@dataclass(frozen=True)
+class RowPatterns:
+    """A row pattern of SQL and what is told of its matches; an :class:`OperatorFactory`.
+
+    Parameters
+    ----------
+    keys
+        The key's columns that are fields; they come out in front where one row is told per match.
+    """
+
+    said: MatchRecognize
+    keys: tuple[str, ...]
+    late_output: OutputTag | None = None
+    needs_event_time: bool = True
+
+    def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
+        """Return the operator."""
+        fields = schemas[0]
+        search, _ = self.said.search(fields)
+        order = self.said.order
+        at = None if order is None else _place_of_time(fields, order)
+        return RowPatternOperator(
+            search, ElementType(ddl_of(fields)), at, self._key_places(fields), self.late_output
+        )
+
+    def output(self, *schemas: T.StructType) -> T.StructType:
+        """Return the fields of what is emitted: the key's or the row's, then those of the measures."""
+        fields = schemas[0]
+        search, measures = self.said.search(fields)
+        own = fields.fields
+        if search.rows is RowsPerMatch.ONE_ROW:
+            own = [fields[place] for place in self._key_places(fields)]
+        return T.StructType([*(T.StructField(one.name, one.dataType) for one in own), *measures])
+
+    def late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
+        """Return by which tag late rows go out, and their fields."""
+        return [] if self.late_output is None else [(self.late_output, schemas[0])]
+
+    def _key_places(self, fields: T.StructType) -> list[int]:
+        names = [name.lower() for name in fields.names]
+        return [names.index(key.lower()) for key in self.keys if key.lower() in names]
+
+
+def _place_of_time(fields: T.StructType, name: str) -> int:
+    """Return the place of the field that says the time of events.
+
+    Raises
+    ------
+    SchemaError
+        No field of that name says a time.
+    """
+    for place, field in enumerate(fields):
+        if field.name.lower() == name.lower() and isinstance(field.dataType, T.LongType | T.TimestampType):
+            return place
+    raise SchemaError(
+        f"the field '{name}' is to say the time of events, and is no time",
+        why=f"the fields are {fields.simpleString()}",
+        what_to_do="name a field of type LONG, in milliseconds, or TIMESTAMP",
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -39,6 +39,8 @@ from flinkish_spark.planning.factories import (
     ColumnFolding,
     FoldingWindows,
     Joining,
+    Patterns,
+    RowPatterns,
     Windows,
     fields_of,
     with_retraction_field,
@@ -750,7 +752,7 @@ def _renamed(fields: T.StructType, number: int) -> T.StructType:
 def _main_output(node: KeyedNode, schemas: Sequence[T.StructType], folded: Folded | None) -> T.StructType:
     if node.output is not None:
         return node.output
-    if isinstance(node.function, Joining | Windows):
+    if isinstance(node.function, Joining | Windows | RowPatterns):
         found = node.function.output(*schemas)
         # What the fields of the inputs are called is known now only.
         check_field_names(found, f"the output of '{node.uid}'")
@@ -798,7 +800,7 @@ def _operator(
         return function
     if function.needs_event_time and not has_times:
         raise without_event_times(node.uid)
-    if isinstance(function, Windows | Joining):
+    if isinstance(function, Windows | Joining | Patterns | RowPatterns):
         for tag, schema in function.late_outputs(*schemas):
             # What is read by that name may be declared by another tag: both sides' may have one name.
             for declared in (tag, *(one for one in read if one.name == tag.name)):

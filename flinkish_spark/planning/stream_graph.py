@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyspark.sql import Column
 from pyspark.sql import types as T
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from flinkish_spark.worker.broadcast_runner import Checkpointed
 
-    KeyedFunction = (
+    KeyedFunction: TypeAlias = (
         KeyedProcessFunction
         | KeyedCoProcessFunction
         | VectorizedProcessFunction

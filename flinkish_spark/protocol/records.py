@@ -132,7 +132,7 @@ class Committable(Stored):
     payload: Json
 
 
-_Dropped = Annotated[int, whole(1)]
+_Counted = Annotated[int, whole(1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,8 @@ class StagedBatch(Stored):
 
     `began_at_ms` is the wall-clock time at which its staging began, for warnings; None where an older
     version staged it. `times` is what it says about time; None in a job without any. `late_dropped` is
-    how many late records operators have dropped, by uid, without those that dropped none.
+    how many late records operators have dropped, by uid, without those that dropped none; `counts` is what
+    else they have counted, by uid and name.
     """
 
     lineage: Lineage
@@ -157,7 +158,8 @@ class StagedBatch(Stored):
     blocks: tuple[int, ...] = ()
     began_at_ms: int | None = field(default=None, metadata=LEFT_OUT)
     times: BatchTimes | None = field(default=None, metadata=LEFT_OUT)
-    late_dropped: Mapping[Uid, _Dropped] = field(default_factory=dict, metadata=LEFT_OUT)
+    late_dropped: Mapping[Uid, _Counted] = field(default_factory=dict, metadata=LEFT_OUT)
+    counts: Mapping[Uid, Mapping[str, _Counted]] = field(default_factory=dict, metadata=LEFT_OUT)
 
     @property
     def checkpoints(self) -> frozenset[CheckpointId]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar
@@ -93,6 +93,8 @@ class ParticipantStatistics(Stored):
     late_dropped
         How many late records an operator has dropped for the checkpoint, over all its micro-batches; None
         where there were none.
+    counts
+        What else an operator has counted for it, by name: matches of patterns, for example.
     """
 
     DEFAULTS: ClassVar = Presence.LEFT_OUT
@@ -108,6 +110,7 @@ class ParticipantStatistics(Stored):
     barriers: int | None = None
     channels: tuple[ChannelStatistics, ...] = ()
     late_dropped: int | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _checked_uid(self.uid)

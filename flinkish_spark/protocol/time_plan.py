@@ -306,16 +306,29 @@ def _or_none(time_ms: int) -> int | None:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# How many late records operators have dropped, as tasks report it and staged micro-batches keep it.
+# What operators have counted, as tasks report it and staged micro-batches keep it.
 #
 # count in a key group -> report in TaskAck.reports -> late_in -> StagedBatch.late_dropped
+#                                                   -> counts_in -> StagedBatch.counts
 #
 # So it is part of what is decided: a micro-batch that runs again counts once, and one that never counts
 # counts nothing. Numbers of operators are those of `protocol/time_plan.py`.
 
 
-def is_late_count(report: TimeReport) -> bool:
-    """Whether a report says how many late records a key group has dropped."""
+#: What is counted. A report says the place of its counter here, so that never changes.
+COUNTERS = (
+    "late_records_dropped",
+    "matches",
+    "partial_matches_timed_out",
+    "partial_matches_discarded",
+    "partial_matches_opened",
+    "partial_matches_closed",
+)
+_LATE = 0
+
+
+def is_count(report: TimeReport) -> bool:
+    """Whether a report says what a key group has counted."""
     return report.reporter >= FIRST_LATE_REPORTER
 
 
@@ -334,17 +347,41 @@ def late_in(plan: TimePlan, acks: Iterable[SinkAck]) -> dict[str, int]:
     >>> late_in(plan, [SinkAck("out", (task,)), SinkAck("out", (task,))])
     {'hours': 3}
     """
-    groups: dict[tuple[str, str, int], int] = {}
+    return {uid: count for (uid, counter), count in _counted(plan, acks).items() if counter == _LATE}
+
+
+def counts_in(plan: TimePlan, acks: Iterable[SinkAck]) -> dict[str, dict[str, int]]:
+    """Return by operator what else was counted in a micro-batch, by name; as :func:`late_in`."""
+    found: dict[str, dict[str, int]] = {}
+    for (uid, counter), count in _counted(plan, acks).items():
+        if counter != _LATE:
+            found.setdefault(uid, {})[COUNTERS[counter]] = count
+    return found
+
+
+def _counted(plan: TimePlan, acks: Iterable[SinkAck]) -> dict[tuple[str, int], int]:
+    groups: dict[tuple[str, int, str, int], int] = {}
     for ack in acks:
         chains = plan.chains.get(ack.sink, ("",))
-        for report in (one for task in ack.tasks for one in task.reports if is_late_count(one)):
+        for report in (one for task in ack.tasks for one in task.reports if is_count(one)):
             part, number = divmod(report.reporter - FIRST_LATE_REPORTER, len(plan.reporters))
-            groups[plan.reporters[number].uid, chains[part], report.place] = report.first
-    found: dict[str, int] = {}
-    for (uid, chain, _), count in sorted(groups.items()):
+            groups[plan.reporters[number].uid, report.second, chains[part], report.place] = report.first
+    found: dict[tuple[str, int], int] = {}
+    for (uid, counter, chain, _), count in sorted(groups.items()):
         own = [name for name, operators in plan.operators.items() if uid in operators]
         if chain == min(own, default=chain):
-            found[uid] = found.get(uid, 0) + count
+            found[uid, counter] = found.get((uid, counter), 0) + count
+    return found
+
+
+def counts_of(batches: Iterable[StagedBatch]) -> dict[str, dict[str, int]]:
+    """Return by operator what else was counted in micro-batches, by name."""
+    found: dict[str, dict[str, int]] = {}
+    for batch in batches:
+        for uid, counts in batch.counts.items():
+            own = found.setdefault(uid, {})
+            for name, count in counts.items():
+                own[name] = own.get(name, 0) + count
     return found
 
 

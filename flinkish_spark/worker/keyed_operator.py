@@ -26,10 +26,10 @@ from flinkish_spark.operators.context import close_operator, close_with
 from flinkish_spark.operators.process import ElementFailed, KeyedStreamOperator, TimerFailed
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.operators.window_loop import LoopedWindows
-from flinkish_spark.operators.windowing import LATE_RECORDS_DROPPED
 from flinkish_spark.protocol.alignment import ExpectedChannels, expected_of
 from flinkish_spark.protocol.latency import moved_to
 from flinkish_spark.protocol.micro_batches import BASES, STATE
+from flinkish_spark.protocol.time_plan import COUNTERS
 from flinkish_spark.state.base_files import BaseFiles, MappedBases
 from flinkish_spark.state.codec import FrameError, StateValueError
 from flinkish_spark.state.evolution import StateMismatch
@@ -235,8 +235,9 @@ class KeyedOperator:
         due = _next_call_ms(entries)
         if due != due_before or due != (MAX_WATERMARK_MS, MAX_WATERMARK_MS):
             emitted.append(Out(C.FIRST_REPORT + spec.reporter, due[0], group, due[1]))
-        if late := _late_dropped(runner):
-            emitted.append(Out(C.FIRST_LATE + spec.reporter, late, group, 0))
+        for number, name in enumerate(COUNTERS):
+            if count := runner.counts.get(name, 0):
+                emitted.append(Out(C.FIRST_LATE + spec.reporter, count, group, number))
         return emitted
 
     def _broadcast(self, partition: int, arrived: GroupRows, state: SparkState) -> list[Out]:
@@ -379,11 +380,6 @@ class KeyedOperator:
 def _says(failure: ElementFailed | TimerFailed) -> str:
     error = failure.error
     return f"the function {error}" if isinstance(error, OutputError) else str(failure)
-
-
-def _late_dropped(runner: GroupRunner) -> int:
-    """Return how many late records the last key group has dropped."""
-    return runner.counts.get(LATE_RECORDS_DROPPED, 0)
 
 
 def _next_call_ms(entries: GroupState) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """Kafka -> watermarks -> timers of both clocks by key -> sessions -> Kafka, as a process that can be shot.
 
-Beside them windows that fire once more for each late reading, and count windows over what these emit.
+Beside them windows that fire once more for each late reading, and count windows over what these emit; and a
+pattern, with what it finds and what is timed out.
 
 What goes wrong is said by the environment variables of `tests/crash/app.py`. What comes out does not depend
 on how the input falls into micro-batches, so it can be recomputed; of a timer by the wall clock that holds
@@ -29,6 +30,7 @@ from flinkish_spark import (
     StreamExecutionEnvironment,
     WatermarkStrategy,
 )
+from flinkish_spark.cep import CEP, Pattern, PatternProcessFunction
 from flinkish_spark.core.elements import TimeDomain
 from flinkish_spark.testing.crash_points import observer_from
 from flinkish_spark.windows import EventTimeSessionWindows, ProcessWindowFunction, TumblingEventTimeWindows
@@ -46,6 +48,7 @@ class Topics(NamedTuple):
     sessions: str
     calls: str
     updates: str
+    patterns: str
 
     @classmethod
     def of(cls, prefix: str) -> Topics:
@@ -125,6 +128,36 @@ class WithTheOneBefore(ProcessWindowFunction):
         yield (*last, *((before[0].begin_ms, before[0].numbers) if before else (None, None)))
 
 
+#: Whose pattern: readings of one kind, each with the next one of another kind, in time.
+PATTERN_MS = 900
+FOUND = "user STRING, first LONG, second LONG"
+LOST = OutputTag("lost", FOUND)
+
+
+class Pairs(PatternProcessFunction):
+    """Says which readings were found, and which have waited in vain."""
+
+    def process_match(self, match: Any, ctx: Any) -> Iterator[Any]:
+        yield ctx.get_current_key(), match["first"][0].n, match["second"][0].n
+
+    def process_timed_out_match(self, match: Any, ctx: Any) -> None:
+        ctx.output(LOST, (ctx.get_current_key(), match["first"][0].n, None))
+
+
+def is_later(reading: Any, ctx: Any) -> bool:
+    return reading.n % 3 == 1 and reading.n > ctx.events_for("first")[0].n
+
+
+def by_number(one: Any, other: Any) -> int:
+    return one.n - other.n
+
+
+def pairs_beginning(first: Any) -> Pattern:
+    """Return the pattern, given the condition of its first reading."""
+    begun = Pattern.begin("first").where(first)
+    return begun.followed_by("second").where(is_later).within(PATTERN_MS)
+
+
 def build(spark: Any, args: argparse.Namespace) -> StreamExecutionEnvironment:
     """Return the environment with the whole job in it."""
     env = StreamExecutionEnvironment(
@@ -146,6 +179,11 @@ def build(spark: Any, args: argparse.Namespace) -> StreamExecutionEnvironment:
     numbers.sink_to(KafkaSink(servers, topics.sessions, key="user", value=Json()), uid="sessions-out")
     calls = alarms.get_side_output(CALL)
     calls.sink_to(KafkaSink(servers, topics.calls, key="user", value=Json()), uid="calls-out")
+    pair = pairs_beginning(f"n % 3 = 0 AND user <> '{LAST}'")
+    pairs = CEP.pattern(by_user, pair, by_number).process(Pairs(), output=FOUND, uid="pairs")
+    pairs.sink_to(KafkaSink(servers, topics.patterns, key="user", value=Json()), uid="pairs-out")
+    lost = pairs.get_side_output(LOST)
+    lost.sink_to(KafkaSink(servers, topics.patterns, key="user", value=Json()), uid="lost-out")
     # Some late, and nothing is waited for: so windows fire, and then again for what comes behind that.
     hasty = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
     at = F.expr(f"IF(n % {LATE_ONE_IN} = 0 AND user <> '{LAST}', at - {LATE_BY_MS}, at)")

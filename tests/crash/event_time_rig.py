@@ -19,7 +19,7 @@ from demo.topics import read_topic
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import LocalStore
-from tests.crash.event_time_app import ALARM_MS, GAP_MS, LAST, OUT_OF_ORDER_MS, Topics
+from tests.crash.event_time_app import ALARM_MS, GAP_MS, LAST, OUT_OF_ORDER_MS, PATTERN_MS, Topics
 from tests.crash.event_time_updates import Reading, Update, expected_windows, last_firings
 
 PARTITIONS = 3
@@ -71,6 +71,27 @@ def expected_sessions(given: Iterable[Reading]) -> Counter[Session]:
 def expected_calls(given: Iterable[Reading]) -> Counter[tuple[str, str, int]]:
     """Return what the timers of the wall clock must say: each number once."""
     return Counter(("call", user, n) for user, n, _ in given)
+
+
+def expected_pairs(given: Iterable[Reading]) -> Counter[tuple[str, int, int | None]]:
+    """Recompute what the pattern finds, without any matcher: of each first reading the second, or none."""
+    by_user: dict[str, list[Reading]] = {}
+    for reading in given:
+        if reading.user != LAST:
+            by_user.setdefault(reading.user, []).append(reading)
+    found: Counter[tuple[str, int, int | None]] = Counter()
+    for user, own in by_user.items():
+        own.sort(key=lambda reading: (reading.at, reading.n))
+        for place, first in enumerate(own):
+            if first.n % 3:
+                continue
+            fits = (
+                one.n
+                for one in own[place + 1 :]
+                if one.n % 3 == 1 and one.n > first.n and one.at - first.at < PATTERN_MS
+            )
+            found[user, first.n, next(fits, None)] += 1
+    return found
 
 
 class Feeder(threading.Thread):
@@ -125,6 +146,7 @@ class Found:
     calls: Counter[tuple[str, str, int]]
     clocks: Mapping[str, list[tuple[int, int, int]]]
     updates: list[Update]
+    pairs: Counter[tuple[str, int, int | None]]
 
     @classmethod
     def read(cls, servers: str, topics: Topics) -> Found:
@@ -139,22 +161,27 @@ class Found:
         for row in _rows(servers, topics.calls):
             calls[row["kind"], row["user"], row["n"]] += 1
             clocks.setdefault(row["user"], []).append((row["due"], row["now"], row["watermark"]))
-        return cls(given, sessions, calls, clocks, [Update.of(row) for row in _rows(servers, topics.updates)])
+        updates = [Update.of(row) for row in _rows(servers, topics.updates)]
+        pairs = Counter((row["user"], row["first"], row["second"]) for row in _rows(servers, topics.patterns))
+        return cls(given, sessions, calls, clocks, updates, pairs)
 
     @property
     def is_complete(self) -> bool:
         """Whether as much has come out as must."""
         sessions, calls = expected_sessions(self.given), expected_calls(self.given)
         are_there = self.sessions.total() >= sessions.total() and self.calls.total() >= calls.total()
+        are_there = are_there and self.pairs.total() >= expected_pairs(self.given).total()
         return are_there and last_firings(self.updates) == expected_windows(self.given)
 
     def differences(self) -> list[str]:
         """Return what is missing and what should not be there; empty if all is right."""
-        said = []
-        for name, wanted, found in (
+        said: list[str] = []
+        compared: tuple[tuple[str, Counter[Any], Counter[Any]], ...] = (
             ("sessions", expected_sessions(self.given), self.sessions),
             ("calls", expected_calls(self.given), self.calls),
-        ):
+            ("pairs", expected_pairs(self.given), self.pairs),
+        )
+        for name, wanted, found in compared:
             said += [f"{name}: missing {row} x{count}" for row, count in (wanted - found).items()]
             said += [f"{name}: surplus {row} x{count}" for row, count in (found - wanted).items()]
         return said

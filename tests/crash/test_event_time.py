@@ -51,7 +51,8 @@ def test_a_kill_and_a_rewind_lose_no_timer_and_fire_none_twice(
 ) -> None:
     """Behaviours 124, 161: what comes out is what a recomputation says; the watermark never goes back.
 
-    So it is with windows that fire again for late readings, and count windows over their firings.
+    So it is with windows that fire again for late readings, and count windows over their firings; and with a
+    pattern, whose matches and timed-out partial matches are those of a recomputation.
     """
     survive(run_directory, broker.bootstrap_servers, FEW)
 
@@ -99,4 +100,8 @@ def survive(run_directory: Path, servers: str, crashes: Sequence[Crash]) -> None
     assert wanted_kills() or len(job_dir.history().rewinds) == 1
     assert len(found.updates) > len(last_firings(found.updates)) + 20
     assert len(found.given) > LEAST and len(watermarks.in_checkpoints) > 5
-    print(f"{len(found.given)} readings, {found.sessions.total()} sessions, {len(found.updates)} updates")
+    assert found.pairs.total() > LEAST / 4 and any(second is None for _, _, second in found.pairs)
+    print(
+        f"{len(found.given)} readings, {found.sessions.total()} sessions, {len(found.updates)} updates, "
+        f"{found.pairs.total()} pairs"
+    )

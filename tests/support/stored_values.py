@@ -122,6 +122,10 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "above": st.dictionaries(NAMES, st.just((1 << 63) - 1), max_size=2),
     "carried_above": st.dictionaries(NAMES, st.just((1 << 63) - 1), max_size=2),
     "late_dropped": st.dictionaries(NAMES, st.integers(1, 9), max_size=2),
+    "StagedBatch.counts": st.dictionaries(
+        NAMES, st.dictionaries(NAMES, st.integers(1, 9), max_size=2), max_size=2
+    ),
+    "ParticipantStatistics.counts": st.dictionaries(NAMES, st.integers(0, 9), max_size=2),
     "ParticipantStatistics.late_dropped": st.none() | COUNTS,
     "identity": st.dictionaries(NAMES, JSON, max_size=2),
     "states": st.dictionaries(NAMES, TEXTS, max_size=2),

@@ -300,6 +300,7 @@ def test_show_tells_everything_about_one(job: JobOnDisk) -> None:
         "commit_ms": None,
         "barriers": None,
         "late_dropped": None,
+        "counts": {},
         "channels": [],
     }
     assert told["unlisted"] == 0

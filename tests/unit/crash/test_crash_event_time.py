@@ -8,8 +8,10 @@ from itertools import islice
 
 import pytest
 
+from flinkish_spark.cep import CEP
 from flinkish_spark.core.elements import MIN_WATERMARK_MS
 from flinkish_spark.operators.window_factory import window_operator
+from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.testing._operator_harness import OperatorHarness
 from flinkish_spark.windows import (
     EventTimeSessionWindows,
@@ -20,17 +22,31 @@ from flinkish_spark.windows import (
 )
 from tests.crash.event_time_app import (
     CALL,
+    FOUND,
     GAP_MS,
+    LAST,
     LATENESS_MS,
+    LOST,
     OUT_OF_ORDER_MS,
     READING,
     SESSION,
     WINDOW_MS,
     Numbers,
+    Pairs,
     Timers,
     WithTheOneBefore,
+    by_number,
+    pairs_beginning,
 )
-from tests.crash.event_time_rig import PARTITIONS, Found, Session, expected_sessions, last_readings, readings
+from tests.crash.event_time_rig import (
+    PARTITIONS,
+    Found,
+    Session,
+    expected_pairs,
+    expected_sessions,
+    last_readings,
+    readings,
+)
 from tests.crash.event_time_updates import Firing, Reading, Update, told, updates_that_are_wrong
 
 WINDOWS = WindowSpec(TumblingEventTimeWindows(WINDOW_MS), allowed_lateness_ms=LATENESS_MS)
@@ -112,7 +128,7 @@ def test_operators_and_recomputation_agree_however_the_input_is_cut(seed: int) -
     chain.micro_batch(last_readings())
     for _ in range(25):
         chain.micro_batch([])
-    found = Found(given, chain.found, chain.calls, chain.clocks, chain.updates)
+    found = Found(given, chain.found, chain.calls, chain.clocks, chain.updates, expected_pairs(given))
     assert found.is_complete and found.differences() == [] and found.clocks_that_go_back() == []
     assert len(expected_sessions(given)) > 10
     assert updates_that_are_wrong(given, chain.updates) == [] and len(chain.updates) > 100
@@ -126,13 +142,41 @@ def test_operators_and_recomputation_agree_however_the_input_is_cut(seed: int) -
 def test_what_is_lost_or_comes_twice_is_found() -> None:
     given = list(islice(readings(3), 300))
     sessions = expected_sessions(given)
-    right = Found(given, sessions, Counter(("call", user, n) for user, n, _ in given), {}, [])
+    calls = Counter(("call", user, n) for user, n, _ in given)
+    right = Found(given, sessions, calls, {}, [], expected_pairs(given))
     assert right.differences() == []
     first = next(iter(sessions))
     cut = first._replace(numbers=first.numbers[1:])
-    wrong = Found(given, sessions - Counter([first]) + Counter([cut]), Counter(right.calls), {}, [])
+    wrong = Found(
+        given,
+        sessions - Counter([first]) + Counter([cut]),
+        Counter(right.calls),
+        {},
+        [],
+        Counter(right.pairs),
+    )
     wrong.calls["call", given[0].user, 0] += 1
     del wrong.calls["call", given[1].user, 1]
-    assert [one.split(" ")[1] for one in wrong.differences()] == ["missing", "surplus", "missing", "surplus"]
+    pair, other = islice(wrong.pairs, 2)
+    wrong.pairs[pair] += 1
+    del wrong.pairs[other]
+    assert [one.split(" ")[1] for one in wrong.differences()] == ["missing", "surplus"] * 3
     back = {"u1": [(0, 5, 7), (4, 6, 6)], "u2": [(9, 8, 1)]}
-    assert len(Found(given, sessions, Counter(), back, []).clocks_that_go_back()) == 2
+    assert len(Found(given, sessions, Counter(), back, [], Counter()).clocks_that_go_back()) == 2
+
+
+def test_the_pattern_finds_what_a_recomputation_finds() -> None:
+    def program(stream):
+        pattern = pairs_beginning(lambda reading: reading.n % 3 == 0 and reading.user != LAST)
+        return CEP.pattern(stream.key_by("user"), pattern, by_number).process(
+            Pairs(), output=FOUND, uid="pairs"
+        )
+
+    given = [*islice(readings(5), 1_000), *last_readings()]
+    harness = ProgramHarness(program, READING, side_outputs=[LOST])
+    harness.push_all([(reading, reading.at) for reading in reversed(given)])
+    harness.end_of_input()
+    output = harness.take()
+    found = Counter(map(tuple, [*output.rows, *output.side["lost"]]))
+    assert found == expected_pairs(given)
+    assert len(output.rows) > 200 and len(output.side["lost"]) > 20

@@ -16,6 +16,7 @@ import pytest
 from pyspark.sql.datasource import DataSource
 
 import flinkish_spark
+import flinkish_spark.cep
 import flinkish_spark.functions
 import flinkish_spark.sinks
 import flinkish_spark.sources
@@ -23,7 +24,13 @@ import flinkish_spark.testing
 from flinkish_spark.moved import INSTEAD, MOVED, MOVED_NAMES
 
 ROOT = Path(__file__).resolve().parents[3]
-FACES = [flinkish_spark, flinkish_spark.sinks, flinkish_spark.sources, flinkish_spark.testing]
+FACES = [
+    flinkish_spark,
+    flinkish_spark.cep,
+    flinkish_spark.sinks,
+    flinkish_spark.sources,
+    flinkish_spark.testing,
+]
 
 
 def listed(face: ModuleType) -> set[str]:

@@ -10,12 +10,22 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
+from flinkish_spark.operators.patterns import CLOSED, DISCARDED, MATCHES, OPENED, TIMED_OUT
 from flinkish_spark.operators.process import KeyedStreamOperator
 from flinkish_spark.operators.windowing import LATE_RECORDS_DROPPED
 from flinkish_spark.protocol.ids import BatchId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.latency import FIRST_LATE_REPORTER, SINK_REPORTER, is_latency
 from flinkish_spark.protocol.records import SinkAck, StagedBatch, TaskAck, TimeReport
-from flinkish_spark.protocol.time_plan import TimePlan, facts_of, late_in, late_of, reporters_of
+from flinkish_spark.protocol.time_plan import (
+    COUNTERS,
+    TimePlan,
+    counts_in,
+    counts_of,
+    facts_of,
+    late_in,
+    late_of,
+    reporters_of,
+)
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BlockPacker
 from flinkish_spark.transport.columns import Origins
@@ -116,6 +126,22 @@ def test_an_operator_counts_once_whoever_shows_it_and_wherever_it_runs() -> None
     assert late_in(only_direct, shown[:1]) == {"hours": 5}
 
 
+def counted(number: int, group: int, count: int, name: str) -> TimeReport:
+    return TimeReport(FIRST_LATE_REPORTER + number, group, count, COUNTERS.index(name))
+
+
+def test_what_else_is_counted_is_told_apart_by_its_name() -> None:
+    own = (late(0, 1, 4), counted(0, 1, 3, "matches"), counted(0, 2, 5, "matches"))
+    shown = [ack("out", *own), ack("both", *own, counted(1, 6, 2, "partial_matches_timed_out"))]
+    assert late_in(PLAN, shown) == {"hours": 4}
+    assert counts_in(PLAN, shown) == {"hours": {"matches": 8}, "days": {"partial_matches_timed_out": 2}}
+
+
+def test_names_of_counters_keep_their_places() -> None:
+    assert COUNTERS[:3] == ("late_records_dropped", "matches", "partial_matches_timed_out")
+    assert set(COUNTERS) == {LATE_RECORDS_DROPPED, MATCHES, TIMED_OUT, DISCARDED, OPENED, CLOSED}
+
+
 def test_counts_are_no_latencies_and_say_nothing_about_time() -> None:
     assert not is_latency(late(0, 1, 4)) and is_latency(TimeReport(SINK_REPORTER, 0, 0, 0))
     assert facts_of(PLAN, [ack("out", late(0, 1, 4))]) == ((), ())
@@ -123,13 +149,16 @@ def test_counts_are_no_latencies_and_say_nothing_about_time() -> None:
 
 def test_they_are_stored_with_what_was_staged() -> None:
     staged = StagedBatch(
-        Lineage(0), BatchId(3), OwnerEpoch(1), 1, (), (), late_dropped={"hours": 4, "days": 2}
+        *(Lineage(0), BatchId(3), OwnerEpoch(1), 1, (), ()),
+        late_dropped={"hours": 4, "days": 2},
+        counts={"hours": {"matches": 3}},
     )
     stored = json.loads(json.dumps(staged.to_json()))
     assert StagedBatch.from_json(stored) == staged
     assert late_of([staged, staged]) == {"hours": 8, "days": 4}
-    del stored["late_dropped"]
-    assert StagedBatch.from_json(stored).late_dropped == {}
+    assert counts_of([staged, staged]) == {"hours": {"matches": 6}}
+    del stored["late_dropped"], stored["counts"]
+    assert StagedBatch.from_json(stored).late_dropped == StagedBatch.from_json(stored).counts == {}
     for wrong in ({"../x": 1}, {"hours": -1}):
         with pytest.raises(ValueError):
             StagedBatch.from_json({**stored, "late_dropped": wrong})

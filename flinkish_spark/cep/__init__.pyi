@@ -1,0 +1,13 @@
+"""The public names of :mod:`flinkish_spark.cep`, and where they come from."""
+
+from ..datastream.pattern_stream import CEP as CEP
+from ..datastream.pattern_stream import PatternStream as PatternStream
+from ..functions.patterns import PatternContext as PatternContext
+from ..functions.patterns import PatternProcessFunction as PatternProcessFunction
+from .conditions import ConditionContext as ConditionContext
+from .conditions import IterativeCondition as IterativeCondition
+from .pattern import Pattern as Pattern
+from .stages import AfterMatchSkip as AfterMatchSkip
+from .stages import OpenMatches as OpenMatches
+from .stages import Overflow as Overflow
+from .stages import WithinType as WithinType

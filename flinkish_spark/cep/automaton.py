@@ -1,0 +1,174 @@
+"""The automaton of a pattern: a table of states and transitions, which is printed, drawn, and run."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from flinkish_spark.cep.conditions import Always, Condition, Leaf
+
+
+class StateKind(enum.Enum):
+    """What becomes of a partial match that is in a state."""
+
+    START = "start"
+    NORMAL = "normal"
+    #: It is a match when its window is over.
+    PENDING = "pending"
+    #: It is a match.
+    FINAL = "final"
+    #: It is given up: what must not come has come.
+    STOP = "stop"
+
+
+class Action(enum.Enum):
+    """What a transition does with the event that it is tried with."""
+
+    #: The event becomes part of the match.
+    TAKE = "take"
+    #: The event is passed over.
+    IGNORE = "ignore"
+    #: The event is tried in the other state, at once.
+    PROCEED = "proceed"
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One way out of a state; `target` is the place of a state in the table."""
+
+    action: Action
+    target: int
+    condition: Condition
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One row of the table.
+
+    Parameters
+    ----------
+    name
+        Unique; what stored partial matches call it.
+    stage
+        The name of the pattern that events are taken under here.
+    from_previous_ms
+        How long a partial match may stay here behind its last event; None: as long as its window allows.
+    """
+
+    name: str
+    stage: str
+    kind: StateKind
+    transitions: tuple[Transition, ...]
+    from_previous_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class Automaton:
+    """A compiled pattern.
+
+    Parameters
+    ----------
+    states
+        In an order that does not depend on conditions.
+    first_to_last_ms
+        How much time a match may take; None: any.
+    """
+
+    states: tuple[State, ...]
+    first_to_last_ms: int | None = None
+
+    @cached_property
+    def start(self) -> int:
+        """The place of the state that every partial match begins in."""
+        return next(at for at, state in enumerate(self.states) if state.kind is StateKind.START)
+
+    @cached_property
+    def looks_back(self) -> tuple[bool, ...]:
+        """By state, whether what an event does there depends on what was taken before."""
+        return tuple(
+            any(one.condition.looks_back for near in self.reached_from(at) for one in near.transitions)
+            for at in range(len(self.states))
+        )
+
+    @cached_property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """The conditions that the program has given, each once."""
+        found = dict.fromkeys(
+            leaf
+            for state in self.states
+            for transition in state.transitions
+            for leaf in transition.condition.leaves()
+        )
+        return tuple(found)
+
+    @property
+    def can_be_empty(self) -> bool:
+        """Whether the pattern is found where nothing is; such matches are never emitted."""
+        return any(state.kind is StateKind.FINAL for state in self.reached_from(self.start))
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether partial matches are ever timed out."""
+        return self.first_to_last_ms is not None or any(
+            state.from_previous_ms is not None for state in self.states
+        )
+
+    def reached_from(self, start: int) -> Iterator[State]:
+        """Yield a state and those that an event is tried in at once behind it."""
+        seen, waiting = {start}, [start]
+        while waiting:
+            state = self.states[waiting.pop()]
+            yield state
+            for one in state.transitions:
+                if one.action is Action.PROCEED and one.target not in seen:
+                    seen.add(one.target)
+                    waiting.append(one.target)
+
+    def deadline_ms(self, state: int, first_ms: int, previous_ms: int) -> int | None:
+        """Return the time at which a partial match is timed out; None if it never is."""
+        from_previous = self.states[state].from_previous_ms
+        ends = [
+            begun + window
+            for begun, window in ((first_ms, self.first_to_last_ms), (previous_ms, from_previous))
+            if window is not None
+        ]
+        return min(ends, default=None)
+
+    def __str__(self) -> str:
+        rows = [("state", "kind", "on an event", "that is", "to")]
+        for state in self.states:
+            name, kind = state.name, state.kind.value
+            if state.from_previous_ms is not None:
+                kind += f", {state.from_previous_ms} ms"
+            for one in state.transitions:
+                rows.append((name, kind, one.action.value, str(one.condition), self.states[one.target].name))
+                name = kind = ""
+            if not state.transitions:
+                rows.append((name, kind, "", "", ""))
+        widths = [max(len(row[column]) for row in rows) for column in range(5)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
+        ]
+        window = "any time" if self.first_to_last_ms is None else f"{self.first_to_last_ms} ms"
+        return "\n".join([*(line.rstrip() for line in lines), f"first to last: {window}"])
+
+    def to_dot(self) -> str:
+        """Return it as a graph, in the language of Graphviz."""
+        shapes = {StateKind.FINAL: "doublecircle", StateKind.STOP: "box", StateKind.START: "diamond"}
+        lines = ["digraph pattern {", "  rankdir=LR;"]
+        for state in self.states:
+            lines.append(f"  {_quoted(state.name)} [shape={shapes.get(state.kind, 'circle')}];")
+        for state in self.states:
+            for one in state.transitions:
+                condition = "" if isinstance(one.condition, Always) else f"\n{one.condition}"
+                label = _quoted(f"{one.action.value}{condition}")
+                target = _quoted(self.states[one.target].name)
+                lines.append(f"  {_quoted(state.name)} -> {target} [label={label}];")
+        return "\n".join([*lines, "}"])
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

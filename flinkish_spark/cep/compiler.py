@@ -1,0 +1,489 @@
+"""From a pattern to its automaton, from the last name to the first.
+
+The states and their names are those that Flink makes, in the same order: a differential test compares what
+comes of them. What is made of one name:
+
+    once           one state: take goes on, ignore stays
+    so many times  a row of such states, as many as times; those above the least may be left by proceed
+    any number     a state that takes into itself and proceeds, behind a row for the least number
+
+A name that is optional has a proceed past it. What must not come is no state of its own but a proceed into a
+stop state, from every state in which it would be seen; at the end of a pattern with a window it is a pending
+state. A group is its names, once for each of its repetitions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from flinkish_spark.cep import automaton as table
+from flinkish_spark.cep.automaton import Action, Automaton, StateKind
+from flinkish_spark.cep.conditions import ALWAYS, Condition, Not, both
+from flinkish_spark.cep.stages import DELIMITER, Contiguity, Stage, Stages, Times
+from flinkish_spark.core.errors import PatternError
+
+#: Names that no stage can have.
+_END, _GROUP = "$end$", "$group$"
+
+
+def compiled(pattern: Stages) -> Automaton:
+    """Return the automaton of a pattern.
+
+    Raises
+    ------
+    PatternError
+        A name is there twice, or is skipped to and is not there; the pattern ends with what must not come and
+        has no window; windows contradict each other; or a group that may be nothing is repeated.
+    """
+    _check_names(pattern)
+    return _Compiler(pattern).compile()
+
+
+def _check_names(pattern: Stages) -> None:
+    names = pattern.names
+    for name in names:
+        if names.count(name) > 1:
+            raise PatternError(
+                f"the pattern has two names '{name}'",
+                why="a match says by name what it has taken",
+                what_to_do="give each another one",
+                name=name,
+            )
+    skipped_to = pattern.skip.name
+    own = [stage.name for stage in pattern.stages if stage.group is None]
+    if skipped_to is not None and skipped_to not in own:
+        why = "it is in a group" if skipped_to in names else f"its names are {', '.join(own)}"
+        raise PatternError(
+            f"a match is to be skipped to '{skipped_to}', which the pattern does not have",
+            why=why,
+            what_to_do="skip to one of the names that are in no group",
+            name=skipped_to,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _State:
+    """A state in the making: transitions are added, and some get further conditions."""
+
+    name: str
+    kind: StateKind
+    transitions: list[_Transition] = field(default_factory=list)
+    from_previous_ms: int | None = None
+
+    def add(self, action: Action, target: _State, condition: Condition) -> None:
+        self.transitions.append(_Transition(action, target, condition))
+
+
+@dataclass(slots=True, eq=False)
+class _Transition:
+    action: Action
+    target: _State
+    condition: Condition
+
+
+@dataclass(frozen=True, slots=True)
+class _Enclosing:
+    """The group that a name is in."""
+
+    stage: Stage
+    #: Whether what is made is its first repetition.
+    is_first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where in a pattern a stage is."""
+
+    stages: tuple[Stage, ...]
+    at: int
+    #: What stands behind it, also where that is outside its group.
+    following: Stage | None
+    group: _Enclosing | None
+
+    @property
+    def stage(self) -> Stage:
+        return self.stages[self.at]
+
+    @property
+    def is_head(self) -> bool:
+        return self.group is not None and self.at == 0
+
+    def negations(self) -> Iterable[Stage]:
+        """Yield what must not come here: said right before, or before optional stages in between."""
+        for stage in reversed(self.stages[: self.at]):
+            if stage.contiguity is Contiguity.NOT_FOLLOWED_BY:
+                yield stage
+            elif not stage.is_optional:
+                return
+
+    # -- conditions of the stage: what ends the group ends all that is in it --------------------------
+    def ending(self) -> Condition | None:
+        return None if self.group is None else self.group.stage.until
+
+    def take(self, stage: Stage | None = None) -> Condition:
+        return _unless(self.ending(), (stage or self.stage).condition)
+
+    def proceed(self) -> Condition:
+        return _unless(self.ending(), ALWAYS)
+
+    def ignore(self) -> Condition | None:
+        """Return when an event before the first of the stage is passed over; None: never."""
+        contiguity = self.stage.contiguity
+        if self.is_head:
+            assert self.group is not None
+            own = self.group.stage
+            contiguity = own.contiguity if self.group.is_first else own.inner
+        return self._passing(contiguity)
+
+    def ignore_inside(self) -> Condition | None:
+        """Return when one between two of the stage is passed over."""
+        contiguity = self.stage.inner
+        if self.is_head:
+            assert self.group is not None
+            contiguity = self.group.stage.inner
+        return self._passing(contiguity)
+
+    def _passing(self, contiguity: Contiguity) -> Condition | None:
+        if contiguity is Contiguity.RELAXED:
+            return _unless(self.ending(), Not(self.stage.condition))
+        return _unless(self.ending(), ALWAYS) if contiguity is Contiguity.RELAXED_ANY else None
+
+
+def _unless(ending: Condition | None, condition: Condition) -> Condition:
+    return condition if ending is None else both(Not(ending), condition)
+
+
+def _endless(state: str) -> PatternError:
+    return PatternError(
+        "a group is repeated in which every name is optional",
+        why="it could be repeated without an event, for ever",
+        what_to_do="leave one of its names not optional, or do not repeat it",
+        state=state,
+    )
+
+
+class _Compiler:
+    def __init__(self, pattern: Stages) -> None:
+        self._pattern = pattern
+        self._states: dict[str, _State] = {}
+        self._stops: dict[str, _State] = {}
+        #: By name of what follows a greedy loop, what follows it where the loop was ended by its until().
+        self._ended: dict[str, _State] = {}
+        self._first_to_last_ms: int | None = None
+
+    def compile(self) -> Automaton:
+        stages = self._pattern.stages
+        end = self._state(_END, StateKind.FINAL)
+        self._first_to_last_ms = stages[-1].first_to_last_ms
+        start = self._chain(stages, end, None, None)
+        start.kind = StateKind.START
+        self._check_windows()
+        self._check_loops()
+        self._check_start(start)
+        places = {state.name: at for at, state in enumerate(self._states.values())}
+        return Automaton(
+            tuple(
+                table.State(
+                    state.name,
+                    state.name.split(DELIMITER)[0],
+                    state.kind,
+                    tuple(
+                        table.Transition(one.action, places[one.target.name], one.condition)
+                        for one in state.transitions
+                    ),
+                    state.from_previous_ms,
+                )
+                for state in self._states.values()
+            ),
+            self._first_to_last_ms,
+        )
+
+    # -- stages -----------------------------------------------------------------------------------------
+    def _chain(
+        self, stages: tuple[Stage, ...], sink: _State, following: Stage | None, group: _Enclosing | None
+    ) -> _State:
+        """Return the first state of stages one behind the other, which lead to `sink`."""
+        for at in range(len(stages) - 1, -1, -1):
+            place = _Place(stages, at, following, group)
+            contiguity = place.stage.contiguity
+            if at == 0 or not contiguity.is_negation:
+                sink = self._converted(place, sink)
+            elif contiguity is Contiguity.NOT_NEXT:
+                sink = self._not_next(place, sink)
+            elif sink.kind is StateKind.FINAL and self._waits_at_end(place.stage):
+                sink = self._not_at_end(place)
+            # What must not come before something else is a condition of the states around it.
+            following = place.stage
+            if at > 0:
+                self._narrow(stages[at - 1].first_to_last_ms)
+        return sink
+
+    def _narrow(self, window_ms: int | None) -> None:
+        known = [one for one in (self._first_to_last_ms, window_ms) if one is not None]
+        self._first_to_last_ms = min(known, default=None)
+
+    def _waits_at_end(self, stage: Stage) -> bool:
+        return stage.from_previous_ms is not None or self._first_to_last_ms is not None
+
+    def _not_at_end(self, place: _Place) -> _State:
+        state = self._taking(place.stage, StateKind.PENDING)
+        unwanted = place.take()
+        state.add(Action.PROCEED, self._stop(place.stage.name, unwanted), unwanted)
+        state.add(Action.IGNORE, state, Not(unwanted))
+        return state
+
+    def _not_next(self, place: _Place, sink: _State) -> _State:
+        state = self._taking(place.stage, StateKind.NORMAL)
+        unwanted = place.take()
+        stop = self._stop(place.stage.name, unwanted)
+        # A proceed into the final state would be gone through before the next event is seen.
+        onwards = Action.IGNORE if sink.kind is StateKind.FINAL else Action.PROCEED
+        state.add(onwards, sink, Not(unwanted))
+        state.add(Action.PROCEED, stop, unwanted)
+        return state
+
+    def _converted(self, place: _Place, sink: _State) -> _State:
+        """Return the first state of a stage."""
+        stage = place.stage
+        if stage.times is None:
+            first = self._once(place, sink)
+        elif stage.is_loop:
+            # Once the loop has begun, what must not come before optional names is no matter any more.
+            loop = self._loop(place, self._without_negations(place, sink))
+            first = self._repeated(place, loop, sink, stage.times)
+        else:
+            first = self._repeated(place, sink, sink, stage.times)
+        self._stop_at_negations(place, first)
+        return first
+
+    def _once(self, place: _Place, sink: _State) -> _State:
+        return self._single(
+            place, sink, sink, place.take(), place.ignore(), place.stage.is_optional, is_first=True
+        )
+
+    def _repeated(self, place: _Place, sink: _State, past: _State, times: Times) -> _State:
+        """Return a row of states in front of `sink`, for as many times; `past` is what follows them."""
+        stage, until = place.stage, place.stage.until
+        take, ignore = _unless(until, place.take()), place.ignore_inside()
+        if ignore is not None:
+            ignore = _unless(until, ignore)
+        least, most = times.least, times.least if times.most is None else times.most
+        if stage.is_greedy and least != most:
+            self._refuse_what_fits(sink, take)
+        inner_places = [(True, past)] * (most - least) + [(False, None)] * (least - 1)
+        for is_optional, beyond in inner_places:
+            sink = self._single(place, sink, beyond, take, ignore, is_optional, is_first=False)
+            self._stop_at_following(place, sink)
+        return self._single(place, sink, past, take, place.ignore(), stage.is_optional, is_first=True)
+
+    def _single(
+        self,
+        place: _Place,
+        sink: _State,
+        past: _State | None,
+        take: Condition,
+        ignore: Condition | None,
+        is_optional: bool,
+        *,
+        is_first: bool,
+    ) -> _State:
+        """Return a state that takes one event; for a group, the first of the states that take one each."""
+        stage = place.stage
+        if stage.group is not None:
+            first = self._chain(stage.group.stages, sink, place.following, _Enclosing(stage, is_first))
+            if is_optional:
+                assert past is not None
+                first.add(Action.PROCEED, past, place.proceed())
+            return first
+        state = self._taking(stage, StateKind.NORMAL)
+        onwards = self._without_negations(place, sink)
+        state.add(Action.TAKE, onwards, take)
+        if is_optional:
+            assert past is not None
+            self._pass(place, state, past)
+        if ignore is not None:
+            group = place.group
+            head_may_miss = place.is_head and group is not None and group.is_first and group.stage.is_optional
+            waiting = state
+            if is_optional or head_may_miss:
+                # Who has passed an event over cannot go past the name any more.
+                waiting = self._state(stage.name, StateKind.NORMAL)
+                waiting.add(Action.TAKE, onwards, take)
+                waiting.add(Action.IGNORE, waiting, ignore)
+                self._stop_at_negations(place, waiting)
+            state.add(Action.IGNORE, waiting, ignore)
+        return state
+
+    def _pass(self, place: _Place, state: _State, past: _State) -> None:
+        """Let a state be left without taking anything."""
+        stage, proceed = place.stage, place.proceed()
+        if stage.is_greedy and stage.until is not None:
+            ended = self._ended.get(past.name)
+            if ended is None:
+                raise PatternError(
+                    f"{stage} is optional, greedy and has an until() behind what must not come",
+                    why="its states cannot be told apart",
+                    what_to_do="leave one of these out",
+                    name=stage.name,
+                )
+            state.add(Action.PROCEED, ended, both(proceed, stage.until))
+            proceed = both(proceed, Not(stage.until))
+        state.add(Action.PROCEED, past, proceed)
+
+    def _loop(self, place: _Place, sink: _State) -> _State:
+        """Return a state that takes any number, and can be left for `sink` at each event."""
+        stage, until = place.stage, place.stage.until
+        if stage.group is not None:
+            again = self._taking(stage, StateKind.NORMAL)
+            first = self._chain(stage.group.stages, again, place.following, _Enclosing(stage, is_first=False))
+            first.add(Action.PROCEED, sink, place.proceed())
+            again.add(Action.PROCEED, first, place.proceed())
+            return first
+        ignore = place.ignore_inside()
+        if ignore is not None:
+            ignore = _unless(until, ignore)
+        take, proceed = _unless(until, place.take()), place.proceed()
+        state = self._taking(stage, StateKind.NORMAL)
+        if stage.is_greedy:
+            if until is not None:
+                # What ends the loop may be what follows it, which greedy loops otherwise keep to themselves.
+                ended = self._copied(sink)
+                state.add(Action.PROCEED, ended, both(proceed, until))
+                self._ended[sink.name] = ended
+                proceed = both(proceed, Not(until))
+            state.add(Action.PROCEED, sink, proceed)
+            self._refuse_what_fits(sink, place.take())
+        else:
+            state.add(Action.PROCEED, sink, proceed)
+        state.add(Action.TAKE, state, take)
+        self._stop_at_following(place, state)
+        if ignore is not None:
+            waiting = self._state(stage.name, StateKind.NORMAL)
+            waiting.add(Action.TAKE, state, take)
+            waiting.add(Action.IGNORE, waiting, ignore)
+            state.add(Action.IGNORE, waiting, ignore)
+            self._stop_at_following(place, waiting)
+        return state
+
+    @staticmethod
+    def _refuse_what_fits(sink: _State, take: Condition) -> None:
+        """Let what follows a greedy name have no event that the name could have."""
+        for one in sink.transitions:
+            one.condition = both(one.condition, Not(take))
+
+    # -- what must not come -----------------------------------------------------------------------------
+    def _stop(self, name: str, unwanted: Condition) -> _State:
+        """Return the one state in which matches end that have met what must not come."""
+        if name not in self._stops:
+            stop = self._stops[name] = self._state(name, StateKind.STOP)
+            stop.add(Action.TAKE, stop, unwanted)
+        return self._stops[name]
+
+    def _stop_at_negations(self, place: _Place, state: _State) -> None:
+        for negation in place.negations():
+            unwanted = place.take(negation)
+            state.add(Action.PROCEED, self._stop(negation.name, unwanted), unwanted)
+
+    def _stop_at_following(self, place: _Place, state: _State) -> None:
+        following = place.following
+        if following is not None and following.contiguity is Contiguity.NOT_FOLLOWED_BY:
+            unwanted = place.take(following)
+            state.add(Action.PROCEED, self._stop(following.name, unwanted), unwanted)
+
+    def _without_negations(self, place: _Place, sink: _State) -> _State:
+        """Return what follows a stage once it has taken an event: what must not come before it may come."""
+        negations = {stage.name for stage in place.negations()}
+        if not negations or not place.stage.is_optional:
+            return sink
+
+        def copied(of: _State, above: frozenset[str]) -> _State:
+            if of.name in above:
+                raise _endless(of.name)
+            copy = self._state(of.name, of.kind)
+            for one in of.transitions:
+                if one.action is not Action.PROCEED:
+                    copy.add(one.action, copy if one.target is of else one.target, one.condition)
+                elif one.target.kind is not StateKind.STOP:
+                    copy.add(one.action, copied(one.target, above | {of.name}), one.condition)
+                elif one.target.name not in negations:
+                    copy.add(one.action, one.target, one.condition)
+            return copy
+
+        return copied(sink, frozenset())
+
+    # -- states -----------------------------------------------------------------------------------------
+    def _copied(self, of: _State) -> _State:
+        copy = self._state(of.name.split(DELIMITER)[0], of.kind)
+        for one in of.transitions:
+            copy.add(one.action, copy if one.target is of else one.target, one.condition)
+        return copy
+
+    def _taking(self, stage: Stage, kind: StateKind) -> _State:
+        """Return a new state of a stage, with the window between it and the event before."""
+        state = self._state(stage.name if stage.group is None else _GROUP, kind)
+        if stage.times is None:
+            state.from_previous_ms = stage.from_previous_ms
+        elif DELIMITER in state.name:
+            state.from_previous_ms = stage.times.window_ms
+        return state
+
+    def _state(self, name: str, kind: StateKind) -> _State:
+        numbered = (f"{name}{DELIMITER}{number}" for number in itertools.count())
+        unused = next(one for one in itertools.chain([name], numbered) if one not in self._states)
+        state = self._states[unused] = _State(unused, kind)
+        return state
+
+    # -- checks of the whole ----------------------------------------------------------------------------
+    def _check_windows(self) -> None:
+        last, window = self._pattern.stages[-1], self._first_to_last_ms
+        between = [one.from_previous_ms for one in self._states.values() if one.from_previous_ms is not None]
+        if window is not None and max(between, default=0) > window:
+            raise PatternError(
+                f"two events of the pattern may be {max(between)} ms apart, its first and last {window} ms",
+                why="so the longer window never ends first",
+                what_to_do="give a window between two events no more time than the one around all",
+            )
+        waits = last.name in self._states and self._states[last.name].from_previous_ms is not None
+        if last.contiguity is Contiguity.NOT_FOLLOWED_BY and window is None and not waits:
+            raise PatternError(
+                f"{last} must not come, and nothing comes behind it",
+                why="without a window it is never known that it has not come",
+                what_to_do="call within() behind it",
+                name=last.name,
+            )
+
+    def _check_loops(self) -> None:
+        """Refuse automata in which one event could go round for ever."""
+        done: set[str] = set()
+
+        def visit(state: _State, above: frozenset[str]) -> None:
+            if state.name in above:
+                raise _endless(state.name)
+            if state.name not in done:
+                for one in state.transitions:
+                    if one.action is Action.PROCEED:
+                        visit(one.target, above | {state.name})
+                done.add(state.name)
+
+        for state in self._states.values():
+            visit(state, frozenset())
+
+    def _check_start(self, start: _State) -> None:
+        """Refuse automata in which an event could put an end to what has not begun."""
+        waiting, seen = [start], {start.name}
+        while waiting:
+            for one in waiting.pop().transitions:
+                if one.action is not Action.PROCEED or one.target.name in seen:
+                    continue
+                if one.target.kind is StateKind.STOP:
+                    name = one.target.name.split(DELIMITER)[0]
+                    raise PatternError(
+                        f"'{name}' must not come, and all that stands before it may be missing",
+                        why="where it is missing nobody could say from which event on",
+                        what_to_do="use two patterns, one with what may be missing and one without",
+                        name=name,
+                    )
+                seen.add(one.target.name)
+                waiting.append(one.target)

@@ -1,0 +1,284 @@
+"""Conditions of patterns: what an event has to be, alone or beside those that a partial match has taken."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from flinkish_spark.core.errors import PatternError
+
+
+class ConditionContext(Protocol):
+    """Given to conditions that look back; valid only inside the call."""
+
+    def events_for(self, name: str) -> Sequence[Any]:
+        """Return the events that the partial match has taken under a name of the pattern, in their order."""
+
+    def timestamp(self) -> int:
+        """Return the time of the event in milliseconds: event time, or when the micro-batch began."""
+
+    def current_processing_time(self) -> int:
+        """Return the micro-batch's processing time."""
+
+
+class IterativeCondition(ABC):
+    """A condition that looks back at the events of its partial match, or has to be opened.
+
+    Called as often as there are partial matches that wait for it. It must be a function of its arguments
+    alone: a micro-batch that is cut off by a crash is processed again.
+
+    Examples
+    --------
+    >>> class Rising(IterativeCondition):
+    ...     def filter(self, event, ctx):
+    ...         return all(event.value > before.value for before in ctx.events_for("rise"))
+    """
+
+    def open(self, context: Any) -> None:
+        """Make what cannot travel; called once per copy, with the task's facts and no state."""
+
+    @abstractmethod
+    def filter(self, event: Any, ctx: ConditionContext) -> bool:
+        """Return whether the event fits."""
+
+    def close(self) -> None:
+        """Give back what `open` made."""
+
+
+#: What a pattern is given as a condition: SQL text, a function of an event, one of an event and a context,
+#: or an object with `filter(event, ctx)`.
+ConditionLike = str | Callable[..., Any] | IterativeCondition
+
+
+class Given(Protocol):
+    """One event beside one partial match: what conditions are asked about."""
+
+    event: Any
+    #: What is known of the event alone, by condition; the same dict for all partial matches.
+    facts: dict[Leaf, bool]
+
+    @property
+    def context(self) -> ConditionContext:
+        """What conditions that look back are given."""
+
+
+class Condition(ABC):
+    """A condition of a transition: a tree whose leaves a program has given."""
+
+    #: Whether its answer depends on the partial match, and not on the event alone.
+    looks_back = False
+
+    @abstractmethod
+    def holds(self, given: Given) -> bool:
+        """Return whether it holds."""
+
+    def leaves(self) -> Iterator[Leaf]:
+        """Return the conditions of the program in it."""
+        return iter(())
+
+
+class Leaf(Condition):
+    """A condition as a program has given it; two are the same only if they are one object."""
+
+    #: What tables call it.
+    label: str
+
+    def leaves(self) -> Iterator[Leaf]:
+        """Return itself."""
+        yield self
+
+    def __str__(self) -> str:
+        return self.label
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EventCondition(Leaf):
+    """A condition of one event; asked once per event, however many partial matches there are."""
+
+    function: Callable[[Any], Any]
+    label: str
+
+    def holds(self, given: Given) -> bool:
+        """Return whether it holds."""
+        known = given.facts.get(self)
+        if known is None:
+            known = given.facts[self] = bool(self.function(given.event))
+        return known
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColumnCondition(Leaf):
+    """A condition of one event as SQL text, whose answers somebody else knows before the event comes.
+
+    Parameters
+    ----------
+    text
+        A column expression over the fields of an event. Null is no.
+    """
+
+    text: str
+
+    @property
+    def label(self) -> str:  # type: ignore[override]
+        """What tables call it."""
+        return self.text
+
+    def holds(self, given: Given) -> bool:
+        """Return whether it holds."""
+        known = given.facts.get(self)
+        if known is None:
+            raise PatternError(
+                f"nobody has evaluated the condition {self.text!r}",
+                why="SQL text is for Spark to evaluate, and no Spark runs here",
+                what_to_do="give the pattern a function of an event in place of it",
+            )
+        return known
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LookingBack(Leaf):
+    """A condition that sees what its partial match has taken."""
+
+    filter: Callable[[Any, ConditionContext], Any]
+    label: str
+    #: What is opened and closed, if it wants to be.
+    owner: Any = None
+    looks_back = True
+
+    def holds(self, given: Given) -> bool:
+        """Return whether it holds."""
+        return bool(self.filter(given.event, given.context))
+
+
+@dataclass(frozen=True, slots=True)
+class Always(Condition):
+    """Holds for every event."""
+
+    def holds(self, given: Given) -> bool:
+        """Return True."""
+        return True
+
+    def __str__(self) -> str:
+        return "any"
+
+
+ALWAYS = Always()
+
+
+@dataclass(frozen=True, slots=True)
+class Not(Condition):
+    """Holds where another one does not."""
+
+    of: Condition
+
+    @property
+    def looks_back(self) -> bool:  # type: ignore[override]
+        """Whether the other one does."""
+        return self.of.looks_back
+
+    def holds(self, given: Given) -> bool:
+        """Return whether it holds."""
+        return not self.of.holds(given)
+
+    def leaves(self) -> Iterator[Leaf]:
+        """Return those of the other one."""
+        return self.of.leaves()
+
+    def __str__(self) -> str:
+        return f"not ({self.of})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Two(Condition):
+    first: Condition
+    second: Condition
+
+    @property
+    def looks_back(self) -> bool:  # type: ignore[override]
+        """Whether one of them does."""
+        return self.first.looks_back or self.second.looks_back
+
+    def leaves(self) -> Iterator[Leaf]:
+        """Return those of both."""
+        yield from self.first.leaves()
+        yield from self.second.leaves()
+
+
+@dataclass(frozen=True, slots=True)
+class And(_Two):
+    """Holds where both do."""
+
+    def holds(self, given: Given) -> bool:
+        """Return whether it holds."""
+        return self.first.holds(given) and self.second.holds(given)
+
+    def __str__(self) -> str:
+        return f"({self.first}) and ({self.second})"
+
+
+@dataclass(frozen=True, slots=True)
+class Or(_Two):
+    """Holds where one of them does."""
+
+    def holds(self, given: Given) -> bool:
+        """Return whether it holds."""
+        return self.first.holds(given) or self.second.holds(given)
+
+    def __str__(self) -> str:
+        return f"({self.first}) or ({self.second})"
+
+
+def both(first: Condition, second: Condition) -> Condition:
+    """Return what holds where both do."""
+    if isinstance(first, Always):
+        return second
+    return first if isinstance(second, Always) else And(first, second)
+
+
+def condition_of(given: ConditionLike, where: str) -> Leaf:
+    """Return a condition as it was given to a pattern.
+
+    Parameters
+    ----------
+    where
+        Which call it was given to, for errors and tables: ``second.where``.
+
+    Raises
+    ------
+    PatternError
+        It is nothing that can be asked about an event.
+    """
+    if isinstance(given, str) and given.strip():
+        return ColumnCondition(text=given.strip())
+    method = getattr(given, "filter", None)
+    if not isinstance(given, type) and callable(method):
+        return LookingBack(method, f"{where}: {type(given).__name__}", given)
+    if callable(given) and not isinstance(given, type):
+        name = getattr(given, "__name__", type(given).__name__)
+        label = where if name == "<lambda>" else f"{where}: {name}"
+        wanted = _required(given)
+        if wanted == 1:
+            return EventCondition(given, label)
+        if wanted == 2:
+            return LookingBack(given, label)
+    raise PatternError(
+        f"{where}() got {given!r} ({type(given).__name__})",
+        why="it can be asked about no event",
+        what_to_do="give a function of an event, one of an event and a context, SQL text, or an "
+        "IterativeCondition",
+    )
+
+
+def _required(function: Callable[..., Any]) -> int:
+    """Return how many arguments a function has to be given."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 1
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [one for one in parameters if one.default is one.empty and one.kind in positional]
+    is_open = any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters)
+    return len(required) or (1 if is_open or parameters else 0)

@@ -1,0 +1,400 @@
+"""Expressions over the rows of a match: columns, navigation, aggregates, and what SQL makes of them.
+
+Null is None, and logic has three values. Numbers are Python's: sums of whole numbers never overflow, and `/`
+divides as doubles do unless both are decimals.
+"""
+
+from __future__ import annotations
+
+import decimal
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+class MoreRowsNeeded(Exception):
+    """What was asked for is behind the last row that is known, and there may be more."""
+
+
+@dataclass(slots=True)
+class Frame:
+    """A match, or what may become one, as expressions see it.
+
+    Parameters
+    ----------
+    rows
+        Of the key, in order; those before the match, and those behind it as far as they are known.
+    start
+        The place of the match's first row.
+    labels
+        By row of the match, which variable it is.
+    counted
+        How many of the match's rows count: those up to the current one, or all.
+    is_ended
+        Whether there are no more rows than these.
+    """
+
+    rows: Sequence[Sequence[Any]]
+    start: int
+    labels: Sequence[str]
+    counted: int
+    match_number: int = 0
+    is_ended: bool = False
+
+    def places(self, variables: frozenset[str] | None) -> Iterator[int]:
+        """Yield the places of the rows that count and are one of these variables; None: any."""
+        for at in range(self.counted):
+            if variables is None or self.labels[at] in variables:
+                yield self.start + at
+
+    def last_place(self, variables: frozenset[str] | None, offset: int) -> int | None:
+        """Return the place of the last such row, or of so many before it; None if there is none."""
+        for at in range(self.counted - 1, -1, -1):
+            if variables is None or self.labels[at] in variables:
+                if offset == 0:
+                    return self.start + at
+                offset -= 1
+        return None
+
+    def label_at(self, place: int) -> str | None:
+        """Return which variable a row of the match is; None outside of it."""
+        at = place - self.start
+        return self.labels[at] if 0 <= at < self.counted else None
+
+
+class Expression(ABC):
+    """A tree; the same for all rows, and a plain value."""
+
+    #: Whether it looks at other rows than the current one, whatever it is made of.
+    looks_around = False
+
+    @abstractmethod
+    def value(self, frame: Frame, place: int | None) -> Any:
+        """Return what it is.
+
+        Parameters
+        ----------
+        place
+            The row that it is asked about; None: that which each of its columns names.
+
+        Raises
+        ------
+        MoreRowsNeeded
+            It looks at a row that is not known yet.
+        """
+
+    def parts(self) -> Sequence[Expression]:
+        """Return what it is made of."""
+        return ()
+
+    def all_parts(self) -> Iterator[Expression]:
+        """Yield it and all parts, at any depth."""
+        yield self
+        for part in self.parts():
+            yield from part.all_parts()
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Expression):
+    """A field of the last row of a variable, or of several; None: of the current row."""
+
+    field: int
+    variables: frozenset[str] | None = None
+
+    def value(self, frame: Frame, place: int | None) -> Any:
+        """Return it."""
+        if place is None:
+            place = frame.last_place(self.variables, 0)
+        return None if place is None else frame.rows[place][self.field]
+
+
+@dataclass(frozen=True, slots=True)
+class Literal(Expression):
+    """A value."""
+
+    given: Any
+
+    def value(self, frame: Frame, place: int | None) -> Any:
+        """Return it."""
+        return self.given
+
+
+@dataclass(frozen=True, slots=True)
+class Navigated(Expression):
+    """An expression at another row: the first or last of a variable, and so many rows before or behind that.
+
+    Parameters
+    ----------
+    offset
+        Among the rows of the variable, from the first or the last.
+    rows
+        How many rows behind that one; less than none for before.
+    """
+
+    of: Expression
+    variables: frozenset[str] | None = None
+    from_first: bool = False
+    offset: int = 0
+    rows: int = 0
+    looks_around = True
+
+    def parts(self) -> Sequence[Expression]:
+        """Return the expression."""
+        return (self.of,)
+
+    def value(self, frame: Frame, place: int | None) -> Any:
+        """Return it; None if there is no such row."""
+        if self.from_first:
+            places = frame.places(self.variables)
+            place = next((at for number, at in enumerate(places) if number == self.offset), None)
+        else:
+            place = frame.last_place(self.variables, self.offset)
+        if place is None:
+            return None
+        place += self.rows
+        if place >= len(frame.rows) and not frame.is_ended:
+            raise MoreRowsNeeded
+        return self.of.value(frame, place) if 0 <= place < len(frame.rows) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Classifier(Expression):
+    """The variable of the current row, or of the last row of some."""
+
+    variables: frozenset[str] | None = None
+    looks_around = True
+
+    def value(self, frame: Frame, place: int | None) -> Any:
+        """Return it."""
+        if place is None:
+            place = frame.last_place(self.variables, 0)
+        return None if place is None else frame.label_at(place)
+
+
+@dataclass(frozen=True, slots=True)
+class MatchNumber(Expression):
+    """The number of the match, among those of its key."""
+
+    looks_around = True
+
+    def value(self, frame: Frame, place: int | None) -> Any:
+        """Return it."""
+        return frame.match_number
+
+
+@dataclass(frozen=True, slots=True)
+class Final(Expression):
+    """An expression over all rows of the match, also where it is told row by row."""
+
+    of: Expression
+    looks_around = True
+
+    def parts(self) -> Sequence[Expression]:
+        """Return the expression."""
+        return (self.of,)
+
+    def value(self, frame: Frame, place: int | None) -> Any:
+        """Return it."""
+        whole = Frame(
+            frame.rows, frame.start, frame.labels, len(frame.labels), frame.match_number, frame.is_ended
+        )
+        return self.of.value(whole, place)
+
+
+def _sum(values: list[Any]) -> Any:
+    return sum(values) if values else None
+
+
+def _mean(values: list[Any]) -> Any:
+    return sum(values) / len(values) if values else None
+
+
+AGGREGATES: dict[str, Callable[[list[Any]], Any]] = {
+    "COUNT": len,
+    "SUM": _sum,
+    "AVG": _mean,
+    "MIN": lambda values: min(values, default=None),
+    "MAX": lambda values: max(values, default=None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregated(Expression):
+    """An aggregate over the rows of a variable, without nulls; of None a count of rows."""
+
+    name: str
+    of: Expression | None
+    variables: frozenset[str] | None = None
+    looks_around = True
+
+    def parts(self) -> Sequence[Expression]:
+        """Return the expression."""
+        return () if self.of is None else (self.of,)
+
+    def value(self, frame: Frame, place: int | None) -> Any:
+        """Return it."""
+        places = frame.places(self.variables)
+        if self.of is None:
+            return sum(1 for _ in places)
+        values = [self.of.value(frame, at) for at in places]
+        return AGGREGATES[self.name]([one for one in values if one is not None])
+
+
+def _divided(one: Any, other: Any) -> Any:
+    if other == 0:
+        return None
+    return one / other
+
+
+def _remainder(one: Any, other: Any) -> Any:
+    """Return a remainder with the sign of the dividend, as SQL does."""
+    if other == 0:
+        return None
+    found = abs(one) % abs(other)
+    return -found if one < 0 else found
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _whole(value: Any) -> int:
+    return int(value)
+
+
+#: Functions of values that are not null; of a null they are null.
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "=": operator.eq,
+    "<>": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": _divided,
+    "%": _remainder,
+    "||": lambda one, other: _text(one) + _text(other),
+    "negative": operator.neg,
+    "abs": abs,
+    "lower": str.lower,
+    "upper": str.upper,
+    "length": len,
+    "as_text": _text,
+    "as_whole": _whole,
+    "as_double": float,
+    "as_boolean": bool,
+    "as_decimal": lambda value: decimal.Decimal(str(value)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Applied(Expression):
+    """A function of :data:`FUNCTIONS` of other expressions; null if one of them is."""
+
+    name: str
+    of: tuple[Expression, ...]
+
+    def parts(self) -> Sequence[Expression]:
+        """Return them."""
+        return self.of
+
+    def value(self, frame: Frame, place: int | None) -> Any:
+        """Return it."""
+        values = [one.value(frame, place) for one in self.of]
+        return None if None in values else FUNCTIONS[self.name](*values)
+
+
+@dataclass(frozen=True, slots=True)
+class All(Expression):
+    """Whether all of them hold: false if one does not, else null if one is."""
+
+    of: tuple[Expression, ...]
+
+    def parts(self) -> Sequence[Expression]:
+        """Return them."""
+        return self.of
+
+    def value(self, frame: Frame, place: int | None) -> Any:
+        """Return it."""
+        found: bool | None = True
+        for one in self.of:
+            value = one.value(frame, place)
+            if value is False:
+                return False
+            found = None if value is None else found
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Negated(Expression):
+    """Whether one does not hold; null if it is."""
+
+    of: Expression
+
+    def parts(self) -> Sequence[Expression]:
+        """Return it."""
+        return (self.of,)
+
+    def value(self, frame: Frame, place: int | None) -> Any:
+        """Return it."""
+        value = self.of.value(frame, place)
+        return None if value is None else not value
+
+
+def any_of(parts: tuple[Expression, ...]) -> Expression:
+    """Return whether one of them holds."""
+    return Negated(All(tuple(Negated(part) for part in parts)))
+
+
+@dataclass(frozen=True, slots=True)
+class IsNull(Expression):
+    """Whether one is null."""
+
+    of: Expression
+
+    def parts(self) -> Sequence[Expression]:
+        """Return it."""
+        return (self.of,)
+
+    def value(self, frame: Frame, place: int | None) -> Any:
+        """Return it."""
+        return self.of.value(frame, place) is None
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen(Expression):
+    """The value behind the first condition that holds; the last one if none does."""
+
+    cases: tuple[tuple[Expression, Expression], ...]
+    otherwise: Expression
+
+    def parts(self) -> Sequence[Expression]:
+        """Return conditions and values."""
+        return (*(part for case in self.cases for part in case), self.otherwise)
+
+    def value(self, frame: Frame, place: int | None) -> Any:
+        """Return it."""
+        for condition, value in self.cases:
+            if condition.value(frame, place) is True:
+                return value.value(frame, place)
+        return self.otherwise.value(frame, place)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstKnown(Expression):
+    """The first of them that is not null."""
+
+    of: tuple[Expression, ...]
+
+    def parts(self) -> Sequence[Expression]:
+        """Return them."""
+        return self.of
+
+    def value(self, frame: Frame, place: int | None) -> Any:
+        """Return it."""
+        values = (one.value(frame, place) for one in self.of)
+        return next((one for one in values if one is not None), None)

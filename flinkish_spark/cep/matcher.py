@@ -1,0 +1,480 @@
+"""Runs an automaton over the events of one key, in the order of their times.
+
+A partial match is a state and the last event that was taken; each taken event points at the one before. So
+partial matches that have begun alike share what they have in common, one may branch off another at no cost,
+and what no partial match leads to any more is gone. That is all there is of a shared buffer.
+
+What becomes of an event in a state: proceeds are followed at once, and what is found behind them is as if it
+were found here. Each take and each ignore that the event is good for makes a partial match of its own, in
+place of the one that was; the start state stays besides. Whoever reaches a stop state takes all that has come
+of the same partial match with it.
+
+A match is emitted when the final state is reached, unless it is to be skipped from and an older partial match
+is still open, which would come before it: then it is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from flinkish_spark.cep.automaton import Action, Automaton, StateKind, Transition
+from flinkish_spark.cep.conditions import Leaf
+from flinkish_spark.cep.stages import AfterMatchSkip, OpenMatches, Overflow, Skip
+from flinkish_spark.core.errors import PatternError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Event:
+    """An event that some partial match has taken.
+
+    Parameters
+    ----------
+    at
+        Where it stands among all: its time, and a number that tells events of one time apart, in the order
+        in which they were taken.
+    """
+
+    at: tuple[int, int]
+    value: Any
+
+    @property
+    def time_ms(self) -> int:
+        """Its time."""
+        return self.at[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Taken:
+    """An event under a name of the pattern, behind those that were taken before; `first` begins the chain."""
+
+    stage: str
+    event: Event
+    before: Taken | None
+    first: Event
+
+    def path(self) -> list[Taken]:
+        """Return the chain up to here, the first event first."""
+        found, one = [], self
+        while True:
+            found.append(one)
+            if one.before is None:
+                return found[::-1]
+            one = one.before
+
+
+class PartialMatch(NamedTuple):
+    """A state by its place, and what was taken on the way to it; None in the start state."""
+
+    state: int
+    last: Taken | None
+
+
+class MatchQueue:
+    """Partial matches by the event that they begin with; the one that has not begun is behind all.
+
+    A binary heap. The order among those that begin with the same event is that in which the heap has them:
+    which of two matches survives the other in a skip strategy depends on it, so it is part of the semantics,
+    is stored as it is, and is the same as in Flink.
+    """
+
+    __slots__ = ("_heap",)
+
+    def __init__(self, heap: Iterable[PartialMatch] = ()) -> None:
+        self._heap = list(heap)
+
+    def __iter__(self) -> Iterator[PartialMatch]:
+        return iter(self._heap)
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def first(self) -> PartialMatch | None:
+        """Return the one that begins first; None if there is none."""
+        return self._heap[0] if self._heap else None
+
+    def add(self, match: PartialMatch) -> None:
+        """Add one: behind those that begin with the same event and are above it."""
+        heap, at = self._heap, len(self._heap)
+        heap.append(match)
+        while at > 0:
+            above = (at - 1) >> 1
+            if begins(match) >= begins(heap[above]):
+                break
+            heap[at], at = heap[above], above
+        heap[at] = match
+
+    def pop(self) -> PartialMatch:
+        """Remove the one that begins first, and return it."""
+        heap = self._heap
+        found, last = heap[0], heap.pop()
+        if heap:
+            self._sink(0, last)
+        return found
+
+    def remove(self, is_over: Callable[[PartialMatch], bool]) -> None:
+        """Remove some."""
+        kept = [one for one in self._heap if not is_over(one)]
+        if len(kept) < len(self._heap):
+            self._heap = kept
+            for at in range((len(kept) >> 1) - 1, -1, -1):
+                self._sink(at, kept[at])
+
+    def _sink(self, at: int, match: PartialMatch) -> None:
+        heap, count, begin = self._heap, len(self._heap), begins(match)
+        while at < count >> 1:
+            below = 2 * at + 1
+            if below + 1 < count and begins(heap[below]) > begins(heap[below + 1]):
+                below += 1
+            if begin <= begins(heap[below]):
+                break
+            heap[at], at = heap[below], below
+        heap[at] = match
+
+
+_NOT_BEGUN = (1 << 63, 0)
+
+
+def begins(match: PartialMatch) -> tuple[int, int]:
+    """Return where the event stands that a partial match begins with."""
+    return _NOT_BEGUN if match.last is None else match.last.first.at
+
+
+#: What a match has taken, by name, in the order in which the names were met.
+Match = dict[str, list[Any]]
+
+
+def _match(path: Iterable[Taken]) -> Match:
+    found: Match = {}
+    for one in path:
+        found.setdefault(one.stage, []).append(one.event.value)
+    return found
+
+
+@dataclass(slots=True)
+class MatchState:
+    """All that is known of one key: a plain value.
+
+    Parameters
+    ----------
+    partial
+        What is open; the start state among it, unless the key is never to match again.
+    held
+        Matches that wait for older partial matches.
+    """
+
+    partial: MatchQueue
+    held: MatchQueue = field(default_factory=MatchQueue)
+
+    @property
+    def is_initial(self) -> bool:
+        """Whether nothing would be lost if it were forgotten."""
+        return not self.held and len(self.partial) == 1 and self.open_count == 0
+
+    @property
+    def open_count(self) -> int:
+        """The number of partial matches that have begun."""
+        return sum(one.last is not None for one in self.partial)
+
+
+class TimedOut(NamedTuple):
+    """A partial match whose window is over, and when it was."""
+
+    match: Match
+    time_ms: int
+
+
+class _Given:
+    """What conditions are asked about; its own context for those that look back."""
+
+    __slots__ = ("_path", "event", "facts", "last", "processing_time_ms", "time_ms")
+
+    def __init__(self, event: Any, time_ms: int, facts: dict[Leaf, bool], processing_time_ms: int) -> None:
+        self.event, self.time_ms, self.facts = event, time_ms, facts
+        self.processing_time_ms = processing_time_ms
+        self.of(None)
+
+    @property
+    def context(self) -> _Given:
+        return self
+
+    def of(self, last: Taken | None) -> _Given:
+        """Make a partial match the one that is asked about."""
+        self.last = last
+        self._path: Match | None = None
+        return self
+
+    def events_for(self, name: str) -> list[Any]:
+        if self._path is None:
+            self._path = {} if self.last is None else _match(self.last.path())
+        return list(self._path.get(name, ()))
+
+    def timestamp(self) -> int:
+        return self.time_ms
+
+    def current_processing_time(self) -> int:
+        return self.processing_time_ms
+
+
+#: A take or an ignore that an event is good for, and the name under which it would be taken.
+_Way = tuple[str, Transition]
+
+
+class Matcher:
+    """Runs one automaton; holds nothing of any key.
+
+    Parameters
+    ----------
+    automaton
+        The table.
+    skip
+        What a match puts an end to.
+    """
+
+    def __init__(self, automaton: Automaton, skip: AfterMatchSkip) -> None:
+        self.automaton, self._skip = automaton, skip
+        self._states = automaton.states
+        self._kinds = tuple(state.kind for state in automaton.states)
+        self._looks_back = automaton.looks_back
+        self._has_windows = automaton.has_windows
+        self._begin = PartialMatch(automaton.start, None)
+
+    def initial(self) -> MatchState:
+        """Return what is known of a key of which there was nothing."""
+        return MatchState(MatchQueue([self._begin]))
+
+    def process(
+        self,
+        state: MatchState,
+        event: Any,
+        time_ms: int,
+        facts: dict[Leaf, bool] | None = None,
+        processing_time_ms: int = 0,
+    ) -> list[Match]:
+        """Try the next event, and return the matches that it completes.
+
+        Parameters
+        ----------
+        state
+            Of its key; changed.
+        time_ms
+            Of the event. Time has been advanced to it.
+        facts
+            What is known already of conditions of one event.
+
+        Raises
+        ------
+        PatternError
+            A match cannot be skipped from.
+        """
+        given = _Given(event, time_ms, {} if facts is None else facts, processing_time_ms)
+        step = _Step(self, given, state)
+        partial, complete, kinds = MatchQueue(), MatchQueue(), self._kinds
+        for one in state.partial:
+            kept, is_stopped = [], False
+            for following in step.following(one):
+                kind = kinds[following.state]
+                if kind is StateKind.FINAL:
+                    complete.add(following)
+                elif kind is StateKind.STOP:
+                    is_stopped = True
+                else:
+                    kept.append(following)
+            if not is_stopped:
+                for following in kept:
+                    partial.add(following)
+        state.partial = partial
+        # Events leave, too: what was open may have held a match back.
+        return self._completed(state, complete) if complete or state.held else []
+
+    def advance(self, state: MatchState, time_ms: int) -> tuple[list[Match], list[TimedOut]]:
+        """Say that no event before a time comes any more; return what is complete by that, and what is over.
+
+        Parameters
+        ----------
+        state
+            Of a key; changed.
+        """
+        if not self._has_windows or all(self._ended_ms(one, time_ms) is None for one in state.partial):
+            return [], []
+        partial, complete, over = MatchQueue(), MatchQueue(), []
+        for one in state.partial:
+            ended_ms = self._ended_ms(one, time_ms)
+            if ended_ms is None:
+                partial.add(one)
+            elif self._states[one.state].kind is StateKind.PENDING:
+                complete.add(one)
+            else:
+                assert one.last is not None
+                over.append(TimedOut(_match(one.last.path()), ended_ms))
+        state.partial = partial
+        return self._completed(state, complete), over
+
+    def keep_to(self, state: MatchState, limit: OpenMatches) -> int:
+        """Give up partial matches that are too many, and return how many; what is held stays.
+
+        Raises
+        ------
+        PatternError
+            There are too many, and that is to stop the job.
+        """
+        too_many = state.open_count - limit.most
+        if too_many <= 0:
+            return 0
+        if limit.overflow is Overflow.FAIL:
+            raise PatternError(
+                f"{state.open_count} partial matches of one key are open",
+                why=f"no more than {limit.most} may be",
+                what_to_do="give the pattern a window, make its conditions narrower, or let some be lost: "
+                "OpenMatches(most, Overflow.DISCARD_OLDEST)",
+                most=limit.most,
+            )
+        begun = sorted((one for one in state.partial if one.last is not None), key=begins)
+        over = begun[:too_many] if limit.overflow is Overflow.DISCARD_OLDEST else begun[-too_many:]
+        gone = {id(one) for one in over}
+        state.partial.remove(lambda one: id(one) in gone)
+        return too_many
+
+    def next_deadline_ms(self, state: MatchState) -> int | None:
+        """Return when the first partial match is timed out; None if none ever is."""
+        if not self._has_windows:
+            return None
+        ends = (
+            self.automaton.deadline_ms(one.state, one.last.first.time_ms, one.last.event.time_ms)
+            for one in state.partial
+            if one.last is not None
+        )
+        return min((end for end in ends if end is not None), default=None)
+
+    def _ended_ms(self, one: PartialMatch, time_ms: int) -> int | None:
+        """Return when a partial match was timed out; None if it is not yet."""
+        if one.last is None:
+            return None
+        window, from_previous = self.automaton.first_to_last_ms, self._states[one.state].from_previous_ms
+        # The nearer window is asked first: its end is what is told, also where the other is over, too.
+        if from_previous is not None and time_ms >= one.last.event.time_ms + from_previous:
+            return one.last.event.time_ms + from_previous
+        if window is not None and time_ms >= one.last.first.time_ms + window:
+            return one.last.first.time_ms + window
+        return None
+
+    # -- matches ----------------------------------------------------------------------------------------
+    def _completed(self, state: MatchState, complete: MatchQueue) -> list[Match]:
+        """Return the matches that can be emitted now, the one that begins first first."""
+        for one in complete:
+            state.held.add(one)
+        found: list[Match] = []
+        while (first := state.held.first()) is not None:
+            older = state.partial.first()
+            if self._skip.kind is not Skip.NONE and older is not None and begins(older) < begins(first):
+                break
+            state.held.pop()
+            assert first.last is not None
+            path = first.last.path()
+            is_over = self._skipping(path)
+            if is_over is not None:
+                state.partial.remove(is_over)
+                state.held.remove(is_over)
+            found.append(_match(path))
+        return found
+
+    def _skipping(self, path: list[Taken]) -> Callable[[PartialMatch], bool] | None:
+        """Return what says which others a match puts an end to; None if it does to none."""
+        match self._skip.kind:
+            case Skip.NONE:
+                return None
+            case Skip.TO_NEXT:
+                up_to = path[0].event.at
+            case Skip.PAST_LAST:
+                up_to = path[-1].event.at
+            case kind:
+                named = [one.event.at for one in path if one.stage == self._skip.name]
+                self._check_skip(path, named, kind)
+                if not named:
+                    return None
+                before = named[0] if kind is Skip.TO_FIRST else named[-1]
+                return lambda one: one.last is not None and begins(one) < before
+        return lambda one: one.last is not None and begins(one) <= up_to
+
+    def _check_skip(self, path: list[Taken], named: list[tuple[int, int]], kind: Skip) -> None:
+        if not self._skip.raises:
+            return
+        at = None if not named else named[0] if kind is Skip.TO_FIRST else named[-1]
+        if at is None or at == path[0].event.at:
+            raise PatternError(
+                f"a match cannot be skipped to '{self._skip.name}'",
+                why="it has taken no event of that name" if at is None else "that is where it begins itself",
+                what_to_do="leave raise_on_miss() out, or skip to a name that every match has later on",
+                name=self._skip.name,
+                match=_match(path),
+            )
+
+
+class _Step:
+    """One event beside all partial matches of its key; what does not depend on these is found out once."""
+
+    __slots__ = ("_event", "_given", "_matcher", "_state", "_ways")
+
+    def __init__(self, matcher: Matcher, given: _Given, state: MatchState) -> None:
+        self._matcher, self._given, self._state = matcher, given, state
+        self._event: Event | None = None
+        self._ways: dict[int, list[_Way]] = {}
+
+    def following(self, one: PartialMatch) -> list[PartialMatch]:
+        """Return what becomes of a partial match."""
+        before, found = one.last, []
+        self._given.of(before)
+        for stage, way in self._ways_of(one.state):
+            if way.action is Action.TAKE:
+                event = self._taken_event()
+                last = Taken(stage, event, before, event if before is None else before.first)
+                found.append(PartialMatch(way.target, last))
+                final = self._final_past(way.target)
+                if final is not None:
+                    found.append(PartialMatch(final, last))
+            elif before is not None:
+                found.append(PartialMatch(way.target, before))
+        if before is None:
+            found.append(one)
+        return found
+
+    def _taken_event(self) -> Event:
+        if self._event is None:
+            known = (one.last for queue in (self._state.partial, self._state.held) for one in queue)
+            number = 1 + max((last.event.at[1] for last in known if last is not None), default=-1)
+            self._event = Event((self._given.time_ms, number), self._given.event)
+        return self._event
+
+    def _ways_of(self, state: int) -> list[_Way]:
+        """Return what the event is good for in a state, behind proceeds as well."""
+        if self._matcher._looks_back[state]:
+            return self._find_ways(state)
+        if state not in self._ways:
+            self._ways[state] = self._find_ways(state)
+        return self._ways[state]
+
+    def _find_ways(self, state: int) -> list[_Way]:
+        found: list[_Way] = []
+        states, waiting = self._matcher._states, [state]
+        while waiting:
+            here = states[waiting.pop()]
+            for one in here.transitions:
+                if not one.condition.holds(self._given):
+                    continue
+                if one.action is Action.PROCEED:
+                    waiting.append(one.target)
+                else:
+                    found.append((here.stage, one))
+        return found
+
+    def _final_past(self, state: int) -> int | None:
+        """Return the final state that is reached from a state without another event; None if none is."""
+        states, waiting = self._matcher._states, [state]
+        while waiting:
+            for one in states[waiting.pop()].transitions:
+                if one.action is Action.PROCEED and one.condition.holds(self._given):
+                    if states[one.target].kind is StateKind.FINAL:
+                        return one.target
+                    waiting.append(one.target)
+        return None

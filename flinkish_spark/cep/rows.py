@@ -1,0 +1,530 @@
+"""Row patterns as SQL has them: a regular expression over rows, one right behind the other.
+
+A row pattern is compiled to the same kind of table as a :class:`~flinkish_spark.cep.pattern.Pattern`; the
+order of a state's transitions is that of preference. It is run by another matcher, since SQL wants another
+thing: not all matches, but for each row the one that is preferred, of rows that earlier matches have left.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flinkish_spark.cep.automaton import Action, Automaton, State, StateKind, Transition
+from flinkish_spark.cep.conditions import ALWAYS, Condition, Given
+from flinkish_spark.cep.expressions import (
+    Column,
+    Expression,
+    Frame,
+    MatchNumber,
+    MoreRowsNeeded,
+    Navigated,
+)
+from flinkish_spark.cep.stages import DELIMITER, Skip
+from flinkish_spark.core.errors import PatternError
+
+# ----------------------------------------------------------------------------------------------------------
+# What a row pattern says.
+
+
+class RowPattern:
+    """A part of a row pattern."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Variable(RowPattern):
+    """One row that is this variable."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class InOrder(RowPattern):
+    """Parts one behind the other; none of them is nothing, which always fits."""
+
+    parts: tuple[RowPattern, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf(RowPattern):
+    """One of several, the first that fits preferred."""
+
+    options: tuple[RowPattern, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated(RowPattern):
+    """A part so many times, more or fewer preferred; `most` None: any number."""
+
+    of: RowPattern
+    least: int
+    most: int | None
+    is_greedy: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Excluded(RowPattern):
+    """A part whose rows are not told where all rows of a match are."""
+
+    of: RowPattern
+
+
+@dataclass(frozen=True, slots=True)
+class AtFirstRow(RowPattern):
+    """Nothing, before the first row of the key."""
+
+
+def permuted(parts: Sequence[RowPattern]) -> RowPattern:
+    """Return all parts in any order, an earlier one first preferred."""
+    return OneOf(tuple(InOrder(one) for one in itertools.permutations(parts)))
+
+
+class RowsPerMatch(enum.Enum):
+    """What is told of a match, and of rows that are in none."""
+
+    ONE_ROW = "ONE ROW PER MATCH"
+    ALL_ROWS = "ALL ROWS PER MATCH SHOW EMPTY MATCHES"
+    ALL_ROWS_OMIT_EMPTY = "ALL ROWS PER MATCH OMIT EMPTY MATCHES"
+    ALL_ROWS_WITH_UNMATCHED = "ALL ROWS PER MATCH WITH UNMATCHED ROWS"
+
+
+@dataclass(frozen=True)
+class RowSearch:
+    """A row pattern and all that is said of it; what compiling and running take.
+
+    Parameters
+    ----------
+    pattern
+        What is looked for.
+    defined
+        What a row has to be to be a variable; one that is missing is any row.
+    measures
+        What is told of a match, by name.
+    skip, skip_to
+        Where the search goes on behind a match, and for rows of variables of which.
+    window_ms
+        How much time a match may take; None: any.
+    """
+
+    pattern: RowPattern
+    defined: dict[str, Expression] = field(default_factory=dict)
+    measures: tuple[tuple[str, Expression], ...] = ()
+    rows: RowsPerMatch = RowsPerMatch.ONE_ROW
+    skip: Skip = Skip.PAST_LAST
+    skip_to: frozenset[str] = frozenset()
+    window_ms: int | None = None
+
+    @property
+    def rows_before(self) -> int:
+        """How many rows before a match may be looked at."""
+        expressions = (*self.defined.values(), *(measure for _, measure in self.measures))
+        navigated = (one for made in expressions for one in made.all_parts() if isinstance(one, Navigated))
+        return max((-one.rows for one in navigated), default=0) if expressions else 0
+
+
+# ----------------------------------------------------------------------------------------------------------
+# From a row pattern to its automaton.
+
+
+_CHOICE, _END = "$choice$", "$end$"
+#: Before the name under which a row is taken that is not told.
+_HIDDEN = "-"
+#: As many states are more than anybody reads.
+_MOST_STATES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstRow(Condition):
+    looks_back = True
+
+    def holds(self, given: Given) -> bool:
+        return bool(given.event)
+
+    def __str__(self) -> str:
+        return "before the first row"
+
+
+class _Growing:
+    """A state in the making."""
+
+    __slots__ = ("kind", "name", "stage", "ways")
+
+    def __init__(self, name: str, stage: str, kind: StateKind) -> None:
+        self.name, self.stage, self.kind = name, stage, kind
+        self.ways: list[tuple[Action, _Growing, Condition]] = []
+
+
+class _RowCompiler:
+    def __init__(self) -> None:
+        self._states: dict[str, _Growing] = {}
+
+    def compile(self, pattern: RowPattern) -> Automaton:
+        end = self._state(_END, _END, StateKind.FINAL)
+        start = self._state("$start$", _CHOICE, StateKind.START)
+        start.ways.append((Action.PROCEED, self._before(pattern, end, is_excluded=False), ALWAYS))
+        places = {name: at for at, name in enumerate(self._states)}
+        return Automaton(
+            tuple(
+                State(
+                    one.name,
+                    one.stage,
+                    one.kind,
+                    tuple(
+                        Transition(action, places[to.name], condition) for action, to, condition in one.ways
+                    ),
+                )
+                for one in self._states.values()
+            )
+        )
+
+    def _before(self, part: RowPattern, then: _Growing, *, is_excluded: bool) -> _Growing:
+        """Return the first state of a part that goes on with `then`."""
+        match part:
+            case Variable(name):
+                state = self._state(name, (_HIDDEN if is_excluded else "") + name, StateKind.NORMAL)
+                state.ways.append((Action.TAKE, then, ALWAYS))
+                return state
+            case InOrder(parts):
+                for one in reversed(parts):
+                    then = self._before(one, then, is_excluded=is_excluded)
+                return then
+            case OneOf(options):
+                return self._choice([self._before(one, then, is_excluded=is_excluded) for one in options])
+            case Excluded(of):
+                return self._before(of, then, is_excluded=True)
+            case AtFirstRow():
+                state = self._state(_CHOICE, _CHOICE, StateKind.NORMAL)
+                state.ways.append((Action.PROCEED, then, _FirstRow()))
+                return state
+            case Repeated(of, least, most, is_greedy):
+                return self._repeated(of, least, most, is_greedy, then, is_excluded)
+        raise AssertionError(part)
+
+    def _repeated(
+        self,
+        of: RowPattern,
+        least: int,
+        most: int | None,
+        is_greedy: bool,
+        then: _Growing,
+        is_excluded: bool,
+    ) -> _Growing:
+        after = then
+        if most is None:
+            loop = self._state(_CHOICE, _CHOICE, StateKind.NORMAL)
+            again = self._before(of, loop, is_excluded=is_excluded)
+            self._prefer(loop, [again, after] if is_greedy else [after, again])
+            then = loop
+        else:
+            for _ in range(most - least):
+                again = self._before(of, then, is_excluded=is_excluded)
+                then = self._choice([again, after] if is_greedy else [after, again])
+        for _ in range(least):
+            then = self._before(of, then, is_excluded=is_excluded)
+        return then
+
+    def _choice(self, options: Sequence[_Growing]) -> _Growing:
+        state = self._state(_CHOICE, _CHOICE, StateKind.NORMAL)
+        self._prefer(state, options)
+        return state
+
+    @staticmethod
+    def _prefer(state: _Growing, options: Sequence[_Growing]) -> None:
+        state.ways.extend((Action.PROCEED, one, ALWAYS) for one in options)
+
+    def _state(self, name: str, stage: str, kind: StateKind) -> _Growing:
+        if len(self._states) >= _MOST_STATES:
+            raise PatternError(
+                f"a row pattern has more than {_MOST_STATES} states",
+                why="each repetition that is counted has its own, and PERMUTE has those of all orders",
+                what_to_do="use smaller numbers of times, or permute fewer variables",
+            )
+        numbered = (f"{name}{DELIMITER}{number}" for number in itertools.count())
+        unused = next(one for one in itertools.chain([name], numbered) if one not in self._states)
+        state = self._states[unused] = _Growing(unused, stage, kind)
+        return state
+
+
+def compiled_rows(pattern: RowPattern) -> Automaton:
+    """Return the automaton of a row pattern; the order of a state's transitions is that of preference."""
+    return _RowCompiler().compile(pattern)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Running it over the rows of one key.
+
+
+@dataclass(slots=True)
+class RowState:
+    """What is known of one key: a plain value.
+
+    Parameters
+    ----------
+    rows, times_ms
+        Those from `start` on, and as many before as may be looked at.
+    start
+        The place of the row with which the next match may begin.
+    covered
+        Up to which place rows are in a match that was told.
+    gone
+        How many rows of the key are known no more.
+    matches
+        How many matches there were.
+    """
+
+    rows: list[Sequence[Any]] = field(default_factory=list)
+    times_ms: list[int] = field(default_factory=list)
+    start: int = 0
+    covered: int = 0
+    gone: int = 0
+    matches: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A row that comes out: of a match, or one that is in none.
+
+    Parameters
+    ----------
+    time_ms
+        The time of the match's last row, or of the row.
+    row
+        The row of the input; None where one row is told per match.
+    values
+        Of the measures; null for a row that is in no match.
+    first
+        The match's first row.
+    """
+
+    time_ms: int
+    row: Sequence[Any] | None
+    values: tuple[Any, ...]
+    first: Sequence[Any]
+
+
+class _Unknown(enum.Enum):
+    """What an attempt may come to besides a match."""
+
+    NEEDS_MORE = enum.auto()
+    FAILED = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A match: by row its variable, and whether it is not told."""
+
+    labels: list[str]
+    hidden: list[bool]
+
+
+class _About:
+    """What the condition of an anchor is asked about: whether the first row of the key comes next."""
+
+    __slots__ = ("event", "facts")
+
+    def __init__(self, event: bool) -> None:
+        self.event = event
+        self.facts: dict[Any, bool] = {}
+
+    @property
+    def context(self) -> Any:
+        return None
+
+
+class RowMatcher:
+    """Runs one row pattern; holds nothing of any key."""
+
+    def __init__(self, search: RowSearch) -> None:
+        self.search, self.automaton = search, compiled_rows(search.pattern)
+        self._names = [state.stage.removeprefix(_HIDDEN) for state in self.automaton.states]
+        self._hides = [state.stage.startswith(_HIDDEN) for state in self.automaton.states]
+        expressions = (*search.defined.values(), *(measure for _, measure in search.measures))
+        parts = [one for made in expressions for one in made.all_parts()]
+        #: Whether the number of a key's matches is asked for, and whether a row is its first.
+        self.asks_for_number = any(isinstance(one, MatchNumber) for one in parts)
+        self.asks_for_first = any(
+            isinstance(one.condition, _FirstRow) for at in self.automaton.states for one in at.transitions
+        )
+        # A row alone decides what it can be: then a place that has failed once fails again.
+        self._is_local = all(_is_local(name, made) for name, made in search.defined.items())
+
+    def run(self, state: RowState, ended_to_ms: int) -> list[Told]:
+        """Return what can be told now; rows were added to the state.
+
+        Parameters
+        ----------
+        state
+            Of a key; changed.
+        ended_to_ms
+            No row of that time or before it comes any more.
+
+        Raises
+        ------
+        PatternError
+            A match cannot be skipped from.
+        """
+        told: list[Told] = []
+        while state.start < len(state.rows):
+            is_ended = self._is_ended(state, ended_to_ms)
+            found = self._attempt(state, is_ended)
+            if found is _Unknown.NEEDS_MORE:
+                break
+            if isinstance(found, _Unknown):
+                self._pass_over(state, told)
+                continue
+            try:
+                rows = list(self._tell(state, found, is_ended))
+            except MoreRowsNeeded:
+                break
+            told += rows
+            state.matches += 1
+            state.covered = max(state.covered, state.start + len(found.labels))
+            state.start = self._next_start(state.start, found.labels)
+        self._forget(state)
+        return told
+
+    def next_deadline_ms(self, state: RowState) -> int | None:
+        """Return when the window of the rows that wait is over; None if it never is."""
+        if self.search.window_ms is None or state.start >= len(state.rows):
+            return None
+        return state.times_ms[state.start] + self.search.window_ms
+
+    # -- one attempt ------------------------------------------------------------------------------------
+    def _attempt(self, state: RowState, is_ended: bool) -> _Found | _Unknown:
+        """Return the preferred match that begins at the start.
+
+        Ways are tried in the order of preference. One that needs a row which has not come is better than all
+        behind it, so nothing is known before that row comes.
+        """
+        states, start, times = self.automaton.states, state.start, state.times_ms
+        count, window = len(state.rows), self.search.window_ms
+        labels, hidden = [""] * (count - start), [False] * (count - start)
+        waiting = [(self.automaton.start, start, frozenset[int]())]
+        tried: set[tuple[int, int]] = set()
+        while waiting:
+            at, place, passed = waiting.pop()
+            if states[at].kind is StateKind.FINAL:
+                return _Found(labels[: place - start], hidden[: place - start])
+            if self._is_local:
+                if (at, place) in tried:
+                    continue
+                tried.add((at, place))
+            ways = states[at].transitions
+            if ways[0].action is Action.PROCEED:
+                about = _About(state.gone + place == 0)
+                # What was gone through since the last row leads to nothing new.
+                waiting += [
+                    (one.target, place, passed | {one.target})
+                    for one in reversed(ways)
+                    if one.target not in passed and one.condition.holds(about)
+                ]
+                continue
+            if place == count:
+                if not is_ended:
+                    return _Unknown.NEEDS_MORE
+                continue
+            if window is not None and times[place] - times[start] >= window:
+                continue
+            labels[place - start], hidden[place - start] = self._names[at], self._hides[at]
+            try:
+                if self._fits(state, labels, place, is_ended):
+                    waiting.append((ways[0].target, place + 1, frozenset()))
+            except MoreRowsNeeded:
+                return _Unknown.NEEDS_MORE
+        return _Unknown.FAILED
+
+    def _fits(self, state: RowState, labels: list[str], place: int, is_ended: bool) -> bool:
+        at = place - state.start
+        condition = self.search.defined.get(labels[at])
+        if condition is None:
+            return True
+        frame = Frame(state.rows, state.start, labels, at + 1, state.matches + 1, is_ended)
+        return condition.value(frame, None) is True
+
+    def _is_ended(self, state: RowState, ended_to_ms: int) -> bool:
+        window = self.search.window_ms
+        if ended_to_ms >= _END_OF_TIME:
+            return True
+        return window is not None and ended_to_ms >= state.times_ms[state.start] + window
+
+    # -- what comes of it -------------------------------------------------------------------------------
+    def _tell(self, state: RowState, found: _Found, is_ended: bool) -> Iterator[Told]:
+        search, labels = self.search, found.labels
+        first, number = state.rows[state.start], state.matches + 1
+        last_ms = state.times_ms[state.start + max(len(labels) - 1, 0)]
+
+        def told(row: Sequence[Any] | None, counted: int) -> Told:
+            frame = Frame(state.rows, state.start, labels, counted, number, is_ended)
+            values = tuple(measure.value(frame, None) for _, measure in search.measures)
+            return Told(last_ms, row, values, first)
+
+        if search.rows is RowsPerMatch.ONE_ROW:
+            yield told(None, len(labels))
+        elif not labels and search.rows is not RowsPerMatch.ALL_ROWS_OMIT_EMPTY:
+            yield told(first, 0)
+        for at, is_hidden in enumerate(found.hidden):
+            if search.rows is not RowsPerMatch.ONE_ROW and not is_hidden:
+                yield told(state.rows[state.start + at], at + 1)
+
+    def _pass_over(self, state: RowState, told: list[Told]) -> None:
+        """Go on behind a row with which no match begins."""
+        if self.search.rows is RowsPerMatch.ALL_ROWS_WITH_UNMATCHED and state.start >= state.covered:
+            row = state.rows[state.start]
+            told.append(Told(state.times_ms[state.start], row, (None,) * len(self.search.measures), row))
+        state.start += 1
+
+    def _next_start(self, start: int, labels: Sequence[str]) -> int:
+        if not labels or self.search.skip in (Skip.TO_NEXT, Skip.NONE):
+            return start + 1
+        if self.search.skip is Skip.PAST_LAST:
+            return start + len(labels)
+        found = [at for at, label in enumerate(labels) if label in self.search.skip_to]
+        at = None if not found else found[0] if self.search.skip is Skip.TO_FIRST else found[-1]
+        if not at:
+            names = ", ".join(sorted(self.search.skip_to))
+            raise PatternError(
+                f"a match cannot be skipped to {names}",
+                why="it has no such row"
+                if at is None
+                else "that is its first row, and it would be found again",
+                what_to_do="skip to a variable that every match has behind its first row",
+                name=names,
+            )
+        return start + at
+
+    def _forget(self, state: RowState) -> None:
+        """Drop the rows that nobody looks at any more."""
+        count = max(state.start - self.search.rows_before, 0)
+        del state.rows[:count], state.times_ms[:count]
+        state.start -= count
+        state.covered = max(state.covered - count, 0)
+        state.gone += count
+
+
+_END_OF_TIME = (1 << 63) - 1
+
+
+def _is_local(name: str, made: Expression) -> bool:
+    """Whether the condition of a variable looks at the row alone that would be it."""
+    return not any(
+        one.looks_around
+        or (isinstance(one, Column) and one.variables is not None and name not in one.variables)
+        for one in made.all_parts()
+    )
+
+
+def names_in(pattern: RowPattern) -> Iterator[str]:
+    """Yield the variables of a row pattern, in their order."""
+    match pattern:
+        case Variable(name):
+            yield name
+        case InOrder(parts) | OneOf(parts):
+            for one in parts:
+                yield from names_in(one)
+        case Repeated(of=of) | Excluded(of):
+            yield from names_in(of)

@@ -1,0 +1,304 @@
+"""Patterns in streams as a user writes them: `CEP.pattern(stream, pattern).process(...)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from flinkish_spark.cep.compiler import compiled
+from flinkish_spark.cep.conditions import ColumnCondition
+from flinkish_spark.cep.pattern import Pattern
+from flinkish_spark.cep.stages import OpenMatches
+from flinkish_spark.core.elements import OutputTag, OutputType, TimeDomain
+from flinkish_spark.core.errors import ConfigError, GraphError, PatternError
+from flinkish_spark.core.validation import function_object, function_of_two, instance_of, refuse_async
+from flinkish_spark.datastream.data_stream import DataStream
+from flinkish_spark.datastream.keyed_stream import KeyedStream
+from flinkish_spark.functions.patterns import Match, PatternContext, PatternProcessFunction
+from flinkish_spark.operators.patterns import LookedFor, PatternSearch
+from flinkish_spark.planning.declare import declare_operator, inferred_output
+from flinkish_spark.planning.factories import Patterns
+from flinkish_spark.planning.stream_graph import KeyedEntry
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+#: Orders two events of one time: below, at or above zero.
+Comparator = Callable[[Any, Any], int]
+
+
+class CEP:
+    """Looks for patterns in streams, as Flink's library of that name does; see docs/cep.md."""
+
+    @staticmethod
+    def pattern(
+        stream: DataStream | KeyedStream, pattern: Pattern, comparator: Comparator | None = None
+    ) -> PatternStream:
+        """Look for a pattern among the events of each key; without a key, among all, in one task.
+
+        Parameters
+        ----------
+        stream
+            By event time, unless :meth:`PatternStream.in_processing_time` says otherwise.
+        comparator
+            Orders events of one time; by default they are taken as they came.
+
+        Raises
+        ------
+        PatternError
+            The pattern cannot be compiled.
+        GraphError, ConfigError
+            It is no stream, or no function of two events.
+        """
+        return CEP.patterns(stream, {"": pattern}, comparator)
+
+    @staticmethod
+    def patterns(
+        stream: DataStream | KeyedStream,
+        patterns: Mapping[str, Pattern],
+        comparator: Comparator | None = None,
+    ) -> PatternStream:
+        """Look for several patterns in one pass; `pattern_name()` of the context says which was found.
+
+        Parameters
+        ----------
+        patterns
+            By name, which is part of what is stored. Each event is tried with them in this order.
+        stream, comparator
+            As of :meth:`pattern`, which also says what is raised.
+        """
+        if comparator is not None:
+            function_of_two("comparator", comparator)
+        if not isinstance(patterns, Mapping) or not patterns:
+            raise ConfigError("no pattern is looked for", what_to_do='name one: {"rising": pattern}')
+        wanted = []
+        for name, pattern in patterns.items():
+            if not isinstance(name, str) or not isinstance(pattern, Pattern):
+                raise PatternError(
+                    f"what is looked for is {pattern!r}, called {name!r}",
+                    why="it is a Pattern, and its name is text",
+                    what_to_do='give one, as Pattern.begin("first")',
+                )
+            wanted.append(LookedFor(name, compiled(pattern), pattern.skip))
+        keyed = stream.key_by(_no_key, key="INT") if isinstance(stream, DataStream) else stream
+        if not isinstance(keyed, KeyedStream):
+            raise GraphError(
+                f"CEP got a {type(stream).__name__}",
+                what_to_do="give it a stream: CEP.pattern(readings.key_by('cell'), pattern)",
+            )
+        return PatternStream(keyed, PatternSearch(tuple(wanted), _Nothing(), compare=comparator))
+
+
+class PatternStream:
+    """A stream in which patterns are looked for; made by :class:`CEP`. Each method returns a new one."""
+
+    def __init__(self, stream: KeyedStream, search: PatternSearch) -> None:
+        self._stream, self._search = stream, search
+
+    def in_processing_time(self) -> PatternStream:
+        """Let events have the time of their micro-batch, and take them as they come; none is late."""
+        return self._with(clock=TimeDomain.PROCESSING_TIME, time_field=None)
+
+    def in_event_time(self, field: str | None = None) -> PatternStream:
+        """Let events have their own times, and take them in that order when the watermark reaches them.
+
+        Parameters
+        ----------
+        field
+            Which field says the time: LONG, as milliseconds, or TIMESTAMP. By default it is that which
+            :meth:`DataStream.assign_timestamps_and_watermarks` has given, or the operator in front; behind a
+            count window, whose last instant is the end of all time, it has to be a field.
+        """
+        if field is not None:
+            instance_of("field", field, str, what_to_do='name a field: in_event_time("at")')
+        return self._with(clock=TimeDomain.EVENT_TIME, time_field=field)
+
+    def side_output_late_data(self, tag: OutputTag) -> PatternStream:
+        """Send events behind the watermark to a side output; else they are dropped and counted."""
+        instance_of("tag", tag, OutputTag, what_to_do="give an OutputTag")
+        return self._with(late_output=tag)
+
+    def with_limit(self, limit: OpenMatches) -> PatternStream:
+        """Let no more partial matches of a key and pattern be open than this.
+
+        Parameters
+        ----------
+        limit
+            For example ``OpenMatches(10_000, Overflow.DISCARD_OLDEST)``.
+        """
+        instance_of("limit", limit, OpenMatches, what_to_do="give one, as OpenMatches(10_000)")
+        return self._with(limit=limit)
+
+    def process(
+        self,
+        function: PatternProcessFunction,
+        *,
+        output: OutputType | None = None,
+        uid: str,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Give each match to a function, and each partial match that is timed out.
+
+        Parameters
+        ----------
+        function
+            Serialised here, once, together with the patterns' conditions.
+        output
+            Fields of the emitted rows; by default what the hint of `process_match` says.
+        uid, max_parallelism
+            As of :meth:`KeyedStream.process`.
+
+        Raises
+        ------
+        ConfigError, GraphError, SchemaError, UserFunctionError
+            As of :meth:`KeyedStream.process`.
+        """
+        function_object("function", function, "PatternProcessFunction", "process_match")
+        if not isinstance(function, PatternProcessFunction):
+            raise GraphError(
+                f"process() of '{uid}' got a {type(function).__name__}",
+                what_to_do="give it an instance of a PatternProcessFunction subclass",
+            )
+        refuse_async(function, ("process_match", "process_timed_out_match"), f"'{uid}'")
+        if output is None:
+            output = inferred_output(
+                function.process_match, f"'{uid}'", function.process_timed_out_match, is_iterable=True
+            )
+        return self._declared(function, output, uid, max_parallelism)
+
+    def select(
+        self,
+        select: Callable[[Match], Any],
+        *,
+        output: OutputType | None = None,
+        uid: str,
+        timed_out: tuple[OutputTag, Callable[[Match, int], Any]] | None = None,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Make one row of each match.
+
+        Parameters
+        ----------
+        select
+            From a match to a row.
+        timed_out
+            A side output, and what makes a row for it of a partial match and the time at which its window
+            was over.
+        output, uid, max_parallelism
+            As of :meth:`process`; by default what the hint of `select` says.
+        """
+        if output is None:
+            output = inferred_output(select, f"'{uid}'", is_iterable=False)
+        return self._selected(select, False, output, uid, timed_out, max_parallelism)
+
+    def flat_select(
+        self,
+        select: Callable[[Match], Iterable[Any] | None],
+        *,
+        output: OutputType | None = None,
+        uid: str,
+        timed_out: tuple[OutputTag, Callable[[Match, int], Iterable[Any] | None]] | None = None,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Make any number of rows of each match; see :meth:`select`."""
+        if output is None:
+            output = inferred_output(select, f"'{uid}'", is_iterable=True)
+        return self._selected(select, True, output, uid, timed_out, max_parallelism)
+
+    def _selected(
+        self,
+        select: Callable[[Match], Any],
+        is_flat: bool,
+        output: OutputType,
+        uid: str,
+        timed_out: tuple[OutputTag, Callable[[Match, int], Any]] | None,
+        max_parallelism: int | None,
+    ) -> DataStream:
+        tag, of_lost = (None, None) if timed_out is None else timed_out
+        given: tuple[tuple[str, object], ...] = (("select", select),)
+        if timed_out is not None:
+            given = (*given, ("timed_out", of_lost))
+        for name, function in given:
+            if not callable(function) or isinstance(function, type):
+                raise ConfigError(
+                    f"{name} of '{uid}' is {function!r}", what_to_do="give it a function, or leave it out"
+                )
+        if timed_out is not None:
+            instance_of("timed_out", tag, OutputTag, what_to_do="give it an OutputTag and a function")
+        kind = _FlatSelect if is_flat else _Select
+        return self._declared(kind(select, tag, of_lost), output, uid, max_parallelism)
+
+    def _declared(
+        self, function: PatternProcessFunction, output: OutputType, uid: str, max_parallelism: int | None
+    ) -> DataStream:
+        stream, entry = self._stream, self._stream._entry
+        leaves = (leaf for one in self._search.patterns for leaf in one.automaton.leaves)
+        texts = tuple(dict.fromkeys(leaf.text for leaf in leaves if isinstance(leaf, ColumnCondition)))
+        if texts:
+            with_answers = DataStream(stream._environment, entry.parent).transform(_Answers(texts))
+            entry = KeyedEntry(with_answers._node, entry.keys)
+        search = replace(self._search, function=function, column_conditions=texts)
+        graph = stream._environment.graph
+        node = declare_operator(graph, [entry], Patterns(search), output, uid, max_parallelism)
+        return DataStream(stream._environment, node)
+
+    def _with(self, **facts: Any) -> PatternStream:
+        return PatternStream(self._stream, replace(self._search, **facts))
+
+
+class _Nothing(PatternProcessFunction):
+    """Stands where no function is said yet."""
+
+    def process_match(self, match: Match, ctx: PatternContext) -> None:
+        """Do nothing."""
+
+
+class _Select(PatternProcessFunction):
+    """Makes one row of each match by a plain function."""
+
+    def __init__(
+        self,
+        select: Callable[[Match], Any],
+        tag: OutputTag | None,
+        of_lost: Callable[[Match, int], Any] | None,
+    ) -> None:
+        self._select, self._tag, self._of_lost = select, tag, of_lost
+
+    def process_match(self, match: Match, ctx: PatternContext) -> Iterable[Any] | None:
+        """Emit what the function returns."""
+        return self._rows(self._select(match))
+
+    def process_timed_out_match(self, match: Match, ctx: PatternContext) -> None:
+        """Emit what the other one returns to the side output."""
+        if self._tag is not None and self._of_lost is not None:
+            for row in self._rows(self._of_lost(match, ctx.timestamp())) or ():
+                ctx.output(self._tag, row)
+
+    def _rows(self, result: Any) -> Iterable[Any] | None:
+        return (result,)
+
+
+class _FlatSelect(_Select):
+    """The same, any number of rows of each match."""
+
+    def _rows(self, result: Any) -> Iterable[Any] | None:
+        rows: Iterable[Any] | None = result
+        return rows
+
+
+class _Answers:
+    """Puts the answers of conditions behind the fields of records."""
+
+    def __init__(self, texts: tuple[str, ...]) -> None:
+        self._texts = texts
+
+    def __call__(self, records: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        answers = [F.expr(text).cast("boolean").alias(f"__holds_{at}") for at, text in enumerate(self._texts)]
+        return records.select("*", *answers)
+
+
+def _no_key(record: Any) -> int:
+    return 0

@@ -1,0 +1,72 @@
+"""User functions on matches of patterns."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from flinkish_spark.core.elements import OutputTag
+from flinkish_spark.functions.keyed import RichFunction
+
+#: What a match has taken, by name of the pattern, in the order in which the names were met.
+Match = Mapping[str, Sequence[Any]]
+
+
+class PatternContext(Protocol):
+    """Given to a function for one match; valid only inside the call."""
+
+    def get_current_key(self) -> Any:
+        """Return the key: a scalar for one key column, else a tuple; 0 for a stream without a key."""
+
+    def pattern_name(self) -> str:
+        """Return the name of the pattern, where there are several; else an empty text."""
+
+    def timestamp(self) -> int:
+        """Return the time of what is emitted, in milliseconds.
+
+        Of a match that of the event that completed it, or when what must not come had not come; of one that
+        is timed out, when its window was over.
+        """
+
+    def current_processing_time(self) -> int:
+        """Return the micro-batch's processing time."""
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        """Emit a row, with the time of the match, to a side output."""
+
+
+class PatternProcessFunction(RichFunction, ABC):
+    """Makes rows of matches. What `open` is given, state of the key included, is as in any keyed function.
+
+    Examples
+    --------
+    >>> class Alarm(PatternProcessFunction):
+    ...     def process_match(self, match, ctx):
+    ...         yield ctx.get_current_key(), match["second"][0].value
+    """
+
+    @abstractmethod
+    def process_match(self, match: Match, ctx: PatternContext) -> Iterable[Any] | None:
+        """Return the rows of a match; `yield` emits.
+
+        Parameters
+        ----------
+        match
+            By name of the pattern the events that it has taken, as named tuples, in their order. A name that
+            has taken none is missing.
+
+        Notes
+        -----
+        Called once per match of each micro-batch that counts.
+        """
+
+    def process_timed_out_match(self, match: Match, ctx: PatternContext) -> Iterable[Any] | None:
+        """Return the rows of a partial match whose window is over; most often it goes to a side output.
+
+        Parameters
+        ----------
+        match
+            As of `process_match`, with the names that it has got to.
+        """
+        return None

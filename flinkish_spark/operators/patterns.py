@@ -1,0 +1,460 @@
+"""Patterns in a keyed stream: what waits, what is partly matched, and what of it is emitted."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from pyspark.sql import types as T
+
+from flinkish_spark.cep.automaton import Automaton
+from flinkish_spark.cep.conditions import ColumnCondition, Leaf, LookingBack
+from flinkish_spark.cep.matcher import Event, Matcher, MatchQueue, MatchState, PartialMatch, Taken
+from flinkish_spark.cep.stages import AfterMatchSkip, OpenMatches
+from flinkish_spark.core.elements import MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer
+from flinkish_spark.functions.patterns import Match, PatternProcessFunction
+from flinkish_spark.operators.context import FunctionContext, KeyedStateWithoutKey, NoKeyedState
+from flinkish_spark.operators.joins import TimedBuffer, time_of
+from flinkish_spark.operators.process import KeyedStreamOperator, Processor
+from flinkish_spark.operators.windowing import LATE_RECORDS_DROPPED
+from flinkish_spark.state.descriptors import ListStateDescriptor, StateDescriptor
+from flinkish_spark.state.keyed_states import KeyedStates
+from flinkish_spark.state.tables import StateTable
+from flinkish_spark.state.timers import Timers
+from flinkish_spark.types.ddl import ddl_of
+from flinkish_spark.types.rows import ElementType
+
+#: What the operator counts, beside late records; of those opened and closed what is more of a key's, by call.
+MATCHES, TIMED_OUT, DISCARDED = "matches", "partial_matches_timed_out", "partial_matches_discarded"
+OPENED, CLOSED = "partial_matches_opened", "partial_matches_closed"
+
+
+@dataclass(frozen=True)
+class LookedFor:
+    """One of the patterns of an operator, compiled.
+
+    Parameters
+    ----------
+    name
+        What the program calls it; empty where it is the only one.
+    """
+
+    name: str
+    automaton: Automaton
+    skip: AfterMatchSkip
+
+    @property
+    def fingerprint(self) -> str:
+        """What stored partial matches of this automaton can be read with: its names and states.
+
+        Conditions, windows and what is skipped may change.
+        """
+        states = [(state.name, state.kind.value) for state in self.automaton.states]
+        stages = [state.stage for state in self.automaton.states if not state.stage.startswith("$")]
+        names = ", ".join(dict.fromkeys(reversed(stages)))
+        return f"{self.name}({names}) {zlib.crc32(repr(states).encode()):08x}"
+
+
+@dataclass(frozen=True)
+class PatternSearch:
+    """What a pattern operator does.
+
+    Parameters
+    ----------
+    patterns
+        Tried with each event in this order.
+    function
+        What is made of matches.
+    clock
+        Which time events have: their own, or that of their micro-batch.
+    time_field
+        Which field says the time of an event; None: it has one beside its fields.
+    compare
+        Orders events of one time, as functions for `sorted` once did; None: as they came.
+    late_output
+        Where events behind the watermark go; None: they are dropped and counted.
+    limit
+        How many partial matches of a key and pattern may be open; None: any number.
+    column_conditions
+        Texts of conditions whose answers come behind the fields of each event, in this order.
+    """
+
+    patterns: tuple[LookedFor, ...]
+    function: PatternProcessFunction
+    clock: TimeDomain = TimeDomain.EVENT_TIME
+    time_field: str | None = None
+    compare: Callable[[Any, Any], int] | None = None
+    late_output: OutputTag | None = None
+    limit: OpenMatches | None = None
+    column_conditions: tuple[str, ...] = ()
+
+
+class PatternNeedsTime(ValueError):
+    """A pattern by event time got an event without one."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "patterns by event time need events with a time: assign timestamps and watermarks, and let none "
+            "be null; or call in_processing_time()"
+        )
+
+
+def ms_of(value: Any) -> int | None:
+    """Return the time that a field says: milliseconds, or a timestamp."""
+    if isinstance(value, datetime.datetime):
+        return (value - _EPOCH) // datetime.timedelta(milliseconds=1)
+    time_ms: int | None = value
+    return time_ms
+
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+class _NoState(NoKeyedState):
+    """Given to `open` of a condition."""
+
+    def _refuse(self, descriptor: StateDescriptor) -> NoReturn:
+        raise KeyedStateWithoutKey(
+            f"a condition of operator '{self.uid}' asks for the state '{descriptor.name}', but it sees only "
+            "what its partial match has taken; give state to the function of the matches"
+        )
+
+    get_state = get_list_state = get_map_state = get_reducing_state = get_aggregating_state = _refuse
+
+
+class MatchContext:
+    """What a function is given for a match; one object, whose facts change."""
+
+    __slots__ = ("_context", "_timers", "name", "time_ms")
+
+    def __init__(self, context: FunctionContext, timers: Timers) -> None:
+        self._context, self._timers = context, timers
+        self.name = ""
+        self.time_ms = MIN_WATERMARK_MS
+
+    def get_current_key(self) -> Any:
+        """Return the key."""
+        return self._context.get_current_key()
+
+    def pattern_name(self) -> str:
+        """Return the name of the pattern."""
+        return self.name
+
+    def timestamp(self) -> int:
+        """Return the time of what is emitted."""
+        return self.time_ms
+
+    def current_processing_time(self) -> int:
+        """Return the micro-batch's processing time."""
+        return self._timers.processing_time_ms
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        """Emit a row to a side output."""
+        self._context.emit_to(tag, value, self.time_ms)
+
+
+class MatchStates:
+    """The partial matches of one pattern, by key, in three states.
+
+    Events are taken under names of the pattern, one behind the other; a partial match is a state of the
+    automaton and where its chain ends. All three refer to each other by their places, so a key's are written
+    together. Of a key with nothing open there is nothing.
+
+    Parameters
+    ----------
+    wanted
+        The pattern; its fingerprint is part of the states' names, so what is stored of another automaton is
+        refused by name.
+    element
+        Type of the events.
+    """
+
+    def __init__(self, wanted: LookedFor, element: ElementType) -> None:
+        states = wanted.automaton.states
+        self._stages = tuple(dict.fromkeys(state.stage for state in states))
+        self._stage_numbers = {name: number for number, name in enumerate(self._stages)}
+        own = wanted.fingerprint
+        time = T.StructField("__time_ms", T.LongType())
+        fields = ddl_of(T.StructType([*element.fields, time]))
+        self._descriptors = (
+            ListStateDescriptor(f"pattern/events of {own}", fields),
+            ListStateDescriptor(f"pattern/chains of {own}", "stage INT, event INT, before INT"),
+            ListStateDescriptor(f"pattern/matches of {own}", "state INT, chain INT, is_held BOOLEAN"),
+        )
+        self._element = element
+
+    def open(self, states: KeyedStates) -> None:
+        """Declare the states."""
+        for one in self._descriptors:
+            states.get_list_state(one)
+        self._scope = states.scope
+        tables: list[StateTable] = [states.tables[one.name] for one in self._descriptors]
+        self._events, self._chains, self._matches = tables
+        self._gather = self._element.gathering()
+
+    def read(self) -> MatchState | None:
+        """Return the current key's partial matches; None if it has none."""
+        stored = self._matches.read(self._scope)
+        if not stored:
+            return None
+        events = [
+            Event((row[-1], place), self._gather(row[:-1]))
+            for place, row in enumerate(self._events.read(self._scope) or ())
+        ]
+        chains: list[Taken] = []
+        for stage, event, before in self._chains.read(self._scope) or ():
+            last = None if before is None else chains[before]
+            first = events[event] if last is None else last.first
+            chains.append(Taken(self._stages[stage], events[event], last, first))
+        found: tuple[list[PartialMatch], list[PartialMatch]] = ([], [])
+        for state, chain, is_held in stored:
+            found[is_held].append(PartialMatch(state, None if chain is None else chains[chain]))
+        return MatchState(*map(MatchQueue, found))
+
+    def write(self, state: MatchState) -> None:
+        """Set the current key's partial matches."""
+        if state.is_initial:
+            for table in (self._events, self._chains, self._matches):
+                table.remove(self._scope)
+            return
+        places: dict[Taken, int] = {}
+        events: dict[Event, int] = {}
+        chains: list[tuple[int, int, int | None]] = []
+        matches = []
+        for queue, is_held in ((state.partial, False), (state.held, True)):
+            for one in queue:
+                for taken in () if one.last is None else one.last.path():
+                    if taken not in places:
+                        event = events.setdefault(taken.event, len(events))
+                        before = None if taken.before is None else places[taken.before]
+                        places[taken] = len(chains)
+                        chains.append((self._stage_numbers[taken.stage], event, before))
+                matches.append((one.state, None if one.last is None else places[one.last], is_held))
+        # Their order tells events of one time apart, and is that of their places.
+        order = sorted(events, key=lambda event: event.at)
+        at = {events[event]: place for place, event in enumerate(order)}
+        spread = self._element.spread
+        self._events.write(self._scope, [(*spread(event.value), event.time_ms) for event in order])
+        self._chains.write(self._scope, [(stage, at[event], before) for stage, event, before in chains])
+        self._matches.write(self._scope, matches)
+
+
+class _Search:
+    """One pattern in an opened operator."""
+
+    def __init__(self, wanted: LookedFor, element: ElementType) -> None:
+        self.name = wanted.name
+        self.matcher = Matcher(wanted.automaton, wanted.skip)
+        self.states = MatchStates(wanted, element)
+        self.state = self.matcher.initial()
+        self._before = self._open()
+
+    def enter(self) -> int | None:
+        """Make the current key's partial matches those at hand; return when the first is timed out."""
+        self.state = self.states.read() or self.matcher.initial()
+        self._before = self._open()
+        return self.matcher.next_deadline_ms(self.state)
+
+    def leave(self) -> int | None:
+        """Store what they have become; return when the first is timed out."""
+        if self._open() != self._before:
+            self.states.write(self.state)
+        return self.matcher.next_deadline_ms(self.state)
+
+    @property
+    def more_open(self) -> int:
+        """How many more partial matches of the key are open than there were; less than none if fewer."""
+        return len(self.state.partial) - len(self._before[0])
+
+    def _open(self) -> tuple[list[PartialMatch], ...]:
+        return list(self.state.partial), list(self.state.held)
+
+
+class PatternOperator(KeyedStreamOperator):
+    """Runs a :class:`PatternSearch`.
+
+    By event time, events wait until the watermark has reached them, and are then taken in the order of their
+    times. By processing time they are taken as they come; where a comparison orders those of one time, they
+    wait for the next. A key has a timer for what it has to do first.
+
+    Parameters
+    ----------
+    search
+        What it does.
+    element
+        Type of the events, without the answers of conditions behind their fields.
+    time_field
+        Place of the field that says the time of an event; None: it has one beside its fields.
+    """
+
+    def __init__(self, search: PatternSearch, element: ElementType, time_field: int | None = None) -> None:
+        self._search, self._element = search, element
+        self._is_event_time = search.clock is TimeDomain.EVENT_TIME
+        self._time_at = time_field
+        answers = [T.StructField(f"__{at}", T.BooleanType()) for at in range(len(search.column_conditions))]
+        self._waiting = TimedBuffer(
+            "pattern/waiting", ElementType(ddl_of(T.StructType([*element.fields, *answers])))
+        )
+
+    def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
+        """Declare the states, and open conditions and function."""
+        search = self._search
+        self._context, self._timers = context, timers
+        self._match_context = MatchContext(context, timers)
+        self._width = len(self._element.fields)
+        self._gather = self._element.gathering()
+        self._key_of = None if search.compare is None else functools.cmp_to_key(search.compare)
+        self._waiting.open(states)
+        self._searches = [_Search(one, self._element) for one in search.patterns]
+        for one in self._searches:
+            one.states.open(states)
+        #: Which answer behind the fields of an event a condition stands for.
+        self._columns: dict[Leaf, int] = {}
+        opened = _NoState(states.uid, states.max_parallelism)
+        for leaf in self._leaves():
+            if isinstance(leaf, ColumnCondition):
+                self._columns[leaf] = search.column_conditions.index(leaf.text)
+            elif isinstance(leaf, LookingBack) and hasattr(leaf.owner, "open"):
+                leaf.owner.open(opened)
+        search.function.open(states.of_function())
+
+    def processors(self) -> tuple[Processor, ...]:
+        """Return what handles an event."""
+        if self._is_event_time:
+            return (self._by_event_time,)
+        return (self._at_once if self._search.compare is None else self._by_processing_time,)
+
+    def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
+        """Take the events whose time has come, and time out what is over."""
+        now_ms = self._timers.watermark_ms if self._is_event_time else self._timers.processing_time_ms
+        entries = self._waiting.entries()
+        # A timer of the very millisecond has waited for all of it.
+        due = [entry for entry in entries if time_of(entry) <= now_ms]
+        if due:
+            self._waiting.replace(entries[len(due) :])
+        self._take(due, now_ms)
+
+    def close(self) -> None:
+        """Close conditions and function."""
+        self._search.function.close()
+        for leaf in self._leaves():
+            if isinstance(leaf, LookingBack) and hasattr(leaf.owner, "close"):
+                leaf.owner.close()
+
+    # -- events -----------------------------------------------------------------------------------------
+    def _by_event_time(self, value: Any, context: FunctionContext) -> None:
+        time_ms = context.timestamp_ms if self._time_at is None else ms_of(value[self._time_at])
+        if time_ms is None or time_ms == MIN_WATERMARK_MS:
+            raise PatternNeedsTime
+        if time_ms > self._timers.watermark_ms:
+            self._keep(value, time_ms)
+        elif self._search.late_output is None:
+            context.count(LATE_RECORDS_DROPPED)
+        else:
+            context.output(self._search.late_output, value[: self._width])
+
+    def _by_processing_time(self, value: Any, context: FunctionContext) -> None:
+        self._keep(value, self._timers.processing_time_ms)
+
+    def _at_once(self, value: Any, context: FunctionContext) -> None:
+        now_ms = self._timers.processing_time_ms
+        self._take([(*value, now_ms)], now_ms)
+
+    def _keep(self, value: Any, time_ms: int) -> None:
+        """Let an event wait for its time."""
+        entries = self._waiting.entries()
+        is_first = not entries or time_ms < time_of(entries[0])
+        self._waiting.add(value, time_ms)
+        if is_first and self._is_event_time:
+            self._timers.register_event_time_timer(time_ms)
+        elif is_first:
+            self._timers.register_processing_time_timer(time_ms + 1)
+
+    def _take(self, entries: Sequence[Any], now_ms: int) -> None:
+        """Take events of the current key in the order of their times, and then time goes on to `now_ms`."""
+        before_ms = [one.enter() for one in self._searches]
+        at = 0
+        while at < len(entries):
+            time_ms = time_of(entries[at])
+            behind = at
+            while behind < len(entries) and time_of(entries[behind]) == time_ms:
+                behind += 1
+            self._advance(time_ms)
+            for entry in self._in_order(entries[at:behind]):
+                self._process(entry, time_ms)
+            at = behind
+        self._advance(now_ms)
+        for one in self._searches:
+            more = one.more_open
+            if more:
+                self._context.count(OPENED if more > 0 else CLOSED, abs(more))
+        self._register(before_ms, [one.leave() for one in self._searches])
+
+    def _in_order(self, entries: Sequence[Any]) -> Sequence[Any]:
+        """Return events of one time in the order in which they are taken."""
+        key_of = self._key_of
+        if key_of is None or len(entries) < 2:
+            return entries
+        return sorted(entries, key=lambda entry: key_of(self._event(entry)))
+
+    def _event(self, entry: Any) -> Any:
+        return self._gather(entry[: self._width])
+
+    def _process(self, entry: Any, time_ms: int) -> None:
+        event, limit = self._event(entry), self._search.limit
+        facts: dict[Leaf, bool] = {
+            leaf: entry[self._width + at] is True for leaf, at in self._columns.items()
+        }
+        now_ms = self._timers.processing_time_ms
+        for one in self._searches:
+            matches = one.matcher.process(one.state, event, time_ms, facts, now_ms)
+            self._emit(one, matches, time_ms)
+            if limit is not None:
+                discarded = one.matcher.keep_to(one.state, limit)
+                if discarded:
+                    self._context.count(DISCARDED, discarded)
+
+    def _advance(self, time_ms: int) -> None:
+        for one in self._searches:
+            matches, timed_out = one.matcher.advance(one.state, time_ms)
+            self._emit(one, matches, time_ms)
+            for lost in timed_out:
+                self._context.count(TIMED_OUT)
+                self._give(self._search.function.process_timed_out_match, one, lost.match, lost.time_ms)
+
+    def _emit(self, one: _Search, matches: Iterable[Match], time_ms: int) -> None:
+        for match in matches:
+            self._context.count(MATCHES)
+            self._give(self._search.function.process_match, one, match, time_ms)
+
+    def _give(self, call: Any, one: _Search, match: Match, time_ms: int) -> None:
+        """Give a match to the function; what it returns goes out."""
+        context = self._match_context
+        context.name, context.time_ms = one.name, time_ms
+        rows = call(match, context)
+        if rows is not None:
+            self._context.emit(rows, time_ms)
+
+    def _register(self, before_ms: Sequence[int | None], due_ms: Sequence[int | None]) -> None:
+        """Register timers for what can be done first, in place of those before."""
+        timers = self._timers
+        if self._is_event_time:
+            register, delete = timers.register_event_time_timer, timers.delete_event_time_timer
+        else:
+            register, delete = timers.register_processing_time_timer, timers.delete_processing_time_timer
+        before = min((one for one in before_ms if one is not None), default=None)
+        due = min((one for one in due_ms if one is not None), default=None)
+        if before is not None and before != due:
+            delete(before)
+        if due is not None:
+            register(due)
+        waiting = self._waiting.entries()
+        if waiting:
+            register(time_of(waiting[0]) + (not self._is_event_time))
+
+    def _leaves(self) -> Iterable[Leaf]:
+        return (leaf for one in self._search.patterns for leaf in one.automaton.leaves)

@@ -1,0 +1,128 @@
+"""Row patterns of SQL over a keyed stream: rows that wait, rows that matches need, what is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flinkish_spark.cep.rows import RowMatcher, RowSearch, RowsPerMatch, RowState, Told
+from flinkish_spark.core.elements import MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer
+from flinkish_spark.operators.context import FunctionContext
+from flinkish_spark.operators.joins import TimedBuffer, time_of
+from flinkish_spark.operators.patterns import MATCHES, PatternNeedsTime, ms_of
+from flinkish_spark.operators.process import KeyedStreamOperator, Processor
+from flinkish_spark.operators.windowing import LATE_RECORDS_DROPPED
+from flinkish_spark.state.descriptors import ValueStateDescriptor
+from flinkish_spark.state.keyed_states import KeyedStates
+from flinkish_spark.state.timers import Timers
+from flinkish_spark.types.rows import ElementType
+
+
+class RowPatternOperator(KeyedStreamOperator):
+    """Runs a :class:`~flinkish_spark.cep.rows.RowSearch` by event time.
+
+    Rows wait until the watermark has reached them. What is kept of a key behind that is rows alone: those
+    with which a match may still begin or go on. So another row pattern may take over the same state.
+
+    Parameters
+    ----------
+    search
+        What is looked for and told.
+    element
+        Type of the rows.
+    time_field
+        Place of the field that says the time of a row; None: it has one beside its fields.
+    key_fields
+        Places of the fields that come out in front where one row is told per match.
+    late_output
+        Where rows behind the watermark go; None: they are dropped and counted.
+    """
+
+    def __init__(
+        self,
+        search: RowSearch,
+        element: ElementType,
+        time_field: int | None,
+        key_fields: Sequence[int],
+        late_output: OutputTag | None,
+    ) -> None:
+        self._matcher, self._time_field = RowMatcher(search), time_field
+        self._key_fields, self._late_output = tuple(key_fields), late_output
+        self._one_row = search.rows is RowsPerMatch.ONE_ROW
+        self._waiting = TimedBuffer("rows/waiting", element)
+        self._rows = TimedBuffer("rows/kept", element)
+        self._width = len(element.fields)
+
+    def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
+        """Declare the states."""
+        self._context, self._timers = context, timers
+        self._waiting.open(states)
+        self._rows.open(states)
+        self._place = states.get_state(
+            ValueStateDescriptor("rows/place", "start INT, covered INT, gone LONG, matches LONG")
+        )
+
+    def processors(self) -> tuple[Processor, ...]:
+        """Return what handles a row."""
+        return (self._process,)
+
+    def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
+        """Take the rows that the watermark has reached."""
+        watermark_ms = self._timers.watermark_ms
+        waiting = self._waiting.entries()
+        due = [entry for entry in waiting if time_of(entry) <= watermark_ms]
+        if due:
+            self._waiting.replace(waiting[len(due) :])
+        state = self._read()
+        before_ms = self._matcher.next_deadline_ms(state)
+        state.rows += [entry[: self._width] for entry in due]
+        state.times_ms += [time_of(entry) for entry in due]
+        matches = state.matches
+        for told in self._matcher.run(state, watermark_ms):
+            self._context.emit((self._row(told),), told.time_ms)
+        if state.matches > matches:
+            self._context.count(MATCHES, state.matches - matches)
+        self._write(state)
+        due_ms = self._matcher.next_deadline_ms(state)
+        if before_ms is not None and before_ms != due_ms:
+            self._timers.delete_event_time_timer(before_ms)
+        if due_ms is not None:
+            self._timers.register_event_time_timer(due_ms)
+        if len(waiting) > len(due):
+            self._timers.register_event_time_timer(time_of(waiting[len(due)]))
+
+    def _process(self, value: Any, context: FunctionContext) -> None:
+        time_ms = context.timestamp_ms if self._time_field is None else ms_of(value[self._time_field])
+        if time_ms is None or time_ms == MIN_WATERMARK_MS:
+            raise PatternNeedsTime
+        if time_ms > self._timers.watermark_ms:
+            self._waiting.add(value, time_ms)
+            self._timers.register_event_time_timer(time_of(self._waiting.entries()[0]))
+        elif self._late_output is None:
+            context.count(LATE_RECORDS_DROPPED)
+        else:
+            context.output(self._late_output, value)
+
+    def _row(self, told: Told) -> tuple[Any, ...]:
+        if self._one_row:
+            return (*(told.first[at] for at in self._key_fields), *told.values)
+        return (*(told.row or ()), *told.values)
+
+    # -- state ------------------------------------------------------------------------------------------
+    def _read(self) -> RowState:
+        entries, place = self._rows.entries(), self._place.value()
+        rows: list[Sequence[Any]] = [entry[: self._width] for entry in entries]
+        times_ms = [time_of(entry) for entry in entries]
+        return RowState(rows, times_ms, *(place or (0, 0, 0, 0)))
+
+    def _write(self, state: RowState) -> None:
+        """Store what is left; of a key without rows only what the row pattern asks for later."""
+        rows = [(*row, at) for row, at in zip(state.rows, state.times_ms, strict=True)]
+        self._rows.replace(rows)
+        gone = state.gone if self._matcher.asks_for_first else 0
+        matches = state.matches if self._matcher.asks_for_number else 0
+        place = (state.start, state.covered, gone, matches)
+        if rows or any(place):
+            self._place.update(place)
+        else:
+            self._place.clear()

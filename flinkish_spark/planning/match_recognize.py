@@ -1,0 +1,702 @@
+"""MATCH_RECOGNIZE of SQL:2016, from its text to what is searched: by sqlglot, whose trees end here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from pyspark.sql import types as T
+
+from flinkish_spark.cep import expressions as E
+from flinkish_spark.cep.rows import (
+    AtFirstRow,
+    Excluded,
+    InOrder,
+    OneOf,
+    Repeated,
+    RowPattern,
+    RowSearch,
+    RowsPerMatch,
+    Variable,
+    names_in,
+    permuted,
+)
+from flinkish_spark.cep.stages import Skip
+from flinkish_spark.core.errors import ConfigError, PatternError
+
+# ----------------------------------------------------------------------------------------------------------
+# The text in its clauses: what stands in them is looked at once the fields of the stream are known.
+
+
+#: How clauses begin, in the order in which they may stand.
+_CLAUSES: tuple[tuple[str, ...], ...] = (
+    ("PARTITION", "BY"),
+    ("ORDER", "BY"),
+    ("MEASURES",),
+    ("ONE", "ROW", "PER", "MATCH"),
+    ("ALL", "ROWS", "PER", "MATCH"),
+    ("AFTER", "MATCH", "SKIP"),
+    ("PATTERN",),
+    ("WITHIN",),
+    ("SUBSET",),
+    ("DEFINE",),
+)
+_UNITS_MS = {"MILLISECOND": 1, "SECOND": 1_000, "MINUTE": 60_000, "HOUR": 3_600_000, "DAY": 86_400_000}
+#: Stands where two words of the text are one function.
+_JOINED = "__"
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    text: str
+    #: As it is compared with words of the language; of a quoted name nothing is equal.
+    word: str
+    kind: str
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class MatchRecognize:
+    """What a MATCH_RECOGNIZE says, before the fields of its input are known.
+
+    Parameters
+    ----------
+    partition
+        Names of columns; none where the stream's key says it.
+    order
+        The column that says the time of a row; None where the stream does.
+    clauses
+        The text of each other clause, by how it begins.
+    """
+
+    partition: tuple[str, ...]
+    order: str | None
+    clauses: dict[str, str]
+
+    def search(self, fields: T.StructType) -> tuple[RowSearch, T.StructType]:
+        """Return what is searched among rows with these fields, and the fields of the measures.
+
+        Raises
+        ------
+        PatternError
+            A clause says something that cannot be, or that is not known here.
+        """
+        return _Search(self, fields).made()
+
+
+def match_recognize(text: str) -> MatchRecognize:
+    """Return what a text says: the clauses of MATCH_RECOGNIZE, with that word and its parentheses or without.
+
+    Raises
+    ------
+    ConfigError
+        It is no text, or sqlglot is not there.
+    PatternError
+        It is no MATCH_RECOGNIZE.
+    """
+    if not isinstance(text, str):
+        raise ConfigError(f"match_recognize() got {text!r}", what_to_do="give it the clauses as text")
+    tokens = _tokens(text)
+    if [one.word for one in tokens[:2]] == ["MATCH_RECOGNIZE", "("] and tokens[-1].word == ")":
+        tokens = tokens[2:-1]
+    clauses = dict(_clauses(text, tokens))
+    if "PATTERN" not in clauses:
+        _refuse(text, "it has no PATTERN", "write PATTERN (A B+) DEFINE ...")
+    partition = tuple(one.strip() for one in clauses.pop("PARTITION BY", "").split(",") if one.strip())
+    order = clauses.pop("ORDER BY", "").strip()
+    words = [one.word for one in _tokens(order)]
+    if len(words) > 2 or (len(words) == 2 and words[1] != "ASC"):
+        _refuse(order, "rows are in the order of their time", "name one column in ORDER BY, ascending")
+    names = [one.text for one in _tokens(order)][:1]
+    return MatchRecognize(tuple(_name(one) for one in partition), names[0] if names else None, clauses)
+
+
+def _clauses(text: str, tokens: Sequence[_Token]) -> Iterator[tuple[str, str]]:
+    begins: list[tuple[int, int, str, int]] = []
+    depth, behind = 0, -1
+    for at, token in enumerate(tokens):
+        depth += {"(": 1, ")": -1}.get(token.word, 0)
+        if depth:
+            continue
+        for number, words in enumerate(_CLAUSES):
+            if tuple(one.word for one in tokens[at : at + len(words)]) == words:
+                if number <= behind:
+                    _refuse(text, f"{' '.join(words)} stands behind a later clause", _ORDER)
+                behind = number
+                begins.append((at, at + len(words), " ".join(words), number))
+    if not begins or begins[0][0]:
+        _refuse(text, "it does not begin with a clause", _ORDER)
+    ends = [*(one[0] for one in begins[1:]), len(tokens)]
+    for (_, first, name, _), end in zip(begins, ends, strict=True):
+        inside = tokens[first:end]
+        yield name, text[inside[0].begin : inside[-1].end] if inside else ""
+
+
+_ORDER = "write the clauses in their order: " + ", ".join(" ".join(words) for words in _CLAUSES)
+
+
+def _tokens(text: str) -> list[_Token]:
+    sqlglot = _sqlglot()
+    try:
+        found = sqlglot.tokenize(text, dialect="trino")
+    except sqlglot.errors.SqlglotError as error:
+        _refuse(text, str(error), "correct the text")
+    return [
+        _Token(
+            one.text,
+            "" if one.token_type.name in ("IDENTIFIER", "STRING") else one.text.upper(),
+            one.token_type.name,
+            one.start,
+            one.end + 1,
+        )
+        for one in found
+    ]
+
+
+def _sqlglot() -> Any:
+    try:
+        import sqlglot
+    except ImportError as error:
+        raise ConfigError(
+            "match_recognize() cannot read SQL here",
+            why="sqlglot is not installed",
+            what_to_do="pip install 'flinkish-spark[sql]'",
+        ) from error
+    return sqlglot
+
+
+def _name(text: str) -> str:
+    return text[1:-1].replace('""', '"') if text.startswith('"') else text
+
+
+def _refuse(text: str, why: str, what_to_do: str) -> NoReturn:
+    raise PatternError(
+        f"MATCH_RECOGNIZE has {text.strip()[:200]!r}", why=why, what_to_do=what_to_do, text=text
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What stands in PATTERN.
+
+
+class _PatternReader:
+    """Reads a row pattern: alternatives of sequences of repeated parts."""
+
+    def __init__(self, text: str, tokens: Sequence[_Token]) -> None:
+        self._text, self._tokens, self._at = text, tokens, 0
+
+    def read(self) -> RowPattern:
+        found = self._alternatives()
+        if self._at < len(self._tokens):
+            self._fail()
+        return found
+
+    def _alternatives(self) -> RowPattern:
+        options = [self._sequence()]
+        while self._takes("|"):
+            options.append(self._sequence())
+        return options[0] if len(options) == 1 else OneOf(tuple(options))
+
+    def _sequence(self) -> RowPattern:
+        parts: list[RowPattern] = []
+        while self._at < len(self._tokens) and self._word not in ("|", ")", ","):
+            if self._word == "-" and self._next_word == "}":
+                break
+            parts.append(self._repeated(self._part()))
+        return parts[0] if len(parts) == 1 else InOrder(tuple(parts))
+
+    def _part(self) -> RowPattern:
+        if self._takes("("):
+            inside = self._alternatives()
+            self._expect(")")
+            return inside
+        if self._word == "{" and self._next_word == "-":
+            self._at += 2
+            inside = self._alternatives()
+            self._expect("-")
+            self._expect("}")
+            return Excluded(inside)
+        if self._takes("^"):
+            return AtFirstRow()
+        if self._word == "$":
+            _refuse(self._text, "a stream has no last row before it ends", "leave $ out")
+        if self._word == "PERMUTE" and self._next_word == "(":
+            self._at += 2
+            parts = [self._sequence()]
+            while self._takes(","):
+                parts.append(self._sequence())
+            self._expect(")")
+            return permuted(parts)
+        token = self._tokens[self._at] if self._at < len(self._tokens) else None
+        if token is None or not (token.kind in ("VAR", "IDENTIFIER") or token.text.isidentifier()):
+            self._fail()
+        self._at += 1
+        return Variable(token.text if token.kind == "IDENTIFIER" else token.text.upper())
+
+    def _repeated(self, part: RowPattern) -> RowPattern:
+        least, most = 1, 1
+        if self._takes("*"):
+            least, most = 0, -1
+        elif self._takes("+"):
+            most = -1
+        elif self._takes("?"):
+            least = 0
+        elif self._word == "{" and self._next_word != "-":
+            self._at += 1
+            least = self._number() if self._word.isdigit() else 0
+            most = least
+            if self._takes(","):
+                most = self._number() if self._word.isdigit() else -1
+            self._expect("}")
+            if -1 < most < max(least, 1):
+                _refuse(self._text, "a repetition ends before it begins, or is none", "write {least,most}")
+        else:
+            return part
+        return Repeated(part, least, None if most < 0 else most, not self._takes("?"))
+
+    def _number(self) -> int:
+        self._at += 1
+        return int(self._tokens[self._at - 1].text)
+
+    @property
+    def _word(self) -> str:
+        return self._tokens[self._at].word if self._at < len(self._tokens) else ""
+
+    @property
+    def _next_word(self) -> str:
+        return self._tokens[self._at + 1].word if self._at + 1 < len(self._tokens) else ""
+
+    def _takes(self, word: str) -> bool:
+        if self._word != word:
+            return False
+        self._at += 1
+        return True
+
+    def _expect(self, word: str) -> None:
+        if not self._takes(word):
+            self._fail()
+
+    def _fail(self) -> NoReturn:
+        where = self._tokens[self._at].text if self._at < len(self._tokens) else "the end"
+        _refuse(self._text, f"{where!r} stands where it cannot", "correct the row pattern")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Expressions: what they are and of which type.
+
+
+Typed = tuple[E.Expression, T.DataType]
+_LONG, _DOUBLE, _TEXT, _BOOLEAN = T.LongType(), T.DoubleType(), T.StringType(), T.BooleanType()
+_WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+_COMPARED = {"EQ": "=", "NEQ": "<>", "LT": "<", "LTE": "<=", "GT": ">", "GTE": ">="}
+_ARITHMETIC = {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "Mod": "%"}
+_OF_TEXT = {"Lower": "lower", "Upper": "upper"}
+_CAST: dict[str, tuple[str, T.DataType]] = {
+    **dict.fromkeys(("BIGINT", "INT", "SMALLINT", "TINYINT"), ("as_whole", _LONG)),
+    **dict.fromkeys(("DOUBLE", "FLOAT"), ("as_double", _DOUBLE)),
+    **dict.fromkeys(("VARCHAR", "TEXT", "CHAR"), ("as_text", _TEXT)),
+    "BOOLEAN": ("as_boolean", _BOOLEAN),
+}
+
+
+class _Search:
+    """Makes what is searched of the clauses, given the fields of rows."""
+
+    def __init__(self, said: MatchRecognize, fields: T.StructType) -> None:
+        self._said, self._fields = said, fields
+        self._places = {field.name.lower(): at for at, field in enumerate(fields)}
+        pattern = said.clauses["PATTERN"]
+        tokens = _tokens(pattern)
+        if not tokens or tokens[0].word != "(" or tokens[-1].word != ")":
+            _refuse(pattern, "a row pattern stands in parentheses", "write PATTERN (A B+)")
+        self._pattern = _PatternReader(pattern, tokens[1:-1]).read()
+        self._variables = {name: frozenset([name]) for name in names_in(self._pattern)}
+        if not self._variables:
+            _refuse(pattern, "it has no variable", "name one")
+        self._unions(said.clauses.get("SUBSET", ""))
+
+    def made(self) -> tuple[RowSearch, T.StructType]:
+        clauses = self._said.clauses
+        measures = [self._named(one, "MEASURES") for one in _listed(clauses.get("MEASURES", ""))]
+        names = [name for name, _ in measures]
+        rows = self._rows()
+        skip, skip_to = self._skip()
+        search = RowSearch(
+            self._pattern,
+            dict(self._defined()),
+            tuple((name, made) for name, (made, _) in measures),
+            rows,
+            skip,
+            skip_to,
+            self._window_ms(),
+        )
+        return search, T.StructType(
+            [
+                T.StructField(name, kind)
+                for name, (_, kind) in zip(names, (m for _, m in measures), strict=True)
+            ]
+        )
+
+    # -- clauses ----------------------------------------------------------------------------------------
+    def _unions(self, text: str) -> None:
+        for one in _listed(text):
+            name, equals, rest = (one[0], one[1:2], one[2:]) if one else (None, [], [])
+            members = [token for token in rest if token.word not in ("(", ")", ",")]
+            if name is None or [token.word for token in equals] != ["="] or not members:
+                _refuse(text, "a union is written U = (A, B)", "correct SUBSET")
+            own = frozenset[str]().union(*(self._variable(_label(token)) for token in members))
+            self._variables[_label(name)] = own
+
+    def _defined(self) -> Iterator[tuple[str, E.Expression]]:
+        for tokens in _listed(self._said.clauses.get("DEFINE", "")):
+            if len(tokens) < 3 or tokens[1].word != "AS":
+                _refuse(" ".join(one.text for one in tokens), "it is no A AS condition", "correct DEFINE")
+            name, text = _label(tokens[0]), self._text(tokens[2:])
+            if self._variables.get(name) != frozenset([name]):
+                _refuse(text, f"{name} is no variable of the PATTERN", "define what stands there")
+            made, kind = self._expression(_parsed(text), text)
+            if kind != _BOOLEAN:
+                _refuse(text, f"it is a {kind.simpleString()}", "let a definition be a condition")
+            if any(isinstance(one, E.Final) for one in made.all_parts()):
+                _refuse(text, "a definition sees the rows up to its own", "leave FINAL out")
+            yield name, made
+
+    def _named(self, tokens: Sequence[_Token], clause: str) -> tuple[str, Typed]:
+        if len(tokens) < 3 or tokens[-2].word != "AS":
+            _refuse(" ".join(one.text for one in tokens), "it has no name", f"write {clause} ... AS name")
+        text = self._text(tokens[:-2])
+        return tokens[-1].text, self._expression(_parsed(text), text)
+
+    def _rows(self) -> RowsPerMatch:
+        clauses = self._said.clauses
+        said = clauses.get("ALL ROWS PER MATCH")
+        if said is None:
+            return RowsPerMatch.ONE_ROW
+        if "ONE ROW PER MATCH" in clauses:
+            _refuse("ONE ROW PER MATCH", "ALL ROWS PER MATCH stands there, too", "leave one out")
+        words = " ".join(one.word for one in _tokens(said)) or "SHOW EMPTY MATCHES"
+        try:
+            return RowsPerMatch(f"ALL ROWS PER MATCH {words}")
+        except ValueError:
+            _refuse(
+                said, "it is none of " + ", ".join(one.value for one in RowsPerMatch), "write one of these"
+            )
+
+    def _skip(self) -> tuple[Skip, frozenset[str]]:
+        said = self._said.clauses.get("AFTER MATCH SKIP", "PAST LAST ROW")
+        tokens = _tokens(said)
+        words = [one.word for one in tokens]
+        match words:
+            case ["PAST", "LAST", "ROW"]:
+                return Skip.PAST_LAST, frozenset()
+            case ["TO", "NEXT", "ROW"]:
+                return Skip.TO_NEXT, frozenset()
+            case ["TO", "FIRST", _]:
+                return Skip.TO_FIRST, self._variable(_label(tokens[2]))
+            case ["TO", "LAST", _]:
+                return Skip.TO_LAST, self._variable(_label(tokens[2]))
+            case ["TO", _]:
+                return Skip.TO_LAST, self._variable(_label(tokens[1]))
+        _refuse(
+            said, "it is no way to skip", "write AFTER MATCH SKIP PAST LAST ROW, TO NEXT ROW or TO LAST A"
+        )
+
+    def _window_ms(self) -> int | None:
+        said = self._said.clauses.get("WITHIN")
+        if said is None:
+            return None
+        words = [one.text.upper() for one in _tokens(said)]
+        unit = words[-1].removesuffix("S") if words else ""
+        if len(words) == 3 and words[0] == "INTERVAL" and unit in _UNITS_MS and words[1].isdigit():
+            window_ms = int(words[1]) * _UNITS_MS[unit]
+            if window_ms:
+                return window_ms
+        _refuse(said, "it is no span of time", "write WITHIN INTERVAL '15' MINUTE")
+
+    # -- expressions ------------------------------------------------------------------------------------
+    def _text(self, tokens: Sequence[_Token]) -> str:
+        """Return tokens as text that sqlglot can read: `FINAL LAST(x)` is a function of one name."""
+        parts: list[str] = []
+        for at, token in enumerate(tokens):
+            quote = {"IDENTIFIER": '"', "STRING": "'"}.get(token.kind, "")
+            text = quote + token.text.replace(quote, quote * 2) + quote if quote else token.text
+            is_prefix = token.word in ("FINAL", "RUNNING") and at + 2 < len(tokens)
+            if is_prefix and tokens[at + 2].word == "(":
+                parts.append(text + _JOINED)
+            else:
+                glue = "" if token.word in (".", "(") or (parts and parts[-1] == ".") else " "
+                is_call = token.word == "(" and at and tokens[at - 1].kind == "VAR"
+                parts.append(text if is_call or token.word == "." else text + glue)
+        return "".join(parts)
+
+    def _expression(self, tree: Any, text: str) -> Typed:
+        name = type(tree).__name__
+        make: Callable[[Any, str], Typed] | None = getattr(self, f"_{name.lower()}", None)
+        if make is not None:
+            return make(tree, text)
+        if name in _COMPARED:
+            (one, first), (other, second) = self._both(tree, text)
+            self._comparable(first, second, text)
+            return E.Applied(_COMPARED[name], (one, other)), _BOOLEAN
+        if name in _ARITHMETIC:
+            (one, first), (other, second) = self._both(tree, text)
+            return E.Applied(_ARITHMETIC[name], (one, other)), _number(name, first, second, text)
+        if name in _OF_TEXT:
+            return E.Applied(_OF_TEXT[name], (self._expression(tree.this, text)[0],)), _TEXT
+        if name in ("Count", "Sum", "Min", "Max", "Avg"):
+            return self._aggregate(name.upper(), tree.this, text)
+        _refuse(text, f"{tree.sql(dialect='trino')} is not known here", "see docs/cep.md for what is")
+
+    def _both(self, tree: Any, text: str) -> tuple[Typed, Typed]:
+        return self._expression(tree.this, text), self._expression(tree.expression, text)
+
+    def _paren(self, tree: Any, text: str) -> Typed:
+        return self._expression(tree.this, text)
+
+    def _column(self, tree: Any, text: str) -> Typed:
+        place = self._places.get(tree.name.lower())
+        if place is None:
+            _refuse(text, f"there is no field {tree.name}", f"use one of {', '.join(self._fields.names)}")
+        variables = None if not tree.table else self._variable(_identifier(tree.args["table"]))
+        return E.Column(place, variables), self._fields[place].dataType
+
+    def _literal(self, tree: Any, text: str) -> Typed:
+        if tree.is_string:
+            return E.Literal(tree.this), _TEXT
+        if tree.this.isdigit():
+            return E.Literal(int(tree.this)), _LONG
+        return E.Literal(float(tree.this)), _DOUBLE
+
+    def _null(self, tree: Any, text: str) -> Typed:
+        return E.Literal(None), T.NullType()
+
+    def _boolean(self, tree: Any, text: str) -> Typed:
+        return E.Literal(bool(tree.this)), _BOOLEAN
+
+    def _and(self, tree: Any, text: str) -> Typed:
+        return E.All(self._conditions(tree, text)), _BOOLEAN
+
+    def _or(self, tree: Any, text: str) -> Typed:
+        return E.any_of(self._conditions(tree, text)), _BOOLEAN
+
+    def _conditions(self, tree: Any, text: str) -> tuple[E.Expression, ...]:
+        both = self._both(tree, text)
+        for _, kind in both:
+            if not isinstance(kind, T.BooleanType | T.NullType):
+                _refuse(text, f"a {kind.simpleString()} is no condition", "compare it with something")
+        return tuple(made for made, _ in both)
+
+    def _not(self, tree: Any, text: str) -> Typed:
+        return E.Negated(self._expression(tree.this, text)[0]), _BOOLEAN
+
+    def _is(self, tree: Any, text: str) -> Typed:
+        made, _ = self._expression(tree.this, text)
+        other, kind = self._expression(tree.expression, text)
+        if isinstance(kind, T.NullType):
+            return E.IsNull(made), _BOOLEAN
+        return E.FirstKnown((E.Applied("=", (made, other)), E.Literal(False))), _BOOLEAN
+
+    def _between(self, tree: Any, text: str) -> Typed:
+        made, kind = self._expression(tree.this, text)
+        low, high = (self._expression(tree.args[name], text) for name in ("low", "high"))
+        for _, other in (low, high):
+            self._comparable(kind, other, text)
+        bounds = E.Applied(">=", (made, low[0])), E.Applied("<=", (made, high[0]))
+        return E.All(bounds), _BOOLEAN
+
+    def _in(self, tree: Any, text: str) -> Typed:
+        made, kind = self._expression(tree.this, text)
+        options = [self._expression(one, text) for one in tree.expressions]
+        for _, other in options:
+            self._comparable(kind, other, text)
+        return E.any_of(tuple(E.Applied("=", (made, one)) for one, _ in options)), _BOOLEAN
+
+    def _neg(self, tree: Any, text: str) -> Typed:
+        made, kind = self._expression(tree.this, text)
+        return E.Applied("negative", (made,)), kind
+
+    def _abs(self, tree: Any, text: str) -> Typed:
+        made, kind = self._expression(tree.this, text)
+        return E.Applied("abs", (made,)), kind
+
+    def _length(self, tree: Any, text: str) -> Typed:
+        return E.Applied("length", (self._expression(tree.this, text)[0],)), _LONG
+
+    def _dpipe(self, tree: Any, text: str) -> Typed:
+        return E.Applied("||", tuple(made for made, _ in self._both(tree, text))), _TEXT
+
+    def _coalesce(self, tree: Any, text: str) -> Typed:
+        parts = [self._expression(one, text) for one in (tree.this, *tree.expressions)]
+        return E.FirstKnown(tuple(made for made, _ in parts)), _common([kind for _, kind in parts], text)
+
+    def _case(self, tree: Any, text: str) -> Typed:
+        whole = tree.args.get("this")
+        cases, kinds = [], []
+        for one in tree.args["ifs"]:
+            condition, _ = self._expression(one.this, text)
+            if whole is not None:
+                condition = E.Applied("=", (self._expression(whole, text)[0], condition))
+            value, kind = self._expression(one.args["true"], text)
+            cases.append((condition, value))
+            kinds.append(kind)
+        default = tree.args.get("default")
+        otherwise: Typed = (
+            (E.Literal(None), T.NullType()) if default is None else self._expression(default, text)
+        )
+        return E.Chosen(tuple(cases), otherwise[0]), _common([*kinds, otherwise[1]], text)
+
+    def _cast(self, tree: Any, text: str) -> Typed:
+        wanted = tree.to.this.name
+        made, _ = self._expression(tree.this, text)
+        if wanted == "DECIMAL":
+            sizes = [int(one.this.this) for one in tree.to.expressions] or [38, 0]
+            return E.Applied("as_decimal", (made,)), T.DecimalType(*sizes)
+        if wanted not in _CAST:
+            _refuse(text, f"nothing is cast to {wanted} here", f"cast to one of {', '.join(_CAST)}")
+        name, kind = _CAST[wanted]
+        return E.Applied(name, (made,)), kind
+
+    def _first(self, tree: Any, text: str) -> Typed:
+        return self._navigated("FIRST", [tree.this, tree.args.get("expression")], text)
+
+    def _last(self, tree: Any, text: str) -> Typed:
+        return self._navigated("LAST", [tree.this, tree.args.get("expression")], text)
+
+    def _anonymous(self, tree: Any, text: str) -> Typed:
+        name, given = tree.this.upper(), tree.expressions
+        prefix, joined, rest = name.partition(_JOINED)
+        if joined and prefix in ("FINAL", "RUNNING"):
+            of = _parsed(f"{rest}({', '.join(one.sql(dialect='trino') for one in given)})")
+            made, kind = self._expression(of, text)
+            return (E.Final(made) if prefix == "FINAL" else made), kind
+        match name:
+            case "CLASSIFIER":
+                variables = None if not given else self._variable(_identifier(given[0].this))
+                return E.Classifier(variables), _TEXT
+            case "MATCH_NUMBER":
+                return E.MatchNumber(), _LONG
+            case "PREV" | "NEXT" if given:
+                return self._navigated(name, given, text)
+        _refuse(text, f"the function {tree.this} is not known here", "see docs/cep.md for what is")
+
+    def _navigated(self, name: str, given: Sequence[Any], text: str) -> Typed:
+        of, number = given[0], (given[1] if len(given) > 1 else None)
+        offset = (1 if name in ("PREV", "NEXT") else 0) if number is None else self._offset(number, text)
+        if name in ("PREV", "NEXT") and type(of).__name__ in ("First", "Last"):
+            inner, kind = self._expression(of, text)
+            assert isinstance(inner, E.Navigated)
+            rows = -offset if name == "PREV" else offset
+            return E.Navigated(inner.of, inner.variables, inner.from_first, inner.offset, rows), kind
+        made, kind = self._expression(of, text)
+        named = {one.variables for one in made.all_parts() if isinstance(one, E.Column | E.Classifier)}
+        if len(named) > 1 or any(
+            one.looks_around and not isinstance(one, E.Classifier) for one in made.all_parts()
+        ):
+            _refuse(
+                text, f"{name} is of one variable's row", "name one variable in it, and no other function"
+            )
+        variables = next(iter(named), None)
+        if name in ("PREV", "NEXT"):
+            return E.Navigated(made, variables, rows=-offset if name == "PREV" else offset), kind
+        return E.Navigated(made, variables, from_first=name == "FIRST", offset=offset), kind
+
+    def _offset(self, tree: Any, text: str) -> int:
+        if not getattr(tree, "is_int", False) or int(tree.this) < 0:
+            _refuse(text, "an offset is a whole number", "write one, as PREV(A.value, 2)")
+        return int(tree.this)
+
+    def _aggregate(self, name: str, of: Any, text: str) -> Typed:
+        kind = type(of).__name__
+        if kind == "Star" or (kind == "Column" and type(of.this).__name__ == "Star"):
+            variables = None if kind == "Star" else self._variable(_identifier(of.args["table"]))
+            return E.Aggregated(name, None, variables), _LONG
+        made, own = self._expression(of, text)
+        named = {one.variables for one in made.all_parts() if isinstance(one, E.Column)}
+        if len(named) > 1 or any(one.looks_around for one in made.all_parts()):
+            _refuse(text, "an aggregate is of the rows of one variable", "name one variable, or a SUBSET")
+        result: T.DataType = own
+        if name == "COUNT" or (name == "SUM" and isinstance(own, _WHOLE)):
+            result = _LONG
+        elif name == "AVG" or (name == "SUM" and isinstance(own, T.FloatType)):
+            result = _DOUBLE if not isinstance(own, T.DecimalType) else own
+        return E.Aggregated(name, made, next(iter(named), None)), result
+
+    def _variable(self, name: str) -> frozenset[str]:
+        if name not in self._variables:
+            known = ", ".join(self._variables)
+            _refuse(name, "it is no variable of the PATTERN, and no SUBSET", f"use one of {known}")
+        return self._variables[name]
+
+    @staticmethod
+    def _comparable(one: T.DataType, other: T.DataType, text: str) -> None:
+        numbers = all(isinstance(kind, T.NumericType | T.NullType) for kind in (one, other))
+        if (
+            not numbers
+            and one != other
+            and not isinstance(one, T.NullType)
+            and not isinstance(other, T.NullType)
+        ):
+            _refuse(
+                text,
+                f"a {one.simpleString()} is compared with a {other.simpleString()}",
+                "cast one of them",
+            )
+
+
+def _parsed(text: str) -> Any:
+    sqlglot = _sqlglot()
+    try:
+        return sqlglot.parse_one(text, dialect="trino")
+    except sqlglot.errors.SqlglotError as error:
+        _refuse(text, str(error).partition("\n")[0], "correct the expression")
+
+
+def _listed(text: str) -> Iterator[list[_Token]]:
+    """Yield the tokens of the parts between commas."""
+    depth, part = 0, list[_Token]()
+    for token in _tokens(text) if text.strip() else ():
+        depth += {"(": 1, ")": -1}.get(token.word, 0)
+        if token.word == "," and not depth:
+            yield part
+            part = []
+        else:
+            part.append(token)
+    if part:
+        yield part
+
+
+def _label(token: _Token) -> str:
+    return token.text if token.kind == "IDENTIFIER" else token.text.upper()
+
+
+def _identifier(tree: Any) -> str:
+    name = str(tree.this)
+    return name if tree.args.get("quoted") else name.upper()
+
+
+def _number(name: str, one: T.DataType, other: T.DataType, text: str) -> T.DataType:
+    """Return the type of arithmetic."""
+    for kind in (one, other):
+        if not isinstance(kind, T.NumericType | T.NullType):
+            _refuse(text, f"a {kind.simpleString()} is no number", "cast it")
+    if T.DecimalType in (type(one), type(other)):
+        if T.DoubleType in (type(one), type(other)) or T.FloatType in (type(one), type(other)):
+            _refuse(text, "a decimal is computed with a double", "cast one of them")
+        return one if isinstance(one, T.DecimalType) else other
+    is_whole = all(isinstance(kind, (*_WHOLE, T.NullType)) for kind in (one, other))
+    return _LONG if is_whole and name != "Div" else _DOUBLE
+
+
+def _common(kinds: Sequence[T.DataType], text: str) -> T.DataType:
+    known = [kind for kind in kinds if not isinstance(kind, T.NullType)]
+    if not known:
+        return T.NullType()
+    if all(kind == known[0] for kind in known):
+        return known[0]
+    if all(isinstance(kind, _WHOLE) for kind in known):
+        return _LONG
+    if all(isinstance(kind, T.NumericType) for kind in known):
+        return _DOUBLE
+    _refuse(text, "its values are of several types", "cast them to one")

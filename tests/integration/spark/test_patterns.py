@@ -1,0 +1,118 @@
+"""Patterns in a running job: readings by geohash, conditions as SQL text, a restart in the middle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flinkish_spark import OutputTag, WatermarkStrategy
+from flinkish_spark.cep import CEP, AfterMatchSkip, Pattern, PatternProcessFunction
+from tests.integration.spark.test_keyed_functions import feed, memory
+from tests.support.jobs import await_that, environment, rows
+
+pytestmark = pytest.mark.timeout(600)
+READING = "cell STRING, value DOUBLE, at LONG"
+MINUTE = 60_000
+CALM = OutputTag("calm", "cell STRING, at LONG")
+LATE = OutputTag("late", f"{READING}, difference DOUBLE")
+
+
+class Alarm(PatternProcessFunction):
+    def process_match(self, match, ctx):
+        yield (
+            ctx.get_current_key(),
+            match["first"][0].at,
+            match["second"][0].at,
+            match["second"][0].difference,
+        )
+
+    def process_timed_out_match(self, match, ctx):
+        ctx.output(CALM, (ctx.get_current_key(), match["first"][0].at))
+
+
+def steeper(event: Any, ctx: Any) -> bool:
+    return event.difference > ctx.events_for("first")[0].difference
+
+
+#: A rise, right behind it a steeper one, within 15 minutes.
+RISING = (
+    Pattern.begin("first", AfterMatchSkip.past_last_event())
+    .where("difference > 0")
+    .next("second")
+    .where("difference > 0 AND cell <> 'u1x'")
+    .where(steeper)
+    .within(15 * MINUTE)
+)
+
+
+class Difference:
+    """Of the last two readings of a cell: what `count_window(2, 1)` gives to a function."""
+
+    def open(self, context):
+        pass
+
+    def process(self, key, context, readings):
+        if len(readings) == 2:
+            before, last = readings
+            yield last.cell, last.value, last.at, last.value - before.value
+
+    def clear(self, context):
+        pass
+
+    def close(self):
+        pass
+
+
+def started(spark: Any, tmp_path: Any) -> Any:
+    env = environment(spark, tmp_path / "job", trigger_interval_ms=100)
+    frame = spark.readStream.schema(READING).json(str(tmp_path / "in"))
+    timed = env.from_dataframe(frame, uid="readings").assign_timestamps_and_watermarks(
+        WatermarkStrategy.for_bounded_out_of_orderness(MINUTE).with_timestamp_assigner("at")
+    )
+    steps = timed.key_by("cell").count_window(2, 1)
+    differences = steps.process(Difference(), output=f"{READING}, difference DOUBLE", uid="differences")
+    alarms = (
+        CEP.pattern(differences.key_by("cell"), RISING)
+        .in_event_time("at")
+        .side_output_late_data(LATE)
+        .process(Alarm(), output="cell STRING, first LONG, second LONG, difference DOUBLE", uid="alarms")
+    )
+    sinks = {name: memory(tmp_path, name) for name in ("alarms", "calm", "differences")}
+    alarms.sink_to(sinks["alarms"], uid="out")
+    alarms.get_side_output(CALM).sink_to(sinks["calm"], uid="calm")
+    differences.sink_to(sinks["differences"], uid="differences-out")
+    return env.execute_async(), sinks
+
+
+def readings(*given: tuple[str, float, int]) -> list[dict[str, Any]]:
+    return [{"cell": cell, "value": value, "at": minute * MINUTE} for cell, value, minute in given]
+
+
+def test_alarms_over_a_restart_in_the_middle_of_a_pattern(spark: Any, tmp_path: Any) -> None:
+    first = readings(
+        ("u0a", 1, 0),
+        ("u0a", 2, 1),
+        ("u0b", 5, 0),
+        ("u0b", 6, 2),
+        ("u1x", 1, 0),
+        ("u1x", 2, 1),
+        ("u1x", 9, 3),
+    )
+    feed(tmp_path / "in", "0", first)
+    client, sinks = started(spark, tmp_path)
+    await_that(lambda: rows(client, "differences-out") == 4, client)
+    client.stop_with_checkpoint()
+    client.wait()
+    assert [row for sink in ("alarms", "calm") for row in sinks[sink].rows()] == []
+
+    client, sinks = started(spark, tmp_path)
+    # u0a rises more steeply in time, u0b too late, u1x never (its cell is left out).
+    feed(tmp_path / "in", "1", readings(("u0a", 4, 5), ("u0b", 9, 40), ("u2", 0, 90)))
+    await_that(lambda: rows(client, "calm") >= 3, client)
+    client.stop_with_checkpoint()
+    client.wait()
+    alarms = [tuple(row) for row in sinks["alarms"].rows()]
+    assert alarms == [("u0a", 1 * MINUTE, 5 * MINUTE, 2.0)]
+    calm = sorted(tuple(row) for row in sinks["calm"].rows())
+    assert calm == [("u0b", 2 * MINUTE), ("u0b", 40 * MINUTE), ("u1x", 3 * MINUTE)]

@@ -1,0 +1,173 @@
+"""Patterns as values, the automaton as a table, and the matcher's state as a plain value."""
+
+from __future__ import annotations
+
+import pickle
+import random
+
+import pytest
+
+from flinkish_spark.cep import AfterMatchSkip, IterativeCondition, Pattern, WithinType
+from flinkish_spark.cep.compiler import compiled
+from flinkish_spark.cep.conditions import ColumnCondition
+from flinkish_spark.cep.matcher import Matcher, MatchQueue, PartialMatch, begins
+from flinkish_spark.core.errors import PatternError
+
+
+def is_a(event: str) -> bool:
+    return event == "a"
+
+
+def is_b(event: str) -> bool:
+    return event == "b"
+
+
+class NotTwice(IterativeCondition):
+    def filter(self, event, ctx):
+        return event not in ctx.events_for("b")
+
+
+def run(pattern: Pattern, events: str) -> list[dict[str, list[str]]]:
+    matcher = Matcher(compiled(pattern), pattern.skip)
+    state = matcher.initial()
+    return [match for time, event in enumerate(events) for match in matcher.process(state, event, time)]
+
+
+def test_the_table_is_what_runs() -> None:
+    pattern = Pattern.begin("a").where(is_a).followed_by("b").where(is_b).one_or_more().within(10)
+    assert pattern.explain().splitlines() == [
+        "state  kind    on an event  that is              to",
+        "$end$  final",
+        "b      normal  proceed      any                  $end$",
+        "               take         b.where: is_b        b",
+        "               ignore       not (b.where: is_b)  b:0",
+        "b:0    normal  take         b.where: is_b        b",
+        "               ignore       not (b.where: is_b)  b:0",
+        "b:1    normal  take         b.where: is_b        b",
+        "               ignore       not (b.where: is_b)  b:1",
+        "a      start   take         a.where: is_a        b:1",
+        "first to last: 10 ms",
+    ]
+
+
+def test_the_graph_has_every_state_and_transition() -> None:
+    pattern = Pattern.begin("a").where('kind = "x"').next("b").optional()
+    graph = pattern.to_dot()
+    automaton = compiled(pattern)
+    assert graph.startswith("digraph pattern {") and graph.endswith("}")
+    assert graph.count("shape=") == len(automaton.states)
+    assert graph.count(" -> ") == sum(len(state.transitions) for state in automaton.states)
+    assert r"kind = \"x\"" in graph
+
+
+def test_a_pattern_is_a_value() -> None:
+    first = Pattern.begin("a").where(is_a)
+    second, third = first.next("b").where(is_b), first.one_or_more()
+    assert first.names == ["a"] and second.names == ["a", "b"] and third.stages != first.stages
+    assert run(first, "ab") == [{"a": ["a"]}]
+    assert run(second, "ab") == [{"a": ["a"], "b": ["b"]}]
+
+
+def test_a_pattern_travels() -> None:
+    pattern = Pattern.begin("a").where(is_a).next("b").where(is_b).or_where(NotTwice()).one_or_more()
+    automaton = pickle.loads(pickle.dumps(compiled(pattern)))
+    matcher = Matcher(automaton, pattern.skip)
+    state = matcher.initial()
+    assert [matcher.process(state, event, 0) for event in "abc"] == [
+        [],
+        [{"a": ["a"], "b": ["b"]}],
+        [{"a": ["a"], "b": ["b", "c"]}],
+    ]
+
+
+def test_a_condition_of_one_event_is_asked_once_per_event() -> None:
+    asked = []
+
+    def is_any(event: str) -> bool:
+        asked.append(event)
+        return True
+
+    pattern = Pattern.begin("a").where(is_any).followed_by_any("b").where(is_any)
+    # Two conditions, though of one function: one for each name.
+    run(pattern, "xyz")
+    assert asked == ["x", "y", "y", "z", "z"]
+
+
+def test_a_condition_of_columns_is_asked_of_what_is_known() -> None:
+    pattern = Pattern.begin("a").where("value > 1")
+    automaton = compiled(pattern)
+    (leaf,) = automaton.leaves
+    assert isinstance(leaf, ColumnCondition) and leaf.text == "value > 1"
+    matcher = Matcher(automaton, pattern.skip)
+    state = matcher.initial()
+    assert matcher.process(state, 1, 0, {leaf: False}) == []
+    assert matcher.process(state, 2, 0, {leaf: True}) == [{"a": [2]}]
+    with pytest.raises(PatternError, match="nobody has evaluated the condition 'value > 1'"):
+        matcher.process(state, 3, 0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Pattern.begin(""),
+        lambda: Pattern.begin("a:b"),
+        lambda: Pattern.begin("$end$"),
+        lambda: Pattern.begin(5),
+        lambda: Pattern.begin("a", skip="none"),
+        lambda: Pattern.begin("a").where(None),
+        lambda: Pattern.begin("a").where(lambda: True),
+        lambda: Pattern.begin("a").where(lambda a, b, c: True),
+        lambda: Pattern.begin("a").where(NotTwice),
+        lambda: Pattern.begin("a").where(" "),
+        lambda: Pattern.begin("a").subtype("str"),
+        lambda: Pattern.begin("a").within(0),
+        lambda: Pattern.begin("a").within(1.5),
+        lambda: Pattern.begin("a").within(5, "first"),
+        lambda: Pattern.begin("a").one_or_more(0),
+        lambda: Pattern.begin("a").times(True),
+        lambda: Pattern.begin("a").not_next(Pattern.begin("b")),
+        lambda: AfterMatchSkip.past_last_event().raise_on_miss(),
+        lambda: compiled(Pattern.begin(Pattern.begin("a").optional()).one_or_more()),
+        lambda: compiled(Pattern.begin(Pattern.begin("a").optional()).not_next("b").next("c")),
+        lambda: compiled(Pattern.begin(Pattern.begin("a")).next(Pattern.begin("a"))),
+        lambda: compiled(
+            Pattern.begin(
+                Pattern.begin(Pattern.begin("a").not_followed_by("b").next("c").one_or_more().optional())
+                .one_or_more()
+                .optional()
+            ).one_or_more()
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(wrong) -> None:
+    with pytest.raises(PatternError, match="To do: "):
+        wrong()
+
+
+def test_a_window_between_events_has_its_own_time() -> None:
+    pattern = Pattern.begin("a").followed_by("b").where(is_b).within(5, WithinType.PREVIOUS_AND_CURRENT)
+    matcher = Matcher(compiled(pattern), pattern.skip)
+    state = matcher.initial()
+    matcher.process(state, "a", 3)
+    assert matcher.next_deadline_ms(state) == 8
+    assert matcher.advance(state, 7) == ([], [])
+    assert matcher.advance(state, 8) == ([], [({"a": ["a"]}, 8)])
+    assert state.is_initial and matcher.next_deadline_ms(state) is None
+
+
+def test_a_queue_hands_out_what_begins_first() -> None:
+    pattern = Pattern.begin("a").followed_by_any("b")
+    matcher = Matcher(compiled(pattern), pattern.skip)
+    state = matcher.initial()
+    for time in (3, 5, 5, 8):
+        matcher.process(state, "x", time)
+    everything = list(state.partial)
+    for seed in range(20):
+        random.Random(seed).shuffle(everything)
+        queue = MatchQueue()
+        for one in everything:
+            queue.add(one)
+        queue.remove(lambda one: begins(one)[0] == 3)
+        found = [queue.pop() for _ in range(len(queue))]
+        assert [begins(one) for one in found] == sorted(begins(one) for one in found)
+        assert len(found) == 4 and found[-1] == PartialMatch(compiled(pattern).start, None)
