@@ -129,7 +129,7 @@ class RowSearch:
         """How many rows before a match may be looked at."""
         expressions = (*self.defined.values(), *(measure for _, measure in self.measures))
         navigated = (one for made in expressions for one in made.all_parts() if isinstance(one, Navigated))
-        return max((-one.rows for one in navigated), default=0) if expressions else 0
+        return max((-one.rows for one in navigated if one.rows < 0), default=0)
 
 
 # ----------------------------------------------------------------------------------------------------------
