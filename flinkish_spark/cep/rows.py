@@ -306,6 +306,13 @@ class RowState:
     gone: int = 0
     matches: int = 0
 
+    def forget(self, count: int) -> None:
+        """Drop the first rows."""
+        del self.rows[:count], self.times_ms[:count]
+        self.start -= count
+        self.covered = max(self.covered - count, 0)
+        self.gone += count
+
 
 @dataclass(frozen=True, slots=True)
 class Told:
@@ -313,8 +320,8 @@ class Told:
 
     Parameters
     ----------
-    time_ms
-        The time of the match's last row, or of the row.
+    first_ms, time_ms
+        The times of the match's first and last row, or of the row.
     row
         The row of the input; None where one row is told per match.
     values
@@ -323,6 +330,7 @@ class Told:
         The match's first row.
     """
 
+    first_ms: int
     time_ms: int
     row: Sequence[Any] | None
     values: tuple[Any, ...]
@@ -409,7 +417,6 @@ class RowMatcher:
             state.matches += 1
             state.covered = max(state.covered, state.start + len(found.labels))
             state.start = self._next_start(state.start, found.labels)
-        self._forget(state)
         return told
 
     def next_deadline_ms(self, state: RowState) -> int | None:
@@ -500,7 +507,7 @@ class RowMatcher:
         def told(row: Sequence[Any] | None, counted: int) -> Told:
             frame = Frame(state.rows, state.start, labels, counted, len(labels), number, is_ended)
             values = tuple(measure.value(frame, None) for _, measure in search.measures)
-            return Told(last_ms, row, values, first)
+            return Told(state.times_ms[state.start], last_ms, row, values, first)
 
         if search.rows is RowsPerMatch.ONE_ROW:
             yield told(None, len(labels))
@@ -514,7 +521,8 @@ class RowMatcher:
         """Go on behind a row with which no match begins."""
         if self.search.rows is RowsPerMatch.ALL_ROWS_WITH_UNMATCHED and state.start >= state.covered:
             row = state.rows[state.start]
-            told.append(Told(state.times_ms[state.start], row, (None,) * len(self.search.measures), row))
+            at_ms, nothing = state.times_ms[state.start], (None,) * len(self.search.measures)
+            told.append(Told(at_ms, at_ms, row, nothing, row))
         state.start += 1
 
     def _next_start(self, start: int, labels: Sequence[str]) -> int:
@@ -536,13 +544,9 @@ class RowMatcher:
             )
         return start + at
 
-    def _forget(self, state: RowState) -> None:
-        """Drop the rows that nobody looks at any more."""
-        count = max(state.start - self.search.rows_before, 0)
-        del state.rows[:count], state.times_ms[:count]
-        state.start -= count
-        state.covered = max(state.covered - count, 0)
-        state.gone += count
+    def unneeded(self, state: RowState) -> int:
+        """Return how many of the first rows nobody looks at any more."""
+        return max(state.start - self.search.rows_before, 0)
 
 
 _END_OF_TIME = (1 << 63) - 1
