@@ -6,13 +6,29 @@ what comes out. Where nothing else is said the rows are 90, 80, 70, 70.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flinkish_spark import OutputTag
+from flinkish_spark.cep.expressions import Aggregated, Applied, Column, Literal, any_of
+from flinkish_spark.cep.rows import (
+    InOrder,
+    OneOf,
+    Repeated,
+    RowMatcher,
+    RowPattern,
+    RowSearch,
+    RowState,
+    Variable,
+)
+from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.core.errors import ConfigError, GraphError, PatternError, SchemaError
 from flinkish_spark.testing import ProgramHarness
+from tests.support.effort import examples
 
 N = None
 FALLING = (90, 80, 70, 70)
@@ -303,6 +319,60 @@ def test_quoted_variables_keep_their_case() -> None:
     text = 'MEASURES CLASSIFIER() AS label ALL ROWS PER MATCH PATTERN (a "b"+ C+) '
     text += 'DEFINE "b" AS "b".value < PREV("b".value), C AS C.value > PREV(C.value)'
     assert [row[-1] for row in found(text, (90, 80, 70, 80))] == ["A", "b", "b", "C"]
+
+
+# -- beside regular expressions ----------------------------------------------------------------------------
+
+#: Variables as sets of values: rows are letters, and a variable is some of them.
+LETTERS = {"A": "ab", "B": "bc", "C": "c", "D": "abc"}
+
+
+@st.composite
+def expressions(draw: Any, depth: int = 0) -> tuple[RowPattern, str]:
+    """A row pattern, and the regular expression of Python's that means the same."""
+    kind = draw(st.sampled_from(["row", "row", "order", "choice", "repeated"] if depth < 3 else ["row"]))
+    if kind == "row":
+        name = draw(st.sampled_from(sorted(LETTERS)))
+        return Variable(name), f"[{LETTERS[name]}]"
+    if kind == "repeated":
+        of, text = draw(expressions(depth + 1))
+        least = draw(st.integers(0, 2))
+        most = draw(st.none() | st.integers(max(least, 1), 3))
+        is_greedy = draw(st.booleans())
+        bounds = f"{{{least},{'' if most is None else most}}}"
+        return Repeated(of, least, most, is_greedy), f"(?:{text}){bounds}{'' if is_greedy else '?'}"
+    parts = draw(st.lists(expressions(depth + 1), min_size=1, max_size=3))
+    if kind == "order":
+        return InOrder(tuple(one for one, _ in parts)), "".join(text for _, text in parts)
+    return OneOf(tuple(one for one, _ in parts)), f"(?:{'|'.join(text for _, text in parts)})"
+
+
+@settings(max_examples=examples(4_000))
+@given(expressions(), st.text("abcx", max_size=9), st.integers(1, 3))
+def test_preferred_matches_are_those_of_regular_expressions(
+    drawn: tuple[RowPattern, str], letters: str, size: int
+) -> None:
+    pattern, text = drawn
+    defined = {
+        name: any_of(tuple(Applied("=", (Column(0), Literal(letter))) for letter in own))
+        for name, own in LETTERS.items()
+    }
+    search = RowSearch(pattern, defined, (("rows", Aggregated("COUNT", None)),))
+    wanted, at = [], 0
+    while at < len(letters):
+        match = re.compile(text).match(letters, at)
+        if match is not None:
+            wanted.append((at, match.end() - at))
+        at = at + 1 if match is None or match.end() == at else match.end()
+    matcher, state, found = RowMatcher(search), RowState(), []
+    for begin in range(0, len(letters), size):
+        part = letters[begin : begin + size]
+        state.rows += [(letter,) for letter in part]
+        state.times_ms += range(begin, begin + len(part))
+        found += matcher.run(state, begin + len(part) - 1)
+        state.forget(matcher.unneeded(state))
+    found += matcher.run(state, MAX_WATERMARK_MS)
+    assert [(told.first_ms, told.values[0]) for told in found] == wanted
 
 
 # -- what a stream adds ------------------------------------------------------------------------------------
