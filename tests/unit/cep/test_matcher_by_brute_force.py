@@ -105,7 +105,7 @@ class Named:
         self.name = name
 
 
-@settings(max_examples=examples(3_000))
+@settings(max_examples=examples(2_000))
 @given(simple_cases())
 def test_all_ways_to_take_events_are_found_and_no_others(case: Case) -> None:
     answer = ours(case)

@@ -347,7 +347,7 @@ def expressions(draw: Any, depth: int = 0) -> tuple[RowPattern, str]:
     return OneOf(tuple(one for one, _ in parts)), f"(?:{'|'.join(text for _, text in parts)})"
 
 
-@settings(max_examples=examples(4_000))
+@settings(max_examples=examples(2_000))
 @given(expressions(), st.text("abcx", max_size=9), st.integers(1, 3))
 def test_preferred_matches_are_those_of_regular_expressions(
     drawn: tuple[RowPattern, str], letters: str, size: int
