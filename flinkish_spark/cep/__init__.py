@@ -14,5 +14,11 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "cep.stages": ["AfterMatchSkip", "OpenMatches", "Overflow", "WithinType"],
         "datastream.pattern_stream": ["CEP", "PatternStream"],
         "functions.patterns": ["PatternContext", "PatternProcessFunction"],
+        "functions.row_patterns": [
+            "MATCH_FIELDS",
+            "REFUSED_PATTERNS",
+            "ROW_PATTERNS",
+            "RowPatternsFromStream",
+        ],
     },
 )

@@ -4,6 +4,10 @@ from ..datastream.pattern_stream import CEP as CEP
 from ..datastream.pattern_stream import PatternStream as PatternStream
 from ..functions.patterns import PatternContext as PatternContext
 from ..functions.patterns import PatternProcessFunction as PatternProcessFunction
+from ..functions.row_patterns import MATCH_FIELDS as MATCH_FIELDS
+from ..functions.row_patterns import REFUSED_PATTERNS as REFUSED_PATTERNS
+from ..functions.row_patterns import ROW_PATTERNS as ROW_PATTERNS
+from ..functions.row_patterns import RowPatternsFromStream as RowPatternsFromStream
 from .conditions import ConditionContext as ConditionContext
 from .conditions import IterativeCondition as IterativeCondition
 from .pattern import Pattern as Pattern

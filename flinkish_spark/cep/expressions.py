@@ -29,9 +29,11 @@ class Frame:
     start
         The place of the match's first row.
     labels
-        By row of the match, which variable it is.
+        By row of the match, which variable it is, as far as that is known.
     counted
-        How many of the match's rows count: those up to the current one, or all.
+        How many of the match's rows count for what looks back: those up to the current one, or all.
+    known
+        How many of the labels are known.
     is_ended
         Whether there are no more rows than these.
     """
@@ -40,12 +42,13 @@ class Frame:
     start: int
     labels: Sequence[str]
     counted: int
+    known: int
     match_number: int = 0
     is_ended: bool = False
 
-    def places(self, variables: frozenset[str] | None) -> Iterator[int]:
-        """Yield the places of the rows that count and are one of these variables; None: any."""
-        for at in range(self.counted):
+    def places(self, variables: frozenset[str] | None, count: int) -> Iterator[int]:
+        """Yield the places of the first rows that are one of these variables; None: any."""
+        for at in range(count):
             if variables is None or self.labels[at] in variables:
                 yield self.start + at
 
@@ -61,7 +64,7 @@ class Frame:
     def label_at(self, place: int) -> str | None:
         """Return which variable a row of the match is; None outside of it."""
         at = place - self.start
-        return self.labels[at] if 0 <= at < self.counted else None
+        return self.labels[at] if 0 <= at < self.known else None
 
 
 class Expression(ABC):
@@ -147,7 +150,8 @@ class Navigated(Expression):
     def value(self, frame: Frame, place: int | None) -> Any:
         """Return it; None if there is no such row."""
         if self.from_first:
-            places = frame.places(self.variables)
+            # The first of a variable is the first of all that is known: SQL's running rows do not cut it off.
+            places = frame.places(self.variables, frame.known)
             place = next((at for number, at in enumerate(places) if number == self.offset), None)
         else:
             place = frame.last_place(self.variables, self.offset)
@@ -198,7 +202,9 @@ class Final(Expression):
     def value(self, frame: Frame, place: int | None) -> Any:
         """Return it."""
         whole = Frame(
-            frame.rows, frame.start, frame.labels, len(frame.labels), frame.match_number, frame.is_ended
+            *(frame.rows, frame.start, frame.labels, frame.known, frame.known),
+            frame.match_number,
+            frame.is_ended,
         )
         return self.of.value(whole, place)
 
@@ -235,7 +241,7 @@ class Aggregated(Expression):
 
     def value(self, frame: Frame, place: int | None) -> Any:
         """Return it."""
-        places = frame.places(self.variables)
+        places = frame.places(self.variables, frame.counted)
         if self.of is None:
             return sum(1 for _ in places)
         values = [self.of.value(frame, at) for at in places]

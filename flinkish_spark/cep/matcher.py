@@ -134,6 +134,7 @@ class MatchQueue:
 
 
 _NOT_BEGUN = (1 << 63, 0)
+_BEFORE_ALL = -(1 << 63)
 
 
 def begins(match: PartialMatch) -> tuple[int, int]:
@@ -178,8 +179,8 @@ class MatchState:
         return sum(one.last is not None for one in self.partial)
 
 
-class TimedOut(NamedTuple):
-    """A partial match whose window is over, and when it was."""
+class At(NamedTuple):
+    """A match, or a partial one, and the time at which its window was over."""
 
     match: Match
     time_ms: int
@@ -286,10 +287,13 @@ class Matcher:
                     partial.add(following)
         state.partial = partial
         # Events leave, too: what was open may have held a match back.
-        return self._completed(state, complete) if complete or state.held else []
+        return [match for _, match in self._completed(state, complete)] if complete or state.held else []
 
-    def advance(self, state: MatchState, time_ms: int) -> tuple[list[Match], list[TimedOut]]:
+    def advance(self, state: MatchState, time_ms: int) -> tuple[list[At], list[At]]:
         """Say that no event before a time comes any more; return what is complete by that, and what is over.
+
+        The times are those of windows, and not `time_ms`: they do not depend on how often this is called. A
+        match that was held back has the time at which the last partial match that did so was over.
 
         Parameters
         ----------
@@ -299,17 +303,23 @@ class Matcher:
         if not self._has_windows or all(self._ended_ms(one, time_ms) is None for one in state.partial):
             return [], []
         partial, complete, over = MatchQueue(), MatchQueue(), []
+        completed_ms: dict[int, int] = {}
+        freed_ms = _BEFORE_ALL
         for one in state.partial:
             ended_ms = self._ended_ms(one, time_ms)
             if ended_ms is None:
                 partial.add(one)
-            elif self._states[one.state].kind is StateKind.PENDING:
+                continue
+            freed_ms = max(freed_ms, ended_ms)
+            if self._kinds[one.state] is StateKind.PENDING:
                 complete.add(one)
+                completed_ms[id(one)] = ended_ms
             else:
                 assert one.last is not None
-                over.append(TimedOut(_match(one.last.path()), ended_ms))
+                over.append(At(_match(one.last.path()), ended_ms))
         state.partial = partial
-        return self._completed(state, complete), over
+        found = self._completed(state, complete)
+        return [At(match, completed_ms.get(id(one), freed_ms)) for one, match in found], over
 
     def keep_to(self, state: MatchState, limit: OpenMatches) -> int:
         """Give up partial matches that are too many, and return how many; what is held stays.
@@ -360,11 +370,11 @@ class Matcher:
         return None
 
     # -- matches ----------------------------------------------------------------------------------------
-    def _completed(self, state: MatchState, complete: MatchQueue) -> list[Match]:
+    def _completed(self, state: MatchState, complete: MatchQueue) -> list[tuple[PartialMatch, Match]]:
         """Return the matches that can be emitted now, the one that begins first first."""
         for one in complete:
             state.held.add(one)
-        found: list[Match] = []
+        found: list[tuple[PartialMatch, Match]] = []
         while (first := state.held.first()) is not None:
             older = state.partial.first()
             if self._skip.kind is not Skip.NONE and older is not None and begins(older) < begins(first):
@@ -376,7 +386,7 @@ class Matcher:
             if is_over is not None:
                 state.partial.remove(is_over)
                 state.held.remove(is_over)
-            found.append(_match(path))
+            found.append((first, _match(path)))
         return found
 
     def _skipping(self, path: list[Taken]) -> Callable[[PartialMatch], bool] | None:

@@ -79,6 +79,11 @@ class AtFirstRow(RowPattern):
     """Nothing, before the first row of the key."""
 
 
+@dataclass(frozen=True, slots=True)
+class AtLastRow(RowPattern):
+    """Nothing, behind the last row of the key; nobody knows before the stream ends."""
+
+
 def permuted(parts: Sequence[RowPattern]) -> RowPattern:
     """Return all parts in any order, an earlier one first preferred."""
     return OneOf(tuple(InOrder(one) for one in itertools.permutations(parts)))
@@ -124,7 +129,7 @@ class RowSearch:
         """How many rows before a match may be looked at."""
         expressions = (*self.defined.values(), *(measure for _, measure in self.measures))
         navigated = (one for made in expressions for one in made.all_parts() if isinstance(one, Navigated))
-        return max((-one.rows for one in navigated), default=0) if expressions else 0
+        return max((-one.rows for one in navigated if one.rows < 0), default=0)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -139,14 +144,30 @@ _MOST_STATES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class _FirstRow(Condition):
+class _Anchor(Condition):
+    """Asked about a place between two rows."""
+
+    is_first: bool
     looks_back = True
 
     def holds(self, given: Given) -> bool:
-        return bool(given.event)
+        place: _Between = given.event
+        if self.is_first:
+            return place.is_first
+        if place.is_known_last is None:
+            raise MoreRowsNeeded
+        return place.is_known_last
 
     def __str__(self) -> str:
-        return "before the first row"
+        return "before the first row" if self.is_first else "behind the last row"
+
+
+@dataclass(frozen=True, slots=True)
+class _Between:
+    """Between which rows a place is; None: nobody knows yet whether it is the last."""
+
+    is_first: bool
+    is_known_last: bool | None
 
 
 class _Growing:
@@ -162,6 +183,7 @@ class _Growing:
 class _RowCompiler:
     def __init__(self) -> None:
         self._states: dict[str, _Growing] = {}
+        self._numbers: dict[str, int] = {}
 
     def compile(self, pattern: RowPattern) -> Automaton:
         end = self._state(_END, _END, StateKind.FINAL)
@@ -197,9 +219,9 @@ class _RowCompiler:
                 return self._choice([self._before(one, then, is_excluded=is_excluded) for one in options])
             case Excluded(of):
                 return self._before(of, then, is_excluded=True)
-            case AtFirstRow():
+            case AtFirstRow() | AtLastRow():
                 state = self._state(_CHOICE, _CHOICE, StateKind.NORMAL)
-                state.ways.append((Action.PROCEED, then, _FirstRow()))
+                state.ways.append((Action.PROCEED, then, _Anchor(isinstance(part, AtFirstRow))))
                 return state
             case Repeated(of, least, most, is_greedy):
                 return self._repeated(of, least, most, is_greedy, then, is_excluded)
@@ -244,8 +266,8 @@ class _RowCompiler:
                 why="each repetition that is counted has its own, and PERMUTE has those of all orders",
                 what_to_do="use smaller numbers of times, or permute fewer variables",
             )
-        numbered = (f"{name}{DELIMITER}{number}" for number in itertools.count())
-        unused = next(one for one in itertools.chain([name], numbered) if one not in self._states)
+        number = self._numbers[name] = self._numbers.get(name, -1) + 1
+        unused = f"{name}{DELIMITER}{number}"
         state = self._states[unused] = _Growing(unused, stage, kind)
         return state
 
@@ -284,6 +306,13 @@ class RowState:
     gone: int = 0
     matches: int = 0
 
+    def forget(self, count: int) -> None:
+        """Drop the first rows."""
+        del self.rows[:count], self.times_ms[:count]
+        self.start -= count
+        self.covered = max(self.covered - count, 0)
+        self.gone += count
+
 
 @dataclass(frozen=True, slots=True)
 class Told:
@@ -291,8 +320,8 @@ class Told:
 
     Parameters
     ----------
-    time_ms
-        The time of the match's last row, or of the row.
+    first_ms, time_ms
+        The times of the match's first and last row, or of the row.
     row
         The row of the input; None where one row is told per match.
     values
@@ -301,6 +330,7 @@ class Told:
         The match's first row.
     """
 
+    first_ms: int
     time_ms: int
     row: Sequence[Any] | None
     values: tuple[Any, ...]
@@ -323,12 +353,12 @@ class _Found:
 
 
 class _About:
-    """What the condition of an anchor is asked about: whether the first row of the key comes next."""
+    """What the conditions of proceeds are asked about: a place between two rows."""
 
     __slots__ = ("event", "facts")
 
-    def __init__(self, event: bool) -> None:
-        self.event = event
+    def __init__(self, place: _Between) -> None:
+        self.event = place
         self.facts: dict[Any, bool] = {}
 
     @property
@@ -348,7 +378,9 @@ class RowMatcher:
         #: Whether the number of a key's matches is asked for, and whether a row is its first.
         self.asks_for_number = any(isinstance(one, MatchNumber) for one in parts)
         self.asks_for_first = any(
-            isinstance(one.condition, _FirstRow) for at in self.automaton.states for one in at.transitions
+            isinstance(one.condition, _Anchor) and one.condition.is_first
+            for at in self.automaton.states
+            for one in at.transitions
         )
         # A row alone decides what it can be: then a place that has failed once fails again.
         self._is_local = all(_is_local(name, made) for name, made in search.defined.items())
@@ -371,7 +403,7 @@ class RowMatcher:
         told: list[Told] = []
         while state.start < len(state.rows):
             is_ended = self._is_ended(state, ended_to_ms)
-            found = self._attempt(state, is_ended)
+            found = self._attempt(state, is_ended, ended_to_ms)
             if found is _Unknown.NEEDS_MORE:
                 break
             if isinstance(found, _Unknown):
@@ -385,17 +417,21 @@ class RowMatcher:
             state.matches += 1
             state.covered = max(state.covered, state.start + len(found.labels))
             state.start = self._next_start(state.start, found.labels)
-        self._forget(state)
         return told
 
     def next_deadline_ms(self, state: RowState) -> int | None:
-        """Return when the window of the rows that wait is over; None if it never is."""
-        if self.search.window_ms is None or state.start >= len(state.rows):
+        """Return when the rows that wait are decided about, whatever comes; None if no row waits.
+
+        Without a window that is when time ends.
+        """
+        if state.start >= len(state.rows):
             return None
-        return state.times_ms[state.start] + self.search.window_ms
+        if self.search.window_ms is None:
+            return _END_OF_TIME
+        return min(state.times_ms[state.start] + self.search.window_ms, _END_OF_TIME)
 
     # -- one attempt ------------------------------------------------------------------------------------
-    def _attempt(self, state: RowState, is_ended: bool) -> _Found | _Unknown:
+    def _attempt(self, state: RowState, is_ended: bool, ended_to_ms: int) -> _Found | _Unknown:
         """Return the preferred match that begins at the start.
 
         Ways are tried in the order of preference. One that needs a row which has not come is better than all
@@ -416,13 +452,16 @@ class RowMatcher:
                 tried.add((at, place))
             ways = states[at].transitions
             if ways[0].action is Action.PROCEED:
-                about = _About(state.gone + place == 0)
+                about = _About(_Between(state.gone + place == 0, self._is_last(state, place, ended_to_ms)))
                 # What was gone through since the last row leads to nothing new.
-                waiting += [
-                    (one.target, place, passed | {one.target})
-                    for one in reversed(ways)
-                    if one.target not in passed and one.condition.holds(about)
-                ]
+                try:
+                    waiting += [
+                        (one.target, place, passed | {one.target})
+                        for one in reversed(ways)
+                        if one.target not in passed and one.condition.holds(about)
+                    ]
+                except MoreRowsNeeded:
+                    return _Unknown.NEEDS_MORE
                 continue
             if place == count:
                 if not is_ended:
@@ -443,8 +482,15 @@ class RowMatcher:
         condition = self.search.defined.get(labels[at])
         if condition is None:
             return True
-        frame = Frame(state.rows, state.start, labels, at + 1, state.matches + 1, is_ended)
+        frame = Frame(state.rows, state.start, labels, at + 1, at + 1, state.matches + 1, is_ended)
         return condition.value(frame, None) is True
+
+    @staticmethod
+    def _is_last(state: RowState, place: int, ended_to_ms: int) -> bool | None:
+        """Return whether no row is behind a place; None while nobody knows."""
+        if place < len(state.rows):
+            return False
+        return True if ended_to_ms >= _END_OF_TIME else None
 
     def _is_ended(self, state: RowState, ended_to_ms: int) -> bool:
         window = self.search.window_ms
@@ -459,9 +505,9 @@ class RowMatcher:
         last_ms = state.times_ms[state.start + max(len(labels) - 1, 0)]
 
         def told(row: Sequence[Any] | None, counted: int) -> Told:
-            frame = Frame(state.rows, state.start, labels, counted, number, is_ended)
+            frame = Frame(state.rows, state.start, labels, counted, len(labels), number, is_ended)
             values = tuple(measure.value(frame, None) for _, measure in search.measures)
-            return Told(last_ms, row, values, first)
+            return Told(state.times_ms[state.start], last_ms, row, values, first)
 
         if search.rows is RowsPerMatch.ONE_ROW:
             yield told(None, len(labels))
@@ -475,7 +521,8 @@ class RowMatcher:
         """Go on behind a row with which no match begins."""
         if self.search.rows is RowsPerMatch.ALL_ROWS_WITH_UNMATCHED and state.start >= state.covered:
             row = state.rows[state.start]
-            told.append(Told(state.times_ms[state.start], row, (None,) * len(self.search.measures), row))
+            at_ms, nothing = state.times_ms[state.start], (None,) * len(self.search.measures)
+            told.append(Told(at_ms, at_ms, row, nothing, row))
         state.start += 1
 
     def _next_start(self, start: int, labels: Sequence[str]) -> int:
@@ -497,13 +544,9 @@ class RowMatcher:
             )
         return start + at
 
-    def _forget(self, state: RowState) -> None:
-        """Drop the rows that nobody looks at any more."""
-        count = max(state.start - self.search.rows_before, 0)
-        del state.rows[:count], state.times_ms[:count]
-        state.start -= count
-        state.covered = max(state.covered - count, 0)
-        state.gone += count
+    def unneeded(self, state: RowState) -> int:
+        """Return how many of the first rows nobody looks at any more."""
+        return max(state.start - self.search.rows_before, 0)
 
 
 _END_OF_TIME = (1 << 63) - 1

@@ -21,6 +21,7 @@ from flinkish_spark.datastream.connected_streams import (
     same_job,
 )
 from flinkish_spark.datastream.keyed_stream import KeyedStream
+from flinkish_spark.functions.match_recognize import match_recognize
 from flinkish_spark.functions.stream import CheckpointedProcessFunction, KeySelector, ProcessFunction
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.joins.lookup import LookupCache, LookupJoin, LookupTable
@@ -33,7 +34,6 @@ from flinkish_spark.planning.declare import (
     inferred_output,
 )
 from flinkish_spark.planning.factories import UNKNOWN_TYPE
-from flinkish_spark.planning.match_recognize import match_recognize
 from flinkish_spark.planning.partitioning import (
     Narrow,
     Spread,

@@ -35,6 +35,7 @@ from flinkish_spark.functions.keyed import (
     MapFunction,
     ReduceFunction,
 )
+from flinkish_spark.functions.match_recognize import match_recognize
 from flinkish_spark.operators.process import FilterRecords, FlatMapRecords, MapRecords
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.planning.declare import (
@@ -56,7 +57,6 @@ from flinkish_spark.planning.factories import (
     ReducingColumns,
     RowPatterns,
 )
-from flinkish_spark.planning.match_recognize import match_recognize
 from flinkish_spark.planning.stream_graph import KeyedEntry, StreamNode
 from flinkish_spark.state.descriptors import StateTtl
 from flinkish_spark.types.hints import StateType

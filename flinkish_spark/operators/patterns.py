@@ -420,8 +420,9 @@ class PatternOperator(KeyedStreamOperator):
 
     def _advance(self, time_ms: int) -> None:
         for one in self._searches:
-            matches, timed_out = one.matcher.advance(one.state, time_ms)
-            self._emit(one, matches, time_ms)
+            completed, timed_out = one.matcher.advance(one.state, time_ms)
+            for complete in completed:
+                self._emit(one, (complete.match,), complete.time_ms)
             for lost in timed_out:
                 self._context.count(TIMED_OUT)
                 self._give(self._search.function.process_timed_out_match, one, lost.match, lost.time_ms)

@@ -80,6 +80,7 @@ class RowPatternOperator(KeyedStreamOperator):
         matches = state.matches
         for told in self._matcher.run(state, watermark_ms):
             self._context.emit((self._row(told),), told.time_ms)
+        state.forget(self._matcher.unneeded(state))
         if state.matches > matches:
             self._context.count(MATCHES, state.matches - matches)
         self._write(state)

@@ -19,6 +19,7 @@ from flinkish_spark.functions.keyed import (
     KeyedBroadcastProcessFunction,
     ReduceFunction,
 )
+from flinkish_spark.functions.match_recognize import MatchRecognize
 from flinkish_spark.joins.spec import IntervalJoin, TemporalJoin, WindowCoGroup, WindowJoin
 from flinkish_spark.operators.aggregates import AggregateOperator, ReduceOperator, element_reduce
 from flinkish_spark.operators.broadcast import KeyedBroadcastOperator
@@ -48,7 +49,6 @@ from flinkish_spark.operators.row_patterns import RowPatternOperator
 from flinkish_spark.operators.window_factory import window_operator
 from flinkish_spark.operators.window_loop import LoopedWindows, looped_windows
 from flinkish_spark.operators.windowing import WindowOperator
-from flinkish_spark.planning.match_recognize import MatchRecognize
 from flinkish_spark.state.descriptors import MapStateDescriptor, StateTtl, check_ttl
 from flinkish_spark.types.ddl import ddl_of, parse_ddl
 from flinkish_spark.types.hints import StateType

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from tests.bench.groups import COPY, DOOR, KEYED, LATE_MS
+from tests.bench.rise_peers import WITHIN_MS
 from tests.bench.session_peers import GAP_MS
 from tests.bench.sliding_peers import SIZE_MS, SLIDE_MS
 from tests.bench.timer_peers import ALARM_MS
@@ -27,8 +28,9 @@ KEYS = {
     "session": ["user", "begins"],
     "sliding": ["user", "begins"],
     "timers": ["user", "begins"],
+    "rises": ["user", "begins"],
 }
-VALUES = {"sum": ["total", "orders"], "session": ["total"], "sliding": ["total"], "timers": ["total"]}
+VALUES = {work: ["total", "orders"] if work == "sum" else ["total"] for work in KEYS}
 SHOWN = 5
 
 
@@ -68,7 +70,8 @@ def work_of(variant):
 
 def expected(work, orders):
     """Return all results that may be there, as a frame; `must` says which must."""
-    return {"sum": _sums, "session": _sessions, "sliding": _windows, "timers": _alarms}[work](orders)
+    reckoned = {"sum": _sums, "session": _sessions, "sliding": _windows, "timers": _alarms, "rises": _rises}
+    return reckoned[work](orders)
 
 
 def _sums(orders):
@@ -99,6 +102,14 @@ def _windows(orders):
     shifted = [slices.assign(begins=slices["begins"] - back) for back in range(0, SIZE_MS, SLIDE_MS)]
     found = pd.concat(shifted).groupby(["user", "begins"], as_index=False)["total"].sum()
     return found.assign(must=found["begins"] + SIZE_MS <= orders.watermark_ms)
+
+
+def _rises(orders):
+    users, at, amounts = orders.by_user()
+    is_one = (np.diff(users) == 0) & (np.diff(amounts) > 0) & (np.diff(at) < WITHIN_MS)
+    firsts, seconds = np.flatnonzero(is_one), np.flatnonzero(is_one) + 1
+    found = {"user": users[firsts], "begins": at[firsts], "total": amounts[seconds]}
+    return pd.DataFrame({**found, "must": at[seconds] <= orders.watermark_ms})
 
 
 def _alarms(orders):

@@ -11,6 +11,7 @@ WORKLOADS = {
     "session": ("ours", "fold", "native", *_PYTHON),
     "sliding": ("ours", "fold", "native", *_PYTHON),
     "timers": ("ours", "vectorised", *_PYTHON),
+    "rises": ("ours", *_PYTHON),
 }
 OURS = ("element", "vectorised", "fold", "ours")
 KEYED = tuple(f"{work}-{engine}" for work, engines in WORKLOADS.items() for engine in engines)
@@ -93,6 +94,8 @@ GROUPS = {
     "session": _keyed("session"),
     "sliding": _keyed("sliding"),
     "timers": _keyed("timers"),
+    # Patterns: two rising values, one right behind the other.
+    "cep": _keyed("rises"),
     "sum-1m": _keyed(
         "sum",
         {"keys": 1_000_000},

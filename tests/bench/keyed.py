@@ -1,4 +1,4 @@
-"""Keyed work in the bench: sums, session windows, sliding windows, timers per key; our ways and Spark's.
+"""Keyed work in the bench: sums, session and sliding windows, timers, a pattern; our ways and Spark's.
 
 A variant is a workload and an engine: `sum-fold`, `session-native`. All read one topic, up to where it ends
 when they start, with the same fields of its records, and write JSON to a topic. What a workload emits
@@ -28,6 +28,7 @@ from flinkish_spark import (
     ValueStateDescriptor,
     WatermarkStrategy,
 )
+from flinkish_spark.cep import CEP, Pattern
 from flinkish_spark.connectors.kafka.offsets import EndAtLatest
 from flinkish_spark.connectors.kafka.source import READER_DEFAULTS
 from flinkish_spark.core.job_dir import JobDir
@@ -39,7 +40,7 @@ from flinkish_spark.windows import (
     SlidingEventTimeWindows,
     WithKeyAndWindow,
 )
-from tests.bench import session_peers, sliding_peers, sum_peers, timer_peers, vectorised
+from tests.bench import rise_peers, session_peers, sliding_peers, sum_peers, timer_peers, vectorised
 from tests.bench.groups import LATE_MS, OURS
 from tests.bench.session_peers import GAP_MS
 from tests.bench.sliding_peers import SIZE_MS, SLIDE_MS
@@ -56,6 +57,7 @@ _PEERS = {
     "session": (session_peers, session_peers.RowSession, session_peers.PandasSession),
     "sliding": (sliding_peers, sliding_peers.RowSliding, sliding_peers.PandasSliding),
     "timers": (timer_peers, timer_peers.RowSilence, timer_peers.PandasSilence),
+    "rises": (rise_peers, rise_peers.RowRise, rise_peers.PandasRise),
 }
 
 
@@ -123,6 +125,8 @@ def _stream(users, work, engine):
     if work == "timers":
         function = vectorised.Silences() if engine == "vectorised" else Silence()
         return users.process(function, output=timer_peers.OUTPUT, uid="work")
+    if work == "rises":
+        return CEP.pattern(users, _rising()).select(_as_a_row, output=rise_peers.OUTPUT, uid="work")
     if work != "sum":
         assigner = EventTimeSessionWindows(GAP_MS)
         if work == "sliding":
@@ -140,6 +144,20 @@ def _stream(users, work, engine):
         return users.fold(*columns, uid="work")
     function = vectorised.Totals() if engine == "vectorised" else RunningTotal()
     return users.process(function, output=sum_peers.OUTPUT, uid="work")
+
+
+def _rising():
+    first = Pattern.begin("first")
+    return first.next("second").where(_is_more).within(rise_peers.WITHIN_MS)
+
+
+def _is_more(order, ctx):
+    return order.amount > ctx.events_for("first")[0].amount
+
+
+def _as_a_row(match):
+    (first,), (second,) = match["first"], match["second"]
+    return first.user, round(first.at.timestamp() * 1000), second.amount
 
 
 def _as_others_write_it(windows):

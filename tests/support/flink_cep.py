@@ -161,7 +161,8 @@ def ours(case: Case) -> dict[str, Any]:
     state, number = matcher.initial(), 0
     for time_ms, *event in case["steps"]:
         try:
-            matches, over = matcher.advance(state, time_ms)
+            complete, over = matcher.advance(state, time_ms)
+            matches = [one.match for one in complete]
             if event:
                 name, value, is_special = (*event, 0, False)[:3]
                 kind = Special if is_special else Event

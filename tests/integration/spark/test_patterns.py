@@ -78,7 +78,13 @@ def started(spark: Any, tmp_path: Any) -> Any:
         .side_output_late_data(LATE)
         .process(Alarm(), output="cell STRING, first LONG, second LONG, difference DOUBLE", uid="alarms")
     )
-    sinks = {name: memory(tmp_path, name) for name in ("alarms", "calm", "differences")}
+    rises = timed.match_recognize(
+        "PARTITION BY cell ORDER BY at MEASURES A.value AS low, FINAL LAST(B.value) AS high "
+        "PATTERN (A B+) WITHIN INTERVAL '15' MINUTE DEFINE B AS value > PREV(value)",
+        uid="rises",
+    )
+    sinks = {name: memory(tmp_path, name) for name in ("alarms", "calm", "differences", "rises")}
+    rises.sink_to(sinks["rises"], uid="rises-out")
     alarms.sink_to(sinks["alarms"], uid="out")
     alarms.get_side_output(CALM).sink_to(sinks["calm"], uid="calm")
     differences.sink_to(sinks["differences"], uid="differences-out")
@@ -116,3 +122,7 @@ def test_alarms_over_a_restart_in_the_middle_of_a_pattern(spark: Any, tmp_path: 
     assert alarms == [("u0a", 1 * MINUTE, 5 * MINUTE, 2.0)]
     calm = sorted(tuple(row) for row in sinks["calm"].rows())
     assert calm == [("u0b", 2 * MINUTE), ("u0b", 40 * MINUTE), ("u1x", 3 * MINUTE)]
+    rises = sorted(tuple(row) for row in sinks["rises"].rows())
+    assert rises == [("u0a", 1.0, 4.0), ("u0b", 5.0, 6.0), ("u1x", 1.0, 9.0)]
+    assert client.progress.counts["alarms"]["matches"] == 1
+    assert client.progress.counts["rises"] == {"matches": 3}

@@ -18,7 +18,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
-from tests.bench import session_peers, sliding_peers, sum_peers, timer_peers
+from tests.bench import rise_peers, session_peers, sliding_peers, sum_peers, timer_peers
 from tests.bench.checking import FIRST_MS, Orders, compare, expected
 from tests.bench.groups import LATE_MS
 
@@ -113,6 +113,7 @@ PEERS: dict[str, tuple[Any, type[StatefulProcessor], type[StatefulProcessor]]] =
     "session": (session_peers.per_key, session_peers.RowSession, session_peers.PandasSession),
     "sliding": (sliding_peers.per_key, sliding_peers.RowSliding, sliding_peers.PandasSliding),
     "timers": (timer_peers.per_key, timer_peers.RowSilence, timer_peers.PandasSilence),
+    "rises": (rise_peers.per_key, rise_peers.RowRise, rise_peers.PandasRise),
 }
 
 

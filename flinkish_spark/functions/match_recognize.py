@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -11,6 +12,7 @@ from pyspark.sql import types as T
 from flinkish_spark.cep import expressions as E
 from flinkish_spark.cep.rows import (
     AtFirstRow,
+    AtLastRow,
     Excluded,
     InOrder,
     OneOf,
@@ -42,6 +44,8 @@ _CLAUSES: tuple[tuple[str, ...], ...] = (
     ("SUBSET",),
     ("DEFINE",),
 )
+#: Quoted names, and what stands apart from everything else in a row pattern.
+_APART = re.compile(r'("(?:[^"]|"")*")|[$?^|+*(){}-]')
 _UNITS_MS = {"MILLISECOND": 1, "SECOND": 1_000, "MINUTE": 60_000, "HOUR": 3_600_000, "DAY": 86_400_000}
 #: Stands where two words of the text are one function.
 _JOINED = "__"
@@ -143,16 +147,18 @@ def _tokens(text: str) -> list[_Token]:
         found = sqlglot.tokenize(text, dialect="trino")
     except sqlglot.errors.SqlglotError as error:
         _refuse(text, str(error), "correct the text")
-    return [
-        _Token(
-            one.text,
-            "" if one.token_type.name in ("IDENTIFIER", "STRING") else one.text.upper(),
-            one.token_type.name,
-            one.start,
-            one.end + 1,
-        )
-        for one in found
-    ]
+    return [token for one in found for token in _words_of(one)]
+
+
+def _words_of(token: Any) -> Iterator[_Token]:
+    """Yield a token of sqlglot's; of one that is several words, as PARTITION BY, each."""
+    kind = token.token_type.name
+    if kind in ("IDENTIFIER", "STRING"):
+        yield _Token(token.text, "", kind, token.start, token.end + 1)
+        return
+    for word in re.finditer(r"\S+", token.text):
+        begin, end = token.start + word.start(), token.start + word.end()
+        yield _Token(word.group(), word.group().upper(), kind, begin, end)
 
 
 def _sqlglot() -> Any:
@@ -220,8 +226,8 @@ class _PatternReader:
             return Excluded(inside)
         if self._takes("^"):
             return AtFirstRow()
-        if self._word == "$":
-            _refuse(self._text, "a stream has no last row before it ends", "leave $ out")
+        if self._takes("$"):
+            return AtLastRow()
         if self._word == "PERMUTE" and self._next_word == "(":
             self._at += 2
             parts = [self._sequence()]
@@ -308,7 +314,8 @@ class _Search:
         self._said, self._fields = said, fields
         self._places = {field.name.lower(): at for at, field in enumerate(fields)}
         pattern = said.clauses["PATTERN"]
-        tokens = _tokens(pattern)
+        # What is an operator here is a part of names, or of other operators, elsewhere in SQL.
+        tokens = _tokens(_APART.sub(lambda found: found.group(1) or f" {found.group()} ", pattern))
         if not tokens or tokens[0].word != "(" or tokens[-1].word != ")":
             _refuse(pattern, "a row pattern stands in parentheses", "write PATTERN (A B+)")
         self._pattern = _PatternReader(pattern, tokens[1:-1]).read()
@@ -376,7 +383,8 @@ class _Search:
             return RowsPerMatch.ONE_ROW
         if "ONE ROW PER MATCH" in clauses:
             _refuse("ONE ROW PER MATCH", "ALL ROWS PER MATCH stands there, too", "leave one out")
-        words = " ".join(one.word for one in _tokens(said)) or "SHOW EMPTY MATCHES"
+        # SHOW begins a command of its own for sqlglot.
+        words = " ".join(said.upper().split()) or "SHOW EMPTY MATCHES"
         try:
             return RowsPerMatch(f"ALL ROWS PER MATCH {words}")
         except ValueError:
@@ -603,7 +611,7 @@ class _Search:
         return E.Navigated(made, variables, from_first=name == "FIRST", offset=offset), kind
 
     def _offset(self, tree: Any, text: str) -> int:
-        if not getattr(tree, "is_int", False) or int(tree.this) < 0:
+        if type(tree).__name__ != "Literal" or tree.is_string or not tree.this.isdigit():
             _refuse(text, "an offset is a whole number", "write one, as PREV(A.value, 2)")
         return int(tree.this)
 

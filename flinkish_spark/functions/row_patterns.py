@@ -1,0 +1,185 @@
+"""Row patterns that come and go while a job runs: their texts are the elements of a broadcast stream."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pyspark.sql import types as T
+
+from flinkish_spark.cep.rows import RowMatcher, RowsPerMatch, RowState
+from flinkish_spark.core.elements import MAX_WATERMARK_MS, OutputTag
+from flinkish_spark.core.errors import PatternError
+from flinkish_spark.functions.keyed import (
+    BroadcastOnTimerContext,
+    KeyedBroadcastContext,
+    KeyedBroadcastProcessFunction,
+    KeyedReadOnlyContext,
+    RuntimeContext,
+)
+from flinkish_spark.functions.match_recognize import match_recognize
+from flinkish_spark.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from flinkish_spark.types.ddl import DdlError, ddl_of, parse_ddl
+
+#: Texts by name: what `broadcast()` of the stream of row patterns is called with.
+ROW_PATTERNS = MapStateDescriptor("row_patterns", "STRING", "STRING")
+#: Where row patterns go that cannot be searched for.
+REFUSED_PATTERNS = OutputTag("refused_patterns", "name STRING, text STRING, why STRING")
+#: A match: of which pattern, the times of its first and last row, and its measures as JSON.
+MATCH_FIELDS = "pattern STRING, first_ms LONG, last_ms LONG, measures STRING"
+_PLACE = "start INT, covered INT, gone LONG, matches LONG"
+
+
+class RowPatternsFromStream(KeyedBroadcastProcessFunction):
+    """Looks for row patterns whose texts come from a broadcast stream, by event time.
+
+    An element of that stream has a `name` and a `text`: the clauses of MATCH_RECOGNIZE without PARTITION BY
+    and ORDER BY, one row per match. It is searched for from the next rows on. A text of a name that is known
+    takes the place of the old one, and goes on with the rows with which a match of that might still have
+    begun. Without a text, the pattern of that name is gone. A text that cannot be goes to
+    :data:`REFUSED_PATTERNS`, and what was there under its name stays.
+
+    All partitions change in the same micro-batch, before its rows; so a checkpoint lies before the change or
+    behind it.
+
+    Parameters
+    ----------
+    elements
+        Fields of the keyed stream, as DDL.
+
+    Raises
+    ------
+    DdlError
+        It is no DDL.
+
+    Examples
+    --------
+    >>> from flinkish_spark.testing import ProgramHarness
+    >>> fields = "cell STRING, value LONG"
+    >>> def program(readings, patterns):
+    ...     rules = patterns.broadcast(ROW_PATTERNS)
+    ...     return readings.key_by("cell").connect(rules).process(
+    ...         RowPatternsFromStream(fields), output=MATCH_FIELDS, uid="found"
+    ...     )
+    >>> harness = ProgramHarness(program, fields, "name STRING, text STRING")
+    >>> rising = "MEASURES LAST(B.value) AS top PATTERN (A B+) DEFINE B AS value > PREV(value)"
+    >>> harness.push(("rising", rising), 0, source=1)
+    >>> harness.push_all([(("u33", value), at) for at, value in enumerate([1, 5, 9, 2])])
+    >>> harness.end_of_input()
+    >>> harness.take().rows
+    [Record(pattern='rising', first_ms=0, last_ms=2, measures='{"top": 9}')]
+    """
+
+    def __init__(self, elements: str) -> None:
+        fields = parse_ddl(elements)
+        if not isinstance(fields, T.StructType):
+            raise DdlError(f"{elements!r} is no list of fields; write them as: cell STRING, value LONG")
+        self._fields: T.StructType = fields
+        self._matchers: dict[str, RowMatcher] = {}
+
+    def open(self, context: RuntimeContext) -> None:
+        """Declare the rows of a key, and the place of each pattern among them."""
+        time = T.StructField("__time_ms", T.LongType())
+        rows = ddl_of(T.StructType([*self._fields.fields, time]))
+        self._rows = context.get_list_state(ListStateDescriptor("rows", rows))
+        self._places = context.get_map_state(MapStateDescriptor("places", "STRING", _PLACE))
+        #: How many of the rows the watermark has reached.
+        self._reached = context.get_state(ValueStateDescriptor("reached", "INT", default=0))
+
+    def process_broadcast_element(self, value: Any, ctx: KeyedBroadcastContext) -> None:
+        """Take over a text, or let a pattern go."""
+        patterns = ctx.get_broadcast_state(ROW_PATTERNS)
+        if value.text is None:
+            if value.name in patterns:
+                del patterns[value.name]
+            return
+        try:
+            self._matcher(value.text)
+        except PatternError as error:
+            ctx.output(REFUSED_PATTERNS, (value.name, value.text, str(error)))
+        else:
+            patterns[value.name] = value.text
+
+    def process_element(self, value: Any, ctx: KeyedReadOnlyContext) -> None:
+        """Let a row wait for the watermark; one behind it is late and is dropped."""
+        time_ms, timers = ctx.timestamp(), ctx.timer_service()
+        if time_ms is None:
+            raise PatternError(
+                "row patterns go by event time, and the stream has no timestamps",
+                what_to_do="call assign_timestamps_and_watermarks() before key_by()",
+            )
+        if time_ms <= timers.current_watermark():
+            return
+        rows = self._rows.get()
+        rows.insert(bisect_right(rows, time_ms, key=_time_of), (*value, time_ms))
+        self._rows.update(rows)
+        timers.register_event_time_timer(time_ms)
+
+    def on_timer(self, time_ms: int, ctx: BroadcastOnTimerContext) -> Iterator[Any]:
+        """Search among the rows that the watermark has reached."""
+        watermark_ms, before = ctx.timer_service().current_watermark(), self._reached.value() or 0
+        patterns = dict(ctx.get_broadcast_state(ROW_PATTERNS).items())
+        for name in [name for name in self._places if name not in patterns]:
+            del self._places[name]
+        rows = self._rows.get()
+        reached = bisect_right(rows, watermark_ms, key=_time_of)
+        states = []
+        for name in sorted(patterns):
+            matcher = self._matcher(patterns[name])
+            place = self._places.get(name)
+            state = RowState(
+                [tuple(row)[:-1] for row in rows[:reached]],
+                [_time_of(row) for row in rows[:reached]],
+                *(place if place is not None else (before, 0, 0, 0)),
+            )
+            for told in matcher.run(state, watermark_ms):
+                measures = zip((own for own, _ in matcher.search.measures), told.values, strict=True)
+                yield name, told.first_ms, told.time_ms, json.dumps(dict(measures), default=str)
+            states.append((name, matcher, state))
+        self._keep(rows, reached, states)
+        deadlines = [matcher.next_deadline_ms(state) for _, matcher, state in states]
+        due = min((one for one in deadlines if one is not None), default=None)
+        if due is not None and watermark_ms < MAX_WATERMARK_MS:
+            ctx.timer_service().register_event_time_timer(due)
+
+    def _keep(
+        self, rows: list[Any], reached: int, states: Iterable[tuple[str, RowMatcher, RowState]]
+    ) -> None:
+        """Store the rows that some pattern still looks at, and the place of each."""
+        states = list(states)
+        unneeded = min((matcher.unneeded(state) for _, matcher, state in states), default=reached)
+        for name, _, state in states:
+            state.forget(unneeded)
+            self._places[name] = (state.start, state.covered, state.gone, state.matches)
+        self._rows.update(rows[unneeded:])
+        self._reached.update(reached - unneeded)
+        if len(rows) == unneeded and not any(state.matches for _, _, state in states):
+            self._places.clear()
+            self._reached.clear()
+
+    def _matcher(self, text: str) -> RowMatcher:
+        """Return what runs a text; what it is made of is looked at once per copy of the function.
+
+        Raises
+        ------
+        PatternError
+            It cannot be searched for.
+        """
+        if text not in self._matchers:
+            said = match_recognize(text)
+            search, _ = said.search(self._fields)
+            if said.partition or said.order or search.rows is not RowsPerMatch.ONE_ROW:
+                raise PatternError(
+                    "a row pattern from a stream says PARTITION BY, ORDER BY or ALL ROWS PER MATCH",
+                    why="the stream has its key and its time, and matches of all have the same fields",
+                    what_to_do="leave these out",
+                )
+            self._matchers[text] = RowMatcher(search)
+        return self._matchers[text]
+
+
+def _time_of(row: Any) -> int:
+    time_ms: int = row[-1]
+    return time_ms
