@@ -294,10 +294,21 @@ class _Answers:
         self._texts = texts
 
     def __call__(self, records: DataFrame) -> DataFrame:
+        from pyspark.errors import AnalysisException
         from pyspark.sql import functions as F
 
-        answers = [F.expr(text).cast("boolean").alias(f"__holds_{at}") for at, text in enumerate(self._texts)]
-        return records.select("*", *answers)
+        for at, text in enumerate(self._texts):
+            try:
+                records = records.select("*", F.expr(text).cast("boolean").alias(f"__holds_{at}"))
+            except AnalysisException as error:
+                names = ", ".join(name for name in records.columns if not name.startswith("_"))
+                raise PatternError(
+                    f"the condition {text!r} is none that Spark can evaluate",
+                    why=str(error).partition("\n")[0],
+                    what_to_do=f"correct it; events have {names}",
+                    text=text,
+                ) from None
+        return records
 
 
 def _no_key(record: Any) -> int:

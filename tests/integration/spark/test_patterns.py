@@ -8,6 +8,7 @@ import pytest
 
 from flinkish_spark import OutputTag, WatermarkStrategy
 from flinkish_spark.cep import CEP, AfterMatchSkip, Pattern, PatternProcessFunction
+from flinkish_spark.core.errors import PatternError
 from tests.integration.spark.test_keyed_functions import feed, memory
 from tests.support.jobs import await_that, environment, rows
 
@@ -126,3 +127,14 @@ def test_alarms_over_a_restart_in_the_middle_of_a_pattern(spark: Any, tmp_path: 
     assert rises == [("u0a", 1.0, 4.0), ("u0b", 5.0, 6.0), ("u1x", 1.0, 9.0)]
     assert client.progress.counts["alarms"]["matches"] == 1
     assert client.progress.counts["rises"] == {"matches": 3}
+
+
+@pytest.mark.parametrize("text", ["nothing > 1", "cell >"])
+def test_a_condition_that_spark_cannot_evaluate_is_refused(spark: Any, tmp_path: Any, text: str) -> None:
+    env = environment(spark, tmp_path / "job")
+    readings = env.from_collection([("u", 1.0, 0)], READING, uid="readings")
+    searched = CEP.pattern(readings.key_by("cell"), Pattern.begin("a").where(text)).in_processing_time()
+    found = searched.select(lambda match: (1,), output="n INT", uid="found")
+    found.sink_to(memory(tmp_path, "found"), uid="out")
+    with pytest.raises(PatternError, match="is none that Spark can evaluate"):
+        env.execute()
