@@ -299,7 +299,8 @@ class _Answers:
 
         for at, text in enumerate(self._texts):
             try:
-                records = records.select("*", F.expr(text).cast("boolean").alias(f"__holds_{at}"))
+                holds = F.coalesce(F.expr(text).cast("boolean"), F.lit(False))
+                records = records.select("*", holds.alias(f"__holds_{at}"))
             except AnalysisException as error:
                 names = ", ".join(name for name in records.columns if not name.startswith("_"))
                 raise PatternError(
