@@ -56,9 +56,13 @@ ConditionLike = str | Callable[..., Any] | IterativeCondition
 class Given(Protocol):
     """One event beside one partial match: what conditions are asked about."""
 
-    event: Any
-    #: What is known of the event alone, by condition; the same dict for all partial matches.
-    facts: dict[Leaf, bool]
+    @property
+    def event(self) -> Any:
+        """The event."""
+
+    @property
+    def facts(self) -> dict[Leaf, bool]:
+        """What is known of the event alone, by condition; the same dict for all partial matches."""
 
     @property
     def context(self) -> ConditionContext:

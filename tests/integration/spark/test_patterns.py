@@ -47,6 +47,10 @@ RISING = (
 )
 
 
+#: Events that are neither never come to the operator.
+PEAK = Pattern.begin("low").where("value < 2").followed_by("high").where("value >= 4").within(15 * MINUTE)
+
+
 class Difference:
     """Of the last two readings of a cell: what `count_window(2, 1)` gives to a function."""
 
@@ -84,7 +88,13 @@ def started(spark: Any, tmp_path: Any) -> Any:
         "PATTERN (A B+) WITHIN INTERVAL '15' MINUTE DEFINE B AS value > PREV(value)",
         uid="rises",
     )
-    sinks = {name: memory(tmp_path, name) for name in ("alarms", "calm", "differences", "rises")}
+    peaks = CEP.pattern(timed.key_by("cell"), PEAK).select(
+        lambda match: (match["low"][0].cell, match["high"][0].value),
+        output="cell STRING, high DOUBLE",
+        uid="peaks",
+    )
+    sinks = {name: memory(tmp_path, name) for name in ("alarms", "calm", "differences", "rises", "peaks")}
+    peaks.sink_to(sinks["peaks"], uid="peaks-out")
     rises.sink_to(sinks["rises"], uid="rises-out")
     alarms.sink_to(sinks["alarms"], uid="out")
     alarms.get_side_output(CALM).sink_to(sinks["calm"], uid="calm")
@@ -125,6 +135,7 @@ def test_alarms_over_a_restart_in_the_middle_of_a_pattern(spark: Any, tmp_path: 
     assert calm == [("u0b", 2 * MINUTE), ("u0b", 40 * MINUTE), ("u1x", 3 * MINUTE)]
     rises = sorted(tuple(row) for row in sinks["rises"].rows())
     assert rises == [("u0a", 1.0, 4.0), ("u0b", 5.0, 6.0), ("u1x", 1.0, 9.0)]
+    assert sorted(tuple(row) for row in sinks["peaks"].rows()) == [("u0a", 4.0), ("u1x", 9.0)]
     assert client.progress.counts["alarms"]["matches"] == 1
     assert client.progress.counts["rises"] == {"matches": 3}
 
