@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from flinkish_spark.cep.conditions import Always, Condition, Leaf
+from flinkish_spark.cep.conditions import Always, Condition, ConditionContext, Leaf
 
 
 class StateKind(enum.Enum):
@@ -109,11 +109,40 @@ class Automaton:
         return any(state.kind is StateKind.FINAL for state in self.reached_from(self.start))
 
     @property
+    def has_pending(self) -> bool:
+        """Whether something may be a match when its window is over."""
+        return any(state.kind is StateKind.PENDING for state in self.states)
+
+    @property
     def has_windows(self) -> bool:
         """Whether partial matches are ever timed out."""
         return self.first_to_last_ms is not None or any(
             state.from_previous_ms is not None for state in self.states
         )
+
+    @cached_property
+    def passes_over_others(self) -> bool:
+        """Whether an event for which no condition of the program holds changes nothing at all.
+
+        It does where nothing may stand between two events; and in loops and before what is optional, where
+        it makes two partial matches of one.
+        """
+        nothing = _Nothing({leaf: False for leaf in self.leaves})
+        if any(leaf.looks_back for leaf in self.leaves):
+            return False
+        for at, state in enumerate(self.states):
+            ways = [
+                (one.action, one.target)
+                for near in self.reached_from(at)
+                for one in near.transitions
+                if one.condition.holds(nothing)
+            ]
+            # Proceeds alone take nothing; what they lead to is among the ways.
+            others = [way for way in ways if way[0] is not Action.PROCEED]
+            is_waiting = state.kind in (StateKind.NORMAL, StateKind.PENDING)
+            if others != ([(Action.IGNORE, at)] if is_waiting else []):
+                return False
+        return True
 
     def reached_from(self, start: int) -> Iterator[State]:
         """Yield a state and those that an event is tried in at once behind it."""
@@ -167,6 +196,18 @@ class Automaton:
                 target = _quoted(self.states[one.target].name)
                 lines.append(f"  {_quoted(state.name)} -> {target} [label={label}];")
         return "\n".join([*lines, "}"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Nothing:
+    """An event of which every answer is known."""
+
+    facts: dict[Leaf, bool]
+    event: None = None
+
+    @property
+    def context(self) -> ConditionContext:
+        raise AssertionError("no condition looks back")
 
 
 def _quoted(text: str) -> str:

@@ -56,9 +56,13 @@ ConditionLike = str | Callable[..., Any] | IterativeCondition
 class Given(Protocol):
     """One event beside one partial match: what conditions are asked about."""
 
-    event: Any
-    #: What is known of the event alone, by condition; the same dict for all partial matches.
-    facts: dict[Leaf, bool]
+    @property
+    def event(self) -> Any:
+        """The event."""
+
+    @property
+    def facts(self) -> dict[Leaf, bool]:
+        """What is known of the event alone, by condition; the same dict for all partial matches."""
 
     @property
     def context(self) -> ConditionContext:
@@ -132,8 +136,10 @@ class ColumnCondition(Leaf):
         if known is None:
             raise PatternError(
                 f"nobody has evaluated the condition {self.text!r}",
-                why="SQL text is for Spark to evaluate, and no Spark runs here",
-                what_to_do="give the pattern a function of an event in place of it",
+                why="Spark evaluates SQL text when an event is read, and this one was read without Spark, or "
+                "when the program had another text",
+                what_to_do="give the pattern a function of an event; or take the savepoint with a drain, so "
+                "that no event waits",
             )
         return known
 

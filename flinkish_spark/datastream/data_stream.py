@@ -559,12 +559,16 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
     def match_recognize(self, text: str, *, uid: str, **more: Any) -> DataStream:
         """Look for a row pattern of SQL:2016 among the rows of each key, which PARTITION BY says.
 
+        Without it all rows are of one key, and of one task.
+
         Parameters
         ----------
         text, uid, more
             As of :meth:`KeyedStream.match_recognize`, which also says what is raised.
         """
-        return self.key_by(*match_recognize(text).partition).match_recognize(text, uid=uid, **more)
+        partition = match_recognize(text).partition
+        keyed = self.key_by(*partition) if partition else self.key_by(_of_all, key="INT")
+        return keyed.match_recognize(text, uid=uid, **more)
 
     def union(self, *others: DataStream) -> DataStream:
         """Put streams with the same fields together; in which order their records come is not promised.
@@ -794,3 +798,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         from flinkish_spark.planning.planner import plan_records
 
         return plan_records(self._environment.spark, self._environment.graph, self._node)
+
+
+def _of_all(record: Any) -> int:
+    return 0

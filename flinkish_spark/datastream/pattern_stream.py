@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from flinkish_spark.cep.compiler import compiled
 from flinkish_spark.cep.conditions import ColumnCondition
 from flinkish_spark.cep.pattern import Pattern
-from flinkish_spark.cep.stages import OpenMatches
+from flinkish_spark.cep.stages import OpenMatches, Skip
 from flinkish_spark.core.elements import OutputTag, OutputType, TimeDomain
 from flinkish_spark.core.errors import ConfigError, GraphError, PatternError
 from flinkish_spark.core.validation import function_object, function_of_two, instance_of, refuse_async
@@ -236,12 +236,25 @@ class PatternStream:
         leaves = (leaf for one in self._search.patterns for leaf in one.automaton.leaves)
         texts = tuple(dict.fromkeys(leaf.text for leaf in leaves if isinstance(leaf, ColumnCondition)))
         if texts:
-            with_answers = DataStream(stream._environment, entry.parent).transform(_Answers(texts))
+            answers = _Answers(texts, self._is_for_few)
+            with_answers = DataStream(stream._environment, entry.parent).transform(answers)
             entry = KeyedEntry(with_answers._node, entry.keys)
         search = replace(self._search, function=function, column_conditions=texts)
         graph = stream._environment.graph
         node = declare_operator(graph, [entry], Patterns(search), output, uid, max_parallelism)
         return DataStream(stream._environment, node)
+
+    @property
+    def _is_for_few(self) -> bool:
+        """Whether events of which no condition holds need not come: nothing that comes out would differ."""
+        search = self._search
+        return search.late_output is None and all(
+            one.automaton.passes_over_others
+            and all(isinstance(leaf, ColumnCondition) for leaf in one.automaton.leaves)
+            # Which of two matches that end together survives a skip may depend on when that is looked at.
+            and (one.skip.kind is Skip.NONE or not one.automaton.has_pending)
+            for one in search.patterns
+        )
 
     def _with(self, **facts: Any) -> PatternStream:
         return PatternStream(self._stream, replace(self._search, **facts))
@@ -288,16 +301,30 @@ class _FlatSelect(_Select):
 
 
 class _Answers:
-    """Puts the answers of conditions behind the fields of records."""
+    """Puts the answers of conditions behind the fields of records; or keeps those alone with one that holds."""
 
-    def __init__(self, texts: tuple[str, ...]) -> None:
-        self._texts = texts
+    def __init__(self, texts: tuple[str, ...], is_for_few: bool) -> None:
+        self._texts, self._is_for_few = texts, is_for_few
 
     def __call__(self, records: DataFrame) -> DataFrame:
+        from pyspark.errors import AnalysisException
         from pyspark.sql import functions as F
 
-        answers = [F.expr(text).cast("boolean").alias(f"__holds_{at}") for at, text in enumerate(self._texts)]
-        return records.select("*", *answers)
+        for at, text in enumerate(self._texts):
+            try:
+                holds = F.coalesce(F.expr(text).cast("boolean"), F.lit(False))
+                records = records.select("*", holds.alias(f"__holds_{at}"))
+            except AnalysisException as error:
+                names = ", ".join(name for name in records.columns if not name.startswith("_"))
+                raise PatternError(
+                    f"the condition {text!r} is none that Spark can evaluate",
+                    why=str(error).partition("\n")[0],
+                    what_to_do=f"correct it; events have {names}",
+                    text=text,
+                ) from None
+        if not self._is_for_few:
+            return records
+        return records.where(" OR ".join(f"__holds_{at}" for at in range(len(self._texts))))
 
 
 def _no_key(record: Any) -> int:

@@ -295,7 +295,11 @@ class PatternOperator(KeyedStreamOperator):
         self._search, self._element = search, element
         self._is_event_time = search.clock is TimeDomain.EVENT_TIME
         self._time_at = time_field
-        answers = [T.StructField(f"__{at}", T.BooleanType()) for at in range(len(search.column_conditions))]
+        # By their texts: of an event that waits, another text has no answer.
+        answers = [
+            T.StructField(f"__holds_{zlib.crc32(text.encode()):08x}", T.BooleanType())
+            for text in search.column_conditions
+        ]
         self._waiting = TimedBuffer(
             "pattern/waiting", ElementType(ddl_of(T.StructType([*element.fields, *answers])))
         )
@@ -406,9 +410,8 @@ class PatternOperator(KeyedStreamOperator):
 
     def _process(self, entry: Any, time_ms: int) -> None:
         event, limit = self._event(entry), self._search.limit
-        facts: dict[Leaf, bool] = {
-            leaf: entry[self._width + at] is True for leaf, at in self._columns.items()
-        }
+        answers = {leaf: entry[self._width + at] for leaf, at in self._columns.items()}
+        facts = {leaf: answer for leaf, answer in answers.items() if answer is not None}
         now_ms = self._timers.processing_time_ms
         for one in self._searches:
             matches = one.matcher.process(one.state, event, time_ms, facts, now_ms)

@@ -8,6 +8,7 @@ import pytest
 
 from flinkish_spark import OutputTag, WatermarkStrategy
 from flinkish_spark.cep import CEP, AfterMatchSkip, Pattern, PatternProcessFunction
+from flinkish_spark.core.errors import PatternError
 from tests.integration.spark.test_keyed_functions import feed, memory
 from tests.support.jobs import await_that, environment, rows
 
@@ -44,6 +45,10 @@ RISING = (
     .where(steeper)
     .within(15 * MINUTE)
 )
+
+
+#: Events that are neither never come to the operator.
+PEAK = Pattern.begin("low").where("value < 2").followed_by("high").where("value >= 4").within(15 * MINUTE)
 
 
 class Difference:
@@ -83,7 +88,13 @@ def started(spark: Any, tmp_path: Any) -> Any:
         "PATTERN (A B+) WITHIN INTERVAL '15' MINUTE DEFINE B AS value > PREV(value)",
         uid="rises",
     )
-    sinks = {name: memory(tmp_path, name) for name in ("alarms", "calm", "differences", "rises")}
+    peaks = CEP.pattern(timed.key_by("cell"), PEAK).select(
+        lambda match: (match["low"][0].cell, match["high"][0].value),
+        output="cell STRING, high DOUBLE",
+        uid="peaks",
+    )
+    sinks = {name: memory(tmp_path, name) for name in ("alarms", "calm", "differences", "rises", "peaks")}
+    peaks.sink_to(sinks["peaks"], uid="peaks-out")
     rises.sink_to(sinks["rises"], uid="rises-out")
     alarms.sink_to(sinks["alarms"], uid="out")
     alarms.get_side_output(CALM).sink_to(sinks["calm"], uid="calm")
@@ -124,5 +135,17 @@ def test_alarms_over_a_restart_in_the_middle_of_a_pattern(spark: Any, tmp_path: 
     assert calm == [("u0b", 2 * MINUTE), ("u0b", 40 * MINUTE), ("u1x", 3 * MINUTE)]
     rises = sorted(tuple(row) for row in sinks["rises"].rows())
     assert rises == [("u0a", 1.0, 4.0), ("u0b", 5.0, 6.0), ("u1x", 1.0, 9.0)]
+    assert sorted(tuple(row) for row in sinks["peaks"].rows()) == [("u0a", 4.0), ("u1x", 9.0)]
     assert client.progress.counts["alarms"]["matches"] == 1
     assert client.progress.counts["rises"] == {"matches": 3}
+
+
+@pytest.mark.parametrize("text", ["nothing > 1", "cell >"])
+def test_a_condition_that_spark_cannot_evaluate_is_refused(spark: Any, tmp_path: Any, text: str) -> None:
+    env = environment(spark, tmp_path / "job")
+    readings = env.from_collection([("u", 1.0, 0)], READING, uid="readings")
+    searched = CEP.pattern(readings.key_by("cell"), Pattern.begin("a").where(text)).in_processing_time()
+    found = searched.select(lambda match: (1,), output="n INT", uid="found")
+    found.sink_to(memory(tmp_path, "found"), uid="out")
+    with pytest.raises(PatternError, match="is none that Spark can evaluate"):
+        env.execute()

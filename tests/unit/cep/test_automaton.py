@@ -171,3 +171,52 @@ def test_a_queue_hands_out_what_begins_first() -> None:
         found = [queue.pop() for _ in range(len(queue))]
         assert [begins(one) for one in found] == sorted(begins(one) for one in found)
         assert len(found) == 4 and found[-1] == PartialMatch(compiled(pattern).start, None)
+
+
+X, Y = "x", "y"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_so"),
+    [
+        (Pattern.begin("a").where(X).followed_by("b").where(Y), True),
+        (Pattern.begin("a").where(X).followed_by_any("b").where(Y), True),
+        (Pattern.begin("a").where(X).times(3).followed_by("b").where(Y), True),
+        (Pattern.begin("a").where(X).not_followed_by("b").where(Y).followed_by("c").where(X), True),
+        (Pattern.begin("a").where(X).not_followed_by("b").where(Y).within(5), True),
+        (Pattern.begin("a").where(X).next("b").where(Y), False),
+        (Pattern.begin("a").where(X).times(3).consecutive(), False),
+        (Pattern.begin("a").where(X).not_next("b").where(Y).followed_by("c").where(X), False),
+        (Pattern.begin("a").followed_by("b").where(Y), False),
+        (
+            Pattern.begin("a").where(X).followed_by("b").where(Y).one_or_more().followed_by("c").where(X),
+            False,
+        ),
+        (Pattern.begin("a").where(X).followed_by("b").where(Y).optional().followed_by("c").where(X), False),
+        (Pattern.begin("a").where(X).followed_by("b").where(NotTwice()), False),
+    ],
+)
+def test_events_that_meet_no_condition_change_nothing(pattern: Pattern, is_so: bool) -> None:
+    automaton = compiled(pattern)
+    assert automaton.passes_over_others is is_so
+    if not is_so:
+        return
+    # And so it is, whatever stands before and behind such an event.
+    first, *others = automaton.leaves
+    for seed in range(50):
+        chance = random.Random(seed)
+        events = [chance.choice(["first", "other", ""]) for _ in range(12)]
+        found = []
+        for left_out in (False, True):
+            matcher = Matcher(automaton, pattern.skip)
+            state, own = matcher.initial(), []
+            for time_ms, event in enumerate(events):
+                if left_out and not event:
+                    continue
+                facts = {first: event == "first"} | {leaf: event == "other" for leaf in others}
+                complete, over = matcher.advance(state, time_ms)
+                own += [*complete, *over]
+                own += [(match, time_ms) for match in matcher.process(state, time_ms, time_ms, facts)]
+            complete, over = matcher.advance(state, 99)
+            found.append([*own, *complete, *over])
+        assert found[0] == found[1]

@@ -443,6 +443,14 @@ def test_what_cannot_be_is_refused_with_its_text(text: str, why: str) -> None:
         found(text)
 
 
+def test_without_a_partition_all_rows_are_of_one() -> None:
+    text = "MEASURES A.v AS first, B.v AS last PATTERN (A B)"
+    harness = ProgramHarness(lambda rows: rows.match_recognize(text, uid="m"), FIELDS, parallelism=3)
+    harness.push_all([(("k", 1, 0), 0), (("l", 2, 1), 1)])
+    harness.watermark(1)
+    assert harness.take().rows == [(1, 2)]
+
+
 def test_keys_and_times_are_those_of_the_stream() -> None:
     def keyed(text: str) -> Any:
         return lambda rows: rows.key_by("key").match_recognize(text, uid="m")

@@ -26,9 +26,12 @@ from flinkish_spark.cep.matcher import Matcher
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, TimeDomain
 from flinkish_spark.core.errors import ConfigError, GraphError, PatternError, SchemaError
 from flinkish_spark.operators.context import KeyedStateWithoutKey
-from flinkish_spark.operators.patterns import LookedFor
+from flinkish_spark.operators.patterns import LookedFor, PatternOperator, PatternSearch
+from flinkish_spark.operators.process import TimerFailed
 from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.testing import ProgramHarness
+from flinkish_spark.testing._operator_harness import OperatorHarness
+from flinkish_spark.types.rows import ElementType
 from tests.support.cep_cases import cases
 from tests.support.effort import examples
 from tests.support.flink_cep import Case, pattern_of, skip_of
@@ -485,6 +488,24 @@ def test_partial_matches_go_on_with_other_conditions_and_windows() -> None:
     push(harness, ("c", 4))
     harness.watermark(4)
     assert found(harness) == [{"a": [1], "b": [4]}]
+
+
+def test_an_event_that_waits_has_no_answer_of_a_condition_that_is_new() -> None:
+    def harness(text: str, **more: Any) -> OperatorHarness:
+        pattern = Pattern.begin("a").where(text)
+        wanted = LookedFor("", compiled(pattern), pattern.skip)
+        search = PatternSearch((wanted,), Show(), column_conditions=(text,))
+        operator = PatternOperator(search, ElementType("key STRING, id LONG"))
+        return OperatorHarness(operator, key=lambda row: row[0], key_type="STRING", **more)
+
+    one = harness("id > 0")
+    one.push_all([(("k", 1, True), 5), (("k", 2, False), 6)])
+    other = harness("id > 0", restore=one.snapshot(), bases=one.bases)
+    other.watermark(6)
+    assert [row[2] for row in other.take().rows] == ['{"a": [1]}']
+    changed = harness("id > 1", restore=one.snapshot(), bases=one.bases)
+    with pytest.raises(TimerFailed, match="nobody has evaluated the condition 'id > 1'"):
+        changed.watermark(6)
 
 
 def test_partial_matches_of_another_automaton_are_refused_by_name() -> None:
