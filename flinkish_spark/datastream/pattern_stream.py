@@ -301,7 +301,7 @@ class _FlatSelect(_Select):
 
 
 class _Answers:
-    """Puts answers of conditions behind the fields of records; or keeps those alone with one that holds."""
+    """Puts the answers of conditions behind the fields of records; may keep only those where one holds."""
 
     def __init__(self, texts: tuple[str, ...], is_for_few: bool) -> None:
         self._texts, self._is_for_few = texts, is_for_few
