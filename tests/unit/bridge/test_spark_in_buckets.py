@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,9 +11,7 @@ from flinkish_spark.connectors.socket import SocketTextSource
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.job_dir import job_place, open_job_dir
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.savepoints.files import on_disk
-from flinkish_spark.savepoints.writer import SavepointWriter
-from flinkish_spark.state_processor import read_state
+from flinkish_spark.savepoints.files import place_of
 
 
 def told(**options: str) -> dict[str, str]:
@@ -51,16 +48,16 @@ def test_a_place_that_spark_cannot_use_is_no_job_dir(url: str, says: str) -> Non
         job_place(url)
 
 
-def test_state_in_a_bucket_is_not_read_or_edited_without_a_job() -> None:
-    session: Any = None
-    for use in (
-        lambda: on_disk("s3://bucket/savepoints/7"),
-        lambda: read_state(session, "s3://bucket/savepoints/7", "totals", "total"),
-        lambda: SavepointWriter.from_existing(session, "s3://bucket/savepoints/7"),
-    ):
-        with pytest.raises(ConfigError, match="copy the savepoint to a disk"):
-            use()
-    assert on_disk("file:///savepoints/7") == Path("/savepoints/7")
+def test_a_place_that_somebody_names_without_a_job() -> None:
+    options = {"region": "eu-central-1"}
+    assert place_of("file:///savepoints/7", None) == StoreSpec("/savepoints/7")
+    assert place_of("savepoints/7", None) == StoreSpec(str(Path("savepoints/7").absolute()))
+    assert place_of("s3://bucket/savepoints/7", options) == StoreSpec.parse(
+        "s3://bucket/savepoints/7", options
+    )
+    for wrong, given in (("s3a://bucket/savepoints/7", None), ("/savepoints/7", options)):
+        with pytest.raises(ConfigError):
+            place_of(wrong, given)
 
 
 def test_a_socket_needs_a_disk() -> None:

@@ -25,7 +25,7 @@ from tests.crash.sweep.gateway import hook_gateway
 from tests.crash.sweep.looking import FilesLooker, SqliteLooker
 from tests.crash.sweep.places import Fleet, Place
 from tests.crash.sweep.points import (
-    TRIGGER,
+    TRIGGERS,
     Call,
     Effect,
     Fault,
@@ -162,7 +162,7 @@ def test_what_fails_is_the_call_of_the_bridge_and_it_fails_as_the_jvm_says_it(to
 
 
 def test_traces_are_joined_and_cut_at_the_second_trigger():
-    trigger = Call(TRIGGER, Layer.CALL, Effect.WRITE)
+    trigger = Call(TRIGGERS[0], Layer.CALL, Effect.WRITE)
     assert first_checkpoint([trigger, READ, trigger, WRITE]) == [trigger, READ]
     assert union([READ, WRITE], [READ, READ]) == [READ, WRITE, READ]
 
