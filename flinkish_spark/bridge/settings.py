@@ -15,6 +15,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import SparkNoSuchElementException
+
 from flinkish_spark.bridge.session import (
     BUCKET_CHECKPOINT_FILES,
     LOCAL_CHECKPOINT_FILES,
@@ -104,9 +106,16 @@ class SessionSettings:
             return self._owners(spark, name, spark.conf.get(name, None))
 
     def change(self, spark: SparkSession, name: str, new: Callable[[str], str]) -> None:
-        """Change a setting for good, by what it is now or by default; for what a user has asked for."""
+        """Change a setting for good, by what it is now or by default; for what a user has asked for.
+
+        `new` is given an empty text where nobody knows: a server of Spark Connect 4.3 tells no defaults.
+        """
         with self._look:
-            spark.conf.set(name, new(spark.conf.get(name) or ""))
+            try:
+                now = spark.conf.get(name) or ""
+            except SparkNoSuchElementException:
+                now = ""
+            spark.conf.set(name, new(now))
 
     def changed(self, spark: SparkSession, borrowed: Mapping[str, str]) -> list[str]:
         """Return which of the settings that are borrowed somebody else has changed."""

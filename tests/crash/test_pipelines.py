@@ -162,7 +162,7 @@ def test_a_client_of_spark_connect_is_told_what_works(server: ConnectServer) -> 
             assert "nonsense" in str(refused), refused
     """)
     done = subprocess.run([sys.executable, "-c", client, server.url], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:] + server.tail()
+    assert done.returncode == 0, done.stderr.partition("JVM stacktrace")[0][-3000:] + server.tail()
 
 
 def test_two_flows_into_one_sink_survive_kills_and_a_full_refresh(

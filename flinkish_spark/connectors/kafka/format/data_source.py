@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 FORMAT_NAME = "flinkish-kafka"
 #: Spark's pattern for the names of options whose values it does not print; one of the session's.
 _REDACTION = "spark.sql.redaction.options.regex"
+#: Its value in Spark, where it is not set.
+_BY_DEFAULT = "(?i)url"
 #: A private key may be given as it stands (KIP-651), and a login is more than its password.
 _SECRETS = r"(?i)ssl\.keystore\.key|sasl\.jaas\.config|password"
 
@@ -110,6 +112,6 @@ def _redact_options(spark: SparkSession) -> None:
     """Let Spark hide the options of this format that its own patterns do not know, in plans and the UI."""
 
     def with_ours(before: str) -> str:
-        return before if _SECRETS in before else "|".join(filter(None, (before, _SECRETS)))
+        return before if _SECRETS in before else f"{before or _BY_DEFAULT}|{_SECRETS}"
 
     SETTINGS.change(spark, _REDACTION, with_ours)

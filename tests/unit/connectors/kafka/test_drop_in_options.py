@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from pyspark.errors import SparkNoSuchElementException
 
 from flinkish_spark.connectors.kafka.chaining import alignment as plan
 from flinkish_spark.connectors.kafka.chaining.alignment import Range
 from flinkish_spark.connectors.kafka.client.client import Isolation
+from flinkish_spark.connectors.kafka.format.data_source import register
 from flinkish_spark.connectors.kafka.format.options import (
     EARLIEST,
     LATEST,
@@ -233,3 +237,33 @@ def test_offsets_are_logged_as_sparks_own_source_logs_them() -> None:
     offsets = {("b", 0): 5, ("a", 10): 1, ("a", 2): 3}
     assert plan.to_json(offsets) == {"a": {"2": 3, "10": 1}, "b": {"0": 5}}
     assert plan.from_json(plan.to_json(offsets)) == offsets
+
+
+@pytest.mark.parametrize(
+    ("before", "found"),
+    [
+        ("(?i)url", "(?i)url|"),
+        ("mine", "mine|"),
+        (None, "(?i)url|"),
+        (SparkNoSuchElementException("not set"), "(?i)url|"),
+    ],
+)
+def test_a_session_hides_our_secrets_beside_what_it_hides_already(before: Any, found: str) -> None:
+    """A server of Spark Connect 4.3 raises where a setting has its default."""
+    kept: dict[str, str] = {}
+
+    def get(name: str) -> Any:
+        if name in kept:
+            return kept[name]
+        if isinstance(before, Exception):
+            raise before
+        return before
+
+    spark: Any = SimpleNamespace(
+        conf=SimpleNamespace(get=get, set=kept.__setitem__),
+        dataSource=SimpleNamespace(register=lambda kind: None),
+    )
+    for _ in range(2):
+        register(spark)
+    (pattern,) = kept.values()
+    assert pattern.startswith(found) and pattern.count("jaas") == 1
