@@ -707,10 +707,12 @@ class Supervisor:
             raise Interrupted("restoring the master hooks") from None
 
     def _check_input(self, owned: _Owned) -> None:
+        # This order matters: where sources stand is read from entries of the log, and a damaged one is to be
+        # told with its file.
+        owned.job.log.check()
         with self._waiting("the sources to be asked before the start"):
             if not until_answered(owned.inputs.check, owned.job.must_give_up, owned.job.clock):
                 raise Interrupted("waiting for the input")
-        owned.job.log.check()
 
     # -- plan -----------------------------------------------------------------------------------
     def _plan(self, owned: _Owned, recovered: Recovered) -> _Start:

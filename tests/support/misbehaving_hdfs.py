@@ -56,9 +56,14 @@ class Wire:
         while True:
             try:
                 client, _ = self._listener.accept()
-                server = socket.create_connection((HOST, self._namenode))
             except OSError:
                 return
+            try:
+                server = socket.create_connection((HOST, self._namenode))
+            except OSError:
+                # Whoever waits for an answer would wait for ever.
+                client.close()
+                continue
             cut = threading.Event()
             for one, other, looks in ((client, server, True), (server, client, False)):
                 threading.Thread(target=self._forward, args=(one, other, looks, cut), daemon=True).start()
