@@ -51,8 +51,8 @@ def store(spec: StoreSpec) -> Store:
 
 @pytest.fixture
 def wired(spec: StoreSpec, wire: Wire) -> HdfsStore:
-    """The same folder as `store`, over the wire."""
-    return HdfsStore(f"hdfs://{HOST}:{wire.port}", spec.url.split("/", 3)[3])
+    """The same folder as `store`, over the wire; on a busy machine a lost answer costs half a minute."""
+    return HdfsStore(f"hdfs://{HOST}:{wire.port}", spec.url.split("/", 3)[3], patience_ms=240_000)
 
 
 class TestHdfs(StoreContract, FileStoreContract):
