@@ -599,7 +599,7 @@ def check_apart(target: StoreSpec, origin: StoreSpec) -> None:
     SavepointFailed
         The old one would be changed.
     """
-    if any(_in_and_around(target, origin)):
+    if any(in_and_around(target, origin)):
         why = f"it and the savepoint {origin.url}, of which it is made, are in each other"
         raise _refused(target.url, why, _ELSEWHERE)
 
@@ -612,7 +612,7 @@ def check_outside(target: StoreSpec, job_dir: StoreSpec) -> None:
     SavepointFailed
         One of them would be deleted with the other.
     """
-    is_in, is_around = _in_and_around(target, job_dir)
+    is_in, is_around = in_and_around(target, job_dir)
     shown = os.path.realpath(job_dir.folder) if job_dir.is_local else job_dir.url
     if is_in:
         raise _refused(
@@ -624,7 +624,7 @@ def check_outside(target: StoreSpec, job_dir: StoreSpec) -> None:
         raise _refused(target.url, f"the job directory {shown} is in it", "give a directory of its own")
 
 
-def _in_and_around(one: StoreSpec, other: StoreSpec) -> tuple[bool, bool]:
+def in_and_around(one: StoreSpec, other: StoreSpec) -> tuple[bool, bool]:
     """Return whether a place is another one or in it, and whether the other one is in it."""
     if one.is_local and other.is_local:
         # Not Path.resolve, which raises where links lead in a circle.

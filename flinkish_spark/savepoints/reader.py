@@ -69,6 +69,7 @@ from flinkish_spark.savepoints.files import (
     SavepointDamaged,
     SavepointFailed,
     SavepointMisfit,
+    in_and_around,
     place_of,
     savepoint_at,
     target_place,
@@ -547,17 +548,13 @@ def _checked_scratch(spark: SparkSession, root: StoreSpec, scratch: str | Path |
         return StoreSpec(tempfile.gettempdir())
     place = target_place(str(scratch).removeprefix("file://"), root)
     is_relative = place.is_local and not Path(place.url).is_absolute()
-    if is_relative or f"{_real(place)}/".startswith(f"{_real(root)}/"):
+    if is_relative or in_and_around(place, root)[0]:
         raise ConfigError(
             f"scratch={str(scratch)!r} cannot be used",
             why="executors have other working directories, and the job directory is never changed",
             what_to_do="give an absolute path outside of the job directory",
         )
     return place
-
-
-def _real(place: StoreSpec) -> str:
-    return str(place.folder.resolve()) if place.is_local else place.url
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,9 @@ from flinkish_spark.core.store_spec import StoreSpec
 from tests.support.hdfs import LocalHdfs
 from tests.support.local_server import HOST
 from tests.support.misbehaving_hdfs import Wire
-from tests.support.services import BUILD
 from tests.support.store_contract import ODD_KEYS, FileStoreContract, StoreContract
 
 CREATED, EXISTS = CreateResult.CREATED, CreateResult.EXISTS
-
-
-@pytest.fixture(scope="session")
-def hdfs(service: Callable[[str], Any]) -> Any:
-    why_not = LocalHdfs.why_not(BUILD / "hdfs-jars")
-    if why_not:
-        pytest.skip(why_not)
-    return service("hdfs")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,6 @@ from tests.integration.store.test_bucket_jobs import exact, job, table
 from tests.support.cli_rig import flinkish
 from tests.support.hdfs import LocalHdfs
 from tests.support.jobs import await_that, running
-from tests.support.services import BUILD
-
-
-@pytest.fixture(scope="session")
-def hdfs(service: Callable[[str], Any]) -> Any:
-    why_not = LocalHdfs.why_not(BUILD / "hdfs-jars")
-    if why_not:
-        pytest.skip(why_not)
-    return service("hdfs")
 
 
 @pytest.fixture
