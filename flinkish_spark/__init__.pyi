@@ -70,6 +70,7 @@ from .core.formats import DeadLetter as DeadLetter
 from .core.formats import Json as Json
 from .core.formats import OnBadRecord as OnBadRecord
 from .core.formats import Raw as Raw
+from .datastream.async_data_stream import AsyncDataStream as AsyncDataStream
 from .datastream.connected_streams import BroadcastConnectedStream as BroadcastConnectedStream
 from .datastream.connected_streams import BroadcastStream as BroadcastStream
 from .datastream.connected_streams import ConnectedStreams as ConnectedStreams
@@ -83,6 +84,15 @@ from .functions.aggregates import AggregateColumn as AggregateColumn
 from .functions.aggregates import Emit as Emit
 from .functions.aggregates import Fold as Fold
 from .functions.aggregates import Ties as Ties
+from .functions.async_io import AsyncBatchFunction as AsyncBatchFunction
+from .functions.async_io import AsyncCall as AsyncCall
+from .functions.async_io import AsyncFunction as AsyncFunction
+from .functions.async_io import AsyncRetryStrategy as AsyncRetryStrategy
+from .functions.async_io import CallLimits as CallLimits
+from .functions.async_io import CircuitBreaker as CircuitBreaker
+from .functions.async_io import ToSide as ToSide
+from .functions.async_io import async_retry_predicates as async_retry_predicates
+from .functions.async_io import current_call as current_call
 from .functions.keyed import AggregateFunction as AggregateFunction
 from .functions.keyed import BroadcastProcessFunction as BroadcastProcessFunction
 from .functions.keyed import Context as Context

@@ -409,6 +409,11 @@ class JobDir:
         self.store.put(f"{seed_folder(seed.lineage)}/seed.json", seal("seed", seed.to_json()))
 
 
+def answers_folder(uid: str, way: str) -> str:
+    """Return the key below which the answers of an async operator lie, about elements of one way into it."""
+    return f"answers/{uid}/{way}"
+
+
 def seed_folder(lineage: Lineage) -> str:
     """Return the key below which a lineage's seed lies."""
     return f"seeds/{lineage}"

@@ -26,6 +26,7 @@ from flinkish_spark.functions.stream import CheckpointedProcessFunction, KeySele
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.joins.lookup import LookupCache, LookupJoin, LookupTable
 from flinkish_spark.joins.spec import JoinType, ProcessJoinFunction
+from flinkish_spark.planning.async_calls import AsyncTransform
 from flinkish_spark.planning.declare import (
     check_max_parallelism,
     check_strategy,
@@ -81,6 +82,10 @@ if TYPE_CHECKING:
 
     from flinkish_spark.datastream.environment import StreamExecutionEnvironment
     from flinkish_spark.planning.transforms import Transform
+
+
+#: Functions of single records that may emit to side outputs.
+_WITH_SIDES = (AsyncTransform, LookupTransform, ProcessTransform)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -742,7 +747,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         if ways:
             sides = [DataStream(self._environment, way).get_side_output(tag) for way in ways]
             return sides[0].union(*sides[1:])
-        if isinstance(node, TransformNode) and isinstance(node.function, ProcessTransform | LookupTransform):
+        if isinstance(node, TransformNode) and isinstance(node.function, _WITH_SIDES):
             name = node.function.settings.name
             fields = output_schema(tag.output, f"{name}/{tag.name}")
             self._environment.graph.check_row_side(node, name, tag, fields)

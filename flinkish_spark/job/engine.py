@@ -28,6 +28,7 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.watchdog import Wait
 from flinkish_spark.job.inputs import Inputs
 from flinkish_spark.job.recovery import Reseeding, RestoredFrom
+from flinkish_spark.operators.async_wait import AsyncStatistics
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
@@ -60,6 +61,9 @@ class RunningQuery(Protocol):
 
     def stop(self) -> None:
         """End it; it has ended when this returns, or its process is gone."""
+
+    def async_calls(self) -> Mapping[str, AsyncStatistics]:
+        """Return what async calls have cost in this process, by operator."""
 
     def dropped_records(self) -> int:
         """Return how many records the sources' policies have left out so far."""
@@ -221,6 +225,8 @@ class JobProgress:
     late_dropped: dict[str, int] = field(default_factory=dict)
     #: What else operators have counted, by uid and name: matches of patterns, for example.
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    #: What async calls have cost since this process began, by operator; those of repeated tasks count.
+    async_calls: Mapping[str, AsyncStatistics] = field(default_factory=dict)
     last_error: str = ""
     is_running: bool = False
     #: Threads of the job that have waited for the same thing for a minute, the longest first.

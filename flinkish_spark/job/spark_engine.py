@@ -6,9 +6,11 @@ import itertools
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pyspark.accumulators import Accumulator, AccumulatorParam
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -33,13 +35,15 @@ from flinkish_spark.contracts.manifest import NO_MANIFEST, ManifestWriter
 from flinkish_spark.contracts.sink import Committer, SinkContext, SinkWriter, StageRequest
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.clock import span
-from flinkish_spark.core.errors import EnvironmentFault, FlinkishError
+from flinkish_spark.core.errors import EnvironmentFault, FlinkishError, StoreError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.engine import JobSettings, QueryPlan, RunningQuery, manifest_context, sink_context
 from flinkish_spark.job.inputs import DroppedRecords, Inputs
 from flinkish_spark.job.preflight import check_before_start, record_job
 from flinkish_spark.job.recovery import Reseeding, RestoredFrom
+from flinkish_spark.operators.async_wait import AsyncStatistics
+from flinkish_spark.planning.async_calls import AsyncPlace
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.sink_rows import PlannedJob, PlannedSink, select_sink_rows
 from flinkish_spark.planning.stream_graph import StreamGraph
@@ -155,7 +159,8 @@ class SinkStaging:
     ) -> StagedBatch:
         """Stage `frame` in some sinks; see :class:`~flinkish_spark.checkpoint.staging.Staging`."""
         # This order matters: whatever evaluates the rows below is to tell its tasks of this micro-batch.
-        told = json.dumps(micro_batch_in(self._context.log, batch).to_json())
+        here = micro_batch_in(self._context.log, batch)
+        told = json.dumps(replace(here, lineage=self._context.lineage.value).to_json())
         frame.sparkSession.sparkContext.setLocalProperty(MICRO_BATCH_PROPERTY, told)
         if not sinks:
             frame.write.format("noop").mode("overwrite").save()
@@ -235,6 +240,37 @@ class SinkStaging:
 
 
 # ----------------------------------------------------------------------------------------------------------
+# What async calls cost, from the tasks to the driver by an accumulator of Spark's: a task that is repeated is
+# counted as often as it has made calls.
+
+
+class AsyncCosts(AccumulatorParam[Mapping[str, AsyncStatistics]]):
+    """Adds what tasks report, by operator."""
+
+    def zero(self, value: Mapping[str, AsyncStatistics]) -> Mapping[str, AsyncStatistics]:
+        """Return nothing."""
+        return {}
+
+    def addInPlace(
+        self, value1: Mapping[str, AsyncStatistics], value2: Mapping[str, AsyncStatistics]
+    ) -> Mapping[str, AsyncStatistics]:
+        """Return what both hold."""
+        nothing = AsyncStatistics()
+        both = value1.keys() | value2.keys()
+        return {uid: value1.get(uid, nothing).merged(value2.get(uid, nothing)) for uid in sorted(both)}
+
+
+@dataclass(frozen=True)
+class _Reported:
+    """Adds what a task reports; travels in the plan."""
+
+    costs: Accumulator[Mapping[str, AsyncStatistics]]
+
+    def __call__(self, uid: str, cost: AsyncStatistics) -> None:
+        self.costs.add({uid: cost})
+
+
+# ----------------------------------------------------------------------------------------------------------
 # The engine that is Spark: checks, plans, starts and stops the one query of a job.
 
 
@@ -251,6 +287,8 @@ class SparkEngine:
     ) -> None:
         self._spark, self._graph, self._settings, self._job_dir = spark, graph, settings, job_dir
         self._checked: PlannedJob | None = None
+        self._job = ""
+        self._costs = spark.sparkContext.accumulator({}, AsyncCosts())
         self._dropped = DroppedRecords()
 
     @property
@@ -297,7 +335,9 @@ class SparkEngine:
     def record_job(self) -> JobUuid:
         """Record the job's settings at the first start, compare them later."""
         settings = self._settings
-        return record_job(self._spark, self._graph, self._planned, settings, self._job_dir, settings.restore)
+        job = record_job(self._spark, self._graph, self._planned, settings, self._job_dir, settings.restore)
+        self._job = str(job)
+        return job
 
     def fenced_log(self, ownership: Ownership) -> SparkLog:
         """Let an earlier owner's JVM write into a folder that is gone, or read by nobody."""
@@ -331,12 +371,15 @@ class SparkEngine:
         settings, partitions = self._settings, self._savepoints.shuffle_partitions()
         beginning = self._savepoints.beginning()
         marking = NO_MARKING if settings.latencies is None else LatencyMarking(self._spark)
-        planner = Planner(self._spark, settings.place(control.path), partitions, beginning, marking=marking)
+        workers = self._spark.sparkContext.defaultParallelism
+        calls = AsyncPlace(settings.job_dir, self._job, workers, _Reported(self._costs))
+        place = settings.place(control.path)
+        planner = Planner(self._spark, place, partitions, beginning, marking=marking, calls=calls)
         planned = planner.plan(self._graph)
         check_layout(self._job_dir, planned)
         self._keeper = self._savepoints.keeper()
         dropped = self._dropped if any(n.source.drops_records for n in self.sources) else None
-        return SparkPlan(self._spark, planned, settings, dropped, partitions)
+        return SparkPlan(self._spark, planned, settings, dropped, partitions, self._costs)
 
     def why_no_savepoint_at(self, target: str) -> str:
         """Return why no savepoint can be written to `target`; empty if one can."""
@@ -356,8 +399,15 @@ class SparkEngine:
         return None if seed is None else RestoredFrom(seed.checkpoint, seed.hooks, seed.path, seed.times)
 
     def confirmed(self, decision: Decision) -> None:
-        """Let go of what the lineage began with."""
+        """Let go of what the lineage began with, and of the answers that the checkpoint has used."""
         self._keeper.confirmed(decision)
+        batches = [staged.batch.value for staged in decision.batches]
+        store, lineage = self._job_dir.store, decision.lineage.value
+        for folder, recording in self._planned.recordings if batches else ():
+            try:
+                self._job_dir.delete_all(recording.unneeded(store, folder, lineage, batches))
+            except StoreError as error:
+                LOG.warning("answers that are not needed any more are deleted later: %s", error)
 
     def place_of(self, error: FlinkishError, inputs: Inputs) -> FlinkishError:
         """Return the error with the place of an unreadable record, if it is found."""
@@ -379,8 +429,10 @@ class SparkPlan:
         settings: JobSettings,
         dropped: DroppedRecords | None,
         shuffle_partitions: int,
+        costs: Accumulator[Mapping[str, AsyncStatistics]],
     ) -> None:
         self._spark, self._planned, self._settings, self._dropped = spark, planned, settings, dropped
+        self._costs = costs
         self._shuffle_partitions = shuffle_partitions
 
     @property
@@ -430,14 +482,20 @@ class SparkPlan:
                 shuffle_partitions=self._shuffle_partitions,
                 job_dir=settings.job_dir,
             )
-        return SparkQuery(query, settings, self._dropped)
+        return SparkQuery(query, settings, self._dropped, self._costs)
 
 
 class SparkQuery:
     """A :class:`~flinkish_spark.job.engine.RunningQuery`."""
 
-    def __init__(self, query: StreamingQuery, settings: JobSettings, dropped: DroppedRecords | None) -> None:
-        self._query, self._clock, self._dropped = query, settings.clock, dropped
+    def __init__(
+        self,
+        query: StreamingQuery,
+        settings: JobSettings,
+        dropped: DroppedRecords | None,
+        costs: Accumulator[Mapping[str, AsyncStatistics]],
+    ) -> None:
+        self._query, self._clock, self._dropped, self._costs = query, settings.clock, dropped, costs
         self._asked_ms = self._clock.monotonic_ms()
 
     @property
@@ -465,6 +523,10 @@ class SparkQuery:
         if self._clock.monotonic_ms() - self._asked_ms >= _PROGRESS_MS:
             self._read_dropped()
         return self._dropped.total
+
+    def async_calls(self) -> Mapping[str, AsyncStatistics]:
+        """Return what async calls have cost in this process, by operator."""
+        return self._costs.value
 
     def _read_dropped(self) -> None:
         if self._dropped is not None:

@@ -809,6 +809,7 @@ class Supervisor:
                 if not query.is_active:
                     self._raise_failure(query, start.writer)
                 self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
+                self.progress.async_calls = query.async_calls()
             self._settings.clock.wait(control.cancel_wanted, _WATCH_MS)
 
     def _raise_failure(self, query: RunningQuery, writer: EpochWriter) -> NoReturn:
@@ -829,6 +830,7 @@ class Supervisor:
         with self._waiting("Spark to end the query"):
             query.stop()
             self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
+            self.progress.async_calls = query.async_calls()
         start.coordinator.join()
 
     def _on_recovered(self, decision: Decision) -> None:

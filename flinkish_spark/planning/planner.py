@@ -16,6 +16,13 @@ from flinkish_spark.bridge.plans import named_chain, named_scan
 from flinkish_spark.checkpoint.control import load_control
 from flinkish_spark.contracts.source import NO_JOB, JobPlace, Source, SourceNode, SourceStart
 from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.planning.async_calls import (
+    NO_PLACE,
+    AsyncCalls,
+    AsyncPlace,
+    async_evaluations,
+    shared_from,
+)
 from flinkish_spark.planning.between import (
     RecordStream,
     behind_frames,
@@ -51,6 +58,7 @@ from flinkish_spark.planning.stream_graph import (
     TransformNode,
     feeds,
     legs,
+    operator_of,
     scans_of,
 )
 from flinkish_spark.planning.times import (
@@ -58,6 +66,7 @@ from flinkish_spark.planning.times import (
     LatencyMarking,
     NoMarking,
     chains_to,
+    operators_upto,
     plan_times,
     reporters,
 )
@@ -176,6 +185,8 @@ class Planner:
         For whoever plans single nodes.
     marking
         Makes latency markers, if the job wants them.
+    calls
+        What async operators have to know of the job.
     """
 
     def __init__(
@@ -186,6 +197,7 @@ class Planner:
         beginning: Beginning = NOTHING,
         graph: StreamGraph | None = None,
         marking: LatencyMarking | NoMarking = NO_MARKING,
+        calls: AsyncPlace = NO_PLACE,
     ) -> None:
         self._spark = spark
         self._beginning, self._marking = beginning, marking
@@ -196,12 +208,15 @@ class Planner:
         self._planned: dict[_Place, PlannedStream] = {}
         self._operators: dict[str, OperatorShape] = {}
         self._graph = graph or StreamGraph()
+        self._async_place = calls
+        self._calls = AsyncCalls((), calls)
 
     def plan(self, graph: StreamGraph) -> PlannedJob:
         """Return the plan of the whole job."""
         check_said_between(graph, self._partitions)
         self._graph = graph
         self._has_one_source = _has_one_source(graph)
+        self._calls = AsyncCalls(async_evaluations(graph, _operators_of_chains(graph)), self._async_place)
         number_of_reporters = len(reporters(graph))
         bases: list[_Base] = []
         sinks: list[PlannedSink] = []
@@ -224,12 +239,15 @@ class Planner:
                     part, schema = self._part(bases, marked, chain)
                     sinks.append(PlannedSink(side.uid, side.sink, schema, (part,), number_of_reporters))
         union: DataFrame | None = None
+        asked = {part.stream for sink in sinks for part in sink.parts if part.has_async}
         for index, base in enumerate(bases):
-            tagged = named_chain(tag(base.stream, index), base.chain)
+            beside = [C.SEQUENCE] if index in asked else []
+            tagged = named_chain(tag(base.stream, index, beside), base.chain)
             union = tagged if union is None else union.unionByName(tagged, allowMissingColumns=True)
         assert union is not None
         time = plan_times(graph, lambda leg, chain, name: self.stream(leg, chain, (name,)))
-        return PlannedJob(union, tuple(sinks), tuple(base.chain for base in bases), self._operators, time)
+        chains, recordings = tuple(base.chain for base in bases), self._calls.recordings
+        return PlannedJob(union, tuple(sinks), chains, self._operators, time, recordings)
 
     def stream(self, leg: Leg, chain: Chain, names: tuple[str, ...]) -> PlannedStream:
         """Return the plan of a way into a stream as a part of `chain`; chains that begin alike share it.
@@ -251,9 +269,9 @@ class Planner:
         *before, step = leg.steps
         parent = self.stream(Leg(leg.base, tuple(before)), chain, names)
         if isinstance(step, TransformNode):
+            function = self._calls.on_way(step.function, leg)
             if isinstance(parent, TaggedStream):
-                return replace(parent, transforms=(*parent.transforms, step.function))
-            function = step.function
+                return replace(parent, transforms=(*parent.transforms, function))
             if isinstance(function, LocatedTransform):
                 function = function.located(parent.origins)
             return transform_records(parent, function)
@@ -299,6 +317,7 @@ class Planner:
         """Return the inputs that an operator has of a source, or of another operator."""
         if isinstance(feed.base, SourceNode):
             return [_plain_input(node, feed, self.stream(feed.inlets[0].legs[0], chain, names), reporters)]
+        feed = Feed(tuple(replace(one, legs=tuple(map(self._placed, one.legs))) for one in feed.inlets))
         streams = []
         for inlet in feed.inlets:
             stream = self.stream(Leg(inlet.base), chain, names)
@@ -339,6 +358,15 @@ class Planner:
     def _united(self, chain: Chain, ways: Sequence[Leg], sink: str) -> TaggedStream:
         """Return the end of a chain: an operator's output, or the records of all ways from sources."""
         rest, streams = list(chain.inputs), []
+        shared = shared_from(self._graph, ways[0], len(ways))
+        if shared is not None:
+            # Each sink does the rest for itself, on the evaluated micro-batch.
+            (leg,) = ways
+            steps = [one for one in self._placed(leg).steps[shared:] if isinstance(one, TransformNode)]
+            planned = self.stream(Leg(leg.base, leg.steps[:shared]), chain, chain.inputs)
+            assert isinstance(planned, RecordStream)
+            tagged = self._marking.beside(self._with_barriers([planned]), self._graph, chain.inputs)
+            return replace(tagged, transforms=tuple(step.function for step in steps))
         for leg in ways:
             own = tuple(rest.pop(0) for _ in scans_of(leg.base))
             streams.append(self.stream(leg, chain, own))
@@ -348,6 +376,16 @@ class Planner:
         for other in records[1:]:
             check_same_fields(records[0].schema, other.schema, f"the sink '{sink}'")
         return self._marking.beside(self._with_barriers(records), self._graph, chain.inputs)
+
+    def _placed(self, leg: Leg) -> Leg:
+        """Return a way whose async operators know the job."""
+        steps = (
+            replace(step, function=self._calls.on_way(step.function, leg))
+            if isinstance(step, TransformNode)
+            else step
+            for step in leg.steps
+        )
+        return Leg(leg.base, tuple(steps))
 
     @staticmethod
     def _with_barriers(streams: Sequence[RecordStream]) -> TaggedStream:
@@ -427,6 +465,17 @@ def _has_one_source(graph: StreamGraph) -> bool:
     has_unions = any(len(legs(sink.parent)) > 1 for sink in graph.sinks)
     is_plain = len(graph.sources) == 1 and not graph.sources[0].source.has_side_outputs
     return is_plain and is_straight and not has_unions
+
+
+def _operators_of_chains(graph: StreamGraph) -> list[list[KeyedNode]]:
+    """Return the operators of each chain, which are planned once for it."""
+    found = {}
+    for sink in graph.sinks:
+        for chain, ways in chains_to(graph, sink.parent):
+            operator = operator_of(ways[0].base)
+            if operator is not None:
+                found[chain] = operators_upto(operator)
+    return list(found.values())
 
 
 def _plain_input(node: KeyedNode, feed: Feed, stream: PlannedStream, reporters: Sequence[str]) -> KeyedInput:

@@ -15,6 +15,8 @@ from pyspark.sql import types as T
 from flinkish_spark.bridge.plans import Selection, layout_of
 from flinkish_spark.contracts.sink import Sink
 from flinkish_spark.core.errors import SchemaError
+from flinkish_spark.operators.recorded_answers import Recording
+from flinkish_spark.planning.async_calls import is_async
 from flinkish_spark.planning.partitioning import is_partitioning
 from flinkish_spark.planning.transforms import (
     InWorkers,
@@ -45,6 +47,9 @@ _CONTROL = T.StructType(
         *(T.StructField(name, T.LongType()) for name in (C.CHECKPOINT, C.CHANNEL, C.HASH)),
     ]
 )
+#: What tells a record from all others of its stream, where an async operator asks about it.
+_PLACE = (C.CHANNEL, C.SEQUENCE)
+_PLACED = T.StructType([*_CONTROL, T.StructField(C.SEQUENCE, T.LongType())])
 
 
 class _Kind(enum.Enum):
@@ -114,9 +119,10 @@ def functions_before_sink(
         Fields that come out of a function cannot be those of a stream, or of records in Python.
     """
     steps: list[RowByRow | InWorkers] = []
+    control = _PLACED if any(map(is_async, functions)) else _CONTROL
     made, runs = schema, [(kind, tuple(run)) for kind, run in itertools.groupby(functions, _kind_of)]
     for kind, given in runs:
-        made, step = _step_of(spark, kind, given, made, columns)
+        made, step = _step_of(spark, kind, given, made, columns, control)
         if step is None:
             # What one run comes to is known; functions are called no more than needed.
             return made if len(runs) == 1 else _schema_behind(spark, functions, schema), None
@@ -131,11 +137,12 @@ def _step_of(
     functions: Sequence[Transform],
     schema: T.StructType,
     columns: Sequence[str],
+    control: T.StructType,
 ) -> tuple[T.StructType, RowByRow | InWorkers | None]:
     if kind is _Kind.OF_RECORDS:
         own: Sequence[object] = functions
         found = InWorkers.of(
-            [one for one in own if isinstance(one, RecordFunction)], schema, columns, _CONTROL
+            [one for one in own if isinstance(one, RecordFunction)], schema, columns, control
         )
         return found.schema, found
     if kind is _Kind.OF_FRAMES:
@@ -227,10 +234,15 @@ class SinkPart:
         control = [own_hash if name == C.HASH else F.col(name) for name in C.SINK_CONTROL]
         return Selection([*control, *self.one_pass.named_fields])
 
+    @property
+    def has_async(self) -> bool:
+        """Whether one of the transforms calls a system outside."""
+        return any(map(is_async, self.transforms))
+
     @cached_property
     def records_only(self) -> Selection:
-        """The fields."""
-        return Selection(self._own_fields())
+        """The fields, and the places of records where these are asked about."""
+        return Selection([*map(F.col, _PLACE if self.has_async else ()), *self._own_fields()])
 
     def _own_fields(self) -> list[Column]:
         return [F.col(quoted(c)).alias(name) for c, name in zip(self.columns, self.fields, strict=True)]
@@ -329,6 +341,7 @@ def _rows_of(frame: DataFrame, planned: PlannedSink, part: SinkPart, streams: in
     records = part.records_only.of(rows.where(F.col(C.KIND) == int(C.Kind.RECORD)))
     for function in part.transforms:
         records = transformed(records, function)
+    records = records.drop(*_PLACE)
     if [(f.name, f.dataType) for f in records.schema] != [(f.name, f.dataType) for f in planned.schema]:
         raise SchemaError(f"the transform before sink '{planned.uid}' changed its columns while running")
     names = [F.col(quoted(n)) for n in records.columns]
@@ -400,6 +413,8 @@ class PlannedJob:
         The keyed operators in it by uid.
     time
         Who in it reports about time.
+    recordings
+        Of which async operators answers are recorded: by the folder in which they are.
     """
 
     frame: DataFrame
@@ -407,6 +422,7 @@ class PlannedJob:
     chains: tuple[Chain, ...] = ()
     operators: Mapping[str, OperatorShape] = field(default_factory=dict)
     time: TimePlan = NO_TIME_PLAN
+    recordings: tuple[tuple[str, Recording], ...] = ()
 
     def layout(self) -> PlanLayout:
         """Return names for Spark's lists of sources and operators; asks the JVM for every node."""
@@ -419,8 +435,14 @@ def fields_in(stream: TaggedStream) -> list[str]:
     return [name for name in stream.frame.columns if name not in control]
 
 
-def tag(stream: TaggedStream, index: int) -> DataFrame:
-    """Give a stream's columns names of their own in the union, and each record its hash."""
+def tag(stream: TaggedStream, index: int, beside: Sequence[str] = ()) -> DataFrame:
+    """Give a stream's columns names of their own in the union, and each record its hash.
+
+    Parameters
+    ----------
+    beside
+        Further control columns.
+    """
     names = fields_in(stream)
     columns = [F.col(quoted(name)) for name in names]
     types = stream.frame.schema
@@ -434,5 +456,6 @@ def tag(stream: TaggedStream, index: int) -> DataFrame:
         F.when(is_record, hashed).otherwise(F.col(C.SEQUENCE)).alias(C.HASH),
         F.lit(index).alias(C.STREAM),
         *([C.SIDE] if stream.outputs else []),
+        *beside,
         *[column.alias(f"s{index}_{i}") for i, column in enumerate(columns)],
     )

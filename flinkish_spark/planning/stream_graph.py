@@ -182,6 +182,8 @@ class StreamGraph:
     #: Tags and fields of the side outputs of functions without a key, by function and name.
     row_sides: dict[tuple[TransformNode, str], tuple[OutputTag, T.StructType]] = field(default_factory=dict)
     timed: list[TimedNode] = field(default_factory=list)
+    #: Uids of async operators, which have answers in the place of state.
+    async_uids: list[str] = field(default_factory=list)
     sinks: list[SinkNode] = field(default_factory=list)
     #: What sources and operators are called beside their uid, by that.
     names: dict[str, str] = field(default_factory=dict)
@@ -200,7 +202,7 @@ class StreamGraph:
             checked_name(uid, "uid")
         except ValueError as error:
             raise GraphError(str(error), uid=uid) from None
-        if uid in self.uids():
+        if uid in (*self.uids(), *self.async_uids):
             raise GraphError(
                 f"the uid '{uid}' is used twice",
                 why="state, transactions and table commits are found again by uid after a restart",
@@ -208,6 +210,18 @@ class StreamGraph:
                 uid=uid,
             )
         return uid
+
+    def async_uid(self, uid: str | None) -> str:
+        """Return the uid of an async operator, checked and new; made up by its place if nobody says one.
+
+        Raises
+        ------
+        GraphError
+            As of :meth:`check_uid`.
+        """
+        given = f"async-{1 + len(self.async_uids)}" if uid is None else uid
+        self.async_uids.append(self.check_uid(given))
+        return given
 
     def as_declared(self) -> StreamGraph:
         """Return a graph of the nodes that there are now; what is declared later is not in it."""

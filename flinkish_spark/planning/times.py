@@ -13,6 +13,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.errors import BAD_RECORD_MARKER, GraphError
+from flinkish_spark.planning.async_calls import shared_from, sharing
 from flinkish_spark.planning.stream_graph import (
     KeyedNode,
     Leg,
@@ -47,7 +48,8 @@ def chains_to(graph: StreamGraph, node: StreamNode) -> tuple[tuple[Chain, tuple[
     """Return the chains whose ends a stream is, each with the ways that are its end.
 
     All ways from sources to sinks without an operator on them are one chain. An operator's outputs are ends
-    of the operator's chain, whoever reads them: transforms behind it are no part of the plan.
+    of the operator's chain, whoever reads them: transforms behind it are no part of the plan. So it is with
+    the outputs of an async operator behind a source, if several sinks read them.
 
     Raises
     ------
@@ -59,7 +61,9 @@ def chains_to(graph: StreamGraph, node: StreamNode) -> tuple[tuple[Chain, tuple[
     found: list[tuple[Chain, tuple[Leg, ...]]] = []
     if plain:
         sources = [leg.base.uid for leg in plain if isinstance(leg.base, SourceNode)]
-        readers = tuple(sink.uid for sink in graph.sinks if sink.parent is node)
+        is_shared = shared_from(graph, plain[0], len(ways)) is not None
+        together = sharing(graph, plain[0]) if is_shared else ()
+        readers = tuple(sink.uid for sink in graph.sinks if sink.parent is node or sink in together)
         found.append((Chain(input_names(sources), (), readers), plain))
     for leg in ways:
         operator = operator_of(leg.base)
@@ -90,7 +94,7 @@ def inputs_of(graph: StreamGraph) -> tuple[str, ...]:
 
 
 def _chain_of(operator: KeyedNode) -> Chain:
-    operators = [node.uid for node in _operators(operator)]
+    operators = [node.uid for node in operators_upto(operator)]
     twice = next((uid for uid, count in Counter(operators).items() if count > 1), None)
     if twice is not None:
         raise GraphError(
@@ -105,10 +109,10 @@ def _chain_of(operator: KeyedNode) -> Chain:
     return Chain(inputs, tuple(operators), (operator.uid,))
 
 
-def _operators(node: KeyedNode) -> list[KeyedNode]:
+def operators_upto(node: KeyedNode) -> list[KeyedNode]:
     """Return an operator behind all those that it reads, directly or not."""
     upstream = [operator_of(feed.base) for feed in feeds(node)]
-    found = [one for operator in upstream if operator is not None for one in _operators(operator)]
+    found = [one for operator in upstream if operator is not None for one in operators_upto(operator)]
     return [*found, node]
 
 

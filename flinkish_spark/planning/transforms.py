@@ -114,7 +114,7 @@ class RowTransform(LocatedTransform):
         """Return what runs in the workers, and the columns that come out."""
         if self.output is None:
             return FilterRows(function), given
-        expand = ExpandRows(function, self.output, _carried(given))
+        expand = ExpandRows(function, self.output, carried(given))
         return expand, expand.columns
 
 
@@ -136,11 +136,12 @@ class ProcessTransform(RowTransform):
 
     def _worker(self, function: RowFunction, given: T.StructType) -> tuple[Worker, T.StructType]:
         assert self.output is not None
-        rows = ProcessRows(function, self.output, _carried(given), self.side)
+        rows = ProcessRows(function, self.output, carried(given), self.side)
         return rows, rows.columns
 
 
-def _carried(given: T.StructType) -> tuple[T.StructField, ...]:
+def carried(given: T.StructType) -> tuple[T.StructField, ...]:
+    """Return the columns that go along with what is made of a row."""
     return tuple(field for field in given if field.name.startswith(PREFIX))
 
 
@@ -337,12 +338,11 @@ class LookupTransform(LocatedTransform):
     def in_worker(self, given: T.StructType) -> LookupRows:
         """Return what runs in the workers for rows with these columns."""
         own = T.StructType([field for field in given if not field.name.startswith(PREFIX)])
-        carried = tuple(field for field in given if field.name.startswith(PREFIX))
         output = (
             joined_fields(own, _lookup_fields(self.join.right_type)) if self.output is None else self.output
         )
         join, name = replace(self.join, left_type=ddl_of(own)), self.settings.name
-        return LookupRows(join, name, output, carried, self.origins, self.side, kept_as=self.kept_as)
+        return LookupRows(join, name, output, carried(given), self.origins, self.side, kept_as=self.kept_as)
 
 
 def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> LookupTransform:

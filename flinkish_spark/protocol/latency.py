@@ -69,6 +69,20 @@ class LatencyHistogram:
         most_ms = known_ms if self.max_ms is None else max(self.max_ms, known_ms)
         return LatencyHistogram(buckets, self.sum_ms + known_ms, least_ms, most_ms)
 
+    @classmethod
+    def of(cls, latencies_ms: Iterable[int]) -> LatencyHistogram:
+        """Return the histogram of some latencies.
+
+        Examples
+        --------
+        >>> LatencyHistogram.of([5, 9]).count
+        2
+        """
+        found = cls()
+        for latency_ms in latencies_ms:
+            found = found.noted(latency_ms)
+        return found
+
     def merged(self, other: LatencyHistogram) -> LatencyHistogram:
         """Return what both hold.
 

@@ -41,6 +41,7 @@ from flinkish_spark.planning.partitioning import checked_parallelism
 from flinkish_spark.planning.stream_graph import StreamGraph, StreamNode, legs
 from flinkish_spark.planning.times import chains_to
 from flinkish_spark.protocol.event_time import Watermarks
+from flinkish_spark.testing.harness_calls import HarnessCalls
 from flinkish_spark.testing.program_operator import (
     OperatorSnapshot,
     ProgramOperator,
@@ -54,6 +55,7 @@ from flinkish_spark.testing.program_operator import (
 )
 from flinkish_spark.transport.blocks import BEHIND
 from flinkish_spark.types.schemas import output_schema
+from flinkish_spark.worker.async_rows import CALLS_IN_HARNESS, close_kept
 from flinkish_spark.worker.time import MICRO_BATCH_IN_HARNESS, MicroBatch
 
 # ----------------------------------------------------------------------------------------------------------
@@ -354,7 +356,7 @@ class ProgramHarness:
             frames |= made.frames
         self._main = _ways(stream._node, frames)
         self._sides = {tag.name: _ways(side._node, frames) for tag, side in sides}
-        self._pushed = [0] * len(sources)
+        self._pushed, self._calls = [0] * len(sources), HarnessCalls()
         self._watermark_ms, self._time_ms, self._output = MIN_WATERMARK_MS, 0, Output()
         self._last = ProgramSnapshot({}) if restore is None else restore
         self._begin(self._last)
@@ -508,6 +510,8 @@ class ProgramHarness:
         """
         stored = {one.node.uid: one.snapshot() for one in self._operators}
         self._last = ProgramSnapshot(stored, self._watermark_ms, self._time_ms)
+        # What was answered up to here is not asked again, whatever is lost later.
+        self._calls.checkpoint()
         return self._last
 
     def crash(self) -> None:
@@ -520,6 +524,7 @@ class ProgramHarness:
 
     def close(self) -> None:
         """Close all functions, as a worker that ends in order."""
+        close_kept(self._calls.name)
         for operator in self._operators:
             operator.close()
 
@@ -595,6 +600,7 @@ class ProgramHarness:
                 what_to_do=f'give an operator uid="{lost[0]}"',
             )
         forget_answers()
+        self._calls.crash()
         for operator in self._operators:
             operator.restart(stored.operators.get(operator.node.uid))
         self._watermark_ms, self._time_ms = stored.watermark_ms, stored.processing_time_ms
@@ -615,9 +621,11 @@ class ProgramHarness:
             Watermarks(progress.watermark_before_ms),
             Watermarks(progress.watermark_ms),
             progress.processing_time_ms,
+            number=self._calls.next_micro_batch(),
+            lineage=self._calls.lineage,
         )
         output = Output()
-        token = MICRO_BATCH_IN_HARNESS.set(here)
+        token, calls_token = MICRO_BATCH_IN_HARNESS.set(here), CALLS_IN_HARNESS.set(self._calls)
         try:
             for operator in self._operators:
                 found |= operator.run(found, progress, output.counts)
@@ -631,6 +639,7 @@ class ProgramHarness:
                     output.side[name] = found_rows
         finally:
             MICRO_BATCH_IN_HARNESS.reset(token)
+            CALLS_IN_HARNESS.reset(calls_token)
         return output
 
 

@@ -193,15 +193,26 @@ class ExpandRows:
         with self.function.opened():
             for batch in batches:
                 rows, of_row = self._made(batch)
-                try:
-                    arrays = writer.write(rows)
-                except OutputError as error:
-                    at = int(of_row[error.row]) if error.row is not None else 0
-                    raise self.function.blamed(batch, at, error, f"the function {error}") from error
-                taken = pa.array(of_row)
-                carried = [batch.column(one.name).take(taken) for one in self.carried]
-                made = pa.RecordBatch.from_arrays([*arrays, *carried], names=schema.names)
-                yield as_schema(made, schema)
+                yield self.batch_of(batch, rows, of_row, writer, schema)
+
+    def batch_of(
+        self,
+        batch: pa.RecordBatch,
+        rows: list[Any],
+        of_row: np.ndarray[Any, Any],
+        writer: RowWriter,
+        schema: pa.Schema,
+    ) -> pa.RecordBatch:
+        """Return rows that were made of those of a batch, with the control columns of these."""
+        try:
+            arrays = writer.write(rows)
+        except OutputError as error:
+            at = int(of_row[error.row]) if error.row is not None else 0
+            raise self.function.blamed(batch, at, error, f"the function {error}") from error
+        taken = pa.array(of_row)
+        carried = [batch.column(one.name).take(taken) for one in self.carried]
+        made = pa.RecordBatch.from_arrays([*arrays, *carried], names=schema.names)
+        return as_schema(made, schema)
 
     def _made(self, batch: pa.RecordBatch) -> tuple[list[Any], np.ndarray[Any, Any]]:
         """Return what is made, and of which row each is."""

@@ -60,6 +60,8 @@ class MicroBatch(Stored):
         Number of the micro-batch of the newest checkpoint whose state is pinned; None if none is known.
     drained_to_ms
         What the watermark of all operators becomes behind the elements, if that is more.
+    lineage
+        The live one of the job; with the number it tells a micro-batch from all others.
     """
 
     before: StoredWatermarks
@@ -69,6 +71,7 @@ class MicroBatch(Stored):
     number: int = 0
     pinned: int | None = None
     drained_to_ms: int = MIN_WATERMARK_MS
+    lineage: int = 0
 
     @classmethod
     def logged(

@@ -27,7 +27,7 @@ from kafka import KafkaProducer
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.testing.broker import LocalBroker
-from tests.bench import reporting
+from tests.bench import async_calls, reporting
 from tests.bench.checking import DifferentResultsError, Orders, check, work_of
 from tests.bench.groups import GROUPS, VARIANTS, picked
 from tests.bench.results import Results, revision
@@ -153,7 +153,7 @@ def parse_args():
     parser.add_argument("--batch", type=int, help="records of a micro-batch, at most")
     parser.add_argument("--keys", type=int)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--groups", nargs="*", default=list(GROUPS), choices=list(GROUPS))
+    parser.add_argument("--groups", nargs="*", default=list(GROUPS), choices=[*GROUPS, "async"])
     parser.add_argument(
         "--variants", nargs="*", choices=VARIANTS, help="these alone, as a group of their own"
     )
@@ -172,7 +172,10 @@ def main():
     args = parse_args()
     # Whoever ends the run early leaves no broker and no sessions behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended early; --resume goes on"))
-    groups = {name: GROUPS[name] for name in args.groups}
+    groups = {name: GROUPS[name] for name in args.groups if name in GROUPS}
+    if "async" in args.groups:
+        # No broker and no rounds by variant: a server is called.
+        async_calls.main(["--rounds", str(args.rounds)] if args.rounds else [])
     if args.variants:
         groups = {"picked": picked(args.variants)}
     for name, group in groups.items():

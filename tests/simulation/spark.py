@@ -15,6 +15,7 @@ from typing import Any
 from flinkish_spark.checkpoint.failures import QueryFailed
 from flinkish_spark.core.errors import FlinkishError, SparkGoneError
 from flinkish_spark.core.store import CreateResult, ObjectMissing, Store
+from flinkish_spark.operators.async_wait import AsyncStatistics
 from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
 from tests.simulation.faults import FaultKind as K
 from tests.simulation.frames import SimFrame
@@ -111,6 +112,10 @@ class SimQuery:
         if is_on_disk and self._jvm_process.is_alive and self._world.struck(K.LATE_CLEANING):
             highest = self._highest_version
             self._world.later(self._world.chance.choice((10, 100, 500)), lambda: self._clean_late(highest))
+
+    def async_calls(self) -> Mapping[str, AsyncStatistics]:
+        """There are no async operators in the simulated world."""
+        return {}
 
     def dropped_records(self) -> int:
         """Return none: no policy drops any."""

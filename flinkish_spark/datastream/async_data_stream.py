@@ -1,0 +1,312 @@
+"""Calls to systems outside as a user writes them: `AsyncDataStream.ordered_wait(stream, function, 1_000)`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flinkish_spark.core.elements import OutputType
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable
+from flinkish_spark.datastream.data_stream import DataStream
+from flinkish_spark.datastream.keyed_stream import KeyedStream
+from flinkish_spark.functions.async_io import (
+    NO_LIMITS,
+    NO_RETRY_STRATEGY,
+    AsyncBatchFunction,
+    AsyncFunction,
+    AsyncRetryStrategy,
+    CallLimits,
+    check_is_async,
+)
+from flinkish_spark.operators.async_wait import AsyncSpec, ResultOrder
+from flinkish_spark.planning.async_calls import async_calls
+from flinkish_spark.planning.stream_graph import TransformNode
+from flinkish_spark.protocol.limits import checked_whole
+
+
+class AsyncDataStream:
+    """Streams of what async functions make of the elements of others; names as in PyFlink.
+
+    A worker has up to `capacity` calls on their way at once; further elements wait. Nothing is pending when
+    a micro-batch ends, so no checkpoint completes over a call.
+
+    Examples
+    --------
+    >>> class Rated(AsyncFunction):
+    ...     async def open(self, context):
+    ...         self.client = ...
+    ...     async def async_invoke(self, value) -> list[tuple[str, float]]:
+    ...         return [(value.currency, await self.client.rate(value.currency))]
+    >>> rated = AsyncDataStream.ordered_wait(  # doctest: +SKIP
+    ...     orders, Rated(), timeout_ms=2_000, capacity=50, uid="rates", record_answers=True
+    ... )
+    """
+
+    @staticmethod
+    def ordered_wait(
+        stream: DataStream | KeyedStream,
+        async_function: AsyncFunction,
+        timeout_ms: int,
+        capacity: int = 100,
+        *,
+        output: OutputType | None = None,
+        uid: str | None = None,
+        record_answers: bool = False,
+        limits: CallLimits = NO_LIMITS,
+    ) -> DataStream:
+        """Call a function for each element; results come in the order of the elements.
+
+        Parameters
+        ----------
+        stream
+            Of a keyed one the elements are taken as they come; the result has no key, as in Flink.
+        async_function
+            An instance of a subclass of :class:`~flinkish_spark.AsyncFunction`.
+        timeout_ms
+            How long all calls for an element may take together, with retries and the waits between them.
+        capacity
+            The most elements that are on their way at once, in each worker.
+        output
+            Fields of the rows; by default what the hint of `async_invoke` says.
+        uid
+            By which recorded answers are found again, and what errors and statistics call the operator; by
+            default `async-1` and so on, in the order of the program.
+        record_answers
+            Whether an answer is written down before anything uses it, until its checkpoint is confirmed. A
+            repeated task, a micro-batch that runs again and a replay read it then, and do not see another
+            one; a crash costs the calls that were on their way. So the function need not answer the same
+            twice. Where several sinks or ways read the operator, answers are always recorded.
+        limits
+            How often the system outside is called.
+
+        Raises
+        ------
+        ConfigError
+            Something cannot be used, or the function is not async.
+        GraphError
+            The uid cannot be used or is taken.
+        SchemaError
+            The output is not known.
+        UserFunctionError
+            The function cannot be sent to the workers.
+        """
+        return AsyncDataStream.ordered_wait_with_retry(
+            stream,
+            async_function,
+            timeout_ms,
+            capacity,
+            NO_RETRY_STRATEGY,
+            output=output,
+            uid=uid,
+            record_answers=record_answers,
+            limits=limits,
+        )
+
+    @staticmethod
+    def unordered_wait(
+        stream: DataStream | KeyedStream,
+        async_function: AsyncFunction,
+        timeout_ms: int,
+        capacity: int = 100,
+        *,
+        output: OutputType | None = None,
+        uid: str | None = None,
+        record_answers: bool = False,
+        limits: CallLimits = NO_LIMITS,
+    ) -> DataStream:
+        """Do the same; results come in the order in which they are there, within a batch of the task.
+
+        A keyed operator behind it has the elements of a channel in their order all the same.
+        """
+        return AsyncDataStream.unordered_wait_with_retry(
+            stream,
+            async_function,
+            timeout_ms,
+            capacity,
+            NO_RETRY_STRATEGY,
+            output=output,
+            uid=uid,
+            record_answers=record_answers,
+            limits=limits,
+        )
+
+    @staticmethod
+    def ordered_wait_with_retry(
+        stream: DataStream | KeyedStream,
+        async_function: AsyncFunction,
+        timeout_ms: int,
+        capacity: int,
+        retry_strategy: AsyncRetryStrategy,
+        *,
+        output: OutputType | None = None,
+        uid: str | None = None,
+        record_answers: bool = False,
+        limits: CallLimits = NO_LIMITS,
+    ) -> DataStream:
+        """Do the same as :meth:`ordered_wait`, and call again as a strategy says.
+
+        Parameters
+        ----------
+        retry_strategy
+            When a call is made again, and how long to wait before. In PyFlink it stands in front of the
+            capacity.
+        """
+        check_is_async(async_function, AsyncFunction, "async_invoke")
+        spec = _spec(async_function, timeout_ms, capacity, ResultOrder.ORDERED, retry_strategy, limits)
+        return _behind(stream, spec, output, uid, record_answers)
+
+    @staticmethod
+    def unordered_wait_with_retry(
+        stream: DataStream | KeyedStream,
+        async_function: AsyncFunction,
+        timeout_ms: int,
+        capacity: int,
+        retry_strategy: AsyncRetryStrategy,
+        *,
+        output: OutputType | None = None,
+        uid: str | None = None,
+        record_answers: bool = False,
+        limits: CallLimits = NO_LIMITS,
+    ) -> DataStream:
+        """Do the same as :meth:`unordered_wait`, and call again as a strategy says."""
+        check_is_async(async_function, AsyncFunction, "async_invoke")
+        spec = _spec(async_function, timeout_ms, capacity, ResultOrder.UNORDERED, retry_strategy, limits)
+        return _behind(stream, spec, output, uid, record_answers)
+
+    @staticmethod
+    def ordered_wait_batch(
+        stream: DataStream | KeyedStream,
+        async_batch_function: AsyncBatchFunction,
+        timeout_ms: int,
+        batch_size: int,
+        batch_timeout_ms: int | None = None,
+        capacity: int = 100,
+        *,
+        output: OutputType | None = None,
+        uid: str | None = None,
+        record_answers: bool = False,
+        retry_strategy: AsyncRetryStrategy = NO_RETRY_STRATEGY,
+        limits: CallLimits = NO_LIMITS,
+    ) -> DataStream:
+        """Call a function with several elements at a time; results come in the order of the elements.
+
+        Parameters
+        ----------
+        async_batch_function
+            An instance of a subclass of :class:`~flinkish_spark.AsyncBatchFunction`.
+        batch_size
+            The most elements of a call.
+        batch_timeout_ms
+            How long a call waits for further elements, in Flink. Here the elements of a micro-batch are all
+            there, so a call that is not full is the last one, and waits for nobody.
+        capacity
+            The most elements that are on their way at once, not calls.
+        """
+        order = ResultOrder.ORDERED
+        spec = _batch_spec(
+            async_batch_function,
+            timeout_ms,
+            batch_size,
+            batch_timeout_ms,
+            capacity,
+            order,
+            retry_strategy,
+            limits,
+        )
+        return _behind(stream, spec, output, uid, record_answers)
+
+    @staticmethod
+    def unordered_wait_batch(
+        stream: DataStream | KeyedStream,
+        async_batch_function: AsyncBatchFunction,
+        timeout_ms: int,
+        batch_size: int,
+        batch_timeout_ms: int | None = None,
+        capacity: int = 100,
+        *,
+        output: OutputType | None = None,
+        uid: str | None = None,
+        record_answers: bool = False,
+        retry_strategy: AsyncRetryStrategy = NO_RETRY_STRATEGY,
+        limits: CallLimits = NO_LIMITS,
+    ) -> DataStream:
+        """Do the same as :meth:`ordered_wait_batch`; results come in the order in which they are there."""
+        order = ResultOrder.UNORDERED
+        spec = _batch_spec(
+            async_batch_function,
+            timeout_ms,
+            batch_size,
+            batch_timeout_ms,
+            capacity,
+            order,
+            retry_strategy,
+            limits,
+        )
+        return _behind(stream, spec, output, uid, record_answers)
+
+
+def _spec(
+    function: AsyncFunction,
+    timeout_ms: int,
+    capacity: int,
+    order: ResultOrder,
+    retry: AsyncRetryStrategy,
+    limits: CallLimits,
+) -> AsyncSpec:
+    if isinstance(capacity, AsyncRetryStrategy):
+        raise ConfigError(
+            "the capacity is a retry strategy",
+            why="in PyFlink the strategy stands in front of the capacity, here behind it",
+            what_to_do="say capacity=... and retry_strategy=...",
+        )
+    with refused_as_config_errors("give whole numbers: timeout_ms=2_000, capacity=100"):
+        checked_whole("timeout_ms", timeout_ms, least=1)
+        checked_whole("capacity", capacity, least=1)
+    instance_of(
+        "retry_strategy",
+        retry,
+        AsyncRetryStrategy,
+        what_to_do="make one: AsyncRetryStrategy.fixed_delay(3, 500)",
+    )
+    instance_of("limits", limits, CallLimits, what_to_do="make one: CallLimits(per_job_per_s=100)")
+    return AsyncSpec(function, timeout_ms, capacity, order, retry, limits)
+
+
+def _batch_spec(
+    function: AsyncBatchFunction,
+    timeout_ms: int,
+    batch_size: int,
+    batch_timeout_ms: int | None,
+    capacity: int,
+    order: ResultOrder,
+    retry: AsyncRetryStrategy,
+    limits: CallLimits,
+) -> AsyncSpec:
+    check_is_async(function, AsyncBatchFunction, "async_invoke_batch")
+    with refused_as_config_errors("give whole numbers: batch_size=32"):
+        checked_whole("batch_size", batch_size, least=1)
+        if batch_timeout_ms is not None:
+            checked_whole("batch_timeout_ms", batch_timeout_ms, least=0)
+    base: AsyncSpec = _spec(function, timeout_ms, capacity, order, retry, limits)  # type: ignore[arg-type]
+    return AsyncSpec(function, base.timeout_ms, capacity, order, retry, limits, batch_size)
+
+
+def _behind(
+    stream: DataStream | KeyedStream,
+    spec: AsyncSpec,
+    output: OutputType | None,
+    uid: str | None,
+    record_answers: bool,
+) -> DataStream:
+    if not isinstance(stream, DataStream | KeyedStream):
+        raise unusable(
+            "stream",
+            stream,
+            wanted="a DataStream or a KeyedStream",
+            what_to_do="give it the stream whose elements are asked about",
+        )
+    environment = stream._environment
+    spec = replace(spec, is_recorded=bool(record_answers))
+    node = stream._entry.parent if isinstance(stream, KeyedStream) else stream._node
+    known = environment.graph.async_uid(uid)
+    return DataStream(environment, TransformNode(node, async_calls(spec, output, known)))

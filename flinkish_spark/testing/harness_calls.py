@@ -1,0 +1,141 @@
+"""Async calls in a harness: an event loop whose time passes at once, and answers in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import time
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+from flinkish_spark.core.store import CreateResult, ObjectMissing
+from flinkish_spark.worker.async_rows import close_kept
+
+# ----------------------------------------------------------------------------------------------------------
+# An event loop whose clock goes on as far as the next timer as soon as everybody waits for one.
+
+
+class _Selector(selectors.DefaultSelector):
+    """Lets time pass in the place of waiting, unless something outside is waited for."""
+
+    def __init__(self, passes: Callable[[float], None]) -> None:
+        super().__init__()
+        self._passes = passes
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        """Return what is ready; see :meth:`selectors.BaseSelector.select`."""
+        found: list[Any] = super().select(0)
+        if found or not timeout:
+            return found if timeout is not None or found else super().select(None)
+        began_s = time.monotonic()
+        # One that is registered is the loop's own.
+        if len(self.get_map()) > 1 and (found := super().select(timeout)):
+            self._passes(min(timeout, time.monotonic() - began_s))
+        else:
+            self._passes(timeout)
+        return found
+
+
+class ManualLoop(asyncio.SelectorEventLoop):
+    """An event loop in which `asyncio.sleep(10)` takes ten seconds of its own time, and none of the test's.
+
+    A function that talks to a real server waits for that really.
+    """
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        super().__init__(_Selector(self._pass))
+
+    def time(self) -> float:
+        """Return the time in seconds, from 0."""
+        return self._now_s
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        """Call it here and now: a thread would take time of another clock."""
+        done = self.create_future()
+        try:
+            done.set_result(func(*args))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def _pass(self, seconds: float) -> None:
+        self._now_s += seconds
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Answers in memory.
+
+
+class MemoryStore:
+    """A store in the memory of a test; see :class:`flinkish_spark.core.store.Store`."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, bytes] = {}
+
+    def read(self, key: str) -> bytes:
+        """Return the object; raise ObjectMissing if there is none."""
+        if key not in self._objects:
+            raise ObjectMissing(key)
+        return self._objects[key]
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write the object."""
+        self._objects[key] = data
+
+    def create_if_absent(self, key: str, data: bytes) -> CreateResult:
+        """Write the object only if the key is free."""
+        if key in self._objects:
+            return CreateResult.EXISTS
+        self._objects[key] = data
+        return CreateResult.CREATED
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        """Return the keys directly below a folder, sorted."""
+        below = prefix.rstrip("/") + "/"
+        return tuple(
+            sorted(one for one in self._objects if one.startswith(below) and "/" not in one[len(below) :])
+        )
+
+    def delete(self, key: str) -> None:
+        """Delete the object; a missing one is no error."""
+        self._objects.pop(key, None)
+
+    def clear(self, prefix: str) -> None:
+        """Delete all objects whose keys begin so."""
+        for key in [one for one in self._objects if one.startswith(prefix)]:
+            del self._objects[key]
+
+
+class HarnessCalls:
+    """See :class:`~flinkish_spark.worker.async_rows.CallsInHarness`."""
+
+    def __init__(self) -> None:
+        self.name, self.store = uuid4().hex, MemoryStore()
+        self.lineage = self._number = 0
+
+    def make_loop(self) -> asyncio.AbstractEventLoop:
+        """Return a loop of its own for each function."""
+        return ManualLoop()
+
+    def folder(self, uid: str, *, is_kept: bool) -> str:
+        """Return where the answers of an operator are."""
+        return f"{'recorded' if is_kept else 'passing'}/{uid}"
+
+    def next_micro_batch(self) -> int:
+        """Return the number of the next micro-batch; what is not recorded is forgotten."""
+        self.store.clear("passing/")
+        self._number += 1
+        return self._number
+
+    def checkpoint(self) -> None:
+        """Forget what was answered: nobody comes to these elements again."""
+        self.store.clear("")
+
+    def crash(self) -> None:
+        """Begin a lineage, with new copies of the functions, which nobody has closed."""
+        self.lineage += 1
+        close_kept(self.name)
