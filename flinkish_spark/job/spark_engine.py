@@ -288,7 +288,7 @@ class SparkEngine:
         self._spark, self._graph, self._settings, self._job_dir = spark, graph, settings, job_dir
         self._checked: PlannedJob | None = None
         self._job = ""
-        self._costs = spark.sparkContext.accumulator({}, AsyncCosts())
+        self._costs: Accumulator[Mapping[str, AsyncStatistics]] | None = None
         self._dropped = DroppedRecords()
 
     @property
@@ -372,6 +372,8 @@ class SparkEngine:
         beginning = self._savepoints.beginning()
         marking = NO_MARKING if settings.latencies is None else LatencyMarking(self._spark)
         workers = self._spark.sparkContext.defaultParallelism
+        if self._costs is None:
+            self._costs = self._spark.sparkContext.accumulator({}, AsyncCosts())
         calls = AsyncPlace(settings.job_dir, self._job, workers, _Reported(self._costs))
         place = settings.place(control.path)
         planner = Planner(self._spark, place, partitions, beginning, marking=marking, calls=calls)

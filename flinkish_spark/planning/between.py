@@ -205,7 +205,7 @@ def worker_between(uid: str, inlet: Inlet, given: T.StructType) -> tuple[Worker 
 
 
 def shared_inputs(
-    node: KeyedNode, feed: Feed, streams: Sequence[TaggedStream]
+    node: KeyedNode, feed: Feed, streams: Sequence[TaggedStream], passing: Sequence[TaggedStream] = ()
 ) -> list[tuple[SharedRows, T.StructType, tuple[str | Column, ...]]]:
     """Return, for each input that an operator has of another one, its rows, its fields and its keys.
 
@@ -213,8 +213,11 @@ def shared_inputs(
     ----------
     streams
         The output of the other operator that each input begins with.
+    passing
+        Outputs in the same frame that pass the operator; they come last, and have no keys.
     """
-    control = T.StructType([f for f in streams[0].frame.schema if f.name in (*C.CONTROL, C.TIME)])
+    frame_of_all = (*streams, *passing)[0]
+    control = T.StructType([f for f in frame_of_all.frame.schema if f.name in (*C.CONTROL, C.TIME)])
     beside = [field for field in control if field.name not in (C.KIND, C.CHECKPOINT)]
     dealt, keys = [], []
     for number, (inlet, stream) in enumerate(zip(feed.inlets, streams, strict=True)):
@@ -228,7 +231,13 @@ def shared_inputs(
         columns = stream.outputs[stream.side] if stream.outputs else tuple(stream.schema.names)
         dealt.append(DealtRows(stream.side, tuple(columns), given, InTurn(workers), taken, names))
         keys.append(own)
-    frame, is_own = _dealt(streams[0], dealt, control)
+    for number, stream in enumerate(passing, start=len(dealt)):
+        names = tuple(f"{PREFIX}way{number}_{at}" for at in range(len(stream.schema)))
+        columns = stream.outputs[stream.side] if stream.outputs else tuple(stream.schema.names)
+        given = T.StructType([*beside, *stream.schema])
+        dealt.append(DealtRows(stream.side, tuple(columns), given, InTurn(()), stream.schema, names))
+        keys.append(())
+    frame, is_own = _dealt(frame_of_all, dealt, control)
     return [
         (
             SharedRows(frame, own, tuple(zip(one.names, one.made.names, strict=True))),

@@ -69,7 +69,12 @@ from flinkish_spark.types.schemas import PREFIX, check_field_names, output_schem
 from flinkish_spark.windows.functions import WINDOW_BOUNDS
 from flinkish_spark.worker.broadcast_runner import Checkpointed
 from flinkish_spark.worker.combiner import BlamedCombine, Combiner, WindowCombiner
-from flinkish_spark.worker.keyed_operator import KeyedOperator, KeyedOperatorSpec, StatefulOperator
+from flinkish_spark.worker.keyed_operator import (
+    KeyedOperator,
+    KeyedOperatorSpec,
+    PassingRows,
+    StatefulOperator,
+)
 from flinkish_spark.worker.runners import InputShape, RowShape
 
 # ----------------------------------------------------------------------------------------------------------
@@ -494,6 +499,10 @@ class KeyedRoutes:
             case Distribution.BY_CHANNEL:
                 partition = F.pmod(F.col(C.CHANNEL), F.lit(self.routing.partitions)).cast("int")
                 return F.element_at(_int_array(self.routing.of_broadcast), partition + 1)
+            case Distribution.PASSING:
+                # Where barriers go the operator only hands on what it gets.
+                partition = F.pmod(F.col(C.CHANNEL), F.lit(self.routing.partitions)).cast("int")
+                return F.element_at(_int_array(self.routing.of_barrier), partition + 1)
             case Distribution.BROADCAST:
                 # One of them: the packer copies whole blocks for the others.
                 return F.lit(self.routing.of_broadcast[0])
@@ -504,7 +513,7 @@ class KeyedRoutes:
         A key group needs that of its partition in front of it. What a broadcast element wants done with keyed
         state concerns all key groups.
         """
-        if not self.has_broadcast or distribution is Distribution.BY_CHANNEL:
+        if not self.has_broadcast or distribution in (Distribution.BY_CHANNEL, Distribution.PASSING):
             return None
         is_broadcast = distribution is Distribution.BROADCAST
         return Calls(self.operator, self.routing.of_group if is_broadcast else self.routing.of_broadcast)
@@ -567,6 +576,8 @@ class KeyedParts:
     ----------
     inputs
         In their order, by entry.
+    passing
+        Outputs of operators in front, in one frame with the inputs, that those behind this one read.
     number
         The operator's among those who report to the driver.
     partitions
@@ -584,6 +595,7 @@ class KeyedParts:
     inputs: tuple[KeyedInput, ...]
     number: int
     partitions: int
+    passing: tuple[KeyedInput, ...] = ()
     sides: Sequence[SideNode] = ()
     seed: DataFrame | None = None
     markers: SourceMarkers | None = None
@@ -597,7 +609,8 @@ class KeyedPlan:
     Parameters
     ----------
     frame
-        Control columns and fields; the fields of side outputs stand behind those of the main output.
+        Control columns and fields; the fields of side outputs stand behind those of the main output, and
+        behind them those of outputs that have passed.
     key_types
         Of its key, as Spark writes them.
     outputs
@@ -623,7 +636,8 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
     routing = Routing(node.max_parallelism, parts.partitions)
     sent = [columns_sent(node, given) for given in parts.inputs]
     routes = KeyedRoutes(routing, parts.number, isinstance(node.function, BroadcastFunctions), node.uid)
-    rows = routes.of_inputs(parts.inputs, sent)
+    passing = [_whole(node, given) for given in parts.passing]
+    rows = routes.of_inputs((*parts.inputs, *parts.passing), (*sent, *passing))
     if parts.seed is not None:
         rows = rows.unionByName(routes.of_seed(parts.seed, node.uid))
     if parts.markers is not None:
@@ -631,14 +645,17 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
     has_times = all(one.has_times for one in parts.inputs)
     operator, shape = operator_and_shape(node, parts.inputs, sent, parts.sides, has_times=has_times)
     # Functions know the names that were declared; in the frame no name may be there twice.
-    main, *sides = shape.outputs
+    if any(one.has_times is not shape.with_times for one in parts.passing):
+        raise _without_times_of_others(node.uid)
+    main, *own_sides = shape.outputs
+    sides = (*own_sides, *(given.schema for given in parts.passing))
     outputs = (_nullable(main), *(_renamed(fields, number) for number, fields in enumerate(sides, start=1)))
     spec = KeyedOperatorSpec(
         uid=node.uid,
         max_parallelism=node.max_parallelism,
         operator=operator,
         shape=shape,
-        upstream_channels=tuple(given.channels for given in parts.inputs),
+        upstream_channels=tuple(given.channels for given in (*parts.inputs, *parts.passing)),
         group_of_route={route: group for group, route in enumerate(routing.of_group)},
         barrier_routes={route: p for p, route in enumerate(routing.of_barrier)},
         broadcast_routes={route: p for p, route in enumerate(routing.of_broadcast)},
@@ -646,6 +663,10 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
         reporter=parts.number,
         base_policy=BASE_POLICY,
         name=parts.name,
+        passing=tuple(
+            PassingRows(arrow_schema(one.transport.schema), _passing_columns(one), number)
+            for number, one in enumerate(passing, start=len(shape.outputs))
+        ),
     )
     applied = rows.groupBy(C.ROUTE).applyInPandasWithState(
         KeyedOperator(spec), EMITTED, STATE_DDL, "append", GroupStateTimeout.NoTimeout
@@ -657,6 +678,29 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
         tuple(kind.simpleString() for kind in shape.key_types),
         tuple(tuple(fields.names) for fields in outputs),
         main,
+    )
+
+
+def _whole(node: KeyedNode, given: KeyedInput) -> Sent:
+    """Return what travels of rows that pass an operator: all of them, as they are."""
+    transport = _transport(node, given, ())
+    return Sent(transport, transport)
+
+
+def _passing_columns(sent: Sent) -> tuple[str, ...]:
+    """Return the columns of an output's blocks among those that travel."""
+    times = (C.TIME,) if C.TIME in sent.transport.schema.names else ()
+    return (*times, *sent.transport.field_names)
+
+
+def _without_times_of_others(uid: str) -> GraphError:
+    return GraphError(
+        f"rows with event times and rows without would pass operator '{uid}' together",
+        why="operators in front of it are read on several ways that meet behind it, so its own rows and "
+        "theirs go on side by side",
+        what_to_do="give all of these streams event times, or none; behind a vectorised function, let that "
+        "say which column of its rows is their event_time",
+        uid=uid,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,7 @@ from flinkish_spark.planning.sink_rows import (
 from flinkish_spark.planning.stream_graph import (
     Base,
     Feed,
+    Inlet,
     KeyedEntry,
     KeyedNode,
     Leg,
@@ -57,8 +58,11 @@ from flinkish_spark.planning.stream_graph import (
     StreamNode,
     TransformNode,
     feeds,
+    has_ways_that_meet,
     legs,
     operator_of,
+    operator_scans,
+    operators_upto,
     scans_of,
 )
 from flinkish_spark.planning.times import (
@@ -66,7 +70,6 @@ from flinkish_spark.planning.times import (
     LatencyMarking,
     NoMarking,
     chains_to,
-    operators_upto,
     plan_times,
     reporters,
 )
@@ -76,6 +79,7 @@ from flinkish_spark.protocol.plan_layout import Chain, ScanRole
 from flinkish_spark.protocol.savepoints import OperatorShape, SeededChain
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Origins
+from flinkish_spark.transport.routing import Distribution
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.schemas import check_field_names
 
@@ -292,11 +296,20 @@ class Planner:
         return self._plan_keyed(base, chain, names)
 
     def _plan_keyed(self, node: KeyedNode, chain: Chain, names: tuple[str, ...]) -> TaggedStream:
+        if has_ways_that_meet(node):
+            return self._plan_line(node, chain, names)
         numbers = [one.uid for one in reporters(self._graph)]
         given, rest = list[KeyedInput](), list(names)
         for feed in feeds(node):
             own = tuple(rest.pop(0) for _ in scans_of(feed.base))
             given += self._inputs(node, feed, chain, own, numbers)
+        return self._operator(node, chain, given)
+
+    def _operator(
+        self, node: KeyedNode, chain: Chain, given: list[KeyedInput], passing: Sequence[KeyedInput] = ()
+    ) -> TaggedStream:
+        """Return the plan of an operator, given its inputs."""
+        numbers = [one.uid for one in reporters(self._graph)]
         # Elements of an entry come before those of the next one, whatever they are read of.
         given.sort(key=lambda one: one.entry)
         sides = self._graph.sides_of(node)
@@ -304,12 +317,72 @@ class Planner:
         number = numbers.index(node.uid)
         markers = self._marking.of(self._graph, [one.source for one in given if one.source is not None])
         name = self._graph.names.get(node.uid, "")
-        parts = KeyedParts(tuple(given), number, self._partitions, sides, seed, markers, name)
+        parts = KeyedParts(tuple(given), number, self._partitions, tuple(passing), sides, seed, markers, name)
         planned = plan_keyed(node, parts)
         self._operators[node.uid] = OperatorShape(node.max_parallelism, planned.key_types)
         outputs = planned.outputs if len(planned.outputs) > 1 else ()
         channels = frozenset(range(self._partitions))
         return TaggedStream(planned.frame, planned.schema, channels, outputs=outputs)
+
+    def _plan_line(self, node: KeyedNode, chain: Chain, names: tuple[str, ...]) -> TaggedStream:
+        """Plan operators whose ways part and meet again one behind the other.
+
+        Each stands in the plan once. What one behind it reads of an operator in front passes it, as a further
+        output.
+        """
+        scans = zip(operator_scans(node), names, strict=True)
+        named = {(id(scan.operator), scan.feed): name for scan, name in scans}
+        numbers = [one.uid for one in reporters(self._graph)]
+        order = operators_upto(node)
+        #: The outputs that the line has so far, by what they are of.
+        line: dict[int, TaggedStream] = {}
+        for place, one in enumerate(order):
+            given, inlets = list[KeyedInput](), list[Inlet]()
+            for number, feed in enumerate(feeds(one)):
+                if isinstance(feed.base, SourceNode):
+                    own = (named[id(one), number],)
+                    stream = self.stream(feed.inlets[0].legs[0], chain, own)
+                    given.append(_plain_input(one, feed, stream, numbers))
+                else:
+                    inlets += (replace(i, legs=tuple(map(self._placed, i.legs))) for i in feed.inlets)
+            later = {id(i.base) for other in order[place + 1 :] for f in feeds(other) for i in f.inlets}
+            passing = {base: stream for base, stream in line.items() if base in later}
+            shared = self._line_inputs(one, inlets, line, tuple(passing.values()))
+            planned = self._operator(one, chain, [*given, *shared[: len(inlets)]], shared[len(inlets) :])
+            sides = self._graph.sides_of(one)
+            line = {id(one): planned}
+            line |= {
+                id(side): replace(planned, schema=side.output, side=number)
+                for number, side in enumerate(sides, start=1)
+            }
+            line |= {
+                base: replace(planned, schema=stream.schema, side=number)
+                for number, (base, stream) in enumerate(passing.items(), start=1 + len(sides))
+            }
+        return line[id(node)]
+
+    def _line_inputs(
+        self,
+        node: KeyedNode,
+        inlets: Sequence[Inlet],
+        line: Mapping[int, TaggedStream],
+        passing: Sequence[TaggedStream],
+    ) -> list[KeyedInput]:
+        """Return the inputs that an operator has of those in front of it in a line, then what passes it."""
+        streams = [line[id(inlet.base)] for inlet in inlets]
+        if not streams and not passing:
+            return []
+        entries = [(inlet.entry, node.entries[inlet.entry].distribution) for inlet in inlets]
+        entries += [(len(node.entries), Distribution.PASSING)] * len(passing)
+        found = []
+        shared = shared_inputs(node, Feed(tuple(inlets)), streams, passing)
+        for (entry, way), (rows, schema, keys) in zip(entries, shared, strict=True):
+            control = [name for name in (*C.CONTROL, C.TIME) if name in rows.frame.columns]
+            view = rows.frame.select(*control, *rows.named)
+            channels = (*streams, *passing)[0].channels
+            one = KeyedInput((view,), schema, channels, Origins(), keys, shared=rows)
+            found.append(replace(one, entry=entry, distribution=way))
+        return found
 
     def _inputs(
         self, node: KeyedNode, feed: Feed, chain: Chain, names: tuple[str, ...], reporters: Sequence[str]
@@ -326,13 +399,8 @@ class Planner:
         streams[0], feed = behind_frames(node.uid, feed, streams[0])
         if is_read_plainly(node.uid, feed):
             return [_plain_input(node, feed, streams[0], reporters)]
-        given = []
-        for inlet, (rows, schema, keys) in zip(feed.inlets, shared_inputs(node, feed, streams), strict=True):
-            control = [name for name in (*C.CONTROL, C.TIME) if name in rows.frame.columns]
-            view, way = rows.frame.select(*control, *rows.named), node.entries[inlet.entry].distribution
-            one = KeyedInput((view,), schema, streams[0].channels, Origins(), keys, shared=rows)
-            given.append(replace(one, entry=inlet.entry, distribution=way))
-        return given
+        line = {id(inlet.base): stream for inlet, stream in zip(feed.inlets, streams, strict=True)}
+        return self._line_inputs(node, feed.inlets, line, ())
 
     def _plan_source(self, node: SourceNode, chain: Chain, name: str) -> RecordStream:
         origins = Origins(node.source.topics)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -327,7 +327,65 @@ def scans_of(base: Base) -> tuple[SourceNode, ...]:
     if operator is None:
         assert isinstance(base, SourceNode)
         return (base,)
-    return tuple(source for feed in feeds(operator) for source in scans_of(feed.base))
+    return tuple(scan.source for scan in operator_scans(operator))
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorScan:
+    """A scan of a source that an operator reads.
+
+    Parameters
+    ----------
+    feed
+        The number of the operator's feed that it is.
+    """
+
+    operator: KeyedNode
+    feed: int
+    source: SourceNode
+
+
+def operator_scans(node: KeyedNode) -> tuple[OperatorScan, ...]:
+    """Return the scans of an operator and of all that it reads, in the order of the plan.
+
+    An operator that is read on several ways stands in the plan once, and so do its scans.
+    """
+    return tuple(_scans(node, set()))
+
+
+def _scans(node: KeyedNode, seen: set[int]) -> Iterator[OperatorScan]:
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    for number, feed in enumerate(feeds(node)):
+        upstream = operator_of(feed.base)
+        if upstream is not None:
+            yield from _scans(upstream, seen)
+        else:
+            assert isinstance(feed.base, SourceNode)
+            yield OperatorScan(node, number, feed.base)
+
+
+def operators_upto(node: KeyedNode) -> list[KeyedNode]:
+    """Return an operator behind all those that it reads, directly or not, each once."""
+    found: dict[int, KeyedNode] = {}
+    _collect(node, found)
+    return list(found.values())
+
+
+def _collect(node: KeyedNode, found: dict[int, KeyedNode]) -> None:
+    for feed in feeds(node):
+        upstream = operator_of(feed.base)
+        if upstream is not None and id(upstream) not in found:
+            _collect(upstream, found)
+    found[id(node)] = node
+
+
+def has_ways_that_meet(node: KeyedNode) -> bool:
+    """Whether an operator below is read on several ways that meet again, with another operator on one."""
+    operators = operators_upto(node)
+    read = sum(operator_of(feed.base) is not None for one in operators for feed in feeds(one))
+    return read >= len(operators)
 
 
 def is_behind_keys(node: StreamNode) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,8 @@ from flinkish_spark.planning.stream_graph import (
     feeds,
     legs,
     operator_of,
-    scans_of,
+    operator_scans,
+    operators_upto,
 )
 from flinkish_spark.protocol.event_time import AssignerRules, Untimed
 from flinkish_spark.protocol.latency import SUBTASK_MASK, place_of
@@ -50,11 +50,6 @@ def chains_to(graph: StreamGraph, node: StreamNode) -> tuple[tuple[Chain, tuple[
     All ways from sources to sinks without an operator on them are one chain. An operator's outputs are ends
     of the operator's chain, whoever reads them: transforms behind it are no part of the plan. So it is with
     the outputs of an async operator behind a source, if several sinks read them.
-
-    Raises
-    ------
-    GraphError
-        An operator would run twice in one chain.
     """
     ways = legs(node)
     plain = tuple(leg for leg in ways if isinstance(leg.base, SourceNode))
@@ -94,26 +89,8 @@ def inputs_of(graph: StreamGraph) -> tuple[str, ...]:
 
 
 def _chain_of(operator: KeyedNode) -> Chain:
-    operators = [node.uid for node in operators_upto(operator)]
-    twice = next((uid for uid, count in Counter(operators).items() if count > 1), None)
-    if twice is not None:
-        raise GraphError(
-            f"operator '{operator.uid}' reads '{twice}' on two ways, and another keyed operator lies on one",
-            why="Spark would run that operator, and keep its state, once for each of them, and over other "
-            "records",
-            what_to_do="let one operator do what those on the two ways do; or write the output of "
-            f"'{twice}' to a Kafka topic, and read that with a job of its own (docs/chained-jobs.md)",
-            uid=operator.uid,
-        )
-    inputs = input_names([source.uid for source in scans_of(operator)])
-    return Chain(inputs, tuple(operators), (operator.uid,))
-
-
-def operators_upto(node: KeyedNode) -> list[KeyedNode]:
-    """Return an operator behind all those that it reads, directly or not."""
-    upstream = [operator_of(feed.base) for feed in feeds(node)]
-    found = [one for operator in upstream if operator is not None for one in operators_upto(operator)]
-    return [*found, node]
+    inputs = input_names([scan.source.uid for scan in operator_scans(operator)])
+    return Chain(inputs, tuple(node.uid for node in operators_upto(operator)), (operator.uid,))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -262,24 +239,32 @@ def reporters(graph: StreamGraph) -> tuple[Reporter, ...]:
     return reporters_of([node.uid for node in graph.operators], inputs_of(graph))
 
 
-def _entries(
-    ways: Sequence[Leg], names: Sequence[str], behind: tuple[str, ...] = ()
-) -> Iterator[tuple[Leg, str, tuple[str, ...]]]:
+def _entries(ways: Sequence[Leg], names: Sequence[str]) -> Iterator[tuple[Leg, str, tuple[str, ...]]]:
     """Yield the ways from sources that a stream has, to the sinks or to their first operators.
 
-    With the name of the input, and the uids of the operators that it passes, in order; `behind` are those
-    that follow.
+    With the name of the input, and the uids of the operators that it passes, in order: once for each way
+    through them.
     """
     rest = list(names)
     for leg in ways:
-        own = [rest.pop(0) for _ in scans_of(leg.base)]
         operator = operator_of(leg.base)
         if operator is None:
-            yield leg, own[0], behind
+            yield leg, rest.pop(0), ()
         else:
-            # Of several ways from one operator the first stands for all: they pass what it has read.
-            upstream = [feed.inlets[0].legs[0] for feed in feeds(operator)]
-            yield from _entries(upstream, own, (operator.uid, *behind))
+            named = {(id(one.operator), one.feed): rest.pop(0) for one in operator_scans(operator)}
+            yield from _paths(operator, named, (operator.uid,))
+
+
+def _paths(
+    node: KeyedNode, named: Mapping[tuple[int, int], str], behind: tuple[str, ...]
+) -> Iterator[tuple[Leg, str, tuple[str, ...]]]:
+    for number, feed in enumerate(feeds(node)):
+        upstream = operator_of(feed.base)
+        # Of several ways from one operator the first stands for all: they pass what it has read.
+        if upstream is None:
+            yield feed.inlets[0].legs[0], named[id(node), number], behind
+        else:
+            yield from _paths(upstream, named, (upstream.uid, *behind))
 
 
 # ----------------------------------------------------------------------------------------------------------

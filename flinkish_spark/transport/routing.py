@@ -106,6 +106,8 @@ class Distribution(enum.Enum):
     BROADCAST = "BROADCAST"
     #: The channel, where there is no key.
     BY_CHANNEL = "BY_CHANNEL"
+    #: The channel, past the operator: rows that one behind it reads.
+    PASSING = "PASSING"
 
 
 def topic_of(topics: Sequence[str], channel: int) -> str:

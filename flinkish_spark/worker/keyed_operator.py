@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -110,6 +111,37 @@ class OperatorFailed(RuntimeError):
 
 
 @dataclass(frozen=True)
+class PassingRows:
+    """Rows of an operator in front, on their way to one behind: they keep their channels and sequences.
+
+    Parameters
+    ----------
+    schema
+        Of the blocks that come.
+    columns
+        Of these that go on.
+    output
+        As which output of this operator.
+    """
+
+    schema: pa.Schema
+    columns: tuple[str, ...]
+    output: int
+
+    def handed_on(self, blocks: list[Any]) -> Iterator[Out]:
+        """Return the rows of a partition: a block for each stretch of a channel without a gap."""
+        rows = in_order(blocks, self.schema)
+        channels, sequences = (rows.column(name).to_numpy() for name in (C.CHANNEL, C.SEQUENCE))
+        follows = (channels[1:] == channels[:-1]) & (sequences[1:] == sequences[:-1] + 1)
+        begins = np.concatenate(([0], np.flatnonzero(~follows) + 1, [rows.num_rows])).tolist()
+        own = rows.select(self.columns)
+        for begin, end in pairwise(begins):
+            block = to_block(own.slice(begin, end - begin))
+            channel, first = int(channels[begin]), int(sequences[begin])
+            yield Out(int(C.Kind.RECORD), 0, channel, first, block, self.output)
+
+
+@dataclass(frozen=True)
 class KeyedOperatorSpec:
     """Everything that one keyed operator needs in a worker.
 
@@ -135,6 +167,8 @@ class KeyedOperatorSpec:
         When a key group's entries move out of its state value.
     name
         What errors call it beside its uid.
+    passing
+        Inputs behind its own, whose rows go on as further outputs.
     """
 
     uid: str
@@ -149,6 +183,7 @@ class KeyedOperatorSpec:
     broadcast_routes: Mapping[int, int] = field(default_factory=dict)
     base_policy: BasePolicy = field(default_factory=BasePolicy)
     name: str = ""
+    passing: tuple[PassingRows, ...] = ()
 
 
 class KeyedOperator:
@@ -189,7 +224,10 @@ class KeyedOperator:
         goes on, too, with a report of when it was here: behind all records of the partition.
         """
         kinds = frame[C.KIND].to_numpy()
-        passing = frame[kinds != int(C.Kind.BARRIER)][[C.KIND, C.CHECKPOINT, C.CHANNEL, C.SEQUENCE]]
+        if self.spec.passing:
+            yield from self._handed_on(frame)
+        is_control = (kinds != int(C.Kind.BARRIER)) & (kinds != int(C.Kind.RECORD))
+        passing = frame[is_control][[C.KIND, C.CHECKPOINT, C.CHANNEL, C.SEQUENCE]]
         for kind, first, channel, second in passing.to_numpy().tolist():
             if kind == int(C.Kind.MARKER):
                 place = moved_to(channel, partition)
@@ -202,6 +240,14 @@ class KeyedOperator:
         if len(checkpoints) == 1 and self._is_complete(barriers):
             (checkpoint,) = checkpoints
             yield Out(int(C.Kind.BARRIER), checkpoint, partition, checkpoint)
+
+    def _handed_on(self, frame: pd.DataFrame) -> Iterator[Out]:
+        """Hand rows on that this operator does not read."""
+        records = GroupRows(frame).of_kind(C.Kind.RECORD)
+        for number, passing in enumerate(self.spec.passing, start=len(self.spec.shape.inputs)):
+            blocks = [block for sequence, block in records if sequence == number]
+            if blocks:
+                yield from passing.handed_on(blocks)
 
     def _is_complete(self, barriers: pd.DataFrame) -> bool:
         """Whether each input has shown the barriers of all of its channels; their sequence is the input."""

@@ -197,6 +197,57 @@ def looked_up_between(orders: DataStream) -> DataStream:
     return found.key_by("country").fold(AggregateColumn("most", Fold.MAX, "total"), uid="countries")
 
 
+def operator_on_one_way(orders: DataStream) -> DataStream:
+    """What is read directly passes the operator on the other way."""
+    totals = totals_of(orders, "totals-20")
+    sums = totals.key_by("user").sum("total", uid="sums-20", emit=Emit.PER_ELEMENT)
+    both = totals.connect(sums).key_by("user", "user")
+    return both.process(Both(), output="user STRING, totals INT, odd INT", uid="both-20")
+
+
+def listed_behind_another(orders: DataStream) -> DataStream:
+    """Rows that have passed an operator come in their order, with functions on their way."""
+    totals = totals_of(orders, "totals-21")
+    small = totals.process(Sorted(), output=TOTALS).get_side_output(SMALL)
+    windows = small.key_by("user").window(TumblingEventTimeWindows(5))
+    windowed = windows.reduce(lambda a, b: (a.user, a.total + b.total), uid="windows-21")
+    marked = windowed.map(lambda row: (row.user, -row.total), output=TOTALS)
+    named = totals.union(marked).key_by(lambda row: row.user.upper(), key="STRING")
+    return named.process(Listed(), output="user STRING, seen STRING", uid="listed-21")
+
+
+def diamond_of_operators(orders: DataStream) -> DataStream:
+    """Both ways have an operator, side outputs pass, and one of them is read twice more further on."""
+    totals = totals_of(orders, "totals-22")
+    odd = totals.get_side_output(ODD)
+    left = totals.key_by("user").sum("total", uid="left-22", emit=Emit.PER_ELEMENT)
+    right = odd.key_by("who").sum("amount", uid="right-22", emit=Emit.PER_ELEMENT)
+    counted = left.connect(right).key_by("user", "who")
+    sizes = counted.process(Both(), output="user STRING, totals INT, odd INT", uid="sizes-22")
+    groups = totals.key_by("user").join(odd.filter(lambda row: row.amount < 9).key_by("who"))
+    grouped = groups.co_group(
+        TumblingEventTimeWindows(10),
+        Sizes(),
+        output="user STRING, all INT, big INT, end LONG",
+        uid="groups-22",
+    )
+    ended = grouped.map(lambda row: (row.user, row.all, row.big), output="user STRING, totals INT, odd INT")
+    last = sizes.union(ended, odd.map(lambda row: (row.who, 0, row.amount), output=LAST)).key_by("user")
+    return last.fold(
+        AggregateColumn("all", Fold.SUM, "totals"), AggregateColumn("most", Fold.SUM, "odd"), uid="last-22"
+    )
+
+
+LAST = "user STRING, totals INT, odd INT"
+
+
+def broadcast_past_an_operator(orders: DataStream) -> DataStream:
+    totals = totals_of(orders, "totals-23")
+    sums = totals.key_by("user").sum("total", uid="sums-23", emit=Emit.PER_ELEMENT)
+    limits = totals.get_side_output(ODD).broadcast(LIMITS)
+    return sums.key_by("user").connect(limits).process(Above(), output=TOTALS, uid="above-23")
+
+
 PROGRAMS = (
     connected_with_its_side,
     joined_with_itself,
@@ -206,6 +257,10 @@ PROGRAMS = (
     grouped_with_its_filter,
     broadcast_to_itself,
     looked_up_between,
+    operator_on_one_way,
+    listed_behind_another,
+    diamond_of_operators,
+    broadcast_past_an_operator,
 )
 ROWS = [
     (user, amount, at)
@@ -213,3 +268,5 @@ ROWS = [
         [("ann", 3), ("ben", 4), ("ann", 8), ("cid", 1), ("ben", 9), ("ann", 2), ("dan", 20), ("cid", 30)], 1
     )
 ]
+#: Those in which another operator lies on one of the ways.
+OVER_OPERATORS = PROGRAMS[-4:]

@@ -302,12 +302,3 @@ def test_what_cannot_be_one_stream_is_refused_before_anything_starts(spark: Any,
     near.sink_to(MemorySink(f"{tmp_path}/rows"), uid="out")
     with pytest.raises(GraphError, match="goes by event time"):
         env.execute()
-
-    env = environment(spark, tmp_path / "twice")
-    orders = env.from_collection([("ann", 1, 1)], ORDERS, uid="orders")
-    totals = orders.key_by("user").process(Totals(), output="user STRING, amount LONG", uid="totals")
-    more = totals.key_by("user").process(Totals(), output="user STRING, amount LONG", uid="more")
-    again = totals.union(more).key_by("user").process(Totals(), output="user STRING, total LONG", uid="again")
-    again.sink_to(MemorySink(f"{tmp_path}/rows"), uid="out")
-    with pytest.raises(GraphError, match="reads 'totals' on two ways, and another keyed operator"):
-        env.execute()

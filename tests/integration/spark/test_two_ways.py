@@ -39,6 +39,24 @@ def keyed_by_expressions(orders: Any) -> Any:
     return both.process(two_ways.Counted(), output="user STRING, totals INT, odd INT", uid="expressions")
 
 
+def test_an_operator_that_others_read_on_several_ways_runs_once(spark: Any, tmp_path: Path) -> None:
+    env = environment(spark, tmp_path / "job")
+    orders = env.from_collection(ROWS, ORDERS, uid="orders").assign_timestamps_and_watermarks(BY_AT)
+    sinks = {program: MemorySink(f"{tmp_path}/{program.__name__}") for program in two_ways.OVER_OPERATORS}
+    for program, sink in sinks.items():
+        program(orders).sink_to(sink, uid=program.__name__)
+    with running(env) as client:
+        assert client.wait(timeout_ms=400_000), f"the job did not end; {client.progress}"
+        assert client.status is JobStatus.FINISHED and client.progress.restarts == 0
+    for program, sink in sinks.items():
+        assert Counter(map(tuple, sink.rows())) == expected(program, ROWS), program.__name__
+    _, body = (tmp_path / "job" / "facts" / "layout-0.json").read_text().splitlines()
+    layout = json.loads(body)
+    operators = [uid for uid, _ in layout["operators"]]
+    assert sorted(operators) == sorted(set(operators)), "each stands in the plan once"
+    assert [scan[1] for scan in layout["scans"]].count("orders") == len(sinks)
+
+
 @pytest.mark.nightly(by_day="tests/contracts/test_sources.py")
 def test_a_job_does_what_a_harness_does(spark: Any, tmp_path: Path) -> None:
     env = environment(spark, tmp_path / "job")

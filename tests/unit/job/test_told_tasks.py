@@ -13,7 +13,7 @@ from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.core.store import LocalStore
 from flinkish_spark.job.spark_engine import SinkStaging
-from flinkish_spark.protocol.ids import BatchId
+from flinkish_spark.protocol.ids import BatchId, Lineage
 from flinkish_spark.worker.time import MICRO_BATCH_PROPERTY, MicroBatch
 
 LOGGED = 'v1\n{{"batchTimestampMs": {at}}}\n{{"flinkish:checkpoint": 3, "flinkish:watermark": {watermark}}}'
@@ -38,7 +38,7 @@ class Frame:
 
 def staging(folder: Path) -> SinkStaging:
     log = SparkLog(LocalStore(folder), "spark/1", folder / "spark" / "1")
-    context: Any = SimpleNamespace(log=log)
+    context: Any = SimpleNamespace(log=log, lineage=Lineage(2))
     made = SinkStaging([], {}, context)
     made._stage_sinks = lambda *_: "staged"  # type: ignore[assignment, method-assign, misc]
     return made
@@ -54,7 +54,10 @@ def test_before_it_is_evaluated_and_anew_for_each(tmp_path: Path) -> None:
     (name, first), evaluated, (_, second), _ = frame.seen
     assert (name, evaluated) == (MICRO_BATCH_PROPERTY, "evaluated")
     told = [MicroBatch.from_json(json.loads(text)) for text in (first, second)]
-    assert [(one.number, one.processing_time_ms) for one in told] == [(0, 1_000), (1, 1_001)]
+    assert [(one.lineage, one.number, one.processing_time_ms) for one in told] == [
+        (2, 0, 1_000),
+        (2, 1, 1_001),
+    ]
     assert [one.progress("any").watermark_ms for one in told] == [60_000, 120_000]
     assert told[1].progress("any").watermark_before_ms == 60_000
     assert told[0].checkpoint == str(tmp_path / "spark" / "1")

@@ -9,7 +9,6 @@ from pyspark.sql import types as T
 
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.elements import OutputTag
-from flinkish_spark.core.errors import GraphError
 from flinkish_spark.planning.stream_graph import (
     KeyedEntry,
     KeyedNode,
@@ -21,7 +20,10 @@ from flinkish_spark.planning.stream_graph import (
     UnionNode,
     base_of,
     feeds,
+    has_ways_that_meet,
     legs,
+    operator_scans,
+    operators_upto,
 )
 from flinkish_spark.planning.times import chains_to, inputs_of
 from flinkish_spark.protocol.plan_layout import Chain
@@ -108,10 +110,22 @@ def test_a_source_on_two_ways_is_two_scans() -> None:
     assert [len(feed.inlets) for feed in feeds(twice)] == [1, 1]
 
 
-def test_an_operator_does_not_run_twice_in_a_chain() -> None:
+def test_an_operator_that_others_read_on_several_ways_stands_in_a_chain_once() -> None:
     first = keyed("first", A)
-    with pytest.raises(GraphError, match="'again' reads 'first' on two ways"):
-        chains(keyed("again", UnionNode((first, keyed("second", first)))))
+    second, side = (
+        keyed("second", first, B),
+        SideNode(first, OutputTag("late", "user STRING"), T.StructType([])),
+    )
+    third = keyed("third", A, side)
+    last = keyed("last", UnionNode((third, second)), first)
+    assert chains(last) == [Chain(("a", "a#2", "b"), ("first", "third", "second", "last"), ("last",))]
+    assert [one.uid for one in operators_upto(last)] == ["first", "third", "second", "last"]
+    assert [(one.operator.uid, one.feed, one.source.uid) for one in operator_scans(last)] == [
+        ("third", 0, "a"),
+        ("first", 0, "a"),
+        ("second", 1, "b"),
+    ]
+    assert has_ways_that_meet(last) and not has_ways_that_meet(second) and not has_ways_that_meet(third)
 
 
 # -- how a chain of several sources begins -----------------------------------------------------------

@@ -112,15 +112,9 @@ def test_what_cannot_be_is_refused() -> None:
         both = totals.union(totals.transform(lambda frame: frame))
         return both.key_by("user").sum("total", uid="sums")
 
-    def operators(orders: Any) -> Any:
-        totals = two_ways.totals_of(orders, "totals")
-        more = totals.key_by("user").sum("total", uid="more")
-        return totals.union(more).key_by("user").sum("total", uid="sums")
-
     for program, error, says in (
         (fields, SchemaError, "operator 'listed' unites a stream of"),
         (frames, GraphError, r"transform\(\) cannot be run in a harness"),
-        (operators, GraphError, "reads 'totals' on two ways, and another keyed operator lies on one"),
     ):
         with pytest.raises(error, match=says):
             harness_of(program)
