@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from flinkish_spark import DeltaSink, ForeachCheckpointSink, RestoreSettings, doctor
+from flinkish_spark import DeltaSink, ForeachCheckpointSink, RestoreSettings, doctor, read_state
 from flinkish_spark.checkpoint.answers import AnswerKind
 from flinkish_spark.checkpoint.retention import BucketPins
 from flinkish_spark.core.errors import ConfigError, StoreError
@@ -57,6 +57,38 @@ def test_a_job_goes_on_from_hdfs_and_its_savepoint_goes_elsewhere(
         client.cancel()
     assert 0 < first < second < exact(rows)
     assert open_job_dir(folder).newest_owner().value == 2
+
+
+def test_a_job_on_a_disk_asks_nothing_of_the_file_system_of_the_cluster(spark, tmp_path: Path) -> None:
+    """Where it is HDFS, a path without a scheme is one there; the one here cannot be reached.
+
+    In a folder with odd characters a job runs, but Spark finds no state for its savepoint, which is said.
+    """
+    conf, rows = spark._jsc.hadoopConfiguration(), list[tuple[str, int]]()
+    before, folder = conf.get("fs.defaultFS"), StoreSpec(str(tmp_path / "job"))
+    sink = ForeachCheckpointSink(lambda found, checkpoint: rows.extend((r.k, r["count"]) for r in found))
+    conf.set("fs.defaultFS", "hdfs://nobody.invalid:8020")
+    try:
+        with running(job(spark, folder, sink)) as client:
+            await_that(lambda: client.progress.checkpoints >= 2, client)
+            client.cancel()
+        saved = str(tmp_path / "saved")
+        with running(job(spark, folder, sink)) as client:
+            await_that(lambda: client.progress.checkpoints >= 2, client)
+            assert client.stop_with_savepoint(saved).wait(timeout_ms=60_000).kind is AnswerKind.COMPLETED
+        counts = {key: max(count for k, count in rows if k == key) for key, _ in rows}
+        for place in (folder.url, saved):
+            read = read_state(spark, place, "counts", "count").collect()
+            assert {row.key: row["value"] for row in read} == counts
+        odd = StoreSpec(str(tmp_path / "a job #7%20"))
+        with running(job(spark, odd, sink, restore=RestoreSettings(saved))) as client:
+            await_that(lambda: client.progress.checkpoints >= 1, client)
+            answer = client.trigger_savepoint(str(tmp_path / "none")).wait(timeout_ms=60_000)
+            assert answer.kind is AnswerKind.SAVEPOINT_FAILED and "a symbolic link to it" in answer.text
+            client.cancel()
+    finally:
+        conf.set("fs.defaultFS", before)
+    exact(rows)
 
 
 def test_entries_of_sparks_log_are_created_once(spark, folder: StoreSpec) -> None:
