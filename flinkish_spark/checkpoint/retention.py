@@ -422,7 +422,7 @@ class BucketPins(_Pins):
         stores = store_versions(decision.commits_text, int(decision.batch))
         names, files = list[str](), dict[str, int]()
         if stores:
-            state = StateInBucket(self._files, self._state)
+            state = StateInBucket(self._files, self._state, self._files.sizes_below(self._state))
             try:
                 names += itertools.chain(*self.each(partial(files_of, state), stores))
                 names += operator_files(state, stores)
@@ -503,16 +503,17 @@ class BucketPins(_Pins):
                 continue
             if int(epoch) < self._epoch or _is_older(_owner_of(below), oldest):
                 found.add(f"spark/{name}")
-        kept = named | self._snapshots_behind(first)
+        mine = f"{self._state.removeprefix('spark/')}/"
+        here = {name.removeprefix(mine): size for name, size in sizes.items() if name.startswith(mine)}
+        kept = named | self._snapshots_behind(first, StateInBucket(self._files, self._state, here))
         return frozenset(key for key in found if _owner_of(key) not in kept)
 
-    def _snapshots_behind(self, pinned: PinManifest) -> frozenset[str]:
+    def _snapshots_behind(self, pinned: PinManifest, state: StateInBucket) -> frozenset[str]:
         """Return the snapshots that are newer than those of a pin, and the shared files that they name.
 
         Also of its very version: Spark's maintenance uploads one when the pin is written already, and what
         is written later is loaded from it.
         """
-        state = StateInBucket(self._files, self._state)
         bases = {name.rpartition("/")[0]: _snapshot_of(name) for name in pinned.files if _snapshot_of(name)}
         newer = [name for name in state.sizes if _snapshot_of(name) > bases.get(name.rpartition("/")[0], 0)]
         found = self.each(lambda name: [name, *_below(name, tables_of(state, name))], newer)

@@ -85,12 +85,12 @@ class StateInBucket:
     ----------
     key
         Of the folder.
+    sizes
+        All files of it with their sizes in bytes.
     """
 
-    def __init__(self, store: FileStore, key: str) -> None:
-        self._store, self._key = store, key
-        #: All files with their sizes in bytes.
-        self.sizes: Mapping[str, int] = store.sizes_below(key)
+    def __init__(self, store: FileStore, key: str, sizes: Mapping[str, int]) -> None:
+        self._store, self._key, self.sizes = store, key, sizes
         self._by_folder: dict[str, set[str]] = {}
         for name in self.sizes:
             folder, _, plain = name.rpartition("/")

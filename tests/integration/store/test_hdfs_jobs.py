@@ -10,7 +10,6 @@ from py4j.protocol import Py4JJavaError
 
 from flinkish_spark import DeltaSink, ForeachCheckpointSink, RestoreSettings, doctor, read_state
 from flinkish_spark.checkpoint.answers import AnswerKind
-from flinkish_spark.checkpoint.retention import BucketPins
 from flinkish_spark.core.errors import ConfigError, StoreError
 from flinkish_spark.core.job_dir import open_job_dir
 from flinkish_spark.core.store_spec import StoreSpec
@@ -133,24 +132,15 @@ def test_a_namenode_that_is_not_there_is_refused_before_anything_starts(spark) -
 
 @pytest.mark.nightly(by_day="tests/unit/checkpoint/test_buckets.py")
 def test_a_job_goes_back_on_hdfs_and_old_files_go(
-    spark, folder: StoreSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark, folder: StoreSpec, tmp_path: Path, snapshots_all_the_time: None
 ) -> None:
-    """Spark uploads snapshots all the time; then back to an earlier checkpoint."""
-    monkeypatch.setattr(BucketPins, "clean_every_ms", 1_000)
-    often = {"maintenanceInterval": "1s", "minDeltasForSnapshot": "2"}
-    names = {f"spark.sql.streaming.stateStore.{name}": value for name, value in often.items()}
-    for name, value in names.items():
-        spark.conf.set(name, value)
+    """Then back to an earlier checkpoint."""
     store = folder.open_bucket()
-    try:
-        for _ in range(2):
-            with running(job(spark, folder, DeltaSink(str(tmp_path / "t")))) as client:
-                await_that(lambda: client.progress.checkpoints >= 15, client)
-                client.cancel()
-            exact(table(spark, tmp_path / "t"))
-    finally:
-        for name in names:
-            spark.conf.unset(name)
+    for _ in range(2):
+        with running(job(spark, folder, DeltaSink(str(tmp_path / "t")))) as client:
+            await_that(lambda: client.progress.checkpoints >= 15, client)
+            client.cancel()
+        exact(table(spark, tmp_path / "t"))
     left = store.sizes_below("spark")
     assert any(name.endswith(".zip") for name in left), "snapshots were uploaded"
     assert min(int(name.rpartition("/")[2]) for name in left if "/offsets/" in name) > 5
