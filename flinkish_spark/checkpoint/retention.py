@@ -8,10 +8,9 @@ import itertools
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Protocol, TypeVar
 
@@ -21,6 +20,7 @@ from flinkish_spark.checkpoint.state_files import (
     StateFileGone,
     StateInBucket,
     StateOnDisk,
+    StoreVersion,
     bases_up_to,
     checksum_names,
     files_of,
@@ -28,6 +28,7 @@ from flinkish_spark.checkpoint.state_files import (
     operator_files,
     store_versions,
     tables_of,
+    version_named,
 )
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.config import CheckpointConfig
@@ -422,9 +423,11 @@ class BucketPins(_Pins):
         stores = store_versions(decision.commits_text, int(decision.batch))
         names, files = list[str](), dict[str, int]()
         if stores:
-            state = StateInBucket(self._files, self._state)
+            state = StateInBucket(self._files, self._state, self._files.sizes_below(self._state))
             try:
-                names += itertools.chain(*self.each(partial(files_of, state), stores))
+                before = self._before(decision, len(stores))
+                wanted = [(store, before.get(store.folder)) for store in stores]
+                names += itertools.chain(*self.each(lambda one: files_of(state, *one), wanted))
                 names += operator_files(state, stores)
                 files = {name: state.sizes[name] for name in names}
             except (StateFileGone, KeyError) as error:
@@ -434,6 +437,33 @@ class BucketPins(_Pins):
                     what_to_do="find out who deletes files of the job directory; the job does not",
                 ) from error
         self._write(PinManifest(decision.checkpoint, decision.batch, entries, files, self._state))
+
+    def _before(self, decision: Decision, most: int) -> Mapping[str, Sequence[StoreVersion]]:
+        """Return, by the folder of a store, the versions before that of a checkpoint; empty if unknown.
+
+        The newest pin names those of its checkpoint, and Spark's log what came since: a read for each
+        micro-batch, of which there may be so many. A store's own changelog says it, too, for a read each.
+        """
+        at, pins = decision.batch.value, self._manifests.values()
+        pins_here = [one for one in pins if one.folder == self._state and one.batch.value < at]
+        newest = max(pins_here, key=lambda one: one.batch, default=None)
+        if newest is None or at - newest.batch.value - 1 > most:
+            return {}
+        since = [BatchId(number) for number in range(newest.batch.value, at)]
+        texts = {batch: self._log.read(COMMITS, batch) for batch in since}
+        # Behind a rewind other versions have these numbers.
+        if texts[newest.batch] != newest.log[f"{COMMITS}/{newest.batch}"]:
+            return {}
+        found = [version for name in newest.files if (version := version_named(name)) is not None]
+        for batch in since[1:]:
+            text = texts[batch]
+            if text is None:
+                return {}
+            found += store_versions(text, batch.value)
+        by_store: dict[str, list[StoreVersion]] = {}
+        for version in found:
+            by_store.setdefault(version.folder, []).append(version)
+        return by_store
 
     def why_not_restorable(self, checkpoint: CheckpointId) -> str:
         """Return which file is missing or has another size."""
@@ -451,7 +481,7 @@ class BucketPins(_Pins):
     def restore(self, checkpoint: CheckpointId) -> None:
         """Copy the files that are not there yet, then put the entries back."""
         manifest = self._to_restore(checkpoint, self.why_not_restorable(checkpoint))
-        if manifest.folder != self._state:
+        if manifest.files and manifest.folder != self._state:
             there = self._files.sizes_below(self._state)
             # Names of versions are unique over all lineages; an operator's metadata are not, and stay.
             missing = [
@@ -503,16 +533,17 @@ class BucketPins(_Pins):
                 continue
             if int(epoch) < self._epoch or _is_older(_owner_of(below), oldest):
                 found.add(f"spark/{name}")
-        kept = named | self._snapshots_behind(first)
+        mine = f"{self._state.removeprefix('spark/')}/"
+        here = {name.removeprefix(mine): size for name, size in sizes.items() if name.startswith(mine)}
+        kept = named | self._snapshots_behind(first, StateInBucket(self._files, self._state, here))
         return frozenset(key for key in found if _owner_of(key) not in kept)
 
-    def _snapshots_behind(self, pinned: PinManifest) -> frozenset[str]:
+    def _snapshots_behind(self, pinned: PinManifest, state: StateInBucket) -> frozenset[str]:
         """Return the snapshots that are newer than those of a pin, and the shared files that they name.
 
         Also of its very version: Spark's maintenance uploads one when the pin is written already, and what
         is written later is loaded from it.
         """
-        state = StateInBucket(self._files, self._state)
         bases = {name.rpartition("/")[0]: _snapshot_of(name) for name in pinned.files if _snapshot_of(name)}
         newer = [name for name in state.sizes if _snapshot_of(name) > bases.get(name.rpartition("/")[0], 0)]
         found = self.each(lambda name: [name, *_below(name, tables_of(state, name))], newer)
@@ -536,9 +567,8 @@ def _below(snapshot: str, tables: Iterable[str]) -> list[str]:
 
 def _version_of(name: str) -> int | None:
     """Return the version of a snapshot or changelog; None for other files of the state folder."""
-    stem, ending = os.path.splitext(name.rpartition("/")[2])
-    version = stem.partition("_")[0]
-    return int(version) if ending in (".zip", ".changelog") and version.isdecimal() else None
+    named = version_named(name)
+    return None if named is None else named.version
 
 
 def _is_older(name: str, oldest: int) -> bool:

@@ -74,7 +74,7 @@ class SparkLog:
     folder
         Key of Spark's checkpoint, from :func:`fence_spark_folder`.
     location
-        The same as Spark is told: an absolute path, or a URL of Hadoop's.
+        The same as the driver finds it: an absolute path, or a URL of Hadoop's.
     """
 
     store: Store
@@ -85,6 +85,11 @@ class SparkLog:
     def disk(self) -> str | None:
         """Return where tasks find it on a disk; None if it is in a bucket."""
         return str(self.location)
+
+    @property
+    def hadoop_url(self) -> str:
+        """Return what Spark is told of it."""
+        return StoreSpec(str(self.location)).hadoop_url
 
     def batches(self, log: str) -> frozenset[BatchId]:
         """Return the ids present in ``offsets`` or ``commits``."""
@@ -274,8 +279,10 @@ def log_of(store: Store, job_dir: StoreSpec, epoch: OwnerEpoch) -> SparkLog:
         At `job_dir`.
     """
     folder = f"spark/{epoch}"
-    kind = SparkLog if job_dir.is_local else BucketLog
-    return kind(store, folder, job_dir.below(folder).hadoop_url)
+    place = job_dir.below(folder)
+    if job_dir.is_local:
+        return SparkLog(store, folder, place.url)
+    return BucketLog(store, folder, place.hadoop_url)
 
 
 class BucketLog(SparkLog):
@@ -296,6 +303,11 @@ class BucketLog(SparkLog):
     def disk(self) -> None:
         """Return None."""
         return None
+
+    @property
+    def hadoop_url(self) -> str:
+        """Return its location."""
+        return self.location
 
     @property
     def files(self) -> FileStore:

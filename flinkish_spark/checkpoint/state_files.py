@@ -85,12 +85,12 @@ class StateInBucket:
     ----------
     key
         Of the folder.
+    sizes
+        All files of it with their sizes in bytes.
     """
 
-    def __init__(self, store: FileStore, key: str) -> None:
-        self._store, self._key = store, key
-        #: All files with their sizes in bytes.
-        self.sizes: Mapping[str, int] = store.sizes_below(key)
+    def __init__(self, store: FileStore, key: str, sizes: Mapping[str, int]) -> None:
+        self._store, self._key, self.sizes = store, key, sizes
         self._by_folder: dict[str, set[str]] = {}
         for name in self.sizes:
             folder, _, plain = name.rpartition("/")
@@ -170,8 +170,31 @@ def store_versions(commits_text: str, batch: int) -> tuple[StoreVersion, ...]:
         ) from error
 
 
-def files_of(state: StateFolder, store: StoreVersion) -> tuple[str, ...]:
+def version_named(name: str) -> StoreVersion | None:
+    """Return the version that a snapshot or changelog is of, by its name below the state folder.
+
+    Examples
+    --------
+    >>> version_named("0/1/7_ab.changelog")
+    StoreVersion(folder='0/1', version=7, unique_id='ab')
+    """
+    folder, _, plain = name.rpartition("/")
+    stem, ending = os.path.splitext(plain)
+    version, _, unique_id = stem.partition("_")
+    if ending not in (".zip", ".changelog") or not version.isdecimal():
+        return None
+    return StoreVersion(folder, int(version), unique_id)
+
+
+def files_of(
+    state: StateFolder, store: StoreVersion, before: Sequence[StoreVersion] | None = None
+) -> tuple[str, ...]:
     """Return the files that Spark reads to load a version, below `state`; no checksum files.
+
+    Parameters
+    ----------
+    before
+        The versions that it came out of, back to a snapshot; None to read its changelog, which says it.
 
     Raises
     ------
@@ -184,7 +207,7 @@ def files_of(state: StateFolder, store: StoreVersion) -> tuple[str, ...]:
     names = state.names(folder)
     if not names:
         raise StateFileGone(folder)
-    chain = _chain(state, store, names)
+    chain = _chain(state, store, names, before)
     snapshots = [one for one in chain if f"{one.stem}.zip" in names]
     if not snapshots and chain[0].version != 1:
         raise _gone(store, f"there is no snapshot below version {chain[0].version}")
@@ -267,14 +290,17 @@ def _lineage(data: bytes) -> tuple[tuple[int, str], ...]:
     return tuple((int(item["version"]), str(item["checkpointUniqueId"])) for item in items)
 
 
-def _chain(state: StateFolder, store: StoreVersion, names: Collection[str]) -> list[StoreVersion]:
+def _chain(
+    state: StateFolder, store: StoreVersion, names: Collection[str], before: Sequence[StoreVersion] | None
+) -> list[StoreVersion]:
     """Return the versions from a snapshot, or the first, up to the wanted one, in order."""
     if f"{store.stem}.zip" in names:
         return [store]
     if f"{store.stem}.changelog" not in names:
         raise _gone(store, f"{store.stem}.changelog is missing")
-    lineage = lineage_of(state, f"{store.folder}/{store.stem}.changelog")
-    before = [StoreVersion(store.folder, version, unique_id) for version, unique_id in lineage]
+    if before is None:
+        lineage = lineage_of(state, f"{store.folder}/{store.stem}.changelog")
+        before = [StoreVersion(store.folder, version, unique_id) for version, unique_id in lineage]
     return sorted([*before, store], key=lambda one: one.version)
 
 

@@ -132,7 +132,9 @@ class StoreSpec:
 
     @property
     def hadoop_url(self) -> str:
-        """How Spark's own files are found there: a path, or the URL of Hadoop's file system for the store.
+        """The URL of Hadoop's file system for the store, by which Spark finds its own files there.
+
+        Of a disk too: to Spark a plain path means the default file system of the cluster (``fs.defaultFS``).
 
         Raises
         ------
@@ -140,7 +142,7 @@ class StoreSpec:
             Hadoop has none for it.
         """
         if self.is_local:
-            return self.url
+            return f"file://{self.url}"
         place = _Place.parse(self.url)
         rest = self.url.partition("://")[2]
         if place.scheme == "s3":

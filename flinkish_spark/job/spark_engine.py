@@ -479,7 +479,7 @@ class SparkPlan:
                 self._planned,
                 write,
                 name=settings.name,
-                checkpoint_location=str(log.location),
+                checkpoint_location=log.hadoop_url,
                 trigger=trigger,
                 shuffle_partitions=self._shuffle_partitions,
                 job_dir=settings.job_dir,

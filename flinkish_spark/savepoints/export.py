@@ -13,6 +13,7 @@ that nobody names; the next export to the same place removes them.
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,12 +56,15 @@ from flinkish_spark.transport.routing import Routing
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from flinkish_spark.checkpoint.spark_log import SparkLog
     from flinkish_spark.contracts.source import SourceNode
     from flinkish_spark.core.job_dir import JobDir
     from flinkish_spark.planning.sink_rows import PlannedJob
     from flinkish_spark.protocol.decisions import Decision
 
 
+#: What is escaped in a URI of Java's.
+_ESCAPED = re.compile(r"[\x00-\x20%#?\"<>\\^`{|}\[\]]")
 _REPORT = "name STRING, rows INT, bytes LONG, sha256 STRING, states STRING, groups ARRAY<INT>"
 
 
@@ -148,7 +152,7 @@ def _report_schema() -> pa.Schema:
 def export_state(
     spark: SparkSession,
     place: StoreSpec,
-    checkpoint_location: str,
+    log: SparkLog,
     decision: Decision,
     operators: Mapping[str, OperatorShape],
     layout: PlanLayout,
@@ -164,8 +168,8 @@ def export_state(
         The job's session, or any other; settings are made in a session of its own.
     place
         Which driver and executors reach.
-    checkpoint_location
-        Spark's checkpoint of the query.
+    log
+        Of the query.
     decision
         A COMMIT. Spark must still have the entries and the state of its micro-batch.
     operators
@@ -191,19 +195,22 @@ def export_state(
         routing = Routing(groups, shuffle_partitions)
         by_route = {route: group for group, route in enumerate(routing.of_group)}
         by_route |= {route: FIRST_PARTITION_GROUP - p for p, route in enumerate(routing.of_broadcast)}
-        bases = Path(checkpoint_location, STATE, BASES) if checkpoint_location.startswith("/") else None
+        bases = None if log.disk is None else Path(log.disk, STATE, BASES)
         write = _WriteStateFile(place, f"{token}-{number}", instance.uid, by_route, bases)
         state = reader.read.format("statestore").option("batchId", str(decision.batch))
         state = state.option("operatorId", str(number))
         try:
-            frame = state.load(checkpoint_location)
+            frame = state.load(log.hadoop_url)
             values = frame.select(F.col(f"key.{ROUTE}"), F.col("value.groupState.value"))
             reports = [row.asDict() for row in values.mapInArrow(write, _REPORT).collect()]
         except Exception as error:
             raise SavepointFailed(
                 f"the state of checkpoint {decision.checkpoint} cannot be read from Spark's checkpoint",
                 why=said(error),
-                what_to_do="take another savepoint; the job is not affected",
+                what_to_do="take another savepoint; the job is not affected"
+                if _ESCAPED.search(log.hadoop_url) is None
+                else "give as job_dir a symbolic link to it, whose path has letters, digits, - and _ alone: "
+                "Spark's reader of state escapes a path twice, and does not find this one",
             ) from error
         for report in reports:
             states.setdefault(instance.uid, {}).update(json.loads(report["states"]))
@@ -275,7 +282,7 @@ def export_savepoint(
     spark: SparkSession,
     target: StoreSpec,
     decision: Decision,
-    checkpoint_location: str,
+    log: SparkLog,
     facts: JobFacts,
     job_dir: JobDir,
     job_place: StoreSpec,
@@ -316,7 +323,7 @@ def export_savepoint(
     exported = export_state(
         spark,
         target,
-        checkpoint_location,
+        log,
         decision,
         planned.operators,
         facts.layout,

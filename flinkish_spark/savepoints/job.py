@@ -88,7 +88,7 @@ class JobSavepoints:
         }
         place = target_place(target, self._root)
         return export_savepoint(
-            self._spark, place, decision, str(log.location), facts, self._job_dir, self._root, upstream
+            self._spark, place, decision, log, facts, self._job_dir, self._root, upstream
         )
 
     def reseeding(self, log: SparkLog) -> Rescaling:

@@ -397,7 +397,7 @@ class Rescaling:
             make_directories(folder.folder)
         layout = recorded_layout(self.job_dir)
         exported = export_state(
-            self.spark, folder, str(self.log.location), decision, self.planned.operators, layout, before
+            self.spark, folder, self.log, decision, self.planned.operators, layout, before
         )
         make_durable(folder, exported.files)
         positions = layout.positions(LoggedOffsets.parse(decision.offsets_text).sources)

@@ -107,6 +107,7 @@ def readings(*given: tuple[str, float, int]) -> list[dict[str, Any]]:
 
 
 def test_alarms_over_a_restart_in_the_middle_of_a_pattern(spark: Any, tmp_path: Any) -> None:
+    """Behaviour 167."""
     first = readings(
         ("u0a", 1, 0),
         ("u0a", 2, 1),

@@ -23,7 +23,6 @@ from flinkish_spark import (
 )
 from flinkish_spark.bridge.buckets import check_bucket
 from flinkish_spark.checkpoint.answers import AnswerKind
-from flinkish_spark.checkpoint.retention import BucketPins
 from flinkish_spark.connectors.generator import Counting, RandomChoice
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.core.job_dir import open_job_dir
@@ -229,26 +228,17 @@ def test_state_in_a_bucket_is_read_and_written_without_the_job(
 
 @pytest.mark.nightly(by_day="tests/unit/checkpoint/test_buckets.py")
 def test_what_no_checkpoint_needs_goes_while_the_job_runs(
-    spark, bucket: StoreSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark, bucket: StoreSpec, tmp_path: Path, snapshots_all_the_time: None
 ) -> None:
-    """Spark uploads snapshots all the time, nothing that is needed goes, and the rest does not pile up."""
-    monkeypatch.setattr(BucketPins, "clean_every_ms", 1_000)
-    often = {"maintenanceInterval": "1s", "minDeltasForSnapshot": "2"}
-    names = {f"spark.sql.streaming.stateStore.{name}": value for name, value in often.items()}
-    for name, value in names.items():
-        spark.conf.set(name, value)
+    """Nothing that is needed goes, and the rest does not pile up."""
     store, most = bucket.open_bucket(), 0
-    try:
-        for _ in range(2):
-            with running(job(spark, bucket, DeltaSink(str(tmp_path / "t")))) as client:
-                for wanted in range(2, 26):
-                    await_that(lambda: client.progress.checkpoints >= wanted, client)  # noqa: B023
-                    most = max(most, len(store.sizes_below("spark")))
-                client.cancel()
-            exact(table(spark, tmp_path / "t"))
-    finally:
-        for name in names:
-            spark.conf.unset(name)
+    for _ in range(2):
+        with running(job(spark, bucket, DeltaSink(str(tmp_path / "t")))) as client:
+            for wanted in range(2, 26):
+                await_that(lambda: client.progress.checkpoints >= wanted, client)  # noqa: B023
+                most = max(most, len(store.sizes_below("spark")))
+            client.cancel()
+        exact(table(spark, tmp_path / "t"))
     left = store.sizes_below("spark")
     assert any(name.endswith(".zip") for name in left), "snapshots were uploaded"
     batches = [int(name.rpartition("/")[2]) for name in left if "/offsets/" in name]

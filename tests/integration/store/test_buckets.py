@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +13,7 @@ from flinkish_spark.core.errors import StoreError
 from flinkish_spark.core.object_store import ObjectStore
 from flinkish_spark.core.store import ObjectMissing, Store
 from flinkish_spark.core.store_spec import StoreSpec
-from tests.support.buckets import SECRETS, BucketServer, LocalAzure
+from tests.support.buckets import SECRETS, BucketServer, LocalAzure, LocalGoogle
 from tests.support.services import BUILD
 from tests.support.store_contract import FileStoreContract, StoreContract
 
@@ -21,6 +21,12 @@ from tests.support.store_contract import FileStoreContract, StoreContract
 @pytest.fixture(scope="session")
 def s3(service: Callable[[str], Any]) -> Any:
     return service("s3")
+
+
+@pytest.fixture(scope="module")
+def google() -> Iterator[BucketServer]:
+    with LocalGoogle() as found:
+        yield found
 
 
 @pytest.fixture(scope="session")
@@ -91,6 +97,12 @@ class TestS3(BucketContract):
         assert store.list("ck") == ("ck/commits", "ck/empty")
         with pytest.raises(ObjectMissing):
             store.read("ck/commits")
+
+
+class TestGoogle(BucketContract):
+    @pytest.fixture
+    def server(self, google: BucketServer) -> BucketServer:
+        return google
 
 
 class TestAzure(BucketContract):

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from flinkish_spark import DeltaSink, ForeachCheckpointSink, RestoreSettings, doctor
+from flinkish_spark import DeltaSink, ForeachCheckpointSink, RestoreSettings, doctor, read_state
 from flinkish_spark.checkpoint.answers import AnswerKind
-from flinkish_spark.checkpoint.retention import BucketPins
 from flinkish_spark.core.errors import ConfigError, StoreError
 from flinkish_spark.core.job_dir import open_job_dir
 from flinkish_spark.core.store_spec import StoreSpec
@@ -59,6 +58,38 @@ def test_a_job_goes_on_from_hdfs_and_its_savepoint_goes_elsewhere(
     assert open_job_dir(folder).newest_owner().value == 2
 
 
+def test_a_job_on_a_disk_asks_nothing_of_the_file_system_of_the_cluster(spark, tmp_path: Path) -> None:
+    """Where it is HDFS, a path without a scheme is one there; the one here cannot be reached.
+
+    In a folder with odd characters a job runs, but Spark finds no state for its savepoint, which is said.
+    """
+    conf, rows = spark._jsc.hadoopConfiguration(), list[tuple[str, int]]()
+    before, folder = conf.get("fs.defaultFS"), StoreSpec(str(tmp_path / "job"))
+    sink = ForeachCheckpointSink(lambda found, checkpoint: rows.extend((r.k, r["count"]) for r in found))
+    conf.set("fs.defaultFS", "hdfs://nobody.invalid:8020")
+    try:
+        with running(job(spark, folder, sink)) as client:
+            await_that(lambda: client.progress.checkpoints >= 2, client)
+            client.cancel()
+        saved = str(tmp_path / "saved")
+        with running(job(spark, folder, sink)) as client:
+            await_that(lambda: client.progress.checkpoints >= 2, client)
+            assert client.stop_with_savepoint(saved).wait(timeout_ms=60_000).kind is AnswerKind.COMPLETED
+        counts = {key: max(count for k, count in rows if k == key) for key, _ in rows}
+        for place in (folder.url, saved):
+            read = read_state(spark, place, "counts", "count").collect()
+            assert {row.key: row["value"] for row in read} == counts
+        odd = StoreSpec(str(tmp_path / "a job #7%20"))
+        with running(job(spark, odd, sink, restore=RestoreSettings(saved))) as client:
+            await_that(lambda: client.progress.checkpoints >= 1, client)
+            answer = client.trigger_savepoint(str(tmp_path / "none")).wait(timeout_ms=60_000)
+            assert answer.kind is AnswerKind.SAVEPOINT_FAILED and "a symbolic link to it" in answer.text
+            client.cancel()
+    finally:
+        conf.set("fs.defaultFS", before)
+    exact(rows)
+
+
 def test_entries_of_sparks_log_are_created_once(spark, folder: StoreSpec) -> None:
     """By a rename of Hadoop's that overwrites nothing: of two that write one entry one is told so."""
     there, java = folder.open_bucket(), spark._jvm
@@ -101,24 +132,15 @@ def test_a_namenode_that_is_not_there_is_refused_before_anything_starts(spark) -
 
 @pytest.mark.nightly(by_day="tests/unit/checkpoint/test_buckets.py")
 def test_a_job_goes_back_on_hdfs_and_old_files_go(
-    spark, folder: StoreSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark, folder: StoreSpec, tmp_path: Path, snapshots_all_the_time: None
 ) -> None:
-    """Spark uploads snapshots all the time; then back to an earlier checkpoint."""
-    monkeypatch.setattr(BucketPins, "clean_every_ms", 1_000)
-    often = {"maintenanceInterval": "1s", "minDeltasForSnapshot": "2"}
-    names = {f"spark.sql.streaming.stateStore.{name}": value for name, value in often.items()}
-    for name, value in names.items():
-        spark.conf.set(name, value)
+    """Then back to an earlier checkpoint."""
     store = folder.open_bucket()
-    try:
-        for _ in range(2):
-            with running(job(spark, folder, DeltaSink(str(tmp_path / "t")))) as client:
-                await_that(lambda: client.progress.checkpoints >= 15, client)
-                client.cancel()
-            exact(table(spark, tmp_path / "t"))
-    finally:
-        for name in names:
-            spark.conf.unset(name)
+    for _ in range(2):
+        with running(job(spark, folder, DeltaSink(str(tmp_path / "t")))) as client:
+            await_that(lambda: client.progress.checkpoints >= 15, client)
+            client.cancel()
+        exact(table(spark, tmp_path / "t"))
     left = store.sizes_below("spark")
     assert any(name.endswith(".zip") for name in left), "snapshots were uploaded"
     assert min(int(name.rpartition("/")[2]) for name in left if "/offsets/" in name) > 5

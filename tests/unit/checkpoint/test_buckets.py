@@ -22,7 +22,7 @@ from flinkish_spark.checkpoint.spark_log import BucketLog, log_of
 from flinkish_spark.checkpoint.staging import micro_batch_in
 from flinkish_spark.core.errors import CorruptObjectError, FencedError, OwnedElsewhereError, StoreError
 from flinkish_spark.core.job_dir import JobDir, open_job_dir
-from flinkish_spark.core.object_store import ObjectStore
+from flinkish_spark.core.object_store import ObjectStore, requests_of_this_process
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.engine import Standby
 from flinkish_spark.job.standby import LockWait, wait_for_lock
@@ -162,6 +162,40 @@ def test_a_file_that_somebody_deleted_or_changed_is_named(bucket: Bucket, name: 
         bucket.pins(1).pin(folder.decision(2, 5))
 
 
+def test_what_a_version_came_out_of_is_known_from_the_pin_before_and_the_log(bucket: Bucket) -> None:
+    """Not one changelog is read for the second pin; it names what a process names that has to read them."""
+    folder = bucket.spark(1, 10)
+    pins = bucket.pins(1)
+    pins.pin(folder.decision(1, 5))
+    before = requests_of_this_process()["read"]
+    pins.pin(folder.decision(2, 8))
+    # commits/5, which a running job has kept, commits/6 and 7, offsets/7, and of each store the snapshot.
+    assert requests_of_this_process()["read"] == before + 3 + 1 + 2
+    second = bucket.store.read("pins/2.json")
+    bucket.store.delete("pins/2.json")
+    bucket.pins(1).pin(folder.decision(2, 8))
+    assert bucket.store.read("pins/2.json") == second
+
+
+def test_behind_a_rewind_it_is_read_from_the_changelogs(bucket: Bucket) -> None:
+    folder = bucket.spark(1, 8, snapshots=(3,))
+    pins = bucket.pins(1)
+    pins.pin(folder.decision(1, 5))
+    pins.pin(folder.decision(2, 7))
+    folder.go_back(6)
+    for batch in (6, 7, 8):
+        folder.run(batch, "b")
+    bucket.uploaded.clear()
+    bucket.upload(folder, 1)
+    pins.pin(folder.decision(3, 8))
+    manifest = json.loads(bucket.store.read("pins/3.json").split(b"\n", 1)[1])
+    changelogs = sorted(name for name in manifest["files"] if name.startswith("0/1/") and "changelog" in name)
+    assert changelogs == [
+        "0/1/5_a5p1.changelog", "0/1/6_a6p1.changelog",
+        "0/1/7_b7p1.changelog", "0/1/8_b8p1.changelog", "0/1/9_b9p1.changelog",
+    ]  # fmt: skip
+
+
 def test_a_job_without_state_is_pinned_and_restored_without_a_listing(bucket: Bucket) -> None:
     log = bucket.log(1)
     for batch in range(3):
@@ -170,11 +204,11 @@ def test_a_job_without_state_is_pinned_and_restored_without_a_listing(bucket: Bu
     staged = SparkFolder(bucket.disk / "x").decision(1, 2)
     texts = {"offsets_text": log.read("offsets", BatchId(2)), "commits_text": log.read("commits", BatchId(2))}
     decision = Decision.from_json({**staged.to_json(), **texts})
-    asked = bucket.store.requests["list"]
+    asked = requests_of_this_process()["list"]
     bucket.pins(1).pin(decision)
     bucket.pins(2).restore(ONE)
+    assert requests_of_this_process()["list"] == asked
     assert set(bucket.below("spark/2")) == {"offsets/1", "offsets/2", "commits/2"}
-    assert bucket.store.requests["list"] == asked + 1  # the look at spark/2 just now
 
 
 # -- what nobody needs --------------------------------------------------------------------------------
