@@ -19,11 +19,14 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from demo.app import RunningTotal
+from flinkish_spark.cep.compiler import compiled
 from flinkish_spark.core.elements import MIN_WATERMARK_MS, Progress
+from flinkish_spark.datastream.pattern_stream import _Select
 from flinkish_spark.functions.aggregates import AggregateColumn, Fold
 from flinkish_spark.operators.columnar_aggregates import MergePartials
+from flinkish_spark.operators.patterns import LookedFor, PatternSearch
 from flinkish_spark.operators.process import KeyedProcessOperator
-from flinkish_spark.planning.factories import FoldingColumns, FoldingWindows, Windows, fields_of
+from flinkish_spark.planning.factories import FoldingColumns, FoldingWindows, Patterns, Windows, fields_of
 from flinkish_spark.planning.keyed import Folded, Transport, _combined, _kept, _names, folding_windows
 from flinkish_spark.state.key_group import BasePolicy, GroupState
 from flinkish_spark.testing._operator_harness import MemoryBases
@@ -36,22 +39,22 @@ from flinkish_spark.windows.spec import AggregateWindow, WindowSpec
 from flinkish_spark.worker.combiner import Combiner
 from flinkish_spark.worker.keyed_operator import runner_of as opened
 from flinkish_spark.worker.runners import BatchRunner, InputShape, RowShape, WindowRunner
-from tests.bench import vectorised
+from tests.bench import rise_peers, vectorised
 from tests.bench.checking import FIRST_MS
 from tests.bench.groups import LATE_MS
-from tests.bench.keyed import FIELDS, WINDOWED, Amounts, Silence
+from tests.bench.keyed import FIELDS, TIMED_FIELDS, WINDOWED, Amounts, Silence, as_a_row, rising
 from tests.bench.session_peers import GAP_MS
 from tests.bench.sliding_peers import SIZE_MS, SLIDE_MS
 from tests.bench.sum_peers import OUTPUT as TOTALS
 from tests.bench.timer_peers import OUTPUT as ALARMS
 
 GROUPS, UID = 128, "work"
-SCHEMA = parse_ddl(FIELDS)
+SCHEMA, TIMED = parse_ddl(FIELDS), parse_ddl(TIMED_FIELDS)
 SPECS = {
     "session": WindowSpec(EventTimeSessionWindows(GAP_MS)),
     "sliding": WindowSpec(SlidingEventTimeWindows(SIZE_MS, SLIDE_MS)),
 }
-OUTPUTS = {"sum": TOTALS, "timers": ALARMS}
+OUTPUTS = {"sum": TOTALS, "timers": ALARMS, "rises": rise_peers.OUTPUT}
 SUM = AggregateColumn("total", Fold.SUM, "amount")
 VARIANTS = (
     "sum-element",
@@ -60,15 +63,21 @@ VARIANTS = (
     *(f"{work}-{engine}" for work in SPECS for engine in ("ours", "fold")),
     "timers-ours",
     "timers-vectorised",
+    "rises-ours",
 )
+
+
+def schema_of(work):
+    return TIMED if work == "rises" else SCHEMA
 
 
 def transport_of(work):
     times = [] if work == "sum" else [C.TIME]
     control = [T.StructField(name, T.LongType()) for name in (C.KEY_HASH, C.CHANNEL, C.SEQUENCE, *times)]
-    names = tuple(f"c{at}" for at in range(len(SCHEMA)))
-    fields = [T.StructField(name, one.dataType) for name, one in zip(names, SCHEMA, strict=True)]
-    return Transport((), T.StructType([*control, *fields]), names, (names[0],), (SCHEMA[0].dataType,))
+    schema = schema_of(work)
+    names = tuple(f"c{at}" for at in range(len(schema)))
+    fields = [T.StructField(name, one.dataType) for name, one in zip(names, schema, strict=True)]
+    return Transport((), T.StructType([*control, *fields]), names, (names[0],), (schema[0].dataType,))
 
 
 def sent_of(work):
@@ -102,10 +111,15 @@ def runner_of(work, engine):
         function = vectorised.Totals() if work == "sum" else vectorised.Silences()
         shape = _shape(transport, tuple(SCHEMA.names), parse_ddl(OUTPUTS[work]), work)
         return BatchRunner(function, UID, GROUPS, shape), transport, None
+    elif work == "rises":
+        wanted = LookedFor("", compiled(rising()), rising().skip)
+        search = PatternSearch((wanted,), _Select(as_a_row, None, None))
+        operator = Patterns(search).create(TIMED)
+        output = OUTPUTS[work]
     else:
         operator = KeyedProcessOperator(RunningTotal() if work == "sum" else Silence())
         output = OUTPUTS[work]
-    shape = _shape(transport, tuple(SCHEMA.names), parse_ddl(output), work)
+    shape = _shape(transport, tuple(schema_of(work).names), parse_ddl(output), work)
     return opened(operator, UID, GROUPS, shape), transport, None
 
 
@@ -129,6 +143,8 @@ def rows_of(number, batch, keys, work):
         columns = [hashes[own] % GROUPS, hashes[own], np.full(count, channel), at[own] // 2, *times]
         names = pa.array([f"user-{user}" for user in users[own]])
         arrays = [*map(pa.array, columns), names, pa.array(amounts[own])]
+        if work == "rises":
+            arrays.append(pa.array((at[own] + FIRST_MS) * 1000))
         arrays = [one.cast(field.type) for one, field in zip(arrays, schema, strict=True)]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 

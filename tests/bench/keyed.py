@@ -126,7 +126,7 @@ def _stream(users, work, engine):
         function = vectorised.Silences() if engine == "vectorised" else Silence()
         return users.process(function, output=timer_peers.OUTPUT, uid="work")
     if work == "rises":
-        return CEP.pattern(users, _rising()).select(_as_a_row, output=rise_peers.OUTPUT, uid="work")
+        return CEP.pattern(users, rising()).select(as_a_row, output=rise_peers.OUTPUT, uid="work")
     if work != "sum":
         assigner = EventTimeSessionWindows(GAP_MS)
         if work == "sliding":
@@ -146,7 +146,7 @@ def _stream(users, work, engine):
     return users.process(function, output=sum_peers.OUTPUT, uid="work")
 
 
-def _rising():
+def rising():
     first = Pattern.begin("first")
     return first.next("second").where(_is_more).within(rise_peers.WITHIN_MS)
 
@@ -155,7 +155,7 @@ def _is_more(order, ctx):
     return order.amount > ctx.events_for("first")[0].amount
 
 
-def _as_a_row(match):
+def as_a_row(match):
     (first,), (second,) = match["first"], match["second"]
     return first.user, round(first.at.timestamp() * 1000), second.amount
 
