@@ -94,6 +94,14 @@ class MatchQueue:
     def __len__(self) -> int:
         return len(self._heap)
 
+    @staticmethod
+    def of(matches: Iterable[PartialMatch]) -> MatchQueue:
+        """Return a queue to which they were added one by one."""
+        queue = MatchQueue()
+        for one in matches:
+            queue.add(one)
+        return queue
+
     def first(self) -> PartialMatch | None:
         """Return the one that begins first; None if there is none."""
         return self._heap[0] if self._heap else None
@@ -196,9 +204,9 @@ class At(NamedTuple):
     time_ms: int
 
 
-#: A take or an ignore that an event is good for: the name under which it would be taken, whether it is, and
-#: where that leads.
-_Way = tuple[str, bool, int]
+#: A take or an ignore that an event is good for: the name under which it would be taken, whether it is, where
+#: that leads, and to what.
+_Way = tuple[str, bool, int, StateKind]
 
 
 class Matcher:
@@ -222,11 +230,12 @@ class Matcher:
         #: By state: of each transition what asks its condition, None if it always holds; and what it is good
         #: for, or else the state in which the event is tried at once.
         self._transitions = tuple(
-            tuple((_asked(one.condition), _way_of(state, one), one.target) for one in state.transitions)
+            tuple((_asked(one.condition), self._way_of(state, one), one.target) for one in state.transitions)
             for state in automaton.states
         )
         self._proceeds = tuple(any(way is None for _, way, _ in ways) for ways in self._transitions)
         self._begin = PartialMatch(automaton.start, None)
+        self._step = _Step(self)
 
     def initial(self) -> MatchState:
         """Return what is known of a key of which there was nothing."""
@@ -256,27 +265,46 @@ class Matcher:
         PatternError
             A match cannot be skipped from.
         """
-        step = _Step(self, state, event, time_ms, {} if facts is None else facts, processing_time_ms)
-        partial, complete, kinds, changed = MatchQueue(), MatchQueue(), self._kinds, False
+        step, proceeds = self._step, self._proceeds
+        step.begin(event, time_ms, {} if facts is None else facts, processing_time_ms)
+        kept: list[PartialMatch] = []
+        complete: list[PartialMatch] = []
+        taken: Event | None = None
+        changed = False
         for one in state.partial:
-            kept, is_stopped = [], False
-            for following in step.following(one):
-                kind = kinds[following.state]
+            before, so_far, is_stopped = one.last, len(kept), False
+            step.last = before
+            for stage, is_taken, target, kind in step.ways_of(one.state):
+                if is_taken:
+                    if taken is None:
+                        taken = Event((time_ms, state.next_number), event)
+                        state.next_number += 1
+                    last = Taken(stage, taken, before, taken if before is None else before.first)
+                    following = PartialMatch(target, last)
+                    final = step.final_past(target) if proceeds[target] else None
+                    if final is not None:
+                        complete.append(PartialMatch(final, last))
+                elif before is None:
+                    continue
+                else:
+                    following = one if target == one.state else PartialMatch(target, before)
                 if kind is StateKind.FINAL:
-                    complete.add(following)
+                    complete.append(following)
                 elif kind is StateKind.STOP:
                     is_stopped = True
                 else:
                     kept.append(following)
+            if before is None:
+                kept.append(one)
             if is_stopped:
-                kept = []
-            for following in kept:
-                partial.add(following)
-            changed = changed or len(kept) != 1 or kept[0] is not one
+                del kept[so_far:]
+            changed = changed or len(kept) != so_far + 1 or kept[so_far] is not one
         if changed:
-            state.partial = partial
+            state.partial = MatchQueue.of(kept)
         # Events leave, too: what was open may have held a match back.
-        return [match for _, match in self._completed(state, complete)] if complete or state.held else []
+        if not complete and not state.held:
+            return []
+        return [match for _, match in self._completed(state, complete)]
 
     def advance(self, state: MatchState, time_ms: int) -> tuple[list[At], list[At]]:
         """Say that no event before a time comes any more; return what is complete by that, and what is over.
@@ -291,7 +319,7 @@ class Matcher:
         """
         if not self._has_windows or not self._has_ended(state, time_ms):
             return [], []
-        partial, complete, over = MatchQueue(), MatchQueue(), []
+        partial, complete, over = MatchQueue(), [], []
         completed_ms: dict[int, int] = {}
         freed_ms = _BEFORE_ALL
         for one in state.partial:
@@ -301,7 +329,7 @@ class Matcher:
                 continue
             freed_ms = max(freed_ms, ended_ms)
             if self._kinds[one.state] is StateKind.PENDING:
-                complete.add(one)
+                complete.append(one)
                 completed_ms[id(one)] = ended_ms
             else:
                 assert one.last is not None
@@ -365,14 +393,20 @@ class Matcher:
             return one.last.first.time_ms + window
         return None
 
+    def _way_of(self, state: State, one: Transition) -> _Way | None:
+        """Return what a transition is good for; None if the event is tried elsewhere at once."""
+        if one.action is Action.PROCEED:
+            return None
+        return state.stage, one.action is Action.TAKE, one.target, self._kinds[one.target]
+
     # -- matches ----------------------------------------------------------------------------------------
-    def _completed(self, state: MatchState, complete: MatchQueue) -> list[tuple[PartialMatch, Match]]:
+    def _completed(self, state: MatchState, complete: list[PartialMatch]) -> list[tuple[PartialMatch, Match]]:
         """Return the matches that can be emitted now, the one that begins first first."""
         if self._skip.kind is Skip.NONE and len(complete) == 1 and not state.held:
             (one,) = complete
             assert one.last is not None
             return [(one, _match(one.last.path()))]
-        for one in complete:
+        for one in MatchQueue.of(complete):
             state.held.add(one)
         found: list[tuple[PartialMatch, Match]] = []
         while (first := state.held.first()) is not None:
@@ -424,44 +458,25 @@ class Matcher:
 class _Step:
     """One event beside all partial matches of its key; what does not depend on these is found out once.
 
-    Conditions are asked about it, and it is the context of those that look back.
+    Conditions are asked about it, and it is the context of those that look back. One for all events.
     """
 
-    __slots__ = (
-        "_last",
-        "_matcher",
-        "_state",
-        "_taken",
-        "_ways",
-        "event",
-        "facts",
-        "processing_time_ms",
-        "time_ms",
-    )
+    __slots__ = ("_matcher", "_ways", "context", "event", "facts", "last", "processing_time_ms", "time_ms")
 
-    def __init__(
-        self,
-        matcher: Matcher,
-        state: MatchState,
-        event: Any,
-        time_ms: int,
-        facts: dict[Leaf, bool],
-        processing_time_ms: int,
-    ) -> None:
-        self._matcher, self._state = matcher, state
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher, self.context = matcher, self
+        self.last: Taken | None = None
+        self.begin(None, 0, {}, 0)
+
+    def begin(self, event: Any, time_ms: int, facts: dict[Leaf, bool], processing_time_ms: int) -> None:
+        """Go on to another event."""
         self.event, self.time_ms, self.facts = event, time_ms, facts
         self.processing_time_ms = processing_time_ms
-        self._last: Taken | None = None
-        self._taken: Event | None = None
         self._ways: dict[int, list[_Way]] = {}
 
     # -- what conditions see ----------------------------------------------------------------------------
-    @property
-    def context(self) -> _Step:
-        return self
-
     def events_for(self, name: str) -> list[Any]:
-        one, found = self._last, []
+        one, found = self.last, []
         while one is not None:
             if one.stage == name:
                 found.append(one.event.value)
@@ -474,32 +489,8 @@ class _Step:
     def current_processing_time(self) -> int:
         return self.processing_time_ms
 
-    # -- what becomes of partial matches ----------------------------------------------------------------
-    def following(self, one: PartialMatch) -> list[PartialMatch]:
-        """Return what becomes of a partial match; itself where nothing does."""
-        before, found = one.last, []
-        self._last = before
-        for stage, is_taken, target in self._ways_of(one.state):
-            if is_taken:
-                event = self._taken or self._taken_event()
-                last = Taken(stage, event, before, event if before is None else before.first)
-                found.append(PartialMatch(target, last))
-                final = self._final_past(target) if self._matcher._proceeds[target] else None
-                if final is not None:
-                    found.append(PartialMatch(final, last))
-            elif before is not None:
-                found.append(one if target == one.state else PartialMatch(target, before))
-        if before is None:
-            found.append(one)
-        return found
-
-    def _taken_event(self) -> Event:
-        state = self._state
-        self._taken = event = Event((self.time_ms, state.next_number), self.event)
-        state.next_number += 1
-        return event
-
-    def _ways_of(self, state: int) -> list[_Way]:
+    # -- what an event is good for ----------------------------------------------------------------------
+    def ways_of(self, state: int) -> list[_Way]:
         """Return what the event is good for in a state, behind proceeds as well."""
         if self._matcher._looks_back[state]:
             return self._find_ways(state)
@@ -521,7 +512,7 @@ class _Step:
                     found.append(way)
         return found
 
-    def _final_past(self, state: int) -> int | None:
+    def final_past(self, state: int) -> int | None:
         """Return the final state that is reached from a state without another event; None if none is."""
         kinds, transitions, waiting = self._matcher._kinds, self._matcher._transitions, [state]
         while waiting:
@@ -535,7 +526,3 @@ class _Step:
 
 def _asked(condition: Condition) -> Callable[[_Step], bool] | None:
     return None if isinstance(condition, Always) else condition.holds
-
-
-def _way_of(state: State, one: Transition) -> _Way | None:
-    return None if one.action is Action.PROCEED else (state.stage, one.action is Action.TAKE, one.target)
