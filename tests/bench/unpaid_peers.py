@@ -23,14 +23,15 @@ class RowUnpaid(StatefulProcessor):
         self.waiting = handle.getValueState("waiting", STATE)
 
     def handleInputRows(self, key, rows, timers):
-        return self._rows(key[0], self._found(sorted((row.at_ms, row.amount) for row in rows)))
+        events = sorted((row.at_ms, row.amount) for row in rows)
+        return self._rows(key[0], self._found(events, timers.getCurrentWatermarkInMs()))
 
     def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
         waiting, now = self._waiting(), expiredTimerInfo.getExpiryTimeInMs()
         self._keep(None, [one for one in waiting if one[0] + WITHIN_MS > now])
         return self._rows(key[0], [one for one in waiting if one[0] + WITHIN_MS <= now])
 
-    def _found(self, events):
+    def _found(self, events, watermark):
         before, found = self._waiting(), []
         waiting = list(before)
         for at, amount in events:
@@ -39,7 +40,8 @@ class RowUnpaid(StatefulProcessor):
             elif waiting and amount < PAYS_BELOW:
                 found += [one for one in waiting if one[0] + WITHIN_MS <= at]
                 waiting = []
-        self._keep(before[0] if before else None, waiting)
+        found += [one for one in waiting if one[0] + WITHIN_MS <= watermark]
+        self._keep(before[0] if before else None, [one for one in waiting if one[0] + WITHIN_MS > watermark])
         return found
 
     def _waiting(self):
@@ -68,9 +70,8 @@ class RowUnpaid(StatefulProcessor):
 class PandasUnpaid(RowUnpaid):
     def handleInputRows(self, key, rows, timers):
         frame = pd.concat(list(rows)).sort_values("at_ms", kind="stable")
-        return self._rows(
-            key[0], self._found(zip(frame["at_ms"].tolist(), frame["amount"].tolist(), strict=True))
-        )
+        events = zip(frame["at_ms"].tolist(), frame["amount"].tolist(), strict=True)
+        return self._rows(key[0], self._found(events, timers.getCurrentWatermarkInMs()))
 
     def _rows(self, user, found):
         if not found:
