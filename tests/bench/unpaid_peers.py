@@ -27,7 +27,7 @@ class RowUnpaid(StatefulProcessor):
         return self._rows(key[0], self._found(events, timers.getCurrentWatermarkInMs()))
 
     def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
-        waiting, now = self._waiting(), expiredTimerInfo.getExpiryTimeInMs()
+        waiting, now = self._waiting(), timerValues.getCurrentWatermarkInMs()
         self._keep(None, [one for one in waiting if one[0] + WITHIN_MS > now])
         return self._rows(key[0], [one for one in waiting if one[0] + WITHIN_MS <= now])
 
