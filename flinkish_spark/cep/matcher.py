@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from flinkish_spark.cep.automaton import Action, Automaton, State, StateKind, Transition
-from flinkish_spark.cep.conditions import Always, Condition, Leaf
+from flinkish_spark.cep.conditions import Always, ColumnCondition, Condition, Leaf
 from flinkish_spark.cep.stages import AfterMatchSkip, OpenMatches, Overflow, Skip
 from flinkish_spark.core.errors import PatternError
 
@@ -236,6 +236,9 @@ class Matcher:
         self._proceeds = tuple(any(way is None for _, way, _ in ways) for ways in self._transitions)
         self._begin = PartialMatch(automaton.start, None)
         self._step = _Step(self)
+        #: What events are good for, by the answers to conditions, where all of these are known beforehand.
+        self._ways_by_answers: dict[tuple[bool | None, ...], dict[int, list[_Way]]] = {}
+        self._asks_nobody = all(isinstance(leaf, ColumnCondition) for leaf in automaton.leaves)
 
     def initial(self) -> MatchState:
         """Return what is known of a key of which there was nothing."""
@@ -266,7 +269,12 @@ class Matcher:
             A match cannot be skipped from.
         """
         step, proceeds = self._step, self._proceeds
-        step.begin(event, time_ms, {} if facts is None else facts, processing_time_ms)
+        facts = {} if facts is None else facts
+        ways: dict[int, list[_Way]] = {}
+        if self._asks_nobody:
+            answers = tuple(map(facts.get, self.automaton.leaves))
+            ways = self._ways_by_answers.setdefault(answers, ways)
+        step.begin(event, time_ms, facts, processing_time_ms, ways)
         kept: list[PartialMatch] = []
         complete: list[PartialMatch] = []
         taken: Event | None = None
@@ -466,13 +474,19 @@ class _Step:
     def __init__(self, matcher: Matcher) -> None:
         self._matcher, self.context = matcher, self
         self.last: Taken | None = None
-        self.begin(None, 0, {}, 0)
+        self.begin(None, 0, {}, 0, {})
 
-    def begin(self, event: Any, time_ms: int, facts: dict[Leaf, bool], processing_time_ms: int) -> None:
-        """Go on to another event."""
+    def begin(
+        self,
+        event: Any,
+        time_ms: int,
+        facts: dict[Leaf, bool],
+        processing_time_ms: int,
+        ways: dict[int, list[_Way]],
+    ) -> None:
+        """Go on to another event; `ways` is what is known of it by state, and grows."""
         self.event, self.time_ms, self.facts = event, time_ms, facts
-        self.processing_time_ms = processing_time_ms
-        self._ways: dict[int, list[_Way]] = {}
+        self.processing_time_ms, self._ways = processing_time_ms, ways
 
     # -- what conditions see ----------------------------------------------------------------------------
     def events_for(self, name: str) -> list[Any]:
