@@ -14,7 +14,7 @@ from flinkish_spark.cep.automaton import Automaton
 from flinkish_spark.cep.conditions import ColumnCondition, Leaf, LookingBack
 from flinkish_spark.cep.matcher import Event, Matcher, MatchQueue, MatchState, PartialMatch, Taken
 from flinkish_spark.cep.stages import AfterMatchSkip, OpenMatches
-from flinkish_spark.core.elements import MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer
+from flinkish_spark.core.elements import MATCHES, MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer
 from flinkish_spark.functions.patterns import Match, PatternProcessFunction
 from flinkish_spark.operators.context import FunctionContext, KeyedStateWithoutKey, NoKeyedState
 from flinkish_spark.operators.joins import Entry, TimedBuffer, time_of
@@ -27,8 +27,8 @@ from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.ddl import ddl_of
 from flinkish_spark.types.rows import ElementType
 
-#: What the operator counts, beside late records; of those opened and closed what is more of a key's, by call.
-MATCHES, TIMED_OUT, DISCARDED = "matches", "partial_matches_timed_out", "partial_matches_discarded"
+#: What the operator counts besides; of those opened and closed what is more of a key's, by call.
+TIMED_OUT, DISCARDED = "partial_matches_timed_out", "partial_matches_discarded"
 OPENED, CLOSED = "partial_matches_opened", "partial_matches_closed"
 
 

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from flinkish_spark.cep.rows import RowMatcher, RowSearch, RowsPerMatch, RowState, Told
-from flinkish_spark.core.elements import OutputTag, TimeDomain, Timer
+from flinkish_spark.core.elements import MATCHES, OutputTag, TimeDomain, Timer
 from flinkish_spark.operators.context import FunctionContext
 from flinkish_spark.operators.joins import TimedBuffer, time_of
-from flinkish_spark.operators.patterns import MATCHES
 from flinkish_spark.operators.process import Processor
 from flinkish_spark.operators.timed_rows import TimedRows, TimedRowsOperator
 from flinkish_spark.state.descriptors import ValueStateDescriptor

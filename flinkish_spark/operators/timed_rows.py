@@ -12,10 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flinkish_spark.core.elements import MIN_WATERMARK_MS, OutputTag
+from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, MIN_WATERMARK_MS, OutputTag
 from flinkish_spark.operators.context import FunctionContext
 from flinkish_spark.operators.process import KeyedStreamOperator
-from flinkish_spark.operators.windowing import LATE_RECORDS_DROPPED
 from flinkish_spark.state.columnar import ColumnarState
 from flinkish_spark.state.descriptors import ListStateDescriptor
 from flinkish_spark.state.keyed_states import KeyedStates
