@@ -7,9 +7,10 @@ import math
 from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from flinkish_spark.cep.rows import RowMatcher, RowState
@@ -17,7 +18,8 @@ from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.core.errors import PatternError
 from flinkish_spark.functions.match_recognize import match_recognize
 from flinkish_spark.types.ddl import parse_ddl
-from tests.support import effort
+from flinkish_spark.types.rows import arrow_schema
+from flinkish_spark.types.to_python import to_values
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -25,6 +27,7 @@ FIELDS = (
     "b TINYINT, h SMALLINT, i INT, j INT, l LONG, m LONG, f FLOAT, d DOUBLE, c DOUBLE, p DECIMAL(10,2), "
     "q DECIMAL(4,3), w DECIMAL(38,10), s STRING, u STRING, t BOOLEAN, v BOOLEAN, x TIMESTAMP, y DATE"
 )
+REFUSED, SCHEMA = "refused", arrow_schema(parse_ddl(FIELDS))
 DAY, NOON = datetime.date(2026, 2, 28), datetime.datetime(2026, 2, 28, 12, 0, 0, 1, tzinfo=datetime.UTC)
 MAX_INT, MAX_LONG = (1 << 31) - 1, (1 << 63) - 1
 NAN, INF = math.nan, math.inf
@@ -62,35 +65,46 @@ EXPRESSIONS = [
 ]  # fmt: skip
 
 
-def in_spark(spark: SparkSession, text: str) -> list[Any]:
-    """Return the value for each row, or `REFUSED`; None for all if Spark does not take the expression."""
-    frame = spark.createDataFrame(ROWS, parse_ddl(FIELDS))
+def in_spark(spark: SparkSession, text: str) -> tuple[list[Any], T.DataType | None]:
+    """Return the value for each row, or `REFUSED`, and their type; None if Spark does not take the expression."""
+    text = f"{text.replace('VARCHAR', 'STRING')} AS m"
     try:
-        made = frame.selectExpr(f"{text.replace('VARCHAR', 'STRING')} AS m")
+        kind = _frame(spark, ROWS).selectExpr(text).schema[0].dataType
     except PySparkException:
-        return []
+        return [], None
     try:
-        return [row.m for row in made.collect()]
+        return [row.m for row in _frame(spark, ROWS).selectExpr(text).collect()], kind
     except PySparkException:
         pass
     found: list[Any] = []
     for row in ROWS:
-        one = spark.createDataFrame([row], parse_ddl(FIELDS)).selectExpr(f"{text.replace('VARCHAR', 'STRING')} AS m")
         try:
-            found.append(one.collect()[0].m)
+            found.append(_frame(spark, [row]).selectExpr(text).collect()[0].m)
         except PySparkException:
-            found.append("REFUSED")
-    return found
+            found.append(REFUSED)
+    return found, kind
+
+
+def _frame(spark: SparkSession, rows: list[tuple[Any, ...]]) -> DataFrame:
+    """Return rows as a local relation, which is evaluated without a job."""
+    columns = [pa.array(list(one), field.type) for one, field in zip(zip(*rows, strict=True), SCHEMA, strict=True)]
+    return spark.createDataFrame(pa.Table.from_arrays(columns, schema=SCHEMA))
+
+
+def _frame_rows() -> list[tuple[Any, ...]]:
+    """Return rows as a worker reads them: of FLOAT what that holds."""
+    batch = pa.record_batch([pa.array(list(one), field.type) for one, field in zip(zip(*ROWS, strict=True), SCHEMA, strict=True)], schema=SCHEMA)
+    return list(zip(*map(to_values, batch.columns), strict=True))
 
 
 def in_python(text: str) -> tuple[list[Any], T.DataType]:
     said = match_recognize(f"MEASURES {text} AS m PATTERN (A)")
     search, fields = said.search(parse_ddl(FIELDS))
     found: list[Any] = []
-    for row in ROWS:
+    for row in _frame_rows():
         try:
             (told,) = RowMatcher(search).run(RowState([row], [0]), MAX_WATERMARK_MS)
             found.append(told.values[0])
-        except (PatternError, ArithmeticError, ValueError) as error:
-            found.append("REFUSED")
+        except (PatternError, ArithmeticError, ValueError):
+            found.append(REFUSED)
     return found, fields[0].dataType
