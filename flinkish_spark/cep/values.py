@@ -217,10 +217,13 @@ def single_of_text(text: str) -> float:
     return single(double_of_text(text))
 
 
-def decimal_of_number(digits: int, scale: int, value: Any) -> decimal.Decimal:
-    """Return a number, or a boolean, as DECIMAL; of a DOUBLE the digits that it is written with."""
+def decimal_of_number(digits: int, scale: int, value: Any) -> decimal.Decimal | None:
+    """Return a number, or a boolean, as DECIMAL; of a DOUBLE the digits that it is written with.
+
+    Null for NaN and what has no end, as in Spark.
+    """
     if isinstance(value, float) and not math.isfinite(value):
-        raise NoSuchValue(f"{value} is cast", "no DECIMAL is that")
+        return None
     given = decimal.Decimal(repr(value)) if isinstance(value, float) else decimal.Decimal(value)
     return exact(digits, scale, given)
 
