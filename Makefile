@@ -37,7 +37,7 @@ export FLINKISH_SKIPPED := $(SKIPPED)
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
 STAGES := lint types unit integration crash
 
-.PHONY: help setup jars s3a hdfs flink shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-start bench-state bench-full wheel clean
+.PHONY: help setup jars s3a hdfs flink shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-start bench-state bench-flink bench-full wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
@@ -119,6 +119,10 @@ bench-start: setup ## from python app.py to the first checkpoint, beside plain S
 bench-state: setup ## a micro-batch beside thousands and millions of keys
 	@$(PY) -m tests.bench.big_state $(ARGS)
 
+bench-flink: $(BUILD)/flink-cluster-jars/.stamp ## the patterns of the bench in Flink, in this process   [ARGS="rises 2500000 10000 2"]
+	@javac -d $(BUILD)/flink-classes -cp "$(BUILD)/flink-cluster-jars/*" tests/bench/FlinkPatterns.java
+	@java -Xmx3g -cp "$(BUILD)/flink-classes:$(BUILD)/flink-cluster-jars/*" FlinkPatterns $(ARGS)
+
 bench-full: setup ## both, up to ten million keys: for hours
 	@$(PY) -m tests.bench.run
 	@$(PY) -m tests.bench.big_state --keys 10000 100000 1000000 5000000 10000000
@@ -147,6 +151,7 @@ ROLE_OF_broker-jars := broker
 ROLE_OF_s3a-jars := s3a
 ROLE_OF_hdfs-jars := hdfs
 ROLE_OF_flink-jars := flink
+ROLE_OF_flink-cluster-jars := flink-cluster
 $(BUILD)/%/.stamp: flinkish_spark/jars/pinned.txt tools/resolve_jars.py | $(VENV)/.stamp
 	@tools/require.sh java
 	@tools/require.sh maven

@@ -6,6 +6,7 @@
     python tools/resolve_jars.py s3a    DIRECTORY
     python tools/resolve_jars.py hdfs   DIRECTORY
     python tools/resolve_jars.py flink  DIRECTORY
+    python tools/resolve_jars.py flink-cluster DIRECTORY
 
 The JARs of all versions of Spark go into one directory; a session takes those of the Spark that runs.
 
@@ -36,6 +37,7 @@ EXCLUDED = {
     "broker": [],
     "hdfs": [],
     "flink": ["*:*"],
+    "flink-cluster": [],
     # The whole SDK in one JAR has 686 MB; the modules that S3A uses stand in the list.
     "s3a": [
         "software.amazon.awssdk:bundle",

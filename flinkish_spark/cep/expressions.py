@@ -1,13 +1,11 @@
 """Expressions over the rows of a match: columns, navigation, aggregates, and what SQL makes of them.
 
-Null is None, and logic has three values. Numbers are Python's: sums of whole numbers never overflow, and `/`
-divides as doubles do unless both are decimals.
+Null is None, and logic has three values. What is made of values that are not null is said by functions, which
+are in :mod:`flinkish_spark.cep.values`.
 """
 
 from __future__ import annotations
 
-import decimal
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -209,30 +207,21 @@ class Final(Expression):
         return self.of.value(whole, place)
 
 
-def _sum(values: list[Any]) -> Any:
-    return sum(values) if values else None
-
-
-def _mean(values: list[Any]) -> Any:
-    return sum(values) / len(values) if values else None
-
-
-AGGREGATES: dict[str, Callable[[list[Any]], Any]] = {
-    "COUNT": len,
-    "SUM": _sum,
-    "AVG": _mean,
-    "MIN": lambda values: min(values, default=None),
-    "MAX": lambda values: max(values, default=None),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Aggregated(Expression):
-    """An aggregate over the rows of a variable, without nulls; of None a count of rows."""
+    """An aggregate over the rows of a variable, without nulls; null if there is no other.
 
-    name: str
+    Parameters
+    ----------
+    of
+        What is taken of each row; None: the row itself.
+    function
+        What is made of the values; None: their number, also where there is none.
+    """
+
     of: Expression | None
     variables: frozenset[str] | None = None
+    function: Callable[[list[Any]], Any] | None = None
     looks_around = True
 
     def parts(self) -> Sequence[Expression]:
@@ -244,64 +233,17 @@ class Aggregated(Expression):
         places = frame.places(self.variables, frame.counted)
         if self.of is None:
             return sum(1 for _ in places)
-        values = [self.of.value(frame, at) for at in places]
-        return AGGREGATES[self.name]([one for one in values if one is not None])
-
-
-def _divided(one: Any, other: Any) -> Any:
-    if other == 0:
-        return None
-    return one / other
-
-
-def _remainder(one: Any, other: Any) -> Any:
-    """Return a remainder with the sign of the dividend, as SQL does."""
-    if other == 0:
-        return None
-    found = abs(one) % abs(other)
-    return -found if one < 0 else found
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _whole(value: Any) -> int:
-    return int(value)
-
-
-#: Functions of values that are not null; of a null they are null.
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "=": operator.eq,
-    "<>": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": _divided,
-    "%": _remainder,
-    "||": lambda one, other: _text(one) + _text(other),
-    "negative": operator.neg,
-    "abs": abs,
-    "lower": str.lower,
-    "upper": str.upper,
-    "length": len,
-    "as_text": _text,
-    "as_whole": _whole,
-    "as_double": float,
-    "as_boolean": bool,
-    "as_decimal": lambda value: decimal.Decimal(str(value)),
-}
+        values = [one for one in (self.of.value(frame, at) for at in places) if one is not None]
+        if self.function is None:
+            return len(values)
+        return self.function(values) if values else None
 
 
 @dataclass(frozen=True, slots=True)
 class Applied(Expression):
-    """A function of :data:`FUNCTIONS` of other expressions; null if one of them is."""
+    """A function of other expressions; null if one of them is."""
 
-    name: str
+    function: Callable[..., Any]
     of: tuple[Expression, ...]
 
     def parts(self) -> Sequence[Expression]:
@@ -311,7 +253,7 @@ class Applied(Expression):
     def value(self, frame: Frame, place: int | None) -> Any:
         """Return it."""
         values = [one.value(frame, place) for one in self.of]
-        return None if None in values else FUNCTIONS[self.name](*values)
+        return None if None in values else self.function(*values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,15 +19,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from flinkish_spark.cep.automaton import Action, Automaton, StateKind, Transition
-from flinkish_spark.cep.conditions import Leaf
+from flinkish_spark.cep.automaton import Action, Automaton, State, StateKind, Transition
+from flinkish_spark.cep.conditions import Always, ColumnCondition, Condition, Leaf
 from flinkish_spark.cep.stages import AfterMatchSkip, OpenMatches, Overflow, Skip
 from flinkish_spark.core.errors import PatternError
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+# Frozen ones take five times as long to make, and two are made for most events.
+@dataclass(slots=True, eq=False)
 class Event:
-    """An event that some partial match has taken.
+    """An event that some partial match has taken; never changed.
 
     Parameters
     ----------
@@ -45,9 +46,12 @@ class Event:
         return self.at[0]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Taken:
-    """An event under a name of the pattern, behind those that were taken before; `first` begins the chain."""
+    """An event under a name of the pattern, behind those that were taken before; `first` begins the chain.
+
+    Never changed.
+    """
 
     stage: str
     event: Event
@@ -90,6 +94,14 @@ class MatchQueue:
     def __len__(self) -> int:
         return len(self._heap)
 
+    @staticmethod
+    def of(matches: Iterable[PartialMatch]) -> MatchQueue:
+        """Return a queue to which they were added one by one."""
+        queue = MatchQueue()
+        for one in matches:
+            queue.add(one)
+        return queue
+
     def first(self) -> PartialMatch | None:
         """Return the one that begins first; None if there is none."""
         return self._heap[0] if self._heap else None
@@ -98,9 +110,12 @@ class MatchQueue:
         """Add one: behind those that begin with the same event and are above it."""
         heap, at = self._heap, len(self._heap)
         heap.append(match)
+        if not at:
+            return
+        begin = begins(match)
         while at > 0:
             above = (at - 1) >> 1
-            if begins(match) >= begins(heap[above]):
+            if begin >= begins(heap[above]):
                 break
             heap[at], at = heap[above], above
         heap[at] = match
@@ -163,10 +178,13 @@ class MatchState:
         What is open; the start state among it, unless the key is never to match again.
     held
         Matches that wait for older partial matches.
+    next_number
+        What tells the next event that is taken apart from those before it.
     """
 
     partial: MatchQueue
     held: MatchQueue = field(default_factory=MatchQueue)
+    next_number: int = 0
 
     @property
     def is_initial(self) -> bool:
@@ -186,40 +204,9 @@ class At(NamedTuple):
     time_ms: int
 
 
-class _Given:
-    """What conditions are asked about; its own context for those that look back."""
-
-    __slots__ = ("_path", "event", "facts", "last", "processing_time_ms", "time_ms")
-
-    def __init__(self, event: Any, time_ms: int, facts: dict[Leaf, bool], processing_time_ms: int) -> None:
-        self.event, self.time_ms, self.facts = event, time_ms, facts
-        self.processing_time_ms = processing_time_ms
-        self.of(None)
-
-    @property
-    def context(self) -> _Given:
-        return self
-
-    def of(self, last: Taken | None) -> _Given:
-        """Make a partial match the one that is asked about."""
-        self.last = last
-        self._path: Match | None = None
-        return self
-
-    def events_for(self, name: str) -> list[Any]:
-        if self._path is None:
-            self._path = {} if self.last is None else _match(self.last.path())
-        return list(self._path.get(name, ()))
-
-    def timestamp(self) -> int:
-        return self.time_ms
-
-    def current_processing_time(self) -> int:
-        return self.processing_time_ms
-
-
-#: A take or an ignore that an event is good for, and the name under which it would be taken.
-_Way = tuple[str, Transition]
+#: A take or an ignore that an event is good for: the name under which it would be taken, whether it is, where
+#: that leads, and to what.
+_Way = tuple[str, bool, int, StateKind]
 
 
 class Matcher:
@@ -239,7 +226,19 @@ class Matcher:
         self._kinds = tuple(state.kind for state in automaton.states)
         self._looks_back = automaton.looks_back
         self._has_windows = automaton.has_windows
+        self._has_windows_between = any(state.from_previous_ms is not None for state in automaton.states)
+        #: By state: of each transition what asks its condition, None if it always holds; and what it is good
+        #: for, or else the state in which the event is tried at once.
+        self._transitions = tuple(
+            tuple((_asked(one.condition), self._way_of(state, one), one.target) for one in state.transitions)
+            for state in automaton.states
+        )
+        self._proceeds = tuple(any(way is None for _, way, _ in ways) for ways in self._transitions)
         self._begin = PartialMatch(automaton.start, None)
+        self._step = _Step(self)
+        #: What events are good for, by the answers to conditions, where all of these are known beforehand.
+        self._ways_by_answers: dict[tuple[bool | None, ...], dict[int, list[_Way]]] = {}
+        self._asks_nobody = all(isinstance(leaf, ColumnCondition) for leaf in automaton.leaves)
 
     def initial(self) -> MatchState:
         """Return what is known of a key of which there was nothing."""
@@ -269,25 +268,51 @@ class Matcher:
         PatternError
             A match cannot be skipped from.
         """
-        given = _Given(event, time_ms, {} if facts is None else facts, processing_time_ms)
-        step = _Step(self, given, state)
-        partial, complete, kinds = MatchQueue(), MatchQueue(), self._kinds
+        step, proceeds = self._step, self._proceeds
+        facts = {} if facts is None else facts
+        ways: dict[int, list[_Way]] = {}
+        if self._asks_nobody:
+            answers = tuple(map(facts.get, self.automaton.leaves))
+            ways = self._ways_by_answers.setdefault(answers, ways)
+        step.begin(event, time_ms, facts, processing_time_ms, ways)
+        kept: list[PartialMatch] = []
+        complete: list[PartialMatch] = []
+        taken: Event | None = None
+        changed = False
         for one in state.partial:
-            kept, is_stopped = [], False
-            for following in step.following(one):
-                kind = kinds[following.state]
+            before, so_far, is_stopped = one.last, len(kept), False
+            step.last = before
+            for stage, is_taken, target, kind in step.ways_of(one.state):
+                if is_taken:
+                    if taken is None:
+                        taken = Event((time_ms, state.next_number), event)
+                        state.next_number += 1
+                    last = Taken(stage, taken, before, taken if before is None else before.first)
+                    following = PartialMatch(target, last)
+                    final = step.final_past(target) if proceeds[target] else None
+                    if final is not None:
+                        complete.append(PartialMatch(final, last))
+                elif before is None:
+                    continue
+                else:
+                    following = one if target == one.state else PartialMatch(target, before)
                 if kind is StateKind.FINAL:
-                    complete.add(following)
+                    complete.append(following)
                 elif kind is StateKind.STOP:
                     is_stopped = True
                 else:
                     kept.append(following)
-            if not is_stopped:
-                for following in kept:
-                    partial.add(following)
-        state.partial = partial
+            if before is None:
+                kept.append(one)
+            if is_stopped:
+                del kept[so_far:]
+            changed = changed or len(kept) != so_far + 1 or kept[so_far] is not one
+        if changed:
+            state.partial = MatchQueue.of(kept)
         # Events leave, too: what was open may have held a match back.
-        return [match for _, match in self._completed(state, complete)] if complete or state.held else []
+        if not complete and not state.held:
+            return []
+        return [match for _, match in self._completed(state, complete)]
 
     def advance(self, state: MatchState, time_ms: int) -> tuple[list[At], list[At]]:
         """Say that no event before a time comes any more; return what is complete by that, and what is over.
@@ -300,9 +325,9 @@ class Matcher:
         state
             Of a key; changed.
         """
-        if not self._has_windows or all(self._ended_ms(one, time_ms) is None for one in state.partial):
+        if not self._has_windows or not self._has_ended(state, time_ms):
             return [], []
-        partial, complete, over = MatchQueue(), MatchQueue(), []
+        partial, complete, over = MatchQueue(), [], []
         completed_ms: dict[int, int] = {}
         freed_ms = _BEFORE_ALL
         for one in state.partial:
@@ -312,7 +337,7 @@ class Matcher:
                 continue
             freed_ms = max(freed_ms, ended_ms)
             if self._kinds[one.state] is StateKind.PENDING:
-                complete.add(one)
+                complete.append(one)
                 completed_ms[id(one)] = ended_ms
             else:
                 assert one.last is not None
@@ -357,6 +382,13 @@ class Matcher:
         )
         return min((end for end in ends if end is not None), default=None)
 
+    def _has_ended(self, state: MatchState, time_ms: int) -> bool:
+        if self._has_windows_between:
+            return any(self._ended_ms(one, time_ms) is not None for one in state.partial)
+        # Of one window for all the oldest is the first to be over.
+        oldest = state.partial.first()
+        return oldest is not None and self._ended_ms(oldest, time_ms) is not None
+
     def _ended_ms(self, one: PartialMatch, time_ms: int) -> int | None:
         """Return when a partial match was timed out; None if it is not yet."""
         if one.last is None:
@@ -369,10 +401,20 @@ class Matcher:
             return one.last.first.time_ms + window
         return None
 
+    def _way_of(self, state: State, one: Transition) -> _Way | None:
+        """Return what a transition is good for; None if the event is tried elsewhere at once."""
+        if one.action is Action.PROCEED:
+            return None
+        return state.stage, one.action is Action.TAKE, one.target, self._kinds[one.target]
+
     # -- matches ----------------------------------------------------------------------------------------
-    def _completed(self, state: MatchState, complete: MatchQueue) -> list[tuple[PartialMatch, Match]]:
+    def _completed(self, state: MatchState, complete: list[PartialMatch]) -> list[tuple[PartialMatch, Match]]:
         """Return the matches that can be emitted now, the one that begins first first."""
-        for one in complete:
+        if self._skip.kind is Skip.NONE and len(complete) == 1 and not state.held:
+            (one,) = complete
+            assert one.last is not None
+            return [(one, _match(one.last.path()))]
+        for one in MatchQueue.of(complete):
             state.held.add(one)
         found: list[tuple[PartialMatch, Match]] = []
         while (first := state.held.first()) is not None:
@@ -422,69 +464,79 @@ class Matcher:
 
 
 class _Step:
-    """One event beside all partial matches of its key; what does not depend on these is found out once."""
+    """One event beside all partial matches of its key; what does not depend on these is found out once.
 
-    __slots__ = ("_event", "_given", "_matcher", "_state", "_ways")
+    Conditions are asked about it, and it is the context of those that look back. One for all events.
+    """
 
-    def __init__(self, matcher: Matcher, given: _Given, state: MatchState) -> None:
-        self._matcher, self._given, self._state = matcher, given, state
-        self._event: Event | None = None
-        self._ways: dict[int, list[_Way]] = {}
+    __slots__ = ("_matcher", "_ways", "context", "event", "facts", "last", "processing_time_ms", "time_ms")
 
-    def following(self, one: PartialMatch) -> list[PartialMatch]:
-        """Return what becomes of a partial match."""
-        before, found = one.last, []
-        self._given.of(before)
-        for stage, way in self._ways_of(one.state):
-            if way.action is Action.TAKE:
-                event = self._taken_event()
-                last = Taken(stage, event, before, event if before is None else before.first)
-                found.append(PartialMatch(way.target, last))
-                final = self._final_past(way.target)
-                if final is not None:
-                    found.append(PartialMatch(final, last))
-            elif before is not None:
-                found.append(PartialMatch(way.target, before))
-        if before is None:
-            found.append(one)
-        return found
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher, self.context = matcher, self
+        self.last: Taken | None = None
+        self.begin(None, 0, {}, 0, {})
 
-    def _taken_event(self) -> Event:
-        if self._event is None:
-            known = (one.last for queue in (self._state.partial, self._state.held) for one in queue)
-            number = 1 + max((last.event.at[1] for last in known if last is not None), default=-1)
-            self._event = Event((self._given.time_ms, number), self._given.event)
-        return self._event
+    def begin(
+        self,
+        event: Any,
+        time_ms: int,
+        facts: dict[Leaf, bool],
+        processing_time_ms: int,
+        ways: dict[int, list[_Way]],
+    ) -> None:
+        """Go on to another event; `ways` is what is known of it by state, and grows."""
+        self.event, self.time_ms, self.facts = event, time_ms, facts
+        self.processing_time_ms, self._ways = processing_time_ms, ways
 
-    def _ways_of(self, state: int) -> list[_Way]:
+    # -- what conditions see ----------------------------------------------------------------------------
+    def events_for(self, name: str) -> list[Any]:
+        one, found = self.last, []
+        while one is not None:
+            if one.stage == name:
+                found.append(one.event.value)
+            one = one.before
+        return found[::-1]
+
+    def timestamp(self) -> int:
+        return self.time_ms
+
+    def current_processing_time(self) -> int:
+        return self.processing_time_ms
+
+    # -- what an event is good for ----------------------------------------------------------------------
+    def ways_of(self, state: int) -> list[_Way]:
         """Return what the event is good for in a state, behind proceeds as well."""
         if self._matcher._looks_back[state]:
             return self._find_ways(state)
-        if state not in self._ways:
-            self._ways[state] = self._find_ways(state)
-        return self._ways[state]
+        found = self._ways.get(state)
+        if found is None:
+            found = self._ways[state] = self._find_ways(state)
+        return found
 
     def _find_ways(self, state: int) -> list[_Way]:
         found: list[_Way] = []
-        states, waiting = self._matcher._states, [state]
+        transitions, waiting = self._matcher._transitions, [state]
         while waiting:
-            here = states[waiting.pop()]
-            for one in here.transitions:
-                if not one.condition.holds(self._given):
+            for holds, way, target in transitions[waiting.pop()]:
+                if holds is not None and not holds(self):
                     continue
-                if one.action is Action.PROCEED:
-                    waiting.append(one.target)
+                if way is None:
+                    waiting.append(target)
                 else:
-                    found.append((here.stage, one))
+                    found.append(way)
         return found
 
-    def _final_past(self, state: int) -> int | None:
+    def final_past(self, state: int) -> int | None:
         """Return the final state that is reached from a state without another event; None if none is."""
-        states, waiting = self._matcher._states, [state]
+        kinds, transitions, waiting = self._matcher._kinds, self._matcher._transitions, [state]
         while waiting:
-            for one in states[waiting.pop()].transitions:
-                if one.action is Action.PROCEED and one.condition.holds(self._given):
-                    if states[one.target].kind is StateKind.FINAL:
-                        return one.target
-                    waiting.append(one.target)
+            for holds, way, target in transitions[waiting.pop()]:
+                if way is None and (holds is None or holds(self)):
+                    if kinds[target] is StateKind.FINAL:
+                        return target
+                    waiting.append(target)
         return None
+
+
+def _asked(condition: Condition) -> Callable[[_Step], bool] | None:
+    return None if isinstance(condition, Always) else condition.holds

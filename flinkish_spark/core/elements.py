@@ -18,6 +18,9 @@ MIN_WATERMARK_MS = -(1 << 63)
 #: No element comes any more: the end of a bounded input. Fires every event-time timer.
 MAX_WATERMARK_MS = (1 << 63) - 1
 
+#: Names of what operators count: late records without a side output, and matches of patterns.
+LATE_RECORDS_DROPPED, MATCHES = "late_records_dropped", "matches"
+
 
 class TimeDomain(enum.Enum):
     """Which clock a timer goes by."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import decimal
+import functools
+import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from pyspark.sql import types as T
 
 from flinkish_spark.cep import expressions as E
+from flinkish_spark.cep import values as V
 from flinkish_spark.cep.rows import (
     AtFirstRow,
     AtLastRow,
@@ -294,16 +298,28 @@ class _PatternReader:
 
 
 Typed = tuple[E.Expression, T.DataType]
-_LONG, _DOUBLE, _TEXT, _BOOLEAN = T.LongType(), T.DoubleType(), T.StringType(), T.BooleanType()
-_WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+_INT, _LONG, _DOUBLE, _TEXT, _BOOLEAN = (
+    T.IntegerType(),
+    T.LongType(),
+    T.DoubleType(),
+    T.StringType(),
+    T.BooleanType(),
+)
+#: Bits of whole numbers, and how many digits a decimal has in their place.
+_BITS: dict[type, int] = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
+_DIGITS: dict[type, int] = {T.ByteType: 3, T.ShortType: 5, T.IntegerType: 10, T.LongType: 20}
 _COMPARED = {"EQ": "=", "NEQ": "<>", "LT": "<", "LTE": "<=", "GT": ">", "GTE": ">="}
 _ARITHMETIC = {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "Mod": "%"}
-_OF_TEXT = {"Lower": "lower", "Upper": "upper"}
-_CAST: dict[str, tuple[str, T.DataType]] = {
-    **dict.fromkeys(("BIGINT", "INT", "SMALLINT", "TINYINT"), ("as_whole", _LONG)),
-    **dict.fromkeys(("DOUBLE", "FLOAT"), ("as_double", _DOUBLE)),
-    **dict.fromkeys(("VARCHAR", "TEXT", "CHAR"), ("as_text", _TEXT)),
-    "BOOLEAN": ("as_boolean", _BOOLEAN),
+_OF_TEXT: dict[str, Callable[[str], Any]] = {"Lower": str.lower, "Upper": str.upper}
+_CAST: dict[str, T.DataType] = {
+    "BIGINT": _LONG,
+    "INT": _INT,
+    "SMALLINT": T.ShortType(),
+    "TINYINT": T.ByteType(),
+    "DOUBLE": _DOUBLE,
+    "FLOAT": T.FloatType(),
+    **dict.fromkeys(("VARCHAR", "TEXT", "CHAR"), _TEXT),
+    "BOOLEAN": _BOOLEAN,
 }
 
 
@@ -445,14 +461,11 @@ class _Search:
         if make is not None:
             return make(tree, text)
         if name in _COMPARED:
-            (one, first), (other, second) = self._both(tree, text)
-            self._comparable(first, second, text)
-            return E.Applied(_COMPARED[name], (one, other)), _BOOLEAN
+            return self._compared(_COMPARED[name], *self._both(tree, text), text)
         if name in _ARITHMETIC:
-            (one, first), (other, second) = self._both(tree, text)
-            return E.Applied(_ARITHMETIC[name], (one, other)), _number(name, first, second, text)
+            return computed(_ARITHMETIC[name], *self._both(tree, text), text)
         if name in _OF_TEXT:
-            return E.Applied(_OF_TEXT[name], (self._expression(tree.this, text)[0],)), _TEXT
+            return E.Applied(_OF_TEXT[name], (self._of_text(tree.this, text),)), _TEXT
         if name in ("Count", "Sum", "Min", "Max", "Avg"):
             return self._aggregate(name.upper(), tree.this, text)
         _refuse(text, f"{tree.sql(dialect='trino')} is not known here", "see docs/cep.md for what is")
@@ -473,9 +486,14 @@ class _Search:
     def _literal(self, tree: Any, text: str) -> Typed:
         if tree.is_string:
             return E.Literal(tree.this), _TEXT
-        if tree.this.isdigit():
-            return E.Literal(int(tree.this)), _LONG
-        return E.Literal(float(tree.this)), _DOUBLE
+        if "E" in tree.this.upper():
+            return E.Literal(float(tree.this)), _DOUBLE
+        value = decimal.Decimal(tree.this)
+        scale = max(-int(value.as_tuple().exponent), 0)
+        digits = max(len(value.as_tuple().digits), scale)
+        if scale or "." in tree.this or abs(value) >= 1 << 63:
+            return E.Literal(value), T.DecimalType(digits, scale)
+        return E.Literal(int(value)), _INT if abs(value) < 1 << 31 else _LONG
 
     def _null(self, tree: Any, text: str) -> Typed:
         return E.Literal(None), T.NullType()
@@ -500,71 +518,85 @@ class _Search:
         return E.Negated(self._expression(tree.this, text)[0]), _BOOLEAN
 
     def _is(self, tree: Any, text: str) -> Typed:
-        made, _ = self._expression(tree.this, text)
-        other, kind = self._expression(tree.expression, text)
-        if isinstance(kind, T.NullType):
-            return E.IsNull(made), _BOOLEAN
-        return E.FirstKnown((E.Applied("=", (made, other)), E.Literal(False))), _BOOLEAN
+        made = self._expression(tree.this, text)
+        other = self._expression(tree.expression, text)
+        if isinstance(other[1], T.NullType):
+            return E.IsNull(made[0]), _BOOLEAN
+        return E.FirstKnown((self._compared("=", made, other, text)[0], E.Literal(False))), _BOOLEAN
 
     def _between(self, tree: Any, text: str) -> Typed:
-        made, kind = self._expression(tree.this, text)
+        made = self._expression(tree.this, text)
         low, high = (self._expression(tree.args[name], text) for name in ("low", "high"))
-        for _, other in (low, high):
-            self._comparable(kind, other, text)
-        bounds = E.Applied(">=", (made, low[0])), E.Applied("<=", (made, high[0]))
+        bounds = self._compared(">=", made, low, text)[0], self._compared("<=", made, high, text)[0]
         return E.All(bounds), _BOOLEAN
 
     def _in(self, tree: Any, text: str) -> Typed:
-        made, kind = self._expression(tree.this, text)
+        made = self._expression(tree.this, text)
         options = [self._expression(one, text) for one in tree.expressions]
-        for _, other in options:
-            self._comparable(kind, other, text)
-        return E.any_of(tuple(E.Applied("=", (made, one)) for one, _ in options)), _BOOLEAN
+        kind = common((made[1], *(kind for _, kind in options)), text)
+        own, *others = (cast(one, kind, text) for one in (made, *options))
+        return E.any_of(tuple(E.Applied(V.is_equal, (own, one)) for one in others)), _BOOLEAN
 
     def _neg(self, tree: Any, text: str) -> Typed:
-        made, kind = self._expression(tree.this, text)
-        return E.Applied("negative", (made,)), kind
+        return self._signed(tree, V.negative_whole, operator.neg, text)
 
     def _abs(self, tree: Any, text: str) -> Typed:
+        return self._signed(tree, V.absolute_whole, abs, text)
+
+    def _signed(
+        self, tree: Any, of_wholes: Callable[[int, int], int], of_others: Callable[[Any], Any], text: str
+    ) -> Typed:
         made, kind = self._expression(tree.this, text)
-        return E.Applied("abs", (made,)), kind
+        if not isinstance(kind, T.NumericType):
+            _refuse(text, f"a {kind.simpleString()} is no number", "cast it")
+        bits = _BITS.get(type(kind))
+        if isinstance(made, E.Literal) and of_others is operator.neg:
+            return E.Literal(-made.given), kind
+        function = of_others if bits is None else functools.partial(of_wholes, bits)
+        return E.Applied(function, (made,)), kind
 
     def _length(self, tree: Any, text: str) -> Typed:
-        return E.Applied("length", (self._expression(tree.this, text)[0],)), _LONG
+        return E.Applied(len, (self._of_text(tree.this, text),)), _INT
 
     def _dpipe(self, tree: Any, text: str) -> Typed:
-        return E.Applied("||", tuple(made for made, _ in self._both(tree, text))), _TEXT
+        return E.Applied(V.joined, tuple(cast(one, _TEXT, text) for one in self._both(tree, text))), _TEXT
+
+    def _of_text(self, tree: Any, text: str) -> E.Expression:
+        return cast(self._expression(tree, text), _TEXT, text)
 
     def _coalesce(self, tree: Any, text: str) -> Typed:
         parts = [self._expression(one, text) for one in (tree.this, *tree.expressions)]
-        return E.FirstKnown(tuple(made for made, _ in parts)), _common([kind for _, kind in parts], text)
+        kind = common([own for _, own in parts], text)
+        return E.FirstKnown(tuple(cast(one, kind, text) for one in parts)), kind
 
     def _case(self, tree: Any, text: str) -> Typed:
-        whole = tree.args.get("this")
-        cases, kinds = [], []
+        given = tree.args.get("this")
+        whole = None if given is None else self._expression(given, text)
+        conditions, values = [], []
         for one in tree.args["ifs"]:
-            condition, _ = self._expression(one.this, text)
+            condition = self._expression(one.this, text)
             if whole is not None:
-                condition = E.Applied("=", (self._expression(whole, text)[0], condition))
-            value, kind = self._expression(one.args["true"], text)
-            cases.append((condition, value))
-            kinds.append(kind)
+                condition = self._compared("=", whole, condition, text)
+            elif not isinstance(condition[1], T.BooleanType | T.NullType):
+                _refuse(text, f"a {condition[1].simpleString()} is no condition", "compare it with something")
+            conditions.append(condition[0])
+            values.append(self._expression(one.args["true"], text))
         default = tree.args.get("default")
-        otherwise: Typed = (
-            (E.Literal(None), T.NullType()) if default is None else self._expression(default, text)
-        )
-        return E.Chosen(tuple(cases), otherwise[0]), _common([*kinds, otherwise[1]], text)
+        values.append((E.Literal(None), T.NullType()) if default is None else self._expression(default, text))
+        kind = common([own for _, own in values], text)
+        *chosen, otherwise = (cast(one, kind, text) for one in values)
+        return E.Chosen(tuple(zip(conditions, chosen, strict=True)), otherwise), kind
 
     def _cast(self, tree: Any, text: str) -> Typed:
-        wanted = tree.to.this.name
-        made, _ = self._expression(tree.this, text)
+        wanted, made = tree.to.this.name, self._expression(tree.this, text)
         if wanted == "DECIMAL":
-            sizes = [int(one.this.this) for one in tree.to.expressions] or [38, 0]
-            return E.Applied("as_decimal", (made,)), T.DecimalType(*sizes)
-        if wanted not in _CAST:
-            _refuse(text, f"nothing is cast to {wanted} here", f"cast to one of {', '.join(_CAST)}")
-        name, kind = _CAST[wanted]
-        return E.Applied(name, (made,)), kind
+            sizes = [int(one.this.this) for one in tree.to.expressions] or [10, 0]
+            kind: T.DataType = T.DecimalType(*sizes)
+        elif wanted in _CAST:
+            kind = _CAST[wanted]
+        else:
+            _refuse(text, f"nothing is cast to {wanted} here", f"cast to one of {', '.join(_CAST)}, DECIMAL")
+        return cast(made, kind, text), kind
 
     def _first(self, tree: Any, text: str) -> Typed:
         return self._navigated("FIRST", [tree.this, tree.args.get("expression")], text)
@@ -619,17 +651,13 @@ class _Search:
         kind = type(of).__name__
         if kind == "Star" or (kind == "Column" and type(of.this).__name__ == "Star"):
             variables = None if kind == "Star" else self._variable(_identifier(of.args["table"]))
-            return E.Aggregated(name, None, variables), _LONG
+            return E.Aggregated(None, variables), _LONG
         made, own = self._expression(of, text)
         named = {one.variables for one in made.all_parts() if isinstance(one, E.Column)}
         if len(named) > 1 or any(one.looks_around for one in made.all_parts()):
             _refuse(text, "an aggregate is of the rows of one variable", "name one variable, or a SUBSET")
-        result: T.DataType = own
-        if name == "COUNT" or (name == "SUM" and isinstance(own, _WHOLE)):
-            result = _LONG
-        elif name == "AVG" or (name == "SUM" and isinstance(own, T.FloatType)):
-            result = _DOUBLE if not isinstance(own, T.DecimalType) else own
-        return E.Aggregated(name, made, next(iter(named), None)), result
+        function, result = aggregate(name, own, text)
+        return E.Aggregated(made, next(iter(named), None), function), result
 
     def _variable(self, name: str) -> frozenset[str]:
         if name not in self._variables:
@@ -638,19 +666,9 @@ class _Search:
         return self._variables[name]
 
     @staticmethod
-    def _comparable(one: T.DataType, other: T.DataType, text: str) -> None:
-        numbers = all(isinstance(kind, T.NumericType | T.NullType) for kind in (one, other))
-        if (
-            not numbers
-            and one != other
-            and not isinstance(one, T.NullType)
-            and not isinstance(other, T.NullType)
-        ):
-            _refuse(
-                text,
-                f"a {one.simpleString()} is compared with a {other.simpleString()}",
-                "cast one of them",
-            )
+    def _compared(name: str, one: Typed, other: Typed, text: str) -> Typed:
+        kind = common((one[1], other[1]), text)
+        return E.Applied(V.COMPARISONS[name], (cast(one, kind, text), cast(other, kind, text))), _BOOLEAN
 
 
 def _parsed(text: str) -> Any:
@@ -684,27 +702,163 @@ def _identifier(tree: Any) -> str:
     return name if tree.args.get("quoted") else name.upper()
 
 
-def _number(name: str, one: T.DataType, other: T.DataType, text: str) -> T.DataType:
-    """Return the type of arithmetic."""
-    for kind in (one, other):
+# ----------------------------------------------------------------------------------------------------------
+# Types of what is computed, as Spark's ANSI mode has them.
+
+
+def _refuse_types(text: str, one: T.DataType, other: T.DataType) -> NoReturn:
+    says = f"a {one.simpleString()} and a {other.simpleString()} have no type in common"
+    _refuse(text, says, "cast one of them")
+
+
+def common(kinds: Iterable[T.DataType], text: str) -> T.DataType:
+    """Return the type that values of several types are compared, or told, as.
+
+    Raises
+    ------
+    PatternError
+        There is none.
+    """
+    found: T.DataType = T.NullType()
+    for kind in kinds:
+        found = _common(found, kind, text)
+    return found
+
+
+def _common(one: T.DataType, other: T.DataType, text: str) -> T.DataType:
+    if one == other or isinstance(other, T.NullType):
+        return one
+    if isinstance(one, T.NullType):
+        return other
+    if not isinstance(one, T.NumericType) or not isinstance(other, T.NumericType):
+        _refuse_types(text, one, other)
+    if type(one) in _BITS and type(other) in _BITS:
+        return max(one, other, key=lambda kind: _BITS[type(kind)])
+    first, second = _as_decimal(one), _as_decimal(other)
+    if first is None or second is None:
+        return _DOUBLE
+    scale = max(first.scale, second.scale)
+    whole = max(first.precision - first.scale, second.precision - second.scale)
+    # Where both do not fit, digits before the point are kept.
+    return T.DecimalType(min(whole + scale, 38), scale if whole + scale <= 38 else max(38 - whole, 0))
+
+
+def _as_decimal(kind: T.DataType) -> T.DecimalType | None:
+    """Return the decimal type that holds all values of an exact type; None for another one."""
+    if isinstance(kind, T.DecimalType):
+        return kind
+    digits = _DIGITS.get(type(kind))
+    return None if digits is None else T.DecimalType(digits, 0)
+
+
+def computed(name: str, one: Typed, other: Typed, text: str) -> Typed:
+    """Return a sum, difference, product, quotient or remainder, and its type.
+
+    Raises
+    ------
+    PatternError
+        They are no numbers.
+    """
+    kinds = one[1], other[1]
+    for kind in kinds:
         if not isinstance(kind, T.NumericType | T.NullType):
             _refuse(text, f"a {kind.simpleString()} is no number", "cast it")
-    if T.DecimalType in (type(one), type(other)):
-        if T.DoubleType in (type(one), type(other)) or T.FloatType in (type(one), type(other)):
-            _refuse(text, "a decimal is computed with a double", "cast one of them")
-        return one if isinstance(one, T.DecimalType) else other
-    is_whole = all(isinstance(kind, (*_WHOLE, T.NullType)) for kind in (one, other))
-    return _LONG if is_whole and name != "Div" else _DOUBLE
+    kind = _common(*kinds, text)
+    if isinstance(kind, T.DecimalType):
+        own = _operand(one), _operand(other)
+        kind = _decimal_of(name, *own)
+        given = tuple(cast(each, as_, text) for each, as_ in zip((one, other), own, strict=True))
+        function = functools.partial(V.of_decimals, name, kind.precision, kind.scale)
+        return E.Applied(function, given), kind
+    if name == "/" or not isinstance(kind, T.NumericType):
+        kind = _DOUBLE if name == "/" or isinstance(kind, T.NullType) else kind
+    given = cast(one, kind, text), cast(other, kind, text)
+    if type(kind) in _BITS:
+        return E.Applied(functools.partial(V.of_wholes, name, _BITS[type(kind)]), given), kind
+    of = V.of_singles if isinstance(kind, T.FloatType) else V.of_doubles
+    return E.Applied(functools.partial(of, name), given), kind
 
 
-def _common(kinds: Sequence[T.DataType], text: str) -> T.DataType:
-    known = [kind for kind in kinds if not isinstance(kind, T.NullType)]
-    if not known:
-        return T.NullType()
-    if all(kind == known[0] for kind in known):
-        return known[0]
-    if all(isinstance(kind, _WHOLE) for kind in known):
-        return _LONG
-    if all(isinstance(kind, T.NumericType) for kind in known):
-        return _DOUBLE
-    _refuse(text, "its values are of several types", "cast them to one")
+def _operand(given: Typed) -> T.DecimalType:
+    """Return the decimal type of an operand; that of a whole number that is written out has its digits."""
+    made, kind = given
+    if isinstance(made, E.Literal) and type(made.given) is int:
+        return T.DecimalType(max(len(str(abs(made.given))), 1), 0)
+    found = _as_decimal(kind)
+    return T.DecimalType(1, 0) if found is None else found
+
+
+def _decimal_of(name: str, one: T.DecimalType, other: T.DecimalType) -> T.DecimalType:
+    """Return the type of arithmetic; where it is too long, digits behind the point go, but for six."""
+    most, least = max(one.scale, other.scale), min(one.precision - one.scale, other.precision - other.scale)
+    whole = max(one.precision - one.scale, other.precision - other.scale)
+    match name:
+        case "*":
+            digits, scale = one.precision + other.precision + 1, one.scale + other.scale
+        case "/":
+            scale = max(6, one.scale + other.precision + 1)
+            digits = one.precision - one.scale + other.scale + scale
+        case "%":
+            digits, scale = least + most, most
+        case _:
+            digits, scale = whole + most + 1, most
+    if digits <= 38:
+        return T.DecimalType(digits, scale)
+    return T.DecimalType(38, max(38 - (digits - scale), min(scale, 6)))
+
+
+def cast(given: Typed, kind: T.DataType, text: str) -> E.Expression:
+    """Return an expression as one of another type.
+
+    Raises
+    ------
+    PatternError
+        Nothing of its type is cast to that one here.
+    """
+    made, own = given
+    if own == kind or isinstance(own, T.NullType):
+        return made
+    function: Callable[[Any], Any] | None = None
+    is_text = isinstance(own, T.StringType)
+    is_number = isinstance(own, T.NumericType | T.BooleanType)
+    if type(kind) in _BITS and (is_number or is_text):
+        function = functools.partial(V.whole_of_text if is_text else V.whole_of_number, _BITS[type(kind)])
+    elif isinstance(kind, T.DecimalType) and (is_number or is_text):
+        of = V.decimal_of_text if is_text else V.decimal_of_number
+        function = functools.partial(of, kind.precision, kind.scale)
+    elif isinstance(kind, T.DoubleType) and (is_number or is_text):
+        function = V.double_of_text if is_text else V.double_of_number
+    elif isinstance(kind, T.FloatType) and (is_number or is_text):
+        function = V.single_of_text if is_text else V.single_of_number
+    elif isinstance(kind, T.BooleanType) and (is_number or is_text):
+        function = V.boolean_of_text if is_text else bool
+    elif isinstance(kind, T.StringType) and is_number and not isinstance(own, T.DoubleType | T.FloatType):
+        function = V.text_of
+    if function is None:
+        says = f"a {own.simpleString()} is not cast to {kind.simpleString()} here"
+        _refuse(text, says, "leave the cast to a transform() behind the match")
+    return E.Applied(function, (made,))
+
+
+def aggregate(name: str, kind: T.DataType, text: str) -> tuple[Callable[[list[Any]], Any] | None, T.DataType]:
+    """Return what makes an aggregate of values, None for a count, and its type.
+
+    Raises
+    ------
+    PatternError
+        There is none of that type.
+    """
+    if name == "COUNT":
+        return None, _LONG
+    if name in ("MIN", "MAX"):
+        return V.least if name == "MIN" else V.greatest, kind
+    if not isinstance(kind, T.NumericType):
+        _refuse(text, f"a {kind.simpleString()} is no number", "cast it")
+    if isinstance(kind, T.DecimalType):
+        more, of = (10, V.sum_of_decimals) if name == "SUM" else (4, V.mean_of_decimals)
+        digits = min(kind.precision + more, 38)
+        scale = kind.scale if name == "SUM" else min(kind.scale + 4, 38)
+        return functools.partial(of, digits, scale), T.DecimalType(digits, scale)
+    if name == "AVG":
+        return V.mean_of_doubles, _DOUBLE
+    return (V.sum_of_wholes, _LONG) if type(kind) in _BITS else (V.sum_of_doubles, _DOUBLE)

@@ -10,8 +10,9 @@ from typing import Any
 from pyspark.sql import types as T
 
 from flinkish_spark.cep.rows import RowMatcher, RowsPerMatch, RowState
-from flinkish_spark.core.elements import MAX_WATERMARK_MS, OutputTag
+from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, MATCHES, MAX_WATERMARK_MS, OutputTag
 from flinkish_spark.core.errors import PatternError
+from flinkish_spark.core.validation import instance_of
 from flinkish_spark.functions.keyed import (
     BroadcastOnTimerContext,
     KeyedBroadcastContext,
@@ -48,6 +49,8 @@ class RowPatternsFromStream(KeyedBroadcastProcessFunction):
     ----------
     elements
         Fields of the keyed stream, as DDL.
+    late_output
+        Where rows behind the watermark go; None: they are dropped and counted.
 
     Raises
     ------
@@ -72,7 +75,12 @@ class RowPatternsFromStream(KeyedBroadcastProcessFunction):
     [Record(pattern='rising', first_ms=0, last_ms=2, measures='{"top": 9}')]
     """
 
-    def __init__(self, elements: str) -> None:
+    def __init__(self, elements: str, late_output: OutputTag | None = None) -> None:
+        if late_output is not None:
+            instance_of(
+                "late_output", late_output, OutputTag, what_to_do="give an OutputTag, or leave it out"
+            )
+        self._late_output = late_output
         fields = parse_ddl(elements)
         if not isinstance(fields, T.StructType):
             raise DdlError(f"{elements!r} is no list of fields; write them as: cell STRING, value LONG")
@@ -103,7 +111,7 @@ class RowPatternsFromStream(KeyedBroadcastProcessFunction):
             patterns[value.name] = value.text
 
     def process_element(self, value: Any, ctx: KeyedReadOnlyContext) -> None:
-        """Let a row wait for the watermark; one behind it is late and is dropped."""
+        """Let a row wait for the watermark, unless it is late."""
         time_ms, timers = ctx.timestamp(), ctx.timer_service()
         if time_ms is None:
             raise PatternError(
@@ -111,6 +119,10 @@ class RowPatternsFromStream(KeyedBroadcastProcessFunction):
                 what_to_do="call assign_timestamps_and_watermarks() before key_by()",
             )
         if time_ms <= timers.current_watermark():
+            if self._late_output is None:
+                _counting(ctx).count(LATE_RECORDS_DROPPED)
+            else:
+                ctx.output(self._late_output, value)
             return
         rows = self._rows.get()
         rows.insert(bisect_right(rows, time_ms, key=_time_of), (*value, time_ms))
@@ -136,6 +148,7 @@ class RowPatternsFromStream(KeyedBroadcastProcessFunction):
             )
             for told in matcher.run(state, watermark_ms):
                 measures = zip((own for own, _ in matcher.search.measures), told.values, strict=True)
+                _counting(ctx).count(MATCHES)
                 yield name, told.first_ms, told.time_ms, json.dumps(dict(measures), default=str)
             states.append((name, matcher, state))
         self._keep(rows, reached, states)
@@ -178,6 +191,11 @@ class RowPatternsFromStream(KeyedBroadcastProcessFunction):
                 )
             self._matchers[text] = RowMatcher(search)
         return self._matchers[text]
+
+
+def _counting(context: Any) -> Any:
+    """Return a context as operators know it: functions of users have nothing to count."""
+    return context
 
 
 def _time_of(row: Any) -> int:

@@ -292,6 +292,7 @@ class KeyedSideContext:
         self.timer_service = context.timer_service
         self.time_domain = context.time_domain
         self.output = context.output
+        self.count = context.count
         self.get_broadcast_state = side.readable
 
 

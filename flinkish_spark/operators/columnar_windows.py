@@ -10,13 +10,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, Progress, TimeDomain
+from flinkish_spark.core.elements import (
+    LATE_RECORDS_DROPPED,
+    MAX_WATERMARK_MS,
+    MIN_WATERMARK_MS,
+    OutputTag,
+    Progress,
+    TimeDomain,
+)
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.functions.aggregates import AggregateColumn, ElementChoice
 from flinkish_spark.functions.keyed import AggregateFunction
 from flinkish_spark.operators.aggregates import element_reduce, value_fold
 from flinkish_spark.operators.columnar_aggregates import ColumnAggregation
-from flinkish_spark.operators.windowing import LATE_RECORDS_DROPPED
 from flinkish_spark.state.columnar import DUE_FIELDS, DueTable, Stored
 from flinkish_spark.state.descriptors import ValueStateDescriptor
 from flinkish_spark.state.key_group import GroupState

@@ -10,7 +10,14 @@ from typing import Any
 
 from pyspark.sql import types as T
 
-from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer
+from flinkish_spark.core.elements import (
+    LATE_RECORDS_DROPPED,
+    MAX_WATERMARK_MS,
+    MIN_WATERMARK_MS,
+    OutputTag,
+    TimeDomain,
+    Timer,
+)
 from flinkish_spark.core.iterators import called, elements_of
 from flinkish_spark.joins.spec import (
     CoGroupFunction,
@@ -25,7 +32,6 @@ from flinkish_spark.joins.spec import (
 from flinkish_spark.operators.context import FunctionContext
 from flinkish_spark.operators.process import KeyedStreamOperator, Processor
 from flinkish_spark.operators.window_factory import window_operator
-from flinkish_spark.operators.windowing import LATE_RECORDS_DROPPED
 from flinkish_spark.state.descriptors import ListStateDescriptor, StateTtl
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.tables import StateTable, may_change

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import functools
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -15,12 +14,12 @@ from flinkish_spark.cep.automaton import Automaton
 from flinkish_spark.cep.conditions import ColumnCondition, Leaf, LookingBack
 from flinkish_spark.cep.matcher import Event, Matcher, MatchQueue, MatchState, PartialMatch, Taken
 from flinkish_spark.cep.stages import AfterMatchSkip, OpenMatches
-from flinkish_spark.core.elements import MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer
+from flinkish_spark.core.elements import MATCHES, MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer
 from flinkish_spark.functions.patterns import Match, PatternProcessFunction
 from flinkish_spark.operators.context import FunctionContext, KeyedStateWithoutKey, NoKeyedState
-from flinkish_spark.operators.joins import TimedBuffer, time_of
-from flinkish_spark.operators.process import KeyedStreamOperator, Processor
-from flinkish_spark.operators.windowing import LATE_RECORDS_DROPPED
+from flinkish_spark.operators.joins import Entry, TimedBuffer, time_of
+from flinkish_spark.operators.process import Processor
+from flinkish_spark.operators.timed_rows import DueRows, TimedRows, TimedRowsOperator
 from flinkish_spark.state.descriptors import ListStateDescriptor, StateDescriptor
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.tables import StateTable
@@ -28,8 +27,8 @@ from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.ddl import ddl_of
 from flinkish_spark.types.rows import ElementType
 
-#: What the operator counts, beside late records; of those opened and closed what is more of a key's, by call.
-MATCHES, TIMED_OUT, DISCARDED = "matches", "partial_matches_timed_out", "partial_matches_discarded"
+#: What the operator counts besides; of those opened and closed what is more of a key's, by call.
+TIMED_OUT, DISCARDED = "partial_matches_timed_out", "partial_matches_discarded"
 OPENED, CLOSED = "partial_matches_opened", "partial_matches_closed"
 
 
@@ -91,27 +90,6 @@ class PatternSearch:
     late_output: OutputTag | None = None
     limit: OpenMatches | None = None
     column_conditions: tuple[str, ...] = ()
-
-
-class PatternNeedsTime(ValueError):
-    """A pattern by event time got an event without one."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "patterns by event time need events with a time: assign timestamps and watermarks, and let none "
-            "be null; or call in_processing_time()"
-        )
-
-
-def ms_of(value: Any) -> int | None:
-    """Return the time that a field says: milliseconds, or a timestamp."""
-    if isinstance(value, datetime.datetime):
-        return (value - _EPOCH) // datetime.timedelta(milliseconds=1)
-    time_ms: int | None = value
-    return time_ms
-
-
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 class _NoState(NoKeyedState):
@@ -213,7 +191,8 @@ class MatchStates:
         found: tuple[list[PartialMatch], list[PartialMatch]] = ([], [])
         for state, chain, is_held in stored:
             found[is_held].append(PartialMatch(state, None if chain is None else chains[chain]))
-        return MatchState(*map(MatchQueue, found))
+        partial, held = map(MatchQueue, found)
+        return MatchState(partial, held, len(events))
 
     def write(self, state: MatchState) -> None:
         """Set the current key's partial matches."""
@@ -274,7 +253,7 @@ class _Search:
         return list(self.state.partial), list(self.state.held)
 
 
-class PatternOperator(KeyedStreamOperator):
+class PatternOperator(TimedRowsOperator):
     """Runs a :class:`PatternSearch`.
 
     By event time, events wait until the watermark has reached them, and are then taken in the order of their
@@ -293,26 +272,26 @@ class PatternOperator(KeyedStreamOperator):
 
     def __init__(self, search: PatternSearch, element: ElementType, time_field: int | None = None) -> None:
         self._search, self._element = search, element
-        self._is_event_time = search.clock is TimeDomain.EVENT_TIME
-        self._time_at = time_field
         # By their texts: of an event that waits, another text has no answer.
-        answers = [
-            T.StructField(f"__holds_{zlib.crc32(text.encode()):08x}", T.BooleanType())
-            for text in search.column_conditions
-        ]
-        self._waiting = TimedBuffer(
-            "pattern/waiting", ElementType(ddl_of(T.StructType([*element.fields, *answers])))
-        )
+        answers = [f"__holds_{zlib.crc32(text.encode()):08x} BOOLEAN" for text in search.column_conditions]
+        waiting = "pattern/waiting", element, ", ".join(answers)
+        self.timed = self._buffer = None
+        if search.clock is TimeDomain.EVENT_TIME:
+            self.timed = TimedRows(*waiting, time_field, search.late_output)
+        elif search.compare is not None:
+            self._buffer = TimedBuffer(*waiting)
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
         """Declare the states, and open conditions and function."""
         search = self._search
-        self._context, self._timers = context, timers
+        self._context, self._timers, self._scope = context, timers, states.scope
         self._match_context = MatchContext(context, timers)
         self._width = len(self._element.fields)
         self._gather = self._element.gathering()
         self._key_of = None if search.compare is None else functools.cmp_to_key(search.compare)
-        self._waiting.open(states)
+        for waiting in (self.timed, self._buffer):
+            if waiting is not None:
+                waiting.open(states)
         self._searches = [_Search(one, self._element) for one in search.patterns]
         for one in self._searches:
             one.states.open(states)
@@ -327,20 +306,26 @@ class PatternOperator(KeyedStreamOperator):
         search.function.open(states.of_function())
 
     def processors(self) -> tuple[Processor, ...]:
-        """Return what handles an event."""
-        if self._is_event_time:
-            return (self._by_event_time,)
-        return (self._at_once if self._search.compare is None else self._by_processing_time,)
+        """Return what handles an event: by event time a late one."""
+        if self.timed is not None:
+            return (self.timed.late,)
+        return (self._at_once if self._buffer is None else self._keep,)
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
         """Take the events whose time has come, and time out what is over."""
-        now_ms = self._timers.watermark_ms if self._is_event_time else self._timers.processing_time_ms
-        entries = self._waiting.entries()
-        # A timer of the very millisecond has waited for all of it.
-        due = [entry for entry in entries if time_of(entry) <= now_ms]
-        if due:
-            self._waiting.replace(entries[len(due) :])
-        self._take(due, now_ms)
+        if self.timed is not None:
+            now_ms, due = self._timers.watermark_ms, self.timed.due
+            self._take(due, due.take(self._scope.key, now_ms), now_ms)
+            later_ms = due.next_ms(self._scope.key)
+            if later_ms is not None:
+                self._timers.register_event_time_timer(later_ms)
+            return
+        now_ms, entries = self._timers.processing_time_ms, []
+        if self._buffer is not None:
+            # A timer of the very millisecond has waited for all of it: nothing stays.
+            entries = self._buffer.entries()
+            self._buffer.replace([])
+        self._take_entries(entries, now_ms)
 
     def close(self) -> None:
         """Close conditions and function."""
@@ -350,47 +335,32 @@ class PatternOperator(KeyedStreamOperator):
                 leaf.owner.close()
 
     # -- events -----------------------------------------------------------------------------------------
-    def _by_event_time(self, value: Any, context: FunctionContext) -> None:
-        time_ms = context.timestamp_ms if self._time_at is None else ms_of(value[self._time_at])
-        if time_ms is None or time_ms == MIN_WATERMARK_MS:
-            raise PatternNeedsTime
-        if time_ms > self._timers.watermark_ms:
-            self._keep(value, time_ms)
-        elif self._search.late_output is None:
-            context.count(LATE_RECORDS_DROPPED)
-        else:
-            context.output(self._search.late_output, value[: self._width])
-
-    def _by_processing_time(self, value: Any, context: FunctionContext) -> None:
-        self._keep(value, self._timers.processing_time_ms)
+    def _keep(self, value: Any, context: FunctionContext) -> None:
+        assert self._buffer is not None
+        now_ms = self._timers.processing_time_ms
+        self._buffer.add(value[: self._width], now_ms, value[self._width :])
+        self._timers.register_processing_time_timer(now_ms + 1)
 
     def _at_once(self, value: Any, context: FunctionContext) -> None:
         now_ms = self._timers.processing_time_ms
-        self._take([(*value, now_ms)], now_ms)
+        self._take_entries([(*value, now_ms)], now_ms)
 
-    def _keep(self, value: Any, time_ms: int) -> None:
-        """Let an event wait for its time."""
-        entries = self._waiting.entries()
-        is_first = not entries or time_ms < time_of(entries[0])
-        self._waiting.add(value, time_ms)
-        if is_first and self._is_event_time:
-            self._timers.register_event_time_timer(time_ms)
-        elif is_first:
-            self._timers.register_processing_time_timer(time_ms + 1)
+    def _take_entries(self, entries: Sequence[Entry], now_ms: int) -> None:
+        events = [self._gather(entry[: self._width]) for entry in entries]
+        facts = list(zip(*(entry[self._width : -1] for entry in entries), strict=True))
+        due = DueRows(events, [time_of(entry) for entry in entries], facts)
+        self._take(due, range(len(entries)), now_ms)
 
-    def _take(self, entries: Sequence[Any], now_ms: int) -> None:
-        """Take events of the current key in the order of their times, and then time goes on to `now_ms`."""
+    def _take(self, due: DueRows, places: range, now_ms: int) -> None:
+        """Take events of the current key, and then time goes on to `now_ms`."""
         before_ms = [one.enter() for one in self._searches]
-        at = 0
-        while at < len(entries):
-            time_ms = time_of(entries[at])
-            behind = at
-            while behind < len(entries) and time_of(entries[behind]) == time_ms:
-                behind += 1
-            self._advance(time_ms)
-            for entry in self._in_order(entries[at:behind]):
-                self._process(entry, time_ms)
-            at = behind
+        times_ms, reached_ms = due.times_ms, None
+        for at in places if self._key_of is None else self._in_order(due, places):
+            time_ms = times_ms[at]
+            if time_ms != reached_ms:
+                reached_ms = time_ms
+                self._advance(time_ms)
+            self._process(due, at, time_ms)
         self._advance(now_ms)
         for one in self._searches:
             more = one.more_open
@@ -398,24 +368,23 @@ class PatternOperator(KeyedStreamOperator):
                 self._context.count(OPENED if more > 0 else CLOSED, abs(more))
         self._register(before_ms, [one.leave() for one in self._searches])
 
-    def _in_order(self, entries: Sequence[Any]) -> Sequence[Any]:
-        """Return events of one time in the order in which they are taken."""
+    def _in_order(self, due: DueRows, places: range) -> Iterable[int]:
+        """Return the places of events, those of one time in the order in which they are taken."""
         key_of = self._key_of
-        if key_of is None or len(entries) < 2:
-            return entries
-        return sorted(entries, key=lambda entry: key_of(self._event(entry)))
+        assert key_of is not None
+        return sorted(places, key=lambda at: (due.times_ms[at], key_of(due.values[at])))
 
-    def _event(self, entry: Any) -> Any:
-        return self._gather(entry[: self._width])
-
-    def _process(self, entry: Any, time_ms: int) -> None:
-        event, limit = self._event(entry), self._search.limit
-        answers = {leaf: entry[self._width + at] for leaf, at in self._columns.items()}
-        facts = {leaf: answer for leaf, answer in answers.items() if answer is not None}
+    def _process(self, due: DueRows, at: int, time_ms: int) -> None:
+        event, limit, facts = due.values[at], self._search.limit, {}
+        for leaf, column in self._columns.items():
+            answer = due.facts[column][at]
+            if answer is not None:
+                facts[leaf] = answer
         now_ms = self._timers.processing_time_ms
         for one in self._searches:
             matches = one.matcher.process(one.state, event, time_ms, facts, now_ms)
-            self._emit(one, matches, time_ms)
+            if matches:
+                self._emit(one, matches, time_ms)
             if limit is not None:
                 discarded = one.matcher.keep_to(one.state, limit)
                 if discarded:
@@ -444,9 +413,9 @@ class PatternOperator(KeyedStreamOperator):
             self._context.emit(rows, time_ms)
 
     def _register(self, before_ms: Sequence[int | None], due_ms: Sequence[int | None]) -> None:
-        """Register timers for what can be done first, in place of those before."""
+        """Register a timer for the first partial match that is timed out, in place of that before."""
         timers = self._timers
-        if self._is_event_time:
+        if self.timed is not None:
             register, delete = timers.register_event_time_timer, timers.delete_event_time_timer
         else:
             register, delete = timers.register_processing_time_timer, timers.delete_processing_time_timer
@@ -456,9 +425,6 @@ class PatternOperator(KeyedStreamOperator):
             delete(before)
         if due is not None:
             register(due)
-        waiting = self._waiting.entries()
-        if waiting:
-            register(time_of(waiting[0]) + (not self._is_event_time))
 
     def _leaves(self) -> Iterable[Leaf]:
         return (leaf for one in self._search.patterns for leaf in one.automaton.leaves)

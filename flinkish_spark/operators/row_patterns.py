@@ -6,19 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from flinkish_spark.cep.rows import RowMatcher, RowSearch, RowsPerMatch, RowState, Told
-from flinkish_spark.core.elements import MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer
+from flinkish_spark.core.elements import MATCHES, OutputTag, TimeDomain, Timer
 from flinkish_spark.operators.context import FunctionContext
 from flinkish_spark.operators.joins import TimedBuffer, time_of
-from flinkish_spark.operators.patterns import MATCHES, PatternNeedsTime, ms_of
-from flinkish_spark.operators.process import KeyedStreamOperator, Processor
-from flinkish_spark.operators.windowing import LATE_RECORDS_DROPPED
+from flinkish_spark.operators.process import Processor
+from flinkish_spark.operators.timed_rows import TimedRows, TimedRowsOperator
 from flinkish_spark.state.descriptors import ValueStateDescriptor
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.rows import ElementType
 
 
-class RowPatternOperator(KeyedStreamOperator):
+class RowPatternOperator(TimedRowsOperator):
     """Runs a :class:`~flinkish_spark.cep.rows.RowSearch` by event time.
 
     Rows wait until the watermark has reached them. What is kept of a key behind that is rows alone: those
@@ -46,37 +45,33 @@ class RowPatternOperator(KeyedStreamOperator):
         key_fields: Sequence[int],
         late_output: OutputTag | None,
     ) -> None:
-        self._matcher, self._time_field = RowMatcher(search), time_field
-        self._key_fields, self._late_output = tuple(key_fields), late_output
+        self._matcher, self._key_fields = RowMatcher(search), tuple(key_fields)
         self._one_row = search.rows is RowsPerMatch.ONE_ROW
-        self._waiting = TimedBuffer("rows/waiting", element)
+        self.timed: TimedRows = TimedRows("rows/waiting", element, "", time_field, late_output)
         self._rows = TimedBuffer("rows/kept", element)
         self._width = len(element.fields)
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
         """Declare the states."""
-        self._context, self._timers = context, timers
-        self._waiting.open(states)
+        self._context, self._timers, self._scope = context, timers, states.scope
+        self.timed.open(states)
         self._rows.open(states)
         self._place = states.get_state(
             ValueStateDescriptor("rows/place", "start INT, covered INT, gone LONG, matches LONG")
         )
 
     def processors(self) -> tuple[Processor, ...]:
-        """Return what handles a row."""
-        return (self._process,)
+        """Return what handles a late row."""
+        return (self.timed.late,)
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
         """Take the rows that the watermark has reached."""
-        watermark_ms = self._timers.watermark_ms
-        waiting = self._waiting.entries()
-        due = [entry for entry in waiting if time_of(entry) <= watermark_ms]
-        if due:
-            self._waiting.replace(waiting[len(due) :])
+        watermark_ms, due = self._timers.watermark_ms, self.timed.due
+        places = due.take(self._scope.key, watermark_ms)
         state = self._read()
         before_ms = self._matcher.next_deadline_ms(state)
-        state.rows += [entry[: self._width] for entry in due]
-        state.times_ms += [time_of(entry) for entry in due]
+        state.rows += [due.values[at] for at in places]
+        state.times_ms += [due.times_ms[at] for at in places]
         matches = state.matches
         for told in self._matcher.run(state, watermark_ms):
             self._context.emit((self._row(told),), told.time_ms)
@@ -89,20 +84,9 @@ class RowPatternOperator(KeyedStreamOperator):
             self._timers.delete_event_time_timer(before_ms)
         if due_ms is not None:
             self._timers.register_event_time_timer(due_ms)
-        if len(waiting) > len(due):
-            self._timers.register_event_time_timer(time_of(waiting[len(due)]))
-
-    def _process(self, value: Any, context: FunctionContext) -> None:
-        time_ms = context.timestamp_ms if self._time_field is None else ms_of(value[self._time_field])
-        if time_ms is None or time_ms == MIN_WATERMARK_MS:
-            raise PatternNeedsTime
-        if time_ms > self._timers.watermark_ms:
-            self._waiting.add(value, time_ms)
-            self._timers.register_event_time_timer(time_of(self._waiting.entries()[0]))
-        elif self._late_output is None:
-            context.count(LATE_RECORDS_DROPPED)
-        else:
-            context.output(self._late_output, value)
+        later_ms = due.next_ms(self._scope.key)
+        if later_ms is not None:
+            self._timers.register_event_time_timer(later_ms)
 
     def _row(self, told: Told) -> tuple[Any, ...]:
         if self._one_row:

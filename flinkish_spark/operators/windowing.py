@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from flinkish_spark.core.elements import MAX_WATERMARK_MS, OutputTag, TimeDomain, Timer
+from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, MAX_WATERMARK_MS, OutputTag, TimeDomain, Timer
 from flinkish_spark.core.iterators import elements_of
 from flinkish_spark.core.subtask import SubtaskFacts
 from flinkish_spark.functions.keyed import AggregateFunction
@@ -579,10 +579,6 @@ class RetractedResults(WindowResults):
 #
 # A window's content, its trigger's states and its timers are kept per key and window, until the window's
 # time and the allowed lateness are over. What a window emits has the time of its last instant.
-
-
-#: Counts elements that came too late for all their windows and went nowhere.
-LATE_RECORDS_DROPPED = "late_records_dropped"
 
 
 class WindowOperator(KeyedStreamOperator):

@@ -30,6 +30,7 @@ from flinkish_spark.state.codec import (
     layout_of,
     owner_in,
     pack_frame,
+    places_with,
     read_entries,
     read_table,
     rows_by_slot,
@@ -385,6 +386,19 @@ class GroupState:
         return np.concatenate(
             [one.column(0).to_numpy() for one in self._tables[STATE_SECTION + state].layers]
         )
+
+    def keys_of(self, state: str, hashes: Array) -> pa.RecordBatch:
+        """Return hash and key columns of entries of a state; a key may be there twice, or be gone.
+
+        Parameters
+        ----------
+        hashes
+            Of the keys that are wanted, sorted and unique.
+        """
+        table = self._tables[STATE_SECTION + state]
+        columns = list(range(1 + len(table.layout.keys)))
+        own = [one.take(pa.array(places_with(one, hashes))).select(columns) for one in table.layers]
+        return pa.concat_batches(own)
 
     @property
     def is_changed(self) -> bool:

@@ -25,6 +25,7 @@ from flinkish_spark.operators.broadcast import KeyedBroadcastOperator
 from flinkish_spark.operators.columnar_windows import WindowFold
 from flinkish_spark.operators.context import close_operator, close_with
 from flinkish_spark.operators.process import ElementFailed, KeyedStreamOperator, TimerFailed
+from flinkish_spark.operators.timed_rows import TimedRowsOperator
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.operators.window_loop import LoopedWindows
 from flinkish_spark.protocol.alignment import ExpectedChannels, expected_of
@@ -59,6 +60,7 @@ from flinkish_spark.worker.runners import (
     WindowRunner,
 )
 from flinkish_spark.worker.time import MicroBatch, micro_batch_of_task
+from flinkish_spark.worker.timed_runner import TimedRunner
 
 # ----------------------------------------------------------------------------------------------------------
 # Operators as a plan brings them, and what runs each kind of them.
@@ -89,6 +91,8 @@ def runner_of(operator: StatefulOperator, uid: str, max_parallelism: int, shape:
         return ListStateRunner(operator, *settings)
     if isinstance(operator, KeyedBroadcastOperator):
         return KeyedBroadcastRunner(operator, *settings)
+    if isinstance(operator, TimedRowsOperator) and operator.timed is not None:
+        return TimedRunner(operator, operator.timed, *settings)
     return ElementRunner(operator, *settings)
 
 

@@ -12,7 +12,15 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from flinkish_spark.core.elements import MIN_WATERMARK_MS, OutputTag, Progress, TimeDomain, Timer, tag_name
+from flinkish_spark.core.elements import (
+    LATE_RECORDS_DROPPED,
+    MIN_WATERMARK_MS,
+    OutputTag,
+    Progress,
+    TimeDomain,
+    Timer,
+    tag_name,
+)
 from flinkish_spark.core.iterators import USER_ERRORS, elements_of
 from flinkish_spark.operators.columnar_windows import SessionWindows, last_of, timestamps
 from flinkish_spark.operators.context import FunctionContext
@@ -30,7 +38,6 @@ from flinkish_spark.operators.window_loop import (
     open_windows,
 )
 from flinkish_spark.operators.windowing import (
-    LATE_RECORDS_DROPPED,
     FiringContext,
     FunctionStates,
     refuse_window_state,

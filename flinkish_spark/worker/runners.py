@@ -192,8 +192,7 @@ class ElementRunner:
 
     def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
         """See :class:`GroupRunner`."""
-        before, behind, hash_of = self._elements(inputs)
-        self._load(group, hash_of, progress)
+        before, behind = self._prepared(inputs, group, progress)
         emitted = self._run.run(before, progress, behind)
         self.counts = emitted.counts
         # First, since it names the field of a row that is not as it was declared; states keep results, too.
@@ -202,8 +201,19 @@ class ElementRunner:
         except OutputError:
             self._blame_call(inputs, group, progress)
             raise
-        group.store(self._run.states, self._run.timers)
+        self._store(group)
         yield from written
+
+    def _prepared(
+        self, inputs: InputRows, group: GroupState, progress: Progress
+    ) -> tuple[list[Elements], list[Elements]]:
+        """Load what is stored, and return the elements before the watermark and those behind it."""
+        before, behind, hash_of = self._elements(inputs)
+        self._load(group, hash_of, progress)
+        return before, behind
+
+    def _store(self, group: GroupState) -> None:
+        group.store(self._run.states, self._run.timers)
 
     def _elements(self, inputs: InputRows) -> tuple[list[Elements], list[Elements], dict[object, int]]:
         """Return the elements before the watermark, those behind it, and the hashes of their keys."""
@@ -224,8 +234,7 @@ class ElementRunner:
         """Raise the error of the element or timer that emitted a wrong row; nothing is stored yet."""
 
         def again() -> None:
-            before, behind, hash_of = self._elements(inputs)
-            self._load(group, hash_of, progress)
+            before, behind = self._prepared(inputs, group, progress)
             self._run.run_checked(before, progress, behind, lambda emitted: [*self._written(emitted)])
 
         blame_call(again)

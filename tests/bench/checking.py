@@ -13,10 +13,12 @@ import numpy as np
 import pandas as pd
 
 from tests.bench.groups import COPY, DOOR, KEYED, LATE_MS
+from tests.bench.login_peers import FAILS_BELOW
 from tests.bench.rise_peers import WITHIN_MS
 from tests.bench.session_peers import GAP_MS
 from tests.bench.sliding_peers import SIZE_MS, SLIDE_MS
 from tests.bench.timer_peers import ALARM_MS
+from tests.bench.unpaid_peers import ORDERS_FROM, PAYS_BELOW
 
 #: The time of the first order, 2026-01-01: they come a millisecond apart.
 FIRST_MS = 1_767_225_600_000
@@ -29,6 +31,8 @@ KEYS = {
     "sliding": ["user", "begins"],
     "timers": ["user", "begins"],
     "rises": ["user", "begins"],
+    "logins": ["user", "begins"],
+    "unpaid": ["user", "begins"],
 }
 VALUES = {work: ["total", "orders"] if work == "sum" else ["total"] for work in KEYS}
 SHOWN = 5
@@ -70,7 +74,15 @@ def work_of(variant):
 
 def expected(work, orders):
     """Return all results that may be there, as a frame; `must` says which must."""
-    reckoned = {"sum": _sums, "session": _sessions, "sliding": _windows, "timers": _alarms, "rises": _rises}
+    reckoned = {
+        "sum": _sums,
+        "session": _sessions,
+        "sliding": _windows,
+        "timers": _alarms,
+        "rises": _rises,
+        "logins": _logins,
+        "unpaid": _unpaid,
+    }
     return reckoned[work](orders)
 
 
@@ -110,6 +122,29 @@ def _rises(orders):
     firsts, seconds = np.flatnonzero(is_one), np.flatnonzero(is_one) + 1
     found = {"user": users[firsts], "begins": at[firsts], "total": amounts[seconds]}
     return pd.DataFrame({**found, "must": at[seconds] <= orders.watermark_ms})
+
+
+def _logins(orders):
+    users, at, amounts = orders.by_user()
+    fails = amounts < FAILS_BELOW
+    first = np.arange(len(users) - 3)
+    is_one = ~fails[3:] & (users[:-3] == users[3:]) & (at[3:] - at[:-3] < WITHIN_MS)
+    for behind in range(3):
+        is_one &= fails[behind : len(users) - 3 + behind]
+    first = first[is_one]
+    found = {"user": users[first], "begins": at[first], "total": amounts[first + 3]}
+    return pd.DataFrame({**found, "must": at[first + 3] <= orders.watermark_ms})
+
+
+def _unpaid(orders):
+    users, at, amounts = orders.by_user()
+    opened, pays = np.flatnonzero(amounts >= ORDERS_FROM), np.flatnonzero(amounts < PAYS_BELOW)
+    following = np.searchsorted(pays, opened)
+    paid = np.append(pays, 0)[following]
+    is_paid = (following < len(pays)) & (users[paid] == users[opened]) & (at[paid] - at[opened] < WITHIN_MS)
+    own = opened[~is_paid]
+    found = {"user": users[own], "begins": at[own], "total": amounts[own]}
+    return pd.DataFrame({**found, "must": at[own] + WITHIN_MS <= orders.watermark_ms})
 
 
 def _alarms(orders):

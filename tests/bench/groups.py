@@ -12,7 +12,11 @@ WORKLOADS = {
     "sliding": ("ours", "fold", "native", *_PYTHON),
     "timers": ("ours", "vectorised", *_PYTHON),
     "rises": ("ours", *_PYTHON),
+    "logins": ("ours", "tws-row", "tws-pandas"),
+    "unpaid": ("ours", "tws-row", "tws-pandas"),
 }
+#: Workloads that look for a pattern.
+PATTERNS = ("rises", "logins", "unpaid")
 OURS = ("element", "vectorised", "fold", "ours")
 KEYED = tuple(f"{work}-{engine}" for work, engines in WORKLOADS.items() for engine in engines)
 MAIN = (
@@ -78,6 +82,17 @@ def _keyed(work, settings=None, engines=None, more=()):
     )
 
 
+def _patterns():
+    """Patterns: two rising values; three failures, then a success; an order that nobody pays."""
+    groups = [_keyed(work) for work in PATTERNS]
+    return Group(
+        tuple(variant for group in groups for variant in group.variants),
+        tuple(peer for group in groups for peer in group.peers),
+        tuple(aim for group in groups for aim in group.aims),
+        groups[0].settings,
+    )
+
+
 def _beside_native(at_least):
     return tuple(Aim(f"sum-{engine}", "sum-native", at_least) for engine in ("vectorised", "fold"))
 
@@ -94,8 +109,7 @@ GROUPS = {
     "session": _keyed("session"),
     "sliding": _keyed("sliding"),
     "timers": _keyed("timers"),
-    # Patterns: two rising values, one right behind the other.
-    "cep": _keyed("rises"),
+    "cep": _patterns(),
     "sum-1m": _keyed(
         "sum",
         {"keys": 1_000_000},

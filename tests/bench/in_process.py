@@ -11,19 +11,25 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import operator
 import pstats
 import time
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from demo.app import RunningTotal
+from flinkish_spark.cep.compiler import compiled
+from flinkish_spark.cep.conditions import ColumnCondition
 from flinkish_spark.core.elements import MIN_WATERMARK_MS, Progress
+from flinkish_spark.datastream.pattern_stream import _Select
 from flinkish_spark.functions.aggregates import AggregateColumn, Fold
 from flinkish_spark.operators.columnar_aggregates import MergePartials
+from flinkish_spark.operators.patterns import LookedFor, PatternSearch
 from flinkish_spark.operators.process import KeyedProcessOperator
-from flinkish_spark.planning.factories import FoldingColumns, FoldingWindows, Windows, fields_of
+from flinkish_spark.planning.factories import FoldingColumns, FoldingWindows, Patterns, Windows, fields_of
 from flinkish_spark.planning.keyed import Folded, Transport, _combined, _kept, _names, folding_windows
 from flinkish_spark.state.key_group import BasePolicy, GroupState
 from flinkish_spark.testing._operator_harness import MemoryBases
@@ -36,22 +42,23 @@ from flinkish_spark.windows.spec import AggregateWindow, WindowSpec
 from flinkish_spark.worker.combiner import Combiner
 from flinkish_spark.worker.keyed_operator import runner_of as opened
 from flinkish_spark.worker.runners import BatchRunner, InputShape, RowShape, WindowRunner
-from tests.bench import vectorised
+from tests.bench import rise_peers, vectorised
 from tests.bench.checking import FIRST_MS
-from tests.bench.groups import LATE_MS
-from tests.bench.keyed import FIELDS, WINDOWED, Amounts, Silence
+from tests.bench.groups import LATE_MS, PATTERNS
+from tests.bench.keyed import FIELDS, WINDOWED, Amounts, Silence, as_a_row, pattern_of
 from tests.bench.session_peers import GAP_MS
 from tests.bench.sliding_peers import SIZE_MS, SLIDE_MS
 from tests.bench.sum_peers import OUTPUT as TOTALS
 from tests.bench.timer_peers import OUTPUT as ALARMS
 
 GROUPS, UID = 128, "work"
+_HOLDS = {"<": operator.lt, ">=": operator.ge}
 SCHEMA = parse_ddl(FIELDS)
 SPECS = {
     "session": WindowSpec(EventTimeSessionWindows(GAP_MS)),
     "sliding": WindowSpec(SlidingEventTimeWindows(SIZE_MS, SLIDE_MS)),
 }
-OUTPUTS = {"sum": TOTALS, "timers": ALARMS}
+OUTPUTS = {"sum": TOTALS, "timers": ALARMS} | dict.fromkeys(PATTERNS, rise_peers.OUTPUT)
 SUM = AggregateColumn("total", Fold.SUM, "amount")
 VARIANTS = (
     "sum-element",
@@ -60,15 +67,30 @@ VARIANTS = (
     *(f"{work}-{engine}" for work in SPECS for engine in ("ours", "fold")),
     "timers-ours",
     "timers-vectorised",
+    *(f"{work}-ours" for work in PATTERNS),
 )
+
+
+def texts_of(work):
+    """Return the conditions that Spark evaluates in front of the shuffle."""
+    leaves = compiled(pattern_of(work)).leaves if work in PATTERNS else ()
+    return tuple(dict.fromkeys(leaf.text for leaf in leaves if isinstance(leaf, ColumnCondition)))
+
+
+def schema_of(work):
+    if work not in PATTERNS:
+        return SCHEMA
+    answers = "".join(f", __holds_{at} BOOLEAN" for at in range(len(texts_of(work))))
+    return parse_ddl(f"{FIELDS}, at_ms LONG{answers}")
 
 
 def transport_of(work):
     times = [] if work == "sum" else [C.TIME]
     control = [T.StructField(name, T.LongType()) for name in (C.KEY_HASH, C.CHANNEL, C.SEQUENCE, *times)]
-    names = tuple(f"c{at}" for at in range(len(SCHEMA)))
-    fields = [T.StructField(name, one.dataType) for name, one in zip(names, SCHEMA, strict=True)]
-    return Transport((), T.StructType([*control, *fields]), names, (names[0],), (SCHEMA[0].dataType,))
+    schema = schema_of(work)
+    names = tuple(f"c{at}" for at in range(len(schema)))
+    fields = [T.StructField(name, one.dataType) for name, one in zip(names, schema, strict=True)]
+    return Transport((), T.StructType([*control, *fields]), names, (names[0],), (schema[0].dataType,))
 
 
 def sent_of(work):
@@ -96,17 +118,23 @@ def runner_of(work, engine):
     transport = transport_of(work)
     if work in SPECS:
         computation = AggregateWindow(Amounts(), "LONG", WithKeyAndWindow())
-        operator = Windows(SPECS[work], computation, parse_ddl(WINDOWED)).create(SCHEMA)
+        own = Windows(SPECS[work], computation, parse_ddl(WINDOWED)).create(SCHEMA)
         output = WINDOWED
     elif engine == "vectorised":
         function = vectorised.Totals() if work == "sum" else vectorised.Silences()
         shape = _shape(transport, tuple(SCHEMA.names), parse_ddl(OUTPUTS[work]), work)
         return BatchRunner(function, UID, GROUPS, shape), transport, None
-    else:
-        operator = KeyedProcessOperator(RunningTotal() if work == "sum" else Silence())
+    elif work in PATTERNS:
+        pattern = pattern_of(work)
+        wanted = LookedFor("", compiled(pattern), pattern.skip)
+        search = PatternSearch((wanted,), _Select(as_a_row, None, None), column_conditions=texts_of(work))
+        own = Patterns(search).create(schema_of(work))
         output = OUTPUTS[work]
-    shape = _shape(transport, tuple(SCHEMA.names), parse_ddl(output), work)
-    return opened(operator, UID, GROUPS, shape), transport, None
+    else:
+        own = KeyedProcessOperator(RunningTotal() if work == "sum" else Silence())
+        output = OUTPUTS[work]
+    shape = _shape(transport, tuple(schema_of(work).names), parse_ddl(output), work)
+    return opened(own, UID, GROUPS, shape), transport, None
 
 
 def _shape(transport, fields, output, work):
@@ -129,8 +157,16 @@ def rows_of(number, batch, keys, work):
         columns = [hashes[own] % GROUPS, hashes[own], np.full(count, channel), at[own] // 2, *times]
         names = pa.array([f"user-{user}" for user in users[own]])
         arrays = [*map(pa.array, columns), names, pa.array(amounts[own])]
+        if work in PATTERNS:
+            arrays.append(pa.array(at[own] + FIRST_MS))
+            arrays += [
+                pa.array(_HOLDS[text.split()[1]](amounts[own], int(text.split()[2])))
+                for text in texts_of(work)
+            ]
         arrays = [one.cast(field.type) for one, field in zip(arrays, schema, strict=True)]
-        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+        rows = pa.RecordBatch.from_arrays(arrays, schema=schema)
+        # Of the three patterns the one of which rows that meet no condition do not travel.
+        yield rows.filter(pc.or_(*arrays[-2:])) if work == "unpaid" else rows
 
 
 class Job:

@@ -1,4 +1,4 @@
-"""Keyed work in the bench: sums, session and sliding windows, timers, a pattern; our ways and Spark's.
+"""Keyed work in the bench: sums, session and sliding windows, timers, patterns; our ways and Spark's.
 
 A variant is a workload and an engine: `sum-fold`, `session-native`. All read one topic, up to where it ends
 when they start, with the same fields of its records, and write JSON to a topic. What a workload emits
@@ -40,8 +40,17 @@ from flinkish_spark.windows import (
     SlidingEventTimeWindows,
     WithKeyAndWindow,
 )
-from tests.bench import rise_peers, session_peers, sliding_peers, sum_peers, timer_peers, vectorised
-from tests.bench.groups import LATE_MS, OURS
+from tests.bench import (
+    login_peers,
+    rise_peers,
+    session_peers,
+    sliding_peers,
+    sum_peers,
+    timer_peers,
+    unpaid_peers,
+    vectorised,
+)
+from tests.bench.groups import LATE_MS, OURS, PATTERNS
 from tests.bench.session_peers import GAP_MS
 from tests.bench.sliding_peers import SIZE_MS, SLIDE_MS
 from tests.bench.timer_peers import ALARM_MS
@@ -58,6 +67,8 @@ _PEERS = {
     "sliding": (sliding_peers, sliding_peers.RowSliding, sliding_peers.PandasSliding),
     "timers": (timer_peers, timer_peers.RowSilence, timer_peers.PandasSilence),
     "rises": (rise_peers, rise_peers.RowRise, rise_peers.PandasRise),
+    "logins": (login_peers, login_peers.RowLogin, login_peers.PandasLogin),
+    "unpaid": (unpaid_peers, unpaid_peers.RowUnpaid, unpaid_peers.PandasUnpaid),
 }
 
 
@@ -113,6 +124,8 @@ def _ours(spark, args, folder, work, engine, times_of):
     orders = env.from_source(source, uid="orders")
     if work != "sum":
         orders = orders.assign_timestamps_and_watermarks(strategy)
+    if work in PATTERNS:
+        orders = orders.transform(_as_numbers)
     found = _stream(orders.key_by("user"), work, engine)
     found.sink_to(KafkaSink(args.bootstrap_servers, args.sink, key="user"), uid="out")
     times = times_of(JobDir(LocalStore(folder)), "out")
@@ -125,8 +138,8 @@ def _stream(users, work, engine):
     if work == "timers":
         function = vectorised.Silences() if engine == "vectorised" else Silence()
         return users.process(function, output=timer_peers.OUTPUT, uid="work")
-    if work == "rises":
-        return CEP.pattern(users, _rising()).select(_as_a_row, output=rise_peers.OUTPUT, uid="work")
+    if work in PATTERNS:
+        return CEP.pattern(users, pattern_of(work)).select(as_a_row, output=rise_peers.OUTPUT, uid="work")
     if work != "sum":
         assigner = EventTimeSessionWindows(GAP_MS)
         if work == "sliding":
@@ -146,18 +159,31 @@ def _stream(users, work, engine):
     return users.process(function, output=sum_peers.OUTPUT, uid="work")
 
 
-def _rising():
-    first = Pattern.begin("first")
-    return first.next("second").where(_is_more).within(rise_peers.WITHIN_MS)
+def pattern_of(work):
+    """Return the pattern of a workload: which of its rows begins, and which ends it, is `as_a_row`'s."""
+    if work == "rises":
+        return Pattern.begin("first").next("last").where(_is_more).within(rise_peers.WITHIN_MS)
+    if work == "logins":
+        failed = Pattern.begin("first").where(f"amount < {login_peers.FAILS_BELOW}").times(3).consecutive()
+        success = failed.next("last").where(f"amount >= {login_peers.FAILS_BELOW}")
+        return success.within(login_peers.WITHIN_MS)
+    ordered = Pattern.begin("first").where(f"amount >= {unpaid_peers.ORDERS_FROM}")
+    paid = ordered.not_followed_by("paid").where(f"amount < {unpaid_peers.PAYS_BELOW}")
+    return paid.within(unpaid_peers.WITHIN_MS)
 
 
 def _is_more(order, ctx):
     return order.amount > ctx.events_for("first")[0].amount
 
 
-def _as_a_row(match):
-    (first,), (second,) = match["first"], match["second"]
-    return first.user, round(first.at.timestamp() * 1000), second.amount
+def as_a_row(match):
+    first, last = match["first"][0], match.get("last", match["first"])[0]
+    return first.user, first.at_ms, last.amount
+
+
+def _as_numbers(orders):
+    """Return records without times that Python would have to make objects of."""
+    return orders.withColumn("at_ms", F.unix_millis("at")).drop("at")
 
 
 def _as_others_write_it(windows):
@@ -183,6 +209,9 @@ def _in_python(timed, work, engine, mode):
         # A number made in the JVM costs Python nothing; a timestamp has to be converted for each record.
         at = "at" if engine == "per-key" else F.unix_millis("at").alias("at_ms")
         timed = timed.select("user", at, "amount")
+    if work == "unpaid":
+        neither = F.col("amount").between(unpaid_peers.PAYS_BELOW, unpaid_peers.ORDERS_FROM - 1)
+        timed = timed.where(~neither)
     users, of_time = timed.groupBy("user"), "None" if work == "sum" else "EventTime"
     if engine == "per-key":
         timeout = GroupStateTimeout.NoTimeout if work == "sum" else GroupStateTimeout.EventTimeTimeout

@@ -13,7 +13,11 @@ from tests.support.cep_cases import cases
 from tests.support.flink_cep import Case, Flink, difference, ours, why_not
 from tests.unit.cep.test_published_semantics import CASES, REFUSALS
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"Flink's matcher is not there: {why_not()}")
+pytestmark = [
+    pytest.mark.skipif(why_not() is not None, reason=f"Flink's matcher is not there: {why_not()}"),
+    # Ten minutes of work at night, on a machine that may do other things.
+    pytest.mark.timeout(2 * 3600 if effort.is_night else 900),
+]
 
 #: By day and at night.
 PAIRS = 100_000 if effort.is_night else 2_000

@@ -18,7 +18,15 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
-from tests.bench import rise_peers, session_peers, sliding_peers, sum_peers, timer_peers
+from tests.bench import (
+    login_peers,
+    rise_peers,
+    session_peers,
+    sliding_peers,
+    sum_peers,
+    timer_peers,
+    unpaid_peers,
+)
 from tests.bench.checking import FIRST_MS, Orders, compare, expected
 from tests.bench.groups import LATE_MS
 
@@ -114,11 +122,20 @@ PEERS: dict[str, tuple[Any, type[StatefulProcessor], type[StatefulProcessor]]] =
     "sliding": (sliding_peers.per_key, sliding_peers.RowSliding, sliding_peers.PandasSliding),
     "timers": (timer_peers.per_key, timer_peers.RowSilence, timer_peers.PandasSilence),
     "rises": (rise_peers.per_key, rise_peers.RowRise, rise_peers.PandasRise),
+    "logins": (None, login_peers.RowLogin, login_peers.PandasLogin),
+    "unpaid": (None, unpaid_peers.RowUnpaid, unpaid_peers.PandasUnpaid),
 }
 
 
-@pytest.mark.parametrize("engine", ["per-key", "tws-row", "tws-pandas"])
-@pytest.mark.parametrize("work", list(PEERS))
+@pytest.mark.parametrize(
+    ("work", "engine"),
+    [
+        (work, engine)
+        for work, (per_key, *_) in PEERS.items()
+        for engine in ("per-key", "tws-row", "tws-pandas")
+        if per_key is not None or engine != "per-key"
+    ],
+)
 def test_a_peer_gives_what_the_input_comes_to(orders: Orders, work: str, engine: str) -> None:
     function, in_rows, in_pandas = PEERS[work]
     if engine == "per-key":

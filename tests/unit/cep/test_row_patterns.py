@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from flinkish_spark import OutputTag
@@ -25,6 +25,7 @@ from flinkish_spark.cep.rows import (
     RowState,
     Variable,
 )
+from flinkish_spark.cep.values import is_equal
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.core.errors import ConfigError, GraphError, PatternError, SchemaError
 from flinkish_spark.testing import ProgramHarness
@@ -338,6 +339,8 @@ def expressions(draw: Any, depth: int = 0) -> tuple[RowPattern, str]:
         of, text = draw(expressions(depth + 1))
         least = draw(st.integers(0, 2))
         most = draw(st.none() | st.integers(max(least, 1), 3))
+        # Of a loop that may go round without a row `re` takes one such round; in SQL there is none.
+        assume(most is not None or re.fullmatch(text, "") is None)
         is_greedy = draw(st.booleans())
         bounds = f"{{{least},{'' if most is None else most}}}"
         return Repeated(of, least, most, is_greedy), f"(?:{text}){bounds}{'' if is_greedy else '?'}"
@@ -354,10 +357,10 @@ def test_preferred_matches_are_those_of_regular_expressions(
 ) -> None:
     pattern, text = drawn
     defined = {
-        name: any_of(tuple(Applied("=", (Column(0), Literal(letter))) for letter in own))
+        name: any_of(tuple(Applied(is_equal, (Column(0), Literal(letter))) for letter in own))
         for name, own in LETTERS.items()
     }
-    search = RowSearch(pattern, defined, (("rows", Aggregated("COUNT", None)),))
+    search = RowSearch(pattern, defined, (("rows", Aggregated(None)),))
     wanted, at = [], 0
     while at < len(letters):
         match = re.compile(text).match(letters, at)
@@ -421,7 +424,7 @@ LATE = OutputTag("late", FIELDS)
         ("PATTERN (A{20000})", "more than 10000 states"),
         ("PATTERN (A) DEFINE B AS true", "no variable of the PATTERN"),
         ("PATTERN (A) DEFINE A AS value", "is a bigint"),
-        ("PATTERN (A) DEFINE A AS value = 'x'", "compared with a string"),
+        ("PATTERN (A) DEFINE A AS value = 'x'", "have no type in common"),
         ("PATTERN (A) DEFINE A AS nothing > 1", "there is no field nothing"),
         ("PATTERN (A) DEFINE A AS C.value > 1", "no variable of the PATTERN, and no SUBSET"),
         ("PATTERN (A) DEFINE A AS FINAL LAST(value) > 1", "sees the rows up to its own"),

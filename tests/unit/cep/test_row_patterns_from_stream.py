@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from flinkish_spark import OutputTag
 from flinkish_spark.cep import MATCH_FIELDS, REFUSED_PATTERNS, ROW_PATTERNS, RowPatternsFromStream
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.types.ddl import DdlError
@@ -17,12 +18,15 @@ FALLING = "MEASURES LAST(B.value) AS bottom PATTERN (A B+) DEFINE B AS value < P
 PAIR = "MEASURES MATCH_NUMBER() AS n PATTERN (A B)"
 
 
-def started(**more: Any) -> ProgramHarness:
+LATE = OutputTag("late", FIELDS)
+
+
+def started(late: OutputTag | None = None, **more: Any) -> ProgramHarness:
     def program(readings: Any, patterns: Any) -> Any:
         connected = readings.key_by("cell").connect(patterns.broadcast(ROW_PATTERNS))
-        return connected.process(RowPatternsFromStream(FIELDS), output=MATCH_FIELDS, uid="found")
+        return connected.process(RowPatternsFromStream(FIELDS, late), output=MATCH_FIELDS, uid="found")
 
-    settings = {"side_outputs": [REFUSED_PATTERNS], "parallelism": 2, **more}
+    settings = {"side_outputs": [REFUSED_PATTERNS, LATE], "parallelism": 2, **more}
     return ProgramHarness(program, FIELDS, "name STRING, text STRING", **settings)
 
 
@@ -71,6 +75,17 @@ def test_several_patterns_share_the_rows_of_a_key() -> None:
     ]
     harness.end_of_input()
     assert found(harness) == [("rising", 2, 3, {"top": 2})]
+
+
+def test_late_rows_go_out_or_are_counted() -> None:
+    for late, side in (LATE, [("u", 7)]), (None, []):
+        harness = started(late)
+        harness.push(("pair", PAIR), source=1)
+        read(harness, 1, 2, at=4)
+        harness.push_all([(("u", 7), 5)])
+        output = harness.take()
+        assert [tuple(row) for row in output.side.get("late", [])] == side
+        assert output.counts == {"matches": 1, **({} if side else {"late_records_dropped": 1})}
 
 
 def test_a_pattern_without_a_text_is_gone() -> None:

@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag
+from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.joins import Bound, IntervalJoin, JoinType, ProcessJoinFunction
 from flinkish_spark.operators.joins import IntervalJoinOperator, JoinNeedsTime
 from flinkish_spark.operators.process import ElementFailed
-from flinkish_spark.operators.windowing import LATE_RECORDS_DROPPED
 from flinkish_spark.state import ValueStateDescriptor
 from flinkish_spark.testing._operator_harness import OperatorHarness
 from flinkish_spark.types.rows import ElementType

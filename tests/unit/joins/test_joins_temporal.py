@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag
+from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.joins import JoinType, ProcessJoinFunction, TemporalJoin
 from flinkish_spark.operators.joins import TemporalJoinOperator
 from flinkish_spark.operators.process import ElementFailed
-from flinkish_spark.operators.windowing import LATE_RECORDS_DROPPED
 from flinkish_spark.state import StateTtl
 from tests.support.effort import examples, seeds
 from tests.support.joins_support import END, LEFT, RIGHT, apply, element, harness, script

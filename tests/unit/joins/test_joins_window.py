@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from flinkish_spark.core.elements import MAX_WATERMARK_MS, OutputTag
+from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, MAX_WATERMARK_MS, OutputTag
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.joins import (
     CoGroupFunction,
@@ -19,7 +19,6 @@ from flinkish_spark.joins import (
     WindowJoin,
 )
 from flinkish_spark.operators.joins import WindowCoGroupOperator
-from flinkish_spark.operators.windowing import LATE_RECORDS_DROPPED
 from flinkish_spark.state import ValueStateDescriptor
 from flinkish_spark.windows import (
     DeltaEvictor,

@@ -30,8 +30,17 @@ from flinkish_spark.operators.patterns import LookedFor, PatternOperator, Patter
 from flinkish_spark.operators.process import TimerFailed
 from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.testing import ProgramHarness
-from flinkish_spark.testing._operator_harness import OperatorHarness
+from flinkish_spark.testing._operator_harness import (
+    ColumnsHarness,
+    MemoryBases,
+    Snapshot,
+    input_shape,
+    whole_records,
+)
+from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import ElementType
+from flinkish_spark.worker.keyed_operator import runner_of
+from flinkish_spark.worker.runners import RowShape
 from tests.support.cep_cases import cases
 from tests.support.effort import examples
 from tests.support.flink_cep import Case, pattern_of, skip_of
@@ -490,20 +499,41 @@ def test_partial_matches_go_on_with_other_conditions_and_windows() -> None:
     assert found(harness) == [{"a": [1], "b": [4]}]
 
 
-def test_an_event_that_waits_has_no_answer_of_a_condition_that_is_new() -> None:
-    def harness(text: str, **more: Any) -> OperatorHarness:
+class SqlHarness(ColumnsHarness):
+    """A pattern whose only condition is SQL text: its answers are the last field of each event."""
+
+    def __init__(self, text: str, restore: Snapshot | None = None, bases: MemoryBases | None = None) -> None:
         pattern = Pattern.begin("a").where(text)
         wanted = LookedFor("", compiled(pattern), pattern.skip)
         search = PatternSearch((wanted,), Show(), column_conditions=(text,))
         operator = PatternOperator(search, ElementType("key STRING, id LONG"))
-        return OperatorHarness(operator, key=lambda row: row[0], key_type="STRING", **more)
+        fields = parse_ddl("key STRING, id LONG, answer BOOLEAN")
+        travels = whole_records(fields, 0)
+        shape = RowShape(
+            (input_shape(travels, fields.names),), travels.key_types, (parse_ddl(OUTPUT),), with_times=True
+        )
+        runner = runner_of(operator, "found", 16, shape)
+        super().__init__(
+            runner,
+            fields,
+            0,
+            travels,
+            None,
+            (),
+            max_parallelism=16,
+            restore=restore,
+            policy=None,
+            bases=bases,
+        )
 
-    one = harness("id > 0")
+
+def test_an_event_that_waits_has_no_answer_of_a_condition_that_is_new() -> None:
+    one = SqlHarness("id > 0")
     one.push_all([(("k", 1, True), 5), (("k", 2, False), 6)])
-    other = harness("id > 0", restore=one.snapshot(), bases=one.bases)
+    other = SqlHarness("id > 0", one.snapshot(), one.bases)
     other.watermark(6)
     assert [row[2] for row in other.take().rows] == ['{"a": [1]}']
-    changed = harness("id > 1", restore=one.snapshot(), bases=one.bases)
+    changed = SqlHarness("id > 1", one.snapshot(), one.bases)
     with pytest.raises(TimerFailed, match="nobody has evaluated the condition 'id > 1'"):
         changed.watermark(6)
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
+from flinkish_spark.core.elements import LATE_RECORDS_DROPPED
 from flinkish_spark.operators.patterns import CLOSED, DISCARDED, MATCHES, OPENED, TIMED_OUT
 from flinkish_spark.operators.process import KeyedStreamOperator
-from flinkish_spark.operators.windowing import LATE_RECORDS_DROPPED
 from flinkish_spark.protocol.ids import BatchId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.latency import FIRST_LATE_REPORTER, SINK_REPORTER, is_latency
 from flinkish_spark.protocol.records import SinkAck, StagedBatch, TaskAck, TimeReport

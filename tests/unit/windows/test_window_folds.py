@@ -7,12 +7,11 @@ import random
 
 import pytest
 
-from flinkish_spark.core.elements import MAX_WATERMARK_MS, TimeDomain
+from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, MAX_WATERMARK_MS, TimeDomain
 from flinkish_spark.functions.aggregates import AggregateColumn, Fold
 from flinkish_spark.functions.keyed import AggregateFunction
 from flinkish_spark.operators.columnar_windows import FOLDED
 from flinkish_spark.operators.window_factory import window_operator
-from flinkish_spark.operators.windowing import LATE_RECORDS_DROPPED
 from flinkish_spark.testing._operator_harness import FoldHarness, OperatorHarness
 from flinkish_spark.windows import (
     AggregateWindow,

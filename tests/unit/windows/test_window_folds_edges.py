@@ -9,14 +9,20 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, Progress, TimeDomain
+from flinkish_spark.core.elements import (
+    LATE_RECORDS_DROPPED,
+    MAX_WATERMARK_MS,
+    MIN_WATERMARK_MS,
+    OutputTag,
+    Progress,
+    TimeDomain,
+)
 from flinkish_spark.core.errors import ConfigError, GraphError, SchemaError
 from flinkish_spark.datastream.windowed_stream import WindowedStream
 from flinkish_spark.functions.aggregates import AggregateColumn, Fold
 from flinkish_spark.operators import columnar_windows as column_windows
 from flinkish_spark.operators.columnar_aggregates import AggregateOverflow
 from flinkish_spark.operators.columnar_windows import ELEMENTS, FOLDED, LAST_MS
-from flinkish_spark.operators.windowing import LATE_RECORDS_DROPPED
 from flinkish_spark.planning.factories import FoldingWindows
 from flinkish_spark.planning.keyed import Transport, folding_windows
 from flinkish_spark.savepoints.group_edits import next_timers

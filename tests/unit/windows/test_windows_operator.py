@@ -6,10 +6,10 @@ import datetime
 
 import pytest
 
-from flinkish_spark.core.elements import MAX_WATERMARK_MS, OutputTag
+from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, MAX_WATERMARK_MS, OutputTag
 from flinkish_spark.operators.process import ElementFailed
 from flinkish_spark.operators.window_factory import window_operator
-from flinkish_spark.operators.windowing import LATE_RECORDS_DROPPED, WindowStateRefused
+from flinkish_spark.operators.windowing import WindowStateRefused
 from flinkish_spark.state import ListStateDescriptor, ReducingStateDescriptor, ValueStateDescriptor
 from flinkish_spark.testing._operator_harness import OperatorHarness
 from flinkish_spark.windows import (

@@ -1,0 +1,302 @@
+"""What SQL makes of values: numbers, comparisons and casts as Spark's ANSI mode has them.
+
+A value of a whole type is an int, of FLOAT and DOUBLE a float, of DECIMAL a decimal with the scale of its
+type. Each function gets values that are not null. Whatever Spark refuses is refused here, too: a number that
+leaves its type, a division by zero, a text that is no number.
+"""
+
+from __future__ import annotations
+
+import decimal
+import math
+import operator
+import re
+import struct
+from collections.abc import Callable, Iterable
+from functools import reduce
+from typing import Any
+
+from flinkish_spark.core.errors import PatternError
+
+#: Exact for all that two decimals of 38 digits can give, but for quotients.
+_EXACT = decimal.Context(prec=160, rounding=decimal.ROUND_HALF_UP)
+#: So many digits behind the point Spark divides with, before it rounds to the scale of the result.
+_DIVIDED_TO = decimal.Decimal(1).scaleb(-38)
+_TEXT_OF_WHOLE = re.compile(r"[+-]?\d+")
+_TEXT_OF_DOUBLE = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?[fd]?", re.IGNORECASE)
+_DOUBLES = {
+    "inf": math.inf, "+inf": math.inf, "infinity": math.inf, "+infinity": math.inf, "-inf": -math.inf,
+    "-infinity": -math.inf, "nan": math.nan,
+}  # fmt: skip
+_TRUE, _FALSE = frozenset(("t", "true", "y", "yes", "1")), frozenset(("f", "false", "n", "no", "0"))
+_SIZES = {8: "TINYINT", 16: "SMALLINT", 32: "INT", 64: "BIGINT"}
+
+
+class NoSuchValue(PatternError):
+    """An expression has no value: Spark refuses it in ANSI mode."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(
+            what, why=why, what_to_do="cast to a wider type, or leave such rows out by a CASE", value=what
+        )
+
+
+# -- numbers ---------------------------------------------------------------------------------------------
+def whole(bits: int, value: int) -> int:
+    """Return a whole number that fits into so many bits.
+
+    Raises
+    ------
+    NoSuchValue
+        It does not.
+    """
+    if -(1 << (bits - 1)) <= value < 1 << (bits - 1):
+        return value
+    raise NoSuchValue(f"{value} is computed", f"it does not fit into {_SIZES[bits]}")
+
+
+def single(value: float) -> float:
+    """Return what FLOAT makes of a number.
+
+    Examples
+    --------
+    >>> single(0.1)
+    0.10000000149011612
+    """
+    try:
+        found: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:
+        found = math.copysign(math.inf, value)
+    return found
+
+
+def exact(digits: int, scale: int, value: decimal.Decimal) -> decimal.Decimal:
+    """Return what DECIMAL(digits, scale) makes of a number: rounded half up.
+
+    Raises
+    ------
+    NoSuchValue
+        It has more digits before the point.
+    """
+    rounded = value.quantize(decimal.Decimal(1).scaleb(-scale), context=_EXACT)
+    if rounded and rounded.adjusted() >= digits - scale:
+        raise NoSuchValue(f"{value} is computed", f"it does not fit into DECIMAL({digits},{scale})")
+    return rounded
+
+
+_PLAIN: dict[str, Callable[[Any, Any], Any]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+
+
+def _by_zero(one: Any, name: str) -> NoSuchValue:
+    return NoSuchValue(f"{one} {name} 0 is computed", "it is divided by zero")
+
+
+def of_wholes(name: str, bits: int, one: int, other: int) -> int:
+    """Return a sum, difference, product or remainder; a remainder has the sign of the dividend."""
+    if name != "%":
+        return whole(bits, _PLAIN[name](one, other))
+    if other == 0:
+        raise _by_zero(one, name)
+    found = abs(one) % abs(other)
+    return -found if one < 0 else found
+
+
+def of_doubles(name: str, one: float, other: float) -> float:
+    """Return a sum, difference, product, quotient or remainder."""
+    if name in ("/", "%") and other == 0:
+        raise _by_zero(one, name)
+    if name == "/":
+        return one / other
+    if name != "%":
+        found: float = _PLAIN[name](one, other)
+        return found
+    return math.nan if math.isinf(one) else math.fmod(one, other)
+
+
+def of_singles(name: str, one: float, other: float) -> float:
+    """Return the same of two FLOATs; they are divided as DOUBLE."""
+    return single(of_doubles(name, one, other))
+
+
+def of_decimals(
+    name: str, digits: int, scale: int, one: decimal.Decimal, other: decimal.Decimal
+) -> decimal.Decimal:
+    """Return the same of two decimals, as DECIMAL(digits, scale)."""
+    if name in ("/", "%") and not other:
+        raise _by_zero(one, name)
+    if name == "/":
+        found = _EXACT.divide(one, other).quantize(_DIVIDED_TO, context=_EXACT)
+    elif name == "%":
+        found = _EXACT.remainder(one, other)
+    else:
+        computed = {"+": _EXACT.add, "-": _EXACT.subtract, "*": _EXACT.multiply}[name]
+        found = computed(one, other)
+    return exact(digits, scale, found)
+
+
+# -- comparisons -----------------------------------------------------------------------------------------
+def is_equal(one: Any, other: Any) -> bool:
+    """Return whether two values are equal; NaN is equal to NaN."""
+    return bool(one == other) or (one != one and other != other)
+
+
+def is_less(one: Any, other: Any) -> bool:
+    """Return whether the first is less; NaN is more than all numbers."""
+    if other != other:
+        return bool(one == one)
+    return bool(one < other)
+
+
+def is_unequal(one: Any, other: Any) -> bool:
+    """Return whether two values differ."""
+    return not is_equal(one, other)
+
+
+def is_more(one: Any, other: Any) -> bool:
+    """Return whether the first is more."""
+    return is_less(other, one)
+
+
+def is_at_most(one: Any, other: Any) -> bool:
+    """Return whether the first is not more."""
+    return not is_less(other, one)
+
+
+def is_at_least(one: Any, other: Any) -> bool:
+    """Return whether the first is not less."""
+    return not is_less(one, other)
+
+
+COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": is_equal,
+    "<>": is_unequal,
+    "<": is_less,
+    "<=": is_at_most,
+    ">": is_more,
+    ">=": is_at_least,
+}
+
+
+# -- casts -----------------------------------------------------------------------------------------------
+def whole_of_number(bits: int, value: Any) -> int:
+    """Return a number, or a boolean, without what is behind its point."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise NoSuchValue(f"{value} is cast", f"it does not fit into {_SIZES[bits]}")
+    return whole(bits, int(value))
+
+
+def whole_of_text(bits: int, text: str) -> int:
+    """Return the number that a text is."""
+    if not _TEXT_OF_WHOLE.fullmatch(text.strip()):
+        raise NoSuchValue(f"{text!r} is cast to {_SIZES[bits]}", "it is no whole number")
+    return whole(bits, int(text))
+
+
+def double_of_number(value: Any) -> float:
+    """Return a number, or a boolean, as DOUBLE."""
+    return float(value)
+
+
+def double_of_text(text: str) -> float:
+    """Return the DOUBLE that a text is."""
+    stripped = text.strip()
+    if stripped.lower() in _DOUBLES:
+        return _DOUBLES[stripped.lower()]
+    if not _TEXT_OF_DOUBLE.fullmatch(stripped):
+        raise NoSuchValue(f"{text!r} is cast to DOUBLE", "it is no number")
+    return float(stripped.rstrip("fFdD"))
+
+
+def single_of_number(value: Any) -> float:
+    """Return a number, or a boolean, as FLOAT."""
+    return single(float(value))
+
+
+def single_of_text(text: str) -> float:
+    """Return the FLOAT that a text is."""
+    return single(double_of_text(text))
+
+
+def decimal_of_number(digits: int, scale: int, value: Any) -> decimal.Decimal | None:
+    """Return a number, or a boolean, as DECIMAL; of a DOUBLE the digits that it is written with.
+
+    Null for NaN and what has no end, as in Spark.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    given = decimal.Decimal(repr(value)) if isinstance(value, float) else decimal.Decimal(value)
+    return exact(digits, scale, given)
+
+
+def decimal_of_text(digits: int, scale: int, text: str) -> decimal.Decimal:
+    """Return the DECIMAL that a text is."""
+    stripped = text.strip()
+    if not _TEXT_OF_DOUBLE.fullmatch(stripped) or stripped[-1] in "fFdD":
+        raise NoSuchValue(f"{text!r} is cast to DECIMAL({digits},{scale})", "it is no number")
+    return exact(digits, scale, decimal.Decimal(stripped))
+
+
+def boolean_of_text(text: str) -> bool:
+    """Return the boolean that a text is."""
+    word = text.strip().lower()
+    if word not in _TRUE | _FALSE:
+        raise NoSuchValue(f"{text!r} is cast to BOOLEAN", "it is neither true nor false")
+    return word in _TRUE
+
+
+def text_of(value: Any) -> str:
+    """Return a whole number, a decimal, a boolean or a text as text."""
+    if isinstance(value, decimal.Decimal):
+        return f"{value:f}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def joined(one: str, other: str) -> str:
+    """Return two texts as one."""
+    return one + other
+
+
+def negative_whole(bits: int, value: int) -> int:
+    """Return a whole number with the other sign."""
+    return whole(bits, -value)
+
+
+def absolute_whole(bits: int, value: int) -> int:
+    """Return a whole number without its sign."""
+    return whole(bits, abs(value))
+
+
+# -- aggregates of values that are not null, of which there is one at least ---------------------------------
+def sum_of_wholes(values: Iterable[int]) -> int:
+    """Return a sum as BIGINT."""
+    return reduce(lambda one, other: whole(64, one + other), values, 0)
+
+
+def sum_of_doubles(values: Iterable[float]) -> float:
+    """Return a sum as DOUBLE, in the order of the rows."""
+    return reduce(operator.add, values, 0.0)
+
+
+def sum_of_decimals(digits: int, scale: int, values: Iterable[decimal.Decimal]) -> decimal.Decimal:
+    """Return a sum as DECIMAL(digits, scale)."""
+    return exact(digits, scale, reduce(_EXACT.add, values))
+
+
+def mean_of_doubles(values: list[float]) -> float:
+    """Return a mean as DOUBLE; of whole numbers, too."""
+    return sum_of_doubles(map(float, values)) / len(values)
+
+
+def mean_of_decimals(digits: int, scale: int, values: list[decimal.Decimal]) -> decimal.Decimal:
+    """Return a mean as DECIMAL(digits, scale)."""
+    return exact(digits, scale, _EXACT.divide(reduce(_EXACT.add, values), decimal.Decimal(len(values))))
+
+
+def least(values: Iterable[Any]) -> Any:
+    """Return the least."""
+    return reduce(lambda one, other: other if is_less(other, one) else one, values)
+
+
+def greatest(values: Iterable[Any]) -> Any:
+    """Return the greatest."""
+    return reduce(lambda one, other: other if is_less(one, other) else one, values)

@@ -1,0 +1,238 @@
+"""Rows of many keys that wait, as columns, until the watermark has reached their times."""
+
+from __future__ import annotations
+
+from abc import ABC
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, MIN_WATERMARK_MS, OutputTag
+from flinkish_spark.operators.context import FunctionContext
+from flinkish_spark.operators.process import KeyedStreamOperator
+from flinkish_spark.state.columnar import ColumnarState
+from flinkish_spark.state.descriptors import ListStateDescriptor
+from flinkish_spark.state.keyed_states import KeyedStates
+from flinkish_spark.state.layered import Array, KeyIndex
+from flinkish_spark.types.rows import ElementType
+from flinkish_spark.types.to_arrow import exact_cast
+from flinkish_spark.types.to_python import to_values
+
+
+@dataclass
+class DueRows:
+    """Rows whose time comes in a micro-batch: those of a key together, by time, then as they came.
+
+    Parameters
+    ----------
+    values, times_ms
+        Elements and their times.
+    facts
+        What is known of them besides, column by column.
+    """
+
+    values: Sequence[Any] = ()
+    times_ms: Sequence[int] = ()
+    facts: Sequence[Sequence[Any]] = ()
+    _of_key: dict[Any, tuple[int, int]] = field(default_factory=dict)
+    #: When the first of those comes that go on waiting.
+    _later_ms: dict[Any, int] = field(default_factory=dict)
+
+    def take(self, key: Any, now_ms: int) -> range:
+        """Take a key's rows up to a time; return their places."""
+        begin, end = self._of_key.pop(key, (0, 0))
+        until = bisect_right(self.times_ms, now_ms, begin, end)
+        if until < end:
+            self._of_key[key] = until, end
+        return range(begin, until)
+
+    def next_ms(self, key: Any) -> int | None:
+        """Return when the first of a key's rows comes that wait; None if none does."""
+        if key in self._of_key:
+            return self.times_ms[self._of_key[key][0]]
+        return self._later_ms.get(key)
+
+
+class TimedRows:
+    """The rows of an operator that wait: a list per key, by time, as it is stored.
+
+    Parameters
+    ----------
+    name
+        Of the state.
+    element
+        Type of the elements.
+    facts
+        DDL of what is known of an element besides, as fields; empty for nothing.
+    time_field
+        Place of the field that says the time of a row; None: it has one beside its fields.
+    late_output
+        Where rows behind the watermark go, without the facts; None: they are dropped and counted.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        element: ElementType,
+        facts: str,
+        time_field: int | None,
+        late_output: OutputTag | None,
+    ) -> None:
+        fields = [element.stored_fields, *([facts] if facts else []), "__time_ms LONG"]
+        self.state = ListStateDescriptor(name, ", ".join(fields))
+        self.time_field, self._late_output = time_field, late_output
+        self.width, self.gathering = len(element.fields), element.gathering
+        #: Those of the key group at hand.
+        self.due = DueRows()
+
+    def open(self, states: KeyedStates) -> None:
+        """Declare the state."""
+        states.get_list_state(self.state)
+
+    def late(self, value: Any, context: FunctionContext) -> None:
+        """Take note of a row that the watermark has passed, or that has no time; a :data:`Processor`.
+
+        Raises
+        ------
+        PatternNeedsTime
+            It has none.
+        """
+        if not has_time(context.timestamp_ms):
+            raise PatternNeedsTime
+        if self._late_output is None:
+            context.count(LATE_RECORDS_DROPPED)
+        else:
+            context.output(self._late_output, value[: self.width])
+
+
+class PatternNeedsTime(ValueError):
+    """A pattern by event time got an event without one."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "patterns by event time need events with a time: assign timestamps and watermarks, and let none "
+            "be null; or call in_processing_time()"
+        )
+
+
+def has_time(time_ms: int | None) -> bool:
+    """Return whether that is a time."""
+    return time_ms is not None and time_ms != MIN_WATERMARK_MS
+
+
+class TimedRowsOperator(KeyedStreamOperator, ABC):
+    """An operator that takes rows in the order of their times.
+
+    Where `timed` is not None, rows do not come to it one by one: whoever runs it lets them wait, puts those
+    of a key group whose time has come into `timed.due`, and has a timer fire for each key that has some. Only
+    late rows, and those without a time, come to its processor, which is that of `timed`.
+    """
+
+    timed: TimedRows | None
+
+
+class WaitingRows:
+    """The rows of some keys of a key group: those that were stored, and those that come in.
+
+    Parameters
+    ----------
+    timed
+        What the operator says of them.
+    index
+        The keys: of the rows that come, then of stored ones.
+    state
+        Its stored rows.
+    columns
+        Fields and facts of the rows that come, as columns.
+    times_ms
+        Of these.
+    """
+
+    def __init__(
+        self,
+        timed: TimedRows,
+        index: KeyIndex,
+        state: ColumnarState,
+        columns: Sequence[pa.Array],
+        times_ms: Array,
+    ) -> None:
+        self._timed, self.index, self._state = timed, index, state
+        count = len(times_ms)
+        stored: pa.ListArray = state.column()
+        lengths = pc.fill_null(pc.list_value_length(stored), 0).to_numpy()
+        entries: pa.StructArray = stored.flatten()
+        kinds = [one.type for one in entries.type]
+        own = [*columns, pa.array(times_ms)]
+        own = [
+            one if one.type == kind else exact_cast(one, kind) for one, kind in zip(own, kinds, strict=True)
+        ]
+        if len(entries):
+            own = [pa.concat_arrays(parts) for parts in zip(entries.flatten(), own, strict=True)]
+        self._columns, self._type = own, entries.type
+        self._had, self._has_new = lengths > 0, np.zeros(len(index), dtype=bool)
+        new_keys = index.of_row[:count]
+        self._has_new[new_keys] = True
+        keys = np.concatenate([np.repeat(np.arange(len(index)), lengths), new_keys])
+        times = own[-1].to_numpy()
+        # Stable, and stored rows stand in front: rows of one time stay as they came.
+        self._order = np.lexsort((times, keys))
+        self._key, self._times_ms = keys[self._order], times[self._order]
+        parts = [to_values(column) for column in index.keys]
+        #: Keys as functions see them, by number.
+        self.keys: Sequence[Any] = parts[0] if len(parts) == 1 else list(zip(*parts, strict=True))
+        # Of rows in order the first of a key is at its beginning.
+        begins = np.array([begin for _, begin, _ in _runs(self._key)], dtype=np.int64)
+        is_new = self._order >= len(keys) - count
+        self._first_new = begins[is_new[begins]]
+
+    def first_new(self) -> Iterable[tuple[Any, int]]:
+        """Return key and time of rows that come now and are the first of their key."""
+        first = self._first_new
+        return zip((self.keys[at] for at in self._key[first]), self._times_ms[first].tolist(), strict=True)
+
+    def due(self, limit_ms: int) -> DueRows:
+        """Return the rows up to a time."""
+        self._is_due = is_due = self._times_ms <= limit_ms
+        places, later = np.flatnonzero(is_due), np.flatnonzero(~is_due)
+        taken = pa.array(self._order[places])
+        columns = [to_values(column.take(taken)) for column in self._columns]
+        width = self._timed.width
+        values = list(map(self._timed.gathering(), zip(*columns[:width], strict=True)))
+        found = DueRows(values, columns[-1], columns[width:-1])
+        for number, begin, end in _runs(self._key[places]):
+            found._of_key[self.keys[number]] = begin, end
+        for number, begin, _ in _runs(self._key[later]):
+            found._later_ms[self.keys[number]] = int(self._times_ms[later[begin]])
+        return found
+
+    def store(self) -> None:
+        """Store the rows that go on waiting."""
+        later = np.flatnonzero(~self._is_due)
+        counts = np.bincount(self._key[later], minlength=len(self.index))
+        lost = np.bincount(self._key[self._is_due], minlength=len(self.index)) > 0
+        changed, left = self._has_new | lost, counts > 0
+        written = changed & left
+        if written.any():
+            rows = later[written[self._key[later]]]
+            taken = pa.array(self._order[rows])
+            parts = [column.take(taken) for column in self._columns]
+            entries = pa.StructArray.from_arrays(parts, fields=list(self._type))
+            offsets = np.concatenate([[0], np.cumsum(counts[written])]).astype(np.int32)
+            self._state.put([pa.ListArray.from_arrays(pa.array(offsets), entries)], where=written)
+        gone = changed & ~left & self._had
+        if gone.any():
+            self._state.remove(gone)
+
+
+def _runs(numbers: Array) -> Iterable[tuple[int, int, int]]:
+    """Return of each run of equal numbers the number, where it begins and where it ends."""
+    if not len(numbers):
+        return ()
+    begins = np.concatenate([[0], np.flatnonzero(np.diff(numbers)) + 1])
+    ends = np.append(begins[1:], len(numbers))
+    return zip(numbers[begins].tolist(), begins.tolist(), ends.tolist(), strict=True)
