@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,6 +16,7 @@ from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.protocol.ids import checked_name
+from flinkish_spark.protocol.job_graph import Chained
 from flinkish_spark.transport.routing import Distribution
 
 if TYPE_CHECKING:
@@ -187,6 +190,13 @@ class StreamGraph:
     names: dict[str, str] = field(default_factory=dict)
     #: Key groups of operators that say nothing else.
     max_parallelism: int = DEFAULT_MAX_PARALLELISM
+    #: Functions without a key that may not share a vertex with others, by the identity of their settings.
+    chained: dict[int, Chained] = field(default_factory=dict)
+
+    def chained_of(self, node: object) -> Chained:
+        """Return with what a function without a key may share a vertex; ALWAYS for everything else."""
+        settings = getattr(node.function, "settings", None) if isinstance(node, TransformNode) else None
+        return self.chained.get(id(settings), Chained.ALWAYS)
 
     def check_uid(self, uid: str) -> str:
         """Return `uid` if it is usable and new.
@@ -208,6 +218,17 @@ class StreamGraph:
                 uid=uid,
             )
         return uid
+
+    def derived_uid(self, method: str, fronts: Sequence[str | StreamNode | KeyedEntry]) -> str:
+        """Return a free uid that follows from the place in the program: the method, and what it reads."""
+        place = [method, [front if isinstance(front, str) else _place(front) for front in fronts]]
+        number = 0
+        while True:
+            digest = hashlib.sha256(json.dumps([*place, number]).encode()).hexdigest()
+            uid = f"{method}-{digest[:8]}"
+            if uid not in self.uids():
+                return uid
+            number += 1
 
     def as_declared(self) -> StreamGraph:
         """Return a graph of the nodes that there are now; what is declared later is not in it."""
@@ -261,6 +282,23 @@ class StreamGraph:
             raise GraphError(
                 "the job has no sink", what_to_do="call sink_to(...) on a stream before execute()"
             )
+
+
+def _place(node: StreamNode | KeyedEntry) -> list[Any]:
+    """Return where in the program a stream is, back to what has a uid: the same in every process."""
+    match node:
+        case KeyedEntry():
+            keys = [key if isinstance(key, str) else type(key).__name__ for key in node.keys]
+            return [node.distribution.name, keys, _place(node.parent)]
+        case SideNode():
+            return ["side", node.parent.uid, node.tag.name]
+        case UnionNode():
+            return ["union", *map(_place, node.parents)]
+        case TimedNode():
+            return ["timestamps", _place(node.parent)]
+        case TransformNode():
+            return [type(node.function).__name__, _place(node.parent)]
+    return ["uid", node.uid]
 
 
 def _two_declarations(whose: str, known: OutputTag, tag: OutputTag, **facts: Any) -> GraphError:
