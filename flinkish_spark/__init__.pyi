@@ -123,6 +123,7 @@ from .job.doctor import Health as Health
 from .job.doctor import doctor as doctor
 from .job.engine import JobProgress as JobProgress
 from .job.engine import Standby as Standby
+from .job.graph_pictures import PlanForm as PlanForm
 from .job.requests import StopMode as StopMode
 from .operators.vectorized import BatchContext as BatchContext
 from .operators.vectorized import VectorizedProcessFunction as VectorizedProcessFunction
@@ -154,6 +155,8 @@ from .protocol.statistics import Quantity as Quantity
 from .protocol.statistics import RestoredCheckpoint as RestoredCheckpoint
 from .protocol.statistics import StatisticsHistory as StatisticsHistory
 from .protocol.statistics import Summary as Summary
+from .savepoints.comparison import Comparison as Comparison
+from .savepoints.comparison import Fate as Fate
 from .savepoints.files import RestoreSettings as RestoreSettings
 from .savepoints.reader import read_state as read_state
 from .state.descriptors import AggregatingStateDescriptor as AggregatingStateDescriptor

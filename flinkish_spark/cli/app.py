@@ -12,6 +12,7 @@ from flinkish_spark.cli.audit import audit
 from flinkish_spark.cli.checkpoints import checkpoints
 from flinkish_spark.cli.client import ExitStatus, complain, one_line, unforeseen
 from flinkish_spark.cli.doctor import doctor
+from flinkish_spark.cli.graph import graph
 from flinkish_spark.cli.rewind import rewind, timeline
 from flinkish_spark.cli.savepoints import cancel, savepoint
 from flinkish_spark.cli.transactions import transactions
@@ -63,5 +64,5 @@ def app() -> None:
     """
 
 
-for _command in (checkpoints, savepoint, rewind, timeline, cancel, transactions, audit, doctor):
+for _command in (checkpoints, savepoint, rewind, timeline, cancel, transactions, graph, audit, doctor):
     app.add_command(_command)

@@ -26,6 +26,7 @@ from flinkish_spark.core.validation import instance_of
 from flinkish_spark.protocol.decisions import Decision, Receipt, RewindIntent, TriggerRecord, Verdict
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage, OwnerEpoch
+from flinkish_spark.protocol.job_graph import JobGraph
 from flinkish_spark.protocol.lineage import LineageHistory, PastRewind, RewindOrder
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.replay import RestagedEpoch
@@ -245,6 +246,15 @@ class JobDir:
     def put_statistics(self, history: StatisticsHistory) -> None:
         """Replace the stored history."""
         self.store.put("statistics.json", seal("statistics", history.to_json()))
+
+    # -- the job graph --------------------------------------------------------------------------
+    def job_graph(self) -> JobGraph | None:
+        """Return what the newest start has run; None before the first."""
+        return self._objects.optional("graph.json", "graph", JobGraph.from_json)
+
+    def put_job_graph(self, graph: JobGraph) -> None:
+        """Replace it."""
+        self.store.put("graph.json", seal("graph", graph.to_json()))
 
     # -- triggers, decisions and receipts -----------------------------------------------------------------
     def create_trigger(self, trigger: TriggerRecord) -> CreateResult:

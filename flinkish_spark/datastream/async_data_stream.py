@@ -70,7 +70,7 @@ class AsyncDataStream:
             Fields of the rows; by default what the hint of `async_invoke` says.
         uid
             By which recorded answers are found again, and what errors and statistics call the operator; by
-            default `async-1` and so on, in the order of the program.
+            default it follows from the place in the program.
         record_answers
             Whether an answer is written down before anything uses it, until its checkpoint is confirmed. A
             repeated task, a micro-batch that runs again and a replay read it then, and do not see another
@@ -308,5 +308,5 @@ def _behind(
     environment = stream._environment
     spec = replace(spec, is_recorded=bool(record_answers))
     node = stream._entry.parent if isinstance(stream, KeyedStream) else stream._node
-    known = environment.graph.async_uid(uid)
+    known = environment.graph.async_uid(uid, node)
     return DataStream(environment, TransformNode(node, async_calls(spec, output, known)))

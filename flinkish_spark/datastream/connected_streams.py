@@ -22,6 +22,7 @@ from flinkish_spark.planning.declare import (
     RecordCall,
     connected_calls,
     declare_operator,
+    declared_uid,
     inferred_output,
     is_key_function,
 )
@@ -155,7 +156,7 @@ class KeyedConnectedStreams:
         function: KeyedCoProcessFunction,
         *,
         output: OutputType | None = None,
-        uid: str,
+        uid: str | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Process the elements of both streams, those of one key one after the other.
@@ -180,6 +181,7 @@ class KeyedConnectedStreams:
         UserFunctionError, SchemaError, ConfigError
             As of :meth:`KeyedStream.process`.
         """
+        uid = declared_uid(self._environment.graph, uid, "process", *self._entries)
         if not isinstance(function, KeyedCoProcessFunction):
             raise GraphError(
                 f"process() of '{uid}' got a {type(function).__name__}",
@@ -198,7 +200,7 @@ class KeyedConnectedStreams:
         second: Any = None,
         *,
         output: OutputType | None = None,
-        uid: str,
+        uid: str | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Make one row of each record, by functions that may keep state for the record's key.
@@ -220,6 +222,7 @@ class KeyedConnectedStreams:
         UserFunctionError, SchemaError, ConfigError
             As of :meth:`KeyedStream.process`.
         """
+        uid = declared_uid(self._environment.graph, uid, "map", *self._entries)
         left, right = connected_calls(first, second, "map", uid)
         if output is None:
             output = inferred_output(left.call, f"'{uid}'", right.call, is_iterable=False)
@@ -231,7 +234,7 @@ class KeyedConnectedStreams:
         second: Any = None,
         *,
         output: OutputType | None = None,
-        uid: str,
+        uid: str | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Make any number of rows of each record, by functions that may keep state for its key.
@@ -244,6 +247,7 @@ class KeyedConnectedStreams:
         output, uid, max_parallelism
             As of :meth:`map`, which also says what is raised.
         """
+        uid = declared_uid(self._environment.graph, uid, "flat_map", *self._entries)
         left, right = connected_calls(first, second, "flat_map", uid)
         if output is None:
             output = inferred_output(left.call, f"'{uid}'", right.call, is_iterable=True)
@@ -300,7 +304,7 @@ class BroadcastConnectedStream:
         function: KeyedBroadcastProcessFunction | BroadcastProcessFunction,
         *,
         output: OutputType | None = None,
-        uid: str,
+        uid: str | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Process the elements of the stream, with the state that the broadcast elements fill.
@@ -324,6 +328,7 @@ class BroadcastConnectedStream:
         UserFunctionError, SchemaError, ConfigError
             As of :meth:`KeyedStream.process`.
         """
+        uid = declared_uid(self._other._environment.graph, uid, "process", self._entry, self._other._entry)
         is_keyed = self._entry.distribution is Distribution.BY_KEY
         wanted: Any = KeyedBroadcastProcessFunction if is_keyed else BroadcastProcessFunction
         if not isinstance(function, wanted):

@@ -24,6 +24,8 @@ from flinkish_spark.datastream.keyed_stream import KeyedStream
 from flinkish_spark.functions.match_recognize import match_recognize
 from flinkish_spark.functions.stream import CheckpointedProcessFunction, KeySelector, ProcessFunction
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
+from flinkish_spark.job.explanation import print_tree
+from flinkish_spark.job.graph_pictures import svg
 from flinkish_spark.joins.lookup import LookupCache, LookupJoin, LookupTable
 from flinkish_spark.joins.spec import JoinType, ProcessJoinFunction
 from flinkish_spark.planning.async_calls import AsyncTransform
@@ -32,9 +34,11 @@ from flinkish_spark.planning.declare import (
     check_strategy,
     chosen_keys,
     declare_operator,
+    declared_uid,
     inferred_output,
 )
 from flinkish_spark.planning.factories import UNKNOWN_TYPE
+from flinkish_spark.planning.job_graph import job_graph_to
 from flinkish_spark.planning.partitioning import (
     Narrow,
     Spread,
@@ -71,6 +75,7 @@ from flinkish_spark.planning.transforms import (
     process_rows,
 )
 from flinkish_spark.protocol.ids import checked_name
+from flinkish_spark.protocol.job_graph import Chained
 from flinkish_spark.state.descriptors import MapStateDescriptor
 from flinkish_spark.transport.routing import Distribution
 from flinkish_spark.types.hints import StateType
@@ -82,6 +87,7 @@ if TYPE_CHECKING:
 
     from flinkish_spark.datastream.environment import StreamExecutionEnvironment
     from flinkish_spark.planning.transforms import Transform
+    from flinkish_spark.protocol.job_graph import JobGraph
 
 
 #: Functions of single records that may emit to side outputs.
@@ -433,6 +439,72 @@ class OperatorSettings:
             )
         return self
 
+    def start_new_chain(self) -> Self:
+        """Let a function of `map`, `flat_map`, `filter` or `process` without a key have tasks of its own.
+
+        What is in front of it runs in other tasks, as in Flink; what is behind it may share its. Spark has no
+        queue between tasks, so its records go through a shuffle, as by `rebalance`. A keyed operator has its
+        own tasks anyway.
+
+        Raises
+        ------
+        GraphError
+            The stream comes from something else. Between two keyed operators, when the job starts.
+        """
+        return self._chain(Chained.HEAD, "start_new_chain")
+
+    def disable_chaining(self) -> Self:
+        """Let a function have tasks that nothing else shares; see :meth:`start_new_chain`.
+
+        What is behind it is reached through a shuffle, too. A sink right behind it stays with it.
+        """
+        return self._chain(Chained.NEVER, "disable_chaining")
+
+    def _chain(self, chained: Chained, method: str) -> Self:
+        settings = self._settings()
+        if settings is not None:
+            self._environment.graph.chained[id(settings)] = chained
+        elif not isinstance(self._node, KeyedNode) or chained is Chained.NEVER:
+            raise GraphError(
+                f"{method}() was called on {self._what()}",
+                why="only a function of single records can be told to have tasks of its own: a source and a "
+                "keyed operator begin new ones, and functions behind them run in these",
+                what_to_do="call it right behind map(), flat_map(), filter() or process(); or leave it out",
+            )
+        return self
+
+    def slot_sharing_group(self, slot_sharing_group: str) -> Self:
+        """Accept Flink's default group, in which everything is; refuse another one.
+
+        Raises
+        ------
+        GraphError
+            It is another group.
+        """
+        if slot_sharing_group != "default":
+            raise GraphError(
+                f"slot_sharing_group({slot_sharing_group!r}) was called on {self._what()}",
+                why="Spark has no slots: tasks of all stages of a job share its cores, by spark.task.cpus",
+                what_to_do="leave it out; for tasks of its own call start_new_chain(); for other machines "
+                "run a job of its own behind a Kafka topic (docs/chained-jobs.md)",
+            )
+        return self
+
+    def set_resources(self, *resources: Any) -> Self:
+        """Refuse Flink's resource specs.
+
+        Raises
+        ------
+        GraphError
+            Always.
+        """
+        raise GraphError(
+            f"set_resources() was called on {self._what()}",
+            why="all tasks of a job get what spark.task.cpus and spark.executor.* say",
+            what_to_do="leave it out, and say these settings for the whole job; or run what needs more as a "
+            "job of its own (docs/chained-jobs.md)",
+        )
+
     def _settings(self) -> TransformSettings | None:
         """Return those of the function that made the stream; None if none did."""
         node = next(iter(connected_ways(self._node)), self._node)
@@ -561,7 +633,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         """
         return KeyedStream(self._environment, self._node, chosen_keys(keys, key))
 
-    def match_recognize(self, text: str, *, uid: str, **more: Any) -> DataStream:
+    def match_recognize(self, text: str, *, uid: str | None = None, **more: Any) -> DataStream:
         """Look for a row pattern of SQL:2016 among the rows of each key, which PARTITION BY says.
 
         Without it all rows are of one key, and of one task.
@@ -641,7 +713,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         function: CheckpointedProcessFunction,
         *,
         output: OutputType | None = None,
-        uid: str,
+        uid: str | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Process records without a key, with operator list state; records of a channel come in their order.
@@ -662,6 +734,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         UserFunctionError, SchemaError, ConfigError
             As of :meth:`KeyedStream.process`.
         """
+        uid = declared_uid(self._environment.graph, uid, "process_with_state", self._node)
         if not isinstance(function, CheckpointedProcessFunction):
             raise GraphError(
                 f"process_with_state() of '{uid}' got a {type(function).__name__}",
@@ -762,7 +835,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         side = self._environment.graph.side(node, tag, fields)
         return DataStream(self._environment, side)
 
-    def sink_to(self, sink: Sink, *, uid: str) -> DataStream:
+    def sink_to(self, sink: Sink, *, uid: str | None = None) -> DataStream:
         """Write this stream to a sink that commits with the checkpoints.
 
         Parameters
@@ -770,7 +843,8 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         sink
             For example a KafkaSink or a DeltaSink.
         uid
-            Stable name of this sink in this job.
+            Stable name of this sink in this job. Left out: one that follows from the place in the program,
+            and a warning.
 
         Returns
         -------
@@ -782,6 +856,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         GraphError
             It is no sink, or the uid cannot be used or is taken.
         """
+        uid = declared_uid(self._environment.graph, uid, "sink", self._node)
         if not isinstance(sink, Sink):
             raise GraphError(
                 f"sink_to() got a {type(sink).__name__}",
@@ -791,6 +866,24 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         graph = self._environment.graph
         graph.sinks.append(SinkNode(graph.check_uid(uid), self._node, sink))
         return self
+
+    def explain(self) -> None:
+        """Print what Spark runs for this stream as a tree; see :meth:`StreamExecutionEnvironment.explain`.
+
+        Raises
+        ------
+        GraphError
+            An operator would run twice in one chain.
+        """
+        print_tree(self._job_graph(), self._environment._statistics())
+
+    def _job_graph(self) -> JobGraph:
+        environment = self._environment
+        tasks = shuffle_partitions(environment.spark)
+        return job_graph_to(environment.job, environment.graph, self._node, tasks)
+
+    def _repr_html_(self) -> str:
+        return svg(self._job_graph())
 
     def to_dataframe(self) -> DataFrame:
         """Return the records as a plain streaming DataFrame, for a query of your own.

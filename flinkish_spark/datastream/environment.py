@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,10 +19,16 @@ from flinkish_spark.connectors.collection import CollectionSource
 from flinkish_spark.connectors.dataframe import DataFrameSource
 from flinkish_spark.contracts.hooks import MasterHook
 from flinkish_spark.contracts.manifest import Manifest
-from flinkish_spark.contracts.source import Source, SourceNode
+from flinkish_spark.contracts.source import NO_JOB, Source, SourceNode
 from flinkish_spark.core.clock import SystemClock, SystemThreads
 from flinkish_spark.core.config import CheckpointConfig, ExponentialDelay
-from flinkish_spark.core.errors import ConfigError, GraphError, OwnedElsewhereError
+from flinkish_spark.core.errors import (
+    ConfigError,
+    CorruptObjectError,
+    GraphError,
+    OwnedElsewhereError,
+    StoreError,
+)
 from flinkish_spark.core.forks import own_handler
 from flinkish_spark.core.job_dir import job_place, open_job_dir
 from flinkish_spark.core.steps import Observer, SilentObserver, StepObserver
@@ -30,23 +37,39 @@ from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.job.client import JobClient
 from flinkish_spark.job.engine import JobSettings, Standby
+from flinkish_spark.job.explanation import print_tree
+from flinkish_spark.job.graph_pictures import PlanForm, plan_in, svg
 from flinkish_spark.job.spark_engine import SparkEngine
 from flinkish_spark.job.supervisor import Supervisor
-from flinkish_spark.planning.declare import check_max_parallelism, check_strategy
+from flinkish_spark.planning.declare import check_max_parallelism, check_strategy, declared_uid
+from flinkish_spark.planning.job_graph import job_graph
 from flinkish_spark.planning.partitioning import (
     check_is_shuffle_partitions,
     checked_parallelism,
     shuffle_partitions,
 )
+from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.stream_graph import DEFAULT_MAX_PARALLELISM, StreamGraph
 from flinkish_spark.protocol.ids import checked_name
 from flinkish_spark.protocol.limits import MOST_MS, Limit, checked_choice, checked_limit, checked_whole
 from flinkish_spark.protocol.restart import TRIES_WITHOUT_PROGRESS, RestartStrategy
+from flinkish_spark.protocol.savepoints import RestoreRules
+from flinkish_spark.savepoints.comparison import (
+    Comparison,
+    as_if_saved,
+    compare_with_savepoint,
+    compared,
+)
 from flinkish_spark.savepoints.files import RestoreSettings
+from flinkish_spark.savepoints.restore import job_shape
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import types as T
+
+    from flinkish_spark.planning.sink_rows import PlannedJob
+    from flinkish_spark.protocol.job_graph import JobGraph
+    from flinkish_spark.protocol.statistics import StatisticsHistory
 
 
 class StreamExecutionEnvironment:
@@ -158,7 +181,7 @@ class StreamExecutionEnvironment:
         self._client: JobClient | None = None
 
     def from_source(
-        self, source: Source, watermark_strategy: WatermarkStrategy | None = None, *, uid: str
+        self, source: Source, watermark_strategy: WatermarkStrategy | None = None, *, uid: str | None = None
     ) -> DataStream:
         """Add a source, for example a KafkaSource.
 
@@ -167,7 +190,8 @@ class StreamExecutionEnvironment:
         watermark_strategy
             As if `assign_timestamps_and_watermarks` were called right behind the source; None: no timestamps.
         uid
-            Stable name of this source in this job.
+            Stable name of this source in this job. Left out: one that follows from the place in the program,
+            and a warning.
 
         Raises
         ------
@@ -179,7 +203,7 @@ class StreamExecutionEnvironment:
                 f"from_source() got a {type(source).__name__}",
                 what_to_do="give it a KafkaSource, or an instance of a SplitSource of your own",
             )
-        known = self.graph.check_uid(uid)
+        known = self.graph.check_uid(declared_uid(self.graph, uid, "source", type(source).__name__))
         if watermark_strategy is not None:
             check_strategy(watermark_strategy, "from_source()", known)
         node = SourceNode(known, source.bound(known))
@@ -189,7 +213,9 @@ class StreamExecutionEnvironment:
             return stream
         return stream.assign_timestamps_and_watermarks(watermark_strategy)
 
-    def from_collection(self, values: Iterable[Any], schema: str | T.StructType, *, uid: str) -> DataStream:
+    def from_collection(
+        self, values: Iterable[Any], schema: str | T.StructType, *, uid: str | None = None
+    ) -> DataStream:
         """Add records that are in memory; the job ends behind the last, unless another source goes on.
 
         Parameters
@@ -201,7 +227,7 @@ class StreamExecutionEnvironment:
         """
         return self.from_source(CollectionSource(values, schema), uid=uid)
 
-    def from_dataframe(self, frame: DataFrame, *, uid: str) -> DataStream:
+    def from_dataframe(self, frame: DataFrame, *, uid: str | None = None) -> DataStream:
         """Add a streaming DataFrame that you already have.
 
         Raises
@@ -262,6 +288,105 @@ class StreamExecutionEnvironment:
             )
         self.graph.max_parallelism = max_parallelism
         return self
+
+    # -- what Spark will run -----------------------------------------------------------------------
+    def get_job_graph(self) -> JobGraph:
+        """Return what Spark runs of the program: operators, their vertices, how records come, and why.
+
+        The job is planned for it, as at its start; nothing is run.
+
+        Raises
+        ------
+        FlinkishError
+            The program has no sink, or would be refused when it is planned.
+        """
+        return job_graph(self.job, self.graph, shuffle_partitions(self.spark), self._planned())
+
+    def get_execution_plan(self, form: PlanForm = PlanForm.JSON) -> str:
+        """Return the plan as text: for Flink's plan visualiser, or as a picture.
+
+        Parameters
+        ----------
+        form
+            JSON in Flink's format; DOT for Graphviz; SVG.
+
+        Raises
+        ------
+        ConfigError
+            `form` is none.
+        FlinkishError
+            As of :meth:`get_job_graph`.
+
+        Examples
+        --------
+        >>> Path("plan.svg").write_text(env.get_execution_plan(PlanForm.SVG))  # doctest: +SKIP
+        """
+        instance_of("form", form, PlanForm, what_to_do="give PlanForm.JSON, PlanForm.DOT or PlanForm.SVG")
+        return plan_in(self.get_job_graph(), form)
+
+    def explain(self) -> None:
+        """Print what Spark will run as a tree: vertices, where they run, shuffles, state and sinks.
+
+        If `job_dir` has statistics, with what the newest checkpoint has cost.
+
+        Raises
+        ------
+        FlinkishError
+            As of :meth:`get_job_graph`.
+        """
+        print_tree(self.get_job_graph(), self._statistics())
+
+    def compare(self, other: str | RestoreSettings | StreamExecutionEnvironment) -> Comparison:
+        """Return what would become of state and positions if this program began with those of another one.
+
+        By uid, and by the checks of a restore; nothing is run, and nothing is written.
+
+        Parameters
+        ----------
+        other
+            A savepoint, by its path or URL or with the settings of a restore; or another program, as if it
+            had just taken one.
+
+        Raises
+        ------
+        FlinkishError
+            A program would be refused when it is planned, or the savepoint cannot be used.
+        ConfigError
+            It is neither.
+
+        Examples
+        --------
+        >>> print(env.compare("/savepoints/7"))  # doctest: +SKIP
+        totals   restored  operator  state by string, 128 key groups
+        average  new       operator  it begins with nothing
+        """
+        planned, hooks = self._planned(), self._hook_names()
+        if isinstance(other, StreamExecutionEnvironment):
+            saved = as_if_saved(other.graph, other._planned(), other._hook_names())
+            return compared(saved, job_shape(self.graph, planned, hooks), RestoreRules())
+        given = RestoreSettings(other) if isinstance(other, str) else other
+        what_to_do = 'give a path, RestoreSettings("/absolute/path"), or another environment'
+        settings = instance_of("other", given, RestoreSettings, what_to_do=what_to_do)
+        return compare_with_savepoint(self.graph, planned, hooks, settings)
+
+    def _planned(self) -> PlannedJob:
+        self.graph.check_complete()
+        return Planner(self.spark, NO_JOB, shuffle_partitions(self.spark)).plan(self.graph)
+
+    def _hook_names(self) -> list[str]:
+        return [hook.uid for hook in self._hooks.participants()]
+
+    def _statistics(self) -> StatisticsHistory | None:
+        """Return what checkpoints have cost; it decides nothing, so what cannot be read is left out."""
+        try:
+            return open_job_dir(self._place).statistics()
+        except (StoreError, CorruptObjectError):
+            return None
+
+    def _repr_html_(self) -> str:
+        if not self.graph.sinks:
+            return f"<pre>{escape(self.job)}: no sink yet</pre>"
+        return svg(job_graph(self.job, self.graph, shuffle_partitions(self.spark)))
 
     def execute_async(self) -> JobClient:
         """Start the job and return at once; for notebooks and services.

@@ -18,7 +18,7 @@ from flinkish_spark.joins.spec import (
     WindowCoGroup,
     WindowJoin,
 )
-from flinkish_spark.planning.declare import declare_operator, inferred_output
+from flinkish_spark.planning.declare import declare_operator, declared_uid, inferred_output
 from flinkish_spark.planning.factories import UNKNOWN_TYPE, Joining, KeyedJoin
 from flinkish_spark.planning.stream_graph import KeyedEntry
 from flinkish_spark.state.descriptors import StateTtl
@@ -59,7 +59,7 @@ class JoinedStreams:
         *,
         lower_ms: int,
         upper_ms: int,
-        uid: str,
+        uid: str | None = None,
         lower: Bound = Bound.INCLUSIVE,
         upper: Bound = Bound.INCLUSIVE,
         join_type: JoinType = JoinType.INNER,
@@ -89,6 +89,7 @@ class JoinedStreams:
         ConfigError, GraphError, SchemaError, UserFunctionError
             Something cannot be used; said before anything starts.
         """
+        uid = declared_uid(self._environment.graph, uid, "interval", *self._entries)
         join = IntervalJoin(
             UNKNOWN_TYPE,
             UNKNOWN_TYPE,
@@ -107,7 +108,7 @@ class JoinedStreams:
         self,
         windows: WindowAssigner | WindowSpec,
         *,
-        uid: str,
+        uid: str | None = None,
         join_type: JoinType = JoinType.INNER,
         function: ProcessJoinFunction | None = None,
         output: OutputType | None = None,
@@ -122,6 +123,7 @@ class JoinedStreams:
         windows
             An assigner, or a specification with trigger, evictor and lateness.
         """
+        uid = declared_uid(self._environment.graph, uid, "window", *self._entries)
         join = WindowJoin(
             UNKNOWN_TYPE, UNKNOWN_TYPE, _spec(windows), join_type, function, left_late, right_late
         )
@@ -132,20 +134,21 @@ class JoinedStreams:
         windows: WindowAssigner | WindowSpec,
         function: CoGroupFunction,
         *,
-        uid: str,
+        uid: str | None = None,
         output: OutputType | None = None,
         left_late: OutputTag | None = None,
         right_late: OutputTag | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Give a function the elements of both streams that are in one window; see :meth:`window`."""
+        uid = declared_uid(self._environment.graph, uid, "co_group", *self._entries)
         join = WindowCoGroup(UNKNOWN_TYPE, UNKNOWN_TYPE, _spec(windows), function, left_late, right_late)
         return self._joined(join, function, output, uid, max_parallelism)
 
     def temporal(
         self,
         *,
-        uid: str,
+        uid: str | None = None,
         join_type: JoinType = JoinType.INNER,
         function: ProcessJoinFunction | None = None,
         output: OutputType | None = None,
@@ -165,6 +168,7 @@ class JoinedStreams:
         late_output
             Where left elements go whose version is no longer known; None: they are dropped and counted.
         """
+        uid = declared_uid(self._environment.graph, uid, "temporal", *self._entries)
         join = TemporalJoin(
             UNKNOWN_TYPE,
             UNKNOWN_TYPE,

@@ -45,6 +45,7 @@ from flinkish_spark.planning.declare import (
     check_max_parallelism,
     chosen_keys,
     declare_operator,
+    declared_uid,
     inferred_output,
     record_call,
 )
@@ -93,7 +94,7 @@ class KeyedRecords(ABC):
         function: MapFunction | Callable[[Any], Any],
         *,
         output: OutputType | None = None,
-        uid: str,
+        uid: str | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Make one row of each record, by a function that may keep state for the record's key.
@@ -118,6 +119,7 @@ class KeyedRecords(ABC):
         ConfigError, UserFunctionError, SchemaError
             As of :meth:`KeyedStream.process`.
         """
+        uid = declared_uid(self._environment.graph, uid, "map", self._entry)
         made = record_call(function, "map", uid)
         fields = inferred_output(made.call, f"'{uid}'", is_iterable=False) if output is None else output
         return self._of_records(MapRecords(made.call, made.rich), fields, uid, max_parallelism)
@@ -127,7 +129,7 @@ class KeyedRecords(ABC):
         function: FlatMapFunction | Callable[[Any], Any],
         *,
         output: OutputType | None = None,
-        uid: str,
+        uid: str | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Make any number of rows of each record, by a function that may keep state for its key.
@@ -154,6 +156,7 @@ class KeyedRecords(ABC):
         ...     EverySecond(), output="user STRING, amount LONG", uid="second"
         ... )  # doctest: +SKIP
         """
+        uid = declared_uid(self._environment.graph, uid, "flat_map", self._entry)
         made = record_call(function, "flat_map", uid)
         fields = inferred_output(made.call, f"'{uid}'", is_iterable=True) if output is None else output
         return self._of_records(FlatMapRecords(made.call, made.rich), fields, uid, max_parallelism)
@@ -162,7 +165,7 @@ class KeyedRecords(ABC):
         self,
         function: FilterFunction | Callable[[Any], Any],
         *,
-        uid: str,
+        uid: str | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Keep the records for which a function says so, which may keep state for their key.
@@ -175,6 +178,7 @@ class KeyedRecords(ABC):
         uid, max_parallelism
             As of :meth:`map`, which also says what is raised.
         """
+        uid = declared_uid(self._environment.graph, uid, "filter", self._entry)
         made = record_call(function, "filter", uid)
         return self._of_records(FilterRecords(made.call, made.rich), None, uid, max_parallelism)
 
@@ -212,7 +216,7 @@ class KeyedStream(KeyedRecords):
         function: KeyedProcessFunction | VectorizedProcessFunction,
         *,
         output: OutputType | None = None,
-        uid: str,
+        uid: str | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Process the elements of each key one after the other.
@@ -225,7 +229,8 @@ class KeyedStream(KeyedRecords):
             Fields of the emitted rows: DDL, a StructType, a dataclass or a NamedTuple class; by default what
             the hint of `process_element` says, or else that of `on_timer`: ``Iterator[Total]``, for example.
         uid
-            Stable name of this operator; its state is found again by it.
+            Stable name of this operator; its state is found again by it. Left out: one that follows from the
+            place in the program, and a warning; see docs/job-graph.md.
         max_parallelism
             Number of key groups; fixed for the life of the state. The environment's by default.
 
@@ -240,6 +245,7 @@ class KeyedStream(KeyedRecords):
         SchemaError
             The output type is not a list of fields.
         """
+        uid = declared_uid(self._environment.graph, uid, "process", self._entry)
         if max_parallelism is not None:
             check_max_parallelism(max_parallelism)
         check_keyed_function(function, uid)
@@ -256,7 +262,7 @@ class KeyedStream(KeyedRecords):
         self,
         reduce: ReduceFunction | Callable[[Any, Any], Any],
         *,
-        uid: str,
+        uid: str | None = None,
         emit: Emit = Emit.PER_ELEMENT,
         ttl: StateTtl | None = None,
         max_parallelism: int | None = None,
@@ -274,6 +280,7 @@ class KeyedStream(KeyedRecords):
         uid, max_parallelism
             As of :meth:`process`.
         """
+        uid = declared_uid(self._environment.graph, uid, "reduce", self._entry)
         check_emit(emit)
         reducing = Reducing(reduce, ttl) if emit is Emit.PER_ELEMENT else ReducingColumns(reduce, ttl)
         return self._keyed(reducing, None, uid, max_parallelism)
@@ -284,7 +291,7 @@ class KeyedStream(KeyedRecords):
         *,
         accumulator: StateType,
         output: OutputType | None = None,
-        uid: str,
+        uid: str | None = None,
         emit: Emit = Emit.PER_ELEMENT,
         ttl: StateTtl | None = None,
         max_parallelism: int | None = None,
@@ -311,6 +318,7 @@ class KeyedStream(KeyedRecords):
         ConfigError
             It is to emit once per key, and the function has no `merge`.
         """
+        uid = declared_uid(self._environment.graph, uid, "aggregate", self._entry)
         check_emit(emit)
         check_aggregate(aggregate)
         if output is None:
@@ -330,7 +338,7 @@ class KeyedStream(KeyedRecords):
         self,
         field: str,
         *,
-        uid: str,
+        uid: str | None = None,
         emit: Emit = Emit.PER_ELEMENT,
         ttl: StateTtl | None = None,
         max_parallelism: int | None = None,
@@ -348,62 +356,67 @@ class KeyedStream(KeyedRecords):
         uid, max_parallelism
             As of :meth:`process`.
         """
+        uid = declared_uid(self._environment.graph, uid, "sum", self._entry)
         return self._folding(FieldAggregate(Fold.SUM, field), uid, emit, ttl, max_parallelism)
 
     def min(
         self,
         field: str,
         *,
-        uid: str,
+        uid: str | None = None,
         emit: Emit = Emit.PER_ELEMENT,
         ttl: StateTtl | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Emit each key's first element with the least of a field of all; see :meth:`sum`."""
+        uid = declared_uid(self._environment.graph, uid, "min", self._entry)
         return self._folding(FieldAggregate(Fold.MIN, field), uid, emit, ttl, max_parallelism)
 
     def max(
         self,
         field: str,
         *,
-        uid: str,
+        uid: str | None = None,
         emit: Emit = Emit.PER_ELEMENT,
         ttl: StateTtl | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Emit each key's first element with the greatest of a field of all; see :meth:`sum`."""
+        uid = declared_uid(self._environment.graph, uid, "max", self._entry)
         return self._folding(FieldAggregate(Fold.MAX, field), uid, emit, ttl, max_parallelism)
 
     def min_by(
         self,
         field: str,
         *,
-        uid: str,
+        uid: str | None = None,
         ties: Ties = Ties.FIRST,
         emit: Emit = Emit.PER_ELEMENT,
         ttl: StateTtl | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Emit each key's element whose field is the least; of several, the one that `ties` says."""
+        uid = declared_uid(self._environment.graph, uid, "min_by", self._entry)
         return self._folding(ElementChoice(Fold.MIN, field, ties), uid, emit, ttl, max_parallelism)
 
     def max_by(
         self,
         field: str,
         *,
-        uid: str,
+        uid: str | None = None,
         ties: Ties = Ties.FIRST,
         emit: Emit = Emit.PER_ELEMENT,
         ttl: StateTtl | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Emit each key's element whose field is the greatest; of several, the one that `ties` says."""
+        uid = declared_uid(self._environment.graph, uid, "max_by", self._entry)
         return self._folding(ElementChoice(Fold.MAX, field, ties), uid, emit, ttl, max_parallelism)
 
     def fold(
         self,
         *columns: AggregateColumn,
-        uid: str,
+        uid: str | None = None,
         ttl: StateTtl | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
@@ -426,6 +439,7 @@ class KeyedStream(KeyedRecords):
         ConfigError
             There is no column, or something else among them.
         """
+        uid = declared_uid(self._environment.graph, uid, "fold", self._entry)
         if not columns or not all(isinstance(column, AggregateColumn) for column in columns):
             raise ConfigError(
                 f"fold() of '{uid}' got {columns!r}",
@@ -478,7 +492,7 @@ class KeyedStream(KeyedRecords):
         self,
         text: str,
         *,
-        uid: str,
+        uid: str | None = None,
         late_output: OutputTag | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
@@ -510,6 +524,7 @@ class KeyedStream(KeyedRecords):
         ...     "MEASURES LAST(B.value) AS value PATTERN (A B+) DEFINE B AS value > PREV(value)", uid="rising"
         ... )  # doctest: +SKIP
         """
+        uid = declared_uid(self._environment.graph, uid, "match_recognize", self._entry)
         said = match_recognize(text)
         if late_output is not None:
             instance_of(
@@ -560,7 +575,7 @@ class KeyedStream(KeyedRecords):
         *,
         lower_ms: int,
         upper_ms: int,
-        uid: str,
+        uid: str | None = None,
         **more: Unpack[IntervalSettings],
     ) -> DataStream:
         """Join elements whose event times are near: what :meth:`JoinedStreams.interval` does and takes."""

@@ -17,7 +17,7 @@ from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.datastream.keyed_stream import KeyedStream
 from flinkish_spark.functions.patterns import Match, PatternContext, PatternProcessFunction
 from flinkish_spark.operators.patterns import LookedFor, PatternSearch
-from flinkish_spark.planning.declare import declare_operator, inferred_output
+from flinkish_spark.planning.declare import declare_operator, declared_uid, inferred_output
 from flinkish_spark.planning.factories import Patterns
 from flinkish_spark.planning.stream_graph import KeyedEntry
 
@@ -135,7 +135,7 @@ class PatternStream:
         function: PatternProcessFunction,
         *,
         output: OutputType | None = None,
-        uid: str,
+        uid: str | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Give each match to a function, and each partial match that is timed out.
@@ -154,6 +154,7 @@ class PatternStream:
         ConfigError, GraphError, SchemaError, UserFunctionError
             As of :meth:`KeyedStream.process`.
         """
+        uid = declared_uid(self._stream._environment.graph, uid, "process", self._stream._entry)
         function_object("function", function, "PatternProcessFunction", "process_match")
         if not isinstance(function, PatternProcessFunction):
             raise GraphError(
@@ -172,7 +173,7 @@ class PatternStream:
         select: Callable[[Match], Any],
         *,
         output: OutputType | None = None,
-        uid: str,
+        uid: str | None = None,
         timed_out: tuple[OutputTag, Callable[[Match, int], Any]] | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
@@ -188,6 +189,7 @@ class PatternStream:
         output, uid, max_parallelism
             As of :meth:`process`; by default what the hint of `select` says.
         """
+        uid = declared_uid(self._stream._environment.graph, uid, "select", self._stream._entry)
         if output is None:
             output = inferred_output(select, f"'{uid}'", is_iterable=False)
         return self._selected(select, False, output, uid, timed_out, max_parallelism)
@@ -197,11 +199,12 @@ class PatternStream:
         select: Callable[[Match], Iterable[Any] | None],
         *,
         output: OutputType | None = None,
-        uid: str,
+        uid: str | None = None,
         timed_out: tuple[OutputTag, Callable[[Match, int], Iterable[Any] | None]] | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Make any number of rows of each match; see :meth:`select`."""
+        uid = declared_uid(self._stream._environment.graph, uid, "flat_select", self._stream._entry)
         if output is None:
             output = inferred_output(select, f"'{uid}'", is_iterable=True)
         return self._selected(select, True, output, uid, timed_out, max_parallelism)

@@ -12,7 +12,12 @@ from flinkish_spark.core.validation import check_aggregate
 from flinkish_spark.functions.aggregates import AggregateColumn, ElementChoice, Fold, Ties
 from flinkish_spark.functions.keyed import AggregateFunction, ReduceFunction
 from flinkish_spark.operators.columnar_windows import column_windows
-from flinkish_spark.planning.declare import accumulator_type, aggregate_output, inferred_output
+from flinkish_spark.planning.declare import (
+    accumulator_type,
+    aggregate_output,
+    declared_uid,
+    inferred_output,
+)
 from flinkish_spark.planning.factories import FoldingWindows, Windows
 from flinkish_spark.types.hints import StateType
 from flinkish_spark.types.schemas import output_schema
@@ -83,7 +88,7 @@ class WindowedStream:
         reduce: ReduceFunction | Callable[[Any, Any], Any],
         then: ProcessWindowFunction | None = None,
         *,
-        uid: str,
+        uid: str | None = None,
         output: OutputType | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
@@ -100,6 +105,7 @@ class WindowedStream:
         uid, max_parallelism
             As of :meth:`KeyedStream.process`.
         """
+        uid = self._uid(uid, "reduce")
         computation = ReduceWindow(reduce, then)
         if then is not None and output is None:
             output = inferred_output(then.process, f"'{uid}'", is_iterable=True)
@@ -112,7 +118,7 @@ class WindowedStream:
         *,
         accumulator: StateType,
         output: OutputType | None = None,
-        uid: str,
+        uid: str | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Aggregate elements as they come; a window keeps one accumulator.
@@ -130,6 +136,7 @@ class WindowedStream:
         uid, max_parallelism
             As of :meth:`KeyedStream.process`.
         """
+        uid = self._uid(uid, "aggregate")
         check_aggregate(aggregate)
         if output is None:
             output = aggregate_output(aggregate, then, f"'{uid}'")
@@ -141,7 +148,7 @@ class WindowedStream:
         process: ProcessWindowFunction,
         *,
         output: OutputType | None = None,
-        uid: str,
+        uid: str | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Keep all elements of a window, and process them when it fires.
@@ -155,12 +162,15 @@ class WindowedStream:
         uid, max_parallelism
             As of :meth:`KeyedStream.process`.
         """
+        uid = self._uid(uid, "process")
         computation = ProcessWindow(process)
         if output is None:
             output = inferred_output(process.process, f"'{uid}'", is_iterable=True)
         return self._apply(computation, uid, output, max_parallelism)
 
-    def fold(self, *columns: AggregateColumn, uid: str, max_parallelism: int | None = None) -> DataStream:
+    def fold(
+        self, *columns: AggregateColumn, uid: str | None = None, max_parallelism: int | None = None
+    ) -> DataStream:
         """Fold fields of a window's elements over columns, many times as fast as element by element.
 
         Emits the key's columns, the folds, and `window_start, window_end` (TIMESTAMP), at the time of the
@@ -181,6 +191,7 @@ class WindowedStream:
         ConfigError
             There is no column, or something else among them; or these windows cannot be folded.
         """
+        uid = self._uid(uid, "fold")
         if not columns or not all(isinstance(column, AggregateColumn) for column in columns):
             raise ConfigError(
                 f"fold() of '{uid}' got {columns!r}",
@@ -189,7 +200,7 @@ class WindowedStream:
         column_windows(self._spec, uid)
         return self._folding(columns, uid, max_parallelism)
 
-    def sum(self, field: str, *, uid: str, max_parallelism: int | None = None) -> DataStream:
+    def sum(self, field: str, *, uid: str | None = None, max_parallelism: int | None = None) -> DataStream:
         """Emit the sum of a field under the field's name, between the key's columns and the window's bounds.
 
         Rows are those of :meth:`fold`, for any windows. Those that cannot be folded over columns (count and
@@ -208,18 +219,26 @@ class WindowedStream:
         ConfigError
             When the job is planned: there is no such field, or its type has no sum.
         """
+        uid = self._uid(uid, "sum")
         return self._folding((AggregateColumn(field, Fold.SUM, field),), uid, max_parallelism)
 
-    def min(self, field: str, *, uid: str, max_parallelism: int | None = None) -> DataStream:
+    def min(self, field: str, *, uid: str | None = None, max_parallelism: int | None = None) -> DataStream:
         """Emit the least of a field under the field's name; see :meth:`sum`."""
+        uid = self._uid(uid, "min")
         return self._folding((AggregateColumn(field, Fold.MIN, field),), uid, max_parallelism)
 
-    def max(self, field: str, *, uid: str, max_parallelism: int | None = None) -> DataStream:
+    def max(self, field: str, *, uid: str | None = None, max_parallelism: int | None = None) -> DataStream:
         """Emit the greatest of a field under the field's name; see :meth:`sum`."""
+        uid = self._uid(uid, "max")
         return self._folding((AggregateColumn(field, Fold.MAX, field),), uid, max_parallelism)
 
     def min_by(
-        self, field: str, *, uid: str, ties: Ties = Ties.FIRST, max_parallelism: int | None = None
+        self,
+        field: str,
+        *,
+        uid: str | None = None,
+        ties: Ties = Ties.FIRST,
+        max_parallelism: int | None = None,
     ) -> DataStream:
         """Emit the whole element whose field is the least, and `window_start, window_end` behind it.
 
@@ -242,13 +261,25 @@ class WindowedStream:
         SchemaError
             When the job is planned: the elements have a field `window_start` or `window_end` themselves.
         """
+        uid = self._uid(uid, "min_by")
         return self._folding(ElementChoice(Fold.MIN, field, ties), uid, max_parallelism)
 
     def max_by(
-        self, field: str, *, uid: str, ties: Ties = Ties.FIRST, max_parallelism: int | None = None
+        self,
+        field: str,
+        *,
+        uid: str | None = None,
+        ties: Ties = Ties.FIRST,
+        max_parallelism: int | None = None,
     ) -> DataStream:
         """Emit the whole element whose field is the greatest; see :meth:`min_by`."""
+        uid = self._uid(uid, "max_by")
         return self._folding(ElementChoice(Fold.MAX, field, ties), uid, max_parallelism)
+
+    def _uid(self, uid: str | None, method: str) -> str:
+        if uid is not None:
+            return uid
+        return declared_uid(self._stream._environment.graph, None, method, self._stream._entry)
 
     def _folding(
         self, columns: tuple[AggregateColumn, ...] | ElementChoice, uid: str, max_parallelism: int | None

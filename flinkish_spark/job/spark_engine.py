@@ -44,6 +44,7 @@ from flinkish_spark.job.preflight import check_before_start, record_job
 from flinkish_spark.job.recovery import Reseeding, RestoredFrom
 from flinkish_spark.operators.async_wait import AsyncStatistics
 from flinkish_spark.planning.async_calls import AsyncPlace
+from flinkish_spark.planning.job_graph import job_graph
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.sink_rows import PlannedJob, PlannedSink, select_sink_rows
 from flinkish_spark.planning.stream_graph import StreamGraph
@@ -379,6 +380,7 @@ class SparkEngine:
         planner = Planner(self._spark, place, partitions, beginning, marking=marking, calls=calls)
         planned = planner.plan(self._graph)
         check_layout(self._job_dir, planned)
+        self._job_dir.put_job_graph(job_graph(settings.name, self._graph, partitions, planned))
         self._keeper = self._savepoints.keeper()
         dropped = self._dropped if any(n.source.drops_records for n in self.sources) else None
         return SparkPlan(self._spark, planned, settings, dropped, partitions, self._costs)

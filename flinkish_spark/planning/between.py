@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.planning.declare import check_same_fields, key_worker
-from flinkish_spark.planning.partitioning import ByPartitioner, Spread, is_partitioning
+from flinkish_spark.planning.partitioning import ByPartitioner, Narrow, Spread, is_partitioning
 from flinkish_spark.planning.sink_rows import TaggedStream
 from flinkish_spark.planning.stream_graph import (
     Feed,
@@ -43,6 +43,7 @@ from flinkish_spark.planning.transforms import (
     transformed,
 )
 from flinkish_spark.protocol.alignment import ExpectedChannels
+from flinkish_spark.protocol.job_graph import Chained
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.branches import INPUT, ORIGIN, DealRows, DealtRows, InTurn, SideBySide
 from flinkish_spark.transport.columns import Origins, Worker, with_position
@@ -121,14 +122,55 @@ def check_said_between(graph: StreamGraph, tasks: int) -> None:
     ConfigError
         A function is to have another number of tasks.
     GraphError
-        A function follows `global_` or `partition_custom`, which say what it sees in one task.
+        A function follows `global_` or `partition_custom`, which say what it sees in one task; or is to have
+        tasks of its own.
     """
     for node in graph.operators:
         for feed in feeds(node):
             if operator_of(feed.base) is not None:
                 for leg in (leg for inlet in feed.inlets for leg in inlet.legs):
-                    steps = [one.function for one in leg.steps if isinstance(one, TransformNode)]
-                    _check_said(node.uid, steps, tasks)
+                    steps = [one for one in leg.steps if isinstance(one, TransformNode)]
+                    _check_chained(graph, node.uid, steps)
+                    _check_said(node.uid, [one.function for one in steps], tasks)
+
+
+_IN_FRONT = "functions between keyed operators run in the tasks of the one in front, as its records come"
+
+
+def _check_chained(graph: StreamGraph, uid: str, steps: Sequence[TransformNode]) -> None:
+    for step in steps:
+        function: object = step.function
+        if isinstance(function, RecordFunction) and graph.chained_of(step) is not Chained.ALWAYS:
+            raise GraphError(
+                f"'{function.settings.name}' stands between the keyed operator '{uid}' and another one, and "
+                "is to have tasks of its own (start_new_chain, disable_chaining)",
+                why=_IN_FRONT,
+                what_to_do="leave that out; or call the function in front of the first keyed operator, or "
+                "behind the last one",
+                uid=uid,
+            )
+
+
+def is_set_apart(graph: StreamGraph, steps: Sequence[Step]) -> bool:
+    """Whether the program keeps the last of some steps from those in front, so that a shuffle lies between.
+
+    Not where there is one anyway: behind `rebalance` and the like, and in front of a function with a number
+    of tasks of its own.
+
+    Parameters
+    ----------
+    steps
+        Of a way up to there; not between two keyed operators.
+    """
+    *before, step = steps
+    front = before[-1] if before else None
+    if isinstance(step, TransformNode):
+        settings = getattr(step.function, "settings", None)
+        if is_partitioning(step.function) or getattr(settings, "parallelism", None) is not None:
+            return False
+    if isinstance(front, TransformNode) and is_partitioning(front.function):
+        return isinstance(front.function, Narrow) and is_set_apart(graph, [*before[:-1], step])
+    return graph.chained_of(front) is Chained.NEVER or graph.chained_of(step) is not Chained.ALWAYS
 
 
 def _check_said(uid: str, steps: Sequence[object], tasks: int) -> None:
@@ -141,11 +183,10 @@ def _check_said(uid: str, steps: Sequence[object], tasks: int) -> None:
         if not isinstance(step, RecordFunction):
             continue
         where = f"'{step.settings.name}' stands in front of the keyed operator '{uid}' and behind another one"
-        why = "functions between keyed operators run in the tasks of the one in front, as its records come"
         if moved:
             raise GraphError(
                 f"{where}, and {moved} says which records it sees in one task",
-                why=why,
+                why=_IN_FRONT,
                 what_to_do=f"leave {moved} out; or call key_by() with the key that belongs together, and "
                 "give the function as a keyed one",
                 uid=uid,
@@ -153,7 +194,7 @@ def _check_said(uid: str, steps: Sequence[object], tasks: int) -> None:
         if step.settings.parallelism not in (None, tasks):
             raise ConfigError(
                 f"{where}, and set_parallelism({step.settings.parallelism}) was called on it",
-                why=f"{why}, and these are {tasks}",
+                why=f"{_IN_FRONT}, and these are {tasks}",
                 what_to_do=f"leave it out, or say {tasks}",
                 setting="parallelism",
                 value=step.settings.parallelism,

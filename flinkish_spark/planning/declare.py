@@ -6,7 +6,9 @@ import collections.abc
 import contextlib
 import functools
 import inspect
+import sys
 import typing
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,7 +31,14 @@ from flinkish_spark.functions.keyed import (
 from flinkish_spark.functions.stream import CoFlatMapFunction, CoMapFunction, KeySelector
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
-from flinkish_spark.planning.stream_graph import Key, KeyedEntry, KeyedNode, KeyFunction, StreamGraph
+from flinkish_spark.planning.stream_graph import (
+    Key,
+    KeyedEntry,
+    KeyedNode,
+    KeyFunction,
+    StreamGraph,
+    StreamNode,
+)
 from flinkish_spark.transport.columns import Origins, map_in_arrow
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.hints import (
@@ -174,6 +183,45 @@ def declare_operator(
     node = KeyedNode(graph.check_uid(uid), tuple(entries), function, fields, groups)
     graph.operators.append(node)
     return node
+
+
+def declared_uid(
+    graph: StreamGraph, uid: str | None, method: str, *fronts: str | StreamNode | KeyedEntry
+) -> str:
+    """Return the uid that a program says, or one that follows from the place in the program.
+
+    For notebooks and first tries. It is the same in every process and does not depend on names, functions
+    and what is declared later; a change in front of the operator, up to what has a uid, makes it another one.
+
+    Parameters
+    ----------
+    method
+        What makes the operator; the uid begins with it.
+    fronts
+        What it reads; of a source what it is.
+
+    Warns
+    -----
+    UserWarning
+        None was said.
+    """
+    if uid is not None:
+        return uid
+    derived = graph.derived_uid(method, fronts)
+    warnings.warn(
+        f"{method.replace('_', ' ')} has no uid and is called '{derived}', by its place in the program: what "
+        f'it keeps is not found again when that changes. Say it to keep it: uid="{derived}"',
+        stacklevel=_frames_of_ours(),
+    )
+    return derived
+
+
+def _frames_of_ours() -> int:
+    """Return which frame is the first of the user's, as `warnings.warn` counts them for who called this."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("flinkish_spark."):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def check_can_be_sent(function: object, what: str, uid: str) -> None:

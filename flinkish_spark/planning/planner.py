@@ -29,13 +29,14 @@ from flinkish_spark.planning.between import (
     check_said_between,
     functions_between,
     is_read_plainly,
+    is_set_apart,
     shared_inputs,
     transform_records,
     with_times,
 )
 from flinkish_spark.planning.declare import check_same_fields, with_computed_keys
 from flinkish_spark.planning.keyed import KeyedInput, KeyedParts, plan_keyed
-from flinkish_spark.planning.partitioning import LocatedTransform, shuffle_partitions
+from flinkish_spark.planning.partitioning import LocatedTransform, Spread, shuffle_partitions
 from flinkish_spark.planning.seed_source import load_seed
 from flinkish_spark.planning.sink_rows import (
     PlannedJob,
@@ -272,6 +273,8 @@ class Planner:
             return self._plan_base(leg.base, chain, names)
         *before, step = leg.steps
         parent = self.stream(Leg(leg.base, tuple(before)), chain, names)
+        if is_set_apart(self._graph, leg.steps):
+            parent = _spread(parent)
         if isinstance(step, TransformNode):
             function = self._calls.on_way(step.function, leg)
             if isinstance(parent, TaggedStream):
@@ -497,6 +500,12 @@ class Planner:
         schema, one_pass = functions_before_sink(self._spark, tagged.transforms, tagged.schema, columns)
         check_field_names(schema, "the result of a transform")
         return replace(part, one_pass=one_pass), schema
+
+
+def _spread(stream: PlannedStream) -> PlannedStream:
+    if isinstance(stream, TaggedStream):
+        return replace(stream, transforms=(*stream.transforms, Spread(None)))
+    return transform_records(stream, Spread(None))
 
 
 def plan_records(spark: SparkSession, graph: StreamGraph, node: StreamNode) -> DataFrame:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,6 +16,7 @@ from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.protocol.ids import checked_name
+from flinkish_spark.protocol.job_graph import Chained
 from flinkish_spark.transport.routing import Distribution
 
 if TYPE_CHECKING:
@@ -189,6 +192,13 @@ class StreamGraph:
     names: dict[str, str] = field(default_factory=dict)
     #: Key groups of operators that say nothing else.
     max_parallelism: int = DEFAULT_MAX_PARALLELISM
+    #: Functions without a key that may not share a vertex with others, by the identity of their settings.
+    chained: dict[int, Chained] = field(default_factory=dict)
+
+    def chained_of(self, node: object) -> Chained:
+        """Return with what a function without a key may share a vertex; ALWAYS for everything else."""
+        settings = getattr(node.function, "settings", None) if isinstance(node, TransformNode) else None
+        return self.chained.get(id(settings), Chained.ALWAYS)
 
     def check_uid(self, uid: str) -> str:
         """Return `uid` if it is usable and new.
@@ -211,17 +221,28 @@ class StreamGraph:
             )
         return uid
 
-    def async_uid(self, uid: str | None) -> str:
-        """Return the uid of an async operator, checked and new; made up by its place if nobody says one.
+    def async_uid(self, uid: str | None, parent: StreamNode) -> str:
+        """Return the uid of an async operator, checked and new; it follows from its place if nobody says one.
 
         Raises
         ------
         GraphError
             As of :meth:`check_uid`.
         """
-        given = f"async-{1 + len(self.async_uids)}" if uid is None else uid
+        given = self.derived_uid("async", [parent]) if uid is None else uid
         self.async_uids.append(self.check_uid(given))
         return given
+
+    def derived_uid(self, method: str, fronts: Sequence[str | StreamNode | KeyedEntry]) -> str:
+        """Return a free uid that follows from the place in the program: the method, and what it reads."""
+        place = [method, [front if isinstance(front, str) else _place(front) for front in fronts]]
+        number = 0
+        while True:
+            digest = hashlib.sha256(json.dumps([*place, number]).encode()).hexdigest()
+            uid = f"{method}-{digest[:8]}"
+            if uid not in (*self.uids(), *self.async_uids):
+                return uid
+            number += 1
 
     def as_declared(self) -> StreamGraph:
         """Return a graph of the nodes that there are now; what is declared later is not in it."""
@@ -275,6 +296,23 @@ class StreamGraph:
             raise GraphError(
                 "the job has no sink", what_to_do="call sink_to(...) on a stream before execute()"
             )
+
+
+def _place(node: StreamNode | KeyedEntry) -> list[Any]:
+    """Return where in the program a stream is, back to what has a uid: the same in every process."""
+    match node:
+        case KeyedEntry():
+            keys = [key if isinstance(key, str) else type(key).__name__ for key in node.keys]
+            return [node.distribution.name, keys, _place(node.parent)]
+        case SideNode():
+            return ["side", node.parent.uid, node.tag.name]
+        case UnionNode():
+            return ["union", *map(_place, node.parents)]
+        case TimedNode():
+            return ["timestamps", _place(node.parent)]
+        case TransformNode():
+            return [type(node.function).__name__, _place(node.parent)]
+    return ["uid", node.uid]
 
 
 def _two_declarations(whose: str, known: OutputTag, tag: OutputTag, **facts: Any) -> GraphError:

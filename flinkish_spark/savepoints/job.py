@@ -87,9 +87,7 @@ class JobSavepoints:
             for topic, cut in upstream_cut(decision.offsets_text).items()
         }
         place = target_place(target, self._root)
-        return export_savepoint(
-            self._spark, place, decision, log, facts, self._job_dir, self._root, upstream
-        )
+        return export_savepoint(self._spark, place, decision, log, facts, self._job_dir, self._root, upstream)
 
     def reseeding(self, log: SparkLog) -> Rescaling:
         """Return what the recovery asks whether Spark's checkpoint has to begin anew."""

@@ -191,7 +191,7 @@ def stream():
         lambda: environment().from_source(Nowhere, uid="in"),
         lambda: environment().from_source(5, uid="in"),
         lambda: environment().from_source(Nowhere(), uid=5),
-        lambda: environment().from_source(Nowhere(), uid=None),
+        lambda: environment().from_source(Nowhere(), uid=""),
         lambda: environment().from_dataframe(5, uid="in"),
         lambda: environment().from_dataframe(None, uid="in"),
         lambda: environment().from_dataframe(DataFrame, uid="in"),

@@ -1,0 +1,55 @@
+"""`flinkish graph`: what Spark runs of a job, as the newest start has written it down."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from flinkish_spark.cli.client import (
+    ExitStatus,
+    Job,
+    as_damage,
+    complain,
+    end_with,
+    job_argument,
+    json_option,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from flinkish_spark.protocol.job_graph import JobGraph
+    from flinkish_spark.protocol.statistics import StatisticsHistory
+
+
+@click.command()
+@job_argument
+@click.option("--plan", "form", flag_value="JSON", help="As JSON for Flink's plan visualiser.")
+@click.option("--dot", "form", flag_value="DOT", help="As DOT for Graphviz.")
+@click.option("--svg", "form", flag_value="SVG", help="As a picture.")
+@json_option
+def graph(job: Job, form: str | None, as_json: bool) -> None:
+    """Show which operators a job has, which run in the same tasks and why, and what they cost last.
+
+    The job need not run. What is shown is what its newest start has run.
+    """
+    with as_damage("the job graph"):
+        found = job.job_dir.job_graph()
+    if found is None:
+        complain("there is no job graph yet: the job has not started since this version was installed")
+        end_with(ExitStatus.NOT_DONE)
+    if as_json:
+        print_json({**job.to_json(), "graph": found.to_json(), "plan": found.job_plan(str(job.uuid))})
+        return
+    with as_damage("the statistics"):
+        history = job.job_dir.statistics()
+    for line in _shown(found, form, history).splitlines():
+        click.echo("".join(letter if letter.isprintable() else "?" for letter in line))
+
+
+def _shown(found: JobGraph, form: str | None, history: StatisticsHistory | None) -> str:
+    # Here and not above: with it comes the layout of pictures, which other commands can do without.
+    from flinkish_spark.job.explanation import text
+    from flinkish_spark.job.graph_pictures import PlanForm, plan_in
+
+    return text(found, history) if form is None else plan_in(found, PlanForm(form))

@@ -1,0 +1,476 @@
+"""From the stream graph to the job graph: which operators Spark runs in the same tasks, and why.
+
+The planner makes the plan and this module says what it has made: both go by the ways of
+`planning/stream_graph.py` and by the chains of `planning/times.py`. A test compares it with the plan of a
+running query.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql import Column
+
+from flinkish_spark.connectors.two_phase import TwoPhaseCommitSink
+from flinkish_spark.contracts.sink import Sink
+from flinkish_spark.contracts.source import Source, SourceNode
+from flinkish_spark.planning.async_calls import is_async, shared_from
+from flinkish_spark.planning.between import frame_function, is_set_apart
+from flinkish_spark.planning.factories import (
+    BroadcastFunctions,
+    FoldingWindows,
+    Joining,
+    Patterns,
+    Windows,
+)
+from flinkish_spark.planning.partitioning import ByPartitioner, Narrow, Spread, is_partitioning
+from flinkish_spark.planning.sink_rows import PlannedJob
+from flinkish_spark.planning.stream_graph import (
+    Base,
+    Key,
+    KeyedNode,
+    KeyFunction,
+    Leg,
+    SideNode,
+    SinkNode,
+    Step,
+    StreamGraph,
+    StreamNode,
+    TimedNode,
+    TransformNode,
+    feeds,
+    operator_of,
+)
+from flinkish_spark.planning.times import chains_to
+from flinkish_spark.planning.transforms import TransformSettings
+from flinkish_spark.protocol.job_graph import (
+    JobEdge,
+    JobGraph,
+    JobOperator,
+    OperatorKind,
+    RunsIn,
+    ShipStrategy,
+    Why,
+)
+from flinkish_spark.transport.routing import Distribution
+from flinkish_spark.worker.broadcast_runner import Checkpointed
+
+#: What stands in a job graph as an operator. Unions, moves and side outputs are parts of edges.
+_Node = SourceNode | TransformNode | TimedNode | KeyedNode | SinkNode
+
+_OF_STATE = {
+    Distribution.BY_KEY: (ShipStrategy.HASH, Why.BY_KEY),
+    Distribution.BY_CHANNEL: (ShipStrategy.CHANNEL, Why.BY_CHANNEL),
+    Distribution.BROADCAST: (ShipStrategy.BROADCAST, Why.TO_ALL),
+}
+
+
+def job_graph(job: str, graph: StreamGraph, tasks: int, planned: PlannedJob | None = None) -> JobGraph:
+    """Return what Spark runs of a program; what leads to no sink is not in it.
+
+    Parameters
+    ----------
+    job
+        Its name.
+    tasks
+        How many tasks operators with state have: Spark's shuffle partitions.
+    planned
+        The plan of the same graph, which says what only Spark knows: whether all that a `transform()` in
+        front of a sink does is done row by row. Without one that is believed.
+    """
+    return JobGraph(job, tuple(_Reading(graph, tasks, planned).operators()))
+
+
+def job_graph_to(job: str, graph: StreamGraph, node: StreamNode, tasks: int) -> JobGraph:
+    """Return what Spark runs for one stream, whether or not a sink reads it."""
+    end = SinkNode("", node, _NO_SINK)
+    reading = _Reading(replace(graph, sinks=[end]), tasks, None)
+    return JobGraph(job, tuple(reading.operators_in_front_of(end)))
+
+
+#: Stands where a stream is looked at and nothing reads it.
+_NO_SINK: Any = None
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A way from a source or an operator to the next operator with state, or to a sink.
+
+    Parameters
+    ----------
+    entry
+        Of the operator that it leads to.
+    is_apart
+        Whether functions on it are called one by one over the evaluated micro-batch.
+    shared_from
+        With which step of it the part begins that each sink does for itself; None where none does.
+    """
+
+    leg: Leg
+    end: KeyedNode | SinkNode
+    entry: int = 0
+    distribution: Distribution | None = None
+    is_apart: bool = False
+    shared_from: int | None = None
+
+    @property
+    def is_behind_state(self) -> bool:
+        return operator_of(self.leg.base) is not None
+
+    def is_evaluated(self, at: int) -> bool:
+        """Whether a step, by its number from 0, is done on the evaluated micro-batch behind a source."""
+        return self.shared_from is not None and at >= self.shared_from
+
+    @property
+    def moves(self) -> bool:
+        """Whether rebalance() and the like are done on it: an operator behind another one spreads anew."""
+        return not (self.is_behind_state and isinstance(self.end, KeyedNode))
+
+
+@dataclass
+class _Arriving:
+    """The edge into an operator as it becomes known, on one way after the other."""
+
+    front: _Node
+    edge: JobEdge
+
+
+class _Reading:
+    """Goes through one graph."""
+
+    def __init__(self, graph: StreamGraph, tasks: int, planned: PlannedJob | None) -> None:
+        self._graph, self._tasks = graph, tasks
+        self._apart = {
+            (sink.uid, number): part.is_apart
+            for sink in (() if planned is None else planned.sinks)
+            for number, part in enumerate(sink.parts)
+        }
+        self._runs: Counter[_Node] = Counter()
+        self._edges: dict[_Node, list[_Arriving]] = {}
+        self._ids: dict[_Node, str] = {}
+        self._parallelism: dict[_Node, int | None] = {}
+
+    def operators(self) -> Iterator[JobOperator]:
+        """Yield the operators, each behind those that it reads."""
+        self._read()
+        made: dict[_Node, JobOperator] = {}
+        for sink in self._graph.sinks:
+            self._make(sink, made)
+        yield from made.values()
+        yield from self._beside_sources()
+
+    def operators_in_front_of(self, sink: SinkNode) -> Iterator[JobOperator]:
+        """Yield those that a sink reads, without itself."""
+        self._read()
+        made: dict[_Node, JobOperator] = {}
+        for arriving in self._edges[sink]:
+            self._make(arriving.front, made)
+        yield from made.values()
+
+    # -- the plan, as the planner makes it: each part as often as it stands there ---------------------
+    def _read(self) -> None:
+        seen = set()
+        for sink in self._graph.sinks:
+            self._runs[sink] += 1
+            for number, (chain, ways) in enumerate(chains_to(self._graph, sink.parent)):
+                is_new = chain not in seen
+                seen.add(chain)
+                for leg in ways:
+                    if is_new:
+                        self._read_base(leg.base, set())
+                    # What follows an operator runs on the evaluated micro-batch, for this sink.
+                    counts = is_new or operator_of(leg.base) is not None
+                    shared, is_apart = (
+                        shared_from(self._graph, leg, len(ways)),
+                        self._is_apart(sink, number, leg),
+                    )
+                    self._walk(_Way(leg, sink, is_apart=is_apart, shared_from=shared), counts=counts)
+        for source in self._graph.sources:
+            self._runs[source] += len(source.source.side_uids(source.uid))
+
+    def _read_base(self, base: Base, seen: set[KeyedNode]) -> None:
+        operator = operator_of(base)
+        if operator is None:
+            assert isinstance(base, SourceNode)
+            self._runs[base] += 1
+            return
+        if operator in seen:
+            # Read on several ways: it stands in the plan once, and its rows pass those between.
+            return
+        seen.add(operator)
+        self._runs[operator] += 1
+        for feed in feeds(operator):
+            self._read_base(feed.base, seen)
+            for inlet in feed.inlets:
+                entry = operator.entries[inlet.entry]
+                for leg in inlet.legs:
+                    self._walk(_Way(leg, operator, inlet.entry, entry.distribution), counts=True)
+
+    def _is_apart(self, sink: SinkNode, number: int, leg: Leg) -> bool:
+        moves = any(self._moves(leg.steps[:at]) for at in range(1, len(leg.steps) + 1))
+        return self._apart.get((sink.uid, number), moves)
+
+    def _moves(self, steps: Sequence[Step]) -> bool:
+        """Whether the last of some steps moves records."""
+        step = steps[-1]
+        settings = _settings_of(step)
+        has_own = settings is not None and settings.parallelism is not None
+        is_move = isinstance(step, TransformNode) and is_partitioning(step.function)
+        return has_own or is_move or is_set_apart(self._graph, steps)
+
+    def _walk(self, way: _Way, *, counts: bool) -> None:
+        """Note the edges of a way; a sink that reads what another one reads counts its last edge only."""
+        base = way.leg.base
+        front: _Node = base.parent if isinstance(base, SideNode) else base
+        output = base.tag.name if isinstance(base, SideNode) else ""
+        moved: list[ShipStrategy] = []
+        for at, step in enumerate(way.leg.steps, start=1):
+            if isinstance(step, TransformNode) and is_partitioning(step.function):
+                moved += [_ship_of(step)] if way.moves else []
+                continue
+            runs = counts or way.is_evaluated(at - 1)
+            self._note(front, step, self._between(way, front, way.leg.steps[:at], moved, output), runs)
+            self._runs[step] += runs
+            front, output, moved = step, "", []
+        self._note(front, way.end, self._into_end(way, front, moved, output), True)
+
+    def _between(
+        self, way: _Way, front: _Node, steps: Sequence[Step], moved: Sequence[ShipStrategy], output: str
+    ) -> JobEdge:
+        """Return the edge into the last of some steps, a function without state."""
+        step = steps[-1]
+        if way.moves:
+            settings = _settings_of(step)
+            if settings is not None and settings.parallelism is not None:
+                return JobEdge("", ShipStrategy.REBALANCE, Why.OWN_TASKS, 0, output, tuple(moved))
+            if is_set_apart(self._graph, steps):
+                return JobEdge("", ShipStrategy.REBALANCE, Why.SAID, 0, output, tuple(moved))
+            if moved:
+                why = Why.MOVED if moved[-1].is_shuffle else Why.SAME_TASKS
+                return JobEdge("", moved[-1], why, 0, output, tuple(moved[:-1]))
+        is_first = isinstance(front, KeyedNode) or way.shared_from == len(steps) - 1
+        if is_first and isinstance(way.end, SinkNode):
+            return JobEdge("", ShipStrategy.FORWARD, Why.EVALUATED, 0, output)
+        is_fused = (way.is_behind_state or way.is_evaluated(len(steps) - 1)) and not way.is_apart
+        both = is_fused and _is_of_records(front) and _is_of_records(step)
+        return JobEdge("", ShipStrategy.FORWARD, Why.SAME_PASS if both else Why.SAME_TASKS, 0, output)
+
+    def _into_end(self, way: _Way, front: _Node, moved: Sequence[ShipStrategy], output: str) -> JobEdge:
+        """Return the edge into an operator with state, or into a sink."""
+        if way.distribution is not None:
+            ship, why = _OF_STATE[way.distribution]
+            return JobEdge("", ship, why, way.entry, output, tuple(moved))
+        if moved and moved[-1].is_shuffle:
+            return JobEdge("", moved[-1], Why.MOVED, 0, output, tuple(moved[:-1]))
+        if way.is_behind_state and front is not operator_of(way.leg.base):
+            return JobEdge("", ShipStrategy.FORWARD, Why.SAME_TASKS, 0, output, tuple(moved))
+        return JobEdge("", ShipStrategy.FORWARD, Why.EVALUATED, 0, output, tuple(moved))
+
+    def _note(self, front: _Node, behind: _Node, edge: JobEdge, counts: bool) -> None:
+        """Keep an edge; one that is there on another way, too, is what holds on both."""
+        there = self._edges.setdefault(behind, [])
+        for known in there:
+            same = (known.edge.entry, known.edge.output) == (edge.entry, edge.output)
+            if known.front is front and same:
+                kept = edge if known.edge.why is Why.SAME_PASS else known.edge
+                known.edge = replace(kept, runs=known.edge.runs + counts)
+                return
+        there.append(_Arriving(front, replace(edge, runs=int(counts))))
+
+    # -- operators ----------------------------------------------------------------------------------
+    def _make(self, node: _Node, made: dict[_Node, JobOperator]) -> None:
+        if node in made:
+            return
+        arriving = self._edges.get(node, [])
+        for one in arriving:
+            self._make(one.front, made)
+        edges = [replace(one.edge, source=self._ids[one.front]) for one in arriving]
+        if len(edges) > 1 and not isinstance(node, KeyedNode):
+            edges = [_where_streams_meet(edge) for edge in edges]
+        self._ids[node] = self._id_of(node, edges)
+        self._parallelism[node] = self._tasks_of(node, arriving)
+        made[node] = self._described(node, tuple(edges))
+
+    def _described(self, node: _Node, edges: tuple[JobEdge, ...]) -> JobOperator:
+        own, runs = self._ids[node], self._runs[node]
+        tasks = self._parallelism[node]
+        match node:
+            case SourceNode():
+                name, runs_in = self._graph.names.get(node.uid, node.uid), _where_read(node.source)
+                does = type(node.source).__name__
+                return JobOperator(own, node.uid, name, does, OperatorKind.SOURCE, runs_in, runs=runs)
+            case KeyedNode():
+                name, does = self._graph.names.get(node.uid, node.uid), _what(node.function)
+                keys = tuple(dict.fromkeys(_key(key) for entry in node.entries for key in entry.keys))
+                return JobOperator(
+                    own,
+                    node.uid,
+                    name,
+                    does,
+                    OperatorKind.STATEFUL,
+                    RunsIn.PYTHON,
+                    keys,
+                    tasks,
+                    node.max_parallelism,
+                    runs,
+                    edges,
+                )
+            case SinkNode():
+                does, kind = type(node.sink).__name__, OperatorKind.SINK
+                runs_in = _where_staged(node.sink)
+                return JobOperator(own, node.uid, node.uid, does, kind, runs_in, (), tasks, None, runs, edges)
+            case TimedNode():
+                is_plain = node.strategy.generator is None and not _is_function(node.strategy.timestamps)
+                runs_in = RunsIn.JVM if is_plain else RunsIn.PYTHON
+                name, kind = "Timestamps/Watermarks", OperatorKind.TIMESTAMPS
+                return JobOperator(own, "", name, "", kind, runs_in, (), tasks, None, runs, edges)
+        settings = _settings_of(node)
+        if settings is None:
+            name = f"transform {_name(node.function)}"
+            kind, runs_in, does = OperatorKind.TRANSFORM, RunsIn.JVM, "DataFrame function"
+        else:
+            side = getattr(node.function, "side", None)
+            name = f"{settings.name} [{side}]" if side else settings.name
+            kind, runs_in = OperatorKind.FUNCTION, RunsIn.PYTHON
+            does = "lookup join" if hasattr(node.function, "join") else "function of single records"
+            if is_async(node.function):
+                does = "async function"
+        return JobOperator(own, "", name, does, kind, runs_in, (), tasks, None, runs, edges)
+
+    def _id_of(self, node: _Node, edges: Sequence[JobEdge]) -> str:
+        """Return an id that depends on nothing but the program: the same in every process."""
+        if isinstance(node, SourceNode | KeyedNode | SinkNode):
+            return _digest(["uid", node.uid])
+        place = [_sort_of(node), [[e.source, e.ship.value, e.output, e.entry] for e in edges]]
+        number = 0
+        while (found := _digest([*place, number])) in self._ids.values():
+            number += 1
+        return found
+
+    def _tasks_of(self, node: _Node, arriving: Sequence[_Arriving]) -> int | None:
+        if isinstance(node, KeyedNode):
+            return self._tasks
+        settings = None if isinstance(node, SourceNode | SinkNode) else _settings_of(node)
+        if settings is not None and settings.parallelism is not None:
+            return int(settings.parallelism)
+        if len(arriving) != 1:
+            return None
+        (one,) = arriving
+        if one.edge.ship is ShipStrategy.GLOBAL:
+            return 1
+        if one.edge.ship.is_shuffle:
+            return self._moved_to(node)
+        return None if one.edge.ship is ShipStrategy.RESCALE else self._parallelism[one.front]
+
+    def _moved_to(self, node: _Node) -> int:
+        """Return in how many tasks records are that were moved right in front of an operator."""
+        before = node.parent if isinstance(node, TransformNode | TimedNode | SinkNode) else None
+        if isinstance(before, TransformNode) and isinstance(before.function, Spread | ByPartitioner):
+            return before.function.parallelism or self._tasks
+        return self._tasks
+
+    def _beside_sources(self) -> Iterator[JobOperator]:
+        """Yield the sinks of records that sources leave out."""
+        for source in self._graph.sources:
+            for uid in source.source.side_uids(source.uid):
+                front = self._ids.get(source) or _digest(["uid", source.uid])
+                edge = JobEdge(front, ShipStrategy.FORWARD, Why.EVALUATED, output=uid)
+                own, kind = _digest(["uid", uid]), OperatorKind.SINK
+                yield JobOperator(own, uid, uid, "dead letters", kind, RunsIn.JVM, (), None, None, 1, (edge,))
+
+
+def _where_streams_meet(edge: JobEdge) -> JobEdge:
+    return replace(edge, why=Why.STREAMS_MEET) if edge.why.is_chained else edge
+
+
+def _settings_of(step: _Node) -> TransformSettings | None:
+    """Return what is said of a function of single records; None for what is none."""
+    if not isinstance(step, TransformNode) or frame_function(step) is not None:
+        return None
+    return getattr(step.function, "settings", None)
+
+
+def _is_of_records(node: _Node) -> bool:
+    return _settings_of(node) is not None
+
+
+def _ship_of(step: TransformNode) -> ShipStrategy:
+    match step.function:
+        case Narrow():
+            return ShipStrategy.RESCALE
+        case ByPartitioner():
+            return ShipStrategy.CUSTOM
+    return ShipStrategy.GLOBAL if step.function == Spread(1) else ShipStrategy.REBALANCE
+
+
+def _where_read(source: Source) -> RunsIn:
+    in_jvm = source.needs_kafka_jars or source.needs_delta or source.kind == Source.kind
+    return RunsIn.JVM if in_jvm else RunsIn.PYTHON
+
+
+def _where_staged(sink: Sink) -> RunsIn:
+    in_python = isinstance(sink, TwoPhaseCommitSink) or (bool(sink.topics) and not sink.needs_shim)
+    return RunsIn.PYTHON if in_python else RunsIn.JVM
+
+
+def _is_function(timestamps: object) -> bool:
+    return timestamps is not None and not isinstance(timestamps, str | Column)
+
+
+def _sort_of(node: TransformNode | TimedNode) -> str:
+    if isinstance(node, TimedNode):
+        return "timestamps"
+    return "transform" if _settings_of(node) is None else type(node.function).__name__
+
+
+def _key(key: Key) -> str:
+    if isinstance(key, KeyFunction):
+        return "a function"
+    return key if isinstance(key, str) else "an expression"
+
+
+#: What people call operators of ours that no class of theirs names.
+_OF_OURS = {
+    "Aggregating": "running aggregate",
+    "AggregatingColumns": "running aggregate",
+    "CoFlatMapRecords": "flat_map with state",
+    "CoMapRecords": "map with state",
+    "FilterRecords": "filter with state",
+    "FlatMapRecords": "flat_map with state",
+    "FoldingColumns": "running fold",
+    "FoldingElements": "running fold",
+    "MapRecords": "map with state",
+    "Reducing": "running reduce",
+    "ReducingColumns": "running reduce",
+    "RowPatterns": "row pattern",
+}
+
+
+def _what(function: object) -> str:
+    """Return in a word or two what an operator with state does."""
+    match function:
+        case Windows() | FoldingWindows():
+            return type(function.spec.assigner).__name__
+        case Joining():
+            return type(function.join).__name__
+        case Patterns():
+            names = [one.name for one in function.search.patterns if one.name]
+            return " ".join(["patterns", *names]) if names else "pattern"
+        case BroadcastFunctions() | Checkpointed():
+            return type(function.function).__name__
+    name = type(function).__name__
+    return _OF_OURS.get(name, name)
+
+
+def _name(function: object) -> str:
+    named = str(getattr(function, "__name__", type(function).__name__))
+    return "(lambda)" if named == "<lambda>" else named
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:32]

@@ -1,0 +1,357 @@
+"""The job graph: what Spark runs of a program, as a value that can be stored, compared and drawn.
+
+A *vertex* is what runs in the same tasks: a source with the functions behind it, an operator with state, a
+sink with the functions in front of it. What becomes a vertex is Flink's rule wherever that means something
+to Spark (:class:`Chained`). Where Spark has a rule of its own, :class:`Why` has a word for it.
+
+Names and formats are Flink's: what its plan visualiser draws (:meth:`JobGraph.execution_plan`), and what its
+REST server says of a job (:meth:`JobGraph.job_plan`).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from flinkish_spark.protocol.codec import Stored
+
+
+class ShipStrategy(enum.Enum):
+    """How records come from one operator to the next; Flink's words, as far as it has one."""
+
+    #: They stay in their tasks.
+    FORWARD = "FORWARD"
+    #: To the task that has the state of their key.
+    HASH = "HASH"
+    #: To the task that has the state of their channel; Flink has no such thing.
+    CHANNEL = "CHANNEL"
+    #: To all tasks.
+    BROADCAST = "BROADCAST"
+    #: Evenly, through a shuffle.
+    REBALANCE = "REBALANCE"
+    #: Fewer tasks read what more would; nothing is moved.
+    RESCALE = "RESCALE"
+    #: To one task.
+    GLOBAL = "GLOBAL"
+    #: To the task that a partitioner of the user's chooses.
+    CUSTOM = "CUSTOM"
+
+    @property
+    def is_shuffle(self) -> bool:
+        """Whether Spark shuffles for it."""
+        return self not in (ShipStrategy.FORWARD, ShipStrategy.RESCALE)
+
+
+class Chained(enum.Enum):
+    """With what an operator may share a vertex; Flink's `ChainingStrategy`."""
+
+    ALWAYS = "ALWAYS"
+    #: With what is behind it, not with what is in front.
+    HEAD = "HEAD"
+    NEVER = "NEVER"
+
+
+class Why(enum.Enum):
+    """Why two operators run in the same tasks, or do not."""
+
+    SAME_PASS = "in one Python pass: rows go to the worker and back once"
+    SAME_TASKS = "in the same tasks: nothing moves between them"
+    BY_KEY = "records go to the task that has the state of their key"
+    BY_CHANNEL = "records go to the task that has the state of their channel"
+    TO_ALL = "every task gets every record"
+    MOVED = "the program moves records here: rebalance() and the like"
+    OWN_TASKS = "it has a number of tasks of its own: set_parallelism()"
+    SAID = "the program says so: start_new_chain(), disable_chaining()"
+    STREAMS_MEET = "streams meet here: it runs in the tasks of each of them, by itself"
+    EVALUATED = "the micro-batch is evaluated first, and each sink takes its rows of it"
+
+    @property
+    def is_chained(self) -> bool:
+        """Whether the two are in one vertex."""
+        return self in (Why.SAME_PASS, Why.SAME_TASKS)
+
+
+class OperatorKind(enum.Enum):
+    """What an operator is in a program."""
+
+    SOURCE = "SOURCE"
+    #: Gives records event times and watermarks.
+    TIMESTAMPS = "TIMESTAMPS"
+    #: A DataFrame function: `transform()`.
+    TRANSFORM = "TRANSFORM"
+    #: A function of single records, without state.
+    FUNCTION = "FUNCTION"
+    #: Has state, by key or by channel.
+    STATEFUL = "STATEFUL"
+    SINK = "SINK"
+
+
+class RunsIn(enum.Enum):
+    """Which process of an executor does the work."""
+
+    JVM = "JVM"
+    PYTHON = "Python"
+
+
+@dataclass(frozen=True, slots=True)
+class JobEdge(Stored):
+    """A way on which records come into an operator.
+
+    Parameters
+    ----------
+    source
+        Id of the operator that they come from.
+    ship
+        How they come.
+    why
+        Why the two share a vertex or do not.
+    entry
+        Which input of the operator it is: 0, or 1 for the second one of two connected streams.
+    output
+        Name of the side output that is read; empty for the main output.
+    moved
+        What moves the records before that, as far as Spark really does it.
+    runs
+        How often it stands in Spark's plan.
+    """
+
+    source: str
+    ship: ShipStrategy
+    why: Why
+    entry: int = 0
+    output: str = ""
+    moved: tuple[ShipStrategy, ...] = ()
+    runs: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class JobOperator(Stored):
+    """One operator of a program.
+
+    Parameters
+    ----------
+    id
+        32 hexadecimal digits. Of the uid; where there is none, of the place in the program. The same in every
+        process.
+    uid
+        Empty for what has none: functions without state, timestamps.
+    name
+        What people call it.
+    does
+        What it is, in a word or two: ``process``, ``tumbling window``, ``KafkaSource``.
+    keys
+        By what its state is kept; empty where that is no key.
+    parallelism
+        In how many tasks it runs; None where that follows from what is read.
+    max_parallelism
+        Number of key groups; None without state.
+    runs
+        How often it stands in Spark's plan. More than once, it runs so often in each micro-batch.
+    """
+
+    id: str
+    uid: str
+    name: str
+    does: str
+    kind: OperatorKind
+    runs_in: RunsIn
+    keys: tuple[str, ...] = ()
+    parallelism: int | None = None
+    max_parallelism: int | None = None
+    runs: int = 1
+    inputs: tuple[JobEdge, ...] = ()
+
+    @property
+    def has_state(self) -> bool:
+        """Whether it keeps state, which a savepoint has."""
+        return self.kind is OperatorKind.STATEFUL
+
+    @property
+    def shuffles(self) -> int:
+        """How many shuffles lie in front of it in Spark's plan; those into state are one for all inputs."""
+        moves = sum(one.is_shuffle * edge.runs for edge in self.inputs for one in edge.moved)
+        if self.has_state:
+            return moves + self.runs
+        return moves + sum(edge.ship.is_shuffle * edge.runs for edge in self.inputs)
+
+    @property
+    def title(self) -> str:
+        """What Flink's pages would show: ``Source: orders``."""
+        if self.kind in (OperatorKind.SOURCE, OperatorKind.SINK):
+            return f"{self.kind.value.capitalize()}: {self.name}"
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class VertexInput:
+    """A way into a vertex: id of the vertex in front, and how records come."""
+
+    vertex: str
+    ship: ShipStrategy
+
+
+@dataclass(frozen=True, slots=True)
+class JobVertex:
+    """Operators that run in the same tasks.
+
+    Parameters
+    ----------
+    id
+        That of its first operator.
+    operators
+        In the order of the program.
+    inputs
+        From other vertices.
+    """
+
+    id: str
+    operators: tuple[JobOperator, ...]
+    inputs: tuple[VertexInput, ...]
+
+    @property
+    def name(self) -> str:
+        """Its operators' titles, one behind the other as Flink writes them."""
+        return " -> ".join(one.title for one in self.operators)
+
+    @property
+    def parallelism(self) -> int | None:
+        """In how many tasks it runs; None where that follows from what is read."""
+        return self.operators[0].parallelism
+
+    @property
+    def max_parallelism(self) -> int | None:
+        """Number of key groups; None without state."""
+        return self.operators[0].max_parallelism
+
+
+@dataclass(frozen=True)
+class JobGraph(Stored):
+    """What Spark runs of a program.
+
+    Parameters
+    ----------
+    job
+        Name of the job.
+    operators
+        Each behind those that it reads.
+
+    Examples
+    --------
+    >>> orders = JobOperator("a" * 32, "orders", "orders", "source", OperatorKind.SOURCE, RunsIn.JVM)
+    >>> by_key = JobEdge(orders.id, ShipStrategy.HASH, Why.BY_KEY)
+    >>> totals = JobOperator("b" * 32, "totals", "totals", "sum", OperatorKind.STATEFUL, RunsIn.PYTHON,
+    ...     ("user",), 4, 128, inputs=(by_key,))
+    >>> graph = JobGraph("shop", (orders, totals))
+    >>> [vertex.name for vertex in graph.vertices], graph.shuffles
+    (['Source: orders', 'totals'], 1)
+    """
+
+    job: str
+    operators: tuple[JobOperator, ...]
+
+    @cached_property
+    def by_id(self) -> Mapping[str, JobOperator]:
+        """The operators by id."""
+        return {one.id: one for one in self.operators}
+
+    @cached_property
+    def by_uid(self) -> Mapping[str, JobOperator]:
+        """Those that have a uid, by that."""
+        return {one.uid: one for one in self.operators if one.uid}
+
+    @cached_property
+    def vertices(self) -> tuple[JobVertex, ...]:
+        """What runs in the same tasks, each behind what it reads."""
+        head: dict[str, str] = {}
+        for one in self.operators:
+            fronts = [head[edge.source] for edge in one.inputs if edge.why.is_chained]
+            head[one.id] = fronts[0] if fronts else one.id
+        found = []
+        for vertex in dict.fromkeys(head.values()):
+            own = tuple(one for one in self.operators if head[one.id] == vertex)
+            ways = [
+                VertexInput(head[edge.source], edge.ship)
+                for one in own
+                for edge in one.inputs
+                if head[edge.source] != vertex
+            ]
+            found.append(JobVertex(vertex, own, tuple(dict.fromkeys(ways))))
+        return tuple(found)
+
+    @property
+    def shuffles(self) -> int:
+        """How often records are shuffled in a micro-batch, in all places of Spark's plan."""
+        return sum(one.shuffles for one in self.operators)
+
+    @property
+    def scans(self) -> Mapping[str, int]:
+        """How often each source is read in a micro-batch, by its uid."""
+        return {one.uid: one.runs for one in self.operators if one.kind is OperatorKind.SOURCE}
+
+    # -- Flink's formats --------------------------------------------------------------------------
+    def execution_plan(self) -> dict[str, Any]:
+        """Return the plan as Flink's `getExecutionPlan` says it; its visualiser draws that.
+
+        One node per operator, sinks last. A parallelism that follows from what is read is -1, which is what
+        Flink writes for one that nobody has said.
+        """
+        ordered = sorted(self.operators, key=lambda one: one.kind is OperatorKind.SINK)
+        numbers = {one.id: number for number, one in enumerate(ordered, start=1)}
+        return {"nodes": [_plan_node(one, numbers) for one in ordered]}
+
+    def job_plan(self, job_id: str) -> dict[str, Any]:
+        """Return the plan as `/jobs/:id/plan` of Flink's REST server says it: one node per vertex.
+
+        Parameters
+        ----------
+        job_id
+            The job's, 32 hexadecimal digits.
+        """
+        nodes = [
+            {
+                "id": vertex.id,
+                "parallelism": _said(vertex.parallelism),
+                "operator": "",
+                "operator_strategy": "",
+                "description": vertex.name,
+                "optimizer_properties": {},
+                **({"inputs": _inputs(vertex)} if vertex.inputs else {}),
+            }
+            for vertex in self.vertices
+        ]
+        return {"jid": job_id, "name": self.job, "type": "STREAMING", "nodes": nodes}
+
+
+def _plan_node(one: JobOperator, numbers: Mapping[str, int]) -> dict[str, Any]:
+    pacts = {OperatorKind.SOURCE: "Data Source", OperatorKind.SINK: "Data Sink"}
+    node: dict[str, Any] = {
+        "id": numbers[one.id],
+        "type": one.title,
+        "pact": pacts.get(one.kind, "Operator"),
+        "contents": f"{one.title}: {one.does}" if one.does else one.title,
+        "parallelism": _said(one.parallelism),
+    }
+    if one.kind is not OperatorKind.SOURCE:
+        node["predecessors"] = [
+            {
+                "id": numbers[edge.source],
+                "ship_strategy": edge.ship.value,
+                "side": "second" if edge.entry else "first",
+            }
+            for edge in one.inputs
+        ]
+    return node
+
+
+def _inputs(vertex: JobVertex) -> list[dict[str, Any]]:
+    return [
+        {"num": number, "id": way.vertex, "ship_strategy": way.ship.value, "exchange": "blocking"}
+        for number, way in enumerate(vertex.inputs)
+    ]
+
+
+def _said(parallelism: int | None) -> int:
+    return -1 if parallelism is None else parallelism

@@ -1,0 +1,181 @@
+"""What would become of state and positions: a program beside a savepoint or another program, by uid."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flinkish_spark.planning.times import read_by
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
+from flinkish_spark.protocol.savepoints import (
+    JobShape,
+    Misfit,
+    NonRestoredState,
+    OperatorState,
+    Problem,
+    RestoreReport,
+    RestoreRules,
+    SavedChain,
+    SavepointMetadata,
+    SourceFacts,
+    check_restore,
+)
+from flinkish_spark.savepoints.files import RestoreSettings, savepoint_at
+from flinkish_spark.savepoints.restore import job_shape
+
+if TYPE_CHECKING:
+    from flinkish_spark.planning.sink_rows import PlannedJob
+    from flinkish_spark.planning.stream_graph import StreamGraph
+
+#: What is there and the program does not have.
+_MISSING = {
+    Misfit.OPERATOR_MISSING: "operator",
+    Misfit.SOURCE_MISSING: "source",
+    Misfit.HOOK_MISSING: "hook",
+}
+
+
+class Fate(enum.Enum):
+    """What becomes of one uid."""
+
+    #: It goes on with its state, or where it stood.
+    RESTORED = "restored"
+    #: It begins with nothing.
+    NEW = "new"
+    #: The program has it no more.
+    DROPPED = "dropped"
+    #: It has changed in a way that its state, or its position, does not survive.
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class ComparedPart:
+    """One source, operator, hook or chain.
+
+    Parameters
+    ----------
+    uid
+        Of a hook its name; of a chain that of its last operator.
+    what
+        ``source``, ``operator``, ``hook`` or ``chain``.
+    says
+        For people: what it is, or why it is refused.
+    """
+
+    uid: str
+    fate: Fate
+    what: str
+    says: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a restore would do; printed, one line for each part.
+
+    Parameters
+    ----------
+    parts
+        Sources and operators of the program in their order, then what it has no more.
+    is_refused
+        Whether the restore would be.
+    """
+
+    parts: tuple[ComparedPart, ...]
+    is_refused: bool
+
+    def uids(self, fate: Fate) -> tuple[str, ...]:
+        """Return the uids with that fate."""
+        return tuple(one.uid for one in self.parts if one.fate is fate)
+
+    def __str__(self) -> str:
+        rows = [(one.uid, one.fate.value, one.what, one.says) for one in self.parts]
+        widths = [max((len(row[at]) for row in rows), default=0) for at in range(3)]
+        return "\n".join("  ".join([*(row[at].ljust(widths[at]) for at in range(3)), row[3]]) for row in rows)
+
+
+def compare_with_savepoint(
+    graph: StreamGraph, planned: PlannedJob, hooks: Collection[str], settings: RestoreSettings
+) -> Comparison:
+    """Return what a restore with these settings would do.
+
+    Raises
+    ------
+    SavepointNotFound, CorruptObjectError
+        The savepoint cannot be used.
+    """
+    saved = savepoint_at(settings.place).metadata()
+    return compared(saved, job_shape(graph, planned, hooks), settings.rules)
+
+
+def as_if_saved(graph: StreamGraph, planned: PlannedJob, hooks: Collection[str]) -> SavepointMetadata:
+    """Return what a savepoint of a program would say that has read nothing yet."""
+    chains = tuple(SavedChain(chain, {}, sinks) for chain, sinks in read_by(planned).items())
+    return SavepointMetadata(
+        savepoint="0" * 32,
+        job="",
+        job_uuid=JobUuid("0" * 32),
+        checkpoint=CheckpointId(1),
+        lineage=Lineage(0),
+        batch=BatchId(0),
+        decided_at_ms=0,
+        shuffle_partitions=1,
+        operators={
+            uid: OperatorState(shape.max_parallelism, shape.key_types)
+            for uid, shape in planned.operators.items()
+        },
+        sources={node.uid: SourceFacts(node.source.kind) for node in graph.sources},
+        chains=chains,
+        hooks=dict.fromkeys(hooks),
+    )
+
+
+def compared(saved: SavepointMetadata, job: JobShape, rules: RestoreRules) -> Comparison:
+    """Return how a program and a savepoint fit, by the checks of a restore."""
+    report = check_restore(saved, job, rules)
+    missing = check_restore(saved, job, RestoreRules(unpositioned=rules.unpositioned)).problems
+    return Comparison(tuple(_parts(saved, job, report, missing)), bool(report.problems))
+
+
+def _parts(
+    saved: SavepointMetadata, job: JobShape, report: RestoreReport, missing: Collection[Problem]
+) -> Iterator[ComparedPart]:
+    refused: dict[str, list[Problem]] = {}
+    for problem in report.problems:
+        if problem.misfit not in _MISSING:
+            refused.setdefault(problem.subject, []).append(problem)
+    own: Mapping[str, str] = {
+        **{uid: f"source {shape.kind}" for uid, shape in job.sources.items()},
+        **{
+            uid: f"operator state by {', '.join(shape.key_types) or 'partition'}, "
+            f"{shape.max_parallelism} key groups"
+            for uid, shape in job.operators.items()
+        },
+    }
+    for uid, said in own.items():
+        what, _, says = said.partition(" ")
+        problems = refused.pop(uid, [])
+        if problems:
+            reasons = "; ".join(f"{one.misfit.value}: {one.detail}" for one in problems)
+            yield ComparedPart(uid, Fate.REFUSED, what, reasons)
+        elif uid in report.restored:
+            yield ComparedPart(uid, Fate.RESTORED, what, says)
+        else:
+            yield ComparedPart(uid, Fate.NEW, what, "it begins with nothing")
+    for hook in report.hooks:
+        yield ComparedPart(hook, Fate.RESTORED, "hook", "it gets what it gave")
+    for problem in missing:
+        if problem.misfit in _MISSING:
+            yield ComparedPart(
+                problem.subject, Fate.DROPPED, _MISSING[problem.misfit], _dropped(problem, report)
+            )
+    for subject, problems in refused.items():
+        reasons = "; ".join(f"{one.misfit.value}: {one.detail}" for one in problems)
+        yield ComparedPart(subject, Fate.REFUSED, "chain", reasons)
+
+
+def _dropped(problem: Problem, report: RestoreReport) -> str:
+    if problem not in report.problems:
+        return "what it keeps is left behind"
+    return f"refused unless non_restored={NonRestoredState.__name__}.{NonRestoredState.ALLOW.name}"

@@ -1,0 +1,151 @@
+"""The job graph beside Spark's own plan: scans, shuffles, operators and passes through Python."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flinkish_spark import (
+    Fate,
+    MemorySink,
+    NonRestoredState,
+    PlanForm,
+    RestoreSettings,
+    StreamExecutionEnvironment,
+)
+from flinkish_spark.contracts.source import NO_JOB
+from flinkish_spark.core.job_dir import job_place, open_job_dir
+from flinkish_spark.planning.job_graph import job_graph
+from flinkish_spark.planning.partitioning import shuffle_partitions
+from flinkish_spark.planning.planner import Planner
+from flinkish_spark.protocol.job_graph import JobGraph, OperatorKind, RunsIn, ShipStrategy
+from flinkish_spark.protocol.plan_layout import ScanRole, source_of
+from flinkish_spark.sources import DataGeneratorSource, RandomChoice, RandomLong, RateLimit
+from tests.support.job_graphs import PROGRAMS, branches, functions_in_front
+from tests.support.jobs import TOTAL, RunningTotal, await_that, environment, eventually
+
+
+def kinds(frame: Any) -> Counter[str]:
+    """How often each kind of node stands in the plan that Spark has analysed."""
+    found: Counter[str] = Counter()
+    waiting = [frame._jdf.queryExecution().analyzed()]
+    while waiting:
+        node = waiting.pop()
+        found[node.getClass().getSimpleName()] += 1
+        children = node.children()
+        waiting += [children.apply(at) for at in range(children.size())]
+    return found
+
+
+def passes(graph: JobGraph) -> int:
+    """How often rows go through Python in the query: what waits for the evaluated micro-batch left out."""
+    of_state = {one.id for one in graph.operators if one.has_state}
+    behind_state, number = set(of_state), 0
+    for one in graph.operators:
+        fronts = {edge.source for edge in one.inputs}
+        if one.has_state:
+            # Packed in front, once for each input; unpacked behind. Functions between two are one pass.
+            number += one.runs + sum(edge.runs for edge in one.inputs)
+            number += bool(fronts & (behind_state - of_state))
+        elif fronts & behind_state:
+            behind_state.add(one.id)
+        elif one.runs_in is RunsIn.PYTHON and one.kind is not OperatorKind.SOURCE:
+            number += one.runs
+    return number
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_what_the_graph_says_is_in_the_plan(spark: Any, tmp_path: Path, program: Any) -> None:
+    env = environment(spark, tmp_path / "job")
+    program(env)
+    tasks = shuffle_partitions(spark)
+    planned = Planner(spark, NO_JOB, tasks).plan(env.graph)
+    graph = job_graph(env.job, env.graph, tasks, planned)
+    assert graph == env.get_job_graph()
+    layout, found = planned.layout(), kinds(planned.frame)
+    scans = Counter(source_of(scan.uid) for scan in layout.scans if scan.role is ScanRole.RECORDS)
+    assert scans == graph.scans
+    of_state = {one.uid: one.runs for one in graph.operators if one.has_state}
+    assert Counter(one.uid for one in layout.operators) == of_state
+    # What moves rows in front of a sink waits for the evaluated micro-batch.
+    last = sum(
+        edge.ship.is_shuffle
+        for one in graph.operators
+        for edge in one.inputs
+        if one.kind is OperatorKind.SINK and edge.ship is not ShipStrategy.FORWARD
+    )
+    moves = found["RepartitionByExpression"] + found["RebalancePartitions"]
+    assert moves + sum(of_state.values()) + last == graph.shuffles
+    assert found["MapInArrow"] == passes(graph)
+
+
+def test_a_running_query_shuffles_as_often_as_the_graph_says(spark: Any, tmp_path: Path) -> None:
+    env = environment(spark, tmp_path / "job")
+    branches(env)
+    client = env.execute_async()
+    try:
+        assert eventually(lambda: any(one.lastProgress for one in spark.streams.active))
+        text = str(spark.streams.active[0]._jsq.explainInternal(False))
+    finally:
+        client.cancel()
+        client.wait()
+    graph = env.get_job_graph()
+    assert text.count("Exchange hashpartitioning") == graph.shuffles == 2
+    assert text.count("FlatMapGroupsInPandasWithState") == 2
+    assert text.count("MapInArrow") == passes(graph)
+
+
+def test_a_job_writes_its_graph_down_and_says_what_it_cost(spark: Any, tmp_path: Path, capsys: Any) -> None:
+    env = environment(spark, tmp_path / "job")
+    functions_in_front(env)
+    env.explain()
+    assert "checkpoint" not in capsys.readouterr().out
+    env.execute()
+    assert open_job_dir(job_place(str(tmp_path / "job"), {})).job_graph() == env.get_job_graph()
+    env.explain()
+    shown = capsys.readouterr().out
+    assert re.search(r"the newest checkpoint with rows, \d+: 3 rows, .*staged in \d+ ms", shown)
+    assert re.search(r"Sink: out: MemorySink; in the JVM\n.*checkpoint \d+: 3 rows", shown)
+    assert env._repr_html_() == env.get_execution_plan(PlanForm.SVG)
+    assert json.loads(env.get_execution_plan()) == env.get_job_graph().execution_plan()
+
+
+def test_a_savepoint_is_compared_before_anything_starts(spark: Any, tmp_path: Path) -> None:
+    fields = {"user": RandomChoice(["ann", "bob"]), "amount": RandomLong(1, 9)}
+    source = DataGeneratorSource(fields, rate=RateLimit(50))
+
+    def program(name: str, *uids: str, **settings: Any) -> StreamExecutionEnvironment:
+        env = environment(spark, tmp_path / name)
+        orders = env.from_source(source, uid="orders")
+        for uid in uids:
+            made = orders.key_by("user").process(RunningTotal(), output=TOTAL, uid=uid, **settings)
+            made.sink_to(MemorySink(uid), uid=f"{uid}-out")
+        return env
+
+    client = program("first", "totals", "alarms").execute_async()
+    try:
+        await_that(MemorySink("totals").rows, client)
+        assert client.trigger_savepoint(str(tmp_path / "savepoint")).wait(60_000).is_completed
+    finally:
+        client.cancel()
+        client.wait()
+    second = program("second", "totals", "average")
+    found = second.compare(str(tmp_path / "savepoint"))
+    assert {one.uid: one.fate for one in found.parts} == {
+        "orders": Fate.RESTORED,
+        "totals": Fate.RESTORED,
+        "average": Fate.NEW,
+        "alarms": Fate.DROPPED,
+    }
+    assert found.is_refused
+    assert second.compare(program("third", "totals", "alarms")).parts == found.parts
+    allowed = RestoreSettings(str(tmp_path / "savepoint"), non_restored=NonRestoredState.ALLOW)
+    assert not second.compare(allowed).is_refused
+    fewer = program("fourth", "totals", max_parallelism=8).compare(allowed)
+    assert fewer.uids(Fate.REFUSED) == ("totals",) and fewer.is_refused
+    assert not (tmp_path / "second").exists()

@@ -1,0 +1,27 @@
+"""The examples of docs/job-graph.md, run as they stand; its pictures are looked at in tests/unit/job."""
+
+from __future__ import annotations
+
+import doctest
+from functools import partial
+from typing import Any
+
+from flinkish_spark import StreamExecutionEnvironment
+from flinkish_spark.job import explanation, graph_pictures
+from flinkish_spark.protocol import job_graph
+from tests.support.job_graphs import Session
+from tests.support.pages import check_page
+
+
+def environment(session: Any, job: str) -> StreamExecutionEnvironment:
+    return StreamExecutionEnvironment(session, job, f"/jobs/{job}")
+
+
+def test_the_examples_of_the_page_run() -> None:
+    check_page("job-graph.md", at_least=3, given={"environment": partial(environment, Session())})
+
+
+def test_the_examples_in_the_modules_do_what_they_say() -> None:
+    for module in (job_graph, explanation, graph_pictures):
+        found = doctest.testmod(module, extraglobs=vars(module))
+        assert found.attempted and not found.failed

@@ -1,0 +1,157 @@
+"""Job graphs as pictures and as a tree: what is in them, and that nothing lies over anything else."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import pytest
+
+from flinkish_spark.job.explanation import print_tree, text
+from flinkish_spark.job.graph_pictures import PlanForm, dot, plan_in, svg
+from flinkish_spark.protocol.checkpoint import ParticipantKind
+from flinkish_spark.protocol.failures import CheckpointFailureReason
+from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
+from flinkish_spark.protocol.job_graph import (
+    JobEdge,
+    JobGraph,
+    JobOperator,
+    OperatorKind,
+    RunsIn,
+    ShipStrategy,
+    Why,
+)
+from flinkish_spark.protocol.statistics import (
+    CheckpointDurations,
+    CheckpointStatistics,
+    ParticipantStatistics,
+    StatisticsHistory,
+)
+from tests.support.job_graphs import PROGRAMS, graph_of
+
+SVG = "{http://www.w3.org/2000/svg}"
+NASTY = '<b>"&\x1b[2J\\'
+
+
+def nasty() -> JobGraph:
+    source = JobOperator("a" * 32, NASTY, NASTY, NASTY, OperatorKind.SOURCE, RunsIn.JVM)
+    edge = JobEdge(source.id, ShipStrategy.HASH, Why.BY_KEY, output=NASTY)
+    state = JobOperator(
+        "b" * 32, "s", NASTY * 40, "", OperatorKind.STATEFUL, RunsIn.PYTHON, (NASTY,), 1, 2, inputs=(edge,)
+    )
+    return JobGraph(NASTY, (source, state))
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_a_picture_has_every_vertex_and_no_two_in_one_place(program: Any) -> None:
+    graph = graph_of(program)
+    picture = ET.fromstring(svg(graph))
+    groups = {one.get("data-vertex"): one.find(f"{SVG}rect") for one in picture.iter(f"{SVG}g")}
+    assert set(groups) == {vertex.id for vertex in graph.vertices}
+    boxes = []
+    width, height = (float(picture.get(side) or 0) for side in ("width", "height"))
+    for frame in groups.values():
+        assert frame is not None
+        x, y, w, h = (float(frame.get(side) or 0) for side in ("x", "y", "width", "height"))
+        assert x >= 0 and y >= 0 and x + w <= width and y + h <= height
+        boxes.append((x, y, w, h))
+    for (x, y, w, h), (ox, oy, ow, oh) in itertools.combinations(boxes, 2):
+        assert x + w <= ox or ox + ow <= x or y + h <= oy or oy + oh <= y
+    ways = {(way.vertex, vertex.id) for vertex in graph.vertices for way in vertex.inputs}
+    arrows = [one for one in picture.iter(f"{SVG}path") if one.get("marker-end")]
+    assert len(arrows) == len(ways)
+    # From left to right.
+    left = dict(zip(groups, (box[0] for box in boxes), strict=True))
+    assert all(left[front] < left[behind] for front, behind in ways)
+    assert svg(graph) == svg(graph)
+
+
+def test_a_picture_says_what_runs_where() -> None:
+    words = "".join(ET.fromstring(svg(graph_of(PROGRAMS[9]))).itertext())
+    assert "Source: orders · Python 3\N{MULTIPLICATION SIGN}" in words
+    assert "4 tasks · state in 128 key groups" in words and "HASH user" in words and "tasks as read" in words
+
+
+def test_names_of_others_cannot_break_a_picture() -> None:
+    words = list(ET.fromstring(svg(nasty())).itertext())
+    assert any(word.startswith('Source: <b>"&?[2J\\') for word in words)
+    assert "\x1b" not in svg(nasty()) and "\x1b" not in dot(nasty())
+    # An escaped backslash, an escaped quote, or anything else up to the next quote.
+    assert re.sub(r'"(\\.|[^"\\])*"', "", dot(nasty())).count('"') == 0
+    assert ET.fromstring(svg(JobGraph("empty", ()))).get("role") == "img"
+
+
+def test_dot_names_vertices_and_edges() -> None:
+    graph = graph_of(PROGRAMS[7])
+    found = dot(graph)
+    assert len(re.findall(r'^  "\w+" -> "\w+"', found, re.MULTILINE)) == 4
+    for vertex in graph.vertices:
+        assert f'"{vertex.id}" [label=' in found
+        for way in vertex.inputs:
+            assert f'"{way.vertex}" -> "{vertex.id}"' in found
+
+
+def test_a_plan_comes_in_three_forms() -> None:
+    graph = graph_of(PROGRAMS[0])
+    assert json.loads(plan_in(graph, PlanForm.JSON)) == graph.execution_plan()
+    assert plan_in(graph, PlanForm.DOT) == dot(graph)
+    assert plan_in(graph, PlanForm.SVG) == svg(graph)
+
+
+# -- the tree ---------------------------------------------------------------------------------------------
+
+
+def history() -> StatisticsHistory:
+    begun = CheckpointStatistics.triggered(CheckpointId(7), CheckpointPurpose.PERIODIC, trigger_at_ms=1)
+    done = begun.completed(
+        CheckpointDurations(sync_ms=120, commit_ms=14, end_to_end_ms=200),
+        rows=1_234,
+        bytes_staged=5_678,
+        participants=(
+            ParticipantStatistics(
+                "out", ParticipantKind.SINK, rows=1_234, bytes=5_678, sync_ms=80, commit_ms=9
+            ),
+            ParticipantStatistics("totals", ParticipantKind.OPERATOR, late_dropped=3, counts={"matches": 2}),
+        ),
+    )
+    failed = CheckpointStatistics.triggered(CheckpointId(8), CheckpointPurpose.PERIODIC, trigger_at_ms=2)
+    reason = CheckpointFailureReason.TASK_FAILED
+    known = StatisticsHistory().triggered(begun).ended(done)
+    return known.triggered(failed).ended(failed.failed(reason, "no", None, ()))
+
+
+def test_a_tree_says_where_and_why_and_what_it_cost() -> None:
+    shown = text(graph_of(PROGRAMS[1]), history())
+    assert shown.splitlines()[:2] == [
+        "functions-in-front: 3 vertices; a micro-batch has 1 scan and 1 shuffle",
+        "the newest checkpoint with rows, 7: 1,234 rows, 5,678 bytes, staged in 120 ms, committed in 14 ms, "
+        "200 ms in all",
+    ]
+    assert "[2] totals  4 tasks" in shown
+    assert "HASH by user: records go to the task that has the state of their key" in shown
+    assert "checkpoint 7: 3 late records dropped, matches 2" in shown
+    assert "checkpoint 7: 1,234 rows, 5,678 bytes, staged in 80 ms, committed in 9 ms" in shown
+    assert "checkpoint" not in text(graph_of(PROGRAMS[1])) and "checkpoint" not in text(
+        graph_of(PROGRAMS[1]), StatisticsHistory()
+    )
+
+
+def test_a_vertex_that_is_read_on_two_ways_is_told_once() -> None:
+    shown = text(graph_of(PROGRAMS[7]))
+    assert shown.count("both: Both; in Python; state by user") == 1 and "[4] both (shown above)" in shown
+
+
+def test_moves_sides_and_uids_are_told() -> None:
+    assert "GLOBAL: the program moves records here" in text(graph_of(PROGRAMS[4]))
+    assert "FORWARD of the side output 'late'" in text(graph_of(PROGRAMS[10]))
+    assert "uid second" in text(graph_of(PROGRAMS[3]))
+    assert "state by partition, 128 key groups" in text(graph_of(PROGRAMS[8]))
+    assert "2 times in each micro-batch" in text(graph_of(PROGRAMS[6]))
+
+
+def test_without_a_terminal_a_tree_has_no_colours(capsys: pytest.CaptureFixture[str]) -> None:
+    print_tree(graph_of(PROGRAMS[0]))
+    assert capsys.readouterr().out.splitlines()[0].startswith("straight: 2 vertices")
