@@ -29,6 +29,12 @@ USER_FUNCTION_MARKER = "[FLINKISH_USER_FUNCTION]"
 #: The same for state that cannot be read or written.
 STATE_MARKER = "[FLINKISH_STATE]"
 
+#: What to do where the same rows came out otherwise the second time.
+MAKE_DETERMINISTIC = (
+    "make functions deterministic: no clock, no unseeded random; ask systems outside by AsyncDataStream, with "
+    "record_answers=True"
+)
+
 
 class FlinkishError(Exception):
     """Root of all errors of this package.

@@ -193,7 +193,8 @@ def refuse_async(given: object, methods: Sequence[str], what: str) -> None:
             raise ConfigError(
                 f"{one.__name__}() of {what} would never run",
                 why="it is async, and nobody awaits it",
-                what_to_do="define it with `def`; asyncio.run() can be called inside",
+                what_to_do="define it with `def`; what awaits a system outside is an AsyncFunction, for "
+                "AsyncDataStream",
             )
 
 

@@ -24,6 +24,7 @@ from flinkish_spark.checkpoint.failures import QueryFailed
 from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.checkpoint.staging import Staging, StagingContext
 from flinkish_spark.core.errors import (
+    MAKE_DETERMINISTIC,
     CommittableLostError,
     CorruptObjectError,
     FlinkishError,
@@ -123,9 +124,7 @@ class Replayer:
         replay.finish(plan, restaged.batches)
 
 
-_MAKE_DETERMINISTIC = (
-    "make functions deterministic (no clock, no unseeded random); restore the job from before this checkpoint"
-)
+_MAKE_DETERMINISTIC = f"{MAKE_DETERMINISTIC}; restore the job from before this checkpoint"
 _RESTORE = "restore the job from before this checkpoint"
 
 

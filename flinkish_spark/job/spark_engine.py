@@ -35,7 +35,7 @@ from flinkish_spark.contracts.manifest import NO_MANIFEST, ManifestWriter
 from flinkish_spark.contracts.sink import Committer, SinkContext, SinkWriter, StageRequest
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.clock import span
-from flinkish_spark.core.errors import EnvironmentFault, FlinkishError, StoreError
+from flinkish_spark.core.errors import MAKE_DETERMINISTIC, EnvironmentFault, FlinkishError, StoreError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.engine import JobSettings, QueryPlan, RunningQuery, manifest_context, sink_context
@@ -236,7 +236,7 @@ class SinkStaging:
                     f"in micro-batch {staged.batch} sink '{left.uid}' saw {one.rows} rows and "
                     f"sink '{right.uid}' {other.rows}, or other ones",
                     why="the micro-batch was evaluated twice with different results",
-                    what_to_do="make functions deterministic: no clock, no unseeded random",
+                    what_to_do=MAKE_DETERMINISTIC,
                 )
 
 

@@ -24,6 +24,7 @@ from flinkish_spark import (
     Json,
     KafkaSink,
     KafkaSource,
+    KeyedCoProcessFunction,
     KeyedProcessFunction,
     OutputTag,
     StreamExecutionEnvironment,
@@ -38,7 +39,7 @@ from tests.crash.light_session import light_session
 QUESTION, ANSWER = "n LONG", "n LONG, answer STRING"
 LETTERS = OutputTag("letters", ANSWER)
 #: Of the topics and the table, behind the prefix.
-QUESTIONS, ANSWERS, COUNTED, AGAIN = "questions", "answers", "counted", "again"
+QUESTIONS, ANSWERS, COUNTED, AGAIN, PAIRED = "questions", "answers", "counted", "again", "paired"
 CAPACITY = 16
 #: Keys of the keyed operator.
 KEYS = 7
@@ -77,6 +78,26 @@ class Counted(KeyedProcessFunction):
         yield value.n, f"{value.answer} of {self.count.value()}"
 
 
+class Paired(KeyedCoProcessFunction):
+    """Says a number when it has come on both ways, and how often on each."""
+
+    def open(self, context: Any) -> None:
+        self.seen = context.get_state(ValueStateDescriptor("seen", "one LONG, other LONG", default=(0, 0)))
+
+    def process_element1(self, value: Any, ctx: Any) -> Iterator[Any]:
+        one, other = self.seen.value()
+        yield from self._noted(value.n, one + 1, other)
+
+    def process_element2(self, value: Any, ctx: Any) -> Iterator[Any]:
+        one, other = self.seen.value()
+        yield from self._noted(value.n, one, other + 1)
+
+    def _noted(self, n: int, one: int, other: int) -> Iterator[Any]:
+        self.seen.update((one, other))
+        if one and other:
+            yield n, f"{one} {other}"
+
+
 def build(spark: Any, args: argparse.Namespace) -> StreamExecutionEnvironment:
     """Return the environment with the whole job in it."""
     env = StreamExecutionEnvironment(
@@ -111,6 +132,10 @@ def build(spark: Any, args: argparse.Namespace) -> StreamExecutionEnvironment:
         Counted(), output=ANSWER, uid="counted"
     )
     counted.sink_to(KafkaSink(servers, f"{prefix}.{COUNTED}", value=Json()), uid="counted-out")
+    # Two ways from one operator that meet again, with another operator on one.
+    more = counted.key_by("n").process(Counted(), output=ANSWER, uid="more")
+    paired = counted.connect(more).key_by("n", "n").process(Paired(), output=ANSWER, uid="paired")
+    paired.sink_to(KafkaSink(servers, f"{prefix}.{PAIRED}", value=Json()), uid="paired-out")
     # Once more, behind a keyed operator.
     again = AsyncDataStream.ordered_wait(
         counted.map(lambda row: (row.n,), output=QUESTION),

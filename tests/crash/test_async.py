@@ -24,7 +24,7 @@ from demo.topics import read_topic
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.testing import LocalBroker
-from tests.crash.async_app import AGAIN, ANSWERS, CAPACITY, COUNTED, QUESTIONS
+from tests.crash.async_app import AGAIN, ANSWERS, CAPACITY, COUNTED, PAIRED, QUESTIONS
 from tests.crash.harness import At, Shot
 from tests.crash.lives import SEED_VARIABLE, Crash, Life, Rewinding, chosen_crashes, wanted_kills
 from tests.support.answering_server import AnsweringServer, answering
@@ -100,7 +100,7 @@ def survive(run_directory: Path, servers: str, crashes: Sequence[Crash], shape: 
     run_directory.mkdir(parents=True)
     prefix, table = run_directory.name, run_directory / "table"
     with KafkaAdmin(KafkaConnection(servers)) as admin:
-        for name in (QUESTIONS, ANSWERS, COUNTED, AGAIN):
+        for name in (QUESTIONS, ANSWERS, COUNTED, AGAIN, PAIRED):
             admin.create_topic(f"{prefix}.{name}", PARTITIONS)
     with answering(RefusingServer, latency_ms=10) as server, answering(latency_ms=5) as other:
         command = [
@@ -117,7 +117,10 @@ def survive(run_directory: Path, servers: str, crashes: Sequence[Crash], shape: 
             life.await_that(lambda: feeder.sent > LEAST, "live until there are enough questions")
             feeder.stop()
             answered = feeder.sent - len(range(0, feeder.sent, REFUSED_ONE_IN))
-            life.await_that(lambda: len(rows(servers, prefix, AGAIN)) >= answered, "answer all", 1.0)
+            ends = (AGAIN, PAIRED)
+            life.await_that(
+                lambda: all(len(rows(servers, prefix, one)) >= answered for one in ends), "answer all", 1.0
+            )
             life.stop()
         finally:
             job.reap()
@@ -139,6 +142,8 @@ def survive(run_directory: Path, servers: str, crashes: Sequence[Crash], shape: 
     assert {n: text.rsplit(" of ")[0] for n, text in counted} == good and len(counted) == len(good)
     again = rows(servers, prefix, AGAIN)
     assert sorted(n for n, _ in again) == sorted(good) and len({text for _, text in again}) == len(good)
+    # On both ways from one operator each comes once, and meets itself once.
+    assert sorted(rows(servers, prefix, PAIRED)) == sorted((n, "1 1") for n in good)
     # A crash costs what was on its way, in each worker of both ways, and not more.
     extra = Counter({key: count - 1 for key, count in server.calls.items() if int(key) not in letters})
     lost = 2 * CAPACITY * 4 * (len(crashes) + wanted_kills())

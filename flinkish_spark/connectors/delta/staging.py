@@ -64,7 +64,7 @@ from flinkish_spark.contracts.sink import (
     StageRequest,
     StageResult,
 )
-from flinkish_spark.core.errors import BadRecordError, SchemaError
+from flinkish_spark.core.errors import MAKE_DETERMINISTIC, BadRecordError, SchemaError
 from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome
 from flinkish_spark.protocol.timeline import Mark
@@ -275,7 +275,7 @@ class DeltaStaging(SinkWriter):
                 f"sink '{self._context.uid}' wrote {written} rows of micro-batch {request.batch}, "
                 f"and {counted} were counted",
                 why="the micro-batch was evaluated twice with different results",
-                what_to_do="make functions deterministic: no clock, no unseeded random",
+                what_to_do=MAKE_DETERMINISTIC,
             )
 
     def _violated(self, error: DeltaViolated) -> BadRecordError:

@@ -24,7 +24,7 @@ from flinkish_spark.connectors.files.output_formats import FileFormat, exact_opt
 from flinkish_spark.connectors.partition_values import refusing, refusing_others
 from flinkish_spark.connectors.row_count import CountedRows, RowsDifferError
 from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult
-from flinkish_spark.core.errors import BAD_RECORD_MARKER, EnvironmentFault
+from flinkish_spark.core.errors import BAD_RECORD_MARKER, MAKE_DETERMINISTIC, EnvironmentFault
 from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.types.ddl import quoted
 
@@ -229,7 +229,7 @@ class FileWriter(SinkWriter):
                 f"sink '{self._context.uid}' wrote {sum(known)} rows of micro-batch {request.batch}, "
                 f"and {counted} were counted",
                 why="the micro-batch was evaluated twice with different results",
-                what_to_do="make functions deterministic: no clock, no unseeded random",
+                what_to_do=MAKE_DETERMINISTIC,
             )
 
     def _make_pending(self, folder: Path, found: Sequence[StagedFile]) -> None:
