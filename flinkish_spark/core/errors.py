@@ -31,8 +31,8 @@ STATE_MARKER = "[FLINKISH_STATE]"
 
 #: What to do where the same rows came out otherwise the second time.
 MAKE_DETERMINISTIC = (
-    "make functions deterministic: no clock, no unseeded random; ask systems outside by AsyncDataStream, with "
-    "record_answers=True"
+    "make functions deterministic: no clock, no unseeded random; ask systems outside by AsyncDataStream, "
+    "with record_answers=True"
 )
 
 

@@ -18,7 +18,7 @@ from flinkish_spark.functions.async_io import (
     CallLimits,
     check_is_async,
 )
-from flinkish_spark.operators.async_wait import AsyncSpec, ResultOrder
+from flinkish_spark.operators.async_wait import AsyncSpec
 from flinkish_spark.planning.async_calls import async_calls
 from flinkish_spark.planning.stream_graph import TransformNode
 from flinkish_spark.protocol.limits import checked_whole
@@ -28,7 +28,9 @@ class AsyncDataStream:
     """Streams of what async functions make of the elements of others; names as in PyFlink.
 
     A worker has up to `capacity` calls on their way at once; further elements wait. Nothing is pending when
-    a micro-batch ends, so no checkpoint completes over a call.
+    a micro-batch ends, so no checkpoint completes over a call. For the same reason to keep the order of the
+    elements costs nothing: `unordered_wait`, `unordered_wait_with_retry` and `unordered_wait_batch` do what
+    their ordered namesakes do, and whoever comes from PyFlink finds both.
 
     Examples
     --------
@@ -103,34 +105,6 @@ class AsyncDataStream:
         )
 
     @staticmethod
-    def unordered_wait(
-        stream: DataStream | KeyedStream,
-        async_function: AsyncFunction,
-        timeout_ms: int,
-        capacity: int = 100,
-        *,
-        output: OutputType | None = None,
-        uid: str | None = None,
-        record_answers: bool = False,
-        limits: CallLimits = NO_LIMITS,
-    ) -> DataStream:
-        """Do the same; results come in the order in which they are there, within a batch of the task.
-
-        A keyed operator behind it has the elements of a channel in their order all the same.
-        """
-        return AsyncDataStream.unordered_wait_with_retry(
-            stream,
-            async_function,
-            timeout_ms,
-            capacity,
-            NO_RETRY_STRATEGY,
-            output=output,
-            uid=uid,
-            record_answers=record_answers,
-            limits=limits,
-        )
-
-    @staticmethod
     def ordered_wait_with_retry(
         stream: DataStream | KeyedStream,
         async_function: AsyncFunction,
@@ -152,25 +126,7 @@ class AsyncDataStream:
             capacity.
         """
         check_is_async(async_function, AsyncFunction, "async_invoke")
-        spec = _spec(async_function, timeout_ms, capacity, ResultOrder.ORDERED, retry_strategy, limits)
-        return _behind(stream, spec, output, uid, record_answers)
-
-    @staticmethod
-    def unordered_wait_with_retry(
-        stream: DataStream | KeyedStream,
-        async_function: AsyncFunction,
-        timeout_ms: int,
-        capacity: int,
-        retry_strategy: AsyncRetryStrategy,
-        *,
-        output: OutputType | None = None,
-        uid: str | None = None,
-        record_answers: bool = False,
-        limits: CallLimits = NO_LIMITS,
-    ) -> DataStream:
-        """Do the same as :meth:`unordered_wait`, and call again as a strategy says."""
-        check_is_async(async_function, AsyncFunction, "async_invoke")
-        spec = _spec(async_function, timeout_ms, capacity, ResultOrder.UNORDERED, retry_strategy, limits)
+        spec = _spec(async_function, timeout_ms, capacity, retry_strategy, limits)
         return _behind(stream, spec, output, uid, record_answers)
 
     @staticmethod
@@ -202,54 +158,27 @@ class AsyncDataStream:
         capacity
             The most elements that are on their way at once, not calls.
         """
-        order = ResultOrder.ORDERED
         spec = _batch_spec(
             async_batch_function,
             timeout_ms,
             batch_size,
             batch_timeout_ms,
             capacity,
-            order,
             retry_strategy,
             limits,
         )
         return _behind(stream, spec, output, uid, record_answers)
 
-    @staticmethod
-    def unordered_wait_batch(
-        stream: DataStream | KeyedStream,
-        async_batch_function: AsyncBatchFunction,
-        timeout_ms: int,
-        batch_size: int,
-        batch_timeout_ms: int | None = None,
-        capacity: int = 100,
-        *,
-        output: OutputType | None = None,
-        uid: str | None = None,
-        record_answers: bool = False,
-        retry_strategy: AsyncRetryStrategy = NO_RETRY_STRATEGY,
-        limits: CallLimits = NO_LIMITS,
-    ) -> DataStream:
-        """Do the same as :meth:`ordered_wait_batch`; results come in the order in which they are there."""
-        order = ResultOrder.UNORDERED
-        spec = _batch_spec(
-            async_batch_function,
-            timeout_ms,
-            batch_size,
-            batch_timeout_ms,
-            capacity,
-            order,
-            retry_strategy,
-            limits,
-        )
-        return _behind(stream, spec, output, uid, record_answers)
+    # A micro-batch has its results when all of them are there, so their order costs nothing.
+    unordered_wait = ordered_wait
+    unordered_wait_with_retry = ordered_wait_with_retry
+    unordered_wait_batch = ordered_wait_batch
 
 
 def _spec(
-    function: AsyncFunction,
+    function: AsyncFunction | AsyncBatchFunction,
     timeout_ms: int,
     capacity: int,
-    order: ResultOrder,
     retry: AsyncRetryStrategy,
     limits: CallLimits,
 ) -> AsyncSpec:
@@ -269,7 +198,7 @@ def _spec(
         what_to_do="make one: AsyncRetryStrategy.fixed_delay(3, 500)",
     )
     instance_of("limits", limits, CallLimits, what_to_do="make one: CallLimits(per_job_per_s=100)")
-    return AsyncSpec(function, timeout_ms, capacity, order, retry, limits)
+    return AsyncSpec(function, timeout_ms, capacity, retry, limits)
 
 
 def _batch_spec(
@@ -278,7 +207,6 @@ def _batch_spec(
     batch_size: int,
     batch_timeout_ms: int | None,
     capacity: int,
-    order: ResultOrder,
     retry: AsyncRetryStrategy,
     limits: CallLimits,
 ) -> AsyncSpec:
@@ -287,8 +215,7 @@ def _batch_spec(
         checked_whole("batch_size", batch_size, least=1)
         if batch_timeout_ms is not None:
             checked_whole("batch_timeout_ms", batch_timeout_ms, least=0)
-    base: AsyncSpec = _spec(function, timeout_ms, capacity, order, retry, limits)  # type: ignore[arg-type]
-    return AsyncSpec(function, base.timeout_ms, capacity, order, retry, limits, batch_size)
+    return replace(_spec(function, timeout_ms, capacity, retry, limits), batch_size=batch_size)
 
 
 def _behind(
@@ -306,7 +233,8 @@ def _behind(
             what_to_do="give it the stream whose elements are asked about",
         )
     environment = stream._environment
-    spec = replace(spec, is_recorded=bool(record_answers))
+    instance_of("record_answers", record_answers, bool, what_to_do="say True or False")
+    spec = replace(spec, is_recorded=record_answers)
     node = stream._entry.parent if isinstance(stream, KeyedStream) else stream._node
     known = environment.graph.async_uid(uid, node)
     return DataStream(environment, TransformNode(node, async_calls(spec, output, known)))

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.elements import OutputTag, tag_name
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.validation import refused_as_config_errors, unusable
+from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable
 from flinkish_spark.functions.keyed import RichFunction
-from flinkish_spark.protocol.limits import checked_whole
+from flinkish_spark.protocol.limits import MOST_MS, checked_factor, checked_whole
 
 # ----------------------------------------------------------------------------------------------------------
 # What a user derives from.
@@ -264,10 +264,8 @@ class AsyncRetryStrategy:
             checked_whole("max_attempts", self.max_attempts, least=0)
             checked_whole("the first delay", self.first_delay_ms, least=0)
             checked_whole("the longest delay", self.longest_delay_ms, least=0)
-        if not 0 <= self.jitter <= 1:
-            raise ConfigError(f"jitter is {self.jitter!r}", what_to_do="give a number from 0 to 1")
-        if not self.multiplier >= 1:
-            raise ConfigError(f"multiplier is {self.multiplier!r}", what_to_do="give a number from 1 on")
+            checked_factor("jitter", self.jitter, 0, 1)
+            checked_factor("multiplier", self.multiplier, 1, MOST_MS)
 
     @classmethod
     def no_retry(cls) -> AsyncRetryStrategy:
@@ -363,7 +361,7 @@ def retry_after_ms(error: Exception) -> int | None:
     (2000, None)
     """
     said = getattr(error, "retry_after_ms", None)
-    if isinstance(said, int | float) and said >= 0:
+    if isinstance(said, int | float) and 0 <= said <= MOST_MS:
         return int(said)
     for holder in (error, getattr(error, "response", None)):
         headers = getattr(holder, "headers", None)
@@ -426,8 +424,9 @@ class CallLimits:
     per_worker_per_s
         Calls that a Python worker begins in a second, evenly spread; retries count. None: as many as it can.
     per_job_per_s
-        The same for the whole job. Each worker has an equal share of it, as if all of the session's cores
-        were at work: so it is never exceeded, and not reached where fewer tasks run.
+        The same for the whole job. Each worker has an equal share of it, as if all cores that the session
+        has when the query starts were at work. So it is not exceeded unless executors are added later, and
+        not reached where fewer tasks run.
     circuit_breaker
         None: a system that fails is called on.
 
@@ -450,6 +449,13 @@ class CallLimits:
                 raise ConfigError(
                     f"{name} is {value!r}", what_to_do="give a positive number of calls, or leave it out"
                 )
+        if self.circuit_breaker is not None:
+            instance_of(
+                "circuit_breaker",
+                self.circuit_breaker,
+                CircuitBreaker,
+                what_to_do="CircuitBreaker(failures=10)",
+            )
 
     def rate_per_s(self, workers: int) -> float | None:
         """Return how many calls a second one of so many workers may begin; None for any number."""

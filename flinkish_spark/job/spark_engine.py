@@ -43,6 +43,7 @@ from flinkish_spark.job.inputs import DroppedRecords, Inputs
 from flinkish_spark.job.preflight import check_before_start, record_job
 from flinkish_spark.job.recovery import Reseeding, RestoredFrom
 from flinkish_spark.operators.async_wait import AsyncStatistics
+from flinkish_spark.operators.recorded_answers import AnswerRetention
 from flinkish_spark.planning.async_calls import AsyncPlace
 from flinkish_spark.planning.job_graph import job_graph
 from flinkish_spark.planning.planner import Planner
@@ -290,6 +291,7 @@ class SparkEngine:
         self._checked: PlannedJob | None = None
         self._job = ""
         self._costs: Accumulator[Mapping[str, AsyncStatistics]] | None = None
+        self._retentions: dict[str, AnswerRetention] = {}
         self._dropped = DroppedRecords()
 
     @property
@@ -406,10 +408,12 @@ class SparkEngine:
         """Let go of what the lineage began with, and of the answers that the checkpoint has used."""
         self._keeper.confirmed(decision)
         batches = [staged.batch.value for staged in decision.batches]
-        store, lineage = self._job_dir.store, decision.lineage.value
-        for folder, recording in self._planned.recordings if batches else ():
+        for recording in self._planned.recordings if batches else ():
+            retention = self._retentions.setdefault(
+                recording.folder, AnswerRetention(self._job_dir.store, recording)
+            )
             try:
-                self._job_dir.delete_all(recording.unneeded(store, folder, lineage, batches))
+                self._job_dir.delete_all(retention.unneeded(decision.lineage.value, batches))
             except StoreError as error:
                 LOG.warning("answers that are not needed any more are deleted later: %s", error)
 

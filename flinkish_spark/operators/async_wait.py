@@ -7,13 +7,14 @@ has all that its calls have brought, and a checkpoint never completes over a cal
 from __future__ import annotations
 
 import asyncio
-import enum
 import inspect
 import logging
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Generic, TypeVar
 
@@ -41,20 +42,6 @@ _T = TypeVar("_T")
 Rows = tuple[Any, ...]
 
 
-class ResultOrder(enum.Enum):
-    """In which order results come out of a batch."""
-
-    #: That of the elements.
-    ORDERED = "ORDERED"
-    #: That in which they were there.
-    UNORDERED = "UNORDERED"
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether it is that of the elements."""
-        return self is ResultOrder.ORDERED
-
-
 @dataclass(frozen=True)
 class AsyncSpec:
     """What a program says of an async function; see :class:`~flinkish_spark.datastream.AsyncDataStream`.
@@ -70,7 +57,6 @@ class AsyncSpec:
     function: AsyncFunction | AsyncBatchFunction
     timeout_ms: int
     capacity: int
-    order: ResultOrder
     retry: AsyncRetryStrategy = NO_RETRY_STRATEGY
     limits: CallLimits = NO_LIMITS
     batch_size: int = 1
@@ -202,17 +188,16 @@ class _Gate:
         self._next_s = float("-inf")
         self.breaker = None if limits.circuit_breaker is None else _Breaker(limits.circuit_breaker)
 
-    async def passed(self) -> float:
-        """Wait; return for how long, in seconds."""
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        if self.breaker is not None:
-            await self.breaker.admitted()
+    async def passed(self) -> None:
+        """Wait; what came of the call is to be :meth:`told` then."""
         if self._pause_s:
-            turn_s = max(self._next_s, loop.time())
+            now_s = asyncio.get_running_loop().time()
+            turn_s = max(self._next_s, now_s)
             self._next_s = turn_s + self._pause_s
-            await asyncio.sleep(turn_s - loop.time())
-        return loop.time() - began_s
+            await asyncio.sleep(turn_s - now_s)
+        if self.breaker is not None:
+            # Last: who is admitted to try must come to an end, or nobody else is.
+            await self.breaker.admitted()
 
     def told(self, error: BaseException | None) -> None:
         """Tell what became of a call."""
@@ -266,21 +251,27 @@ class AsyncWait:
 
     def open(self, context: Any) -> None:
         """Open the function, within the event loop; raises what that raises."""
-        self._loop.run_until_complete(_finished(self._spec.function.open, context))
+        self.run_until_complete(_finished(self._spec.function.open, context))
 
     def close(self) -> None:
         """Close the function and the loop; what the function raises comes through."""
         if self._loop.is_closed():
             return
         try:
-            self._loop.run_until_complete(_finished(self._spec.function.close))
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self.run_until_complete(_finished(self._spec.function.close))
+            self.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()
 
     def run_until_complete(self, work: Awaitable[Any]) -> Any:
         """Run something in the loop, such as :meth:`answer`."""
-        return self._loop.run_until_complete(work)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._loop.run_until_complete(work)
+        # A harness in a notebook's cell: this thread has a loop that runs.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(copy_context().run, self._loop.run_until_complete, work).result()
 
     async def answer(self, elements: Iterable[Asked], answered: Answered) -> None:
         """Call the function for elements; at most `capacity` of them are on their way.
@@ -349,13 +340,19 @@ class AsyncWait:
         while True:
             result, error = await self._attempt(call, attempt)
             attempt += 1
+            if limit.expired():
+                # Whatever the function has made of being cancelled.
+                raise TimeoutError
             if not self._spec.retry.wants_another(attempt, result, error):
                 return result, error
             await asyncio.sleep(self._spec.retry.delay_ms(attempt, error, self._chance) / 1_000)
-            waited_s, when_s = await self._gate.passed(), limit.when()
-            if waited_s and when_s is not None:
-                # What is held back is not late.
-                limit.reschedule(when_s + waited_s)
+            when_s = limit.when()
+            assert when_s is not None
+            left_s = when_s - self._loop.time()
+            # What is held back is not late.
+            limit.reschedule(None)
+            await self._gate.passed()
+            limit.reschedule(self._loop.time() + left_s)
 
     async def _attempt(self, call: Sequence[Asked], attempt: int) -> tuple[Any, Exception | None]:
         keys = tuple(one.key for one in call)
@@ -365,6 +362,17 @@ class AsyncWait:
         failed: BaseException | None = None
         try:
             return await self._invoked(call), None
+        except asyncio.CancelledError as cut_off:
+            task = asyncio.current_task()
+            assert task is not None
+            if task.cancelling():
+                failed = cut_off
+                raise
+            # Nobody has cancelled this call: it awaited something else that was.
+            failed = error = RuntimeError("what the call awaited was cancelled")
+            error.__cause__ = cut_off
+            self._meter.counted["failures"] += 1
+            return None, error
         except Exception as error:
             failed = error
             self._meter.counted["failures"] += 1
@@ -415,9 +423,7 @@ def _rows_of(made: Any, name: str) -> Rows:
         isinstance(made, str | bytes | Mapping) or hasattr(made, "_fields") or hasattr(made, "__fields__")
     )
     if is_row or is_dataclass(made) or not isinstance(made, Iterable):
-        raise TypeError(
-            f"async_invoke() of {name} returned a {type(made).__name__}; return a list of rows: [{made!r}]"
-        )
+        raise TypeError(f"async_invoke() of {name} returned a {type(made).__name__}; return a list of rows")
     return tuple(map(_taken, elements_of(made)))
 
 

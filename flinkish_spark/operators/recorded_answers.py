@@ -30,6 +30,10 @@ from flinkish_spark.operators.process import ElementFailed
 from flinkish_spark.state.codec import FrameError, pack_frame, read_table, table_bytes, unpack_frame
 from flinkish_spark.types.rows import OutputError, RowReader, RowWriter, arrow_schema
 
+#: How many logs there are for all channels, and how many micro-batches two ways may be apart.
+_LOGS_OF_CHANNELS, _MOST_APART = 8, 16
+#: Checkpoints behind which what a left lineage has is given up, whoever has not come past it.
+_LEFT_FOR = 20
 #: Section with the places of the answers.
 _PLACES = "places"
 _PLACE_COLUMNS = ("channel", "sequence", "number", "digest")
@@ -85,8 +89,8 @@ class Stream(enum.Enum):
 
     #: Counted by a source: no other element of the job ever has it.
     OF_SOURCE = "OF_SOURCE"
-    #: Counted by an operator, anew in each micro-batch.
-    BEHIND_OPERATOR = "BEHIND_OPERATOR"
+    #: Counted anew in each micro-batch: by an operator, or by their number in a task.
+    OF_MICRO_BATCH = "OF_MICRO_BATCH"
 
 
 class Readers(enum.Enum):
@@ -196,15 +200,22 @@ class RecordedAnswers:
     def _log_of(self, asked: AskedAbout) -> str:
         # Tasks on several ways have other numbers, and the same channels.
         if self._readers is Readers.SEVERAL_WAYS:
-            return f"c{asked.channel}"
+            return f"c{asked.channel % _LOGS_OF_CHANNELS}"
         return f"t{self._task}"
 
     def _append_to(self, log: str, answers: list[tuple[AskedAbout, Answer, int]]) -> None:
         answers = [one for one in answers if one[0] not in self._known]
         while answers:
             key = f"{self._folder}/{self._lineage}-{self._batch}-{log}-{self._ends[log]}"
+            try:
+                data = encode(self._outputs, answers)
+            except ElementFailed:
+                # What was answered cost a call: only the bad ones are not kept.
+                good = [one for one in answers if _fits(self._outputs, one)]
+                self._append_to(log, good)
+                raise
             # With this create the answers count. Before it, another attempt's may; after it, never.
-            created = self._store.create_if_absent(key, encode(self._outputs, answers))
+            created = self._store.create_if_absent(key, data)
             if created is CreateResult.EXISTS:
                 self._take(key)
             else:
@@ -242,24 +253,38 @@ class RecordedAnswers:
                 others.append(one)
         has_left = any(one.lineage < self._lineage for one in others)
         if self._stream is Stream.OF_SOURCE:
-            is_wanted = has_left or self._readers is Readers.SEVERAL_WAYS
-            for one in others if is_wanted else ():
-                self._earlier |= dict(self._read(one.key))
+            for one in others:
+                is_near = self._readers is Readers.SEVERAL_WAYS and one.batch >= self._batch - _MOST_APART
+                if one.lineage < self._lineage or is_near:
+                    self._earlier |= dict(self._read(one.key))
         elif has_left:
             self._load_left(others)
 
     def _load_left(self, others: Iterable[_Object]) -> None:
         """Take over what left lineages have, but for what this one has taken over before."""
-        used: Counter[tuple[int, bytes]] = Counter()
+        used = Counter((asked.channel, asked.digest) for asked in self._known)
+        left: dict[int, dict[tuple[int, bytes], list[Answer]]] = defaultdict(lambda: defaultdict(list))
         for one in others:
             for asked, answer in self._read(one.key):
                 alike = asked.channel, asked.digest
                 if one.lineage < self._lineage:
-                    self._left[alike].append(answer)
+                    left[one.lineage][alike].append(answer)
                 else:
                     used[alike] += 1
+        for lineage in sorted(left):
+            for alike, answers in left[lineage].items():
+                # What a lineage took over from those before it is among its own.
+                self._left[alike] = answers + self._left[alike][len(answers) :]
         for alike, count in used.items():
             del self._left[alike][:count]
+
+
+def _fits(outputs: Outputs, answer: tuple[AskedAbout, Answer, int]) -> bool:
+    try:
+        encode(outputs, [answer])
+    except ElementFailed:
+        return False
+    return True
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -275,7 +300,7 @@ def encode(outputs: Outputs, answers: Sequence[tuple[AskedAbout, Answer, int]]) 
     }
     sections: dict[str, memoryview] = {}
     for at, (name, fields) in enumerate(zip(outputs.names, outputs.fields, strict=True)):
-        columns[f"rows_{at}"] = pa.array([len(answer[at]) for _, answer, _ in answers], pa.int64())
+        columns[f"rows:{name}"] = pa.array([len(answer[at]) for _, answer, _ in answers], pa.int64())
         of_row = [place for _, answer, place in answers for _ in answer[at]]
         rows = [row for _, answer, _ in answers for row in answer[at]]
         try:
@@ -301,14 +326,14 @@ def decode(outputs: Outputs, data: bytes) -> list[tuple[AskedAbout, Answer]]:
         raise FrameError("it has no places")
     places = read_table(_PLACES, sections[_PLACES])
     rows: list[Iterator[Any]] = []
-    for at, (name, fields) in enumerate(zip(outputs.names, outputs.fields, strict=True)):
+    for name, fields in zip(outputs.names, outputs.fields, strict=True):
         section = f"output:{name}"
-        if section not in sections or f"rows_{at}" not in places.schema.names:
+        if section not in sections or f"rows:{name}" not in places.schema.names:
             return []
         table = read_table(section, sections[section])
         if not table.schema.equals(arrow_schema(fields)):
             return []
-        counts = places.column(f"rows_{at}").to_pylist()
+        counts = places.column(f"rows:{name}").to_pylist()
         rows.append(_in_groups(_records(table), counts))
     asked = (
         AskedAbout(*one) for one in zip(*(places.column(n).to_pylist() for n in _PLACE_COLUMNS), strict=True)
@@ -336,13 +361,30 @@ def _in_groups(rows: list[Any], counts: Sequence[int]) -> Iterator[tuple[Any, ..
 
 @dataclass(frozen=True)
 class Recording:
-    """How the answers of an operator on a way are recorded, and which of them may go."""
+    """How the answers of an operator on a way are recorded.
 
+    Parameters
+    ----------
+    folder
+        Where they are, in the job directory.
+    """
+
+    folder: str
     stream: Stream
     readers: Readers
 
-    def unneeded(self, store: Store, folder: str, lineage: int, batches: Collection[int]) -> list[str]:
-        """Return the keys that nobody asks for behind a confirmed checkpoint.
+
+class AnswerRetention:
+    """Says which answers nobody asks for any more; lives as long as a process owns the job."""
+
+    def __init__(self, store: Store, recording: Recording) -> None:
+        self._store, self._recording = store, recording
+        #: How far the live lineage has come in each channel, as long as there is a left one.
+        self._reached: dict[int, int] = {}
+        self._checkpoints = 0
+
+    def unneeded(self, lineage: int, batches: Collection[int]) -> list[str]:
+        """Return the keys that go with a confirmed checkpoint.
 
         Parameters
         ----------
@@ -355,14 +397,22 @@ class Recording:
         several ways an element may come once more in the epoch that follows.
         """
         first, last = min(batches), max(batches)
-        upto = first - 1 if self.readers is Readers.SEVERAL_WAYS else last
-        objects = objects_in(store, folder)
+        upto = first - 1 if self._recording.readers is Readers.SEVERAL_WAYS else last
+        objects = objects_in(self._store, self._recording.folder)
         done = [one for one in objects if one.lineage == lineage and one.batch <= upto]
         left = [one for one in objects if one.lineage < lineage]
-        if left and self.stream is Stream.OF_SOURCE:
-            reached = _greatest(store, [one.key for one in objects if one.lineage == lineage])
-            left = [one for one in left if _is_passed(_greatest(store, [one.key]), reached)]
+        if left and self._recording.stream is Stream.OF_SOURCE:
+            left = self._passed(left, [one for one in objects if one.lineage == lineage])
         return [one.key for one in (*done, *left)]
+
+    def _passed(self, left: list[_Object], live: list[_Object]) -> list[_Object]:
+        self._checkpoints += 1
+        for channel, sequence in _greatest(self._store, [one.key for one in live]).items():
+            self._reached[channel] = max(sequence, self._reached.get(channel, sequence))
+        if self._checkpoints >= _LEFT_FOR:
+            # A channel has fallen silent, or the program asks about other elements now.
+            return left
+        return [one for one in left if _is_passed(_greatest(self._store, [one.key]), self._reached)]
 
 
 def _greatest(store: Store, keys: Iterable[str]) -> dict[int, int]:

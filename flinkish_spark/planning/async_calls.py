@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import hashlib
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,19 +20,21 @@ from flinkish_spark.operators.async_wait import AsyncSpec, AsyncStatistics
 from flinkish_spark.operators.recorded_answers import Outputs, Readers, Recording, Stream
 from flinkish_spark.planning.declare import check_can_be_sent, inferred_output
 from flinkish_spark.planning.stream_graph import (
-    KeyedNode,
     Leg,
     SideNode,
     SinkNode,
     StreamGraph,
+    StreamNode,
     TimedNode,
     TransformNode,
     feeds,
     legs,
     operator_of,
+    operators_upto,
     uid_of,
 )
 from flinkish_spark.planning.transforms import RowTransform, TransformSettings, carried
+from flinkish_spark.protocol.plan_layout import Chain
 from flinkish_spark.transport.columns import Worker
 from flinkish_spark.types.schemas import output_schema
 from flinkish_spark.worker.async_rows import AnswerPlace, AsyncRows
@@ -136,7 +139,7 @@ class AsyncTransform(RowTransform):
             self.spec,
             settings.outputs,
             settings.kept_as,
-            min(place.workers, function.parallelism or place.workers),
+            place.workers,
             self.stream,
             f"{place.job}/{uid}/{self.way}",
             self.side,
@@ -192,30 +195,28 @@ class _Evaluation:
 
     Parameters
     ----------
+    chain
+        Of the plan: what stands in several of them reads sources several times, and may see other elements.
     is_planned
         Whether it is part of the streaming plan, and not done for a sink on the evaluated micro-batch.
+    reader
+        The operator or the sink that reads it.
     """
 
     function: AsyncTransform
     way: str
-    stream: Stream
+    chain: Chain
     is_planned: bool
-
-    @property
-    def settings(self) -> AsyncSettings:
-        """What all outputs of the operator share."""
-        return self.function.settings
+    reader: str
 
 
 def way_of(leg: Leg) -> str:
     """Return a name for where a way begins: a source, or an output of an operator."""
-    side = f".{leg.base.tag.name}" if isinstance(leg.base, SideNode) else ""
-    return f"{uid_of(leg)}{side}"
-
-
-def stream_of(leg: Leg) -> Stream:
-    """Return what the places of a way's elements mean."""
-    return Stream.OF_SOURCE if operator_of(leg.base) is None else Stream.BEHIND_OPERATOR
+    if not isinstance(leg.base, SideNode):
+        return uid_of(leg)
+    # A tag may be called anything, and this becomes a path.
+    side = hashlib.sha256(leg.base.tag.name.encode()).hexdigest()[:16]
+    return f"{uid_of(leg)}.side-{side}"
 
 
 class AsyncCalls:
@@ -231,84 +232,101 @@ class AsyncCalls:
         self._place = place
         self._of: dict[tuple[str, str], list[_Evaluation]] = defaultdict(list)
         for one in evaluations:
-            self._of[one.settings.kept_as, one.way].append(one)
-        for found in self._of.values():
-            _check(found)
+            self._of[one.function.settings.kept_as, one.way].append(one)
+        #: What is recorded, as the planner has come by it.
+        self._recordings: dict[str, Recording] = {}
 
-    def on_way(self, function: Any, leg: Leg) -> Any:
-        """Return a function as it runs on a way; one that is not async stays as it is."""
+    def on_way(self, function: Any, leg: Leg, stream: Stream) -> Any:
+        """Return a function as it runs on a way; one that is not async stays as it is.
+
+        Parameters
+        ----------
+        stream
+            What the places of the elements mean there.
+
+        Raises
+        ------
+        GraphError
+            Several chains ask about elements of which nobody can tell whether they are the same.
+        """
         if not isinstance(function, AsyncTransform):
             return function
-        way, stream = way_of(leg), stream_of(leg)
-        readers = self._readers(self._of.get((function.settings.kept_as, way), []))
+        way, settings = way_of(leg), function.settings
+        evaluations = self._of.get((settings.kept_as, way), [])
+        if stream is Stream.OF_MICRO_BATCH and operator_of(leg.base) is None:
+            # Another count of the same elements, beside which the source's own may stand.
+            way = f"{way}.anew"
+        readers = _readers(evaluations)
+        if stream is Stream.OF_MICRO_BATCH and len({one.chain for one in evaluations}) > 1:
+            raise _no_common_places(settings, way)
+        if readers is not None:
+            folder = answers_folder(settings.uid, way)
+            self._recordings[folder] = Recording(folder, stream, readers)
         return replace(function, place=self._place, way=way, readers=readers, stream=stream)
 
     @property
-    def recordings(self) -> tuple[tuple[str, Recording], ...]:
-        """The folder of the answers of each operator and way that is recorded, and how."""
-        found = []
-        for (_, way), evaluations in self._of.items():
-            readers = self._readers(evaluations)
-            if readers is not None:
-                recording = Recording(evaluations[0].stream, readers)
-                found.append((answers_folder(evaluations[0].settings.uid, way), recording))
-        return tuple(found)
-
-    @staticmethod
-    def _readers(evaluations: Sequence[_Evaluation]) -> Readers | None:
-        # Whoever reads an operator's outputs apart is to see the same answers.
-        if not evaluations or not (evaluations[0].function.spec.is_recorded or len(evaluations) > 1):
-            return None
-        planned = sum(one.is_planned for one in evaluations)
-        is_apart = planned > 1 or 0 < planned < len(evaluations)
-        return Readers.SEVERAL_WAYS if is_apart else Readers.ONE_WAY
+    def recordings(self) -> tuple[Recording, ...]:
+        """Of each operator and way that is recorded, how."""
+        return tuple(self._recordings.values())
 
 
-def _check(evaluations: Sequence[_Evaluation]) -> None:
-    settings = evaluations[0].settings
-    planned = [one for one in evaluations if one.is_planned]
-    if len(planned) > 1 and planned[0].stream is Stream.BEHIND_OPERATOR:
-        raise GraphError(
-            f"'{settings.name}' calls a system outside, behind the operator '{planned[0].way}', and other "
-            "keyed operators read it on several ways",
-            why="Spark runs that operator once for each of them, each time with other micro-batches, so that "
-            "nobody can tell whether an element is the same",
-            what_to_do="let one keyed operator read it; or write it to a topic that other jobs read "
-            "(docs/chained-jobs.md)",
-            uid=settings.uid,
-        )
+def _readers(evaluations: Sequence[_Evaluation]) -> Readers | None:
+    """Return who may ask about the same elements at the same time; None where one alone does, once."""
+    # For a sink the function may run more than once: it counts its records, for example.
+    is_once = len(evaluations) == 1 and evaluations[0].is_planned
+    if not evaluations or (is_once and not evaluations[0].function.spec.is_recorded):
+        return None
+    planned = sum(one.is_planned for one in evaluations)
+    ways_of_reader = Counter(one.reader for one in evaluations)
+    is_alone = planned in (0, len(evaluations)) and planned < 2 and max(ways_of_reader.values()) == 1
+    return Readers.ONE_WAY if is_alone else Readers.SEVERAL_WAYS
 
 
-def async_evaluations(graph: StreamGraph, chains: Iterable[Sequence[KeyedNode]]) -> Iterator[_Evaluation]:
+def _no_common_places(settings: AsyncSettings, way: str) -> GraphError:
+    return GraphError(
+        f"'{settings.name}' calls a system outside about elements of '{way}', for readers that do not read "
+        "them together",
+        why="Spark runs what is in front of it once for each of these sinks and keyed operators, each time "
+        "with other micro-batches, and the elements have no places that outlast one; so nobody can tell "
+        "whether two are the same",
+        what_to_do="let one keyed operator, or sinks alone, read it; or write it to a topic that other jobs "
+        "read (docs/chained-jobs.md)",
+        uid=settings.uid,
+    )
+
+
+#: Of a sink's stream, or of a chain's end: the chain, and the ways that are its end.
+_Ends = Sequence[tuple[Chain, Sequence[Leg]]]
+
+
+def async_evaluations(graph: StreamGraph, ends_of: Callable[[StreamNode], _Ends]) -> Iterator[_Evaluation]:
     """Go through the places where async operators run.
 
     Parameters
     ----------
-    chains
-        The keyed operators of each chain: of each, the ways into it are planned once for the chain.
+    ends_of
+        Returns the chains whose ends a stream is, each with the ways that are its end.
     """
-    parents: dict[int, list[SinkNode]] = defaultdict(list)
+    planned: set[Chain] = set()
     for sink in graph.sinks:
-        parents[id(sink.parent)].append(sink)
-    for sinks in parents.values():
-        for leg in legs(sinks[0].parent):
-            in_plan = (
-                operator_of(leg.base) is None and shared_from(graph, leg, len(legs(sinks[0].parent))) is None
-            )
-            # On the evaluated micro-batch each sink runs what is in front of it.
-            for _ in range(1 if in_plan else len(sinks)):
-                yield from _on(leg, in_plan)
-    for operators in chains:
-        for node in operators:
-            for feed in feeds(node):
-                for inlet in feed.inlets:
-                    for leg in inlet.legs:
-                        yield from _on(leg, True)
+        for chain, ways in ends_of(sink.parent):
+            is_new = chain not in planned
+            planned.add(chain)
+            for leg in ways:
+                operator = operator_of(leg.base)
+                if operator is not None or shared_from(graph, leg, len(ways)) is not None:
+                    # On the evaluated micro-batch each sink runs what is in front of it.
+                    yield from _on(leg, chain, sink.uid, is_planned=False)
+                elif is_new:
+                    yield from _on(leg, chain, chain.name, is_planned=True)
+                for node in operators_upto(operator) if operator is not None and is_new else ():
+                    for other in (way for feed in feeds(node) for i in feed.inlets for way in i.legs):
+                        yield from _on(other, chain, node.uid, is_planned=True)
 
 
-def _on(leg: Leg, is_planned: bool) -> Iterator[_Evaluation]:
+def _on(leg: Leg, chain: Chain, reader: str, *, is_planned: bool) -> Iterator[_Evaluation]:
     for function in _async_functions(leg):
-        yield _Evaluation(function, way_of(leg), stream_of(leg), is_planned)
+        yield _Evaluation(function, way_of(leg), chain, is_planned, reader)
 
 
 def _async_functions(leg: Leg) -> Iterator[AsyncTransform]:
@@ -347,7 +365,9 @@ def shared_from(graph: StreamGraph, leg: Leg, ways: int) -> int | None:
     found = next(_async_functions(leg), None)
     if found is None or len({id(sink.parent) for sink in sharing(graph, leg)}) < 2:
         return None
-    return next(at for at, step in enumerate(leg.steps) if _is_of(step, found.settings))
+    at = next(at for at, step in enumerate(leg.steps) if _is_of(step, found.settings))
+    # What gives times is planned.
+    return None if any(isinstance(step, TimedNode) for step in leg.steps[at:]) else at
 
 
 def sharing(graph: StreamGraph, leg: Leg) -> tuple[SinkNode, ...]:

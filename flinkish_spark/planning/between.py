@@ -98,7 +98,7 @@ def functions_between(uid: str, functions: Sequence[object]) -> tuple[RecordFunc
     if len(known) < len(found):
         raise GraphError(
             f"operator '{uid}' follows a transform() behind another keyed operator",
-            why="it reads that operator on several ways, and the rows of all ways are in one DataFrame",
+            why="operators are read on several ways here, and the rows of all ways are in one DataFrame",
             what_to_do="say it with functions of single records: map(), flat_map(), filter(), process(); or "
             "do it in the function of the operator before it",
             uid=uid,

@@ -16,6 +16,7 @@ from flinkish_spark.bridge.plans import named_chain, named_scan
 from flinkish_spark.checkpoint.control import load_control
 from flinkish_spark.contracts.source import NO_JOB, JobPlace, Source, SourceNode, SourceStart
 from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.operators.recorded_answers import Stream
 from flinkish_spark.planning.async_calls import (
     NO_PLACE,
     AsyncCalls,
@@ -61,7 +62,6 @@ from flinkish_spark.planning.stream_graph import (
     feeds,
     has_ways_that_meet,
     legs,
-    operator_of,
     operator_scans,
     operators_upto,
     scans_of,
@@ -221,7 +221,9 @@ class Planner:
         check_said_between(graph, self._partitions)
         self._graph = graph
         self._has_one_source = _has_one_source(graph)
-        self._calls = AsyncCalls(async_evaluations(graph, _operators_of_chains(graph)), self._async_place)
+        self._calls = AsyncCalls(
+            async_evaluations(graph, lambda node: chains_to(graph, node)), self._async_place
+        )
         number_of_reporters = len(reporters(graph))
         bases: list[_Base] = []
         sinks: list[PlannedSink] = []
@@ -276,7 +278,7 @@ class Planner:
         if is_set_apart(self._graph, leg.steps):
             parent = _spread(parent)
         if isinstance(step, TransformNode):
-            function = self._calls.on_way(step.function, leg)
+            function = self._calls.on_way(step.function, leg, _stream_of(parent))
             if isinstance(parent, TaggedStream):
                 return replace(parent, transforms=(*parent.transforms, function))
             if isinstance(function, LocatedTransform):
@@ -347,7 +349,7 @@ class Planner:
                     stream = self.stream(feed.inlets[0].legs[0], chain, own)
                     given.append(_plain_input(one, feed, stream, numbers))
                 else:
-                    inlets += (replace(i, legs=tuple(map(self._placed, i.legs))) for i in feed.inlets)
+                    inlets += self._placed_inlets(feed)
             later = {id(i.base) for other in order[place + 1 :] for f in feeds(other) for i in f.inlets}
             passing = {base: stream for base, stream in line.items() if base in later}
             shared = self._line_inputs(one, inlets, line, tuple(passing.values()))
@@ -393,7 +395,7 @@ class Planner:
         """Return the inputs that an operator has of a source, or of another operator."""
         if isinstance(feed.base, SourceNode):
             return [_plain_input(node, feed, self.stream(feed.inlets[0].legs[0], chain, names), reporters)]
-        feed = Feed(tuple(replace(one, legs=tuple(map(self._placed, one.legs))) for one in feed.inlets))
+        feed = Feed(self._placed_inlets(feed))
         streams = []
         for inlet in feed.inlets:
             stream = self.stream(Leg(inlet.base), chain, names)
@@ -433,9 +435,10 @@ class Planner:
         if shared is not None:
             # Each sink does the rest for itself, on the evaluated micro-batch.
             (leg,) = ways
-            steps = [one for one in self._placed(leg).steps[shared:] if isinstance(one, TransformNode)]
             planned = self.stream(Leg(leg.base, leg.steps[:shared]), chain, chain.inputs)
             assert isinstance(planned, RecordStream)
+            placed = self._placed(leg, _stream_of(planned)).steps[shared:]
+            steps = [one for one in placed if isinstance(one, TransformNode)]
             tagged = self._marking.beside(self._with_barriers([planned]), self._graph, chain.inputs)
             return replace(tagged, transforms=tuple(step.function for step in steps))
         for leg in ways:
@@ -448,10 +451,17 @@ class Planner:
             check_same_fields(records[0].schema, other.schema, f"the sink '{sink}'")
         return self._marking.beside(self._with_barriers(records), self._graph, chain.inputs)
 
-    def _placed(self, leg: Leg) -> Leg:
+    def _placed_inlets(self, feed: Feed) -> tuple[Inlet, ...]:
+        """Return what an operator reads of another one, with async operators that know the job."""
+        return tuple(
+            replace(one, legs=tuple(self._placed(leg, Stream.OF_MICRO_BATCH) for leg in one.legs))
+            for one in feed.inlets
+        )
+
+    def _placed(self, leg: Leg, stream: Stream) -> Leg:
         """Return a way whose async operators know the job."""
         steps = (
-            replace(step, function=self._calls.on_way(step.function, leg))
+            replace(step, function=self._calls.on_way(step.function, leg, stream))
             if isinstance(step, TransformNode)
             else step
             for step in leg.steps
@@ -544,15 +554,10 @@ def _has_one_source(graph: StreamGraph) -> bool:
     return is_plain and is_straight and not has_unions
 
 
-def _operators_of_chains(graph: StreamGraph) -> list[list[KeyedNode]]:
-    """Return the operators of each chain, which are planned once for it."""
-    found = {}
-    for sink in graph.sinks:
-        for chain, ways in chains_to(graph, sink.parent):
-            operator = operator_of(ways[0].base)
-            if operator is not None:
-                found[chain] = operators_upto(operator)
-    return list(found.values())
+def _stream_of(stream: PlannedStream) -> Stream:
+    """Return what the places of a stream's elements mean."""
+    is_counted = isinstance(stream, RecordStream) and stream.has_channels
+    return Stream.OF_SOURCE if is_counted else Stream.OF_MICRO_BATCH
 
 
 def _plain_input(node: KeyedNode, feed: Feed, stream: PlannedStream, reporters: Sequence[str]) -> KeyedInput:

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -14,7 +15,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge.plans import Selection, layout_of
 from flinkish_spark.contracts.sink import Sink
-from flinkish_spark.core.errors import SchemaError
+from flinkish_spark.core.errors import GraphError, SchemaError
 from flinkish_spark.operators.recorded_answers import Recording
 from flinkish_spark.planning.async_calls import is_async
 from flinkish_spark.planning.partitioning import is_partitioning
@@ -124,11 +125,32 @@ def functions_before_sink(
     for kind, given in runs:
         made, step = _step_of(spark, kind, given, made, columns, control)
         if step is None:
+            _check_places(functions)
             # What one run comes to is known; functions are called no more than needed.
             return made if len(runs) == 1 else _schema_behind(spark, functions, schema), None
         columns = step.outputs
         steps.append(step)
     return made, OnePass(tuple(steps))
+
+
+def _check_places(functions: Sequence[Transform]) -> None:
+    """Refuse an async function behind a DataFrame function, where that gets records and not their places.
+
+    Raises
+    ------
+    GraphError
+        With what to do.
+    """
+    for at, function in enumerate(functions):
+        if is_async(function) and any(_kind_of(one) is _Kind.OF_FRAMES for one in functions[:at]):
+            settings: Any = function
+            raise GraphError(
+                f"'{settings.settings.name}' calls a system outside, behind a transform() in front of a sink",
+                why="among the functions on this way one does more than look at single rows, or moves them; "
+                "so the transform() gets the records alone, and nobody knows behind it what rows are made of",
+                what_to_do="say it with functions of single records: map(), flat_map(), filter(); or call "
+                "transform() behind the async function",
+            )
 
 
 def _step_of(
@@ -414,7 +436,7 @@ class PlannedJob:
     time
         Who in it reports about time.
     recordings
-        Of which async operators answers are recorded: by the folder in which they are.
+        Of which async operators answers are recorded, and how.
     """
 
     frame: DataFrame
@@ -422,7 +444,7 @@ class PlannedJob:
     chains: tuple[Chain, ...] = ()
     operators: Mapping[str, OperatorShape] = field(default_factory=dict)
     time: TimePlan = NO_TIME_PLAN
-    recordings: tuple[tuple[str, Recording], ...] = ()
+    recordings: tuple[Recording, ...] = ()
 
     def layout(self) -> PlanLayout:
         """Return names for Spark's lists of sources and operators; asks the JVM for every node."""

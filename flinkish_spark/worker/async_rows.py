@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
+from flinkish_spark.core.errors import InternalError
 from flinkish_spark.core.store import Store
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.operators.async_wait import (
@@ -193,7 +194,8 @@ class _Task:
         self._rows, self._waiting = rows, waiting
         self._places = _Places()
         self._micro_batch = micro_batch_of_task()
-        self._recorded = self._opened()
+        self._recorded: RecordedAnswers | None = None
+        self._is_opened = False
 
     def _opened(self) -> RecordedAnswers | None:
         """Return the answers that are recorded; in a harness they always are, for its side outputs."""
@@ -201,7 +203,7 @@ class _Task:
         index = 0 if task is None else task.partitionId()
         here = self._micro_batch.lineage, self._micro_batch.number, index
         if harness is not None:
-            stream, readers = Stream.BEHIND_OPERATOR, Readers.ONE_WAY
+            stream, readers = Stream.OF_MICRO_BATCH, Readers.ONE_WAY
             folder = harness.folder(rows.function.name, is_kept=rows.spec.is_recorded)
             return RecordedAnswers(harness.store, folder, rows.outputs, stream, readers, here)
         place = rows.answers
@@ -213,6 +215,9 @@ class _Task:
     def made_of(self, batch: pa.RecordBatch) -> tuple[list[Any], np.ndarray[Any, Any]]:
         """Return what is made of a batch's rows, and of which row each is."""
         values = list(records_of(batch))
+        if values and not self._is_opened:
+            # Where nothing is asked nothing is looked up.
+            self._recorded, self._is_opened = self._opened(), True
         asked = self._places.of(batch, values)
         found: dict[int, Answer] = {}
         try:
@@ -226,11 +231,12 @@ class _Task:
             error = failed.error
             says = f"the function {error}" if isinstance(error, OutputError) else ""
             raise self._rows.function.blamed(batch, failed.at, error, says) from error
+        if len(found) != len(values):
+            raise InternalError(f"of {len(values)} elements {len(found)} have an answer")
         return self._in_order(found)
 
     def _in_order(self, found: dict[int, Answer]) -> tuple[list[Any], np.ndarray[Any, Any]]:
-        # A dictionary has them in the order in which they came.
-        places = sorted(found) if self._rows.spec.order.is_kept else list(found)
+        places = sorted(found)
         output = self._rows.outputs.names.index(self._rows.side)
         rows = [found[at][output] for at in places]
         counts = [len(one) for one in rows]
@@ -246,8 +252,9 @@ class _Task:
         ]
 
     def _key(self, asked: AskedAbout) -> str:
-        place = f"{asked.channel}/{asked.sequence}/{asked.number}"
-        if self._rows.stream is Stream.BEHIND_OPERATOR:
+        # Several elements may be made of one record: their content tells them apart.
+        place = f"{asked.channel}/{asked.sequence}/{asked.digest.hex()}/{asked.number}"
+        if self._rows.stream is Stream.OF_MICRO_BATCH:
             # Sequences begin anew in each micro-batch.
             place = f"{self._micro_batch.lineage}-{self._micro_batch.number}/{place}"
         return f"{self._rows.key_prefix}/{place}"

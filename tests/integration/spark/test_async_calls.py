@@ -13,6 +13,7 @@ from flinkish_spark import (
     AsyncDataStream,
     AsyncFunction,
     AsyncRetryStrategy,
+    DeltaSink,
     JobStatus,
     KeyedProcessFunction,
     MemorySink,
@@ -21,8 +22,9 @@ from flinkish_spark import (
     ValueStateDescriptor,
     current_call,
 )
+from tests.integration.spark.test_replay import DeleteStaged
 from tests.support.answering_server import answering
-from tests.support.jobs import environment, running
+from tests.support.jobs import environment, read_delta, running
 
 pytestmark = pytest.mark.timeout(600)
 LETTERS = OutputTag("letters", "id LONG, why STRING")
@@ -107,3 +109,27 @@ def test_each_element_has_one_answer_whoever_reads_it(spark: Any, tmp_path: Path
     cost = client.progress.async_calls["asked"]
     assert (cost.elements, cost.calls, cost.retries, cost.timeouts) == (300, 305, 5, 1)
     assert not any((tmp_path / "job" / "answers").rglob("*-*"))
+
+
+def test_a_replay_reads_what_was_answered(spark: Any, tmp_path: Path) -> None:
+    """What one sink has lost behind the decision is staged again, with the answers that the other has."""
+    tables = [tmp_path / "one", tmp_path / "two"]
+    with answering() as server:
+        env = environment(spark, tmp_path / "job")
+        asked = AsyncDataStream.ordered_wait(
+            env.from_collection([(number,) for number in range(100)], "id LONG", uid="ids"),
+            Asked(server.url),
+            5_000,
+            output=ANSWERS,
+            uid="asked",
+            record_answers=True,
+        )
+        for table in tables:
+            asked.sink_to(DeltaSink(str(table)), uid=table.name)
+        vandal = DeleteStaged(tmp_path / "job", "two")
+        env.observe(vandal)
+        finish(env)
+    vandal.check()
+    one, two = (sorted((row["id"], row["answer"]) for row in read_delta(table)) for table in tables)
+    assert one == two and [number for number, _ in one] == [*range(100)]
+    assert set(server.calls.values()) == {1}

@@ -98,14 +98,14 @@ def retried(function: Any, strategy: Any, timeout_ms: int = 60_000, **settings: 
     return harness(lambda s: call(s, function, timeout_ms, 10, strategy), side_outputs=[LETTERS])
 
 
-def test_results_come_in_the_order_of_the_elements_or_as_they_are_there() -> None:
+def test_results_come_in_the_order_of_the_elements() -> None:
     slow_first = Calling(lambda n, _: after(100 - 10 * n, n))
     run = ordered(slow_first, capacity=9)
     push(run, 1, 2, 3)
     assert [row.n for row in run.take().rows] == [1, 2, 3]
     unordered = harness(lambda s: AsyncDataStream.unordered_wait(s, slow_first, 1_000, 9, output=OUT))
     push(unordered, 1, 2, 3)
-    assert [row.n for row in unordered.take().rows] == [3, 2, 1]
+    assert [row.n for row in unordered.take().rows] == [1, 2, 3]
 
 
 def test_no_more_calls_than_capacity_are_on_their_way() -> None:
@@ -145,6 +145,41 @@ def test_a_time_out_of_the_callee_is_a_failure_and_not_the_elements_time_out() -
     run = ordered(Calling(lambda n, _: TimeoutError("the socket's"), "failed timeout"))
     push(run, 1)
     assert run.take().side == {"letters": [(1, "the socket's")]}
+
+
+def test_a_cancellation_that_is_not_ours_is_a_failure() -> None:
+    async def of_another(n: int) -> Any:
+        shared = asyncio.ensure_future(asyncio.sleep(60))
+        shared.cancel()
+        await shared
+
+    run = ordered(Calling(lambda n, _: of_another(n) if n == 2 else n, "failed"), capacity=1)
+    push(run, 1, 2, 3)
+    found = run.take()
+    assert [row.n for row in found.rows] == [1, 3]
+    assert found.side == {"letters": [(2, "what the call awaited was cancelled")]}
+
+
+def test_a_function_that_hides_its_cancellation_is_late_all_the_same() -> None:
+    async def stubborn(n: int) -> Any:
+        try:
+            await asyncio.sleep(5)
+        except asyncio.CancelledError:
+            raise OSError("the connection was closed") from None
+
+    strategy = AsyncRetryStrategy.fixed_delay(3, 10)
+    run = retried(Calling(lambda n, _: stubborn(n), "failed timeout"), strategy, timeout_ms=100)
+    push(run, 1)
+    assert run.take().side == {"letters": [(1, "late")]}
+
+
+def test_a_harness_runs_within_an_event_loop_as_in_a_notebook() -> None:
+    async def cell() -> Any:
+        run = ordered(Calling(lambda n, _: after(10, n)))
+        push(run, 1, 2)
+        return [row.n for row in run.take().rows]
+
+    assert asyncio.run(cell()) == [1, 2]
 
 
 # -- retries --------------------------------------------------------------------------------------
@@ -256,6 +291,30 @@ def test_a_circuit_breaker_makes_no_calls_to_what_fails_and_loses_nothing() -> N
     assert all(at_ms >= 3_000 for at_ms in times[-4:])
 
 
+def test_what_is_held_back_between_two_calls_is_not_late() -> None:
+    limits = CallLimits(circuit_breaker=CircuitBreaker(failures=1, reset_ms=10_000))
+    call = partial(AsyncDataStream.ordered_wait_with_retry, output=OUT, uid="asked", limits=limits)
+    flaky = Calling(lambda n, attempt: n if attempt else ValueError("no"), "timeout")
+    run = harness(lambda s: call(s, flaky, 100, 3, AsyncRetryStrategy.fixed_delay(1, 10)))
+    push(run, 1, 2, 3)
+    assert sorted(row.n for row in run.take().rows) == [1, 2, 3]
+
+
+def test_elements_that_were_made_of_one_record_have_keys_of_their_own() -> None:
+    class Keyed(AsyncFunction):
+        async def async_invoke(self, value: Any) -> Any:
+            LOG.append(current_call().idempotency_key)
+            return [(value.n, 1)]
+
+    def three_of_one(row: Any) -> Any:
+        return [(row.n,), (row.n + 1,), (row.n,)]
+
+    call = partial(AsyncDataStream.ordered_wait, output=OUT, uid="asked")
+    run = harness(lambda s: call(s.flat_map(three_of_one, output="n LONG"), Keyed(), 100))
+    push(run, 1)
+    assert len(set(LOG)) == 3
+
+
 # -- batches --------------------------------------------------------------------------------------
 
 
@@ -285,7 +344,7 @@ def test_a_call_has_up_to_so_many_elements_and_each_its_row() -> None:
     assert [row.n for row in run.take().rows] == [1, 2, 4, 5, 7]
     unordered = bulk(Bulk(), AsyncDataStream.unordered_wait_batch)
     push(unordered, *range(8))
-    assert [row.n for row in unordered.take().rows] == [6, 7, 3, 4, 5, 0, 1, 2]
+    assert [row.n for row in unordered.take().rows] == [*range(8)]
 
 
 def test_capacity_counts_elements_and_not_calls() -> None:
@@ -452,6 +511,7 @@ REFUSED: list[tuple[str, Any, dict[str, Any], type[Exception], str]] = [
     ("pyflink's order", (NEVER, 10, AsyncRetryStrategy.no_retry()), {}, ConfigError, "capacity"),
     ("a uid", (NEVER, 10), {"uid": "a/b"}, GraphError, "uid"),
     ("limits", (NEVER, 10), {"limits": 5}, ConfigError, "limits"),
+    ("a text", (NEVER, 10), {"record_answers": "no"}, ConfigError, "record_answers"),
     ("no output", (NEVER, 10), {"output": None}, SchemaError, "output of 'async-[0-9a-f]{8}' is not known"),
 ]
 
@@ -481,6 +541,8 @@ def test_a_uid_is_used_once() -> None:
         lambda: AsyncRetryStrategy.fixed_delay(-1, 0),
         lambda: AsyncRetryStrategy.fixed_delay(1, 0, jitter=2),
         lambda: AsyncRetryStrategy.exponential_backoff(1, 10, 10, 0.5),
+        lambda: AsyncRetryStrategy.exponential_backoff(1, 10, 10, "2"),
+        lambda: CallLimits(circuit_breaker=5),
     ],
 )
 def test_settings_are_checked_when_they_are_made(make: Any) -> None:

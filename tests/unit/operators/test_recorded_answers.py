@@ -16,6 +16,7 @@ from flinkish_spark.functions.async_io import ToSide
 from flinkish_spark.operators.process import ElementFailed
 from flinkish_spark.operators.recorded_answers import (
     Answer,
+    AnswerRetention,
     AskedAbout,
     Outputs,
     Readers,
@@ -106,7 +107,7 @@ def test_an_answer_of_a_lineage_that_was_left_is_found_at_the_same_place(store: 
 
 
 def test_behind_an_operator_equal_elements_take_over_one_answer_each(store: LocalStore) -> None:
-    behind = dict(stream=Stream.BEHIND_OPERATOR)
+    behind = dict(stream=Stream.OF_MICRO_BATCH)
     put(opened(store, batch=5, **behind), (asked(1), 10), (asked(2), 20))  # type: ignore[arg-type]
     put(opened(store, batch=6, **behind), (asked(1), 30))  # type: ignore[arg-type]
     first = opened(store, batch=5, lineage=1, **behind)  # type: ignore[arg-type]
@@ -147,8 +148,14 @@ def test_a_damaged_object_is_an_error_and_no_missing_answer(store: LocalStore, t
 
 
 def unneeded(store: LocalStore, lineage: int, batches: list[int], **settings: Any) -> set[str]:
-    recording = Recording(settings.get("stream", Stream.OF_SOURCE), settings.get("readers", Readers.ONE_WAY))
-    return {key.rsplit("/", 1)[1] for key in recording.unneeded(store, FOLDER, lineage, batches)}
+    recording = Recording(
+        FOLDER, settings.get("stream", Stream.OF_SOURCE), settings.get("readers", Readers.ONE_WAY)
+    )
+    return names(AnswerRetention(store, recording), lineage, batches)
+
+
+def names(retention: AnswerRetention, lineage: int, batches: list[int]) -> set[str]:
+    return {key.rsplit("/", 1)[1] for key in retention.unneeded(lineage, batches)}
 
 
 def test_answers_go_with_the_checkpoint_of_their_micro_batch(store: LocalStore) -> None:
@@ -165,7 +172,59 @@ def test_what_a_left_lineage_has_goes_when_the_live_one_has_come_past_it(store: 
     put(opened(store, batch=5, lineage=1), (asked(10), 1), (asked(11), 1))
     assert unneeded(store, 1, [5]) == {"0-5-t0-0", "1-5-t0-0"}
     # Behind an operator nobody can tell when that is: the first checkpoint takes all of it.
-    assert "0-6-t0-0" in unneeded(store, 1, [5], stream=Stream.BEHIND_OPERATOR)
+    assert "0-6-t0-0" in unneeded(store, 1, [5], stream=Stream.OF_MICRO_BATCH)
+
+
+def test_what_the_live_lineage_passes_in_two_checkpoints_goes_with_the_second(store: LocalStore) -> None:
+    put(opened(store, batch=5), (asked(10), 1), (asked(10, channel=1), 2))
+    retention = AnswerRetention(store, Recording(FOLDER, Stream.OF_SOURCE, Readers.ONE_WAY))
+    put(opened(store, batch=5, lineage=1), (asked(10), 1))
+    done = retention.unneeded(1, [5])
+    assert [key.rsplit("/", 1)[1] for key in done] == ["1-5-t0-0"]
+    for key in done:
+        store.delete(key)
+    put(opened(store, batch=6, lineage=1), (asked(11, channel=1), 2))
+    assert names(retention, 1, [6]) == {"0-5-t0-0", "1-6-t0-0"}
+
+
+def test_what_nobody_comes_past_is_given_up_at_last(store: LocalStore) -> None:
+    put(opened(store, batch=5), (asked(10), 1))
+    retention = AnswerRetention(store, Recording(FOLDER, Stream.OF_SOURCE, Readers.ONE_WAY))
+    gone = [names(retention, 1, [number]) for number in range(5, 25)]
+    assert gone[:-1] == [set()] * 19 and gone[-1] == {"0-5-t0-0"}
+
+
+def test_outputs_may_be_declared_in_another_order(store: LocalStore) -> None:
+    more = OutputTag("more", "n LONG")
+    outputs = Outputs(("", "letters", "more"), (*OUTPUTS.fields, fields("n LONG")))
+    rows = [(1, AT, 0.1), ToSide(more, (5,)), ToSide(more, (6,)), ToSide(SIDE, ("because",))]
+    opened(store, outputs=outputs).append([(asked(1), outputs.answer_of(rows), 0)])
+    other = Outputs(("", "more"), (OUTPUTS.fields[0], fields("n LONG")))
+    assert opened(store, outputs=other).find(asked(1)) == (((1, AT, 0.1),), ((5,), (6,)))
+
+
+def test_one_row_that_does_not_fit_costs_no_other_answer(store: LocalStore) -> None:
+    wrong = OUTPUTS.answer_of([("text", AT, 0.1)])
+    with pytest.raises(ElementFailed):
+        opened(store).append([(asked(1), answer(1), 4), (asked(2), wrong, 7), (asked(3), answer(3), 8)])
+    again = opened(store)
+    assert again.find(asked(1)) and again.find(asked(3)) and not again.find(asked(2))
+
+
+def test_what_was_taken_over_twice_is_there_once(store: LocalStore) -> None:
+    behind: Any = dict(stream=Stream.OF_MICRO_BATCH)
+    put(opened(store, batch=5, **behind), (asked(1), 10))
+    put(opened(store, batch=5, lineage=1, **behind), (asked(7), 10))
+    third = opened(store, batch=5, lineage=2, **behind)
+    assert [third.find_earlier(asked(n)) for n in (1, 2)] == [answer(10), None]
+
+
+def test_a_repeated_task_counts_what_it_has_taken_over(store: LocalStore) -> None:
+    behind: Any = dict(stream=Stream.OF_MICRO_BATCH)
+    put(opened(store, batch=5, **behind), (asked(1), 10), (asked(2), 20))
+    put(opened(store, batch=5, lineage=1, **behind), (asked(1), 10))
+    again = opened(store, batch=5, lineage=1, **behind)
+    assert again.find_earlier(asked(2)) == answer(20)
 
 
 def test_digests_tell_values_apart_that_look_alike() -> None:

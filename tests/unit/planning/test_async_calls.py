@@ -1,0 +1,147 @@
+"""Who evaluates an async operator: whether it is recorded, who shares a scan, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flinkish_spark import AsyncDataStream, AsyncFunction, OutputTag, StreamExecutionEnvironment
+from flinkish_spark.core.errors import GraphError
+from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
+from flinkish_spark.operators.recorded_answers import Readers, Stream
+from flinkish_spark.planning.async_calls import NO_PLACE, AsyncCalls, AsyncTransform, async_evaluations
+from flinkish_spark.planning.stream_graph import TransformNode, feeds, legs
+from flinkish_spark.planning.times import chains_to
+from flinkish_spark.sinks import MemorySink
+from tests.support.job_graphs import Session, orders, total
+
+SIDE = OutputTag("../side", "why STRING")
+
+
+class Asked(AsyncFunction):
+    async def async_invoke(self, value: Any) -> list[tuple[str, int]]:
+        return []
+
+
+def environment() -> StreamExecutionEnvironment:
+    session: Any = Session()
+    return StreamExecutionEnvironment(session, "job", "/jobs/any")
+
+
+def ask(stream: Any, **settings: Any) -> Any:
+    output = "user STRING, amount LONG"
+    return AsyncDataStream.ordered_wait(stream, Asked(), 100, output=output, uid="asked", **settings)
+
+
+def out(stream: Any, *uids: str) -> None:
+    for uid in uids:
+        stream.sink_to(MemorySink("out"), uid=uid)
+
+
+def readers(env: StreamExecutionEnvironment, stream: Stream = Stream.OF_SOURCE) -> set[Readers | None]:
+    """Who reads the recorded answers on each way on which the operator stands."""
+    graph = env.graph
+    calls = AsyncCalls(async_evaluations(graph, lambda node: chains_to(graph, node)), NO_PLACE)
+    ways = [leg for sink in graph.sinks for leg in legs(sink.parent)]
+    ways += [
+        leg for node in graph.operators for feed in feeds(node) for inlet in feed.inlets for leg in inlet.legs
+    ]
+    found = set()
+    for leg in ways:
+        for step in leg.steps:
+            if isinstance(step, TransformNode) and isinstance(step.function, AsyncTransform):
+                found.add(calls.on_way(step.function, leg, stream).readers)
+    return found
+
+
+def chains(env: StreamExecutionEnvironment) -> dict[str, tuple[str, ...]]:
+    return {
+        sink.uid: chain.consumers
+        for sink in env.graph.sinks
+        for chain, _ in chains_to(env.graph, sink.parent)
+    }
+
+
+def test_one_reader_in_the_plan_is_not_recorded_unless_the_program_says_so() -> None:
+    env = environment()
+    out(ask(orders(env)), "one", "two")
+    assert readers(env) == {None} and chains(env) == {"one": ("one", "two"), "two": ("one", "two")}
+    env = environment()
+    out(ask(orders(env), record_answers=True), "one")
+    assert readers(env) == {Readers.ONE_WAY}
+
+
+def test_sinks_of_several_outputs_share_a_scan_and_come_one_after_the_other() -> None:
+    env = environment()
+    asked = ask(orders(env).map(lambda row: row, output="user STRING, amount LONG"))
+    out(asked, "one")
+    out(asked.get_side_output(SIDE), "two")
+    out(asked.filter(lambda row: True), "three")
+    assert readers(env) == {Readers.ONE_WAY}
+    assert set(chains(env).values()) == {("one", "two", "three")}
+
+
+def test_a_sink_whose_records_get_times_behind_it_has_a_scan_of_its_own() -> None:
+    env = environment()
+    asked = ask(orders(env))
+    out(asked, "one")
+    out(asked.get_side_output(SIDE), "two")
+    timed = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("amount")
+    out(asked.assign_timestamps_and_watermarks(timed), "three")
+    assert readers(env) == {Readers.SEVERAL_WAYS}
+    assert chains(env) == {"one": ("one", "two"), "two": ("one", "two"), "three": ("three",)}
+
+
+def test_a_sink_and_a_keyed_operator_are_several_ways() -> None:
+    env = environment()
+    asked = ask(orders(env))
+    out(asked, "one")
+    out(total(asked), "two")
+    assert readers(env) == {Readers.SEVERAL_WAYS}
+
+
+def test_between_an_operator_and_a_sink_it_is_recorded() -> None:
+    env = environment()
+    out(ask(total(orders(env)).map(lambda row: row, output="user STRING, amount LONG")), "one")
+    assert readers(env, Stream.OF_MICRO_BATCH) == {Readers.ONE_WAY}
+
+
+def test_a_sink_that_reads_it_on_two_ways_asks_twice_at_once() -> None:
+    env = environment()
+    totals = total(orders(env))
+    both = totals.filter(lambda row: True).union(totals.filter(lambda row: False))
+    out(ask(both), "one", "two")
+    assert readers(env, Stream.OF_MICRO_BATCH) == {Readers.SEVERAL_WAYS}
+
+
+def test_elements_that_are_counted_anew_are_read_in_one_chain() -> None:
+    env = environment()
+    asked = ask(total(orders(env)))
+    out(asked, "one")
+    out(asked.key_by("user").sum("amount", uid="sums"), "two")
+    with pytest.raises(GraphError, match="do not read them together"):
+        readers(env, Stream.OF_MICRO_BATCH)
+
+
+def test_operators_that_meet_read_it_together() -> None:
+    env = environment()
+    asked = ask(total(orders(env)))
+    left = asked.key_by("user").sum("amount", uid="left")
+    right = asked.get_side_output(SIDE).map(lambda row: (row.why, 1), output="user STRING, amount LONG")
+    out(left.union(right).key_by("user").sum("amount", uid="both"), "out")
+    assert readers(env, Stream.OF_MICRO_BATCH) == {Readers.SEVERAL_WAYS}
+
+
+def test_no_tag_becomes_a_path() -> None:
+    env = environment()
+    totals = total(orders(env))
+    out(ask(totals.get_side_output(SIDE)), "one")
+    graph = env.graph
+    calls = AsyncCalls(async_evaluations(graph, lambda node: chains_to(graph, node)), NO_PLACE)
+    (leg,) = legs(graph.sinks[0].parent)
+    (step,) = leg.steps
+    assert isinstance(step, TransformNode)
+    calls.on_way(step.function, leg, Stream.OF_MICRO_BATCH)
+    (recording,) = calls.recordings
+    assert recording.folder.startswith("answers/asked/totals.side-") and ".." not in recording.folder
