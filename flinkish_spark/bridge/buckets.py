@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.bridge.session import asked_of_executors, jvm, said
-from flinkish_spark.core.errors import EnvironmentFault
+from flinkish_spark.core.errors import EnvironmentFault, StoreError
 from flinkish_spark.core.store import Store
 
 if TYPE_CHECKING:
@@ -67,6 +67,40 @@ def _probe(store: Store) -> Iterator[str]:
         yield key
     finally:
         store.delete(key)
+
+
+def copy_in_tasks(spark: SparkSession, place: StoreSpec, names: Sequence[tuple[str, str]]) -> None:
+    """Copy objects within a store, whose bytes come through whoever asks for it (HDFS): on all executors.
+
+    Parameters
+    ----------
+    names
+        Keys, and those of the copies. What is there already is replaced, so it may be repeated.
+
+    Raises
+    ------
+    StoreError
+        Some could not be copied.
+    """
+    text = place.to_text()
+
+    def copy(some: Iterable[tuple[str, str]]) -> None:
+        from flinkish_spark.core.store_spec import StoreSpec
+
+        files = StoreSpec.from_text(text).open_bucket()
+        for key, other in some:
+            files.copy(key, other)
+
+    parts = min(len(names), spark.sparkContext.defaultParallelism)
+    try:
+        if names:
+            spark.sparkContext.parallelize(names, parts).foreachPartition(copy)
+    except Exception as error:
+        raise StoreError(
+            f"cannot copy {len(names)} files of {place.url} in tasks",
+            why=said(error),
+            what_to_do="see what the executors say: they read and write these files as the driver does",
+        ) from error
 
 
 def pass_on(spark: SparkSession, place: StoreSpec) -> None:

@@ -384,6 +384,7 @@ class SparkPins(_Pins):
 
 T = TypeVar("T")
 R = TypeVar("R")
+Copies = Callable[[Sequence[tuple[str, str]]], object]
 #: How many files are copied, or looked into, at once.
 _AT_ONCE = 16
 
@@ -401,6 +402,9 @@ class BucketPins(_Pins):
     ----------
     log
         The folder in which Spark runs, or is to run. Those of newer owners are left alone.
+    copies
+        Copies files of the job directory, given as keys and those of the copies; None to ask the store for
+        each, some at a time.
     """
 
     #: How often the bucket is looked through for what no pin needs. A file goes when it was found so twice:
@@ -408,8 +412,9 @@ class BucketPins(_Pins):
     clean_every_ms = 10 * 60_000
     each = staticmethod(_at_once)
 
-    def __init__(self, log: BucketLog, clock: Clock) -> None:
+    def __init__(self, log: BucketLog, clock: Clock, copies: Copies | None = None) -> None:
         super().__init__(log)
+        self._copies = copies or (lambda names: self.each(lambda pair: self._files.copy(*pair), names))
         self._files, self._epoch, self._clock = log.files, log.epoch, clock
         self._state = f"{log.folder}/{STATE}"
         self._suspects: frozenset[str] = frozenset()
@@ -489,9 +494,7 @@ class BucketPins(_Pins):
                 for n, size in manifest.files.items()
                 if there.get(n) is None or (is_versioned(n) and there[n] != size)
             ]
-            self.each(
-                lambda name: self._files.copy(f"{manifest.folder}/{name}", f"{self._state}/{name}"), missing
-            )
+            self._copies([(f"{manifest.folder}/{name}", f"{self._state}/{name}") for name in missing])
         # This order matters: an entry says that the state behind it is there.
         self._put_entries_back(manifest)
 
@@ -550,9 +553,9 @@ class BucketPins(_Pins):
         return frozenset(f"{self._state}/{name}" for name in itertools.chain(*found))
 
 
-def pins_of(log: SparkLog, job_dir: StoreSpec, clock: Clock) -> CheckpointPins:
-    """Return the pins of a job directory."""
-    return BucketPins(log, clock) if isinstance(log, BucketLog) else SparkPins(log, job_dir.folder)
+def pins_of(log: SparkLog, job_dir: StoreSpec, clock: Clock, copies: Copies | None = None) -> CheckpointPins:
+    """Return the pins of a job directory; `copies` as of :class:`BucketPins`."""
+    return BucketPins(log, clock, copies) if isinstance(log, BucketLog) else SparkPins(log, job_dir.folder)
 
 
 def _snapshot_of(name: str) -> int:

@@ -231,6 +231,9 @@ class BufferFolder:
         Of the sink; need not exist.
     """
 
+    #: Sweeps, of which one looks for what nobody knows; the others delete what this process has committed.
+    sweeps_for_a_listing = 1
+
     def __init__(self, folder: Path) -> None:
         self.path = folder
 
@@ -332,7 +335,9 @@ _KEPT_BYTES = 64 * 1024 * 1024
 
 
 class BucketBuffer(BufferFolder):
-    """The files at a sink's place in a bucket."""
+    """The files at a sink's place in a bucket, where a listing costs a request."""
+
+    sweeps_for_a_listing = 10
 
     def __init__(self, place: StoreSpec) -> None:
         self._place = place
@@ -492,6 +497,8 @@ class BufferedCommitter(Committer):
 
     def __init__(self, context: SinkContext) -> None:
         self._context, self._folder = context, buffer_folder(context.place)
+        #: How many sweeps there were, and which files were committed since the last one.
+        self._sweeps, self._committed = 0, set[str]()
 
     @abstractmethod
     def apply(self, checkpoint: CheckpointId, rows: BufferedRows) -> CommitAnswer:
@@ -528,6 +535,8 @@ class BufferedCommitter(Committer):
             if not fault.restartable:
                 raise
             answer = CommitAnswer(Outcome.RETRY, str(fault))
+        if answer.outcome.is_done:
+            self._committed |= {file.name for file in files}
         if answer.outcome is Outcome.LOST:
             # All or nothing: without one file none is committed, so what is lost begins with the first.
             return (answer,)
@@ -576,19 +585,25 @@ class BufferedCommitter(Committer):
 
         Those of a newer owner of the job are never touched, whatever this process believes.
         """
-        listed = [name for name in self._folder.names() if name.owner_epoch <= self._context.owner_epoch]
+        if self._sweeps % self._folder.sweeps_for_a_listing:
+            known = [name for text in sorted(self._committed) if (name := BufferName.parse(text))]
+        else:
+            known = self._folder.names()
+        self._sweeps += 1
+        listed = [name for name in known if name.owner_epoch <= self._context.owner_epoch]
         if not listed:
             return 0
         running = running_blocks()
         wanted = {str(c.payload["file"]) for c in kept if c.sink == self._context.uid}
-        return self._folder.delete(
-            [
-                str(name)
-                for name in listed
-                if str(name) not in wanted
-                and not (name.owner_epoch == self._context.owner_epoch and name.block in running)
-            ]
-        )
+        gone = [
+            str(name)
+            for name in listed
+            if str(name) not in wanted
+            and not (name.owner_epoch == self._context.owner_epoch and name.block in running)
+        ]
+        count = self._folder.delete(gone) if gone else 0
+        self._committed.difference_update(gone)
+        return count
 
     def task_of(self, committable: Committable) -> int | None:
         """Return the Spark partition: a file holds the rows of one task."""

@@ -14,12 +14,14 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from flinkish_spark.bridge.buckets import copy_in_tasks
 from flinkish_spark.bridge.session import (
     active_session,
     asking_kafka_first,
     ends_with_this_process,
     is_cold,
     is_gateway_gone,
+    runs_tasks_itself,
     said,
     warm_up,
 )
@@ -354,7 +356,11 @@ class SparkEngine:
 
     def pins(self, log: SparkLog) -> CheckpointPins:
         """Return the pins below the job directory."""
-        return pins_of(log, self._settings.job_dir, self._settings.clock)
+        place, spark = self._settings.job_dir, self._spark
+        # HDFS copies nothing by itself: the bytes go through executors, if there are any beside the driver.
+        in_tasks = place.url.startswith("hdfs:") and not runs_tasks_itself(spark)
+        copies = partial(copy_in_tasks, spark, place) if in_tasks else None
+        return pins_of(log, place, self._settings.clock, copies)
 
     def committers(self, job: JobUuid, ownership: Ownership) -> dict[str, Committer]:
         """Return the committers in the order in which sinks commit: as declared."""

@@ -9,6 +9,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from flinkish_spark import DeltaSink, ForeachCheckpointSink, RestoreSettings, doctor, read_state
+from flinkish_spark.bridge.buckets import copy_in_tasks
 from flinkish_spark.checkpoint.answers import AnswerKind
 from flinkish_spark.core.errors import ConfigError, StoreError
 from flinkish_spark.core.job_dir import open_job_dir
@@ -88,6 +89,21 @@ def test_a_job_on_a_disk_asks_nothing_of_the_file_system_of_the_cluster(spark, t
     finally:
         conf.set("fs.defaultFS", before)
     exact(rows)
+
+
+def test_a_takeover_copies_in_tasks(spark, folder: StoreSpec) -> None:
+    """On a cluster; here the tasks run in the driver's JVM, and their Python is processes of its own."""
+    files = folder.open_bucket()
+    names = [f"spark/1/state/0/{n}/1_a.zip" for n in range(5)]
+    for number, name in enumerate(names):
+        files.put(name, b"%d" % number * 100_000)
+    pairs = [(name, name.replace("spark/1", "spark/2")) for name in names]
+    for _ in range(2):
+        copy_in_tasks(spark, folder, pairs)
+    assert [files.read(other) for _, other in pairs] == [files.read(name) for name in names]
+    copy_in_tasks(spark, folder, [])
+    with pytest.raises(StoreError, match=r"cannot copy 1 files of hdfs.*in tasks"):
+        copy_in_tasks(spark, folder, [("spark/1/none", "spark/2/none")])
 
 
 def test_entries_of_sparks_log_are_created_once(spark, folder: StoreSpec) -> None:

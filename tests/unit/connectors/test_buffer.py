@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +18,7 @@ from flinkish_spark.connectors.buffer import (
     BufferFileWriter,
     BufferName,
 )
+from flinkish_spark.core.object_store import requests_of_this_process
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome
@@ -27,8 +30,9 @@ ONE = CheckpointId(1)
 class Kept(BufferedCommitter):
     """A system that keeps rows, and knows what a test says it knows."""
 
-    def __init__(self, folder: Path, epoch: int = 2) -> None:
-        super().__init__(sink_context_of(JobUuid("b" * 32), OwnerEpoch(epoch), "out", None, None, folder))
+    def __init__(self, folder: Path | StoreSpec, epoch: int = 2) -> None:
+        context = sink_context_of(JobUuid("b" * 32), OwnerEpoch(epoch), "out", None, None)
+        super().__init__(replace(context, place=place_of(folder)))
         self.knows, self.rows, self.on_apply = Applied.UNKNOWN, [], lambda: None
 
     def apply(self, checkpoint, rows):
@@ -40,8 +44,12 @@ class Kept(BufferedCommitter):
         return self.knows
 
 
-def staged(folder: Path, *numbers: int, epoch=2, block=1, task=0, batch=0) -> Committable:
-    writer = BufferFileWriter(StoreSpec(str(folder)), BufferName.new(OwnerEpoch(epoch), block, task, 0))
+def place_of(folder: Path | StoreSpec) -> StoreSpec:
+    return StoreSpec(str(folder)) if isinstance(folder, Path) else folder
+
+
+def staged(folder: Path | StoreSpec, *numbers: int, epoch=2, block=1, task=0, batch=0) -> Committable:
+    writer = BufferFileWriter(place_of(folder), BufferName.new(OwnerEpoch(epoch), block, task, 0))
     for number in numbers:
         writer.write(pa.record_batch({"n": [number]}))
     place = {"lineage": 0, "batch": batch, "task": task}
@@ -177,6 +185,26 @@ def test_running_blocks_are_asked_for_behind_the_listing(tmp_path) -> None:
 
     Kept(tmp_path).sweep([], running)
     assert [path.name for path in tmp_path.iterdir()] == [late[0].payload["file"]]
+
+
+def test_in_a_bucket_what_was_committed_is_deleted_without_a_listing() -> None:
+    """Leftovers that nobody knows are looked for by every tenth sweep, and by the first of a process."""
+    pytest.importorskip("obstore")
+    place = StoreSpec.parse(f"memory://buffer-{uuid.uuid4().hex}/buffers/out")
+    committer, store = Kept(place), place.open_bucket()
+    earlier = staged(place, 0)
+    assert committer.sweep([], frozenset) == 1, "by another process"
+    asked, leftover = requests_of_this_process()["list"], staged(place, 9)
+    for number in range(1, 10):
+        given = [staged(place, number, batch=number)]
+        committer.commit(CheckpointId(number), given)
+        later = [staged(place, 100, batch=number + 1)]
+        assert committer.sweep(later, frozenset) == 1
+        assert set(store.sizes_below("")) >= {one.payload["file"] for one in (leftover, *later)}
+        asked += 1
+    assert requests_of_this_process()["list"] == asked, "the looks of this test"
+    assert committer.sweep([], frozenset) == 10 and not store.sizes_below("")
+    assert earlier.payload["file"] != leftover.payload["file"]
 
 
 def test_a_sweep_of_a_folder_that_was_never_made(tmp_path) -> None:

@@ -515,7 +515,7 @@ def test_lost_rows_are_settled_by_hand_and_the_query_goes_on(tmp_path: Path) -> 
         driver.run(0, _content(0))
     with pytest.raises(ConfigError, match="not decided"):
         settle(str(tmp_path), 5)
-    settle(str(tmp_path), 0)
+    settle(tmp_path.as_uri(), 0)
     with pytest.raises(ConfigError, match="confirmed already"):
         settle(str(tmp_path), 0)
     driver.run(0, _content(0))

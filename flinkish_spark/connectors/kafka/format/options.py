@@ -578,7 +578,7 @@ def parse_sink(options: Mapping[str, str], schema: T.StructType) -> SinkOptions:
         ProducerSettings.of(producer_settings(producer)),
         topic,
         _checked_columns(schema, topic),
-        _local_path(given.text("checkpointLocation")),
+        checkpoint_path(given.text("checkpointLocation")),
         int(timeout),
     )
 
@@ -612,7 +612,8 @@ def _checked_columns(schema: T.StructType, topic: str | None) -> tuple[str, ...]
     return tuple(found)
 
 
-def _local_path(text: str | None) -> Path:
+def checkpoint_path(text: str | None) -> Path:
+    """Return where Python finds a checkpointLocation, which is a path or a ``file:`` URL."""
     if not text:
         raise ConfigError(
             "the option 'checkpointLocation' is missing",

@@ -29,7 +29,7 @@ from flinkish_spark.connectors.kafka.client.transactions import (
     OpenTransaction,
     TransactionClient,
 )
-from flinkish_spark.connectors.kafka.format.options import SinkOptions
+from flinkish_spark.connectors.kafka.format.options import SinkOptions, checkpoint_path
 from flinkish_spark.core.errors import (
     AnotherTimelineError,
     BrokerUnavailableError,
@@ -202,7 +202,8 @@ class EpochDir:
             raise JobDirError(
                 f"Spark's checkpoint in {self._spark_checkpoint} has no offsets of batch {batch}",
                 why="the option checkpointLocation of the sink is not where Spark keeps its checkpoint",
-                what_to_do="give the same absolute path as the query's checkpointLocation",
+                what_to_do="give the same absolute path as the query's checkpointLocation; where Spark's "
+                "default file system is no disk (fs.defaultFS), both with file:// in front",
             ) from None
         return hashlib.sha256("\n".join([lines[0], *lines[2:]]).encode()).hexdigest()
 
@@ -281,7 +282,7 @@ def settle(checkpoint_location: str, batch: int) -> None:
     Parameters
     ----------
     checkpoint_location
-        Of the query; the sink's files are in its folder ``flinkish-kafka``.
+        Of the query, as a path or a ``file:`` URL; the sink's files are in its folder ``flinkish-kafka``.
     batch
         Spark's id of the micro-batch, as the error says.
 
@@ -294,7 +295,7 @@ def settle(checkpoint_location: str, batch: int) -> None:
     --------
     >>> settle("/data/checkpoints/totals", 17)  # doctest: +SKIP
     """
-    directory = EpochDir(Path(checkpoint_location))
+    directory = EpochDir(checkpoint_path(checkpoint_location))
     wanted = BatchId(batch)
     if wanted not in {found.batch for found in directory.decided_batches()}:
         raise ConfigError(
