@@ -65,7 +65,7 @@ def test_an_expression_has_spark_s_value_and_type(text: str, value: Any, kind: s
 
 @pytest.mark.parametrize(
     "text",
-    ["b - CAST(1 AS TINYINT)", "-b", "ABS(b)", "i / 0", "i % 0", "d / 0", "p / 0", 
+    ["b - CAST(1 AS TINYINT)", "-b", "ABS(b)", "i / 0", "i % 0", "d / 0", "p / 0",
      "CAST(i AS TINYINT) * CAST(100 AS TINYINT)", "l * 9223372036854775807",
      "CAST('1.5' AS INT)", "CAST('x' AS DOUBLE)", "CAST(d AS INT)", "CAST('maybe' AS BOOLEAN)",
      "CAST(99.95 AS DECIMAL(3,1))"],
