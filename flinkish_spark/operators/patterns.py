@@ -353,14 +353,24 @@ class PatternOperator(TimedRowsOperator):
 
     def _take(self, due: DueRows, places: range, now_ms: int) -> None:
         """Take events of the current key, and then time goes on to `now_ms`."""
-        before_ms = [one.enter() for one in self._searches]
-        times_ms, reached_ms = due.times_ms, None
+        searches, limit = self._searches, self._search.limit
+        before_ms = [one.enter() for one in searches]
+        processing_ms, reached_ms = self._timers.processing_time_ms, None
+        answers = [(leaf, due.facts[column]) for leaf, column in self._columns.items()]
         for at in places if self._key_of is None else self._in_order(due, places):
-            time_ms = times_ms[at]
+            time_ms = due.times_ms[at]
             if time_ms != reached_ms:
                 reached_ms = time_ms
                 self._advance(time_ms)
-            self._process(due, at, time_ms)
+            facts = {leaf: column[at] for leaf, column in answers if column[at] is not None}
+            for one in searches:
+                matches = one.matcher.process(one.state, due.values[at], time_ms, facts, processing_ms)
+                if matches:
+                    self._emit(one, matches, time_ms)
+                if limit is not None:
+                    discarded = one.matcher.keep_to(one.state, limit)
+                    if discarded:
+                        self._context.count(DISCARDED, discarded)
         self._advance(now_ms)
         for one in self._searches:
             more = one.more_open
@@ -373,22 +383,6 @@ class PatternOperator(TimedRowsOperator):
         key_of = self._key_of
         assert key_of is not None
         return sorted(places, key=lambda at: (due.times_ms[at], key_of(due.values[at])))
-
-    def _process(self, due: DueRows, at: int, time_ms: int) -> None:
-        event, limit, facts = due.values[at], self._search.limit, {}
-        for leaf, column in self._columns.items():
-            answer = due.facts[column][at]
-            if answer is not None:
-                facts[leaf] = answer
-        now_ms = self._timers.processing_time_ms
-        for one in self._searches:
-            matches = one.matcher.process(one.state, event, time_ms, facts, now_ms)
-            if matches:
-                self._emit(one, matches, time_ms)
-            if limit is not None:
-                discarded = one.matcher.keep_to(one.state, limit)
-                if discarded:
-                    self._context.count(DISCARDED, discarded)
 
     def _advance(self, time_ms: int) -> None:
         for one in self._searches:

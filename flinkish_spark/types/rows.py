@@ -234,8 +234,8 @@ class ElementType:
         """Return what makes an element of the tuple that :meth:`spread` made."""
         if not self.has_fields:
             return _only
-        make: Named = element_class([field.name for field in self.fields])._make
-        return make
+        # What `_make` does, without a call of Python for each.
+        return functools.partial(tuple.__new__, element_class([field.name for field in self.fields]))
 
 
 def _same(value: Any) -> Any:

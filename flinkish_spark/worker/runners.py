@@ -286,23 +286,24 @@ def rows_written(shape: RowShape, writers: Sequence[RowWriter], emitted: Emitted
     OutputError
         A row is not as it was declared.
     """
-    main = list(zip(emitted.rows, emitted.times_ms, strict=True))
-    yield from _output(shape, writers, 0, main, emitted.before)
+    yield from _output(shape, writers, 0, emitted.rows, emitted.times_ms, emitted.before)
     for side, name in enumerate(shape.side_names, start=1):
         # What is emitted to a side output that nobody reads is dropped, as in Flink.
-        yield from _output(shape, writers, side, emitted.side.get(name, []), emitted.side_before.get(name, 0))
+        found = emitted.side.get(name, [])
+        rows, times_ms = [row for row, _ in found], [time_ms for _, time_ms in found]
+        yield from _output(shape, writers, side, rows, times_ms, emitted.side_before.get(name, 0))
 
 
 def _output(
     shape: RowShape,
     writers: Sequence[RowWriter],
     side: int,
-    found: Sequence[tuple[object, int | None]],
+    rows: list[Any],
+    times_ms: list[int | None],
     before: int,
 ) -> Iterator[OutRows]:
-    if not found:
+    if not rows:
         return
-    rows, times_ms = [row for row, _ in found], [time_ms for _, time_ms in found]
     try:
         arrays = writers[side].write(rows)
     except OutputError as error:
