@@ -9,8 +9,8 @@ from typing import Any
 from flinkish_spark import StreamExecutionEnvironment
 from flinkish_spark.job import explanation, graph_pictures
 from flinkish_spark.protocol import job_graph
-from tests.support.job_graphs import Session
-from tests.support.pages import check_page
+from tests.support.job_graphs import Session, graph_of, windows_and_patterns
+from tests.support.pages import DOCS, check_page
 
 
 def environment(session: Any, job: str) -> StreamExecutionEnvironment:
@@ -19,6 +19,11 @@ def environment(session: Any, job: str) -> StreamExecutionEnvironment:
 
 def test_the_examples_of_the_page_run() -> None:
     check_page("job-graph.md", at_least=3, given={"environment": partial(environment, Session())})
+
+
+def test_the_picture_on_the_page_is_what_is_drawn() -> None:
+    drawn = graph_pictures.svg(graph_of(windows_and_patterns))
+    assert (DOCS / "job-graph.svg").read_text(encoding="utf-8") == f"{drawn}\n"
 
 
 def test_the_examples_in_the_modules_do_what_they_say() -> None:
