@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from flinkish_spark import (
+    AsyncDataStream,
+    AsyncFunction,
     CheckpointConfig,
     DeltaSink,
     ForeachCheckpointSink,
@@ -108,6 +111,44 @@ def azure(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreSpec]:
         yield place
         for name in settings:
             conf.unset(name)
+
+
+class Drawn(AsyncFunction):
+    """Answers with something that it will never answer again."""
+
+    async def async_invoke(self, value: Any) -> list[tuple[int, str]]:
+        return [(value.n, uuid.uuid4().hex)]
+
+
+@pytest.mark.nightly(by_day="tests/integration/spark/test_async_calls.py")
+def test_answers_of_systems_outside_are_recorded_in_a_bucket(
+    spark, bucket: StoreSpec, tmp_path: Path
+) -> None:
+    """Two sinks have the same one of each element, also where the job was cut off."""
+    tables = [tmp_path / "one", tmp_path / "two"]
+    for ends in range(2):
+        env = environment(spark, bucket)
+        source = DataGeneratorSource({"n": Counting()}, rate=RateLimit(records_per_batch=20))
+        numbers = env.from_source(source, uid="numbers")
+        asked = AsyncDataStream.ordered_wait(
+            numbers, Drawn(), 5_000, output="n LONG, drawn STRING", uid="asked"
+        )
+        asked.sink_to(DeltaSink(str(tables[0])), uid="one")
+        asked.filter(lambda row: True).sink_to(DeltaSink(str(tables[1])), uid="two")
+        with running(env) as client:
+            await_that(lambda client=client: client.progress.checkpoints >= 2, client)
+            if ends:
+                client.stop_with_checkpoint()
+                while not client.wait(timeout_ms=1_000):
+                    pass
+            else:
+                client.cancel()
+    one, two = (
+        sorted((row.n, row.drawn) for row in spark.read.format("delta").load(str(table)).collect())
+        for table in tables
+    )
+    assert one == two and len({n for n, _ in one}) == len(one) > 40
+    assert not [key for key in bucket.open_bucket().sizes_below("") if key.startswith("answers/")]
 
 
 @pytest.mark.nightly(by_day="tests/unit/checkpoint/test_buckets.py")
