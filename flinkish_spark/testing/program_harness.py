@@ -15,8 +15,10 @@ from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, Progress, TimeDomain
 from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.core.validation import instance_of
+from flinkish_spark.datastream.async_data_stream import AsyncDataStream
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.datastream.keyed_stream import KeyedStream
+from flinkish_spark.functions.async_io import AsyncBatchFunction, AsyncFunction
 from flinkish_spark.functions.keyed import (
     BroadcastProcessFunction,
     FilterFunction,
@@ -65,6 +67,8 @@ from flinkish_spark.worker.time import MICRO_BATCH_IN_HARNESS, MicroBatch
 Program = Callable[..., DataStream]
 _SETTINGS = ("key", "key_type", "output", "broadcast", "uid")
 _OF_RECORDS = (CoMapFunction, CoFlatMapFunction)
+#: Of async functions that are given alone.
+_PATIENCE_MS, _BATCH_SIZE = 60_000, 32
 _TWO = (
     KeyedCoProcessFunction,
     CoProcessFunction,
@@ -201,6 +205,13 @@ def _unkeyed(function: Any, output: Any, uid: str) -> Program:
         return lambda stream: stream.flat_map(function, output=output, name=uid)
     if isinstance(function, FilterFunction):
         return lambda stream: stream.filter(function, name=uid)
+    made = {"output": output, "uid": uid}
+    if isinstance(function, AsyncFunction):
+        return lambda stream: AsyncDataStream.ordered_wait(stream, function, _PATIENCE_MS, **made)
+    if isinstance(function, AsyncBatchFunction):
+        return lambda stream: AsyncDataStream.ordered_wait_batch(
+            stream, function, _PATIENCE_MS, _BATCH_SIZE, **made
+        )
     raise ConfigError(
         f"ProgramHarness.of() got a {type(function).__name__}",
         what_to_do="give it an instance of one of the function classes; for windows, joins and several "
@@ -370,8 +381,9 @@ class ProgramHarness:
         function
             A KeyedProcessFunction, KeyedCoProcessFunction, VectorizedProcessFunction, ProcessFunction,
             CoProcessFunction, BroadcastProcessFunction, KeyedBroadcastProcessFunction,
-            CheckpointedProcessFunction, MapFunction, FlatMapFunction, FilterFunction, CoMapFunction or
-            CoFlatMapFunction; the last five with a key or without.
+            CheckpointedProcessFunction, AsyncFunction, AsyncBatchFunction, MapFunction, FlatMapFunction,
+            FilterFunction, CoMapFunction or CoFlatMapFunction; the last five with a key or without. Time-outs
+            and the like of async functions are said in a program.
         inputs
             Fields of each input; of a broadcast function those of the broadcast one come second.
         settings

@@ -490,6 +490,15 @@ def test_a_function_is_opened_once_for_all_micro_batches_of_a_worker() -> None:
     assert [one for one in LOG if isinstance(one, str)] == ["open", "close"]
 
 
+def test_a_function_alone_in_a_harness() -> None:
+    run = ProgramHarness.of(Calling(lambda n, _: after(30_000, n)), "n LONG", output=OUT)
+    push(run, 1, 2)
+    assert run.take().rows == [(1, 1), (2, 2)]
+    many = ProgramHarness.of(Bulk(), "n LONG", output=OUT)
+    push(many, 1, 2)
+    assert many.take().rows == [(1, 1), (2, 2)]
+
+
 class NotAsync(AsyncFunction):
     def async_invoke(self, value: Any) -> Any:  # type: ignore[override]
         return []
