@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from flinkish_spark.bridge.accumulators import NO_TALLIES, NoTallies, TaskTallies
 from flinkish_spark.bridge.session import (
     active_session,
     asking_kafka_first,
@@ -137,11 +138,18 @@ class SinkStaging:
         Of the plan, in the order in which they stage.
     writers
         By sink uid; they live as long as one start of the query.
+    tallies
+        What tasks add to accumulators.
     """
 
     def __init__(
-        self, sinks: Sequence[PlannedSink], writers: Mapping[str, SinkWriter], context: StagingContext
+        self,
+        sinks: Sequence[PlannedSink],
+        writers: Mapping[str, SinkWriter],
+        context: StagingContext,
+        tallies: NoTallies = NO_TALLIES,
     ) -> None:
+        self._tallies = tallies
         self._sinks, self._writers, self._context = tuple(sinks), writers, context
         self._streams = len({stream for sink in sinks for stream in sink.streams})
 
@@ -158,6 +166,7 @@ class SinkStaging:
         # This order matters: whatever evaluates the rows below is to tell its tasks of this micro-batch.
         told = json.dumps(micro_batch_in(self._context.log, batch).to_json())
         frame.sparkSession.sparkContext.setLocalProperty(MICRO_BATCH_PROPERTY, told)
+        self._tallies.begin()
         if not sinks:
             frame.write.format("noop").mode("overwrite").save()
         own = [sink for sink in self._sinks if sink.uid in sinks]
@@ -213,6 +222,7 @@ class SinkStaging:
             tuple(committables),
             tuple(blocks),
             began_at_ms,
+            accumulators=self._tallies.taken(),
         )
 
     @staticmethod
@@ -400,7 +410,7 @@ class SparkPlan:
         contexts = _contexts(self._planned, context.job, context.ownership, self._settings)
         sinks = self._planned.sinks
         writers = {s.uid: s.sink.create_writer(self._spark, contexts[s.uid]) for s in sinks}
-        staging = SinkStaging(sinks, writers, context)
+        staging = SinkStaging(sinks, writers, context, TaskTallies(self._spark))
         tracker = self._settings.latencies
         if tracker is None:
             return staging

@@ -579,6 +579,8 @@ class KeyedParts:
         Of the sources that it reads itself, if latency is measured; those of others come with the rows.
     name
         What errors call it beside its uid; empty if nobody has said one.
+    counts_as
+        Tells what it adds to accumulators from what others add; empty in all chains but the first.
     """
 
     inputs: tuple[KeyedInput, ...]
@@ -588,6 +590,7 @@ class KeyedParts:
     seed: DataFrame | None = None
     markers: SourceMarkers | None = None
     name: str = ""
+    counts_as: str = ""
 
 
 @dataclass(frozen=True)
@@ -646,6 +649,7 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
         reporter=parts.number,
         base_policy=BASE_POLICY,
         name=parts.name,
+        counts_as=parts.counts_as,
     )
     applied = rows.groupBy(C.ROUTE).applyInPandasWithState(
         KeyedOperator(spec), EMITTED, STATE_DDL, "append", GroupStateTimeout.NoTimeout

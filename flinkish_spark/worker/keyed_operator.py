@@ -135,6 +135,8 @@ class KeyedOperatorSpec:
         When a key group's entries move out of its state value.
     name
         What errors call it beside its uid.
+    counts_as
+        Tells what it adds to accumulators from what others add; empty where that does not count.
     """
 
     uid: str
@@ -149,6 +151,7 @@ class KeyedOperatorSpec:
     broadcast_routes: Mapping[int, int] = field(default_factory=dict)
     base_policy: BasePolicy = field(default_factory=BasePolicy)
     name: str = ""
+    counts_as: str = ""
 
 
 class KeyedOperator:
@@ -174,7 +177,7 @@ class KeyedOperator:
             out = list(self._passed_on(frame, partition))
         else:
             arrived = GroupRows(frame)
-            with running_in(len(self.spec.barrier_routes), self.spec.name):
+            with running_in(len(self.spec.barrier_routes), self.spec.name, self.spec.counts_as):
                 if route in self.spec.broadcast_routes:
                     out = self._broadcast(self.spec.broadcast_routes[route], arrived, state)
                 else:
