@@ -56,6 +56,16 @@ from .connectors.two_phase import SinkTransaction as SinkTransaction
 from .connectors.two_phase import TwoPhaseCommitSink as TwoPhaseCommitSink
 from .contracts.hooks import MasterHook as MasterHook
 from .contracts.sink import CompletedCheckpoint as CompletedCheckpoint
+from .core.accumulators import Accumulator as Accumulator
+from .core.accumulators import AverageAccumulator as AverageAccumulator
+from .core.accumulators import DoubleCounter as DoubleCounter
+from .core.accumulators import DoubleMaximum as DoubleMaximum
+from .core.accumulators import DoubleMinimum as DoubleMinimum
+from .core.accumulators import Histogram as Histogram
+from .core.accumulators import IntCounter as IntCounter
+from .core.accumulators import LongCounter as LongCounter
+from .core.accumulators import LongMaximum as LongMaximum
+from .core.accumulators import LongMinimum as LongMinimum
 from .core.config import CheckpointConfig as CheckpointConfig
 from .core.config import CheckpointingMode as CheckpointingMode
 from .core.config import ExponentialDelay as ExponentialDelay
@@ -116,7 +126,9 @@ from .functions.stream import ProcessContext as ProcessContext
 from .functions.stream import ProcessFunction as ProcessFunction
 from .functions.watermark_strategy import WatermarkGenerator as WatermarkGenerator
 from .functions.watermark_strategy import WatermarkStrategy as WatermarkStrategy
+from .job.client import ExecutionListener as ExecutionListener
 from .job.client import JobClient as JobClient
+from .job.client import JobExecutionResult as JobExecutionResult
 from .job.doctor import Diagnosis as Diagnosis
 from .job.doctor import Finding as Finding
 from .job.doctor import Health as Health

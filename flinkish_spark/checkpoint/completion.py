@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from flinkish_spark.checkpoint.accumulators import NO_ACCUMULATORS, AccumulatorKeeper
 from flinkish_spark.checkpoint.commit import Interrupted
 from flinkish_spark.checkpoint.context import JobContext
 from flinkish_spark.checkpoint.control import ControlFile
@@ -93,6 +94,8 @@ class CoordinatorParts:
     on_decided
         Called after a decision and before its first commit, in the thread that made it; may take a while.
         Returns whether the checkpoint's state is pinned.
+    accumulators
+        Says what they hold.
     """
 
     job: JobContext
@@ -108,6 +111,7 @@ class CoordinatorParts:
     time: Timekeeping = NO_TIME
     on_aging: Callable[[StagedAge], None] = lambda age: None
     on_decided: Callable[[Decision], bool] = lambda decision: False
+    accumulators: AccumulatorKeeper = NO_ACCUMULATORS
 
 
 class Completion:
@@ -318,7 +322,7 @@ def decision_of(
         parts.job.clock.wall_ms(),
         lineage=batches[-1].lineage,
         # What they say about time is in `times`: of many key groups it is more than all the rest.
-        batches=tuple(replace(staged, times=None) for staged in batches),
+        batches=tuple(replace(staged, times=None, accumulators={}) for staged in batches),
         offsets_text=offsets,
         commits_text=commits,
         uids=parts.job.uids,
@@ -327,4 +331,5 @@ def decision_of(
         finished=pending.finished,
         hook_states=pending.hook_states,
         times=parts.time.behind(batch),
+        accumulators=parts.accumulators.behind(batch),
     )

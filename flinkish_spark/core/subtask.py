@@ -6,9 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from pyspark import TaskContext
+
+from flinkish_spark.core.accumulators import (
+    Accumulator,
+    Accumulators,
+    DoubleCounter,
+    Histogram,
+    IntCounter,
+    LongCounter,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,8 @@ class Subtask:
 
 #: Subtasks of the operator that has its turn: PySpark does not tell how many tasks there are.
 _OPERATOR: ContextVar[tuple[int | None, str]] = ContextVar("_OPERATOR", default=(None, ""))
+#: What stands for that operator where accumulators are put together; empty where it does not count.
+_COUNTS_AS: ContextVar[str] = ContextVar("_COUNTS_AS", default="")
 _IN_HARNESS: ContextVar[Subtask | None] = ContextVar("_IN_HARNESS", default=None)
 
 
@@ -51,13 +62,20 @@ def current_subtask() -> Subtask:
 
 
 @contextmanager
-def running_in(parallelism: int, name: str = "") -> Iterator[None]:
-    """Let functions that are called within see how many subtasks there are; their number is the task's."""
-    token = _OPERATOR.set((parallelism, name))
+def running_in(parallelism: int, name: str = "", counts_as: str = "") -> Iterator[None]:
+    """Let functions that are called within see how many subtasks there are; their number is the task's.
+
+    Parameters
+    ----------
+    counts_as
+        Tells what it adds to accumulators from what others add; empty where that does not count.
+    """
+    token, counting = _OPERATOR.set((parallelism, name)), _COUNTS_AS.set(counts_as)
     try:
         yield
     finally:
         _OPERATOR.reset(token)
+        _COUNTS_AS.reset(counting)
 
 
 @contextmanager
@@ -95,12 +113,37 @@ class TaskFacts(Protocol):
     def get_task_name_with_subtasks(self) -> str:
         """Return that with the current subtask, counted from 1: ``totals (1/4)``."""
 
+    def add_accumulator(self, name: str, accumulator: Accumulator) -> Any:
+        """Give an accumulator a name in the job, and return it; see docs/keyed-functions.md."""
 
-class SubtaskFacts:
+    def get_accumulator(self, name: str) -> Any:
+        """Return an accumulator that this function has added; raise KeyError if it has not."""
+
+    def get_int_counter(self, name: str) -> IntCounter:
+        """Return a counter of whole numbers, added if it is not there yet."""
+
+    def get_long_counter(self, name: str) -> LongCounter:
+        """Return a counter of whole numbers, added if it is not there yet."""
+
+    def get_double_counter(self, name: str) -> DoubleCounter:
+        """Return a counter of numbers, added if it is not there yet."""
+
+    def get_histogram(self, name: str) -> Histogram:
+        """Return a histogram, added if it is not there yet."""
+
+
+class SubtaskFacts(Accumulators):
     """The :class:`TaskFacts` of a runtime context."""
 
     uid: str
     max_parallelism: int
+
+    def _counts_as(self) -> str:
+        return _COUNTS_AS.get()
+
+    def _place(self) -> str | None:
+        counts_as, task = self._counts_as(), TaskContext.get()
+        return None if not counts_as or task is None else f"{counts_as}/{task.partitionId():06}"
 
     def _subtask(self) -> Subtask:
         return current_subtask()

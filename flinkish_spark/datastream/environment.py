@@ -35,7 +35,7 @@ from flinkish_spark.core.steps import Observer, SilentObserver, StepObserver
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable, with_methods_of
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
-from flinkish_spark.job.client import JobClient
+from flinkish_spark.job.client import ExecutionListener, JobClient, JobExecutionResult, told
 from flinkish_spark.job.engine import JobSettings, Standby
 from flinkish_spark.job.explanation import print_tree
 from flinkish_spark.job.graph_pictures import PlanForm, plan_in, svg
@@ -175,6 +175,7 @@ class StreamExecutionEnvironment:
         self._hooks = MasterHooks(unknown=unknown_hook_state)
         self.manifest = None if manifest is None else _manifest(manifest)
         self._listeners: list[JobListener] = []
+        self._execution_listeners: list[ExecutionListener] = []
         self._observer: Observer = SilentObserver()
         self._parallelism: int | None = None
         self._executing, self._process = threading.Lock(), os.getpid()
@@ -405,9 +406,16 @@ class StreamExecutionEnvironment:
             self._check_idle("start it twice")
             interval_ms = self.latency_tracking_interval_ms
             latencies = None if interval_ms is None else LatencyTracker(interval_ms)
-            supervisor = self._supervisor(latencies)
-            self._hooks.claim()
-            self._client = JobClient(supervisor, latencies)
+            try:
+                supervisor = self._supervisor(latencies)
+                self._hooks.claim()
+            except Exception as error:
+                for listener in self._execution_listeners:
+                    told(listener.on_job_submitted, None, error)
+                raise
+            self._client = JobClient(supervisor, latencies, self._execution_listeners)
+            for listener in self._execution_listeners:
+                told(listener.on_job_submitted, self._client, None)
             return self._client
 
     def _check_idle(self, what: str) -> None:
@@ -428,8 +436,13 @@ class StreamExecutionEnvironment:
                 holder=f"process {os.getpid()} on {socket.gethostname()}",
             )
 
-    def execute(self) -> None:
+    def execute(self) -> JobExecutionResult:
         """Run the job until it ends; SIGTERM and Ctrl-C stop it with a last checkpoint.
+
+        Returns
+        -------
+        JobExecutionResult
+            How it ended, how long it took, and what accumulators held.
 
         Raises
         ------
@@ -441,6 +454,7 @@ class StreamExecutionEnvironment:
         with _stop_signals(client):
             while not client.wait(timeout_ms=200):
                 pass
+        return client.get_job_execution_result()
 
     def add_master_hook(self, hook: MasterHook) -> None:
         """Let a system outside Spark take part in every checkpoint; before `execute`.
@@ -458,6 +472,23 @@ class StreamExecutionEnvironment:
             raise unusable("hook", hook, wanted="an instance of a MasterHook", what_to_do=what_to_do)
         with_methods_of("hook", hook, MasterHook, what_to_do=what_to_do)
         self._hooks.add(hook)
+
+    def register_job_listener(self, listener: ExecutionListener) -> None:
+        """Tell `listener` when a job is submitted and when it has ended; see also :meth:`add_listener`.
+
+        Raises
+        ------
+        ConfigError
+            It is no instance of an ExecutionListener.
+        """
+        what_to_do = "derive it from flinkish_spark.ExecutionListener, and give an instance"
+        self._execution_listeners.append(
+            instance_of("listener", listener, ExecutionListener, what_to_do=what_to_do)
+        )
+
+    def clear_job_listeners(self) -> None:
+        """Forget those that :meth:`register_job_listener` has registered."""
+        self._execution_listeners.clear()
 
     def add_listener(self, listener: JobListener) -> None:
         """Tell `listener` of status changes and of complete and aborted checkpoints.

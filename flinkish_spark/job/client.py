@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from flinkish_spark.checkpoint.answers import Asked, PendingAnswer
 from flinkish_spark.checkpoint.event_time import LatencyTracker
+from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.object_store import requests_of_this_process
 from flinkish_spark.core.store_spec import StoreSpec
@@ -20,8 +25,66 @@ from flinkish_spark.protocol.latency import Latencies
 from flinkish_spark.protocol.lineage import Tables
 from flinkish_spark.protocol.statistics import StatisticsHistory
 
+LOG = logging.getLogger(__name__)
 #: How long the end of a job may take behind its last status: it gives up the lock and closes the hooks.
 _GIVING_BACK_S = 10
+
+
+@dataclass(frozen=True)
+class JobExecutionResult:
+    """What came of an execution that has ended well; names as in Flink.
+
+    Parameters
+    ----------
+    job_id
+        Of the job, for the life of its directory: 32 hexadecimal digits.
+    status
+        FINISHED, CANCELED, or SUSPENDED where the job goes on at its next start.
+    net_runtime_ms
+        How long this execution took, restarts included.
+    accumulators
+        What they held at the last checkpoint, since the job began, by name.
+    """
+
+    job_id: str
+    status: JobStatus
+    net_runtime_ms: int
+    accumulators: Mapping[str, Any]
+
+    def get_job_id(self) -> str:
+        """Return the job's id."""
+        return self.job_id
+
+    def get_net_runtime(self) -> int:
+        """Return how long this execution took, in milliseconds."""
+        return self.net_runtime_ms
+
+    def get_accumulator_result(self, name: str) -> Any:
+        """Return what an accumulator held at the end.
+
+        Raises
+        ------
+        KeyError
+            No function has added to one of that name.
+        """
+        return self.accumulators[name]
+
+    def get_all_accumulator_results(self) -> dict[str, Any]:
+        """Return what all of them held, by name."""
+        return dict(self.accumulators)
+
+
+class ExecutionListener:
+    """Told when a job is submitted and when its execution has ended; derive from it. Flink's `JobListener`.
+
+    What it raises is logged, and changes nothing.
+    """
+
+    def on_job_submitted(self, client: JobClient | None, error: BaseException | None) -> None:
+        """Note a job that was submitted, or the error if it was refused at once; called by who submits it."""
+
+    def on_job_executed(self, result: JobExecutionResult | None, error: BaseException | None) -> None:
+        """Note the end of an execution; called by a thread of the job, with the error if it failed."""
 
 
 class JobClient:
@@ -30,9 +93,16 @@ class JobClient:
     Every method may be called by any thread, at any time.
     """
 
-    def __init__(self, supervisor: Supervisor, latencies: LatencyTracker | None = None) -> None:
-        self._supervisor, self._latencies = supervisor, latencies
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        latencies: LatencyTracker | None = None,
+        listeners: Sequence[ExecutionListener] = (),
+    ) -> None:
+        self._supervisor, self._latencies, self._listeners = supervisor, latencies, tuple(listeners)
         self._failure: BaseException | None = None
+        self._clock, self._ended_ms = SystemClock(), 0
+        self._began_ms = self._clock.monotonic_ms()
         self._thread = threading.Thread(target=self._run, name="flinkish-supervisor", daemon=True)
         self._thread.start()
 
@@ -41,6 +111,14 @@ class JobClient:
             self._supervisor.run()
         except BaseException as error:
             self._failure = error
+        self._ended_ms = self._clock.monotonic_ms()
+        result = self._result() if self._failure is None else None
+        for listener in self._listeners:
+            told(listener.on_job_executed, result, self._failure)
+
+    def _result(self) -> JobExecutionResult:
+        took_ms = self._ended_ms - self._began_ms
+        return JobExecutionResult(self.job_id, self.status, took_ms, self.get_accumulators())
 
     # -- looking --------------------------------------------------------------------------------
     @property
@@ -62,6 +140,32 @@ class JobClient:
     def statistics(self) -> StatisticsHistory:
         """Return what checkpoints cost so far: a history with a bound, and a summary."""
         return self._supervisor.statistics
+
+    @property
+    def job_id(self) -> str:
+        """The job's id, for the life of its directory; empty until its first start has got one."""
+        return self._supervisor.job_id
+
+    def get_accumulators(self) -> dict[str, Any]:
+        """Return what accumulators held at the newest confirmed checkpoint, since the job began, by name.
+
+        Examples
+        --------
+        >>> client.get_accumulators()  # doctest: +SKIP
+        {'broken': 3, 'orders': 1200}
+        """
+        return dict(self.progress.accumulators)
+
+    def get_job_execution_result(self) -> JobExecutionResult:
+        """Wait for the end of the job, and return what came of it.
+
+        Raises
+        ------
+        FlinkishError
+            The job failed.
+        """
+        self.wait()
+        return self._result()
 
     @property
     def latencies(self) -> Latencies:
@@ -221,6 +325,14 @@ class JobClient:
         if self._failure is not None:
             raise self._failure
         return not self._thread.is_alive()
+
+
+def told(tell: Callable[..., None], *what: Any) -> None:
+    """Tell a listener of the user's something; what it raises is logged."""
+    try:
+        tell(*what)
+    except Exception:
+        LOG.exception("a listener failed")
 
 
 def _checkpoint(given: CheckpointId | int) -> CheckpointId:

@@ -19,6 +19,7 @@ from flinkish_spark.checkpoint.staging import OwnerLock, Staging, StagingContext
 from flinkish_spark.contracts.manifest import Manifest, ManifestContext, ManifestWriter
 from flinkish_spark.contracts.sink import Committer, SinkContext
 from flinkish_spark.contracts.source import JobPlace, SourceNode
+from flinkish_spark.core.accumulators import as_results
 from flinkish_spark.core.clock import Clock, Threads
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import FlinkishError
@@ -227,6 +228,8 @@ class JobProgress:
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     #: What async calls have cost since this process began, by operator; those of repeated tasks count.
     async_calls: Mapping[str, AsyncStatistics] = field(default_factory=dict)
+    #: What accumulators held at the newest confirmed checkpoint, since the job began, by name.
+    accumulators: dict[str, Any] = field(default_factory=dict)
     last_error: str = ""
     is_running: bool = False
     #: Threads of the job that have waited for the same thing for a minute, the longest first.
@@ -236,6 +239,7 @@ class JobProgress:
         """Count a confirmed checkpoint; return how many records its sinks have dropped."""
         self.checkpoints += 1
         self.newest = decision.checkpoint
+        self.accumulators = as_results(decision.accumulators)
         for uid, count in late_of(decision.batches).items():
             self.late_dropped[uid] = self.late_dropped.get(uid, 0) + count
         for uid, counts in counts_of(decision.batches).items():

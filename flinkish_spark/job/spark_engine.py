@@ -14,6 +14,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from flinkish_spark.bridge.accumulators import NO_TALLIES, NoTallies, TaskTallies
 from flinkish_spark.bridge.buckets import copy_in_tasks
 from flinkish_spark.bridge.session import (
     active_session,
@@ -144,11 +145,18 @@ class SinkStaging:
         Of the plan, in the order in which they stage.
     writers
         By sink uid; they live as long as one start of the query.
+    tallies
+        What tasks add to accumulators.
     """
 
     def __init__(
-        self, sinks: Sequence[PlannedSink], writers: Mapping[str, SinkWriter], context: StagingContext
+        self,
+        sinks: Sequence[PlannedSink],
+        writers: Mapping[str, SinkWriter],
+        context: StagingContext,
+        tallies: NoTallies = NO_TALLIES,
     ) -> None:
+        self._tallies = tallies
         self._sinks, self._writers, self._context = tuple(sinks), writers, context
         self._streams = len({stream for sink in sinks for stream in sink.streams})
 
@@ -166,6 +174,7 @@ class SinkStaging:
         here = micro_batch_in(self._context.log, batch)
         told = json.dumps(replace(here, lineage=self._context.lineage.value).to_json())
         frame.sparkSession.sparkContext.setLocalProperty(MICRO_BATCH_PROPERTY, told)
+        self._tallies.begin()
         if not sinks:
             frame.write.format("noop").mode("overwrite").save()
         own = [sink for sink in self._sinks if sink.uid in sinks]
@@ -221,6 +230,7 @@ class SinkStaging:
             tuple(committables),
             tuple(blocks),
             began_at_ms,
+            accumulators=self._tallies.taken(),
         )
 
     @staticmethod
@@ -464,7 +474,7 @@ class SparkPlan:
         contexts = _contexts(self._planned, context.job, context.ownership, self._settings)
         sinks = self._planned.sinks
         writers = {s.uid: s.sink.create_writer(self._spark, contexts[s.uid]) for s in sinks}
-        staging = SinkStaging(sinks, writers, context)
+        staging = SinkStaging(sinks, writers, context, TaskTallies(self._spark))
         tracker = self._settings.latencies
         if tracker is None:
             return staging

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
+from flinkish_spark.checkpoint.accumulators import AccumulatorKeeper
 from flinkish_spark.checkpoint.answers import Asked, CheckpointAnswer
 from flinkish_spark.checkpoint.commit import Confirmation, Interrupted
 from flinkish_spark.checkpoint.completion import CoordinatorParts
@@ -35,6 +36,7 @@ from flinkish_spark.checkpoint.spark_log import log_of
 from flinkish_spark.checkpoint.staging import OwnerLock, StagingContext
 from flinkish_spark.checkpoint.statistics import CheckpointTracker
 from flinkish_spark.checkpoint.transactional_ids import BlockPool
+from flinkish_spark.core.accumulators import as_results
 from flinkish_spark.core.clock import GivenUp, outcome_of
 from flinkish_spark.core.errors import (
     FencedError,
@@ -442,6 +444,12 @@ class Supervisor:
         """Return the history of checkpoints; empty before the takeover."""
         return StatisticsHistory() if self._tracker is None else self._tracker.history
 
+    @property
+    def job_id(self) -> str:
+        """Return the job's uuid; empty before its first start has given it one."""
+        known = self._job_dir.known_uuid()
+        return "" if known is None else str(known)
+
     def order_rewind(self, target: CheckpointId, tables: Tables) -> PendingRewind:
         """Order the job to go back; called by any thread. See :meth:`JobClient.rewind`."""
         job_dir, clock = self._job_dir, self._settings.clock
@@ -733,6 +741,9 @@ class Supervisor:
             recovered.start.next_batch,
         )
         time.begin()
+        accumulators = AccumulatorKeeper({} if newest is None else newest.accumulators, recovered.kept)
+        if newest is not None:
+            self.progress.accumulators = as_results(newest.accumulators)
         gate = AdmissionGate(job.clock)
         coordinator = CheckpointCoordinator(
             CoordinatorParts(
@@ -751,6 +762,7 @@ class Supervisor:
                 time=time,
                 on_aging=self.states.aging,
                 on_decided=owned.completed.decided,
+                accumulators=accumulators,
             ),
             recovered.kept,
         )
@@ -764,6 +776,7 @@ class Supervisor:
                 owned.inputs.check_identity, job.must_give_up, job.clock
             ):
                 raise Interrupted("looking for the input")
+            accumulators.on_staged(staged)
             self.states.tasks_run()
             coordinator.on_staged(staged, sync_ms)
             last.look()

@@ -590,6 +590,8 @@ class KeyedParts:
         Of the sources that it reads itself, if latency is measured; those of others come with the rows.
     name
         What errors call it beside its uid; empty if nobody has said one.
+    counts_as
+        Tells what it adds to accumulators from what others add; empty in all chains but the first.
     """
 
     inputs: tuple[KeyedInput, ...]
@@ -600,6 +602,7 @@ class KeyedParts:
     seed: DataFrame | None = None
     markers: SourceMarkers | None = None
     name: str = ""
+    counts_as: str = ""
 
 
 @dataclass(frozen=True)
@@ -667,6 +670,7 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
             PassingRows(arrow_schema(one.transport.schema), _passing_columns(one), number)
             for number, one in enumerate(passing, start=len(shape.outputs))
         ),
+        counts_as=parts.counts_as,
     )
     applied = rows.groupBy(C.ROUTE).applyInPandasWithState(
         KeyedOperator(spec), EMITTED, STATE_DDL, "append", GroupStateTimeout.NoTimeout

@@ -56,12 +56,14 @@ from flinkish_spark.planning.stream_graph import (
     KeyedNode,
     Leg,
     SideNode,
+    Step,
     StreamGraph,
     StreamNode,
     TransformNode,
     feeds,
     has_ways_that_meet,
     legs,
+    operator_of,
     operator_scans,
     operators_upto,
     scans_of,
@@ -74,7 +76,7 @@ from flinkish_spark.planning.times import (
     plan_times,
     reporters,
 )
-from flinkish_spark.planning.transforms import transformed
+from flinkish_spark.planning.transforms import RowTransform, transformed
 from flinkish_spark.protocol.alignment import Announced
 from flinkish_spark.protocol.plan_layout import Chain, ScanRole
 from flinkish_spark.protocol.savepoints import OperatorShape, SeededChain
@@ -164,7 +166,7 @@ SOURCE_CHANNELS = frozenset({0})
 
 PlannedStream = RecordStream | TaggedStream
 #: Where a stream is in the plan: what it begins with, its steps, how its chain begins, and as which inputs.
-_Place = tuple[int, tuple[int, ...], str, tuple[str, ...]]
+_Place = tuple[int, tuple[int, ...], str, tuple[str, ...], tuple[bool, ...]]
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,10 @@ class Planner:
         self._has_one_source = False
         self._planned: dict[_Place, PlannedStream] = {}
         self._operators: dict[str, OperatorShape] = {}
+        #: By function or operator, the node and the chain in which it counts; it may stand in several.
+        self._counting: dict[object, tuple[object, Chain]] = {}
+        #: Numbers of steps, by identity, in the order in which they were met.
+        self._steps: dict[int, int] = {}
         self._graph = graph or StreamGraph()
         self._async_place = calls
         self._calls = AsyncCalls((), calls)
@@ -265,7 +271,7 @@ class Planner:
             The inputs of the chain that it scans.
         """
         steps = tuple(map(id, leg.steps))
-        known = id(leg.base), steps, self._beginning.label(chain), names
+        known = id(leg.base), steps, self._beginning.label(chain), names, self._counting_on(leg, chain)
         if known not in self._planned:
             self._planned[known] = self._plan_leg(leg, chain, names)
         return self._planned[known]
@@ -278,7 +284,8 @@ class Planner:
         if is_set_apart(self._graph, leg.steps):
             parent = _spread(parent)
         if isinstance(step, TransformNode):
-            function = self._calls.on_way(step.function, leg, _stream_of(parent))
+            counted = self._counted(step, chain, (*names, *self._way(leg))).function
+            function = self._calls.on_way(counted, leg, _stream_of(parent))
             if isinstance(parent, TaggedStream):
                 return replace(parent, transforms=(*parent.transforms, function))
             if isinstance(function, LocatedTransform):
@@ -286,6 +293,57 @@ class Planner:
             return transform_records(parent, function)
         assert isinstance(parent, RecordStream), "refused where it was declared"
         return with_times(parent, step.strategy)
+
+    def _counts(self, known_as: object, node: object, chain: Chain) -> bool:
+        """Whether a node counts in a chain: in its first one, and of several with one function the first."""
+        first, where = self._counting.setdefault(known_as, (node, chain))
+        return first is node and where == chain
+
+    def _counting_on(self, leg: Leg, chain: Chain) -> tuple[bool, ...]:
+        """Return what counts of all that a way in a chain has: ways that differ in it are planned apart."""
+        functions = [(_counted_as(step), step) for step in leg.steps]
+        operators = [(node.uid, node) for node in _operators_below(leg.base)]
+        return tuple(
+            self._counts(known_as, node, chain)
+            for known_as, node in [*operators, *functions]
+            if known_as is not None
+        )
+
+    def _counted(self, step: TransformNode, chain: Chain, way: tuple[str, ...]) -> TransformNode:
+        """Return a step whose function knows as what it counts, if it does; `way` tells its ways apart."""
+        function, known_as = step.function, _counted_as(step)
+        if known_as is None or not self._counts(known_as, step, chain):
+            return step
+        assert isinstance(function, RowTransform)
+        number = list(self._counting).index(known_as)
+        row = replace(function.function, counts_as=f"function {number:04}/{chain.name}/{','.join(way)}")
+        return TransformNode(step.parent, replace(function, function=row))
+
+    def _way(self, leg: Leg) -> tuple[str, ...]:
+        """Return what tells a way from others with the same last step, the same in every process."""
+        steps = [str(self._steps.setdefault(id(step), len(self._steps))) for step in leg.steps]
+        return _named(leg.base), ".".join(steps)
+
+    def _counted_between(self, feed: Feed, chain: Chain) -> Feed:
+        """Return what an operator reads of another one, with functions that know as what they count."""
+        if isinstance(feed.base, SourceNode):
+            return feed
+        inlets = []
+        for inlet in feed.inlets:
+            legs = [
+                replace(
+                    leg,
+                    steps=tuple(
+                        self._counted(step, chain, (str(inlet.entry), str(number), *self._way(leg)))
+                        if isinstance(step, TransformNode)
+                        else step
+                        for step in leg.steps
+                    ),
+                )
+                for number, leg in enumerate(inlet.legs)
+            ]
+            inlets.append(replace(inlet, legs=tuple(legs)))
+        return replace(feed, inlets=tuple(inlets))
 
     def _plan_base(self, base: Base, chain: Chain, names: tuple[str, ...]) -> PlannedStream:
         if isinstance(base, SourceNode):
@@ -305,7 +363,7 @@ class Planner:
             return self._plan_line(node, chain, names)
         numbers = [one.uid for one in reporters(self._graph)]
         given, rest = list[KeyedInput](), list(names)
-        for feed in feeds(node):
+        for feed in (self._counted_between(feed, chain) for feed in feeds(node)):
             own = tuple(rest.pop(0) for _ in scans_of(feed.base))
             given += self._inputs(node, feed, chain, own, numbers)
         return self._operator(node, chain, given)
@@ -322,7 +380,10 @@ class Planner:
         number = numbers.index(node.uid)
         markers = self._marking.of(self._graph, [one.source for one in given if one.source is not None])
         name = self._graph.names.get(node.uid, "")
-        parts = KeyedParts(tuple(given), number, self._partitions, tuple(passing), sides, seed, markers, name)
+        counts_as = f"{node.uid}/{chain.name}" if self._counts(node.uid, node, chain) else ""
+        parts = KeyedParts(
+            tuple(given), number, self._partitions, tuple(passing), sides, seed, markers, name, counts_as
+        )
         planned = plan_keyed(node, parts)
         self._operators[node.uid] = OperatorShape(node.max_parallelism, planned.key_types)
         outputs = planned.outputs if len(planned.outputs) > 1 else ()
@@ -349,7 +410,7 @@ class Planner:
                     stream = self.stream(feed.inlets[0].legs[0], chain, own)
                     given.append(_plain_input(one, feed, stream, numbers))
                 else:
-                    inlets += self._placed_inlets(feed)
+                    inlets += self._placed_inlets(self._counted_between(feed, chain))
             later = {id(i.base) for other in order[place + 1 :] for f in feeds(other) for i in f.inlets}
             passing = {base: stream for base, stream in line.items() if base in later}
             shared = self._line_inputs(one, inlets, line, tuple(passing.values()))
@@ -437,10 +498,13 @@ class Planner:
             (leg,) = ways
             planned = self.stream(Leg(leg.base, leg.steps[:shared]), chain, chain.inputs)
             assert isinstance(planned, RecordStream)
-            placed = self._placed(leg, _stream_of(planned)).steps[shared:]
-            steps = [one for one in placed if isinstance(one, TransformNode)]
+            own = (*chain.inputs, *self._way(leg))
+            rest_of = [one for one in leg.steps[shared:] if isinstance(one, TransformNode)]
+            steps = [self._counted(one, chain, own) for one in rest_of]
+            stream = _stream_of(planned)
             tagged = self._marking.beside(self._with_barriers([planned]), self._graph, chain.inputs)
-            return replace(tagged, transforms=tuple(step.function for step in steps))
+            functions = (self._calls.on_way(step.function, leg, stream) for step in steps)
+            return replace(tagged, transforms=tuple(functions))
         for leg in ways:
             own = tuple(rest.pop(0) for _ in scans_of(leg.base))
             streams.append(self.stream(leg, chain, own))
@@ -510,6 +574,29 @@ class Planner:
         schema, one_pass = functions_before_sink(self._spark, tagged.transforms, tagged.schema, columns)
         check_field_names(schema, "the result of a transform")
         return replace(part, one_pass=one_pass), schema
+
+
+def _counted_as(step: Step) -> object:
+    """Return what is one function where it is counted, if it can add to accumulators; else None.
+
+    Its outputs are nodes of their own, each of which runs all of it. The two ways of connected streams have
+    other calls.
+    """
+    function = step.function if isinstance(step, TransformNode) else None
+    if not isinstance(function, RowTransform) or function.function.rich is None:
+        return None
+    return id(function.settings), id(step.parent), getattr(function.function.call, "__name__", "")
+
+
+def _named(base: Base) -> str:
+    return f"{base.parent.uid}.{base.tag.name}" if isinstance(base, SideNode) else base.uid
+
+
+def _operators_below(base: Base) -> tuple[KeyedNode, ...]:
+    operator = operator_of(base)
+    if operator is None:
+        return ()
+    return (operator, *(node for feed in feeds(operator) for node in _operators_below(feed.base)))
 
 
 def _spread(stream: PlannedStream) -> PlannedStream:

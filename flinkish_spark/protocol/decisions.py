@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from flinkish_spark.protocol.accumulators import AccumulatorValue
 from flinkish_spark.protocol.codec import ADDED, LEFT_OUT, Form, Stored, stored
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, Lineage, OwnerEpoch
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE, PastRewind, RewindKind, Tables
@@ -46,6 +47,8 @@ class Decision(Stored):
         What the master hooks gave, by name.
     times
         Where time stood behind its last micro-batch; None in a job without event time and timers.
+    accumulators
+        What they held behind it, since the job began.
     """
 
     checkpoint: CheckpointId
@@ -63,6 +66,7 @@ class Decision(Stored):
     finished: tuple[str, ...] = field(default=(), metadata=ADDED)
     hook_states: Mapping[str, Any] = field(default_factory=dict, metadata=ADDED)
     times: EventTime | None = field(default=None, metadata=LEFT_OUT)
+    accumulators: Mapping[str, AccumulatorValue] = field(default_factory=dict, metadata=LEFT_OUT)
 
     def _check_read(self) -> None:
         if self.verdict is Verdict.COMMIT and not self.batches:

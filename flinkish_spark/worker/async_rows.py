@@ -180,11 +180,22 @@ class AsyncRows(ExpandRows):
         waiting = AsyncWait(self.spec, self.workers, None if harness is None else harness.make_loop())
         try:
             with self.function.called("open"):
-                waiting.open(StatelessContext(self.function.name, self.function.parallelism))
+                waiting.open(_AsyncContext(self.function.name, self.function.parallelism))
         except BaseException:
             close_operator(waiting, self.function.name)
             raise
         return waiting
+
+
+class _AsyncContext(StatelessContext):
+    """What `open` of an async function is given."""
+
+    def add_accumulator(self, name: str, accumulator: Any) -> None:
+        """Refuse: a repeated task reads answers, and would count none of the calls."""
+        raise RuntimeError(
+            f"'{self.uid}' adds the accumulator '{name}', and an async function has none: a task that is "
+            "repeated reads the answers and calls nothing; count in a function behind it"
+        )
 
 
 class _Task:

@@ -46,9 +46,13 @@ from flinkish_spark.worker.time import MicroBatch, are_records, micro_batch_of_t
 class StatelessContext(SubtaskFacts):
     """What `open` of a function without state is given."""
 
-    def __init__(self, uid: str, parallelism: int | None = None) -> None:
+    def __init__(self, uid: str, parallelism: int | None = None, counts_as: str = "") -> None:
         self.uid, self._parallelism = uid, parallelism
         self.max_parallelism = 1
+        self._own_counts_as = counts_as
+
+    def _counts_as(self) -> str:
+        return self._own_counts_as
 
     def _subtask(self) -> Subtask:
         found = super()._subtask()
@@ -81,6 +85,8 @@ class RowFunction:
         What errors call it, if it is not the function of an operator of that name.
     parallelism
         In how many tasks it runs; None where that is not known.
+    counts_as
+        Tells what it adds to accumulators from what others add; empty where that does not count.
     """
 
     name: str
@@ -89,6 +95,7 @@ class RowFunction:
     origins: Origins = field(default_factory=Origins)
     what: str = ""
     parallelism: int | None = None
+    counts_as: str = ""
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -99,7 +106,7 @@ class RowFunction:
             return
         with self.closing(self.rich):
             with self.called("open"):
-                self.rich.open(StatelessContext(self.name, self.parallelism))
+                self.rich.open(StatelessContext(self.name, self.parallelism, self.counts_as))
             freeze_modules()
             yield
 

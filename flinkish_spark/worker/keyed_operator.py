@@ -173,6 +173,8 @@ class KeyedOperatorSpec:
         What errors call it beside its uid.
     passing
         Inputs behind its own, whose rows go on as further outputs.
+    counts_as
+        Tells what it adds to accumulators from what others add; empty where that does not count.
     """
 
     uid: str
@@ -188,6 +190,7 @@ class KeyedOperatorSpec:
     base_policy: BasePolicy = field(default_factory=BasePolicy)
     name: str = ""
     passing: tuple[PassingRows, ...] = ()
+    counts_as: str = ""
 
 
 class KeyedOperator:
@@ -213,7 +216,7 @@ class KeyedOperator:
             out = list(self._passed_on(frame, partition))
         else:
             arrived = GroupRows(frame)
-            with running_in(len(self.spec.barrier_routes), self.spec.name):
+            with running_in(len(self.spec.barrier_routes), self.spec.name, self.spec.counts_as):
                 if route in self.spec.broadcast_routes:
                     out = self._broadcast(self.spec.broadcast_routes[route], arrived, state)
                 else:

@@ -193,6 +193,7 @@ class Drawn:
                 record(self.package, "protocol.micro_batches AttemptNumber")
             ),
             "JobUuid": lambda: HEX32.map(record(self.package, "protocol.ids JobUuid")),
+            "AccumulatorValue": self._accumulators,
             "Stretch": lambda: self._valid("Stretch", first=self._counter("CheckpointId", 1)),
             "Decision": self._decisions,
             "AttemptDecision": self._attempt_decisions,
@@ -215,6 +216,18 @@ class Drawn:
             "Valve": lambda: self._valves(NAMES),
             "Agenda": self._agendas,
         }
+
+    def _accumulators(self) -> st.SearchStrategy[Any]:
+        value = record(self.package, "protocol.accumulators AccumulatorValue")
+        kind = record(self.package, "protocol.accumulators AccumulatorKind")
+        counters = st.integers(-(1 << 70), 1 << 70).map(lambda held: value.of(kind.LONG_COUNTER, held))
+        averages = st.tuples(st.floats(allow_nan=False), st.integers(1, 9))
+        histograms = st.dictionaries(st.integers(-9, 9), st.integers(1, 9))
+        return st.one_of(
+            counters,
+            averages.map(lambda held: value.of(kind.AVERAGE, held)),
+            histograms.map(lambda held: value.of(kind.HISTOGRAM, held)),
+        )
 
     def _class(self, name: str) -> Any:
         return record(self.package, next(one for one in RECORDS if one.split()[1] == name))

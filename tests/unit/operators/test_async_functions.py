@@ -584,6 +584,16 @@ def test_nothing_may_come_of_an_element() -> None:
     assert run.take().rows == []
 
 
+class Counting(Calling):
+    def open(self, context: Any) -> None:
+        context.add_accumulator("calls", object())
+
+
+def test_an_async_function_has_no_accumulators() -> None:
+    with pytest.raises(RuntimeError, match="count in a function behind it"):
+        push(ordered(Counting(lambda n, _: n)), 1)
+
+
 def test_current_call_is_for_calls() -> None:
     with pytest.raises(RuntimeError, match="while they run"):
         current_call()

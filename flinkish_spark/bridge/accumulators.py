@@ -1,0 +1,62 @@
+"""Spark's accumulator that carries what tasks of one start of a query add to accumulators."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flinkish_spark.core.accumulators import ACCUMULATORS_PROPERTY, Tally, TallyParam, counted
+from flinkish_spark.core.errors import UserFunctionError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from flinkish_spark.protocol.accumulators import Accumulated
+
+
+class NoTallies:
+    """Carries nothing: where there is no Spark."""
+
+    def begin(self) -> None:
+        """Do nothing."""
+
+    def taken(self) -> Accumulated:
+        """Return nothing."""
+        return {}
+
+
+NO_TALLIES = NoTallies()
+
+
+class TaskTallies(NoTallies):
+    """Made for each start of a query, so that tasks of an earlier one reach nobody.
+
+    Used by the thread that stages; Spark's own thread puts in what a task sends before the job that waits
+    for that task is done.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._context = spark.sparkContext
+        empty: Tally = {}
+        self._carrier = self._context.accumulator(empty, TallyParam())
+
+    def begin(self) -> None:
+        """Forget what was added, and have the tasks of this thread's jobs send what they add."""
+        self._carrier.value.clear()
+        self._context.setLocalProperty(ACCUMULATORS_PROPERTY, str(self._carrier.aid))
+
+    def taken(self) -> Accumulated:
+        """Return what tasks have added since :meth:`begin`, by name.
+
+        Raises
+        ------
+        UserFunctionError
+            Two functions give one name to accumulators of different kinds.
+        """
+        try:
+            return counted(self._carrier.value)
+        except ValueError as error:
+            raise UserFunctionError(
+                str(error),
+                why="what functions add under one name is one number of the job",
+                what_to_do="give one of them another name",
+            ) from None

@@ -1,0 +1,261 @@
+"""Accumulators as functions see them, and how a task's part of them comes to the driver.
+
+A function adds to its accumulators in a Python worker. What a task has added travels with Spark's own
+accumulator updates, of which the driver keeps one for each operator and subtask: a task that is repeated
+says the same again, and counts once. The staged micro-batch keeps the sum, so it is part of what is decided.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from pyspark import TaskContext
+from pyspark.accumulators import Accumulator as SparkAccumulator
+from pyspark.accumulators import AccumulatorParam, _accumulatorRegistry
+
+from flinkish_spark.protocol.accumulators import (
+    AccumulatorKind,
+    AccumulatorValue,
+    added,
+    result,
+    together,
+)
+
+#: Local property of a query of ours: the number of Spark's accumulator that carries what tasks add.
+ACCUMULATORS_PROPERTY = "flinkish.accumulators"
+
+#: Of a place (operator and subtask), by name: the kind's name, and what is held.
+Tally = dict[str, dict[str, tuple[str, Any]]]
+_LONGEST_NAME = 200
+
+
+class TallyParam(AccumulatorParam[Tally]):
+    """Puts the tallies of tasks together: of one place, what came last."""
+
+    def zero(self, value: Tally) -> Tally:
+        """Return an empty one."""
+        return {}
+
+    def addInPlace(self, value1: Tally, value2: Tally) -> Tally:
+        """Return the first with what the second has."""
+        value1.update(value2)
+        return value1
+
+
+def _tally_of_task() -> Tally:
+    """Return what the current task of this worker has added; Spark sends it when the task is done."""
+    task = TaskContext.get()
+    number = None if task is None else task.getLocalProperty(ACCUMULATORS_PROPERTY)
+    if number is None:
+        return {}
+    # Spark forgets them at the beginning of a task, and sends what is there at its end.
+    known: SparkAccumulator[Tally] | None = _accumulatorRegistry.get(int(number))
+    if known is None:
+        known = SparkAccumulator(int(number), {}, TallyParam())
+    return known._value
+
+
+def counted(tally: Tally) -> dict[str, AccumulatorValue]:
+    """Return what tasks have added, over all places, by name.
+
+    Raises
+    ------
+    ValueError
+        Two accumulators of the same name are of different kinds.
+    """
+    parts = (
+        {name: AccumulatorValue.of(AccumulatorKind(kind), held) for name, (kind, held) in own.items()}
+        for _, own in sorted(tally.items())
+    )
+    return together(parts)
+
+
+class Accumulator(ABC):
+    """Counts over all tasks of a job; made by a function, and added to its runtime context in `open`.
+
+    Examples
+    --------
+    >>> from flinkish_spark import FlatMapFunction, LongCounter
+    >>> class Parse(FlatMapFunction):
+    ...     def open(self, context):
+    ...         self.broken = context.add_accumulator("broken", LongCounter())
+    ...     def flat_map(self, line):
+    ...         if line.isdigit():
+    ...             yield (int(line),)
+    ...         else:
+    ...             self.broken.add(1)
+    """
+
+    kind: ClassVar[AccumulatorKind]
+
+    def __init__(self) -> None:
+        self._name = ""
+        self._place: Callable[[], str | None] | None = None
+        #: What is added where it does not count: in a harness, or where a function runs once more.
+        self._apart: dict[str, tuple[str, Any]] = {}
+
+    def bound(self, name: str, place: Callable[[], str | None]) -> None:
+        """Give it a name; called by the runtime context.
+
+        Parameters
+        ----------
+        place
+            Returns the operator and the subtask in which the function runs; None where it does not count.
+        """
+        self._name, self._place = name, place
+
+    def add(self, value: Any = 1) -> None:
+        """Add a value; what an average or a histogram is given is one more of them.
+
+        Raises
+        ------
+        TypeError
+            It is no number, or no whole one where that is wanted.
+        """
+        own = self._own()
+        _, held = own.get(self._name, (self.kind.value, None))
+        own[self._name] = self.kind.value, added(self.kind, held, value)
+
+    def get_local_value(self) -> Any:
+        """Return what the current task has added so far."""
+        _, held = self._own().get(self._name, (self.kind.value, None))
+        return result(self.kind, held)
+
+    def _own(self) -> dict[str, tuple[str, Any]]:
+        place = None if self._place is None else self._place()
+        if place is None:
+            return self._apart
+        return _tally_of_task().setdefault(place, {})
+
+
+class IntCounter(Accumulator):
+    """The sum of whole numbers."""
+
+    kind = AccumulatorKind.INT_COUNTER
+
+
+class LongCounter(Accumulator):
+    """The sum of whole numbers; in Python the same as an :class:`IntCounter`."""
+
+    kind = AccumulatorKind.LONG_COUNTER
+
+
+class DoubleCounter(Accumulator):
+    """The sum of numbers."""
+
+    kind = AccumulatorKind.DOUBLE_COUNTER
+
+
+class AverageAccumulator(Accumulator):
+    """The average of numbers; None without any."""
+
+    kind = AccumulatorKind.AVERAGE
+
+
+class LongMinimum(Accumulator):
+    """The least of whole numbers; None without any."""
+
+    kind = AccumulatorKind.LONG_MINIMUM
+
+
+class LongMaximum(Accumulator):
+    """The greatest of whole numbers; None without any."""
+
+    kind = AccumulatorKind.LONG_MAXIMUM
+
+
+class DoubleMinimum(Accumulator):
+    """The least of numbers; None without any."""
+
+    kind = AccumulatorKind.DOUBLE_MINIMUM
+
+
+class DoubleMaximum(Accumulator):
+    """The greatest of numbers; None without any."""
+
+    kind = AccumulatorKind.DOUBLE_MAXIMUM
+
+
+class Histogram(Accumulator):
+    """How often each whole number was added; for few different ones, since all of them are stored."""
+
+    kind = AccumulatorKind.HISTOGRAM
+
+
+class Accumulators:
+    """The part of a runtime context that is about accumulators; names as in Flink, in Python's spelling."""
+
+    uid: str
+
+    def _place(self) -> str | None:
+        """Return the operator and the subtask at hand; None where what is added does not count."""
+        raise NotImplementedError
+
+    def _known(self) -> dict[str, Accumulator]:
+        # Contexts are made in many places; each has its own.
+        known: dict[str, Accumulator] = self.__dict__.setdefault("_accumulators", {})
+        return known
+
+    def add_accumulator(self, name: str, accumulator: Accumulator) -> Any:
+        """Give an accumulator a name in the job, and return it. Called in `open`.
+
+        What functions of the same name and kind add is one number.
+
+        Raises
+        ------
+        ValueError
+            The name cannot be used, or is taken in this function; or it is no accumulator of ours.
+        """
+        if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_NAME or not name.isprintable():
+            raise ValueError(
+                f"'{self.uid}' calls an accumulator {name!r:.200}; a name has 1 to {_LONGEST_NAME} letters"
+            )
+        if not isinstance(accumulator, Accumulator) or not hasattr(type(accumulator), "kind"):
+            raise ValueError(
+                f"the accumulator '{name}' of '{self.uid}' is a {type(accumulator).__name__}; its values are "
+                "stored in checkpoints, so it must be one of flinkish_spark's: LongCounter(), Histogram()..."
+            )
+        if name in self._known():
+            raise ValueError(f"'{self.uid}' adds the accumulator '{name}' twice")
+        accumulator.bound(name, self._place)
+        self._known()[name] = accumulator
+        return accumulator
+
+    def get_accumulator(self, name: str) -> Any:
+        """Return an accumulator that this function has added; raise KeyError if it has not."""
+        return self._known()[name]
+
+    def get_int_counter(self, name: str) -> IntCounter:
+        """Return a counter of whole numbers, added if it is not there yet."""
+        found: IntCounter = self._of_kind(name, IntCounter)
+        return found
+
+    def get_long_counter(self, name: str) -> LongCounter:
+        """Return a counter of whole numbers, added if it is not there yet."""
+        found: LongCounter = self._of_kind(name, LongCounter)
+        return found
+
+    def get_double_counter(self, name: str) -> DoubleCounter:
+        """Return a counter of numbers, added if it is not there yet."""
+        found: DoubleCounter = self._of_kind(name, DoubleCounter)
+        return found
+
+    def get_histogram(self, name: str) -> Histogram:
+        """Return a histogram, added if it is not there yet."""
+        found: Histogram = self._of_kind(name, Histogram)
+        return found
+
+    def _of_kind(self, name: str, kind: type[Any]) -> Any:
+        known = self._known().get(name)
+        if known is None:
+            return self.add_accumulator(name, kind())
+        if type(known) is not kind:
+            raise ValueError(f"the accumulator '{name}' of '{self.uid}' is a {type(known).__name__}")
+        return known
+
+
+def as_results(values: Mapping[str, AccumulatorValue]) -> dict[str, Any]:
+    """Return the values that accumulators show, by name."""
+    return {name: one.value for name, one in values.items()}
