@@ -260,6 +260,8 @@ def test_a_micro_batch_without_markers_is_as_it_was() -> None:
 class Idle:
     """A supervisor whose job is over at once."""
 
+    job_id = "idle"
+
     def run(self) -> None:
         return None
 
