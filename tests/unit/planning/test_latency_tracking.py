@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pytest
 
-from flinkish_spark import KeyedProcessFunction, MemorySink
+from flinkish_spark import JobStatus, KeyedProcessFunction, MemorySink
 from flinkish_spark.checkpoint.event_time import LatencyTracker, TrackedStaging
 from flinkish_spark.connectors import row_count
 from flinkish_spark.connectors.row_count import RowCount
 from flinkish_spark.job.client import JobClient
+from flinkish_spark.job.engine import JobProgress
 from flinkish_spark.planning.sink_rows import TaggedStream
 from flinkish_spark.planning.stream_graph import StreamGraph
 from flinkish_spark.planning.times import NO_MARKING, LatencyMarking, SourceMarkers, reporters
@@ -261,6 +263,8 @@ class Idle:
     """A supervisor whose job is over at once."""
 
     job_id = "idle"
+    states = SimpleNamespace(status=JobStatus.FINISHED)
+    progress = JobProgress()
 
     def run(self) -> None:
         return None
