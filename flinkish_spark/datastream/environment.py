@@ -38,7 +38,7 @@ from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.job.client import ExecutionListener, JobClient, JobExecutionResult, told
 from flinkish_spark.job.engine import JobSettings, Standby
 from flinkish_spark.job.explanation import print_tree
-from flinkish_spark.job.graph_pictures import PlanForm, plan_in, svg
+from flinkish_spark.job.graph_pictures import PlanForm, html, plan_in
 from flinkish_spark.job.spark_engine import SparkEngine
 from flinkish_spark.job.supervisor import Supervisor
 from flinkish_spark.planning.declare import check_max_parallelism, check_strategy, declared_uid
@@ -387,7 +387,7 @@ class StreamExecutionEnvironment:
     def _repr_html_(self) -> str:
         if not self.graph.sinks:
             return f"<pre>{escape(self.job)}: no sink yet</pre>"
-        return svg(job_graph(self.job, self.graph, shuffle_partitions(self.spark)))
+        return html(job_graph(self.job, self.graph, shuffle_partitions(self.spark)))
 
     def execute_async(self) -> JobClient:
         """Start the job and return at once; for notebooks and services.

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.job.explanation import text
 from flinkish_spark.protocol.job_graph import JobEdge, JobGraph, JobOperator, JobVertex, OperatorKind
 
 #: Of the font, which has the same width for every letter.
@@ -77,7 +79,13 @@ def dot(graph: JobGraph) -> str:
 
 
 def svg(graph: JobGraph) -> str:
-    """Return the graph as one SVG element, from sources on the left to sinks on the right."""
+    """Return the graph as one SVG element, from sources on the left to sinks on the right.
+
+    Raises
+    ------
+    ConfigError
+        The package that lays it out is missing.
+    """
     boxes, edges, width, height = _laid_out(graph)
     title = f"Job graph of {_short(graph.job)}: {len(graph.vertices)} vertices, {graph.shuffles} shuffles"
     parts = [
@@ -96,6 +104,14 @@ def svg(graph: JobGraph) -> str:
 
 
 # -- what is said ---------------------------------------------------------------------------------
+def html(graph: JobGraph) -> str:
+    """Return what a notebook shows: the picture, or the tree as text where the package for it is missing."""
+    try:
+        return svg(graph)
+    except ConfigError:
+        return f"<pre>{escape(text(graph))}</pre>"
+
+
 def _lines(vertex: JobVertex) -> list[str]:
     return [*(_short(f"{one.title}{_where(one)}") for one in vertex.operators), _foot(vertex)]
 
@@ -180,10 +196,17 @@ class _View:
 
 
 def _laid_out(graph: JobGraph) -> tuple[list[_Box], list[_Line], float, float]:
-    from grandalf.graphs import Edge, Graph, Vertex
-    from grandalf.layouts import SugiyamaLayout
-    from grandalf.routing import EdgeViewer, route_with_lines
-    from grandalf.utils import Poset
+    try:
+        from grandalf.graphs import Edge, Graph, Vertex
+        from grandalf.layouts import SugiyamaLayout
+        from grandalf.routing import EdgeViewer, route_with_lines
+        from grandalf.utils import Poset
+    except ImportError:
+        raise ConfigError(
+            "a picture of the job graph needs the package grandalf",
+            why="it is not installed in this Python",
+            what_to_do="pip install 'flinkish-spark[graph]'; explain() and PlanForm.DOT do without",
+        ) from None
 
     vertices = {vertex.id: Vertex(vertex) for vertex in graph.vertices}
     for vertex in vertices.values():

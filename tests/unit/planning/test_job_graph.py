@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark import AsyncDataStream, AsyncFunction, StreamExecutionEnvironment
+from flinkish_spark import AsyncDataStream, AsyncFunction, PlanForm, StreamExecutionEnvironment
 from flinkish_spark.core.errors import ConfigError, GraphError
+from flinkish_spark.job.graph_pictures import html, plan_in
 from flinkish_spark.planning.between import check_said_between
 from flinkish_spark.planning.job_graph import job_graph, job_graph_to
 from flinkish_spark.protocol.job_graph import JobGraph, OperatorKind, RunsIn, ShipStrategy, Why
@@ -321,3 +322,12 @@ def test_sinks_of_an_async_operator_share_what_is_in_front_of_it() -> None:
     }
     (asked,) = (one for one in found.operators if one.name == "asked")
     assert asked.does == "async function" and [edge.why for edge in asked.inputs] == [Why.EVALUATED]
+
+
+def test_without_the_package_for_pictures_a_notebook_shows_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = graph_of(PROGRAMS[0])
+    monkeypatch.setitem(sys.modules, "grandalf.graphs", None)
+    assert html(graph).startswith("<pre>") and "orders" in html(graph)
+    with pytest.raises(ConfigError, match="needs the package grandalf"):
+        plan_in(graph, PlanForm.SVG)
+    assert "digraph" in plan_in(graph, PlanForm.DOT)
