@@ -13,6 +13,7 @@ from flinkish_spark.checkpoint.ownership import JobLock
 from flinkish_spark.contracts.source import Source
 from flinkish_spark.core.errors import ConfigError, OwnedElsewhereError
 from flinkish_spark.datastream import environment
+from flinkish_spark.job.engine import JobProgress
 from flinkish_spark.protocol.job_status import JobStatus
 from tests.unit.planning.test_stream_settings import Session
 
@@ -50,6 +51,7 @@ class Running:
         self.control = self
         self.states = self
         self.status = JobStatus.RUNNING
+        self.job_id, self.progress = "running", JobProgress()
         self.end, self.is_up, self.may_close = threading.Event(), threading.Event(), threading.Event()
         self.may_close.set()
 

@@ -331,3 +331,8 @@ def test_without_the_package_for_pictures_a_notebook_shows_the_tree(monkeypatch:
     with pytest.raises(ConfigError, match="needs the package grandalf"):
         plan_in(graph, PlanForm.SVG)
     assert "digraph" in plan_in(graph, PlanForm.DOT)
+
+
+def test_an_operator_is_found_by_its_id_and_its_uid() -> None:
+    graph = graph_of(PROGRAMS[0])
+    assert graph.by_id[graph.by_uid["orders"].id] is graph.by_uid["orders"]

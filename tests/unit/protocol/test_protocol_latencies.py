@@ -203,3 +203,11 @@ def test_a_marker_of_no_source_is_refused(source: int) -> None:
 def test_a_marker_keeps_its_source_on_its_way() -> None:
     assert moved_to(place_of(2, SUBTASK_MASK), 0) == place_of(2, 0)
     assert moved_to(place_of((1 << 32) - 1, 3), SUBTASK_MASK) == (1 << 63) - 1
+
+
+def test_a_histogram_of_some_is_that_of_one_after_the_other() -> None:
+    some = [5, 70, 70, 1_000]
+    found = LatencyHistogram()
+    for latency_ms in some:
+        found = found.noted(latency_ms)
+    assert LatencyHistogram.of(some) == found and LatencyHistogram.of([]) == LatencyHistogram()
