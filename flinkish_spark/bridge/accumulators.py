@@ -1,4 +1,4 @@
-"""Spark's accumulator that carries what tasks of one start of a query add to accumulators."""
+"""Spark's accumulator that carries what tasks of one start of a query say beside their rows."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ class NoTallies:
         """Return nothing."""
         return {}
 
+    def bases(self) -> tuple[str, ...]:
+        """Return nothing."""
+        return ()
+
 
 NO_TALLIES = NoTallies()
 
@@ -36,12 +40,11 @@ class TaskTallies(NoTallies):
 
     def __init__(self, spark: SparkSession) -> None:
         self._context = spark.sparkContext
-        empty: Tally = {}
-        self._carrier = self._context.accumulator(empty, TallyParam())
+        self._carrier = self._context.accumulator(Tally(), TallyParam())
 
     def begin(self) -> None:
-        """Forget what was added, and have the tasks of this thread's jobs send what they add."""
-        self._carrier.value.clear()
+        """Forget what was said, and have the tasks of this thread's jobs send what they add."""
+        self._carrier.value = Tally()
         self._context.setLocalProperty(ACCUMULATORS_PROPERTY, str(self._carrier.aid))
 
     def taken(self) -> Accumulated:
@@ -60,3 +63,7 @@ class TaskTallies(NoTallies):
                 why="what functions add under one name is one number of the job",
                 what_to_do="give one of them another name",
             ) from None
+
+    def bases(self) -> tuple[str, ...]:
+        """Return the files of big key groups that tasks have written in a bucket since :meth:`begin`."""
+        return tuple(sorted(self._carrier.value.bases))

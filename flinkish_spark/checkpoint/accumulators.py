@@ -1,13 +1,53 @@
-"""What accumulators hold behind each micro-batch, so that a checkpoint can say it."""
+"""What tasks have said beside their rows up to each micro-batch, so that a checkpoint can say it."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from flinkish_spark.protocol.accumulators import Accumulated, together
-from flinkish_spark.protocol.ids import BatchId
+from flinkish_spark.protocol.bases import bases_behind
+from flinkish_spark.protocol.decisions import Decision
+from flinkish_spark.protocol.ids import BatchId, Lineage
 from flinkish_spark.protocol.records import StagedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What has come together since the job began.
+
+    Parameters
+    ----------
+    accumulators
+        What they hold, by name.
+    bases
+        Files of big key groups in a bucket that the state may name.
+    """
+
+    accumulators: Accumulated = field(default_factory=dict)
+    bases: tuple[str, ...] = ()
+
+    @classmethod
+    def at(cls, decision: Decision | None, log_began_in: Lineage) -> Told:
+        """Return what a checkpoint held; nothing without one.
+
+        Parameters
+        ----------
+        log_began_in
+            The lineage in which Spark's log began. State of before is in its seed, and names no base.
+        """
+        if decision is None:
+            return cls()
+        return cls(decision.accumulators, decision.bases if decision.lineage >= log_began_in else ())
+
+    def after(self, staged: StagedBatch) -> Told:
+        """Return what has come together behind one more micro-batch."""
+        if not staged.accumulators and not staged.bases:
+            return self
+        return Told(
+            together([self.accumulators, staged.accumulators]), bases_behind(self.bases, staged.bases)
+        )
 
 
 class AccumulatorKeeper:
@@ -21,21 +61,20 @@ class AccumulatorKeeper:
         The micro-batches that are kept behind it, in order.
     """
 
-    def __init__(self, stored: Accumulated, kept: Iterable[StagedBatch] = ()) -> None:
+    def __init__(self, stored: Told, kept: Iterable[StagedBatch] = ()) -> None:
         self._lock = threading.Lock()
         self._now = stored
-        self._behind: dict[BatchId, Accumulated] = {}
+        self._behind: dict[BatchId, Told] = {}
         for staged in kept:
             self.on_staged(staged)
 
     def on_staged(self, staged: StagedBatch) -> None:
         """Take note of a micro-batch whose staged file is durable."""
         with self._lock:
-            if staged.accumulators:
-                self._now = together([self._now, staged.accumulators])
+            self._now = self._now.after(staged)
             self._behind[staged.batch] = self._now
 
-    def behind(self, batch: BatchId) -> Accumulated:
+    def behind(self, batch: BatchId) -> Told:
         """Return what they held behind a micro-batch that is about to be decided; forget older ones."""
         with self._lock:
             self._behind = {known: held for known, held in self._behind.items() if known >= batch}
@@ -43,4 +82,4 @@ class AccumulatorKeeper:
 
 
 #: Of a part of a job without the whole: it is told of nothing.
-NO_ACCUMULATORS = AccumulatorKeeper({})
+NO_ACCUMULATORS = AccumulatorKeeper(Told())

@@ -312,6 +312,7 @@ def decision_of(
         The undecided micro-batches up to the checkpoint's own, in order.
     """
     batch = batches[-1].batch
+    told = parts.accumulators.behind(batch)
     offsets, commits = parts.job.log.read(OFFSETS, batch), parts.job.log.read(COMMITS, batch)
     if offsets is None or commits is None:
         raise InternalError(f"Spark's log entries of micro-batch {batch} are gone")
@@ -321,8 +322,9 @@ def decision_of(
         parts.job.ownership.epoch,
         parts.job.clock.wall_ms(),
         lineage=batches[-1].lineage,
-        # What they say about time is in `times`: of many key groups it is more than all the rest.
-        batches=tuple(replace(staged, times=None, accumulators={}) for staged in batches),
+        # What they say about time is in `times`: of many key groups it is more than all the rest. The same
+        # goes for what their tasks have told.
+        batches=tuple(replace(staged, times=None, accumulators={}, bases=()) for staged in batches),
         offsets_text=offsets,
         commits_text=commits,
         uids=parts.job.uids,
@@ -331,5 +333,6 @@ def decision_of(
         finished=pending.finished,
         hook_states=pending.hook_states,
         times=parts.time.behind(batch),
-        accumulators=parts.accumulators.behind(batch),
+        accumulators=told.accumulators,
+        bases=told.bases,
     )

@@ -36,6 +36,7 @@ from flinkish_spark.core.errors import CorruptObjectError, JobDirError, StoreErr
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import SealedObjects, make_directories, sync_directory
 from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.protocol.bases import BASES, Base, CountingBases, superseded
 from flinkish_spark.protocol.codec import LEFT_OUT, Check, Stored
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.envelope import seal
@@ -158,6 +159,8 @@ class PinManifest(Stored):
         Files below Spark's state folder, with their sizes in bytes.
     folder
         Where they are, below the job directory.
+    bases
+        Files of big key groups in a bucket, below their own folder.
     """
 
     checkpoint: CheckpointId
@@ -165,6 +168,12 @@ class PinManifest(Stored):
     log: Mapping[str, str]
     files: Mapping[Annotated[str, Check(_name_of_a_file)], int]
     folder: Annotated[str, Check(_name_of_a_file)] = field(default=f"{PINS}/{STATE}", metadata=LEFT_OUT)
+    bases: tuple[Base, ...] = field(default=(), metadata=LEFT_OUT)
+
+    @property
+    def counting_bases(self) -> CountingBases:
+        """Return its bases."""
+        return CountingBases(self.batch, frozenset(self.bases))
 
 
 class _Pins:
@@ -418,6 +427,9 @@ class BucketPins(_Pins):
         self._files, self._epoch, self._clock = log.files, log.epoch, clock
         self._state = f"{log.folder}/{STATE}"
         self._suspects: frozenset[str] = frozenset()
+        #: The bases that were there when it was looked last, and the newest pin since.
+        self._bases: frozenset[str] = frozenset()
+        self._newest: PinManifest | None = None
         self._clean_at_ms = clock.monotonic_ms() + self.clean_every_ms
 
     def pin(self, decision: Decision) -> None:
@@ -441,7 +453,9 @@ class BucketPins(_Pins):
                     why=f"{error.args[0]} is gone",
                     what_to_do="find out who deletes files of the job directory; the job does not",
                 ) from error
-        self._write(PinManifest(decision.checkpoint, decision.batch, entries, files, self._state))
+        pin = PinManifest(decision.checkpoint, decision.batch, entries, files, self._state, decision.bases)
+        self._write(pin)
+        self._newest = pin
 
     def _before(self, decision: Decision, most: int) -> Mapping[str, Sequence[StoreVersion]]:
         """Return, by the folder of a store, the versions before that of a checkpoint; empty if unknown.
@@ -481,10 +495,12 @@ class BucketPins(_Pins):
                 return f"the kept state file {name} is gone"
             if found[name] != size:
                 return f"the kept state file {name} has {found[name]} bytes instead of {size}"
-        return ""
+        there = self._files.sizes_below(BASES) if manifest.bases else {}
+        gone = [name for name in manifest.bases if name not in there]
+        return f"the kept state file {BASES}/{gone[0]} is gone" if gone else ""
 
     def restore(self, checkpoint: CheckpointId) -> None:
-        """Copy the files that are not there yet, then put the entries back."""
+        """Copy the files that are not there yet, then put the entries back; bases stay where they are."""
         manifest = self._to_restore(checkpoint, self.why_not_restorable(checkpoint))
         if manifest.files and manifest.folder != self._state:
             there = self._files.sizes_below(self._state)
@@ -512,9 +528,25 @@ class BucketPins(_Pins):
         found = self._needed_by_nobody()
         gone = found & self._suspects
         self._suspects = found - gone
+        gone |= {f"{BASES}/{name}" for name in self._superseded_bases()}
         if gone:
             require_owner()
             self._files.delete_all(gone)
+
+    def _superseded_bases(self) -> frozenset[str]:
+        """Return bases that were there at the last call, by which no checkpoint since then needs them.
+
+        A pin that was written since is one of the lineage that was live at that call, or of a later one.
+        """
+        listed, newest = self._bases, self._newest
+        pins = [manifest for one in self.pinned() if (manifest := self._manifest(one)) is not None]
+        # This order matters: what is listed here is looked at when there is a newer pin.
+        self._bases, self._newest = frozenset(), None
+        if any(pin.bases for pin in pins):
+            self._bases = frozenset(self._files.sizes_below(BASES))
+        if newest is None:
+            return frozenset()
+        return superseded(listed, newest.counting_bases, [pin.counting_bases for pin in pins])
 
     def _needed_by_nobody(self) -> frozenset[str]:
         """Return keys of this owner's folder, and of earlier ones.

@@ -25,6 +25,7 @@ from flinkish_spark.core.job_dir import BEGINNINGS
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import FileStore, ObjectMissing, SealedObjects, Store
 from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.protocol.bases import BASES
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
@@ -80,11 +81,6 @@ class SparkLog:
     store: Store
     folder: str
     location: str
-
-    @property
-    def disk(self) -> str | None:
-        """Return where tasks find it on a disk; None if it is in a bucket."""
-        return str(self.location)
 
     @property
     def hadoop_url(self) -> str:
@@ -285,6 +281,13 @@ def log_of(store: Store, job_dir: StoreSpec, epoch: OwnerEpoch) -> SparkLog:
     return BucketLog(store, folder, place.hadoop_url)
 
 
+def place_of_bases(job_dir: StoreSpec, log: SparkLog) -> StoreSpec:
+    """Return where operators keep the bases of big key groups; see :data:`.BASES`."""
+    if job_dir.is_local:
+        return StoreSpec(str(log.location)).below(f"{STATE}/{BASES}")
+    return job_dir.below(BASES)
+
+
 class BucketLog(SparkLog):
     """A :class:`SparkLog` in a bucket, where nothing is renamed.
 
@@ -298,11 +301,6 @@ class BucketLog(SparkLog):
     def epoch(self) -> int:
         """Whose log it is: an owner's, or that of a replay of this owner's."""
         return _epoch_in(self._own_name) or 0
-
-    @property
-    def disk(self) -> None:
-        """Return None."""
-        return None
 
     @property
     def hadoop_url(self) -> str:

@@ -49,7 +49,7 @@ def micro_batch_in(log: SparkLog, batch: BatchId) -> MicroBatch:
             what_to_do="make sure that only this job uses the job directory",
         )
     earlier = None if batch == BatchId(0) else _logged(log, BatchId(batch.value - 1))
-    return MicroBatch.logged(batch.value, here, earlier, log.disk)
+    return MicroBatch.logged(batch.value, here, earlier)
 
 
 def _logged(log: SparkLog, batch: BatchId) -> LoggedOffsets | None:

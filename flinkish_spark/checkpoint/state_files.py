@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.core.store import FileStore, ObjectMissing
-from flinkish_spark.protocol.micro_batches import BASE_NAME, BASES
+from flinkish_spark.protocol.bases import BASE_NAME, BASES
 
 _METADATA = "_metadata"
 #: A block of lz4-java's stream: magic, token, compressed and uncompressed length, checksum.

@@ -3,12 +3,16 @@
 A function adds to its accumulators in a Python worker. What a task has added travels with Spark's own
 accumulator updates, of which the driver keeps one for each operator and subtask: a task that is repeated
 says the same again, and counts once. The staged micro-batch keeps the sum, so it is part of what is decided.
+
+The same updates say which bases of key groups a task has written in a bucket. Spark learns in this way, too,
+which version of a state store a task has written, so that of a task that ran twice both or none are known.
 """
 
 from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from pyspark import TaskContext
@@ -26,21 +30,36 @@ from flinkish_spark.protocol.accumulators import (
 #: Local property of a query of ours: the number of Spark's accumulator that carries what tasks add.
 ACCUMULATORS_PROPERTY = "flinkish.accumulators"
 
-#: Of a place (operator and subtask), by name: the kind's name, and what is held.
-Tally = dict[str, dict[str, tuple[str, Any]]]
 _LONGEST_NAME = 200
 
 
+@dataclass
+class Tally:
+    """What tasks say beside their rows.
+
+    Parameters
+    ----------
+    counts
+        Of a place (operator and subtask), by name: the kind's name, and what is held.
+    bases
+        Files of big key groups that were written.
+    """
+
+    counts: dict[str, dict[str, tuple[str, Any]]] = field(default_factory=dict)
+    bases: set[str] = field(default_factory=set)
+
+
 class TallyParam(AccumulatorParam[Tally]):
-    """Puts the tallies of tasks together: of one place, what came last."""
+    """Puts the tallies of tasks together: of one place what came last, and all bases."""
 
     def zero(self, value: Tally) -> Tally:
         """Return an empty one."""
-        return {}
+        return Tally()
 
     def addInPlace(self, value1: Tally, value2: Tally) -> Tally:
         """Return the first with what the second has."""
-        value1.update(value2)
+        value1.counts.update(value2.counts)
+        value1.bases.update(value2.bases)
         return value1
 
 
@@ -49,12 +68,17 @@ def _tally_of_task() -> Tally:
     task = TaskContext.get()
     number = None if task is None else task.getLocalProperty(ACCUMULATORS_PROPERTY)
     if number is None:
-        return {}
+        return Tally()
     # Spark forgets them at the beginning of a task, and sends what is there at its end.
     known: SparkAccumulator[Tally] | None = _accumulatorRegistry.get(int(number))
     if known is None:
-        known = SparkAccumulator(int(number), {}, TallyParam())
+        known = SparkAccumulator(int(number), Tally(), TallyParam())
     return known._value
+
+
+def tell_base(name: str) -> None:
+    """Let the driver know of a base that the current task is about to write."""
+    _tally_of_task().bases.add(name)
 
 
 def counted(tally: Tally) -> dict[str, AccumulatorValue]:
@@ -67,7 +91,7 @@ def counted(tally: Tally) -> dict[str, AccumulatorValue]:
     """
     parts = (
         {name: AccumulatorValue.of(AccumulatorKind(kind), held) for name, (kind, held) in own.items()}
-        for _, own in sorted(tally.items())
+        for _, own in sorted(tally.counts.items())
     )
     return together(parts)
 
@@ -127,7 +151,7 @@ class Accumulator(ABC):
         place = None if self._place is None else self._place()
         if place is None:
             return self._apart
-        return _tally_of_task().setdefault(place, {})
+        return _tally_of_task().counts.setdefault(place, {})
 
 
 class IntCounter(Accumulator):

@@ -32,7 +32,13 @@ from flinkish_spark.checkpoint.event_time import TrackedStaging
 from flinkish_spark.checkpoint.failures import with_place
 from flinkish_spark.checkpoint.ownership import BeatLease, JobLock, Ownership
 from flinkish_spark.checkpoint.retention import CheckpointPins, fence_in_bucket, pins_of
-from flinkish_spark.checkpoint.spark_log import BucketLog, SparkLog, fence_spark_folder, log_of
+from flinkish_spark.checkpoint.spark_log import (
+    BucketLog,
+    SparkLog,
+    fence_spark_folder,
+    log_of,
+    place_of_bases,
+)
 from flinkish_spark.checkpoint.staging import OwnerLock, Staging, StagingContext, micro_batch_in
 from flinkish_spark.contracts.manifest import NO_MANIFEST, ManifestWriter
 from flinkish_spark.contracts.sink import Committer, SinkContext, SinkWriter, StageRequest
@@ -146,7 +152,9 @@ class SinkStaging:
     writers
         By sink uid; they live as long as one start of the query.
     tallies
-        What tasks add to accumulators.
+        What tasks say beside their rows.
+    bases
+        Where operators keep the bases of big key groups; None: they keep none.
     """
 
     def __init__(
@@ -155,8 +163,9 @@ class SinkStaging:
         writers: Mapping[str, SinkWriter],
         context: StagingContext,
         tallies: NoTallies = NO_TALLIES,
+        bases: StoreSpec | None = None,
     ) -> None:
-        self._tallies = tallies
+        self._tallies, self._bases = tallies, None if bases is None else bases.to_text()
         self._sinks, self._writers, self._context = tuple(sinks), writers, context
         self._streams = len({stream for sink in sinks for stream in sink.streams})
 
@@ -172,7 +181,8 @@ class SinkStaging:
         """Stage `frame` in some sinks; see :class:`~flinkish_spark.checkpoint.staging.Staging`."""
         # This order matters: whatever evaluates the rows below is to tell its tasks of this micro-batch.
         here = micro_batch_in(self._context.log, batch)
-        told = json.dumps(replace(here, lineage=self._context.lineage.value).to_json())
+        here = replace(here, lineage=self._context.lineage.value, bases=self._bases)
+        told = json.dumps(here.to_json())
         frame.sparkSession.sparkContext.setLocalProperty(MICRO_BATCH_PROPERTY, told)
         self._tallies.begin()
         if not sinks:
@@ -231,6 +241,7 @@ class SinkStaging:
             tuple(blocks),
             began_at_ms,
             accumulators=self._tallies.taken(),
+            bases=self._tallies.bases(),
         )
 
     @staticmethod
@@ -474,7 +485,8 @@ class SparkPlan:
         contexts = _contexts(self._planned, context.job, context.ownership, self._settings)
         sinks = self._planned.sinks
         writers = {s.uid: s.sink.create_writer(self._spark, contexts[s.uid]) for s in sinks}
-        staging = SinkStaging(sinks, writers, context, TaskTallies(self._spark))
+        bases = place_of_bases(self._settings.job_dir, context.log)
+        staging = SinkStaging(sinks, writers, context, TaskTallies(self._spark), bases)
         tracker = self._settings.latencies
         if tracker is None:
             return staging

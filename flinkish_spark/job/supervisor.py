@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
-from flinkish_spark.checkpoint.accumulators import AccumulatorKeeper
+from flinkish_spark.checkpoint.accumulators import AccumulatorKeeper, Told
 from flinkish_spark.checkpoint.answers import Asked, CheckpointAnswer
 from flinkish_spark.checkpoint.commit import Confirmation, Interrupted
 from flinkish_spark.checkpoint.completion import CoordinatorParts
@@ -741,7 +741,8 @@ class Supervisor:
             recovered.start.next_batch,
         )
         time.begin()
-        accumulators = AccumulatorKeeper({} if newest is None else newest.accumulators, recovered.kept)
+        told = Told.at(newest, self._job_dir.history().log_began_in)
+        accumulators = AccumulatorKeeper(told, recovered.kept)
         if newest is not None:
             self.progress.accumulators = as_results(newest.accumulators)
         gate = AdmissionGate(job.clock)

@@ -592,6 +592,8 @@ class KeyedParts:
         What errors call it beside its uid; empty if nobody has said one.
     counts_as
         Tells what it adds to accumulators from what others add; empty in all chains but the first.
+    chain
+        Name of the chain in which it runs.
     """
 
     inputs: tuple[KeyedInput, ...]
@@ -603,6 +605,7 @@ class KeyedParts:
     markers: SourceMarkers | None = None
     name: str = ""
     counts_as: str = ""
+    chain: str = ""
 
 
 @dataclass(frozen=True)
@@ -671,6 +674,7 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
             for number, one in enumerate(passing, start=len(shape.outputs))
         ),
         counts_as=parts.counts_as,
+        chain=parts.chain,
     )
     applied = rows.groupBy(C.ROUTE).applyInPandasWithState(
         KeyedOperator(spec), EMITTED, STATE_DDL, "append", GroupStateTimeout.NoTimeout

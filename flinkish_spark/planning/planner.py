@@ -382,7 +382,16 @@ class Planner:
         name = self._graph.names.get(node.uid, "")
         counts_as = f"{node.uid}/{chain.name}" if self._counts(node.uid, node, chain) else ""
         parts = KeyedParts(
-            tuple(given), number, self._partitions, tuple(passing), sides, seed, markers, name, counts_as
+            inputs=tuple(given),
+            number=number,
+            partitions=self._partitions,
+            passing=tuple(passing),
+            sides=sides,
+            seed=seed,
+            markers=markers,
+            name=name,
+            counts_as=counts_as,
+            chain=chain.name,
         )
         planned = plan_keyed(node, parts)
         self._operators[node.uid] = OperatorShape(node.max_parallelism, planned.key_types)

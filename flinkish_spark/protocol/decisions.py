@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from flinkish_spark.protocol.accumulators import AccumulatorValue
+from flinkish_spark.protocol.bases import Base
 from flinkish_spark.protocol.codec import ADDED, LEFT_OUT, Form, Stored, stored
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, Lineage, OwnerEpoch
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE, PastRewind, RewindKind, Tables
@@ -49,6 +50,8 @@ class Decision(Stored):
         Where time stood behind its last micro-batch; None in a job without event time and timers.
     accumulators
         What they held behind it, since the job began.
+    bases
+        Files of big key groups in a bucket that its state may name.
     """
 
     checkpoint: CheckpointId
@@ -67,6 +70,7 @@ class Decision(Stored):
     hook_states: Mapping[str, Any] = field(default_factory=dict, metadata=ADDED)
     times: EventTime | None = field(default=None, metadata=LEFT_OUT)
     accumulators: Mapping[str, AccumulatorValue] = field(default_factory=dict, metadata=LEFT_OUT)
+    bases: tuple[Base, ...] = field(default=(), metadata=LEFT_OUT)
 
     def _check_read(self) -> None:
         if self.verdict is Verdict.COMMIT and not self.batches:

@@ -16,7 +16,6 @@ Pure: no file, no clock, no Kafka.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -29,10 +28,6 @@ from flinkish_spark.protocol.records import Digest, Json
 OFFSETS, COMMITS = "offsets", "commits"
 #: Folder of the state below Spark's checkpoint.
 STATE = "state"
-#: Below it, bases of big key groups: ``bases/<operator>/<key group>-<micro-batch>-<random>``. Spark's own
-#: folders are numbers, and it takes no notice of others.
-BASES = "bases"
-BASE_NAME = re.compile(r"\d{1,9}-\d{1,18}-[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True, order=True)

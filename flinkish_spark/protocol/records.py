@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from flinkish_spark.protocol.accumulators import AccumulatorValue
+from flinkish_spark.protocol.bases import Base
 from flinkish_spark.protocol.codec import ADDED, LEFT_OUT, Form, Stored, StoredRow, whole
 from flinkish_spark.protocol.event_time import BatchTimes
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch, SinkUid, Uid
@@ -147,7 +148,8 @@ class StagedBatch(Stored):
     `began_at_ms` is the wall-clock time at which its staging began, for warnings; None where an older
     version staged it. `times` is what it says about time; None in a job without any. `late_dropped` is
     how many late records operators have dropped, by uid, without those that dropped none; `counts` is what
-    else they have counted, by uid and name. `accumulators` is what functions have added in it.
+    else they have counted, by uid and name. `accumulators` is what functions have added in it,
+    and `bases` the files of big key groups that its tasks have written in a bucket.
     """
 
     lineage: Lineage
@@ -162,6 +164,7 @@ class StagedBatch(Stored):
     late_dropped: Mapping[Uid, _Counted] = field(default_factory=dict, metadata=LEFT_OUT)
     counts: Mapping[Uid, Mapping[str, _Counted]] = field(default_factory=dict, metadata=LEFT_OUT)
     accumulators: Mapping[str, AccumulatorValue] = field(default_factory=dict, metadata=LEFT_OUT)
+    bases: tuple[Base, ...] = field(default=(), metadata=LEFT_OUT)
 
     @property
     def checkpoints(self) -> frozenset[CheckpointId]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,8 +29,6 @@ from flinkish_spark.state.evolution import (
 from flinkish_spark.state.key_group import (
     STATE_SECTION,
     TIMERS,
-    Bases,
-    NoBases,
     describe_group,
     stored_layout,
     stored_tables,
@@ -199,15 +196,15 @@ class StoreValues:
     Parameters
     ----------
     bases
-        The folder of the bases of the operator's big key groups; None where there are none.
+        Where the operator has the bases of big key groups.
     """
 
-    bases: str | None
+    bases: StoreSpec
     operator: str
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes | memoryview]:
         """Yield the values."""
-        bases: Bases = NoBases() if self.bases is None else BaseFiles(MappedBases(Path(self.bases)), 0, None)
+        bases = BaseFiles(MappedBases(self.bases), 0, None)
         for batch in batches:
             for stored in batch.column(0).to_pylist():
                 value = whole_group(stored, bases)

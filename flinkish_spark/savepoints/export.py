@@ -27,12 +27,12 @@ from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.session import said
 from flinkish_spark.bridge.settings import session_of_its_own
+from flinkish_spark.checkpoint.spark_log import place_of_bases
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import sync_directory
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.planning.times import read_by
 from flinkish_spark.protocol.ids import JobUuid
-from flinkish_spark.protocol.micro_batches import BASES, STATE
 from flinkish_spark.protocol.plan_layout import PlanLayout
 from flinkish_spark.protocol.savepoints import (
     STATE_FOLDER,
@@ -46,9 +46,9 @@ from flinkish_spark.protocol.savepoints import (
     state_path,
 )
 from flinkish_spark.savepoints.files import SavepointFailed, check_outside, savepoint_at
-from flinkish_spark.state.base_files import BaseFiles, MappedBases
+from flinkish_spark.state.base_files import BaseFiles, MappedBases, bases_of
 from flinkish_spark.state.evolution import StateMismatch
-from flinkish_spark.state.key_group import Bases, NoBases, describe_group, whole_group
+from flinkish_spark.state.key_group import describe_group, whole_group
 from flinkish_spark.state.savepoint_files import ROWS_AT_ONCE, StateFileWriter, new_state_file
 from flinkish_spark.transport.columns import FIRST_PARTITION_GROUP, ROUTE
 from flinkish_spark.transport.routing import Routing
@@ -88,7 +88,7 @@ class _WriteStateFile:
     group_of_route
         The operator's key groups.
     bases
-        Where operators keep the bases of big key groups; None in a bucket, where there are none.
+        Where the operator has the bases of big key groups.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class _WriteStateFile:
         name: str,
         operator: str,
         group_of_route: Mapping[int, int],
-        bases: Path | None,
+        bases: StoreSpec,
     ) -> None:
         self._place, self._name, self._operator = place, name, operator
-        self._bases: Bases = NoBases() if bases is None else BaseFiles(MappedBases(bases / operator), 0, None)
+        self._bases = BaseFiles(MappedBases(bases), 0, None)
         self._group_of_route = dict(group_of_route)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -153,6 +153,7 @@ def export_state(
     spark: SparkSession,
     place: StoreSpec,
     log: SparkLog,
+    bases: StoreSpec,
     decision: Decision,
     operators: Mapping[str, OperatorShape],
     layout: PlanLayout,
@@ -170,6 +171,8 @@ def export_state(
         Which driver and executors reach.
     log
         Of the query.
+    bases
+        Where its operators have the bases of big key groups.
     decision
         A COMMIT. Spark must still have the entries and the state of its micro-batch.
     operators
@@ -195,8 +198,8 @@ def export_state(
         routing = Routing(groups, shuffle_partitions)
         by_route = {route: group for group, route in enumerate(routing.of_group)}
         by_route |= {route: FIRST_PARTITION_GROUP - p for p, route in enumerate(routing.of_broadcast)}
-        bases = None if log.disk is None else Path(log.disk, STATE, BASES)
-        write = _WriteStateFile(place, f"{token}-{number}", instance.uid, by_route, bases)
+        of_operator = bases_of(bases, instance.uid, instance.chain)
+        write = _WriteStateFile(place, f"{token}-{number}", instance.uid, by_route, of_operator)
         state = reader.read.format("statestore").option("batchId", str(decision.batch))
         state = state.option("operatorId", str(number))
         try:
@@ -324,6 +327,7 @@ def export_savepoint(
         spark,
         target,
         log,
+        place_of_bases(job_place, log),
         decision,
         planned.operators,
         facts.layout,

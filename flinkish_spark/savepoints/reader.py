@@ -31,6 +31,7 @@ from flinkish_spark.core.store import ObjectMissing, SealedObjects
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import instance_of
 from flinkish_spark.planning.partitioning import shuffle_partitions
+from flinkish_spark.protocol.bases import BASES
 from flinkish_spark.protocol.decisions import Verdict
 from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.lineage import (
@@ -40,7 +41,7 @@ from flinkish_spark.protocol.lineage import (
     RewindKind,
     why_not_rewindable,
 )
-from flinkish_spark.protocol.micro_batches import BASES, COMMITS, OFFSETS, STATE
+from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS, STATE
 from flinkish_spark.protocol.plan_layout import OperatorInstance, PlanLayout
 from flinkish_spark.protocol.savepoints import SavepointMetadata, StateFile
 from flinkish_spark.savepoints.entries import (
@@ -75,6 +76,7 @@ from flinkish_spark.savepoints.files import (
     target_place,
 )
 from flinkish_spark.savepoints.seeds import layout_fact
+from flinkish_spark.state.base_files import bases_of
 from flinkish_spark.state.codec import FrameError
 from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.state.key_group import BROADCAST, LISTS, STATE_SECTION, TIMERS
@@ -531,8 +533,10 @@ def _in_checkpoint(
             what_to_do="run the Spark version that wrote it; the job is not affected",
         ) from error
     values = frame.select(F.col("value.groupState.value").alias("value"))
-    # In a bucket no job has bases.
-    bases = str(view.folder / STATE / BASES / uid) if view.is_local else None
+    # Those of a job on a disk are in the view; of one in a bucket they stay where they are.
+    bases = view.below(f"{STATE}/{BASES}/{uid}")
+    if not root.is_local:
+        bases = bases_of(root.below(BASES), uid, retained.layout.operators[operator].chain)
     return StoredState(place, uid, values, StoreValues(bases, uid))
 
 

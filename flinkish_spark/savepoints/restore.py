@@ -6,7 +6,7 @@ from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from flinkish_spark.checkpoint.spark_log import SparkLog
+from flinkish_spark.checkpoint.spark_log import SparkLog, place_of_bases
 from flinkish_spark.connectors.kafka.client.admin import TopicPattern
 from flinkish_spark.core.errors import InternalError, JobDirError
 from flinkish_spark.core.job_dir import JobDir, seed_folder
@@ -395,9 +395,9 @@ class Rescaling:
         if folder.is_local:
             # Tasks make folders in it.
             make_directories(folder.folder)
-        layout = recorded_layout(self.job_dir)
+        layout, bases = recorded_layout(self.job_dir), place_of_bases(self.root, self.log)
         exported = export_state(
-            self.spark, folder, self.log, decision, self.planned.operators, layout, before
+            self.spark, folder, self.log, bases, decision, self.planned.operators, layout, before
         )
         make_durable(folder, exported.files)
         positions = layout.positions(LoggedOffsets.parse(decision.offsets_text).sources)

@@ -2,40 +2,59 @@
 
 A file holds one key group's entries as they were at some micro-batch. It is written once, by whichever
 attempt of a task; its name is new, and only the state value that this attempt stores names it. So what a lost
-attempt wrote is named by nobody. It lies in the query's checkpoint and moves with it.
+attempt wrote is named by nobody.
 
-    <Spark's checkpoint>/state/bases/<operator>/<key group>-<micro-batch>-<random>
-
-There they are pinned and restored like Spark's own state (:mod:`.checkpoint.retention`). State values
-delete the files that they named once (:mod:`flinkish_spark.state.key_group`).
+On a disk it lies in the query's checkpoint and moves with it. There it is pinned and restored like Spark's
+own state (:mod:`.checkpoint.retention`), and state values delete the files that they named once
+(:mod:`flinkish_spark.state.key_group`). In a bucket it lies beside the query's checkpoint and is never
+moved; the driver is told of it, and deletes it (:mod:`flinkish_spark.protocol.bases`).
 """
 
 from __future__ import annotations
 
 import mmap
 import secrets
+import tempfile
 from collections import OrderedDict
-from pathlib import Path
+from collections.abc import Callable
+from typing import IO
 
-from flinkish_spark.protocol.micro_batches import BASE_NAME
+from flinkish_spark.core.store import ObjectMissing
+from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.protocol.bases import BASE_NAME
 from flinkish_spark.state.codec import BaseRef, Frame, FrameError, checked_frame
 
-#: Mapped files that a worker keeps; one key group has one.
-_MAPPED_FILES = 4096
+#: Key groups of which a worker keeps the base mapped.
+_MAPPED_GROUPS = 4096
 
 
-class MappedBases:
-    """Files of a folder, mapped once per worker: each is checked when it is read first.
+def bases_of(bases: StoreSpec, uid: str, chain: str) -> StoreSpec:
+    """Return where an operator's bases are.
 
     Parameters
     ----------
-    folder
-        Of one operator.
+    bases
+        Where those of all operators are.
+    chain
+        In which the operator runs. It has a part in a bucket only, where what counts is told by name.
+    """
+    return bases.below(uid) if bases.is_local else bases.below(f"{uid}/{chain}")
+
+
+class MappedBases:
+    """Files of an operator, mapped once per worker: each is checked when it is read first.
+
+    Parameters
+    ----------
+    place
+        A folder, or one in a bucket: from there a file is brought once, to where the system has its
+        temporary files, and has no name there.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._frames: OrderedDict[str, Frame] = OrderedDict()
+    def __init__(self, place: StoreSpec) -> None:
+        self.place = place
+        #: By key group, the file and what is in it.
+        self._frames: OrderedDict[str, tuple[str, Frame]] = OrderedDict()
 
     def frame(self, ref: BaseRef) -> Frame:
         """Return the sections of a base.
@@ -44,37 +63,70 @@ class MappedBases:
         ------
         FrameError
             The file is missing, torn or altered.
+        StoreError
+            The bucket cannot be reached.
         """
-        if ref.file in self._frames:
-            self._frames.move_to_end(ref.file)
-            return self._frames[ref.file]
-        path = self.path(ref.file)
+        known, frame = self._frames.get(_group(ref.file), (None, {}))
+        return frame if known == ref.file else self._kept(ref, self._opened(checked_name(ref.file)))
+
+    def _opened(self, name: str) -> IO[bytes]:
         try:
-            with open(path, "rb") as file:
+            if self.place.is_local:
+                return open(self.place.folder / name, "rb")
+            return _without_a_name(self.place.open().read(name))
+        except ObjectMissing:
+            raise FrameError(f"the base {name!r} is gone") from None
+        except OSError as error:
+            raise FrameError(f"the base {name!r} cannot be read: {error}") from error
+
+    def _kept(self, ref: BaseRef, file: IO[bytes]) -> Frame:
+        try:
+            with file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise FrameError(f"the base {ref.file!r} cannot be read: {error}") from error
         if len(mapped) != ref.offset + ref.length:
             raise FrameError(f"the base {ref.file!r} has {len(mapped)} bytes instead of {ref.length}")
         frame = checked_frame(memoryview(mapped)[ref.offset :])
-        self._frames[ref.file] = frame
-        while len(self._frames) > _MAPPED_FILES:
+        self._frames.pop(_group(ref.file), None)
+        self._frames[_group(ref.file)] = ref.file, frame
+        while len(self._frames) > _MAPPED_GROUPS:
             self._frames.popitem(last=False)
         return frame
 
-    def path(self, name: str) -> Path:
-        """Return where a file lies; its name comes from a state value and becomes a path."""
-        if not BASE_NAME.fullmatch(name):
-            raise FrameError(f"{name!r} is not the name of a base")
-        return self.folder / name
+    def put(self, ref: BaseRef, frame: bytes) -> None:
+        """Keep a new base in the bucket, and mapped here: the next micro-batch may be this worker's, too."""
+        self.place.open().put(ref.file, frame)
+        self._kept(ref, _without_a_name(frame))
 
     def forget(self, name: str) -> None:
         """Let go of a file's memory as soon as nobody uses it."""
-        self._frames.pop(name, None)
+        if self._frames.get(_group(name), (None, {}))[0] == name:
+            del self._frames[_group(name)]
+
+
+def _group(name: str) -> str:
+    return name.partition("-")[0]
+
+
+def _without_a_name(content: bytes) -> IO[bytes]:
+    """Return a file that is gone when it is closed and nobody has it mapped."""
+    # Whoever maps it closes it.
+    file = tempfile.TemporaryFile()  # noqa: SIM115
+    file.write(content)
+    file.flush()
+    return file
+
+
+def checked_name(name: str) -> str:
+    """Return the name of a file; it comes from a state value and becomes a path."""
+    if not BASE_NAME.fullmatch(name):
+        raise FrameError(f"{name!r} is not the name of a base")
+    return name
 
 
 class BaseFiles:
-    """The bases of an operator, as one task sees them; see `Bases` in `state/key_group.py`.
+    """The bases of an operator on a disk, as one task sees them; see `Bases` in `state/key_group.py`.
 
     Parameters
     ----------
@@ -103,14 +155,45 @@ class BaseFiles:
 
     def write(self, group: int, frame: bytes) -> BaseRef:
         """Write a file under a new name."""
-        name = f"{group}-{self._batch}-{secrets.token_hex(8)}"
-        path = self._mapped.path(name)
+        name = self._new_name(group)
+        path = self._mapped.place.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         # Not synced here: the state value that names it is Spark's, and is made durable with it.
         path.write_bytes(frame)
         return BaseRef(name, 0, len(frame))
 
+    def _new_name(self, group: int) -> str:
+        return f"{group}-{self._batch}-{secrets.token_hex(8)}"
+
     def delete(self, file: str) -> None:
         """Delete a file that no state names."""
         self._mapped.forget(file)
-        self._mapped.path(file).unlink(missing_ok=True)
+        (self._mapped.place.folder / checked_name(file)).unlink(missing_ok=True)
+
+
+class BaseObjects(BaseFiles):
+    """The bases of an operator in a bucket, as one task sees them.
+
+    Parameters
+    ----------
+    mapped, batch
+        See :class:`BaseFiles`.
+    tell
+        Is told the name of each base that is written, before its state value is stored.
+    """
+
+    def __init__(self, mapped: MappedBases, batch: int, tell: Callable[[str], None]) -> None:
+        # Which checkpoints name a base is known to the driver, which deletes it. A task only lets go of it.
+        super().__init__(mapped, batch, retained_batch=batch)
+        self._tell = tell
+
+    def write(self, group: int, frame: bytes) -> BaseRef:
+        """Write an object under a new name."""
+        ref = BaseRef(self._new_name(group), 0, len(frame))
+        self._tell(ref.file)
+        self._mapped.put(ref, frame)
+        return ref
+
+    def delete(self, file: str) -> None:
+        """Let go of it."""
+        self._mapped.forget(file)

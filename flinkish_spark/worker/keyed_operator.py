@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,10 +15,12 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.streaming.state import GroupState as SparkState
 
+from flinkish_spark.core.accumulators import tell_base
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, Progress, TimeDomain
 from flinkish_spark.core.errors import STATE_MARKER, USER_FUNCTION_MARKER, FlinkishError, InternalError
 from flinkish_spark.core.iterators import USER_ERRORS
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.subtask import running_in
 from flinkish_spark.operators.broadcast import KeyedBroadcastOperator
 from flinkish_spark.operators.columnar_windows import WindowFold
@@ -30,9 +31,8 @@ from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.operators.window_loop import LoopedWindows
 from flinkish_spark.protocol.alignment import ExpectedChannels, expected_of
 from flinkish_spark.protocol.latency import moved_to
-from flinkish_spark.protocol.micro_batches import BASES, STATE
 from flinkish_spark.protocol.time_plan import COUNTERS
-from flinkish_spark.state.base_files import BaseFiles, MappedBases
+from flinkish_spark.state.base_files import BaseFiles, BaseObjects, MappedBases, bases_of
 from flinkish_spark.state.codec import FrameError, StateValueError
 from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.state.key_group import NO_BASE, BasePolicy, Bases, GroupState, NoBases
@@ -175,6 +175,8 @@ class KeyedOperatorSpec:
         Inputs behind its own, whose rows go on as further outputs.
     counts_as
         Tells what it adds to accumulators from what others add; empty where that does not count.
+    chain
+        Name of the chain in which it runs; with the uid it tells its state from that of others.
     """
 
     uid: str
@@ -191,6 +193,7 @@ class KeyedOperatorSpec:
     name: str = ""
     passing: tuple[PassingRows, ...] = ()
     counts_as: str = ""
+    chain: str = ""
 
 
 class KeyedOperator:
@@ -421,13 +424,15 @@ class KeyedOperator:
 
     def _bases(self) -> Bases:
         """Return where this task finds and leaves the bases of big key groups."""
-        here = self._micro_batch()
-        if here.checkpoint is None:
+        here, uid, chain = self._micro_batch(), self.spec.uid, self.spec.chain
+        if here.bases is None:
             return NoBases()
-        folder = Path(here.checkpoint, STATE, BASES, self.spec.uid)
-        if self._mapped is None or self._mapped.folder != folder:
-            self._mapped = MappedBases(folder)
-        return BaseFiles(self._mapped, here.number, here.pinned)
+        place = bases_of(StoreSpec.from_text(here.bases), uid, chain)
+        if self._mapped is None or self._mapped.place != place:
+            self._mapped = MappedBases(place)
+        if place.is_local:
+            return BaseFiles(self._mapped, here.number, here.pinned)
+        return BaseObjects(self._mapped, here.number, lambda name: tell_base(f"{uid}/{chain}/{name}"))
 
 
 def _says(failure: ElementFailed | TimerFailed) -> str:

@@ -52,8 +52,9 @@ class MicroBatch(Stored):
         Of the operators, in the micro-batch before it and in this one.
     processing_time_ms
         When it began.
-    checkpoint
-        Where the query's checkpoint is on a disk; None in a bucket, and outside of a job.
+    bases
+        Where operators keep the bases of big key groups, as `StoreSpec.to_text` writes it; None outside of a
+        job.
     number
         Of the micro-batch.
     pinned
@@ -67,16 +68,14 @@ class MicroBatch(Stored):
     before: StoredWatermarks
     watermarks: StoredWatermarks
     processing_time_ms: int
-    checkpoint: str | None = None
+    bases: str | None = None
     number: int = 0
     pinned: int | None = None
     drained_to_ms: int = MIN_WATERMARK_MS
     lineage: int = 0
 
     @classmethod
-    def logged(
-        cls, number: int, here: LoggedOffsets, earlier: LoggedOffsets | None, checkpoint: str | None
-    ) -> MicroBatch:
+    def logged(cls, number: int, here: LoggedOffsets, earlier: LoggedOffsets | None) -> MicroBatch:
         """Return a micro-batch of a query by its entry of the offset log.
 
         Not to be kept: behind a rewind the entry is another one.
@@ -98,10 +97,9 @@ class MicroBatch(Stored):
             before,
             control.time.watermarks,
             here.processing_time_ms,
-            checkpoint,
-            number,
-            control.pinned_batch,
-            MAX_WATERMARK_MS if drains else MIN_WATERMARK_MS,
+            number=number,
+            pinned=control.pinned_batch,
+            drained_to_ms=MAX_WATERMARK_MS if drains else MIN_WATERMARK_MS,
         )
 
     def progress(self, uid: str) -> Progress:

@@ -134,6 +134,25 @@ def _state_left_behind() -> Sequence[Patch]:
     return [mock.patch.object(SimBucketPins, "restore", restore)]
 
 
+def _bases_go_when_unnamed() -> Sequence[Patch]:
+    """Whatever no checkpoint names goes, without a look at what it has in its place."""
+
+    def superseded(found: Any, newest: Any, checkpoints: Any) -> frozenset[str]:
+        return frozenset(name for name in found if not any(name in one.names for one in checkpoints))
+
+    return [mock.patch.object(retention, "superseded", superseded)]
+
+
+def _bases_of_one_pin_alone() -> Sequence[Patch]:
+    """What the newest checkpoint has a later one of goes, whoever can be gone back to."""
+    original = retention.superseded
+
+    def superseded(found: Any, newest: Any, checkpoints: Any) -> frozenset[str]:
+        return original(found, newest, [])
+
+    return [mock.patch.object(retention, "superseded", superseded)]
+
+
 #: Of a job directory in a bucket.
 BUCKETS = (
     Variant("exists is believed", _exists_believed),
@@ -145,4 +164,6 @@ BUCKETS = (
     Variant("one folder for all owners", _one_folder_for_all),
     Variant("newer than the pins is cleaned", _newer_than_pins_cleaned),
     Variant("state is left behind", _state_left_behind),
+    Variant("bases go when unnamed", _bases_go_when_unnamed),
+    Variant("bases of one checkpoint", _bases_of_one_pin_alone),
 )

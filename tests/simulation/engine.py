@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as T
 
+from flinkish_spark.bridge.accumulators import NoTallies
 from flinkish_spark.checkpoint.control import ControlFile
 from flinkish_spark.checkpoint.ownership import BeatLease, Ownership
 from flinkish_spark.checkpoint.retention import CheckpointPins, fence_in_bucket
@@ -224,6 +225,21 @@ class SimLease(BeatLease):
         super().acquire()
 
 
+class SimTallies(NoTallies):
+    """What the tasks of the micro-batch at hand have said beside their rows."""
+
+    def __init__(self) -> None:
+        self._bases: tuple[str, ...] = ()
+
+    def told(self, bases: Sequence[str]) -> None:
+        """Be told of all bases that they have written."""
+        self._bases = tuple(sorted(bases))
+
+    def bases(self) -> tuple[str, ...]:
+        """Return them."""
+        return self._bases
+
+
 class SimEngine:
     """A :class:`~flinkish_spark.job.engine.QueryEngine` of one driver.
 
@@ -255,6 +271,7 @@ class SimEngine:
         self._store, self._jvm_store, self._lock_holder = store, jvm_store, lock_holder
         self.sources: Sequence[SourceNode] = (SourceNode(SOURCE, SimSource(world, invariants)),)
         self.operators = (OPERATOR,)
+        self.told = SimTallies()
         self._is_on_disk = world.scenario.store is StoreKind.DISK
         self.uids = (SOURCE, OPERATOR, *world.scenario.sink_uids)
 
@@ -367,7 +384,7 @@ class SimEngine:
         self._invariants.query_started(self._driver, log.folder)
         ended = functools.partial(self._invariants.query_ended, self._driver)
         processes = (self._world, self._driver, self._jvm_process, self._jvm_store)
-        return SimQuery(*processes, log.folder, write, offered, beginning, ended)
+        return SimQuery(*processes, log.folder, write, offered, beginning, ended, self.told.told)
 
     def start_once(
         self, log: SparkLog, write: Callable[[Any, int], None], offered: Callable[[], int]
@@ -377,7 +394,8 @@ class SimEngine:
         if not self._jvm_process.is_alive:
             raise SparkGoneError("the simulated JVM is gone")
         processes = (self._world, self._driver, self._jvm_process, self._jvm_store)
-        query = SimReplayQuery(*processes, log.folder, write, offered, self._beginning(log), lambda: None)
+        beginning, tell = self._beginning(log), self.told.told
+        query = SimReplayQuery(*processes, log.folder, write, offered, beginning, lambda: None, tell)
         query.on_other_rows = functools.partial(self._invariants.replays.confused.add, self._driver)
         return query
 
@@ -436,7 +454,7 @@ class SimPlan:
             planned.append(PlannedSink(uid, DeltaSink("/"), schema, (part,)))
             writer = SimKafkaWriter if kind is SinkKind.TRANSACTIONS else SimDeltaWriter
             writers[uid] = writer(self._world, self._engine.context(context, uid), self._engine.in_jvm)
-        return SinkStaging(planned, writers, context)
+        return SinkStaging(planned, writers, context, self._engine.told)
 
     def start(self, log: SparkLog, write: Callable[[Any, int], None]) -> RunningQuery:
         """Start the query."""

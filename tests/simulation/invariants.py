@@ -13,6 +13,7 @@ from flinkish_spark.checkpoint.retention import PINS
 from flinkish_spark.checkpoint.spark_log import REPLAY
 from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.core.job_dir import REWINDING
+from flinkish_spark.protocol.bases import BASES
 from flinkish_spark.protocol.lineage import RewindKind
 from tests.simulation.decision_checks import DecisionChecks
 from tests.simulation.destroying import DESTROYED, Destroyer
@@ -23,6 +24,7 @@ from tests.simulation.rules import Rule, require
 from tests.simulation.scenario import StoreKind
 from tests.simulation.scheduler import Process
 from tests.simulation.sinks import TIMEOUT
+from tests.simulation.spark_files import bases_in
 from tests.simulation.store_faults import Change, Moment
 from tests.simulation.world import World
 
@@ -145,8 +147,23 @@ class Invariants:
                 self._check_not_newest(int(stem), "the pin of ")
         elif folder == REWINDING:
             self._intent_changed(change, rest)
+        elif folder == BASES and change.verb == "delete":
+            self._base_deleted(rest)
         elif folder == "spark":
             self._log_changed(change)
+
+    def _base_deleted(self, name: str) -> None:
+        """Check that no checkpoint that can be gone back to has a state that names it."""
+        objects = self._world.disk.objects
+        pinned = [
+            d.state
+            for d in self.ledger.complete()
+            if not d.is_dead and f"{PINS}/{d.checkpoint}.json" in objects
+        ]
+        for key, data in objects.items():
+            state = key.partition("/state/")[2]
+            is_needed = state in pinned and name in bases_in(data).values()
+            self._require(not is_needed, Rule.NOTHING_REFERENCED, f"the base {name} is deleted: {key}")
 
     def _log_changed(self, change: Change) -> None:
         is_commit = "/commits/" in change.key

@@ -74,11 +74,11 @@ class SimReseeding:
         else:
             name = state_key(decision.commits_text, int(decision.batch))
             try:
-                state = self._store.read(f"{self._log.folder}/state/{name}")
+                counts = parse_state(self._store.read(f"{self._log.folder}/state/{name}"), self._store)
             except ObjectMissing:
                 raise CorruptObjectError(f"the simulated state {name} is gone") from None
             ends = dict(BatchOffsets.parse(decision.offsets_text).ends)
-            beginning = Beginning(self._layout, ends, parse_state(state))
+            beginning = Beginning(self._layout, ends, counts)
         self._store.put(f"{BEGINNINGS}/{lineage}", beginning.data())
 
     def record(self, beginning: Beginning) -> None:

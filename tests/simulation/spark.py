@@ -16,6 +16,7 @@ from flinkish_spark.checkpoint.failures import QueryFailed
 from flinkish_spark.core.errors import FlinkishError, SparkGoneError
 from flinkish_spark.core.store import CreateResult, ObjectMissing, Store
 from flinkish_spark.operators.async_wait import AsyncStatistics
+from flinkish_spark.protocol.bases import BASES
 from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
 from tests.simulation.faults import FaultKind as K
 from tests.simulation.frames import SimFrame
@@ -25,6 +26,7 @@ from tests.simulation.scenario import StoreKind
 from tests.simulation.scheduler import US_PER_MS, Process, ProcessDied
 from tests.simulation.spark_files import (
     BatchOffsets,
+    bases_in,
     commit_text,
     parse_state,
     state_bytes,
@@ -64,6 +66,8 @@ class SimQuery:
         What a query without a log begins with.
     on_stop
         Told when it has ended because somebody stopped it.
+    tell
+        Is told the bases that the tasks of a micro-batch have written.
     """
 
     #: Whether it stages again what is decided.
@@ -80,8 +84,10 @@ class SimQuery:
         offered: Callable[[], int],
         beginning: Beginning,
         on_stop: Callable[[], None],
+        tell: Callable[[Sequence[str]], None],
     ) -> None:
-        self._on_stop, self._beginning = on_stop, beginning
+        self._on_stop, self._beginning, self._tell = on_stop, beginning, tell
+        self._bases: dict[int, str] = {}
         self._world, self._driver, self._jvm_process = world, driver, jvm
         self._store, self._folder = store, folder
         self._write, self._offered = write, offered
@@ -182,7 +188,9 @@ class SimQuery:
     def _load_state(self, batch: int) -> dict[int, int]:
         try:
             text = self._store.read(f"{self._folder}/{COMMITS}/{batch}").decode()
-            return parse_state(self._store.read(f"{self._folder}/state/{state_key(text, batch)}"))
+            state = self._store.read(f"{self._folder}/state/{state_key(text, batch)}")
+            self._bases = bases_in(state)
+            return parse_state(state, self._store)
         except ObjectMissing as missing:
             raise QueryFailed(f"the simulated state behind micro-batch {batch} is gone: {missing}") from None
 
@@ -213,15 +221,38 @@ class SimQuery:
         branches = tuple(
             (now,) if now > before else () for before, now in zip(start.controls, end.controls, strict=True)
         )
+        bases = self._written_bases(batch, counts, after)
         frame = SimFrame(rows, branches, self._step, is_replay=self.is_replay)
         world.call(self._driver, lambda: self._write(frame, batch), _DriverGone)
         self._step("state", f"version {batch + 1}")
         unique_id = f"{world.chance.getrandbits(48):012x}"
         kind = world.scenario.store
         text = commit_text(unique_id, kind)
-        self._store.put(f"{self._folder}/state/{state_key(text, batch)}", state_bytes(after, kind))
+        self._store.put(f"{self._folder}/state/{state_key(text, batch)}", state_bytes(after, bases, kind))
+        self._bases = bases
         self._add(COMMITS, batch, text)
         return after
+
+    def _written_bases(
+        self, batch: int, counts: Mapping[int, int], after: Mapping[int, int]
+    ) -> dict[int, str]:
+        """Return the bases behind a micro-batch, by key; in a bucket some keys that have changed have one."""
+        bases, told = dict(self._bases), list[str]()
+        chance = self._world.chance
+        for key, count in after.items():
+            if count == counts.get(key):
+                continue
+            bases.pop(key, None)
+            # A task that is lost, or whose word is, has written, too.
+            while self._world.scenario.store is StoreKind.BUCKET and chance.random() < 0.5:
+                name = f"sums/sums/{key}-{batch}-{chance.getrandbits(64):016x}"
+                self._step("base", name)
+                self._store.put(f"{BASES}/{name}", str(count).encode())
+                if chance.random() < 0.8:
+                    bases[key] = name
+                    told += [name] if chance.random() < 0.95 else []
+        self._tell(told)
+        return bases
 
     def _rows(
         self, start: BatchOffsets, end: BatchOffsets, counts: Mapping[int, int]

@@ -15,6 +15,7 @@ from flinkish_spark.checkpoint.spark_log import REPLAY, BucketLog, SparkLog
 from flinkish_spark.core.errors import FencedError
 from flinkish_spark.core.offset_log import OFFSET_KEY, LoggedOffsets
 from flinkish_spark.core.store import Store
+from flinkish_spark.protocol.bases import BASES
 from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
 from tests.simulation.input_topic import TOPIC
@@ -72,9 +73,9 @@ def state_version(name: str) -> int:
     return int(name.partition("-")[0])
 
 
-def state_bytes(counts: Counts, store: StoreKind) -> bytes:
-    """Return a state file's content."""
-    content = json.dumps(sorted(counts.items()))
+def state_bytes(counts: Counts, bases: Mapping[int, str], store: StoreKind) -> bytes:
+    """Return a state file's content; of a key with a base it has the name of that in place of the count."""
+    content = json.dumps([[key, bases.get(key, count)] for key, count in sorted(counts.items())])
     if store is StoreKind.DISK:
         return content.encode()
     packed = io.BytesIO()
@@ -84,12 +85,24 @@ def state_bytes(counts: Counts, store: StoreKind) -> bytes:
     return packed.getvalue()
 
 
-def parse_state(data: bytes) -> dict[int, int]:
-    """Read a state file."""
-    if data.startswith(b"PK"):
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            data = archive.read("counts")
-    return {int(key): int(count) for key, count in json.loads(data)}
+def bases_in(state: bytes) -> dict[int, str]:
+    """Return the bases that a state file names, by key."""
+    return {key: held for key, held in _entries(state) if isinstance(held, str)}
+
+
+def parse_state(state: bytes, store: Store) -> dict[int, int]:
+    """Read a state file, and the bases that it names; raise ObjectMissing if one is gone."""
+    return {
+        key: int(store.read(f"{BASES}/{held}")) if isinstance(held, str) else held
+        for key, held in _entries(state)
+    }
+
+
+def _entries(state: bytes) -> list[tuple[int, int | str]]:
+    if state.startswith(b"PK"):
+        with zipfile.ZipFile(io.BytesIO(state)) as archive:
+            state = archive.read("counts")
+    return [(key, held) for key, held in json.loads(state)]
 
 
 class RenamingStore(Store, Protocol):

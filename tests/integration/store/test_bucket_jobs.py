@@ -31,9 +31,11 @@ from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.core.job_dir import open_job_dir
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.doctor import Health
+from flinkish_spark.planning import keyed as keyed_plan
 from flinkish_spark.protocol.lineage import Tables
 from flinkish_spark.savepoints.files import SavepointFailed
 from flinkish_spark.sources import DataGeneratorSource, RateLimit
+from flinkish_spark.state.key_group import BasePolicy
 from flinkish_spark.state_processor import SavepointWriter
 from tests.support.buckets import LocalAzure, LocalS3
 from tests.support.jobs import await_that, running
@@ -95,6 +97,13 @@ def table(spark: Any, path: Path) -> list[tuple[str, int]]:
 
 
 @pytest.fixture
+def small_bases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Key groups of a few entries have bases, and get new ones all the time."""
+    policy = BasePolicy(smallest_bytes=1, delta_share=0.0, smallest_delta_rows=0)
+    monkeypatch.setattr(keyed_plan, "BASE_POLICY", policy)
+
+
+@pytest.fixture
 def azure(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreSpec]:
     """A container, of which Spark's session knows until the end of the test."""
     packages = BUILD / "azurite"
@@ -153,6 +162,7 @@ def test_answers_of_systems_outside_are_recorded_in_a_bucket(
 
 @pytest.mark.nightly(by_day="tests/unit/checkpoint/test_buckets.py")
 @pytest.mark.parametrize("where", ["bucket", "azure"])
+@pytest.mark.usefixtures("small_bases")
 def test_a_job_goes_on_from_a_bucket_and_goes_back_in_it(
     spark, where: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -214,6 +224,7 @@ _BY_NIGHT = pytest.mark.nightly
         pytest.param("s3", "disk", marks=_BY_NIGHT),
     ],
 )
+@pytest.mark.usefixtures("small_bases")
 def test_a_savepoint_goes_from_anywhere_to_anywhere(
     spark, server: LocalS3, bucket: StoreSpec, tmp_path: Path, first: str, then: str
 ) -> None:
@@ -234,6 +245,7 @@ def test_a_savepoint_goes_from_anywhere_to_anywhere(
     assert exact(table(spark, tmp_path / "t")) > before
 
 
+@pytest.mark.usefixtures("small_bases")
 def test_state_in_a_bucket_is_read_and_written_without_the_job(
     spark, bucket: StoreSpec, tmp_path: Path
 ) -> None:
@@ -247,6 +259,7 @@ def test_state_in_a_bucket_is_read_and_written_without_the_job(
     counts: dict[str, int] = {}
     for key, count in table(spark, tmp_path / "t"):
         counts[key] = max(counts.get(key, 0), count)
+    assert bucket.open_bucket().sizes_below("bases/counts/counts"), "that is where the state is"
 
     def read(path: str, **more: Any) -> dict[str, int]:
         rows = read_state(spark, path, "counts", "count", **options, **more).collect()
@@ -268,6 +281,7 @@ def test_state_in_a_bucket_is_read_and_written_without_the_job(
 
 
 @pytest.mark.nightly(by_day="tests/unit/checkpoint/test_buckets.py")
+@pytest.mark.usefixtures("small_bases")
 def test_what_no_checkpoint_needs_goes_while_the_job_runs(
     spark, bucket: StoreSpec, tmp_path: Path, snapshots_all_the_time: None
 ) -> None:
@@ -288,6 +302,8 @@ def test_what_no_checkpoint_needs_goes_while_the_job_runs(
         int(name.rpartition("/")[2].partition("_")[0]) for name in left if name.endswith(".changelog")
     ]
     assert min(versions) > 5 and most < 400
+    bases = [int(name.split("-")[1]) for name in store.sizes_below("bases")]
+    assert min(bases) > 5 and len(bases) < 200
 
 
 def test_a_bucket_that_spark_reaches_elsewhere_is_refused_before_anything_is_written(

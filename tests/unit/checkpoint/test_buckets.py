@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -209,6 +210,54 @@ def test_a_job_without_state_is_pinned_and_restored_without_a_listing(bucket: Bu
     bucket.pins(2).restore(ONE)
     assert requests_of_this_process()["list"] == asked
     assert set(bucket.below("spark/2")) == {"offsets/1", "offsets/2", "commits/2"}
+
+
+def base(group: int, batch: int) -> str:
+    return f"sums/sums/{group}-{batch}-00112233445566ff"
+
+
+def test_bases_stay_where_they_are_and_go_when_no_checkpoint_can_need_them(bucket: Bucket) -> None:
+    folder, pins = bucket.spark(1, 10, snapshots=(3, 7)), bucket.pins(1)
+    for name in (base(1, 2), base(1, 4), base(1, 8), base(2, 1)):
+        bucket.store.put(f"bases/{name}", b"x")
+    pins.pin(replace(folder.decision(1, 5), bases=(base(1, 4), base(2, 1))))
+    bucket.clock.sleep_ms(_CLEAN_MS)
+    pins.clean(lambda: None)
+    bucket.clock.sleep_ms(_CLEAN_MS)
+    pins.clean(lambda: None)
+    assert len(bucket.below("bases")) == 4, "no checkpoint was made since they were seen"
+    pins.pin(replace(folder.decision(2, 8), bases=(base(1, 8), base(2, 1))))
+    bucket.clock.sleep_ms(_CLEAN_MS)
+    pins.clean(lambda: None)
+    assert set(bucket.below("bases")) == {base(1, 4), base(1, 8), base(2, 1)}
+    assert bucket.pins(2).why_not_restorable(ONE) == "" == bucket.pins(2).why_not_restorable(TWO)
+    bucket.pins(2).restore(TWO)
+    assert len(bucket.below("bases")) == 3, "a new owner copies none"
+    pins.unpin(ONE)
+    bucket.decide(folder.decision(2, 8))
+    pins.pin(replace(folder.decision(3, 9), bases=(base(1, 8), base(2, 1))))
+    bucket.clock.sleep_ms(_CLEAN_MS)
+    pins.clean(lambda: None)
+    assert set(bucket.below("bases")) == {base(1, 8), base(2, 1)}
+    bucket.store.delete(f"bases/{base(2, 1)}")
+    assert "2-1-00112233445566ff is gone" in bucket.pins(2).why_not_restorable(TWO)
+
+
+def test_who_has_lost_the_job_deletes_no_base(bucket: Bucket) -> None:
+    folder, pins = bucket.spark(1, 10), bucket.pins(1)
+    bucket.store.put(f"bases/{base(1, 2)}", b"x")
+    pins.pin(replace(folder.decision(1, 5), bases=(base(1, 4),)))
+    bucket.clock.sleep_ms(_CLEAN_MS)
+    pins.clean(lambda: None)
+    pins.pin(replace(folder.decision(2, 8), bases=(base(1, 4),)))
+    bucket.clock.sleep_ms(_CLEAN_MS)
+
+    def lost() -> None:
+        raise FencedError("a newer owner")
+
+    with pytest.raises(FencedError):
+        pins.clean(lost)
+    assert set(bucket.below("bases")) == {base(1, 2)}
 
 
 # -- what nobody needs --------------------------------------------------------------------------------
@@ -456,7 +505,7 @@ def test_tasks_keep_no_files_of_their_own_beside_a_log_in_a_bucket(bucket: Bucke
     """A path of such a place would be one on the host's disk."""
     log = bucket.log(1)
     log.restore("offsets", BatchId(0), 'v1\n{"batchTimestampMs":7}\n{}')
-    assert micro_batch_in(log, BatchId(0)).checkpoint is None
+    assert micro_batch_in(log, BatchId(0)).bases is None
 
 
 # -- replays ------------------------------------------------------------------------------------------

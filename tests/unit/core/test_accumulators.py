@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,12 +18,13 @@ from flinkish_spark import (
     LongCounter,
 )
 from flinkish_spark.bridge.accumulators import NO_TALLIES, TaskTallies
-from flinkish_spark.checkpoint.accumulators import AccumulatorKeeper
+from flinkish_spark.checkpoint.accumulators import AccumulatorKeeper, Told
 from flinkish_spark.core import accumulators
-from flinkish_spark.core.accumulators import Accumulator, TallyParam, as_results, counted
+from flinkish_spark.core.accumulators import Accumulator, Tally, TallyParam, as_results, counted
 from flinkish_spark.core.errors import UserFunctionError
 from flinkish_spark.protocol.accumulators import AccumulatorKind, AccumulatorValue
-from flinkish_spark.protocol.ids import BatchId, Lineage, OwnerEpoch
+from flinkish_spark.protocol.decisions import Decision, Verdict
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.testing import ProgramHarness
@@ -108,10 +110,11 @@ def test_in_a_harness_they_count_apart() -> None:
 def test_what_a_repeated_task_says_again_counts_once() -> None:
     param = TallyParam()
     kind = AccumulatorKind.LONG_COUNTER.value
-    tally = param.zero({})
+    tally = param.zero(Tally())
     for place, value in (("a/000000", 3), ("a/000001", 4), ("a/000000", 3), ("b/000000", 5)):
-        tally = param.addInPlace(tally, {place: {"seen": (kind, value)}})
+        tally = param.addInPlace(tally, Tally({place: {"seen": (kind, value)}}, {f"base of {place}"}))
     assert as_results(counted(tally)) == {"seen": 12}
+    assert tally.bases == {"base of a/000000", "base of a/000001", "base of b/000000"}
 
 
 def test_two_kinds_under_one_name_end_the_job_by_name() -> None:
@@ -125,14 +128,17 @@ def test_two_kinds_under_one_name_end_the_job_by_name() -> None:
 
     session: Any = type("Session", (), {"sparkContext": Context()})()
     tallies = TaskTallies(session)
-    session.sparkContext.value["old/0"] = {"n": ("LongCounter", 9)}
+    carrier = session.sparkContext
+    carrier.value.counts["old/0"] = {"n": ("LongCounter", 9)}
+    carrier.value.bases.add("old")
     tallies.begin()
-    assert session.sparkContext.told == ("flinkish.accumulators", "7") and tallies.taken() == {}
-    session.sparkContext.value.update({"a/0": {"n": ("LongCounter", 1)}, "b/0": {"n": ("Histogram", {1: 1})}})
+    assert carrier.told == ("flinkish.accumulators", "7")
+    assert (tallies.taken(), tallies.bases()) == ({}, ())
+    carrier.value.counts.update({"a/0": {"n": ("LongCounter", 1)}, "b/0": {"n": ("Histogram", {1: 1})}})
     with pytest.raises(UserFunctionError, match="'n' was added twice"):
         tallies.taken()
     NO_TALLIES.begin()
-    assert NO_TALLIES.taken() == {}
+    assert (NO_TALLIES.taken(), NO_TALLIES.bases()) == ({}, ())
 
 
 def staged(number: int, **values: int) -> StagedBatch:
@@ -140,19 +146,37 @@ def staged(number: int, **values: int) -> StagedBatch:
     return StagedBatch(Lineage(0), BatchId(number), OwnerEpoch(1), 1, (), (), accumulators=held)
 
 
+def base(group: int, batch: int) -> str:
+    return f"sums/sums/{group}-{batch}-00112233445566ff"
+
+
 def test_a_checkpoint_has_what_was_counted_up_to_it_and_a_start_goes_on_from_there() -> None:
-    keeper = AccumulatorKeeper({"a": long(10)}, [staged(3, a=1)])
+    began = Told({"a": long(10)}, (base(1, 2), base(2, 2)))
+    keeper = AccumulatorKeeper(began, [replace(staged(3, a=1), bases=(base(2, 3),))])
     keeper.on_staged(staged(4, a=1, b=5))
     keeper.on_staged(staged(5))
     keeper.on_staged(staged(6, b=1))
-    assert as_results(keeper.behind(BatchId(3))) == {"a": 11}
-    assert as_results(keeper.behind(BatchId(5))) == {"a": 12, "b": 5}
-    assert as_results(keeper.behind(BatchId(6))) == {"a": 12, "b": 6}
+    keeper.on_staged(replace(staged(7), bases=(base(1, 7),)))
+    assert as_results(keeper.behind(BatchId(3)).accumulators) == {"a": 11}
+    assert as_results(keeper.behind(BatchId(5)).accumulators) == {"a": 12, "b": 5}
+    assert as_results(keeper.behind(BatchId(6)).accumulators) == {"a": 12, "b": 6}
+    assert keeper.behind(BatchId(6)).bases == (base(1, 2), base(2, 3))
+    assert keeper.behind(BatchId(7)).bases == (base(1, 7), base(2, 3))
     # A rewind begins anew from what the checkpoint held.
-    assert as_results(AccumulatorKeeper({"a": long(10)}).behind(BatchId(3))) == {"a": 10}
+    assert AccumulatorKeeper(began).behind(BatchId(3)) == began
+
+
+def test_a_log_that_begins_anew_goes_on_with_accumulators_and_without_bases() -> None:
+    held = {"a": long(10)}
+    batches = (StagedBatch(Lineage(1), BatchId(3), OwnerEpoch(1), 1, (), ()),)
+    decision = Decision(CheckpointId(2), Verdict.COMMIT, OwnerEpoch(1), 0, lineage=Lineage(1), batches=batches)
+    decision = replace(decision, accumulators=held, bases=(base(1, 2),))
+    assert Told.at(decision, Lineage(1)) == Told(held, (base(1, 2),))
+    assert Told.at(decision, Lineage(2)) == Told(held)
+    assert Told.at(None, Lineage(0)) == Told()
 
 
 def test_staged_micro_batches_and_decisions_keep_them() -> None:
-    one = staged(1, a=3)
+    one = replace(staged(1, a=3), bases=(base(1, 1),))
     assert StagedBatch.from_json(one.to_json()) == one
-    assert "accumulators" not in staged(1).to_json()
+    assert not {"accumulators", "bases"} & staged(1).to_json().keys()

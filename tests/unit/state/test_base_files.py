@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -9,8 +10,17 @@ import pyarrow as pa
 import pytest
 
 from flinkish_spark import KeyedProcessFunction, ValueStateDescriptor
-from flinkish_spark.state.base_files import BaseFiles, MappedBases
-from flinkish_spark.state.codec import BaseRef, FrameError, known_table, pack_frame, table_bytes
+from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.state.base_files import BaseFiles, BaseObjects, MappedBases, bases_of
+from flinkish_spark.state.codec import (
+    OWNER,
+    BaseRef,
+    FrameError,
+    known_table,
+    pack_frame,
+    table_bytes,
+    unpack_frame,
+)
 from flinkish_spark.state.key_group import BasePolicy, describe_group, stored_tables, whole_group
 from flinkish_spark.testing._operator_harness import MemoryBases, OperatorHarness
 
@@ -39,7 +49,7 @@ def harness(bases, restore=None):
 
 
 def bases(folder, batch=0, retained=None):
-    return BaseFiles(MappedBases(folder), batch, retained)
+    return BaseFiles(MappedBases(StoreSpec(str(folder))), batch, retained)
 
 
 def names(folder):
@@ -117,7 +127,7 @@ def test_a_savepoint_holds_all_entries_itself(tmp_path) -> None:
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "1-2-zz", "", "1-2-0123456789abcdef/../../x"])
 def test_a_name_that_is_none_becomes_no_path(tmp_path, name) -> None:
     with pytest.raises(FrameError, match="is not the name of a base"):
-        MappedBases(tmp_path).frame(BaseRef(name, 0, 1))
+        MappedBases(StoreSpec(str(tmp_path))).frame(BaseRef(name, 0, 1))
 
 
 def test_columns_of_a_mapped_file_are_aligned(tmp_path) -> None:
@@ -129,3 +139,42 @@ def test_columns_of_a_mapped_file_are_aligned(tmp_path) -> None:
         view = np.frombuffer(frame[name], dtype=np.uint8)
         assert view.__array_interface__["data"][0] % 64 == 0
         assert known_table(name, frame[name]).equals(table)
+
+
+# -- in a bucket ------------------------------------------------------------------------------------------
+
+
+def test_state_comes_back_from_a_bucket_and_each_base_is_told(tmp_path) -> None:
+    pytest.importorskip("obstore")
+    place = bases_of(StoreSpec.parse(f"memory://bases-{tmp_path.name}/jobs/bases"), "sums", "chain")
+    store, told, state = place.open_bucket(), [], None
+    for batch in range(40):
+        files = BaseObjects(MappedBases(place), batch, told.append)
+        run = harness(files, state)
+        run.push_all([(n, None) for n in range(batch * 3)])
+        state = run.snapshot()
+    assert sorted(told) == sorted(store.sizes_below("")), "no task deletes one, and none is kept quiet"
+    assert {int(name.split("-")[1]) for name in told} > {10, 30}
+    again = harness(BaseObjects(MappedBases(place), 40, told.append), state)
+    assert again.entries("n") == {n: sum(n < 3 * batch for batch in range(40)) for n in range(3 * 39)}
+    former = [json.loads(bytes(unpack_frame(value)[OWNER]))["former"] for value in state.values.values()]
+    assert all(len(files) <= 1 for files in former), "a value names few files that nobody needs"
+
+
+def test_a_base_is_fetched_once_and_what_is_gone_or_altered_is_found(tmp_path) -> None:
+    pytest.importorskip("obstore")
+    place = StoreSpec.parse(f"memory://bases-{tmp_path.name}/jobs/bases")
+    store, told = place.open_bucket(), []
+    run = harness(BaseObjects(MappedBases(place), 0, told.append))
+    run.push_all([(n, None) for n in range(30)])
+    snapshot, mapped = run.snapshot(), MappedBases(place)
+    assert len(harness(BaseObjects(mapped, 1, told.append), snapshot).entries("n")) == 30
+    whole = {name: store.read(name) for name in store.sizes_below("")}
+    for name, content in whole.items():
+        store.put(name, content[:100] + b"\xff" + content[101:])
+    with pytest.raises(FrameError):
+        harness(BaseObjects(MappedBases(place), 1, told.append), snapshot).entries("n")
+    store.delete_all(whole)
+    with pytest.raises(FrameError, match="is gone"):
+        harness(BaseObjects(MappedBases(place), 1, told.append), snapshot).entries("n")
+    assert len(harness(BaseObjects(mapped, 1, told.append), snapshot).entries("n")) == 30, "it has them"

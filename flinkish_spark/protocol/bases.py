@@ -1,0 +1,144 @@
+"""Bases of big key groups in a bucket: which of them the state may name, and which it never will again.
+
+A base is a file with what a key group held at some micro-batch; the state's value names it. On a disk each
+checkpoint has links to all of them. In a bucket checkpoints have names: a task says which bases it has
+written, the staged micro-batch keeps that, and a decision has those that count.
+
+Pure: no store, no clock.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated
+
+from flinkish_spark.protocol.codec import Check
+from flinkish_spark.protocol.ids import BatchId, checked_name
+
+#: Their folder. On a disk it is below Spark's state, whose own folders are numbers and which takes no notice
+#: of others: ``bases/<operator>/<key group>-<micro-batch>-<random>``. In a bucket it is beside Spark's
+#: checkpoint, which each owner begins anew: ``bases/<operator>/<chain>/<key group>-<micro-batch>-<random>``.
+BASES = "bases"
+BASE_NAME = re.compile(r"\d{1,9}-\d{1,18}-[0-9a-f]{16}")
+
+
+def checked_base(value: str) -> str:
+    """Return `value` if it is a base of an operator in a chain, below their folder, else raise ValueError.
+
+    Examples
+    --------
+    >>> checked_base("sums/sums/3-17-00112233445566ff")
+    'sums/sums/3-17-00112233445566ff'
+    """
+    parts = value.split("/") if isinstance(value, str) else []
+    if len(parts) != 3 or not BASE_NAME.fullmatch(parts[2]):
+        raise ValueError(f"{value!r:.200} is not the name of a base")
+    for part in parts[:2]:
+        checked_name(part, what="folder of a base")
+    return value
+
+
+#: As it is stored.
+Base = Annotated[str, Check(checked_base)]
+
+
+def bases_behind(before: Iterable[str], written: Collection[str]) -> tuple[str, ...]:
+    """Return the bases that count behind a micro-batch.
+
+    A key group has one. Where a task ran twice and both wrote one, both count until the key group has its
+    next: which of the two the state names is known to Spark alone.
+
+    Parameters
+    ----------
+    before
+        Those that counted.
+    written
+        Those that tasks of the micro-batch have written.
+
+    Examples
+    --------
+    >>> bases_behind(["a/a/1-4-00", "a/a/2-4-00"], ["a/a/1-9-00"])
+    ('a/a/1-9-00', 'a/a/2-4-00')
+    """
+    anew = {_owner(name) for name in written}
+    return tuple(sorted({*written, *(name for name in before if _owner(name) not in anew)}))
+
+
+@dataclass(frozen=True)
+class CountingBases:
+    """The bases that count at a checkpoint.
+
+    Parameters
+    ----------
+    batch
+        Its micro-batch.
+    names
+        Of the bases.
+    """
+
+    batch: BatchId
+    names: Collection[str]
+
+    @cached_property
+    def _latest(self) -> Mapping[tuple[str, str], int]:
+        latest: dict[tuple[str, str], int] = {}
+        for name in self.names:
+            latest[_owner(name)] = max(_batch(name), latest.get(_owner(name), 0))
+        return latest
+
+    def has_later_than(self, name: str) -> bool:
+        """Whether its key group has a base of a later micro-batch here, and not this one."""
+        return name not in self.names and self._latest.get(_owner(name), -1) > _batch(name)
+
+    def is_behind(self, name: str) -> bool:
+        """Whether the micro-batch that wrote a base is behind it, if that was of its lineage."""
+        return _batch(name) <= self.batch.value
+
+
+def superseded(
+    found: Iterable[str], newest: CountingBases, checkpoints: Collection[CountingBases]
+) -> frozenset[str]:
+    """Return the bases that no state names, nor ever will.
+
+    Only where each checkpoint that might need it has a later one of the same key group: a task's word that
+    was lost, or has not arrived yet, then costs a file and no state.
+
+    Parameters
+    ----------
+    found
+        Bases that were there before the newest checkpoint was decided, in the same run of the query.
+    newest
+        That checkpoint.
+    checkpoints
+        All that can be gone back to.
+
+    Examples
+    --------
+    >>> newest = CountingBases(BatchId(7), {"a/a/1-4-01"})
+    >>> found = ["a/a/1-3-00", "a/a/1-4-01", "a/a/1-4-02", "a/a/1-8-00", "a/a/2-3-00"]
+    >>> sorted(superseded(found, newest, [newest]))
+    ['a/a/1-3-00']
+    """
+    return frozenset(
+        name
+        for name in found
+        if newest.is_behind(name)
+        and all(
+            one.has_later_than(name)
+            for one in (newest, *checkpoints)
+            if one.is_behind(name) or name in one.names
+        )
+    )
+
+
+def _owner(name: str) -> tuple[str, str]:
+    """Return the operator in its chain, and the key group."""
+    folder, _, file = name.rpartition("/")
+    return folder, file.partition("-")[0]
+
+
+def _batch(name: str) -> int:
+    return int(name.rpartition("/")[2].split("-")[1])
