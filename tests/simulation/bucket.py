@@ -72,6 +72,7 @@ class Tries:
 
     def arrive(self, key: str, write_id: str) -> CreateResult:
         """Carry a try out."""
+        self._world.arriving = write_id
         result = self._in_time() if self.is_waited_for else self._late()
         if result is CreateResult.CREATED:
             self._world.write_ids[key] = write_id

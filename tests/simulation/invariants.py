@@ -51,7 +51,8 @@ class Invariants:
         self._query_of: Process | None = None
         self._folder = ""
         self._offered = 0
-        self._taken: set[int] = set()
+        #: By the create that took it, where creates have ids.
+        self._taken: dict[int, str] = {}
         #: Whether an entry of Spark's log appeared after its writer was told that it did not.
         self.log_changed_late = False
         #: Kind and first removed micro-batch of the rewinds that are not finished, by object name.
@@ -181,9 +182,12 @@ class Invariants:
         elif part == "trigger.json":
             # A try that nobody waits for takes no id: it may come when the checkpoint is deleted already.
             is_taking = change.moment is Moment.CALLED and not self.has_newer_owner(change.process)
-            is_known = checkpoint in self._taken and is_taking
+            # Nor does one that is asked once more by whoever took the id, and has not been told.
+            arriving = self._world.arriving
+            is_again = arriving != "" and self._taken.get(checkpoint) == arriving
+            is_known = checkpoint in self._taken and is_taking and not is_again
             self._require(not is_known, Rule.IDS_RISE, f"id {checkpoint} is taken a second time")
-            self._taken.add(checkpoint)
+            self._taken[checkpoint] = arriving
         elif part == "decision.json":
             body = body_of(self._world.disk.objects[change.key])
             if body["verdict"] == "COMMIT":

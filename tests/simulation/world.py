@@ -121,6 +121,8 @@ class World:
         self.on_staged_again: Callable[[int, str, int], None] = lambda owner, sink, batch: None
         #: By key, the id of the create that wrote it, if the store is a bucket.
         self.write_ids: dict[str, str] = {}
+        #: The id of the create that arrives in the bucket; empty on a disk.
+        self.arriving = ""
         #: Until when nobody reaches the bucket.
         self.bucket_back_us = 0
         #: What brokers keep as the mark of a sink or source, by uid.
