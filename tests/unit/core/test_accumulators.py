@@ -169,8 +169,9 @@ def test_a_checkpoint_has_what_was_counted_up_to_it_and_a_start_goes_on_from_the
 def test_a_log_that_begins_anew_goes_on_with_accumulators_and_without_bases() -> None:
     held = {"a": long(10)}
     batches = (StagedBatch(Lineage(1), BatchId(3), OwnerEpoch(1), 1, (), ()),)
-    decision = Decision(CheckpointId(2), Verdict.COMMIT, OwnerEpoch(1), 0, lineage=Lineage(1), batches=batches)
-    decision = replace(decision, accumulators=held, bases=(base(1, 2),))
+    told = {"accumulators": held, "bases": (base(1, 2),)}
+    own = {"lineage": Lineage(1), "batches": batches, **told}
+    decision = Decision(CheckpointId(2), Verdict.COMMIT, OwnerEpoch(1), 0, **own)
     assert Told.at(decision, Lineage(1)) == Told(held, (base(1, 2),))
     assert Told.at(decision, Lineage(2)) == Told(held)
     assert Told.at(None, Lineage(0)) == Told()
