@@ -37,7 +37,7 @@ export FLINKISH_SKIPPED := $(SKIPPED)
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
 STAGES := lint types unit integration crash
 
-.PHONY: help setup jars s3a hdfs flink shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-start bench-state bench-flink bench-full wheel clean
+.PHONY: help setup jars s3a hdfs flink shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-start bench-state bench-operators bench-flink bench-full wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
@@ -118,6 +118,9 @@ bench-start: setup ## from python app.py to the first checkpoint, beside plain S
 
 bench-state: setup ## a micro-batch beside thousands and millions of keys
 	@$(PY) -m tests.bench.big_state $(ARGS)
+
+bench-operators: setup ## small micro-batches with 1, 2, 4 and 8 operators and sinks   [ARGS="--operators 4 --records 6000"]
+	@$(PY) -m tests.bench.operators $(ARGS)
 
 bench-flink: $(BUILD)/flink-cluster-jars/.stamp ## the patterns of the bench in Flink, in this process   [ARGS="rises 2500000 10000 2"]
 	@javac -d $(BUILD)/flink-classes -cp "$(BUILD)/flink-cluster-jars/*" tests/bench/FlinkPatterns.java

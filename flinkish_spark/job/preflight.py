@@ -30,9 +30,10 @@ from flinkish_spark.planning.sink_rows import PlannedJob
 from flinkish_spark.planning.stream_graph import sources_of, uid_of
 from flinkish_spark.planning.times import chains_to
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
+from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
 from flinkish_spark.protocol.versions import SparkMinor, VersionStep, step_to
 from flinkish_spark.savepoints.restore import Restore, check_rescale
-from flinkish_spark.savepoints.seeds import RESTORED_FROM, claimant
+from flinkish_spark.savepoints.seeds import BUNDLES, RESTORED_FROM, claimant
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -234,6 +235,7 @@ def record_job(
     at_first: dict[str, Any] = {
         "spark": spark.version,
         "shuffle_partitions": settings.shuffle_partitions,
+        BUNDLES: BUNDLES_PER_PARTITION,
         RESTORED_FROM: savepoint,
     }
     claimed_as = claimant(job_dir)

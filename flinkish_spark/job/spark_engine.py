@@ -406,7 +406,16 @@ class SparkEngine:
             self._costs = self._spark.sparkContext.accumulator({}, AsyncCosts())
         calls = AsyncPlace(settings.job_dir, self._job, workers, _Reported(self._costs))
         place = settings.place(control.path)
-        planner = Planner(self._spark, place, partitions, beginning, marking=marking, calls=calls)
+        bundled = self._savepoints.bundles_per_partition()
+        planner = Planner(
+            self._spark,
+            place,
+            partitions,
+            beginning,
+            marking=marking,
+            calls=calls,
+            bundles_per_partition=bundled,
+        )
         planned = planner.plan(self._graph)
         check_layout(self._job_dir, planned)
         self._job_dir.put_job_graph(job_graph(settings.name, self._graph, partitions, planned))

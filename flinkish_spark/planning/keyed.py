@@ -48,6 +48,7 @@ from flinkish_spark.planning.factories import (
 from flinkish_spark.planning.stream_graph import KeyedNode, SideNode
 from flinkish_spark.planning.times import SourceMarkers, subtask_in
 from flinkish_spark.protocol.alignment import ExpectedChannels
+from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION, Bundling
 from flinkish_spark.protocol.plan_layout import ScanRole
 from flinkish_spark.state.key_group import BasePolicy
 from flinkish_spark.transport import columns as C
@@ -488,13 +489,13 @@ class KeyedRoutes:
         """Return what makes fewer rows of records before they travel."""
         if sent.folded is None or sent.folded.combiner is None:
             return None
-        return BlamedCombine(self.uid, self.routing.max_parallelism, sent.folded.combiner)
+        return BlamedCombine(self.uid, self.routing.bundling.key_groups, sent.folded.combiner)
 
     def _own_route(self, distribution: Distribution, key_hash: str = C.KEY_HASH) -> Column:
         """Return the route of a record."""
         match distribution:
             case Distribution.BY_KEY:
-                group = F.pmod(F.col(key_hash), F.lit(self.routing.max_parallelism)).cast("int")
+                group = F.pmod(F.col(key_hash), F.lit(self.routing.bundling.key_groups)).cast("int")
                 return F.element_at(_int_array(self.routing.of_group), group + 1)
             case Distribution.BY_CHANNEL:
                 partition = F.pmod(F.col(C.CHANNEL), F.lit(self.routing.partitions)).cast("int")
@@ -516,7 +517,7 @@ class KeyedRoutes:
         if not self.has_broadcast or distribution in (Distribution.BY_CHANNEL, Distribution.PASSING):
             return None
         is_broadcast = distribution is Distribution.BROADCAST
-        return Calls(self.operator, self.routing.of_group if is_broadcast else self.routing.of_broadcast)
+        return Calls(self.operator, self.routing.of_bundle if is_broadcast else self.routing.of_broadcast)
 
     def _spread(self, barriers: DataFrame, inputs: Sequence[int]) -> DataFrame:
         """Return control rows with their routes; a barrier once for each input, which its sequence says."""
@@ -534,7 +535,7 @@ class KeyedRoutes:
         """
         kind = F.col(C.KIND)
         is_own_call = (kind == int(C.Kind.WAKE)) & (F.col(C.CHANNEL) == self.operator)
-        called = F.element_at(_int_array(self.routing.of_group), F.col(C.SEQUENCE).cast("int") + 1)
+        called = F.element_at(_int_array(self.routing.of_bundle), F.col(C.SEQUENCE).cast("int") + 1)
         also = _int_array(self.routing.of_broadcast) if self.has_broadcast else None
         all_called = F.array(called) if also is None else F.concat(F.array(called), also)
         routes = F.when(kind == int(C.Kind.BARRIER), _int_array(self.routing.of_barrier))
@@ -582,6 +583,8 @@ class KeyedParts:
         The operator's among those who report to the driver.
     partitions
         Spark's shuffle partitions.
+    bundles_per_partition
+        Of key groups; see :class:`.Bundling`.
     sides
         The side outputs that are read.
     seed
@@ -599,6 +602,7 @@ class KeyedParts:
     inputs: tuple[KeyedInput, ...]
     number: int
     partitions: int
+    bundles_per_partition: int | None = BUNDLES_PER_PARTITION
     passing: tuple[KeyedInput, ...] = ()
     sides: Sequence[SideNode] = ()
     seed: DataFrame | None = None
@@ -639,7 +643,7 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
     GraphError
         Its keys have different types, or cannot be keys; its inputs do not go together, or lack event times.
     """
-    routing = Routing(node.max_parallelism, parts.partitions)
+    routing = Routing(Bundling(node.max_parallelism, parts.partitions, parts.bundles_per_partition))
     sent = [columns_sent(node, given) for given in parts.inputs]
     routes = KeyedRoutes(routing, parts.number, isinstance(node.function, BroadcastFunctions), node.uid)
     passing = [_whole(node, given) for given in parts.passing]
@@ -658,11 +662,11 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
     outputs = (_nullable(main), *(_renamed(fields, number) for number, fields in enumerate(sides, start=1)))
     spec = KeyedOperatorSpec(
         uid=node.uid,
-        max_parallelism=node.max_parallelism,
+        bundling=routing.bundling,
         operator=operator,
         shape=shape,
         upstream_channels=tuple(given.channels for given in (*parts.inputs, *parts.passing)),
-        group_of_route={route: group for group, route in enumerate(routing.of_group)},
+        bundle_of_route={route: bundle for bundle, route in enumerate(routing.of_bundle)},
         barrier_routes={route: p for p, route in enumerate(routing.of_barrier)},
         broadcast_routes={route: p for p, route in enumerate(routing.of_broadcast)},
         origins=tuple(given.origins for given in parts.inputs),

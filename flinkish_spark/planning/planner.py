@@ -78,6 +78,7 @@ from flinkish_spark.planning.times import (
 )
 from flinkish_spark.planning.transforms import RowTransform, transformed
 from flinkish_spark.protocol.alignment import Announced
+from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION, Bundling
 from flinkish_spark.protocol.plan_layout import Chain, ScanRole
 from flinkish_spark.protocol.savepoints import OperatorShape, SeededChain
 from flinkish_spark.transport import columns as C
@@ -194,6 +195,8 @@ class Planner:
         Makes latency markers, if the job wants them.
     calls
         What async operators have to know of the job.
+    bundles_per_partition
+        Of key groups, as the live lineage has them; see :class:`.Bundling`.
     """
 
     def __init__(
@@ -205,8 +208,9 @@ class Planner:
         graph: StreamGraph | None = None,
         marking: LatencyMarking | NoMarking = NO_MARKING,
         calls: AsyncPlace = NO_PLACE,
+        bundles_per_partition: int | None = BUNDLES_PER_PARTITION,
     ) -> None:
-        self._spark = spark
+        self._spark, self._bundles_per_partition = spark, bundles_per_partition
         self._beginning, self._marking = beginning, marking
         self._place = place
         self._partitions = partitions
@@ -259,6 +263,12 @@ class Planner:
             union = tagged if union is None else union.unionByName(tagged, allowMissingColumns=True)
         assert union is not None
         time = plan_times(graph, lambda leg, chain, name: self.stream(leg, chain, (name,)))
+        per_partition = self._bundles_per_partition
+        bundlings = {
+            uid: Bundling(shape.max_parallelism, self._partitions, per_partition)
+            for uid, shape in self._operators.items()
+        }
+        time = replace(time, bundlings=bundlings)
         chains, recordings = tuple(base.chain for base in bases), self._calls.recordings
         return PlannedJob(union, tuple(sinks), chains, self._operators, time, recordings)
 
@@ -385,6 +395,7 @@ class Planner:
             inputs=tuple(given),
             number=number,
             partitions=self._partitions,
+            bundles_per_partition=self._bundles_per_partition,
             passing=tuple(passing),
             sides=sides,
             seed=seed,

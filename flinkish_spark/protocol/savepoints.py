@@ -343,6 +343,8 @@ class Seed(Stored):
     times
         Where event time stood; None if the savepoint says nothing of it, and for a rescale, in which the
         checkpoint itself does.
+    bundles_per_partition
+        In how many bundles a partition of the lineage has its key groups; None in one of before.
     """
 
     lineage: Lineage
@@ -357,6 +359,7 @@ class Seed(Stored):
     claim: ClaimMode = ClaimMode.NO_CLAIM
     path: str = ""
     times: EventTime | None = field(default=None, metadata=LEFT_OUT)
+    bundles_per_partition: int | None = field(default=None, metadata=LEFT_OUT)
 
     def chain(self, name: str) -> SeededChain | None:
         """Return how the chain of that name begins; None if the job had none such."""

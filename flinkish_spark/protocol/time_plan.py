@@ -15,6 +15,7 @@ from flinkish_spark.protocol.event_time import (
     TimerReport,
     Untimed,
 )
+from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.latency import FIRST_LATE_REPORTER, SINK_REPORTER
 from flinkish_spark.protocol.records import SinkAck, StagedBatch, TimeReport
 from flinkish_spark.protocol.timer_index import Agenda, NextTimers
@@ -34,7 +35,8 @@ class ReporterRole(enum.Enum):
 
     #: Of a channel: the greatest time, `MIN_WATERMARK_MS` for none; then the number of records.
     SOURCE = "SOURCE"
-    #: Of a key group: the next timers in event time and in processing time, `MAX_WATERMARK_MS` for none.
+    #: Of a bundle of key groups: the next timers in event time and in processing time, `MAX_WATERMARK_MS`
+    #: for none.
     OPERATOR = "OPERATOR"
 
 
@@ -95,6 +97,9 @@ class TimePlan:
     inputs
         By operator, the assigners in front of it and in front of the operators that it reads, in all chains:
         an operator has one watermark, in however many chains it runs. One that is not named has them all.
+    bundlings
+        By operator, which of its key groups are called together: a call, and a report, is for all of them.
+        Of one that is not named each is called on its own.
     """
 
     reporters: tuple[Reporter, ...] = ()
@@ -102,6 +107,12 @@ class TimePlan:
     operators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     assigners: Mapping[str, Assigner] = field(default_factory=dict)
     inputs: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    bundlings: Mapping[str, Bundling] = field(default_factory=dict)
+
+    def called_with(self, operator: str, group: int) -> Iterable[int]:
+        """Return the key groups that are called by the call of one that opens a bundle."""
+        bundling = self.bundlings.get(operator)
+        return (group,) if bundling is None else bundling.groups_of(group)
 
     @property
     def rules(self) -> dict[str, AssignerRules]:
@@ -143,12 +154,19 @@ class TimePlan:
         }
 
     def groups_by_number(self, places: Iterable[Place]) -> dict[int, frozenset[int]]:
-        """Return key groups by reporter number; those of operators that the plan lacks are left out."""
-        numbers = {name: self.number_of(uid) for name, uid in self.instances().items()}
+        """Return whom to call by reporter number: the key groups that open their bundles.
+
+        Those of operators that the plan lacks are left out.
+        """
+        instances = self.instances()
+        numbers = {uid: self.number_of(uid) for uid in set(instances.values())}
         found: dict[int, set[int]] = {}
         for name, group in places:
-            if name in numbers:
-                found.setdefault(numbers[name], set()).add(group)
+            uid = instances.get(name)
+            if uid is not None:
+                bundling = self.bundlings.get(uid)
+                opens = group if bundling is None else bundling.bundle_of(group)
+                found.setdefault(numbers[uid], set()).add(opens)
         return {number: frozenset(groups) for number, groups in sorted(found.items())}
 
     def silent(
@@ -161,13 +179,19 @@ class TimePlan:
         Parameters
         ----------
         called
-            Pairs of reporter number and key group.
+            Pairs of reporter number and key group, which opens its bundle.
         reported
             What the micro-batch's tasks reported.
         """
         known = {(report.operator, report.group) for report in reported}
-        names = [(name, self.number_of(uid)) for name, uid in self.instances().items()]
-        places = {(name, group) for number, group in called for name, own in names if own == number}
+        names = [(name, uid, self.number_of(uid)) for name, uid in self.instances().items()]
+        places = {
+            (name, group)
+            for number, opens in called
+            for name, uid, own in names
+            if own == number
+            for group in self.called_with(uid, opens)
+        }
         return tuple(TimerReport(name, group, None, None) for name, group in sorted(places - known))
 
     def of_plan(self, state: EventTime) -> EventTime:
@@ -248,9 +272,10 @@ def facts_of(
         for report in (one for task in ack.tasks for one in task.reports if one.reporter < SINK_REPORTER):
             reporter, chain = _reporter(plan, ack.sink, report)
             if reporter.role is ReporterRole.OPERATOR:
-                place = plan.instance(reporter.uid, chain), report.place
-                event_ms, processing_ms = timers.get(place, (MAX_WATERMARK_MS, MAX_WATERMARK_MS))
-                timers[place] = min(event_ms, report.first), min(processing_ms, report.second)
+                name = plan.instance(reporter.uid, chain)
+                for group in plan.called_with(reporter.uid, report.place):
+                    event_ms, processing_ms = timers.get((name, group), (MAX_WATERMARK_MS, MAX_WATERMARK_MS))
+                    timers[name, group] = min(event_ms, report.first), min(processing_ms, report.second)
             else:
                 place = _channel(plan, reporter.uid, chain, report)
                 channels[place] = max(channels.get(place, MIN_WATERMARK_MS), report.first)

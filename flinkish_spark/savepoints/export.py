@@ -33,6 +33,7 @@ from flinkish_spark.core.store import sync_directory
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.planning.times import read_by
 from flinkish_spark.protocol.ids import JobUuid
+from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.plan_layout import PlanLayout
 from flinkish_spark.protocol.savepoints import (
     STATE_FOLDER,
@@ -48,7 +49,7 @@ from flinkish_spark.protocol.savepoints import (
 from flinkish_spark.savepoints.files import SavepointFailed, check_outside, savepoint_at
 from flinkish_spark.state.base_files import BaseFiles, MappedBases, bases_of
 from flinkish_spark.state.evolution import StateMismatch
-from flinkish_spark.state.key_group import describe_group, whole_group
+from flinkish_spark.state.key_group import describe_group, unbundled_groups, whole_group
 from flinkish_spark.state.savepoint_files import ROWS_AT_ONCE, StateFileWriter, new_state_file
 from flinkish_spark.transport.columns import FIRST_PARTITION_GROUP, ROUTE
 from flinkish_spark.transport.routing import Routing
@@ -85,8 +86,8 @@ class _WriteStateFile:
         Opens the names of the files.
     operator
         Uid of the operator whose state it must be.
-    group_of_route
-        The operator's key groups.
+    bundle_of_route, bundling
+        The operator's bundles of key groups, and what partitions keep beside them, by a number below 0.
     bases
         Where the operator has the bases of big key groups.
     """
@@ -96,12 +97,13 @@ class _WriteStateFile:
         place: StoreSpec,
         name: str,
         operator: str,
-        group_of_route: Mapping[int, int],
+        bundle_of_route: Mapping[int, int],
+        bundling: Bundling,
         bases: StoreSpec,
     ) -> None:
         self._place, self._name, self._operator = place, name, operator
         self._bases = BaseFiles(MappedBases(bases), 0, None)
-        self._group_of_route = dict(group_of_route)
+        self._bundle_of_route, self._bundling = dict(bundle_of_route), bundling
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = TaskContext.get()
@@ -114,18 +116,23 @@ class _WriteStateFile:
             if not batch.num_rows:
                 continue
             # Read here, where the files are: a savepoint holds all of its state itself.
-            values = [whole_group(value, self._bases) for value in batch.column(1).to_pylist()]
-            for value in values:
-                states.update(self._checked(value))
-            groups = [self._group_of_route[route] for route in batch.column(0).to_pylist()]
             writer = writer or new_state_file(self._place, state_path(self._operator, name))
-            writer.write(groups, values)
-            found += groups
+            for route, stored in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
+                value = whole_group(stored, self._bases)
+                states.update(self._checked(value))
+                groups = self._by_group(self._bundle_of_route[route], value)
+                writer.write(list(groups), list(groups.values()))
+                found += groups
         if writer is not None:
             size, digest = writer.close()
             row = [name, writer.rows, size, digest, json.dumps(states), found]
             columns = dict(zip(_report_schema().names, ([value] for value in row), strict=True))
             yield pa.RecordBatch.from_pydict(columns, schema=_report_schema())
+
+    def _by_group(self, bundle: int, value: bytes) -> Mapping[int, bytes]:
+        """Return the state of key groups by their numbers; what a partition keeps stays as it is."""
+        is_alone = bundle < 0 or len(self._bundling.groups_of(bundle)) == 1
+        return {bundle: value} if is_alone else unbundled_groups(value, self._bundling)
 
     def _checked(self, value: bytes) -> Mapping[str, str]:
         """Return the stored types of a state value that is whole and the operator's."""
@@ -158,6 +165,7 @@ def export_state(
     operators: Mapping[str, OperatorShape],
     layout: PlanLayout,
     shuffle_partitions: int,
+    bundles_per_partition: int | None,
 ) -> ExportedState:
     """Write the keyed state of a decided checkpoint below ``state/`` of a place.
 
@@ -177,7 +185,7 @@ def export_state(
         A COMMIT. Spark must still have the entries and the state of its micro-batch.
     operators
         Keyed operators of the job by uid.
-    layout, shuffle_partitions
+    layout, shuffle_partitions, bundles_per_partition
         With which the checkpoint was made.
 
     Raises
@@ -195,11 +203,13 @@ def export_state(
     reader.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(ROWS_AT_ONCE))
     for number, instance in enumerate(layout.operators):
         groups = operators[instance.uid].max_parallelism
-        routing = Routing(groups, shuffle_partitions)
-        by_route = {route: group for group, route in enumerate(routing.of_group)}
+        routing = Routing(Bundling(groups, shuffle_partitions, bundles_per_partition))
+        by_route = {route: bundle for bundle, route in enumerate(routing.of_bundle)}
         by_route |= {route: FIRST_PARTITION_GROUP - p for p, route in enumerate(routing.of_broadcast)}
         of_operator = bases_of(bases, instance.uid, instance.chain)
-        write = _WriteStateFile(place, f"{token}-{number}", instance.uid, by_route, of_operator)
+        write = _WriteStateFile(
+            place, f"{token}-{number}", instance.uid, by_route, routing.bundling, of_operator
+        )
         state = reader.read.format("statestore").option("batchId", str(decision.batch))
         state = state.option("operatorId", str(number))
         try:
@@ -261,7 +271,7 @@ class JobFacts:
         Its plan, under any number of partitions and any beginning.
     sources
         Nodes of its graph.
-    layout, shuffle_partitions
+    layout, shuffle_partitions, bundles_per_partition
         Of the lineage in which the checkpoint was taken.
     """
 
@@ -271,6 +281,7 @@ class JobFacts:
     sources: Sequence[SourceNode]
     layout: PlanLayout
     shuffle_partitions: int
+    bundles_per_partition: int | None
 
 
 @dataclass(frozen=True)
@@ -332,6 +343,7 @@ def export_savepoint(
         planned.operators,
         facts.layout,
         facts.shuffle_partitions,
+        facts.bundles_per_partition,
     )
     metadata = SavepointMetadata(
         savepoint=uuid.uuid4().hex,

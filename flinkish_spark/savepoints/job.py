@@ -13,6 +13,7 @@ from flinkish_spark.savepoints.restore import Rescaling
 from flinkish_spark.savepoints.seeds import (
     SeedKeeper,
     beginning_of,
+    bundles_per_partition_of,
     claimant,
     recorded_layout,
     shuffle_partitions_of,
@@ -69,6 +70,10 @@ class JobSavepoints:
         now = shuffle_partitions_of(self._job_dir, self.beginning())
         return self._shuffle_partitions if now is None else now
 
+    def bundles_per_partition(self) -> int | None:
+        """Return in how many bundles a partition of the live lineage has its key groups."""
+        return bundles_per_partition_of(self._job_dir, self.beginning())
+
     def write(self, decision: Decision, target: str, log: SparkLog) -> SavepointHandle:
         """Export a confirmed checkpoint of the live lineage to `target`; see :func:`export_savepoint`."""
         job = self._job_dir.known_uuid()
@@ -81,6 +86,7 @@ class JobSavepoints:
             sources=self._graph.sources,
             layout=recorded_layout(self._job_dir),
             shuffle_partitions=self._shuffle_partitions,
+            bundles_per_partition=self.bundles_per_partition(),
         )
         upstream = {
             topic: {"job": str(cut.job), "checkpoint": int(cut.checkpoint)}

@@ -15,6 +15,7 @@ from flinkish_spark.core.store import make_directories
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.planning.times import read_by
 from flinkish_spark.protocol.ids import CheckpointId, Lineage
+from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
 from flinkish_spark.protocol.plan_layout import Position, ScanRole, source_of
 from flinkish_spark.protocol.savepoints import (
@@ -45,6 +46,7 @@ from flinkish_spark.savepoints.files import (
 from flinkish_spark.savepoints.seeds import (
     become_claimant,
     beginning_of,
+    bundles_per_partition_of,
     claimant,
     lost_seed,
     recorded_layout,
@@ -203,6 +205,7 @@ class Restore:
                 claim=self.settings.claim,
                 path=self.settings.place.to_text(),
                 times=metadata.times,
+                bundles_per_partition=BUNDLES_PER_PARTITION,
             )
         )
         return name
@@ -396,8 +399,9 @@ class Rescaling:
             # Tasks make folders in it.
             make_directories(folder.folder)
         layout, bases = recorded_layout(self.job_dir), place_of_bases(self.root, self.log)
+        bundled = bundles_per_partition_of(self.job_dir, beginning_of(self.job_dir, self.root))
         exported = export_state(
-            self.spark, folder, self.log, bases, decision, self.planned.operators, layout, before
+            self.spark, folder, self.log, bases, decision, self.planned.operators, layout, before, bundled
         )
         make_durable(folder, exported.files)
         positions = layout.positions(LoggedOffsets.parse(decision.offsets_text).sources)
@@ -414,7 +418,12 @@ class Rescaling:
         for file in known.seed.files:
             after.put(file.path, before.read(file.path))
         # Also who owns the savepoint stays as it was: nothing was checkpointed since.
-        return replace(known.seed, lineage=lineage, shuffle_partitions=self.shuffle_partitions)
+        return replace(
+            known.seed,
+            lineage=lineage,
+            shuffle_partitions=self.shuffle_partitions,
+            bundles_per_partition=BUNDLES_PER_PARTITION,
+        )
 
     def _first_positions(self) -> dict[str, dict[str, Position]]:
         """Return where Spark's own Kafka source began; other sources keep that themselves."""
@@ -440,4 +449,7 @@ class Rescaling:
         files: tuple[StateFile, ...] = (),
     ) -> Seed:
         origin, number = SeedOrigin.RESCALE, self.shuffle_partitions
-        return Seed(lineage, origin, "", checkpoint, number, chains, files=files)
+        bundled = BUNDLES_PER_PARTITION
+        return Seed(
+            lineage, origin, "", checkpoint, number, chains, files=files, bundles_per_partition=bundled
+        )

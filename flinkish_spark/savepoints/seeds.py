@@ -13,6 +13,7 @@ from flinkish_spark.core.job_dir import JobDir, seed_folder
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.planning.planner import Beginning
 from flinkish_spark.protocol.ids import JobUuid, Lineage
+from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
 from flinkish_spark.protocol.plan_layout import PlanLayout
 from flinkish_spark.protocol.savepoints import STATE_FOLDER, ClaimMode, Seed, StateFile
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 #: In job.json: the savepoint that the job began with.
 RESTORED_FROM = "restored_from"
+#: In job.json: in how many bundles each partition of the first log has its key groups.
+BUNDLES = "bundles_per_partition"
 _CLAIMANT = "claimant"
 
 
@@ -58,6 +61,19 @@ def shuffle_partitions_of(job_dir: JobDir, beginning: Beginning) -> int | None:
         return beginning.seed.shuffle_partitions
     settings = job_dir.known_settings()
     return None if settings is None else int(settings["shuffle_partitions"])
+
+
+def bundles_per_partition_of(job_dir: JobDir, beginning: Beginning) -> int | None:
+    """Return in how many bundles a partition of the live lineage has its key groups.
+
+    None for a log that began when there were none: each key group is a bundle of its own. Before the first
+    start it is the number that a new log gets.
+    """
+    if beginning.seed is not None:
+        return beginning.seed.bundles_per_partition
+    settings = job_dir.known_settings()
+    found = BUNDLES_PER_PARTITION if settings is None else settings.get(BUNDLES)
+    return None if found is None else int(found)
 
 
 def lost_seed(job_dir: JobDir, root: StoreSpec) -> Seed | None:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import Progress, TimeDomain
+from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.state.codec import (
     ALIVE,
     HASH,
@@ -466,6 +467,16 @@ class GroupState:
         self._bases.delete(file)
         return True
 
+    def take_in(self, other: GroupState) -> None:
+        """Take over all entries of another key group, which has none of the same keys."""
+        for name, table in self._tables.items():
+            rows = other._tables[name].merged()
+            if name.startswith(TIMERS):
+                domain = TimeDomain(name.removeprefix(TIMERS))
+                rows = _registered_from(rows, self.timers.registered[domain])
+                self.timers.registered[domain] += rows.num_rows
+            table.put_rows(rows, _NONE)
+
     def dump_whole(self) -> bytes:
         """Return a value without a base: for savepoints. It knows nothing of files."""
         self._former = []
@@ -505,6 +516,14 @@ class GroupState:
         return pack_frame(sections)
 
 
+def _registered_from(timers: pa.RecordBatch, first: int) -> pa.RecordBatch:
+    """Return timers without a layer below, whose places in the order of registration count from a number."""
+    places = np.argsort(np.argsort(timers.column("value_0").to_numpy(), kind="stable"), kind="stable")
+    renewed = {"value_0": pa.array(places + first, pa.int64()), "value_1": pa.nulls(len(places), pa.int64())}
+    columns = [renewed.get(field.name, timers.column(field.name)) for field in timers.schema]
+    return pa.RecordBatch.from_arrays(columns, schema=timers.schema)
+
+
 def _read(
     layout: TableLayout,
     name: str,
@@ -519,6 +538,28 @@ def _read(
         raise
     except (pa.ArrowException, ValueError, LookupError) as error:
         raise FrameError(f"the section {name!r} is damaged: {error}") from error
+
+
+def bundled_groups(layout: GroupLayout, values: Sequence[bytes]) -> bytes:
+    """Return the state of several key groups as that of their bundle.
+
+    Parameters
+    ----------
+    values
+        In the order of the key groups, each in one piece.
+
+    Raises
+    ------
+    FrameError, StateMismatch
+        See :class:`GroupState`.
+    """
+    groups = [GroupState(layout, value, NoBases()) for value in values]
+    if len(values) == 1:
+        return values[0]
+    bundle = GroupState(layout, None, NoBases())
+    for group in groups:
+        bundle.take_in(group)
+    return bundle.dump_whole()
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -663,6 +704,43 @@ def changed_group(
     if not sections:
         return None
     kept: dict[str, Any] = {"uid": owner, "base": None, "former": [], "registered": registered}
+    return pack_frame({OWNER: json.dumps(kept).encode(), **sections})
+
+
+def unbundled_groups(value: bytes, bundling: Bundling) -> dict[int, bytes]:
+    """Return the state of a bundle, which is in one piece, by its key groups: of those that have any.
+
+    Raises
+    ------
+    FrameError
+        It is damaged.
+    """
+    sections = unpack_frame(value)
+    owner = owner_in(sections)
+    found: dict[int, dict[str, pa.RecordBatch]] = {}
+    for name, payload in sections.items():
+        if name == OWNER:
+            continue
+        table = read_table(name, payload)
+        groups = np.mod(table.column(HASH).to_numpy(), bundling.key_groups)
+        for group in np.unique(groups).tolist():
+            found.setdefault(group, {})[name] = table.filter(pa.array(groups == group))
+    return {group: _alone(str(owner.get("uid", "")), tables) for group, tables in sorted(found.items())}
+
+
+def _alone(uid: str, tables: Mapping[str, pa.RecordBatch]) -> bytes:
+    """Return the value of a key group in one piece."""
+    renewed = {
+        name: _registered_from(table, 0) if name.startswith(TIMERS) else table
+        for name, table in tables.items()
+    }
+    registered = {
+        name.removeprefix(TIMERS): table.num_rows
+        for name, table in renewed.items()
+        if name.startswith(TIMERS)
+    }
+    kept: dict[str, Any] = {"uid": uid, "base": None, "former": [], "registered": registered}
+    sections = {name: table_bytes(table) for name, table in renewed.items()}
     return pack_frame({OWNER: json.dumps(kept).encode(), **sections})
 
 

@@ -2,8 +2,8 @@
 
 A key group is ``pmod(xxhash64(key), max_parallelism)``, computed in the JVM on the Spark type.
 Spark places a grouping integer on partition ``pmod(murmur3(integer, 42), partitions)``, which
-spreads 128 groups over 2 partitions as 74 and 54. So each key group gets a *route*: the next
-integer that Spark hashes to the partition where the group belongs. Routes count up within a
+spreads 128 groups over 2 partitions as 74 and 54. So each bundle of key groups gets a *route*: the next
+integer that Spark hashes to the partition where the bundle belongs. Routes count up within a
 partition, and the last route of each partition is its barrier's: Spark hands groups to Python in
 ascending order, so a barrier comes after every record of its partition. Broadcast elements, which
 every partition gets, have a negative route, and come before them.
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.transport.channels import TOPIC_SHIFT, number_of_topic
 
 _MASK = 0xFFFFFFFF
@@ -46,24 +47,27 @@ def spark_hash_int(value: int, seed: int = 42) -> int:
 
 @dataclass(frozen=True)
 class Routing:
-    """Routes of all key groups of an operator, and of its barriers.
+    """Routes of all bundles of an operator's key groups, and of its barriers.
 
     Parameters
     ----------
-    max_parallelism
-        Number of key groups; fixed for the life of the job's state.
-    partitions
-        Spark's shuffle partitions; the operator's parallelism.
+    bundling
+        Of its key groups; the partitions are Spark's shuffle partitions, the operator's parallelism.
     """
 
-    max_parallelism: int
-    partitions: int
+    bundling: Bundling
+
+    @property
+    def partitions(self) -> int:
+        """Spark's shuffle partitions."""
+        return self.bundling.partitions
 
     @cached_property
     def _tables(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        bundles = self.bundling.bundles
         wanted = [0] * self.partitions
-        for group in range(self.max_parallelism):
-            wanted[group % self.partitions] += 1
+        for bundle in range(bundles):
+            wanted[bundle % self.partitions] += 1
         found: list[list[int]] = [[] for _ in range(self.partitions)]
         route = 0
         while any(len(found[p]) <= wanted[p] for p in range(self.partitions)):
@@ -71,10 +75,10 @@ class Routing:
             if len(found[partition]) <= wanted[partition]:
                 found[partition].append(route)
             route += 1
-        groups = tuple(
-            found[group % self.partitions][group // self.partitions] for group in range(self.max_parallelism)
+        routes = tuple(
+            found[bundle % self.partitions][bundle // self.partitions] for bundle in range(bundles)
         )
-        return groups, tuple(routes[-1] for routes in found)
+        return routes, tuple(own[-1] for own in found)
 
     @cached_property
     def of_broadcast(self) -> tuple[int, ...]:
@@ -87,13 +91,20 @@ class Routing:
         return tuple(found[partition] for partition in range(self.partitions))
 
     @property
-    def of_group(self) -> tuple[int, ...]:
-        """Route of each key group, by key group."""
+    def of_bundle(self) -> tuple[int, ...]:
+        """Route of each bundle, by bundle."""
         return self._tables[0]
+
+    @cached_property
+    def of_group(self) -> tuple[int, ...]:
+        """Route of each key group, by key group: that of its bundle."""
+        return tuple(
+            self.of_bundle[self.bundling.bundle_of(group)] for group in range(self.bundling.key_groups)
+        )
 
     @property
     def of_barrier(self) -> tuple[int, ...]:
-        """Route of each partition's barrier, by partition; above every key group's route there."""
+        """Route of each partition's barrier, by partition; above every bundle's route there."""
         return self._tables[1]
 
 

@@ -1,4 +1,4 @@
-"""The keyed operator: what applyInPandasWithState calls, once per key group and micro-batch."""
+"""The keyed operator: what applyInPandasWithState calls, once per bundle of key groups and micro-batch."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ from flinkish_spark.operators.timed_rows import TimedRowsOperator
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.operators.window_loop import LoopedWindows
 from flinkish_spark.protocol.alignment import ExpectedChannels, expected_of
+from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.latency import moved_to
 from flinkish_spark.protocol.time_plan import COUNTERS
 from flinkish_spark.state.base_files import BaseFiles, BaseObjects, MappedBases, bases_of
 from flinkish_spark.state.codec import FrameError, StateValueError
 from flinkish_spark.state.evolution import StateMismatch
-from flinkish_spark.state.key_group import NO_BASE, BasePolicy, Bases, GroupState, NoBases
+from flinkish_spark.state.key_group import NO_BASE, BasePolicy, Bases, GroupState, NoBases, bundled_groups
 from flinkish_spark.state.operator_state import OperatorValueMismatch
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BlockError, GroupRows, Out, frame_of, in_order, to_block
@@ -97,9 +98,9 @@ def runner_of(operator: StatefulOperator, uid: str, max_parallelism: int, shape:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# The keyed operator: what applyInPandasWithState calls, once per key group and micro-batch.
+# The keyed operator: what applyInPandasWithState calls, once per bundle of key groups and micro-batch.
 #
-# Spark's group is one key group, or what goes to one partition besides: barriers, and reports on their way
+# Spark's group is one bundle, or what goes to one partition besides: barriers, and reports on their way
 # down. Rows come and go as blocks (:mod:`flinkish_spark.transport.blocks`); the state of all keys of a
 # group is one state value (:mod:`flinkish_spark.state.key_group`). This object is pickled into the query's
 # plan, so it holds values only; what needs a worker is made at the first call of a task.
@@ -151,16 +152,16 @@ class KeyedOperatorSpec:
 
     Parameters
     ----------
-    uid, max_parallelism
-        The operator's stable name, and its number of key groups.
+    uid, bundling
+        The operator's stable name; its key groups, and which of them are worked on together.
     operator
         Runs the user's function, already proven to be serialisable; or that function, if it takes columns.
     shape
         How rows come in and go out.
     upstream_channels
         By input, whose barriers must arrive, each once, before this operator passes one on.
-    group_of_route
-        Key group by the route that carries its records.
+    bundle_of_route
+        Bundle of key groups by the route that carries its records.
     barrier_routes
         Partition by the route that carries its barrier, and reports that pass by.
     broadcast_routes
@@ -180,11 +181,11 @@ class KeyedOperatorSpec:
     """
 
     uid: str
-    max_parallelism: int
+    bundling: Bundling
     operator: StatefulOperator
     shape: RowShape
     upstream_channels: tuple[ExpectedChannels, ...]
-    group_of_route: dict[int, int]
+    bundle_of_route: dict[int, int]
     barrier_routes: dict[int, int]
     origins: tuple[Origins, ...]
     reporter: int = 0
@@ -210,7 +211,7 @@ class KeyedOperator:
     def __call__(
         self, key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: SparkState
     ) -> Iterator[pd.DataFrame]:
-        """Process one group: a key group, or what goes to one partition besides."""
+        """Process one group: a bundle of key groups, or what goes to one partition besides."""
         route = int(key[0])
         partition = self.spec.barrier_routes.get(route)
         parts = list(frames)
@@ -223,7 +224,7 @@ class KeyedOperator:
                 if route in self.spec.broadcast_routes:
                     out = self._broadcast(self.spec.broadcast_routes[route], arrived, state)
                 else:
-                    out = self._group(self.spec.group_of_route[route], arrived, state)
+                    out = self._bundle(self.spec.bundle_of_route[route], arrived, state)
         if out:
             yield frame_of(out)
 
@@ -268,10 +269,10 @@ class KeyedOperator:
                 return False
         return True
 
-    def _group(self, group: int, arrived: GroupRows, state: SparkState) -> list[Out]:
+    def _bundle(self, bundle: int, arrived: GroupRows, state: SparkState) -> list[Out]:
         spec, runner = self.spec, self._opened()
         try:
-            stored = self._stored(group, arrived, state)
+            stored = self._stored(bundle, arrived, state)
             records = arrived.of_kind(C.Kind.RECORD)
             if not records and not self._is_called(arrived):
                 return []
@@ -283,17 +284,17 @@ class KeyedOperator:
             out = self._process(runner, entries, self._inputs(records), progress)
             if entries.is_changed:
                 policy = NO_BASE if isinstance(bases, NoBases) else self.spec.base_policy
-                state.update((entries.dump(group, policy, progress.processing_time_ms),))
+                state.update((entries.dump(bundle, policy, progress.processing_time_ms),))
         except (*_STATE_FAULTS, BlockError) as error:
             raise OperatorFailed(f"{STATE_MARKER} operator '{spec.uid}': {error}") from error
         record = int(C.Kind.RECORD)
-        emitted = [Out(record, 0, group, one.first, to_block(one.rows), one.side) for one in out]
+        emitted = [Out(record, 0, bundle, one.first, to_block(one.rows), one.side) for one in out]
         due = _next_call_ms(entries)
         if due != due_before or due != (MAX_WATERMARK_MS, MAX_WATERMARK_MS):
-            emitted.append(Out(C.FIRST_REPORT + spec.reporter, due[0], group, due[1]))
+            emitted.append(Out(C.FIRST_REPORT + spec.reporter, due[0], bundle, due[1]))
         for number, name in enumerate(COUNTERS):
             if count := runner.counts.get(name, 0):
-                emitted.append(Out(C.FIRST_LATE + spec.reporter, count, group, number))
+                emitted.append(Out(C.FIRST_LATE + spec.reporter, count, bundle, number))
         return emitted
 
     def _broadcast(self, partition: int, arrived: GroupRows, state: SparkState) -> list[Out]:
@@ -318,7 +319,7 @@ class KeyedOperator:
             state.update((value,))
         self._begun = self._attempt
         # A channel of its own: no key group has that number.
-        channel, record = self.spec.max_parallelism + partition, int(C.Kind.RECORD)
+        channel, record = self.spec.bundling.key_groups + partition, int(C.Kind.RECORD)
         return [Out(record, 0, channel, one.first, to_block(one.rows), one.side) for one in done.rows]
 
     def _is_called(self, arrived: GroupRows) -> bool:
@@ -328,23 +329,24 @@ class KeyedOperator:
             return bool(calls)
         return any(call != C.BROADCAST_CALL for call in calls)
 
-    def _stored(self, group: int, arrived: GroupRows, state: SparkState) -> bytes | None:
-        """Return the key group's state; make it that which came with the first micro-batch, if one did.
+    def _stored(self, bundle: int, arrived: GroupRows, state: SparkState) -> bytes | None:
+        """Return the bundle's state; make it that which came with the first micro-batch, if some did.
 
         A micro-batch that is run again begins without state again, so this happens once per lineage and
-        key group.
+        bundle.
         """
         seeds = arrived.of_kind(C.Kind.STATE)
         if not seeds:
             return state.get[0] if state.exists else None
-        if len(seeds) > 1 or state.exists:
-            raise StateMismatch(f"key group {group} got its state twice")
-        of_group, value = seeds[0][0], bytes(seeds[0][1])
-        if of_group != group:
-            raise StateMismatch(f"key group {group} got the state of {of_group}")
+        values = {int(group): bytes(value) for group, value in seeds}
+        if len(values) < len(seeds) or state.exists:
+            raise StateMismatch(f"a key group of bundle {bundle} got its state twice")
+        others = [group for group in values if self.spec.bundling.bundle_of(group) != bundle]
+        if others:
+            raise StateMismatch(f"bundle {bundle} got the state of key group {others[0]}")
         # Read here although no record may need it: a declaration that does not fit is an error of
         # the restore, not of some record next week.
-        GroupState(self._opened().layout, value, NoBases())
+        value = bundled_groups(self._opened().layout, [values[group] for group in sorted(values)])
         state.update((value,))
         return value
 
@@ -399,7 +401,7 @@ class KeyedOperator:
             warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.sql\.pandas")
             spec = self.spec
             try:
-                self._runner = runner_of(spec.operator, spec.uid, spec.max_parallelism, spec.shape)
+                self._runner = runner_of(spec.operator, spec.uid, spec.bundling.key_groups, spec.shape)
             except (FlinkishError, *_STATE_FAULTS):
                 raise
             except USER_ERRORS as error:

@@ -14,6 +14,7 @@ from flinkish_spark.core.elements import LATE_RECORDS_DROPPED
 from flinkish_spark.operators.patterns import CLOSED, DISCARDED, MATCHES, OPENED, TIMED_OUT
 from flinkish_spark.operators.process import KeyedStreamOperator
 from flinkish_spark.protocol.ids import BatchId, Lineage, OwnerEpoch
+from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.latency import FIRST_LATE_REPORTER, SINK_REPORTER, is_latency
 from flinkish_spark.protocol.records import SinkAck, StagedBatch, TaskAck, TimeReport
 from flinkish_spark.protocol.time_plan import (
@@ -74,7 +75,15 @@ def reports_of(*numbers: int) -> list[tuple[int, int, int]]:
     shape = RowShape((came,), (T.StringType(),), (T.StructType([T.StructField("n", T.LongType())]),))
     operator = KeyedOperator(
         KeyedOperatorSpec(
-            "hours", 8, Strict(), shape, (frozenset({0}),), {7: 5}, {99: 0}, (Origins(),), reporter=3
+            "hours",
+            Bundling(8, 1, None),
+            Strict(),
+            shape,
+            (frozenset({0}),),
+            {7: 5},
+            {99: 0},
+            (Origins(),),
+            reporter=3,
         )
     )
     count = len(numbers)

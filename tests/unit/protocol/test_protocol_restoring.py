@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from flinkish_spark.protocol.envelope import NewerFormatError
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
+from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.plan_layout import (
     SEEDED,
     UNSEEDED,
@@ -45,6 +46,7 @@ from flinkish_spark.protocol.savepoints import (
     check_groups,
     check_restore,
 )
+from flinkish_spark.transport.routing import Routing, spark_hash_int
 from tests.support.effort import examples
 
 AT_5, AT_9 = {"t": {"0": 5}}, {"t": {"0": 9}}
@@ -435,20 +437,30 @@ def test_a_seed_knows_the_files_of_each_run_of_an_operator() -> None:
 
 
 @settings(deadline=None, max_examples=examples(50))
-@given(groups=st.integers(1, 300), before=st.integers(1, 17), after=st.integers(1, 17), data=st.data())
+@given(
+    groups=st.integers(1, 300),
+    before=st.tuples(st.integers(1, 17), st.none() | st.integers(1, 9)),
+    after=st.tuples(st.integers(1, 17), st.none() | st.integers(1, 9)),
+    data=st.data(),
+)
 def test_every_key_group_lands_exactly_once_whatever_the_parallelism(groups, before, after, data) -> None:
     # behaviours 85, 91
-    from flinkish_spark.transport.routing import Routing
-
     stored = data.draw(st.sets(st.integers(0, groups - 1)))
-    route_before = Routing(groups, before).of_group
-    found = {route: group for group, route in enumerate(route_before)}
-    back = [found[route_before[group]] for group in sorted(stored)]
+    first, then = Routing(Bundling(groups, *before)), Routing(Bundling(groups, *after))
+    found = {route: first.bundling.groups_of(bundle) for bundle, route in enumerate(first.of_bundle)}
+    routes = {first.of_group[group] for group in stored}
+    back = [group for route in sorted(routes) for group in found[route] if group in stored]
     check_groups("totals", groups, back)
     assert sorted(back) == sorted(stored)
-    routes = [Routing(groups, after).of_group[group] for group in back]
-    assert len(set(routes)) == len(back)
-    assert not set(routes) & set(Routing(groups, after).of_barrier)
+    for routing in (first, then):
+        bundles = routing.bundling.bundles
+        assert len(set(routing.of_bundle)) == bundles <= groups
+        assert not set(routing.of_bundle) & set(routing.of_barrier)
+        for group in back:
+            bundle = routing.bundling.bundle_of(group)
+            assert group in routing.bundling.groups_of(bundle) and bundle in range(bundles)
+            partition = spark_hash_int(routing.of_group[group]) % routing.partitions
+            assert partition == group % routing.partitions
 
 
 @pytest.mark.parametrize("found,says", [([0, 1, 0], "key group 0 .* occurs twice"), ([4], "no key group 4")])

@@ -15,6 +15,7 @@ from flinkish_spark.functions.aggregates import AggregateColumn, Fold
 from flinkish_spark.planning.factories import FoldingWindows
 from flinkish_spark.planning.keyed import folding_windows
 from flinkish_spark.protocol.event_time import Watermarks
+from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.state.key_group import BasePolicy, GroupState
 from flinkish_spark.testing._operator_harness import FoldHarness, MemoryBases
 from flinkish_spark.transport import columns as C
@@ -56,7 +57,9 @@ class Called:
             with_times=True,
         )
         channels, routes = (frozenset({0}),), ({7: 0}, {99: 1})
-        made = KeyedOperatorSpec("sums", 1, sent.folded.operator, shape, channels, *routes, (Origins(),), 3)
+        made = KeyedOperatorSpec(
+            "sums", Bundling(1, 1), sent.folded.operator, shape, channels, *routes, (Origins(),), 3
+        )
         packer = BlockPacker(came.schema, combine=sent.folded.combiner)
         self.operator = KeyedOperator(pickle.loads(cloudpickle.dumps(made)))
         self._packer = pickle.loads(cloudpickle.dumps(packer))

@@ -13,6 +13,7 @@ from flinkish_spark.core.errors import InternalError
 from flinkish_spark.functions.keyed import BroadcastProcessFunction, KeyedBroadcastProcessFunction
 from flinkish_spark.functions.stream import CheckpointedProcessFunction
 from flinkish_spark.operators.broadcast import KeyedBroadcastOperator
+from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.state import MapStateDescriptor, ValueStateDescriptor
 from flinkish_spark.state.operator_state import OperatorListDescriptor, Redistribution
 from flinkish_spark.transport import columns as C
@@ -28,7 +29,7 @@ from tests.unit.worker.test_keyed_operator import INPUT, State, control, records
 
 FACTORS = MapStateDescriptor("factors", "STRING", "LONG")
 TOTAL = ValueStateDescriptor("total", "LONG", default=0)
-ROUTING = Routing(4, 2)
+ROUTING = Routing(Bundling(4, 2, None))
 #: What a LONG cannot hold.
 WRONG = "many"
 
@@ -74,11 +75,11 @@ def operator(runs: Any, first: Distribution) -> KeyedOperator:
     return KeyedOperator(
         KeyedOperatorSpec(
             uid="scaled",
-            max_parallelism=4,
+            bundling=ROUTING.bundling,
             operator=runs,
             shape=shape,
             upstream_channels=(frozenset({0}), frozenset({0})),
-            group_of_route={route: group for group, route in enumerate(ROUTING.of_group)},
+            bundle_of_route={route: bundle for bundle, route in enumerate(ROUTING.of_bundle)},
             barrier_routes={route: p for p, route in enumerate(ROUTING.of_barrier)},
             origins=(Origins(("orders",)), Origins(("rules",))),
             broadcast_routes={route: p for p, route in enumerate(ROUTING.of_broadcast)},
@@ -120,7 +121,7 @@ def call(sequence: int = C.BROADCAST_CALL) -> pd.DataFrame:
 
 def test_broadcast_routes_are_below_all_others_of_their_partition() -> None:
     for partitions in (1, 2, 7, 200):
-        routing = Routing(128, partitions)
+        routing = Routing(Bundling(128, partitions))
         for partition, route in enumerate(routing.of_broadcast):
             assert route < 0 and spark_hash_int(route) % partitions == partition
 

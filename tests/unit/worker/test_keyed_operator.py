@@ -21,6 +21,7 @@ from flinkish_spark.core.errors import USER_FUNCTION_MARKER
 from flinkish_spark.functions.keyed import KeyedCoProcessFunction
 from flinkish_spark.operators.process import KeyedCoProcessOperator, KeyedProcessOperator
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction, sum_by_key
+from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.state.key_group import describe_group
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import (
@@ -100,11 +101,11 @@ def operator(
     return KeyedOperator(
         KeyedOperatorSpec(
             uid="totals",
-            max_parallelism=128,
+            bundling=Bundling(128, 1, None),
             operator=runs,
             shape=shape,
             upstream_channels=(channels,) * inputs,
-            group_of_route={7: 5},
+            bundle_of_route={7: 5},
             barrier_routes={99: 1},
             origins=(Origins(("orders",)),) * inputs,
             reporter=3,
@@ -591,7 +592,7 @@ def test_state_that_came_with_the_first_micro_batch_is_installed():
     assert run(operator(), [frame([("a", 2)]), seed], fresh) == [("a", 3, 2)]
     with pytest.raises(OperatorFailed, match="got its state twice"):
         run(operator(), [seed], fresh)
-    with pytest.raises(OperatorFailed, match="key group 5 got the state of 6"):
+    with pytest.raises(OperatorFailed, match="bundle 5 got the state of key group 6"):
         run(operator(), [control(C.Kind.STATE, 0, C.STATE_CHANNEL, 6, value)], State())
     alone = State()
     assert run(operator(), [seed], alone) == []
@@ -738,7 +739,7 @@ def test_routes_follow_sparks_hash_and_barriers_come_last():
     # Values of SELECT hash(CAST(n AS INT)) in Spark.
     assert [spark_hash_int(n) for n in (0, 1, -1)] == [933211791, -559580957, -1604776387]
     for partitions in (1, 2, 3, 7):
-        routing = Routing(128, partitions)
+        routing = Routing(Bundling(128, partitions, None))
         assert len({*routing.of_group, *routing.of_barrier}) == 128 + partitions
         sizes = [0] * partitions
         for route in routing.of_group:
