@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pyspark.accumulators import Accumulator, AccumulatorParam
@@ -38,6 +39,7 @@ from flinkish_spark.contracts.manifest import NO_MANIFEST, ManifestWriter
 from flinkish_spark.contracts.sink import Committer, SinkContext, SinkWriter, StageRequest
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.clock import span
+from flinkish_spark.core.distributed_cache import CACHED_FILES_PROPERTY
 from flinkish_spark.core.errors import MAKE_DETERMINISTIC, EnvironmentFault, FlinkishError, StoreError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store_spec import StoreSpec
@@ -147,6 +149,8 @@ class SinkStaging:
         By sink uid; they live as long as one start of the query.
     tallies
         What tasks add to accumulators.
+    cached_files
+        Where tasks find registered files below Spark's own, by name.
     """
 
     def __init__(
@@ -155,8 +159,9 @@ class SinkStaging:
         writers: Mapping[str, SinkWriter],
         context: StagingContext,
         tallies: NoTallies = NO_TALLIES,
+        cached_files: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self._tallies = tallies
+        self._tallies, self._cached_files = tallies, json.dumps(dict(cached_files))
         self._sinks, self._writers, self._context = tuple(sinks), writers, context
         self._streams = len({stream for sink in sinks for stream in sink.streams})
 
@@ -174,6 +179,7 @@ class SinkStaging:
         here = micro_batch_in(self._context.log, batch)
         told = json.dumps(replace(here, lineage=self._context.lineage.value).to_json())
         frame.sparkSession.sparkContext.setLocalProperty(MICRO_BATCH_PROPERTY, told)
+        frame.sparkSession.sparkContext.setLocalProperty(CACHED_FILES_PROPERTY, self._cached_files)
         self._tallies.begin()
         if not sinks:
             frame.write.format("noop").mode("overwrite").save()
@@ -474,7 +480,8 @@ class SparkPlan:
         contexts = _contexts(self._planned, context.job, context.ownership, self._settings)
         sinks = self._planned.sinks
         writers = {s.uid: s.sink.create_writer(self._spark, contexts[s.uid]) for s in sinks}
-        staging = SinkStaging(sinks, writers, context, TaskTallies(self._spark))
+        tallies, files = TaskTallies(self._spark), self._settings.cached_files
+        staging = SinkStaging(sinks, writers, context, tallies, files)
         tracker = self._settings.latencies
         if tracker is None:
             return staging
