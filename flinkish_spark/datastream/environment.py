@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from flinkish_spark.bridge.session import refuse_connect, scratch_folder
+from flinkish_spark.bridge.session import refuse_connect, refuse_other_target, scratch_folder
 from flinkish_spark.checkpoint.event_time import LatencyTracker
 from flinkish_spark.checkpoint.hooks import JobListener, MasterHooks, UnknownHookState
 from flinkish_spark.connectors.collection import CollectionSource
@@ -120,7 +120,8 @@ class StreamExecutionEnvironment:
     Raises
     ------
     ConfigError
-        A setting cannot be used, or has another type; nothing that is wrong counts as left out.
+        A setting cannot be used, or has another type; nothing that is wrong counts as left out. Or the
+        session runs elsewhere than `flinkish run --target` has said.
     EnvironmentFault
         The session is one of Spark Connect.
 
@@ -182,6 +183,34 @@ class StreamExecutionEnvironment:
         self._parallelism: int | None = None
         self._executing, self._process = threading.Lock(), os.getpid()
         self._client: JobClient | None = None
+
+    @classmethod
+    def get_execution_environment(cls, job: str, job_dir: str, **settings: Any) -> Self:
+        """Return an environment in the session that there is, or that `flinkish run` has prepared.
+
+        A program that is begun with it says nothing of where it runs: ``flinkish run --target local app.py``
+        and ``flinkish run --target yarn-cluster app.py`` are the same program (`docs/running.md`). Without
+        `flinkish run` the session is that of a notebook, or a new one by ``spark-defaults.conf``.
+
+        Parameters
+        ----------
+        job, job_dir, settings
+            What the class takes beside the session.
+
+        Raises
+        ------
+        ConfigError, EnvironmentFault
+            As of the class.
+
+        Examples
+        --------
+        >>> env = StreamExecutionEnvironment.get_execution_environment(  # doctest: +SKIP
+        ...     "orders", "s3://jobs/orders", checkpoint=CheckpointConfig(interval_ms=10_000)
+        ... )
+        """
+        from pyspark.sql import SparkSession
+
+        return cls(SparkSession.builder.appName(job).getOrCreate(), job, job_dir, **settings)
 
     def from_source(
         self, source: Source, watermark_strategy: WatermarkStrategy | None = None, *, uid: str | None = None
@@ -661,6 +690,7 @@ def _check_session(spark: SparkSession) -> None:
         what_to_do = "give the session that SparkSession.builder.getOrCreate() returns"
         raise unusable("spark", spark, wanted="a SparkSession", what_to_do=what_to_do)
     refuse_connect(spark)
+    refuse_other_target(spark)
 
 
 def _checkpoint_config(given: CheckpointConfig | None) -> CheckpointConfig:

@@ -130,9 +130,9 @@ class Dependencies:
             raise ConfigError(
                 f"the workers of this session run {running}, and set_python_executable() says {python_exec}",
                 why="Spark decides it when the session is made, for all of its jobs",
-                what_to_do=f"set it there: `flinkish run -D spark.pyspark.python={python_exec}`, or "
-                f".config('spark.pyspark.python', '{python_exec}') before getOrCreate(); an archive that it "
-                "lies in goes to spark.archives, since it has to be there before any Python runs",
+                what_to_do=f"start it with `flinkish run -D spark.pyspark.python={python_exec}`, or with the "
+                "variable PYSPARK_PYTHON; an archive that it lies in goes to spark.archives, since it has to "
+                "be there before any Python runs",
                 running=running,
             )
 
