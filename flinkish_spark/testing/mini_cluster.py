@@ -71,7 +71,8 @@ class MiniCluster:
         self._directory = Path(directory).resolve()
         self._count, self._cores, self._memory_mb = workers, cores, memory_mb
         self._start_timeout_ms = start_timeout_ms
-        self._port, self._workers, self._running = 0, list[subprocess.Popen[bytes]](), ExitStack()
+        self._port, self._running = 0, ExitStack()
+        self._workers: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
         self.start()

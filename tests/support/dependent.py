@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark import SparkFiles
+from pyspark.sql import SparkSession
 
 from flinkish_spark import (
     AsyncDataStream,
@@ -23,8 +24,10 @@ from flinkish_spark import (
     NoRestart,
     StreamExecutionEnvironment,
 )
+from flinkish_spark.connectors.generator import Counting
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.sinks import FileSink
+from flinkish_spark.sources import DataGeneratorSource, RateLimit
 from flinkish_spark.windows import ProcessWindowFunction
 
 FOUND = "who STRING, found STRING"
@@ -117,14 +120,37 @@ def finding(records: DataStream) -> dict[str, DataStream]:
 EXPECTED = {"map": "word", "keyed": "it runs", "async": "word", "window": "word"}
 
 
+class Both(MapFunction):
+    """Reads a file in each new task, and imports a module."""
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+
+    def open(self, context: Any) -> None:
+        self.word = Path(context.get_distributed_cache().get_file("word")).read_text()
+
+    def map(self, value: Any) -> Any:
+        return "endless", f"{self.word} {importlib.import_module(self.module).SAYS}"
+
+
+def endless(env: StreamExecutionEnvironment, module: str) -> DataStream:
+    rate = RateLimit(records_per_batch=20)
+    numbers = env.from_source(DataGeneratorSource({"n": Counting()}, rate=rate), uid="numbers")
+    return numbers.map(Both(module), output=FOUND)
+
+
 def main() -> None:
     """Run on whatever `flinkish run` has prepared; what is found goes to files."""
     parser = argparse.ArgumentParser()
     for name in ("--folder", "--module"):
         parser.add_argument(name, required=True)
     parser.add_argument("--fail", action="store_true")
+    parser.add_argument("--master", help="as a program should not")
+    parser.add_argument("--kinds", default=",".join((*EXPECTED, "import")))
     args = parser.parse_args()
     folder = Path(args.folder)
+    if args.master is not None:
+        SparkSession.builder.master(args.master).getOrCreate()
     env = StreamExecutionEnvironment.get_execution_environment(
         "dependent",
         str(folder / "job"),
@@ -137,19 +163,22 @@ def main() -> None:
     records = env.from_collection([(f"user {n}", n) for n in range(20)], "user STRING, n LONG", uid="records")
     streams = finding(records)
     streams["import"] = records.map(Imports(args.module), output=FOUND)
+    streams = {name: stream for name, stream in streams.items() if name in args.kinds.split(",")}
+    if args.kinds == "endless":
+        streams = {"endless": endless(env, args.module)}
     for name, stream in streams.items():
         stream.sink_to(FileSink(str(folder / "out" / name), FileFormat.JSON), uid=f"out-{name}")
     if args.fail:
         raise SystemExit(7)
     here = importlib.import_module(args.module)
-    env.execute()
+    ended = env.execute()
     context = env.spark.sparkContext
     told = {
         "master": context.master,
         "setting": context.getConf().get("spark.orders.limit"),
         "here": here.SAYS,
     }
-    print(json.dumps({**told, "pid": os.getpid()}), flush=True)
+    print(json.dumps({**told, "pid": os.getpid(), "ended": ended.status.name}), flush=True)
 
 
 if __name__ == "__main__":
