@@ -176,7 +176,7 @@ class StreamExecutionEnvironment:
         self.restore, self.standby = _restore_settings(restore), standby
         self._hooks = MasterHooks(unknown=unknown_hook_state)
         self.manifest = None if manifest is None else _manifest(manifest)
-        self._dependencies = Dependencies(spark)
+        self._dependencies = Dependencies(spark, self._place)
         self._listeners: list[JobListener] = []
         self._execution_listeners: list[ExecutionListener] = []
         self._observer: Observer = SilentObserver()

@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flinkish_spark.bridge.buckets import pass_on
 from flinkish_spark.bridge.session import asked_of_executors, runs_tasks_itself
 from flinkish_spark.bridge.session_files import (
     OWN_PREFIX,
@@ -29,6 +30,8 @@ from flinkish_spark.core.validation import instance_of, unusable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from flinkish_spark.core.store_spec import StoreSpec
 
 LOG = logging.getLogger(__name__)
 
@@ -47,10 +50,15 @@ class Dependencies:
     """What one environment has registered. Each thing is taken as it is at the call.
 
     A session keeps what it has shipped until it ends, so nothing can be taken back.
+
+    Parameters
+    ----------
+    place
+        Of the job directory: what its options say of a bucket goes for other files in it, too.
     """
 
-    def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
+    def __init__(self, spark: SparkSession, place: StoreSpec) -> None:
+        self._spark, self._place = spark, place
         self._files: dict[str, str] = {}
         self._has_requirements = False
 
@@ -65,14 +73,14 @@ class Dependencies:
         what_to_do = "give executable=True, or leave it out"
         instance_of("executable", executable, bool, what_to_do=what_to_do)
         what = f"the cached file '{name}'"
-        place = local_copy(self._spark, what, file_path)
+        place = self._local_copy(what, file_path)
         folder = ship_tree(self._spark, what, [(place.name, place)], is_executable=executable)
         self._files[name] = f"{folder}/{place.name}"
 
     def add_python_file(self, file_path: str) -> None:
         """See `StreamExecutionEnvironment.add_python_file`."""
         what = f"the Python file {file_path!r:.200}"
-        place = local_copy(self._spark, what, file_path)
+        place = self._local_copy(what, file_path)
         with tempfile.TemporaryDirectory() as scratch:
             parts = _importable(what, place, Path(scratch))
             add_to_python_path(self._spark, ship_tree(self._spark, what, parts))
@@ -85,12 +93,12 @@ class Dependencies:
                 why="what was installed first stays importable until the session ends",
                 what_to_do="put all requirements into one file",
             )
-        requirements = local_copy(self._spark, "the requirements file", file_path)
+        requirements = self._local_copy("the requirements file", file_path)
         if not requirements.is_file():
             raise unusable("requirements_file_path", file_path, wanted="a file", what_to_do="name a file")
         cache = None
         if cache_dir is not None:
-            cache = local_copy(self._spark, "the folder of cached packages", cache_dir)
+            cache = self._local_copy("the folder of cached packages", cache_dir)
             if not cache.is_dir():
                 what_to_do = "name the folder that `pip download -d` has filled"
                 raise unusable("requirements_cache_dir", cache_dir, wanted="a folder", what_to_do=what_to_do)
@@ -106,7 +114,7 @@ class Dependencies:
     def add_python_archive(self, archive_path: str, target_dir: str | None) -> None:
         """See `StreamExecutionEnvironment.add_python_archive`."""
         what = f"the archive {archive_path!r:.200}"
-        place = local_copy(self._spark, what, archive_path)
+        place = self._local_copy(what, archive_path)
         target = place.name if target_dir is None else target_dir
         if not isinstance(target, str) or not _FOLDER_NAME.fullmatch(target) or ".." in target:
             raise unusable(
@@ -119,6 +127,11 @@ class Dependencies:
             what_to_do = f"give a name that does not begin with {OWN_PREFIX}"
             raise unusable("target_dir", target, wanted="no name of ours", what_to_do=what_to_do)
         ship_archive(self._spark, what, place, target)
+
+    def _local_copy(self, what: str, place: str) -> Path:
+        if not self._place.is_local:
+            pass_on(self._spark, self._place)
+        return local_copy(self._spark, what, place)
 
     def set_python_executable(self, python_exec: str) -> None:
         """See `StreamExecutionEnvironment.set_python_executable`."""

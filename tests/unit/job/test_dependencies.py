@@ -15,6 +15,7 @@ import pytest
 
 from flinkish_spark.bridge import session_files
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.dependencies import Dependencies
 
 
@@ -47,7 +48,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
 @pytest.fixture
 def dependencies(context: Context) -> Dependencies:
     session: Any = SimpleNamespace(sparkContext=context)
-    return Dependencies(session)
+    return Dependencies(session, StoreSpec("/jobs/orders"))
 
 
 def archives(context: Context) -> list[Path]:
