@@ -18,6 +18,7 @@ import stat
 import sys
 import tarfile
 import uuid
+import weakref
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -39,6 +40,8 @@ OWN_PREFIX = "flinkish-"
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _TARS = (".tar.gz", ".tgz", ".tar")
 _COPIED_AT_ONCE = 1 << 20
+#: What Python imports, by session and place: the folder that it was shipped as.
+_TAKEN: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
 #: The same for the same content: a zip cannot say an earlier time.
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
@@ -213,9 +216,30 @@ def ship_archive(spark: SparkSession, what: str, archive: Path, target: str) -> 
     spark.sparkContext.addArchive(f"{shipped.as_uri()}#{target}")
 
 
-def add_to_python_path(spark: SparkSession, name: str) -> None:
-    """Let workers, and this process, import what lies in a shipped folder, in front of what is installed."""
+def add_to_python_path(spark: SparkSession, what: str, origin: str, name: str) -> None:
+    """Let workers, and this process, import what lies in a shipped folder, in front of what is installed.
+
+    Parameters
+    ----------
+    what
+        What errors call it.
+    origin
+        Path or URL that it was taken from.
+
+    Raises
+    ------
+    ConfigError
+        In this session it was taken from there before, when it was another one.
+    """
     context: Any = spark.sparkContext
+    before = _TAKEN.setdefault(context, {}).setdefault(origin, name)
+    if before != name:
+        raise ConfigError(
+            f"{what} has changed since this session added it",
+            why="this process and its workers may have imported it as it was, and Python does so once",
+            what_to_do="start the program anew, in a notebook the kernel",
+            path=origin,
+        )
     if name not in context._python_includes:
         # What Spark itself notes for `addPyFile`: names below its files that workers put on their path.
         context._python_includes.append(name)

@@ -367,7 +367,7 @@ class StreamExecutionEnvironment:
         Raises
         ------
         ConfigError
-            There is nothing, or it is none of these.
+            There is nothing, or it is none of these; or it has changed since this session added it.
         EnvironmentFault
             It cannot be read or copied.
         """

@@ -83,7 +83,9 @@ class Dependencies:
         place = self._local_copy(what, file_path)
         with tempfile.TemporaryDirectory() as scratch:
             parts = _importable(what, place, Path(scratch))
-            add_to_python_path(self._spark, ship_tree(self._spark, what, parts))
+            # What is elsewhere was copied to a new place.
+            origin = file_path if "://" in file_path else str(place)
+            add_to_python_path(self._spark, what, origin, ship_tree(self._spark, what, parts))
 
     def set_python_requirements(self, file_path: str, cache_dir: str | None) -> None:
         """See `StreamExecutionEnvironment.set_python_requirements`."""
@@ -107,8 +109,9 @@ class Dependencies:
             installed.mkdir()
             _install(requirements, cache, installed)
             _check_platform(self._spark, installed)
-            name = ship_tree(self._spark, "what pip has installed", [("", installed)])
-        add_to_python_path(self._spark, name)
+            what = "what pip has installed"
+            name = ship_tree(self._spark, what, [("", installed)])
+            add_to_python_path(self._spark, what, str(installed), name)
         self._has_requirements = True
 
     def add_python_archive(self, archive_path: str, target_dir: str | None) -> None:

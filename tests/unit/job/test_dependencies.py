@@ -218,6 +218,17 @@ def test_what_can_be_imported_lies_on_the_path_newest_first(
     assert context._python_includes == names
 
 
+def test_a_module_that_has_changed_in_a_session_is_refused(
+    dependencies: Dependencies, context: Context, tmp_path: Path
+) -> None:
+    (tmp_path / "rules.py").write_text("LIMIT = 1\n")
+    dependencies.add_python_file(str(tmp_path / "rules.py"))
+    (tmp_path / "rules.py").write_text("LIMIT = 2\n")
+    with pytest.raises(ConfigError, match=r"rules\.py' has changed since.*start the program anew"):
+        dependencies.add_python_file(str(tmp_path / "rules.py"))
+    assert len(context._python_includes) == 1
+
+
 @pytest.mark.parametrize("name", ["model.onnx", "rules.so", "rules", "my-rules.py", "3.py"])
 def test_what_python_does_not_import_is_refused(
     dependencies: Dependencies, tmp_path: Path, name: str
