@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -281,16 +280,19 @@ def _check_platform(spark: SparkSession, installed: Path) -> None:
     """Refuse compiled packages where executors are of another kind than the driver."""
     if runs_tasks_itself(spark) or not any(installed.rglob("*.so")):
         return
-    kinds = set(asked_of_executors(spark, _kind_of_machine))
-    other = sorted(kinds - set(_kind_of_machine(())))
+
+    def kind(_: Iterable[int]) -> list[str]:
+        import sys
+        import sysconfig
+
+        return [f"{sysconfig.get_platform()} {sys.implementation.cache_tag}"]
+
+    (here,) = kind(())
+    other = sorted(set(asked_of_executors(spark, kind)) - {here})
     if other:
         raise EnvironmentFault(
             "the requirements have compiled packages, and executors are of another kind",
-            why=f"pip has installed for {next(iter(_kind_of_machine(())))}, there is {', '.join(other)}",
+            why=f"pip has installed for {here}, there is {', '.join(other)}",
             what_to_do="run the driver on such a machine (--deploy-mode cluster), or ship an environment "
             "that was packed there: spark.archives and spark.pyspark.python",
         )
-
-
-def _kind_of_machine(_: Iterable[int]) -> list[str]:
-    return [f"{sysconfig.get_platform()} {sys.implementation.cache_tag}"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -149,11 +150,20 @@ class MiniCluster:
             # By it Spark's pages bind to loopback, too.
             "SPARK_LOCAL_IP": host,
         }
+        # As Spark's own scripts look for it.
+        java = shutil.which("java", path=os.path.join(os.environ.get("JAVA_HOME", ""), "bin"))
+        java = java or shutil.which("java")
+        if java is None:
+            raise ClusterDidNotStart(
+                "the mini cluster did not start",
+                why="there is no Java",
+                what_to_do="install a JDK 17, or set JAVA_HOME",
+            )
         log = stack.enter_context((self._directory / f"{name}.log").open("ab"))
         # A group of its own: Ctrl-C in the terminal reaches the test, which ends the cluster.
         process = subprocess.Popen(
             # Nobody submits over its REST server, which has a port of its own.
-            ["java", "-Xmx256m", "-Dspark.master.rest.enabled=false", "-cp", f"{home}/jars/*", *command],
+            [java, "-Xmx256m", "-Dspark.master.rest.enabled=false", "-cp", f"{home}/jars/*", *command],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
