@@ -17,10 +17,12 @@ import shutil
 import stat
 import sys
 import tarfile
+import threading
 import uuid
 import weakref
 import zipfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -40,6 +42,8 @@ OWN_PREFIX = "flinkish-"
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _TARS = (".tar.gz", ".tgz", ".tar")
 _COPIED_AT_ONCE = 1 << 20
+#: Who finds a copy there may take it as sent.
+_SENDING = threading.Lock()
 #: What Python imports, by session and place: the folder that it was shipped as.
 _TAKEN: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
 #: The same for the same content: a zip cannot say an earlier time.
@@ -50,8 +54,9 @@ _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 # What a user names: a path of the driver's, or a URL.
 
 
-def local_copy(spark: SparkSession, what: str, place: str) -> Path:
-    """Return the file or folder at a path or URL on the driver's disk; what is elsewhere is copied there.
+@contextmanager
+def local_copy(spark: SparkSession, what: str, place: str) -> Iterator[Path]:
+    """Yield the file or folder at a path or URL on the driver's disk; for the block, what is elsewhere.
 
     Parameters
     ----------
@@ -75,7 +80,12 @@ def local_copy(spark: SparkSession, what: str, place: str) -> Path:
         )
     scheme = _URL.match(place)
     if scheme is not None and scheme[1].lower() != "file":
-        return _downloaded(spark, what, place, scheme[1].lower())
+        target = _folder(spark) / uuid.uuid4().hex
+        try:
+            yield _downloaded(spark, what, place, scheme[1].lower(), target)
+        finally:
+            shutil.rmtree(target, ignore_errors=True)
+        return
     # Without `..`: the last part is the name that it keeps.
     path = Path(os.path.abspath(place if scheme is None else url2pathname(urlsplit(place).path)))
     if not os.path.exists(path):
@@ -92,10 +102,10 @@ def local_copy(spark: SparkSession, what: str, place: str) -> Path:
             what_to_do="name a file or folder that this process may read",
             path=str(path),
         )
-    return path
+    yield path
 
 
-def _downloaded(spark: SparkSession, what: str, url: str, scheme: str) -> Path:
+def _downloaded(spark: SparkSession, what: str, url: str, scheme: str, target: Path) -> Path:
     if scheme in ("http", "https", "ftp"):
         raise ConfigError(
             f"{what} is at a URL of {scheme}",
@@ -111,7 +121,6 @@ def _downloaded(spark: SparkSession, what: str, url: str, scheme: str) -> Path:
     # Hadoop's file system for S3 has another scheme.
     place = f"s3a{url[2:]}" if scheme == "s3" else url
     hadoop: Any = jvm(spark).org.apache.hadoop.fs
-    target = _folder(spark) / uuid.uuid4().hex
     try:
         path = hadoop.Path(place)
         system = path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
@@ -166,9 +175,10 @@ def ship_tree(
     try:
         name = f"{OWN_PREFIX}{_packed(unnamed, _entries(parts), is_executable)}"
         archive = folder / f"{name}.zip"
-        if not archive.exists():
-            unnamed.rename(archive)
-            spark.sparkContext.addArchive(f"{archive.as_uri()}#{name}")
+        with _SENDING:
+            if not archive.exists():
+                unnamed.rename(archive)
+                _send(spark, what, archive, name)
     except _Unpackable as error:
         raise ConfigError(
             f"{what} cannot be shipped", why=str(error), what_to_do="take it out of the folder"
@@ -213,7 +223,18 @@ def ship_archive(spark: SparkSession, what: str, archive: Path, target: str) -> 
             shutil.copyfileobj(plain, packed, _COPIED_AT_ONCE)
     else:
         shutil.copyfile(archive, shipped)
-    spark.sparkContext.addArchive(f"{shipped.as_uri()}#{target}")
+    _send(spark, what, shipped, target)
+
+
+def _send(spark: SparkSession, what: str, archive: Path, target: str) -> None:
+    try:
+        spark.sparkContext.addArchive(f"{archive.as_uri()}#{target}")
+    except Py4JJavaError as error:
+        raise EnvironmentFault(
+            f"{what} cannot be unpacked on the driver",
+            why=said(error),
+            what_to_do="see to it that spark.local.dir has room, and start a new session",
+        ) from error
 
 
 def add_to_python_path(spark: SparkSession, what: str, origin: str, name: str) -> None:

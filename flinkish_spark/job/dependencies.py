@@ -11,6 +11,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,15 +73,14 @@ class Dependencies:
         what_to_do = "give executable=True, or leave it out"
         instance_of("executable", executable, bool, what_to_do=what_to_do)
         what = f"the cached file '{name}'"
-        place = self._local_copy(what, file_path)
-        folder = ship_tree(self._spark, what, [(place.name, place)], is_executable=executable)
-        self._files[name] = f"{folder}/{place.name}"
+        with self._local_copy(what, file_path) as place:
+            folder = ship_tree(self._spark, what, [(place.name, place)], is_executable=executable)
+            self._files[name] = f"{folder}/{place.name}"
 
     def add_python_file(self, file_path: str) -> None:
         """See `StreamExecutionEnvironment.add_python_file`."""
         what = f"the Python file {file_path!r:.200}"
-        place = self._local_copy(what, file_path)
-        with tempfile.TemporaryDirectory() as scratch:
+        with self._local_copy(what, file_path) as place, tempfile.TemporaryDirectory() as scratch:
             parts = _importable(what, place, Path(scratch))
             # What is elsewhere was copied to a new place.
             origin = file_path if "://" in file_path else str(place)
@@ -94,17 +94,19 @@ class Dependencies:
                 why="what was installed first stays importable until the session ends",
                 what_to_do="put all requirements into one file",
             )
-        requirements = self._local_copy("the requirements file", file_path)
-        if not requirements.is_file():
-            raise unusable("requirements_file_path", file_path, wanted="a file", what_to_do="name a file")
-        cache = None
-        if cache_dir is not None:
-            cache = self._local_copy("the folder of cached packages", cache_dir)
-            if not cache.is_dir():
-                what_to_do = "name the folder that `pip download -d` has filled"
-                raise unusable("requirements_cache_dir", cache_dir, wanted="a folder", what_to_do=what_to_do)
-        with tempfile.TemporaryDirectory() as scratch:
-            installed = Path(scratch, "installed")
+        with ExitStack() as stack:
+            copied = self._local_copy("the requirements file", file_path)
+            requirements = stack.enter_context(copied)
+            if not requirements.is_file():
+                raise unusable("requirements_file_path", file_path, wanted="a file", what_to_do="name a file")
+            cache = None
+            if cache_dir is not None:
+                copied = self._local_copy("the folder of cached packages", cache_dir)
+                cache = stack.enter_context(copied)
+                if not cache.is_dir():
+                    wanted, what_to_do = "a folder", "name the folder that `pip download -d` has filled"
+                    raise unusable("requirements_cache_dir", cache_dir, wanted=wanted, what_to_do=what_to_do)
+            installed = Path(stack.enter_context(tempfile.TemporaryDirectory()), "installed")
             installed.mkdir()
             _install(requirements, cache, installed)
             _check_platform(self._spark, installed)
@@ -116,24 +118,10 @@ class Dependencies:
     def add_python_archive(self, archive_path: str, target_dir: str | None) -> None:
         """See `StreamExecutionEnvironment.add_python_archive`."""
         what = f"the archive {archive_path!r:.200}"
-        place = self._local_copy(what, archive_path)
-        target = place.name if target_dir is None else target_dir
-        if not isinstance(target, str) or not _FOLDER_NAME.fullmatch(target) or ".." in target:
-            raise unusable(
-                "target_dir",
-                target,
-                wanted="the name of one folder, of letters, digits, dots, - and _",
-                what_to_do='give a name like "model"; it is a folder among Spark\'s files',
-            )
-        if target.startswith(OWN_PREFIX):
-            what_to_do = f"give a name that does not begin with {OWN_PREFIX}"
-            raise unusable("target_dir", target, wanted="no name of ours", what_to_do=what_to_do)
-        ship_archive(self._spark, what, place, target)
-
-    def _local_copy(self, what: str, place: str) -> Path:
-        if not self._place.is_local:
-            pass_on(self._spark, self._place)
-        return local_copy(self._spark, what, place)
+        with self._local_copy(what, archive_path) as place:
+            target = place.name if target_dir is None else target_dir
+            _check_folder_name(target)
+            ship_archive(self._spark, what, place, target)
 
     def set_python_executable(self, python_exec: str) -> None:
         """See `StreamExecutionEnvironment.set_python_executable`."""
@@ -150,6 +138,11 @@ class Dependencies:
                 "be there before any Python runs",
                 running=running,
             )
+
+    def _local_copy(self, what: str, place: str) -> AbstractContextManager[Path]:
+        if not self._place.is_local:
+            pass_on(self._spark, self._place)
+        return local_copy(self._spark, what, place)
 
 
 def check_cached_name(name: str, taken: Iterable[str]) -> None:
@@ -171,6 +164,19 @@ def check_cached_name(name: str, taken: Iterable[str]) -> None:
             what_to_do="give one of them another name",
             name=name,
         )
+
+
+def _check_folder_name(target: object) -> None:
+    if not isinstance(target, str) or not _FOLDER_NAME.fullmatch(target) or ".." in target:
+        raise unusable(
+            "target_dir",
+            target,
+            wanted="the name of one folder, of letters, digits, dots, - and _",
+            what_to_do='give a name like "model"; it is a folder among Spark\'s files',
+        )
+    if target.startswith(OWN_PREFIX):
+        what_to_do = f"give a name that does not begin with {OWN_PREFIX}"
+        raise unusable("target_dir", target, wanted="no name of ours", what_to_do=what_to_do)
 
 
 def _program(text: str) -> str:

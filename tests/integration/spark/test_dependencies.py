@@ -121,6 +121,12 @@ def test_requirements_are_installed_once_and_sent(spark: Any, tmp_path: Path, na
     assert found_by(streams, env, tmp_path) == {"import": {"required required"}}
 
 
+def test_no_requirements_are_none(spark: Any, tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("# nothing yet\n")
+    env = environment(spark, tmp_path / "job")
+    env.set_python_requirements(str(tmp_path / "requirements.txt"))
+
+
 def test_requirements_that_pip_does_not_find_or_that_a_job_cannot_run_on_are_refused(
     spark: Any, tmp_path: Path, name: str
 ) -> None:
