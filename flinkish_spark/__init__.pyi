@@ -72,6 +72,7 @@ from .core.config import ExponentialDelay as ExponentialDelay
 from .core.config import FailureRate as FailureRate
 from .core.config import FixedDelay as FixedDelay
 from .core.config import NoRestart as NoRestart
+from .core.distributed_cache import DistributedCache as DistributedCache
 from .core.elements import OutputTag as OutputTag
 from .core.elements import TimeDomain as TimeDomain
 from .core.errors import FlinkishError as FlinkishError

@@ -19,7 +19,7 @@ from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.sql import DataFrame, SparkSession
 
 from flinkish_spark.core.clock import span
-from flinkish_spark.core.errors import EnvironmentFault, causes_of
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault, causes_of
 from flinkish_spark.core.forks import close_in_children
 from flinkish_spark.jars import (
     has_pinned_delta,
@@ -83,6 +83,27 @@ def refuse_connect(spark: SparkSession) -> None:
     """Raise EnvironmentFault for a session of Spark Connect, before anything is planned or written."""
     if type(spark).__module__.startswith("pyspark.sql.connect."):
         jvm(spark)
+
+
+#: Spark's master as `flinkish run --target` has said it.
+TARGET_SETTING = "spark.flinkish.target"
+
+
+def refuse_other_target(spark: SparkSession) -> None:
+    """Raise ConfigError for a session elsewhere than `flinkish run` was told to run the program."""
+    context: Any = getattr(spark, "sparkContext", None)
+    target = None if context is None else context.getConf().get(TARGET_SETTING)
+    # Spark writes the URL of a Kubernetes in its own way.
+    is_kubernetes = target is not None and target.startswith("k8s:") and context.master.startswith("k8s:")
+    if target is None or target == context.master or is_kubernetes:
+        return
+    raise ConfigError(
+        f"the program's session runs on {context.master}, and --target says {target}",
+        why="what a program gives to SparkSession.builder.master() wins over what it is started with",
+        what_to_do="take .master(...) out of the program; without `flinkish run` Spark's default is local[*]",
+        master=context.master,
+        target=target,
+    )
 
 
 def ends_with_this_process(spark: SparkSession) -> None:
@@ -498,16 +519,24 @@ def configure_spark_with_packages(
     >>> builder = SparkSession.builder.config("spark.jars.ivy", "build/ivy")
     >>> spark = configure_spark_with_packages(builder).getOrCreate()  # doctest: +SKIP
     """
+    return builder.config(map={**packages_conf(extra_packages), **_preloading(builder)})
+
+
+def packages_conf(extra_packages: Iterable[str] = ()) -> dict[str, str]:
+    """Return the settings with which Spark's own resolver downloads the pinned JARs, beside the shim.
+
+    Parameters
+    ----------
+    extra_packages
+        Maven coordinates of your own.
+    """
     packages = [*pinned("spark"), *extra_packages]
-    return builder.config(
-        map={
-            **spark_conf([]),
-            **delta_conf(packages),
-            **_preloading(builder),
-            "spark.jars.packages": ",".join(packages),
-            "spark.jars.ivySettings": str(ivy_settings()),
-        }
-    )
+    return {
+        **spark_conf([]),
+        **delta_conf(packages),
+        "spark.jars.packages": ",".join(packages),
+        "spark.jars.ivySettings": str(ivy_settings()),
+    }
 
 
 def _preloading(builder: SparkSession.Builder) -> dict[str, str]:

@@ -14,6 +14,7 @@ from flinkish_spark.cli.client import ExitStatus, complain, one_line, unforeseen
 from flinkish_spark.cli.doctor import doctor
 from flinkish_spark.cli.graph import graph
 from flinkish_spark.cli.rewind import rewind, timeline
+from flinkish_spark.cli.run import run
 from flinkish_spark.cli.savepoints import cancel, savepoint
 from flinkish_spark.cli.transactions import transactions
 from flinkish_spark.core.errors import FlinkishError
@@ -55,14 +56,14 @@ def _refuse(error: click.UsageError) -> NoReturn:
 @click.group(cls=_OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="flinkish")
 def app() -> None:
-    """Look at the checkpoints of a flinkish_spark job, ask a running job, order a rewind.
+    """Run a program, look at the checkpoints of a job, ask a running job, order a rewind.
 
     JOB_DIR is the job's directory, the job_dir of its environment. Commands that ask a running job
     reach it through that directory: they work wherever the directory can be written.
 
-    Exit status: 0 done, 1 not done, 2 wrong usage, 3 nobody answered.
+    Exit status: 0 done, 1 not done, 2 wrong usage, 3 nobody answered; of `run` the program's.
     """
 
 
-for _command in (checkpoints, savepoint, rewind, timeline, cancel, transactions, graph, audit, doctor):
+for _command in (run, checkpoints, savepoint, rewind, timeline, cancel, transactions, graph, audit, doctor):
     app.add_command(_command)

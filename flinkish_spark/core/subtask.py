@@ -18,6 +18,7 @@ from flinkish_spark.core.accumulators import (
     IntCounter,
     LongCounter,
 )
+from flinkish_spark.core.distributed_cache import DistributedCache, distributed_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +93,9 @@ class TaskFacts(Protocol):
     """What a runtime context tells of the task at hand; names as in PyFlink."""
 
     def get_index_of_this_subtask(self) -> int:
-        """Return the number of the current subtask, from 0; see also the five that follow.
+        """Return the number of the current subtask, from 0; see also the six that follow.
 
-        These six may be asked later, too, of a context that `open` has kept: a copy of a function may serve
+        These seven may be asked later, too, of a context that `open` has kept: a copy of a function may serve
         other subtasks in later micro-batches. A result must not follow from them.
         """
 
@@ -112,6 +113,9 @@ class TaskFacts(Protocol):
 
     def get_task_name_with_subtasks(self) -> str:
         """Return that with the current subtask, counted from 1: ``totals (1/4)``."""
+
+    def get_distributed_cache(self) -> DistributedCache:
+        """Return the files that `env.register_cached_file` has registered."""
 
     def add_accumulator(self, name: str, accumulator: Accumulator) -> Any:
         """Give an accumulator a name in the job, and return it; see docs/keyed-functions.md."""
@@ -175,6 +179,10 @@ class SubtaskFacts(Accumulators):
     def get_attempt_number(self) -> int:
         """Return how often Spark has begun the current task before, in its micro-batch."""
         return self._subtask().attempt
+
+    def get_distributed_cache(self) -> DistributedCache:
+        """Return the files that `env.register_cached_file` has registered."""
+        return distributed_cache(self.uid)
 
     def get_task_name(self) -> str:
         """Return what errors call the operator: its name, else its uid."""

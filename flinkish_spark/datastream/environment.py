@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from flinkish_spark.bridge.session import refuse_connect, scratch_folder
+from flinkish_spark.bridge.session import refuse_connect, refuse_other_target, scratch_folder
 from flinkish_spark.checkpoint.event_time import LatencyTracker
 from flinkish_spark.checkpoint.hooks import JobListener, MasterHooks, UnknownHookState
 from flinkish_spark.connectors.collection import CollectionSource
@@ -36,6 +36,7 @@ from flinkish_spark.core.validation import instance_of, refused_as_config_errors
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.job.client import ExecutionListener, JobClient, JobExecutionResult, told
+from flinkish_spark.job.dependencies import Dependencies
 from flinkish_spark.job.engine import JobSettings, Standby
 from flinkish_spark.job.explanation import print_tree
 from flinkish_spark.job.graph_pictures import PlanForm, html, plan_in
@@ -119,7 +120,8 @@ class StreamExecutionEnvironment:
     Raises
     ------
     ConfigError
-        A setting cannot be used, or has another type; nothing that is wrong counts as left out.
+        A setting cannot be used, or has another type; nothing that is wrong counts as left out. Or the
+        session runs elsewhere than `flinkish run --target` has said.
     EnvironmentFault
         The session is one of Spark Connect.
 
@@ -174,12 +176,41 @@ class StreamExecutionEnvironment:
         self.restore, self.standby = _restore_settings(restore), standby
         self._hooks = MasterHooks(unknown=unknown_hook_state)
         self.manifest = None if manifest is None else _manifest(manifest)
+        self._dependencies = Dependencies(spark, self._place)
         self._listeners: list[JobListener] = []
         self._execution_listeners: list[ExecutionListener] = []
         self._observer: Observer = SilentObserver()
         self._parallelism: int | None = None
         self._executing, self._process = threading.Lock(), os.getpid()
         self._client: JobClient | None = None
+
+    @classmethod
+    def get_execution_environment(cls, job: str, job_dir: str, **settings: Any) -> Self:
+        """Return an environment in the session that there is, or that `flinkish run` has prepared.
+
+        A program that is begun with it says nothing of where it runs: ``flinkish run --target local app.py``
+        and ``flinkish run --target yarn-cluster app.py`` are the same program (`docs/running.md`). Without
+        `flinkish run` the session is that of a notebook, or a new one by ``spark-defaults.conf``.
+
+        Parameters
+        ----------
+        job, job_dir, settings
+            What the class takes beside the session.
+
+        Raises
+        ------
+        ConfigError, EnvironmentFault
+            As of the class.
+
+        Examples
+        --------
+        >>> env = StreamExecutionEnvironment.get_execution_environment(  # doctest: +SKIP
+        ...     "orders", "s3://jobs/orders", checkpoint=CheckpointConfig(interval_ms=10_000)
+        ... )
+        """
+        from pyspark.sql import SparkSession
+
+        return cls(SparkSession.builder.appName(job).getOrCreate(), job, job_dir, **settings)
 
     def from_source(
         self, source: Source, watermark_strategy: WatermarkStrategy | None = None, *, uid: str | None = None
@@ -289,6 +320,115 @@ class StreamExecutionEnvironment:
             )
         self.graph.max_parallelism = max_parallelism
         return self
+
+    # -- what functions need beside themselves -------------------------------------------------------
+    def register_cached_file(self, file_path: str, name: str, executable: bool = False) -> None:
+        """Give every task a file or folder; functions find it by `get_distributed_cache().get_file(name)`.
+
+        What is there now is copied, and sent by Spark from the driver to each executor. A later change of the
+        file is seen by the next program that registers it, and never in the middle of a job.
+
+        Parameters
+        ----------
+        file_path
+            Of a file or folder: a path of the driver's, ``file:///...``, or a URL that Hadoop reads, which
+            the driver does: ``hdfs://namenode:8020/model``, ``s3://bucket/model``.
+        name
+            By which functions ask for it; up to 200 characters.
+        executable
+            Whether the file, or all files of the folder, may be executed; otherwise those that may be now.
+
+        Raises
+        ------
+        ConfigError
+            There is no such file, or the name cannot be used or is taken.
+        EnvironmentFault
+            It cannot be read, or the driver's disk has no room for a copy.
+
+        Examples
+        --------
+        >>> env.register_cached_file("s3://models/fraud-7.onnx", "model")  # doctest: +SKIP
+        """
+        self._dependencies.register_cached_file(file_path, name, executable)
+
+    def add_python_file(self, file_path: str) -> None:
+        """Let workers, and this process, import a module, a package or what lies in a folder.
+
+        What was added last is found first, and all of it before what is installed. It is taken as it is now:
+        after a change, start the program anew.
+
+        Parameters
+        ----------
+        file_path
+            A ``.py`` file; a folder with ``__init__.py``, which is a package; another folder, whose content
+            can be imported; a ``.zip``, ``.egg`` or ``.whl``, which is unpacked. A path or a URL, as of
+            :meth:`register_cached_file`.
+
+        Raises
+        ------
+        ConfigError
+            There is nothing, or it is none of these; or it has changed since this session added it.
+        EnvironmentFault
+            It cannot be read or copied.
+        """
+        self._dependencies.add_python_file(file_path)
+
+    def set_python_requirements(
+        self, requirements_file_path: str, requirements_cache_dir: str | None = None
+    ) -> None:
+        """Let workers, and this process, import what a requirements file names.
+
+        The driver's pip installs it now, into a folder that Spark sends to executors: they need neither pip
+        nor a network, but must be of the driver's kind. What jobs run on (pyspark, pyarrow, pandas, numpy...)
+        is on each worker, and stays: a requirement of another version is refused.
+
+        Parameters
+        ----------
+        requirements_file_path
+            As of ``pip install -r``.
+        requirements_cache_dir
+            A folder of packages, as ``pip download -d`` fills it; then pip asks no index.
+
+        Raises
+        ------
+        ConfigError
+            There is no such file or folder, or it is the second call.
+        EnvironmentFault
+            pip fails; or there are compiled packages, and executors of another kind.
+        """
+        self._dependencies.set_python_requirements(requirements_file_path, requirements_cache_dir)
+
+    def add_python_archive(self, archive_path: str, target_dir: str | None = None) -> None:
+        """Have an archive unpacked beside Spark's files; functions find it by ``SparkFiles.get(target_dir)``.
+
+        On a cluster that is the working directory of workers, so that ``target_dir/file`` finds it as in
+        PyFlink; where the driver runs tasks itself it is not.
+
+        Parameters
+        ----------
+        archive_path
+            Of a ``.zip``, ``.tar``, ``.tar.gz`` or ``.tgz``; a path or a URL.
+        target_dir
+            Name of its folder; by default the name of the archive, ending and all.
+
+        Raises
+        ------
+        ConfigError
+            It is no such archive, or the name cannot be used or is that of another one in this session.
+        """
+        self._dependencies.add_python_archive(archive_path, target_dir)
+
+    def set_python_executable(self, python_exec: str) -> None:
+        """Say which Python workers run; it must be the one that the session has.
+
+        Spark decides it when a session is made, for all jobs in it. So it is checked, and never changed.
+
+        Raises
+        ------
+        ConfigError
+            The session's workers run another one; the message says where to set it.
+        """
+        self._dependencies.set_python_executable(python_exec)
 
     # -- what Spark will run -----------------------------------------------------------------------
     def get_job_graph(self) -> JobGraph:
@@ -536,6 +676,7 @@ class StreamExecutionEnvironment:
             restore=self.restore,
             manifest=self.manifest,
             latencies=latencies,
+            cached_files=self._dependencies.cached_files,
         )
         job_dir = open_job_dir(settings.job_dir)
         return Supervisor(
@@ -549,6 +690,7 @@ def _check_session(spark: SparkSession) -> None:
         what_to_do = "give the session that SparkSession.builder.getOrCreate() returns"
         raise unusable("spark", spark, wanted="a SparkSession", what_to_do=what_to_do)
     refuse_connect(spark)
+    refuse_other_target(spark)
 
 
 def _checkpoint_config(given: CheckpointConfig | None) -> CheckpointConfig:

@@ -1,5 +1,6 @@
 """The JARs of this package: the shim it carries, and the pinned list of those that Maven serves."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,13 @@ def running_minor() -> str:
     import pyspark
 
     return str(SparkMinor.of(pyspark.__version__))
+
+
+def spark_home() -> Path:
+    """Return the folder of the running pyspark's Spark, with `bin` and `jars`: SPARK_HOME, or pip's own."""
+    import pyspark
+
+    return Path(os.environ.get("SPARK_HOME") or pyspark.__path__[0])
 
 
 def pinned(role: Role, spark: str | None = None) -> list[str]:

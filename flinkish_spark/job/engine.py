@@ -184,6 +184,8 @@ class JobSettings:
         Where the job directory is.
     scratch
         A folder of this `execute` on the driver's disk, in which nothing is durable. It need not be there.
+    cached_files
+        Where tasks find registered files below Spark's own, by name.
     """
 
     name: str
@@ -207,6 +209,7 @@ class JobSettings:
     manifest: Manifest | None = None
     #: None where latency is not measured.
     latencies: LatencyTracker | None = None
+    cached_files: Mapping[str, str] = field(default_factory=dict)
 
     def place(self, control: Path) -> JobPlace:
         """Return what sources are told of this job, and of the start of its query with this control file."""

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pyspark.accumulators import Accumulator, AccumulatorParam
@@ -44,6 +45,7 @@ from flinkish_spark.contracts.manifest import NO_MANIFEST, ManifestWriter
 from flinkish_spark.contracts.sink import Committer, SinkContext, SinkWriter, StageRequest
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.clock import span
+from flinkish_spark.core.distributed_cache import CACHED_FILES_PROPERTY
 from flinkish_spark.core.errors import MAKE_DETERMINISTIC, EnvironmentFault, FlinkishError, StoreError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store_spec import StoreSpec
@@ -155,6 +157,8 @@ class SinkStaging:
         What tasks say beside their rows.
     bases
         Where operators keep the bases of big key groups; None: they keep none.
+    cached_files
+        Where tasks find registered files below Spark's own, by name.
     """
 
     def __init__(
@@ -164,8 +168,10 @@ class SinkStaging:
         context: StagingContext,
         tallies: NoTallies = NO_TALLIES,
         bases: StoreSpec | None = None,
+        cached_files: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._tallies, self._bases = tallies, None if bases is None else bases.to_text()
+        self._cached_files = json.dumps(dict(cached_files))
         self._sinks, self._writers, self._context = tuple(sinks), writers, context
         self._streams = len({stream for sink in sinks for stream in sink.streams})
 
@@ -184,6 +190,7 @@ class SinkStaging:
         here = replace(here, lineage=self._context.lineage.value, bases=self._bases)
         told = json.dumps(here.to_json())
         frame.sparkSession.sparkContext.setLocalProperty(MICRO_BATCH_PROPERTY, told)
+        frame.sparkSession.sparkContext.setLocalProperty(CACHED_FILES_PROPERTY, self._cached_files)
         self._tallies.begin()
         if not sinks:
             frame.write.format("noop").mode("overwrite").save()
@@ -495,7 +502,8 @@ class SparkPlan:
         sinks = self._planned.sinks
         writers = {s.uid: s.sink.create_writer(self._spark, contexts[s.uid]) for s in sinks}
         bases = place_of_bases(self._settings.job_dir, context.log)
-        staging = SinkStaging(sinks, writers, context, TaskTallies(self._spark), bases)
+        tallies, files = TaskTallies(self._spark), self._settings.cached_files
+        staging = SinkStaging(sinks, writers, context, tallies, bases, files)
         tracker = self._settings.latencies
         if tracker is None:
             return staging

@@ -1,4 +1,4 @@
-"""Public test tools: programs step by step, a broker, crash points, cases for sinks.
+"""Public test tools: programs step by step, a broker, a cluster, crash points, cases for sinks.
 
 Names are imported when they are first used: a test that starts a broker needs nothing of the harness.
 """

@@ -1,5 +1,6 @@
 from .broker import LocalBroker as LocalBroker
 from .crash_points import KillAt as KillAt
+from .mini_cluster import MiniCluster as MiniCluster
 from .program_harness import Output as Output
 from .program_harness import ProgramHarness as ProgramHarness
 from .program_harness import ProgramSnapshot as ProgramSnapshot

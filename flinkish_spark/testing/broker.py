@@ -115,8 +115,8 @@ class LocalBroker:
                 why=f"{self._jars_dir} holds no kafka_2.13 JAR",
                 what_to_do="run `make jars`, or give the directory that holds the broker's JARs",
             )
-        self._port = port or _free_port()
-        self._controller_port = _free_port(self._port)
+        self._port = port or free_port()
+        self._controller_port = free_port(self._port)
         self._ports = [self._port, self._controller_port]
         self._extra = dict(extra_properties)
         self._start_timeout_s = start_timeout_ms / 1000
@@ -379,7 +379,8 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _free_port(*given_away: int) -> int:
+def free_port(*given_away: int) -> int:
+    """Return a port that nobody listens on, and that the system gives to no client."""
     candidates = random.SystemRandom().sample(_PORTS, 200)
     for port in candidates:
         if port not in given_away and _is_free(port):

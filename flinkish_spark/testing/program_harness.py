@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Self, cast
 
 import pyarrow as pa
@@ -12,9 +14,10 @@ from pyspark.sql import types as T
 
 from flinkish_spark.connectors.collection import CollectionSource
 from flinkish_spark.contracts.source import SourceNode
+from flinkish_spark.core.distributed_cache import CACHED_FILES_IN_HARNESS
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, Progress, TimeDomain
 from flinkish_spark.core.errors import ConfigError, GraphError
-from flinkish_spark.core.validation import instance_of
+from flinkish_spark.core.validation import instance_of, unusable, values_by_name
 from flinkish_spark.datastream.async_data_stream import AsyncDataStream
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.datastream.keyed_stream import KeyedStream
@@ -35,6 +38,7 @@ from flinkish_spark.functions.stream import (
     CoProcessFunction,
     ProcessFunction,
 )
+from flinkish_spark.job.dependencies import check_cached_name
 from flinkish_spark.operators.lookup_join import forget_answers
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.planning.between import check_said_between
@@ -317,6 +321,8 @@ class ProgramHarness:
         Number of key groups of operators that say none; must be that of the snapshot.
     restore
         What to begin with; nothing by default.
+    cached_files
+        What functions find by `get_distributed_cache().get_file(name)`: paths of files and folders, by name.
 
     Raises
     ------
@@ -350,7 +356,9 @@ class ProgramHarness:
         parallelism: int = 1,
         max_parallelism: int = 16,
         restore: ProgramSnapshot | None = None,
+        cached_files: Mapping[str, str | Path] = MappingProxyType({}),
     ) -> None:
+        self._cached_files = _cached_files(cached_files)
         sources, stream = declared(program, inputs, parallelism, max_parallelism)
         self._sources: list[tuple[SourceNode, T.StructType]] = sources
         sides = [(tag, stream.get_side_output(tag)) for tag in side_outputs]
@@ -613,8 +621,12 @@ class ProgramHarness:
             )
         forget_answers()
         self._calls.crash()
-        for operator in self._operators:
-            operator.restart(stored.operators.get(operator.node.uid))
+        token = CACHED_FILES_IN_HARNESS.set(self._cached_files)
+        try:
+            for operator in self._operators:
+                operator.restart(stored.operators.get(operator.node.uid))
+        finally:
+            CACHED_FILES_IN_HARNESS.reset(token)
         self._watermark_ms, self._time_ms = stored.watermark_ms, stored.processing_time_ms
         self._output = Output()
 
@@ -638,6 +650,7 @@ class ProgramHarness:
         )
         output = Output()
         token, calls_token = MICRO_BATCH_IN_HARNESS.set(here), CALLS_IN_HARNESS.set(self._calls)
+        files_token = CACHED_FILES_IN_HARNESS.set(self._cached_files)
         try:
             for operator in self._operators:
                 found |= operator.run(found, progress, output.counts)
@@ -652,7 +665,20 @@ class ProgramHarness:
         finally:
             MICRO_BATCH_IN_HARNESS.reset(token)
             CALLS_IN_HARNESS.reset(calls_token)
+            CACHED_FILES_IN_HARNESS.reset(files_token)
         return output
+
+
+def _cached_files(given: object) -> Mapping[str, str]:
+    what_to_do = 'give cached_files={"model": "/path/of/it"}, or leave it out'
+    found: dict[str, str] = {}
+    for name, path in values_by_name("cached_files", given, what_to_do=what_to_do).items():
+        check_cached_name(name, found)
+        if not isinstance(path, str | os.PathLike) or not os.path.exists(path):
+            wanted = "a file or folder that is there"
+            raise unusable(f"cached_files[{name!r}]", path, wanted=wanted, what_to_do="correct the path")
+        found[name] = os.path.abspath(path)
+    return found
 
 
 def _ways(node: StreamNode, frames: Mapping[int, T.StructType]) -> list[Way]:

@@ -12,19 +12,15 @@ import os
 import random
 import resource
 import shutil
-import socket
-import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-import pyspark
 import pytest
 
-from demo.rig import Rig, _environment
-from flinkish_spark.testing import LocalBroker
+from demo.rig import Rig
+from flinkish_spark.testing import LocalBroker, MiniCluster
 from tests.crash.faults_app import DAWDLE_VARIABLE, MASTER_VARIABLE, TIMEOUT_VARIABLE, TRANSACTION_TIMEOUT_MS
 
 APP = Path(__file__).with_name("faults_app.py")
@@ -159,37 +155,6 @@ class SpeculatingRig(Rig):
         return ["env", f"PYSPARK_SUBMIT_ARGS={words} pyspark-shell", *super()._command()]
 
 
-@contextmanager
-def standalone_cluster(directory: Path) -> Iterator[str]:
-    """Start a master and two workers, each on a loopback address of its own; yield the master's URL."""
-    jars = Path(pyspark.__file__).with_name("jars")
-    java = ["java", "-Xmx256m", "-cp", f"{jars}/*"]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    url = f"spark://127.0.0.1:{port}"
-    master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port)]
-    commands = [[*master, "--webui-port", "0"]]
-    for number in (2, 3):
-        own = ["--host", f"127.0.0.{number}", "--cores", "1", "--memory", "1g", "--webui-port", "0"]
-        work = ["--work-dir", str(directory / f"worker-{number}")]
-        commands.append(["org.apache.spark.deploy.worker.Worker", *own, *work, url])
-    environment = {name: value for name, value in _environment().items() if name != "SPARK_LOCAL_IP"}
-    # Spark's scripts say these to a worker, which starts executors with them.
-    (core,) = jars.glob("spark-core_*.jar")
-    environment["SPARK_HOME"] = str(jars.parent)
-    environment["SPARK_SCALA_VERSION"] = core.name.removeprefix("spark-core_").split("-")[0]
-    directory.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        log = stack.enter_context((directory / "cluster.log").open("ab"))
-        for command in commands:
-            process = subprocess.Popen(
-                [*java, *command], env=environment, stdout=log, stderr=log, start_new_session=True
-            )
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-        yield url
-
-
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_task_that_runs_twice_at_the_same_time(
@@ -213,6 +178,6 @@ def test_a_task_that_runs_twice_at_the_same_time(
         await_checkpoints(rig, 1)
         assert not (dawdle / "woke").exists(), "the first attempt was waited for"
 
-    with standalone_cluster(dawdle / "cluster") as master:
-        monkeypatch.setenv(MASTER_VARIABLE, master)
+    with MiniCluster(dawdle / "cluster") as cluster:
+        monkeypatch.setenv(MASTER_VARIABLE, cluster.master)
         exact_under(run_directory, a_dawdling_task, kind=SpeculatingRig)

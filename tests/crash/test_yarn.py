@@ -1,4 +1,4 @@
-"""A job on YARN in cluster mode, with all that it keeps on HDFS; its driver is killed."""
+"""A job on YARN, submitted by `flinkish run`, with all that it keeps on HDFS; its driver is killed."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def submitted(yarn: LocalYarn, folder: Path, words: dict[str, str]) -> str:
         *(jar for jar in sorted((BUILD / "jars").glob("*.jar")) if jar.name.startswith(_JARS)),
     ]
     conf = {
-        "spark.submit.deployMode": "cluster",
-        "spark.yarn.submit.waitAppCompletion": "false",
+        "spark.archives": f"{folder / 'env.tar.gz'}#env",
+        "spark.jars": ",".join(map(str, jars)),
         # Not uploaded for each application: on every node of this cluster they lie here.
         "spark.yarn.jars": f"local:{Path(pyspark.__file__).parent}/jars/*",
         "spark.yarn.maxAppAttempts": "3",
@@ -61,14 +61,16 @@ def submitted(yarn: LocalYarn, folder: Path, words: dict[str, str]) -> str:
         "spark.yarn.appMasterEnv.SPARK_LOCAL_IP": "127.0.0.1",
         "spark.executorEnv.SPARK_LOCAL_IP": "127.0.0.1",
     }
-    command = [str(Path(sys.executable).with_name("spark-submit")), "--master", "yarn"]
-    command += ["--archives", f"{folder / 'env.tar.gz'}#env", "--jars", ",".join(map(str, jars))]
-    command += [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
+    command = [sys.executable, "-m", "flinkish_spark.cli", "run", "--target", "yarn-cluster", "--detached"]
+    command += [word for name, value in conf.items() for word in ("-D", f"{name}={value}")]
     command += [str(ROOT / "tests/support/yarn_app.py"), *(word for pair in words.items() for word in pair)]
     # What this process imports must not be found by the application.
     environment = {name: text for name, text in os.environ.items() if not name.startswith("PY")}
-    environment |= {"HADOOP_CONF_DIR": str(yarn.conf), "SPARK_HOME": str(Path(pyspark.__file__).parent)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    environment |= {"HADOOP_CONF_DIR": str(yarn.conf)}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=300, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr[-3_000:]
     found = re.search(r"Submitted application (application_\w+)", done.stderr)
     assert found is not None, done.stderr[-3_000:]
     return found[1]
@@ -131,7 +133,15 @@ def test_a_driver_on_yarn_is_killed_and_the_job_goes_on_elsewhere(
     pack(tmp_path / "env.tar.gz")
     servers, source, target = broker.bootstrap_servers, topic(partitions=2), topic(partitions=2)
     place: StoreSpec = yarn.new_store()
-    words = {"--servers": servers, "--source": source, "--target": target, "--job-dir": place.url}
+    # The driver, on whatever node it is, fetches it from there.
+    place.above(1).open().put("beside/factor", b"1")
+    words = {
+        "--factor": place.above(1).below("beside/factor").url,
+        "--servers": servers,
+        "--source": source,
+        "--target": target,
+        "--job-dir": place.url,
+    }
     sent: list[tuple[str, int]] = []
 
     def send(count: int) -> None:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.testing.broker import _HOST, LocalBroker, _free_port
+from flinkish_spark.testing.broker import _HOST, LocalBroker, free_port
 from tests.support.tls import LocalCertificates
 
 _PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
@@ -79,7 +79,7 @@ class SecureBroker(LocalBroker):
         self._certificates = certificates
         self._users = dict(users)
         self._own_password = secrets.token_hex(16)
-        self._certificate_port = _free_port(*self._ports)
+        self._certificate_port = free_port(*self._ports)
         self._ports.append(self._certificate_port)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from flinkish_spark import (
     KafkaSink,
     KafkaSource,
     KeyedProcessFunction,
+    MapFunction,
     NoRestart,
     Outcome,
     RecordRefused,
@@ -51,6 +53,26 @@ class Totals(KeyedProcessFunction):
     def process_element(self, order, ctx):
         self.total.update(self.total.value() + order.amount)
         yield order.user, self.total.value()
+
+
+class Brought(MapFunction):
+    """Passes a record on if the host has what the driver has registered."""
+
+    def open(self, context):
+        said = Path(context.get_distributed_cache().get_file("word")).read_text()
+        assert said == importlib.import_module("brought_along").SAYS == "word"
+
+    def map(self, order):
+        return order.user, order.amount
+
+
+def bring(env: StreamExecutionEnvironment, folder: Path) -> None:
+    """Register a file and a module that lie on the driver's disk only."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "word.txt").write_text("word")
+    (folder / "brought_along.py").write_text("SAYS = 'word'\n")
+    env.register_cached_file(str(folder / "word.txt"), "word")
+    env.add_python_file(str(folder / "brought_along.py"))
 
 
 class _Kept:
@@ -163,6 +185,9 @@ def main() -> None:
     stream = env.from_source(source, uid="orders")
     if "keyed" in args.kind:
         stream = stream.key_by("user").process(Totals(), output="user STRING, total LONG", uid="totals")
+    elif "files" in args.kind:
+        bring(env, folder / "brought")
+        stream = stream.map(Brought(), output=ORDERS)
     else:
         stream = stream.map(lambda one: (one.user, one.amount), output=ORDERS)
     if "families" in args.kind:

@@ -2,8 +2,6 @@
 
 import argparse
 
-from pyspark.sql import SparkSession
-
 from flinkish_spark import (
     CheckpointConfig,
     FixedDelay,
@@ -19,24 +17,26 @@ from flinkish_spark import (
 class Totals(KeyedProcessFunction):
     def open(self, context):
         self.total = context.get_state(ValueStateDescriptor("total", "LONG", default=0))
+        with open(context.get_distributed_cache().get_file("factor")) as file:
+            self.factor = int(file.read())
 
     def process_element(self, order, ctx):
-        self.total.update(self.total.value() + order.amount)
+        self.total.update(self.total.value() + self.factor * order.amount)
         yield order.user, self.total.value()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("--servers", "--source", "--target", "--job-dir"):
+    for name in ("--servers", "--source", "--target", "--job-dir", "--factor"):
         parser.add_argument(name, required=True)
     args = parser.parse_args()
-    env = StreamExecutionEnvironment(
-        SparkSession.builder.appName("totals").getOrCreate(),
-        job="totals",
-        job_dir=args.job_dir,
+    env = StreamExecutionEnvironment.get_execution_environment(
+        "totals",
+        args.job_dir,
         checkpoint=CheckpointConfig(interval_ms=2_000),
         restart_strategy=FixedDelay(attempts=10, delay_ms=500),
     )
+    env.register_cached_file(args.factor, "factor")
     orders = KafkaSource(args.servers, [args.source], value=Json("user STRING, amount LONG"))
     totals = env.from_source(orders, uid="orders").key_by("user")
     totals.process(Totals(), output="user STRING, total LONG", uid="totals").sink_to(

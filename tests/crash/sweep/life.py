@@ -17,7 +17,7 @@ from typing import Any
 
 from demo.process import JobProcess, Victim
 from demo.rig import BROKER_JARS, ROOT, _environment
-from flinkish_spark.testing.broker import LocalBroker, _free_port
+from flinkish_spark.testing.broker import LocalBroker, free_port
 from tests.crash import class_path
 from tests.crash.sweep.places import JVM_VARIABLE, Fleet, Place
 from tests.crash.sweep.points import Run
@@ -44,8 +44,8 @@ class SweptBroker(LocalBroker):
         taken = [self._port, self._controller_port]
         self.wires: dict[str, tuple[int, int]] = {}
         for sink in sinks:
-            proxy, upstream = _free_port(*taken), 0
-            upstream = _free_port(*taken, proxy)
+            proxy, upstream = free_port(*taken), 0
+            upstream = free_port(*taken, proxy)
             taken += [proxy, upstream]
             self.wires[sink] = (proxy, upstream)
 

@@ -150,9 +150,9 @@ def guarded(tmp_path_factory):
 
 
 def free_port() -> int:
-    from flinkish_spark.testing.broker import _free_port
+    from flinkish_spark.testing.broker import free_port
 
-    return _free_port()
+    return free_port()
 
 
 def allow(servers: str, *grants: tuple[str, str, tuple[str, ...]]) -> None:

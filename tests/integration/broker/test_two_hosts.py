@@ -162,6 +162,13 @@ def test_from_kafka_to_kafka_the_job_directory_stays_with_the_driver(
     assert amounts(bridged, f"out-plain-{engine}") == Counter(range(_RECORDS))
 
 
+def test_files_and_modules_of_the_driver_s_disk_travel_to_hosts_that_do_not_see_it(
+    cluster: Cluster, bridged: str, place: Path
+) -> None:
+    assert run(cluster, bridged, place, "files", "jvm") == {"ended": "finished"}
+    assert amounts(bridged, "out-files-jvm") == Counter(range(_RECORDS))
+
+
 @pytest.mark.parametrize(
     ("kind", "what"), [("keyed", "state of operator 'totals'"), ("buffered", "sink 'out'")]
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
+from pyspark import SparkFiles
 
 from flinkish_spark import (
     AsyncDataStream,
@@ -73,6 +74,28 @@ def environment(spark: Any, place: StoreSpec, **settings: Any) -> StreamExecutio
     return StreamExecutionEnvironment(
         spark, "counts", place.url, **options, checkpoint=config, restart_strategy=NoRestart(), **settings
     )
+
+
+def fetched(env: StreamExecutionEnvironment, url: str, file: str, below: str) -> None:
+    """Register a file in a bucket, and the folder in which it lies; look at what tasks find."""
+    env.register_cached_file(f"{url}/{file}", "file")
+    env.register_cached_file(f"{url}/{file.rpartition('/')[0]}", "folder")
+    places = env._supervisor()._settings.cached_files
+    assert Path(SparkFiles.get(places["file"])).read_text() == file
+    assert (Path(SparkFiles.get(places["folder"])) / below.partition("/")[2]).read_text() == below
+    assert [Path(places[name]).name for name in ("file", "folder")] == ["word", "model"]
+
+
+def test_files_and_folders_in_a_bucket_are_fetched_by_the_driver_for_all_tasks(
+    spark: Any, bucket: StoreSpec
+) -> None:
+    for name in ("model/word", "model/below/word"):
+        bucket.open().put(name, name.encode())
+    # By the login of the job directory, which is in the same bucket.
+    env = environment(spark, bucket.below("job"))
+    fetched(env, bucket.url, "model/word", "model/below/word")
+    with pytest.raises(ConfigError, match=f"the cached file 'gone' is not at {bucket.url}/gone"):
+        env.register_cached_file(f"{bucket.url}/gone", "gone")
 
 
 def job(spark: Any, place: StoreSpec, sink: Any, **settings: Any) -> StreamExecutionEnvironment:

@@ -16,7 +16,7 @@ from flinkish_spark.core.job_dir import open_job_dir
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.doctor import Health
 from flinkish_spark.protocol.lineage import Tables
-from tests.integration.store.test_bucket_jobs import exact, job, table
+from tests.integration.store.test_bucket_jobs import environment, exact, fetched, job, table
 from tests.support.cli_rig import flinkish
 from tests.support.hdfs import LocalHdfs
 from tests.support.jobs import await_that, running
@@ -57,6 +57,18 @@ def test_a_job_goes_on_from_hdfs_and_its_savepoint_goes_elsewhere(
         client.cancel()
     assert 0 < first < second < exact(rows)
     assert open_job_dir(folder).newest_owner().value == 2
+
+
+def test_files_and_folders_on_hdfs_are_fetched_by_the_driver_for_all_tasks(
+    spark: Any, hdfs: LocalHdfs, tmp_path: Path
+) -> None:
+    place = hdfs.new_store()
+    for name in ("model/word", "model/below/word"):
+        place.open().put(name, name.encode())
+    env = environment(spark, StoreSpec(str(tmp_path / "job")))
+    fetched(env, place.url, "model/word", "model/below/word")
+    with pytest.raises(ConfigError, match=f"the cached file 'gone' is not at {place.url}/gone"):
+        env.register_cached_file(f"{place.url}/gone", "gone")
 
 
 def test_a_job_on_a_disk_asks_nothing_of_the_file_system_of_the_cluster(spark, tmp_path: Path) -> None:

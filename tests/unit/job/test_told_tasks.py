@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from flinkish_spark.checkpoint.spark_log import SparkLog
+from flinkish_spark.core.distributed_cache import CACHED_FILES_PROPERTY
 from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.core.store import LocalStore
 from flinkish_spark.job.spark_engine import SinkStaging
@@ -39,7 +40,7 @@ class Frame:
 def staging(folder: Path) -> SinkStaging:
     log = SparkLog(LocalStore(folder), "spark/1", folder / "spark" / "1")
     context: Any = SimpleNamespace(log=log, lineage=Lineage(2))
-    made = SinkStaging([], {}, context)
+    made = SinkStaging([], {}, context, cached_files={"word": "flinkish-1/word.txt"})
     made._stage_sinks = lambda *_: "staged"  # type: ignore[assignment, method-assign, misc]
     return made
 
@@ -51,8 +52,9 @@ def test_before_it_is_evaluated_and_anew_for_each(tmp_path: Path) -> None:
     frame, made = Frame(), staging(tmp_path)
     for number in range(2):
         made.stage_only(frame, BatchId(number), 0, frozenset())  # type: ignore[arg-type]
-    (name, first), evaluated, (_, second), _ = frame.seen
-    assert (name, evaluated) == (MICRO_BATCH_PROPERTY, "evaluated")
+    (name, first), (files, told_first), evaluated, (_, second), (_, told_second), _ = frame.seen
+    assert (name, files, evaluated) == (MICRO_BATCH_PROPERTY, CACHED_FILES_PROPERTY, "evaluated")
+    assert json.loads(told_first) == json.loads(told_second) == {"word": "flinkish-1/word.txt"}
     told = [MicroBatch.from_json(json.loads(text)) for text in (first, second)]
     assert [(one.lineage, one.number, one.processing_time_ms) for one in told] == [
         (2, 0, 1_000),

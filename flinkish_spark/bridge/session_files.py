@@ -1,0 +1,372 @@
+"""Files that a session ships to its executors: taken as they are at that moment, packed, sent by Spark.
+
+Spark sends a file or an archive to each executor with the first task that it runs behind the call, also to
+executors that come later, and keeps it until the session ends. It takes a path once: what has changed under
+it is not sent again, and files of one name in two folders are one file to it. So what is shipped here is a
+copy, an archive whose name follows from its content, and is unpacked into a folder of that name.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib
+import os
+import re
+import shutil
+import stat
+import sys
+import tarfile
+import threading
+import uuid
+import weakref
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from py4j.protocol import Py4JJavaError
+from pyspark import SparkFiles
+
+from flinkish_spark.bridge.session import jvm, said
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Names of ours in the folder of Spark's files.
+OWN_PREFIX = "flinkish-"
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+_TARS = (".tar.gz", ".tgz", ".tar")
+_COPIED_AT_ONCE = 1 << 20
+#: Who finds a copy there may take it as sent.
+_SENDING = threading.Lock()
+#: What Python imports, by session and place: the folder that it was shipped as.
+_TAKEN: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
+#: The same for the same content: a zip cannot say an earlier time.
+_LONG_AGO = (1980, 1, 1, 0, 0, 0)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a user names: a path of the driver's, or a URL.
+
+
+@contextmanager
+def local_copy(spark: SparkSession, what: str, place: str) -> Iterator[Path]:
+    """Yield the file or folder at a path or URL on the driver's disk; for the block, what is elsewhere.
+
+    Parameters
+    ----------
+    what
+        What errors call it.
+    place
+        A path, ``file:///...``, or a URL that Hadoop reads.
+
+    Raises
+    ------
+    ConfigError
+        There is nothing, or nobody knows how to read the URL.
+    EnvironmentFault
+        It cannot be read.
+    """
+    if not isinstance(place, str) or not place or "\0" in place:
+        raise ConfigError(
+            f"the path of {what} is {place!r:.200}",
+            why="it must be a path or a URL, as a str",
+            what_to_do="write the path of a file or folder, or a URL like hdfs://namenode:8020/file",
+        )
+    scheme = _URL.match(place)
+    if scheme is not None and scheme[1].lower() != "file":
+        target = _folder(spark) / uuid.uuid4().hex
+        try:
+            yield _downloaded(spark, what, place, scheme[1].lower(), target)
+        finally:
+            shutil.rmtree(target, ignore_errors=True)
+        return
+    # Without `..`: the last part is the name that it keeps.
+    path = Path(os.path.abspath(place if scheme is None else url2pathname(urlsplit(place).path)))
+    if not os.path.exists(path):
+        raise ConfigError(
+            f"{what} is not at {path}",
+            why=f"there is no such file or folder on the driver (in {os.getcwd()})",
+            what_to_do="correct the path",
+            path=str(path),
+        )
+    if not (path.is_file() or path.is_dir()) or not os.access(path, os.R_OK):
+        raise ConfigError(
+            f"{what} at {path} cannot be read",
+            why="it is neither a file nor a folder, or its rights forbid it",
+            what_to_do="name a file or folder that this process may read",
+            path=str(path),
+        )
+    yield path
+
+
+def _downloaded(spark: SparkSession, what: str, url: str, scheme: str, target: Path) -> Path:
+    if scheme in ("http", "https", "ftp"):
+        raise ConfigError(
+            f"{what} is at a URL of {scheme}",
+            why="it could be another content at each start, or half of one",
+            what_to_do="download it, and give the path; or put it into a bucket or on HDFS",
+        )
+    if urlsplit(url).password is not None:
+        raise ConfigError(
+            f"the URL of {what} has a password in it",
+            why="URLs stand in logs",
+            what_to_do="give Hadoop the login by its own settings (spark.hadoop.fs...)",
+        )
+    # Hadoop's file system for S3 has another scheme.
+    place = f"s3a{url[2:]}" if scheme == "s3" else url
+    hadoop: Any = jvm(spark).org.apache.hadoop.fs
+    try:
+        path = hadoop.Path(place)
+        system = path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+        is_there = system.exists(path)
+        if is_there:
+            # The name stays what it was: programs look at endings.
+            own = target / str(path.getName())
+            target.mkdir(parents=True)
+            system.copyToLocalFile(False, path, hadoop.Path(own.as_uri()), True)
+            return own
+    except Py4JJavaError as error:
+        raise EnvironmentFault(
+            f"{what} at {url} cannot be read",
+            why=said(error),
+            what_to_do="look whether the session has Hadoop's file system for it, and its login; or copy it",
+            url=url,
+        ) from error
+    raise ConfigError(
+        f"{what} is not at {url}",
+        why="there is no such file or folder",
+        what_to_do="correct the URL",
+        url=url,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Shipping.
+
+
+def ship_tree(
+    spark: SparkSession, what: str, parts: Iterable[tuple[str, Path]], *, is_executable: bool = False
+) -> str:
+    """Ship files and folders as they are now; return where tasks find them, below Spark's files.
+
+    Parameters
+    ----------
+    parts
+        Name in the shipped folder, and file or folder; of a folder with an empty name what is in it.
+        What Python has compiled (``__pycache__``) stays here.
+    is_executable
+        Whether all files may be executed; otherwise those that may be.
+
+    Raises
+    ------
+    ConfigError
+        Something in it is no file and no folder, or has a name that is no text.
+    EnvironmentFault
+        It cannot be read, or the copy cannot be written.
+    """
+    folder = _folder(spark)
+    unnamed = folder / f"{uuid.uuid4().hex}.tmp"
+    try:
+        name = f"{OWN_PREFIX}{_packed(unnamed, _entries(parts), is_executable)}"
+        archive = folder / f"{name}.zip"
+        with _SENDING:
+            if not archive.exists():
+                unnamed.rename(archive)
+                _send(spark, what, archive, name)
+    except _Unpackable as error:
+        raise ConfigError(
+            f"{what} cannot be shipped", why=str(error), what_to_do="take it out of the folder"
+        ) from None
+    except OSError as error:
+        what_to_do = "see to it that it can be read, and that spark.local.dir has room for it"
+        raise EnvironmentFault.of_system(error, f"{what} cannot be shipped", what_to_do=what_to_do) from error
+    finally:
+        unnamed.unlink(missing_ok=True)
+    return name
+
+
+def ship_archive(spark: SparkSession, what: str, archive: Path, target: str) -> None:
+    """Ship an archive as it is; tasks find what is in it in a folder of that name, below Spark's files.
+
+    Raises
+    ------
+    ConfigError
+        It is no archive, or reaches out of its folder; or the session has another one of that name.
+    """
+    suffix = _suffix_of(what, archive)
+    digest = hashlib.sha256()
+    with archive.open("rb") as file:
+        while read := file.read(_COPIED_AT_ONCE):
+            digest.update(read)
+    is_tar = suffix == ".tar"
+    name = f"{OWN_PREFIX}{digest.hexdigest()[:16]}{'.tar.gz' if is_tar else suffix}"
+    names = {text.rpartition("#")[2]: text for text in spark.sparkContext.listArchives}
+    if target in names:
+        if names[target].endswith(f"/{name}#{target}"):
+            return
+        raise ConfigError(
+            f"the session has another archive '{target}'",
+            why="Spark keeps what it has shipped until the session ends, and would mix the two",
+            what_to_do="give another target_dir, or start a new session",
+            target_dir=target,
+        )
+    shipped = _folder(spark) / name
+    if is_tar:
+        # Of a tar that is not compressed Spark loses who may execute what (SPARK-38632).
+        with archive.open("rb") as plain, gzip.open(shipped, "wb", compresslevel=1) as packed:
+            shutil.copyfileobj(plain, packed, _COPIED_AT_ONCE)
+    else:
+        shutil.copyfile(archive, shipped)
+    _send(spark, what, shipped, target)
+
+
+def _send(spark: SparkSession, what: str, archive: Path, target: str) -> None:
+    try:
+        spark.sparkContext.addArchive(f"{archive.as_uri()}#{target}")
+    except Py4JJavaError as error:
+        raise EnvironmentFault(
+            f"{what} cannot be unpacked on the driver",
+            why=said(error),
+            what_to_do="see to it that spark.local.dir has room, and start a new session",
+        ) from error
+
+
+def add_to_python_path(spark: SparkSession, what: str, origin: str, name: str) -> None:
+    """Let workers, and this process, import what lies in a shipped folder, in front of what is installed.
+
+    Parameters
+    ----------
+    what
+        What errors call it.
+    origin
+        Path or URL that it was taken from.
+
+    Raises
+    ------
+    ConfigError
+        In this session it was taken from there before, when it was another one.
+    """
+    context: Any = spark.sparkContext
+    before = _TAKEN.setdefault(context, {}).setdefault(origin, name)
+    if before != name:
+        raise ConfigError(
+            f"{what} has changed since this session added it",
+            why="this process and its workers may have imported it as it was, and Python does so once",
+            what_to_do="start the program anew, in a notebook the kernel",
+            path=origin,
+        )
+    if name not in context._python_includes:
+        # What Spark itself notes for `addPyFile`: names below its files that workers put on their path.
+        context._python_includes.append(name)
+        sys.path.insert(1, str(shipped_at(name)))
+        importlib.invalidate_caches()
+
+
+def shipped_at(name: str) -> Path:
+    """Return where the driver itself has what was shipped."""
+    return Path(SparkFiles.get(name))
+
+
+class _Unpackable(ValueError):
+    """Something in a folder that does not travel."""
+
+
+def _folder(spark: SparkSession) -> Path:
+    """Return the folder of this session for copies, which Spark deletes with it."""
+    context: Any = spark.sparkContext
+    folder = Path(context._temp_dir) / "flinkish-files"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _entries(parts: Iterable[tuple[str, Path]]) -> Iterator[tuple[str, Path]]:
+    """Yield names and places of all files and folders, in order; names of folders end with a slash."""
+    for name, place in parts:
+        _check_text(place)
+        if place.is_dir():
+            yield from _walked(name, place, frozenset())
+        else:
+            yield name, place
+
+
+def _walked(name: str, folder: Path, above: frozenset[Path]) -> Iterator[tuple[str, Path]]:
+    real = folder.resolve()
+    if real in above:
+        raise _Unpackable(f"{folder} is a link to a folder in which it lies")
+    prefix = f"{name}/" if name else ""
+    if prefix:
+        yield prefix, folder
+    for child in sorted(folder.iterdir()):
+        if child.name == "__pycache__":
+            continue
+        _check_text(child)
+        if child.is_dir():
+            yield from _walked(f"{prefix}{child.name}", child, above | {real})
+        elif child.is_file():
+            yield f"{prefix}{child.name}", child
+        else:
+            raise _Unpackable(f"{child} is no file and no folder, or leads nowhere")
+
+
+def _check_text(place: Path) -> None:
+    if not place.name.isprintable():
+        raise _Unpackable(f"{str(place)!r} has a name that is no text")
+
+
+def _packed(target: Path, entries: Iterable[tuple[str, Path]], is_executable: bool) -> str:
+    """Write a zip; return what stands for its content."""
+    digest = hashlib.sha256()
+    with zipfile.ZipFile(target, "w") as archive:
+        for name, place in entries:
+            info = zipfile.ZipInfo(name, _LONG_AGO)
+            info.create_system = 3
+            if name.endswith("/"):
+                info.external_attr = (stat.S_IFDIR | 0o755) << 16
+                digest.update(f"folder {name!r}\n".encode())
+                archive.writestr(info, b"")
+                continue
+            may_run = is_executable or bool(place.stat().st_mode & stat.S_IXUSR)
+            info.external_attr = (stat.S_IFREG | (0o755 if may_run else 0o644)) << 16
+            content = hashlib.sha256()
+            with place.open("rb") as source, archive.open(info, "w", force_zip64=True) as packed:
+                while read := source.read(_COPIED_AT_ONCE):
+                    content.update(read)
+                    packed.write(read)
+            digest.update(f"file {name!r} {may_run} {content.hexdigest()}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _suffix_of(what: str, archive: Path) -> str:
+    suffix = next((one for one in (".zip", *_TARS) if archive.name.lower().endswith(one)), "")
+    why = ""
+    try:
+        if suffix == ".zip":
+            with zipfile.ZipFile(archive) as opened:
+                why = _leaving(opened.namelist())
+        elif suffix and archive.is_file():
+            with tarfile.open(archive) as tar:
+                why = _leaving(member.name for member in tar)
+        else:
+            why = "it must be a file whose name ends with .zip, .tar, .tar.gz or .tgz"
+    except (zipfile.BadZipFile, tarfile.TarError, OSError, EOFError) as error:
+        why = f"it cannot be read as what its name says: {error}"
+    if why:
+        raise ConfigError(
+            f"{what} is no archive that Spark unpacks: {archive}",
+            why=why,
+            what_to_do="pack a folder with `zip -r` or `tar -czf`; ship a file with register_cached_file()",
+            path=str(archive),
+        )
+    return suffix
+
+
+def _leaving(names: Iterable[str]) -> str:
+    """Return why an archive would write outside of its folder; empty if it does not."""
+    found = next((name for name in names if name.startswith("/") or ".." in Path(name).parts), None)
+    return "" if found is None else f"{found!r} in it lies outside of the folder that it is unpacked into"

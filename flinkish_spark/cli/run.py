@@ -1,0 +1,210 @@
+"""`flinkish run`: a program runs here, on a cluster, or is submitted to one; chosen from outside."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+_LOCAL = re.compile(r"local(\[(\d+|\*)(,\s*\d+)?\]|-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\])")
+_MANAGERS = re.compile(r"yarn|spark://\S+|k8s://\S+")
+#: Settings that are said by options, and by which.
+_SAID_BY_OPTIONS = {"spark.master": "--target", "spark.submit.deployMode": "--deploy-mode"}
+#: Of several values for one of these all count.
+_LISTS = ("spark.jars", "spark.jars.packages", "spark.sql.extensions")
+_WORKERS_PYTHON, _DRIVERS_PYTHON = "spark.pyspark.python", "spark.pyspark.driver.python"
+#: By which each manager is told that nobody waits.
+_WAITING = {
+    "yarn": "spark.yarn.submit.waitAppCompletion",
+    "k8s": "spark.kubernetes.submission.waitAppCompletion",
+}
+_SHELL = "pyspark-shell"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What takes the place of this process: a command, and its environment variables."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option(
+    "--target",
+    "-t",
+    metavar="TARGET",
+    help="local (all cores), local[N], spark://HOST:PORT, yarn, yarn-cluster or k8s://HOST:PORT. "
+    "By default what spark-defaults.conf says.",
+)
+@click.option(
+    "--deploy-mode",
+    type=click.Choice(["client", "cluster"]),
+    help="Where the driver is: here (client), or on the cluster, which yarn and k8s:// have.",
+)
+@click.option("-D", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of Spark's.")
+@click.option(
+    "--jars", metavar="DIR", help="Directory with the pinned JARs, as for configure_spark_with_jars."
+)
+@click.option("--packages", is_flag=True, help="Have Spark download the pinned JARs.")
+@click.option("--detached", "-d", is_flag=True, help="Do not wait; only with the driver on the cluster.")
+@click.argument("program", metavar="PROGRAM")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(
+    target: str | None,
+    deploy_mode: str | None,
+    settings: tuple[str, ...],
+    jars: str | None,
+    packages: bool,
+    detached: bool,
+    program: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run a program of yours: a Python file that makes an environment and executes it.
+
+    With the driver here this process becomes the program: it gets signals, and its exit status is the
+    program's. With --deploy-mode cluster this process becomes spark-submit.
+    """
+    if jars is not None and packages:
+        raise click.UsageError("--jars and --packages are two ways to the same JARs; give one.")
+    found = launch(
+        [program, *arguments],
+        target=target,
+        deploy_mode=deploy_mode,
+        settings=_settings(settings),
+        libraries=_libraries(jars, packages),
+        is_detached=detached,
+    )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execvpe(found.command[0], [*found.command], dict(found.environment))
+
+
+def launch(
+    program: Sequence[str],
+    *,
+    target: str | None,
+    deploy_mode: str | None,
+    settings: Mapping[str, str],
+    libraries: Mapping[str, str],
+    is_detached: bool,
+) -> Launch:
+    """Return what runs a program.
+
+    Parameters
+    ----------
+    program
+        The file, and its arguments.
+    libraries
+        Settings about JARs; `settings` win, but for lists.
+
+    Raises
+    ------
+    click.UsageError
+        There is no such file or target, or the target cannot do what is asked.
+    """
+    from flinkish_spark.bridge.session import PRELOADING_CONF, TARGET_SETTING
+    from flinkish_spark.jars import spark_home
+
+    master, is_on_cluster = _place(target, deploy_mode)
+    is_here = not is_on_cluster
+    _check_program(program[0], is_on_cluster)
+    wanted = dict(libraries)
+    for name, value in settings.items():
+        before = wanted.get(name, "") if name in _LISTS else ""
+        wanted[name] = f"{before},{value}" if before else value
+    if master is not None:
+        wanted[TARGET_SETTING] = master
+    is_local = master is not None and _LOCAL.fullmatch(master) is not None
+    if is_local:
+        wanted = {**PRELOADING_CONF, **wanted}
+    if is_detached:
+        wanted[_detaching(master, is_on_cluster)] = "false"
+    words = [] if master is None else ["--master", master]
+    words += ["--deploy-mode", "cluster"] if is_on_cluster else []
+    words += [word for name, value in wanted.items() for word in ("--conf", f"{name}={value}")]
+    environment = dict(os.environ)
+    if is_here:
+        # By Python itself and not below spark-submit, whose JVM would get the signals.
+        given = [word for word in shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", "")) if word != _SHELL]
+        environment["PYSPARK_SUBMIT_ARGS"] = shlex.join([*given, *words, _SHELL])
+        if _WORKERS_PYTHON in wanted:
+            environment["PYSPARK_PYTHON"] = wanted[_WORKERS_PYTHON]
+        elif is_local:
+            # Otherwise Spark takes what is called python3, whichever that is.
+            environment.setdefault("PYSPARK_PYTHON", sys.executable)
+        return Launch([wanted.get(_DRIVERS_PYTHON, sys.executable), *program], environment)
+    environment["SPARK_HOME"] = str(spark_home())
+    return Launch([str(spark_home() / "bin" / "spark-submit"), *words, *program], environment)
+
+
+def _place(target: str | None, deploy_mode: str | None) -> tuple[str | None, bool]:
+    """Return Spark's master, and whether the driver is on the cluster."""
+    if target == "yarn-cluster":
+        if deploy_mode == "client":
+            raise click.UsageError("yarn-cluster has its driver on the cluster; give --target yarn.")
+        return "yarn", True
+    master = "local[*]" if target == "local" else target
+    if master is not None and not (_LOCAL.fullmatch(master) or _MANAGERS.fullmatch(master)):
+        raise click.UsageError(
+            f"there is no target {target!r}; there is local, local[N], spark://HOST:PORT, yarn, yarn-cluster "
+            "and k8s://HOST:PORT"
+        )
+    if deploy_mode != "cluster":
+        return master, False
+    if master is not None and master.startswith("spark://"):
+        raise click.UsageError(
+            "Spark's standalone clusters run no driver in Python; leave --deploy-mode out, and run this on a "
+            "host of the cluster, below something that starts it again"
+        )
+    if master is None or _LOCAL.fullmatch(master):
+        raise click.UsageError("--deploy-mode cluster needs --target yarn or k8s://HOST:PORT")
+    return master, True
+
+
+def _check_program(program: str, is_on_cluster: bool) -> None:
+    if is_on_cluster and re.match(r"[a-z][a-z0-9+.-]*:/", program):
+        return
+    if not Path(program).is_file():
+        raise click.UsageError(f"there is no program {program!r}; give the path of a Python file")
+
+
+def _detaching(master: str | None, is_on_cluster: bool) -> str:
+    """Return the setting by which the manager of a driver on the cluster lets us go."""
+    if master is None or not is_on_cluster:
+        raise click.UsageError(
+            "--detached needs the driver on the cluster (--target yarn-cluster, or k8s:// with --deploy-mode "
+            "cluster): elsewhere it is this process, and ends with it; let systemd or nohup keep it"
+        )
+    return _WAITING["k8s" if master.startswith("k8s:") else "yarn"]
+
+
+def _settings(given: Sequence[str]) -> dict[str, str]:
+    from flinkish_spark.bridge.session import TARGET_SETTING
+
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.startswith("spark."):
+            raise click.UsageError(f"-D takes spark.NAME=VALUE, which {name!r} is not: Spark would drop it")
+        if name in _SAID_BY_OPTIONS:
+            raise click.UsageError(f"{name} is said by {_SAID_BY_OPTIONS[name]}")
+        if name == TARGET_SETTING:
+            raise click.UsageError(f"{name} is set by --target")
+        found[name] = value
+    return found
+
+
+def _libraries(jars: str | None, packages: bool) -> Mapping[str, str]:
+    from flinkish_spark.bridge.session import packages_conf, spark_conf
+    from flinkish_spark.jars import pinned_jars
+
+    if packages:
+        return packages_conf()
+    return {} if jars is None else spark_conf(pinned_jars(jars))

@@ -1,0 +1,210 @@
+"""A Spark cluster for tests: a master and its workers as processes on loopback, and yours to kill."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from flinkish_spark.core.errors import EnvironmentFault
+from flinkish_spark.core.validation import refused_as_config_errors
+from flinkish_spark.jars import spark_home
+from flinkish_spark.protocol.limits import checked_whole
+from flinkish_spark.testing.broker import free_port, watch
+
+_POLL_S = 0.1
+_MOST_WORKERS = 100
+#: What a worker may give executors is more than this.
+_LEAST_MEMORY_MB = 512
+
+
+class ClusterDidNotStart(EnvironmentFault):
+    """A process of the cluster ended, or workers did not come in time."""
+
+
+class MiniCluster:
+    """A standalone cluster of Spark's, of the JARs that pyspark brings; ends with its `with` block.
+
+    Executors are processes of their own, as on any cluster: what is sent to them really travels, and they see
+    of the driver's process nothing but its disk. On Linux each worker is a host to Spark, with an address of
+    its own (127.0.0.2, 127.0.0.3, ...). Whoever is logged in on this machine may submit to it.
+
+    Parameters
+    ----------
+    directory
+        Of logs and of what executors write; made if missing.
+    workers, cores, memory_mb
+        How many workers there are, and what each of them may give to executors.
+    start_timeout_ms
+        How long :meth:`start` waits for the workers.
+
+    Examples
+    --------
+    >>> import subprocess
+    >>> with MiniCluster("build/doc-cluster", workers=2) as cluster:  # doctest: +SKIP
+    ...     subprocess.run(["flinkish", "run", "--target", cluster.master, "app.py"], check=True)
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        workers: int = 2,
+        cores: int = 1,
+        memory_mb: int = 1024,
+        start_timeout_ms: int = 60_000,
+    ) -> None:
+        with refused_as_config_errors("leave it out for 2 workers with 1 core and 1024 MB each"):
+            checked_whole("workers", workers, least=1, most=_MOST_WORKERS)
+            checked_whole("cores", cores, least=1)
+            checked_whole("memory_mb", memory_mb, least=_LEAST_MEMORY_MB)
+            checked_whole("start_timeout_ms", start_timeout_ms, least=1)
+        self._directory = Path(directory).resolve()
+        self._count, self._cores, self._memory_mb = workers, cores, memory_mb
+        self._start_timeout_ms = start_timeout_ms
+        self._port, self._running = 0, ExitStack()
+        self._workers: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def master(self) -> str:
+        """What a session's master, or `flinkish run --target`, has to be: ``spark://127.0.0.1:...``.
+
+        Raises
+        ------
+        RuntimeError
+            The cluster does not run.
+        """
+        if not self._workers:
+            raise RuntimeError("the cluster does not run; call start(), or use it in a `with` block")
+        return f"spark://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Start the master and the workers, and wait until the master knows all of them.
+
+        Raises
+        ------
+        ClusterDidNotStart
+            One of them ended, or did not come in time; nothing runs then.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._port = free_port()
+        pages = free_port(self._port)
+        java = "org.apache.spark.deploy"
+        address = ["--host", "127.0.0.1", "--port", str(self._port), "--webui-port", str(pages)]
+        with ExitStack() as started:
+            master = self._process(started, "master", "127.0.0.1", [f"{java}.master.Master", *address])
+            workers = []
+            for number in range(self._count):
+                # Other systems have one address on loopback.
+                host = f"127.0.0.{2 + number}" if sys.platform == "linux" else "127.0.0.1"
+                own = ["--host", host, "--webui-port", "0", "--cores", str(self._cores)]
+                own += ["--memory", f"{self._memory_mb}m"]
+                own += ["--work-dir", str(self._directory / f"worker-{number}")]
+                command = [f"{java}.worker.Worker", *own, f"spark://127.0.0.1:{self._port}"]
+                workers.append(self._process(started, f"worker-{number}", host, command))
+            self._await_workers([master, *workers], f"http://127.0.0.1:{pages}/json/")
+            self._workers, self._running = workers, started.pop_all()
+
+    def stop(self) -> None:
+        """End all of it at once; does nothing if it does not run."""
+        self._workers = []
+        self._running.close()
+
+    def kill_worker(self, number: int) -> None:
+        """Let a host die: its worker and its executors. It does not come back before the next start.
+
+        Parameters
+        ----------
+        number
+            From 0.
+        """
+        _kill(self._workers[number])
+
+    def _process(self, stack: ExitStack, name: str, host: str, command: list[str]) -> subprocess.Popen[bytes]:
+        home = spark_home()
+        (core,) = (home / "jars").glob("spark-core_*.jar")
+        environment = {
+            **os.environ,
+            # What Spark's scripts would say to a worker, which starts executors with it.
+            "SPARK_HOME": str(home),
+            "SPARK_SCALA_VERSION": core.name.removeprefix("spark-core_").split("-")[0],
+            # By it Spark's pages bind to loopback, too.
+            "SPARK_LOCAL_IP": host,
+        }
+        # As Spark's own scripts look for it.
+        java = shutil.which("java", path=os.path.join(os.environ.get("JAVA_HOME", ""), "bin"))
+        java = java or shutil.which("java")
+        if java is None:
+            raise ClusterDidNotStart(
+                "the mini cluster did not start",
+                why="there is no Java",
+                what_to_do="install a JDK 17, or set JAVA_HOME",
+            )
+        log = stack.enter_context((self._directory / f"{name}.log").open("ab"))
+        # A group of its own: Ctrl-C in the terminal reaches the test, which ends the cluster.
+        process = subprocess.Popen(
+            # Nobody submits over its REST server, which has a port of its own.
+            [java, "-Xmx256m", "-Dspark.master.rest.enabled=false", "-cp", f"{home}/jars/*", *command],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        watcher = watch(process.pid)
+        stack.callback(watcher.communicate, b"over\n")
+        stack.callback(_kill, process)
+        return process
+
+    def _await_workers(self, processes: list[subprocess.Popen[bytes]], page: str) -> None:
+        deadline = time.monotonic() + self._start_timeout_ms / 1000
+        while True:
+            ended = next((one for one in processes if one.poll() is not None), None)
+            alive = _alive(page)
+            if alive == self._count:
+                return
+            if ended is not None or time.monotonic() > deadline:
+                raise ClusterDidNotStart(
+                    "the mini cluster did not start",
+                    why=f"{alive} of {self._count} workers came, and "
+                    + ("all processes run" if ended is None else f"a process ended with {ended.returncode}"),
+                    what_to_do=f"read the logs in {self._directory}",
+                    directory=str(self._directory),
+                )
+            time.sleep(_POLL_S)
+
+
+def _alive(page: str) -> int:
+    """Return how many workers a master knows; 0 if it does not answer."""
+    with contextlib.suppress(OSError, ValueError):
+        # Not by a proxy that the environment may name.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(page, timeout=5) as answer:
+            return sum(worker["state"] == "ALIVE" for worker in json.load(answer)["workers"])
+    return 0
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    # Executors are in the group of their worker; their Python ends with them.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
