@@ -291,6 +291,8 @@ class LookupTransform(LocatedTransform):
         As of :class:`~flinkish_spark.planning.transforms.RowTransform`.
     kept_as
         By what name workers keep answers; those of side outputs are the same.
+    counts_as
+        As of :class:`~flinkish_spark.worker.functions.RowFunction`.
     """
 
     join: LookupJoin
@@ -300,6 +302,7 @@ class LookupTransform(LocatedTransform):
     wraps: type[KeepsTimes] | None = None
     side: str | None = None
     kept_as: str = field(default_factory=lambda: uuid4().hex)
+    counts_as: str = ""
 
     def located(self, origins: Origins) -> LookupTransform:
         """Return the same for records of which it is known where they come from."""
@@ -342,7 +345,16 @@ class LookupTransform(LocatedTransform):
             joined_fields(own, _lookup_fields(self.join.right_type)) if self.output is None else self.output
         )
         join, name = replace(self.join, left_type=ddl_of(own)), self.settings.name
-        return LookupRows(join, name, output, carried(given), self.origins, self.side, kept_as=self.kept_as)
+        return LookupRows(
+            join,
+            name,
+            output,
+            carried(given),
+            self.origins,
+            self.side,
+            kept_as=self.kept_as,
+            counts_as=self.counts_as,
+        )
 
 
 def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> LookupTransform:

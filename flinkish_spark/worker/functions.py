@@ -453,6 +453,8 @@ class LookupRows:
         Name of the side output that is read; None for the main output.
     kept_as
         By what name a worker keeps answers from one micro-batch to the next.
+    counts_as
+        As of :class:`RowFunction`.
     """
 
     join: LookupJoin
@@ -462,6 +464,7 @@ class LookupRows:
     origins: Origins = field(default_factory=Origins)
     side: str | None = None
     kept_as: str = field(kw_only=True)
+    counts_as: str = ""
 
     @property
     def columns(self) -> T.StructType:
@@ -489,7 +492,7 @@ class LookupRows:
         """Open table and function for as long as a task lasts; both are closed, too, if something fails."""
         kept = None if self.join.cache is None else kept_answers(self.kept_as)
         with self._blame.called("open"):
-            run = LookupJoinRun(self.join, self.name, 1, kept)
+            run = LookupJoinRun(self.join, self.name, 1, kept, self.counts_as)
         freeze_modules()
         with self._blame.closing(run):
             yield run
