@@ -18,6 +18,7 @@ from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark import SparkContext
+from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 
 from flinkish_spark.core.clock import span
@@ -162,6 +163,18 @@ def exit_code_of_jvm() -> int | None:
         return int(process.wait(_ENDING_S))
     except subprocess.TimeoutExpired:
         return None
+
+
+def why_no_resources(spark: SparkSession, profile: ResourceProfile) -> str:
+    """Return why tasks cannot have resources of their own here, for people; empty if they can."""
+    known = profile._java_resource_profile
+    if known is None:
+        return "its profile was built before there was a session; build it again"
+    try:
+        spark.sparkContext._jsc.sc().resourceProfileManager().isSupported(known)
+    except Py4JJavaError as error:
+        return Chain.of(describe_failure(error)).headline
+    return ""
 
 
 def _says_nobody_answered(text: str) -> bool:

@@ -13,8 +13,10 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.plans import named_chain, named_scan
+from flinkish_spark.bridge.session import why_no_resources
 from flinkish_spark.checkpoint.control import load_control
 from flinkish_spark.contracts.source import NO_JOB, JobPlace, Source, SourceNode, SourceStart
+from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.operators.recorded_answers import Stream
 from flinkish_spark.planning.async_calls import (
@@ -290,6 +292,7 @@ class Planner:
         if is_set_apart(self._graph, leg.steps):
             parent = _spread(parent)
         if isinstance(step, TransformNode):
+            self._check_resources(step)
             counted = self._counted(step, chain, (*names, *self._way(leg))).function
             function = self._calls.on_way(counted, leg, _stream_of(parent))
             if isinstance(parent, TaggedStream):
@@ -299,6 +302,21 @@ class Planner:
             return transform_records(parent, function)
         assert isinstance(parent, RecordStream), "refused where it was declared"
         return with_times(parent, step.strategy)
+
+    def _check_resources(self, step: TransformNode) -> None:
+        """Raise ConfigError if a function asks for resources that Spark does not give here."""
+        function: object = step.function
+        if not isinstance(function, RowTransform | LookupTransform) or function.settings.resources is None:
+            return
+        settings = function.settings
+        why = why_no_resources(self._spark, function.settings.resources)
+        if why:
+            raise ConfigError(
+                f"set_resources() was called on '{settings.name}', and this Spark has no resources for it",
+                why=why,
+                what_to_do="leave it out, and say spark.task.cpus and spark.executor.* for the whole job; or "
+                "run it on a standalone cluster, YARN or Kubernetes",
+            )
 
     def _counts(self, known_as: object, node: object, chain: Chain) -> bool:
         """Whether a node counts in a chain: in its first one, and of several with one function the first."""

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from pyspark import cloudpickle
 from pyspark.errors import AnalysisException
+from pyspark.resource import ResourceProfile
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -55,10 +56,13 @@ class TransformSettings:
         What errors call it.
     parallelism
         In how many tasks it runs; None for those in which its records are.
+    resources
+        Of its tasks, which nothing else shares; None for those of all others.
     """
 
     name: str
     parallelism: int | None = None
+    resources: ResourceProfile | None = None
 
 
 @dataclass
@@ -99,10 +103,11 @@ class RowTransform(LocatedTransform):
         tasks = self.settings.parallelism
         spread = frame if tasks is None else Spread(tasks)(frame)
         worker, columns = self.in_worker(frame.schema)
+        resources = self.settings.resources
         if self.wraps is not None:
             wrapped = self.wraps(worker, columns)
-            return map_in_arrow(spread, wrapped, wrapped.columns)
-        return map_in_arrow(spread, worker, columns)
+            return map_in_arrow(spread, wrapped, wrapped.columns, resources)
+        return map_in_arrow(spread, worker, columns, resources)
 
     def in_worker(self, given: T.StructType) -> tuple[Worker, T.StructType]:
         """Return what runs in the workers for rows with these columns, and the columns that come out."""
@@ -332,11 +337,11 @@ class LookupTransform(LocatedTransform):
         """Return the transformed frame; called by the planner, or once per micro-batch."""
         tasks = self.settings.parallelism
         spread = frame if tasks is None else Spread(tasks)(frame)
-        worker = self.in_worker(frame.schema)
+        worker, resources = self.in_worker(frame.schema), self.settings.resources
         if self.wraps is None:
-            return map_in_arrow(spread, worker, worker.columns)
+            return map_in_arrow(spread, worker, worker.columns, resources)
         wrapped = self.wraps(worker, worker.columns)
-        return map_in_arrow(spread, wrapped, wrapped.columns)
+        return map_in_arrow(spread, wrapped, wrapped.columns, resources)
 
     def in_worker(self, given: T.StructType) -> LookupRows:
         """Return what runs in the workers for rows with these columns."""

@@ -17,6 +17,8 @@ from pyspark.sql import functions as F
 from flinkish_spark import (
     CancellationConfig,
     CheckpointConfig,
+    JobClient,
+    JobStatus,
     KeyedProcessFunction,
     MemorySink,
     StreamExecutionEnvironment,
@@ -76,7 +78,7 @@ def main(folder: Path, where: str) -> None:
         client = env.execute_async()
         if not is_free:
             if where == "an expression":
-                _await_a_long_job(spark)
+                _await_a_long_job(spark, client)
             else:
                 driver.hangs.wait(120)
             client.cancel()
@@ -95,13 +97,13 @@ def main(folder: Path, where: str) -> None:
             spark.stop()
 
 
-def _await_a_long_job(spark: SparkSession) -> None:
-    """Wait until the same job of Spark's has run for three seconds."""
+def _await_a_long_job(spark: SparkSession, client: JobClient) -> None:
+    """Wait until the same job of Spark's has run for three seconds, within the query."""
     tracker, since, known = spark.sparkContext.statusTracker(), time.monotonic(), None
     until = since + 120
     while time.monotonic() < until and time.monotonic() - since < 3:
         active = tuple(sorted(tracker.getActiveJobsIds()))
-        if not active or active != known:
+        if not active or active != known or client.status is not JobStatus.RUNNING:
             since, known = time.monotonic(), active
         time.sleep(0.2)
 
