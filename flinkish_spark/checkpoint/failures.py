@@ -318,6 +318,7 @@ def _user_error(text: str) -> FlinkishError:
     except ValueError:
         return RepeatableUserError("a user function raised", why=text[start : start + MOST_MESSAGE])
     uid, error = facts.pop("uid"), facts.pop("error")
+    known = {"operator": facts.pop("operator")} if "operator" in facts else {}
     what = facts.pop("what", f"the function of operator '{uid}'")
     where = ", ".join(f"{name} {value}" for name, value in facts.items())
     place = "at the timer with" if "timer_ms" in facts else "on the record at"
@@ -337,6 +338,7 @@ def _user_error(text: str) -> FlinkishError:
             process=JobProcess.WORKER,
             exit_code=None,
             **facts,
+            **known,
         )
     return RepeatableUserError(
         f"{what} failed" + (f" {place} {where}" if where else ""),
@@ -344,6 +346,7 @@ def _user_error(text: str) -> FlinkishError:
         what_to_do="correct the function or the record; the job goes on from the last checkpoint",
         uid=uid,
         **facts,
+        **known,
     )
 
 

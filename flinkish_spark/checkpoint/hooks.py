@@ -326,8 +326,8 @@ class JobStates:
 
     def failed(self, error: BaseException) -> None:
         """Note that the job failed, and in which vertex if the error names an operator."""
-        uid, cause = getattr(error, "uid", None), str(error)
-        vertex = self._state.vertex_of(uid) if isinstance(uid, str) else None
+        cause = str(error)
+        vertex = self._state.vertex_of(getattr(error, "operator", ""), getattr(error, "uid", ""))
         if vertex is not None:
             self._on_task(vertex, TaskEvent.FAIL, cause)
         self.on(JobEvent.FAILURE, cause)

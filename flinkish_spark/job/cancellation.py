@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 _LOOK_MS = 100
+#: How long a last interrupt, and the question where it hangs, may take.
+_LAST_MS = 1_000
 _MOST_FRAMES = 4
 
 
 class _Attempt:
     """One query that is being ended, and what is known of that."""
 
-    def __init__(self, spark: SparkSession, query: StreamingQuery) -> None:
-        self._query, self._threads = query, QueryThreads(spark, str(query.runId))
+    def __init__(self, query: StreamingQuery, threads: QueryThreads) -> None:
+        self._query, self._threads = query, threads
         self.has_ended = threading.Event()
         self.failure: Exception | None = None
         #: Where it stood when it was last asked.
@@ -62,7 +64,7 @@ class _Attempt:
 
 
 class QueryCancellation:
-    """Ends queries under rules.
+    """Ends a query under rules.
 
     Parameters
     ----------
@@ -70,18 +72,29 @@ class QueryCancellation:
         What may hang is done in threads of its own.
     """
 
-    def __init__(self, spark: SparkSession, rules: CancellationRules, clock: Clock, threads: Threads) -> None:
-        self._spark, self._rules, self._clock, self._threads = spark, rules, clock, threads
+    def __init__(
+        self,
+        spark: SparkSession,
+        query: StreamingQuery,
+        rules: CancellationRules,
+        clock: Clock,
+        threads: Threads,
+    ) -> None:
+        self._spark, self._query = spark, query
+        self._rules, self._clock, self._threads = rules, clock, threads
+        # Asked now: a JVM that hangs answers nothing.
+        self._of_query = QueryThreads(spark, str(query.runId))
 
-    def run(self, query: StreamingQuery) -> None:
-        """End a query; it and its tasks in this JVM have ended when this returns.
+    def run(self) -> None:
+        """End it; it and its tasks in this JVM have ended when this returns.
 
         Raises
         ------
         CancellationTimedOut
             They have not; the JVM was ended, or could not be.
         """
-        attempt, interrupts, began_ms = _Attempt(self._spark, query), 0, self._clock.monotonic_ms()
+        attempt, interrupts = _Attempt(self._query, self._of_query), 0
+        began_ms = self._clock.monotonic_ms()
         self._threads.start("flinkish-query-stop", attempt.stop)
         while not self._clock.wait(attempt.has_ended, _LOOK_MS):
             for_ms = self._clock.monotonic_ms() - began_ms
@@ -90,7 +103,9 @@ class QueryCancellation:
                     interrupts += 1
                     self._threads.start("flinkish-interrupter", partial(attempt.interrupt, for_ms))
                 case CancellationStep.END_PROCESS:
-                    raise self._ended(attempt, for_ms)
+                    self._threads.start("flinkish-interrupter", partial(attempt.interrupt, for_ms))
+                    if not self._clock.wait(attempt.has_ended, _LAST_MS):
+                        raise self._ended(attempt, for_ms)
         if attempt.failure is not None:
             raise attempt.failure
 

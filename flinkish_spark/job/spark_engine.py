@@ -55,7 +55,7 @@ from flinkish_spark.job.recovery import Reseeding, RestoredFrom
 from flinkish_spark.operators.async_wait import AsyncStatistics
 from flinkish_spark.operators.recorded_answers import AnswerRetention
 from flinkish_spark.planning.async_calls import AsyncPlace
-from flinkish_spark.planning.job_graph import job_graph
+from flinkish_spark.planning.job_graph import job_graph, name_operators
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.sink_rows import PlannedJob, PlannedSink, select_sink_rows
 from flinkish_spark.planning.stream_graph import StreamGraph
@@ -409,6 +409,7 @@ class SparkEngine:
             self._costs = self._spark.sparkContext.accumulator({}, AsyncCosts())
         calls = AsyncPlace(settings.job_dir, self._job, workers, _Reported(self._costs))
         place = settings.place(control.path)
+        name_operators(self._graph, partitions)
         planner = Planner(self._spark, place, partitions, beginning, marking=marking, calls=calls)
         planned = planner.plan(self._graph)
         check_layout(self._job_dir, planned)
@@ -535,7 +536,9 @@ class SparkQuery:
         costs: Accumulator[Mapping[str, AsyncStatistics]],
     ) -> None:
         self._query, self._clock, self._dropped, self._costs = query, settings.clock, dropped, costs
-        self._cancellation = QueryCancellation(spark, settings.cancellation, settings.clock, settings.threads)
+        self._cancellation = QueryCancellation(
+            spark, query, settings.cancellation, settings.clock, settings.threads
+        )
         self._asked_ms = self._clock.monotonic_ms()
 
     @property
@@ -556,7 +559,7 @@ class SparkQuery:
             Its micro-batch did not end.
         """
         try:
-            self._cancellation.run(self._query)
+            self._cancellation.run()
             self._read_dropped()
         except CancellationTimedOut:
             raise

@@ -58,11 +58,14 @@ class TransformSettings:
         In how many tasks it runs; None for those in which its records are.
     resources
         Of its tasks, which nothing else shares; None for those of all others.
+    operator
+        Its id in the job graph, by which a failure finds its vertex; empty before it is planned.
     """
 
     name: str
     parallelism: int | None = None
     resources: ResourceProfile | None = None
+    operator: str = ""
 
 
 @dataclass
@@ -112,7 +115,12 @@ class RowTransform(LocatedTransform):
     def in_worker(self, given: T.StructType) -> tuple[Worker, T.StructType]:
         """Return what runs in the workers for rows with these columns, and the columns that come out."""
         settings = self.settings
-        function = replace(self.function, name=settings.name, parallelism=settings.parallelism)
+        function = replace(
+            self.function,
+            name=settings.name,
+            parallelism=settings.parallelism,
+            operator=settings.operator,
+        )
         return self._worker(function, given)
 
     def _worker(self, function: RowFunction, given: T.StructType) -> tuple[Worker, T.StructType]:
@@ -359,6 +367,7 @@ class LookupTransform(LocatedTransform):
             self.side,
             kept_as=self.kept_as,
             counts_as=self.counts_as,
+            operator=self.settings.operator,
         )
 
 

@@ -212,6 +212,8 @@ class VertexStatus:
         Its operators' titles, as the job graph has them.
     operators
         Their uids; of one without, what errors call it.
+    ids
+        Their ids in the job graph.
     state
         See :class:`TaskState`.
     attempt
@@ -225,6 +227,7 @@ class VertexStatus:
     vertex: str
     name: str
     operators: tuple[str, ...]
+    ids: tuple[str, ...] = ()
     state: TaskState = TaskState.CREATED
     attempt: int = 1
     since_ms: int = 0
@@ -233,7 +236,8 @@ class VertexStatus:
     @classmethod
     def of(cls, vertex: JobVertex) -> VertexStatus:
         """Return where a vertex stands that nothing has happened to."""
-        return cls(vertex.id, vertex.name, tuple(one.uid or one.name for one in vertex.operators))
+        operators = tuple(one.uid or one.name for one in vertex.operators)
+        return cls(vertex.id, vertex.name, operators, tuple(one.id for one in vertex.operators))
 
     def has(self, operator: str) -> bool:
         """Whether an operator is in it, by its uid or by what errors call it."""
@@ -313,12 +317,18 @@ class JobState:
         """Return a job that was accepted and has not started."""
         return cls(JobStatus.CREATED, {one.id: VertexStatus.of(one) for one in vertices})
 
-    def vertex_of(self, operator: str) -> str | None:
-        """Return the id of the vertex that has an operator, by its uid or by what errors call it.
+    def vertex_of(self, operator: str, name: str) -> str | None:
+        """Return the id of the vertex that has an operator.
 
-        None where none has it, or several have one of that name.
+        Parameters
+        ----------
+        operator
+            Its id in the job graph; empty where that is not known.
+        name
+            Its uid, or what errors call it. None is returned where several vertices have one of that name.
         """
-        found = [one.vertex for one in self.tasks.values() if one.has(operator)]
+        of_id = [one.vertex for one in self.tasks.values() if operator in one.ids]
+        found = of_id or [one.vertex for one in self.tasks.values() if one.has(name)]
         return found[0] if len(found) == 1 else None
 
     def on(self, event: JobEvent, cause: str = "", at_ms: int = 0) -> tuple[JobState, tuple[Change, ...]]:

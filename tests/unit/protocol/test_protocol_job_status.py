@@ -47,7 +47,7 @@ def states(job) -> set[TaskState]:
 
 def orders(state) -> dict[str, VertexStatus]:
     """Return a single task in a state."""
-    return {"orders": VertexStatus("orders", "orders", ("orders",), state)}
+    return {"orders": VertexStatus("orders", "orders", ("orders",), (), state)}
 
 
 def reachable(transitions, start) -> set:
@@ -118,7 +118,9 @@ def test_every_task_takes_or_refuses_every_report(state, event) -> None:
         assert job.tasks == orders(state)
     else:
         moved, changes = job.on_task("orders", event, attempt=1, cause="why", at_ms=7)
-        assert moved.tasks["orders"] == VertexStatus("orders", "orders", ("orders",), following, 1, 7, "why")
+        assert moved.tasks["orders"] == VertexStatus(
+            "orders", "orders", ("orders",), (), following, 1, 7, "why"
+        )
         assert changes[0] == TaskStateChange("orders", "orders", 1, state, following, "why", 7)
 
 
@@ -203,13 +205,14 @@ def test_an_unknown_task_is_an_error() -> None:
 
 
 def test_a_failure_belongs_to_the_one_vertex_that_has_the_operator() -> None:
-    front = VertexStatus("1", "Source: in -> map f [late] -> map f", ("in", "map f [late]", "map f"))
-    behind = VertexStatus("2", "Sink: out", ("filter g", "map h", "out"))
-    last = VertexStatus("3", "Sink: log", ("map h", "log"))
+    front = VertexStatus("1", "Source: in -> map f [late] -> map f", ("in", "map f [late]", "map f"), ("1",))
+    behind = VertexStatus("2", "Sink: out", ("filter g", "map h", "out"), ("2", "2h"))
+    last = VertexStatus("3", "Sink: log", ("map h", "log"), ("3h", "3"))
     job = JobState(J.CREATED, {one.vertex: one for one in (front, behind, last)})
-    assert [job.vertex_of(name) for name in ("in", "map f", "filter g", "log")] == ["1", "1", "2", "3"]
+    assert [job.vertex_of("", name) for name in ("in", "map f", "filter g", "log")] == ["1", "1", "2", "3"]
     # Two vertices have one of that name, and a beginning is no name.
-    assert job.vertex_of("map h") is None and job.vertex_of("map") is None and job.vertex_of("") is None
+    assert [job.vertex_of("", name) for name in ("map h", "map", "")] == [None, None, None]
+    assert [job.vertex_of(known, "map h") for known in ("2h", "3h", "another")] == ["2", "3", None]
 
 
 EVENTS = st.lists(
