@@ -66,6 +66,7 @@ from .core.accumulators import IntCounter as IntCounter
 from .core.accumulators import LongCounter as LongCounter
 from .core.accumulators import LongMaximum as LongMaximum
 from .core.accumulators import LongMinimum as LongMinimum
+from .core.config import CancellationConfig as CancellationConfig
 from .core.config import CheckpointConfig as CheckpointConfig
 from .core.config import CheckpointingMode as CheckpointingMode
 from .core.config import ExponentialDelay as ExponentialDelay
@@ -149,8 +150,10 @@ from .protocol.job_status import JobStatus as JobStatus
 from .protocol.job_status import JobStatusChange as JobStatusChange
 from .protocol.job_status import TaskState as TaskState
 from .protocol.job_status import TaskStateChange as TaskStateChange
+from .protocol.job_status import VertexStatus as VertexStatus
 from .protocol.limits import UNLIMITED as UNLIMITED
 from .protocol.lineage import Tables as Tables
+from .protocol.process_loss import JobProcess as JobProcess
 from .protocol.records import CommitAnswer as CommitAnswer
 from .protocol.records import Outcome as Outcome
 from .protocol.retention import CheckpointRetention as CheckpointRetention

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import shutil
+import subprocess
 import tempfile
 import uuid
 import weakref
@@ -13,9 +14,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from pyspark import SparkContext
+from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 
 from flinkish_spark.core.clock import span
@@ -31,10 +34,6 @@ from flinkish_spark.jars import (
     shim_jar,
 )
 from flinkish_spark.protocol.errors import Chain
-
-if TYPE_CHECKING:
-    from pyspark import SparkContext
-
 
 # ----------------------------------------------------------------------------------------------------------
 # Questions to the driver's JVM: what is there, is it alive, what is in a plan.
@@ -167,6 +166,36 @@ def is_gateway_gone(error: BaseException) -> bool:
         or (type(one) is Py4JError and _says_nobody_answered(str(one)))
         for one in causes_of(error)
     )
+
+
+#: How long a JVM whose connections are gone may take until it has ended.
+_ENDING_S = 1
+
+
+def exit_code_of_jvm() -> int | None:
+    """Return with what the JVM has ended that this process started, a signal below zero.
+
+    None where it lives, or where this process did not start it: below `spark-submit`, for example.
+    """
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is None:
+        return None
+    try:
+        return int(process.wait(_ENDING_S))
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def why_no_resources(spark: SparkSession, profile: ResourceProfile) -> str:
+    """Return why tasks cannot have resources of their own here, for people; empty if they can."""
+    known = profile._java_resource_profile
+    if known is None:
+        return "its profile was built before there was a session; build it again"
+    try:
+        spark.sparkContext._jsc.sc().resourceProfileManager().isSupported(known)
+    except Py4JJavaError as error:
+        return Chain.of(describe_failure(error)).headline
+    return ""
 
 
 def _says_nobody_answered(text: str) -> bool:
@@ -368,6 +397,8 @@ def delta_conf(jars: Iterable[str | Path] = ()) -> dict[str, str]:
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
+#: An executor ends with a task that does not end when it is cancelled; Flink's `task.cancellation.timeout`.
+REAPING_CONF = {"spark.task.reaper.enabled": "true", "spark.task.reaper.killTimeout": "180s"}
 #: Workers that have imported what they need when they start; see :mod:`flinkish_spark.worker.daemon`.
 PRELOADING_CONF = {"spark.python.daemon.module": "flinkish_spark.worker.daemon"}
 
@@ -399,7 +430,8 @@ def spark_conf(jars: Iterable[str | Path]) -> dict[str, str]:
     'io.delta.sql.DeltaSparkSessionExtension'
     """
     own = list(jars)
-    return {**delta_conf(own), "spark.jars": ",".join(str(jar) for jar in [shim_jar(), *own])}
+    names = ",".join(str(jar) for jar in [shim_jar(), *own])
+    return {**delta_conf(own), **REAPING_CONF, "spark.jars": names}
 
 
 def configure_spark_with_jars(
@@ -483,7 +515,9 @@ def configure_spark_with_delta_jars(
     """
     jars = pinned_jars(directory, group="io.delta")
     own_jars = ",".join(str(jar) for jar in jars)
-    return builder.config(map={**delta_conf(jars), "spark.jars": own_jars, **_preloading(builder)})
+    return builder.config(
+        map={**delta_conf(jars), **REAPING_CONF, "spark.jars": own_jars, **_preloading(builder)}
+    )
 
 
 def configure_spark_with_packages(

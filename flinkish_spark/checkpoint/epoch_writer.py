@@ -85,6 +85,8 @@ class EpochWriterParts:
         Whether to hold the next micro-batch back.
     time
         Makes of what tasks report what the next micro-batch is told.
+    begins
+        Called before a micro-batch is staged.
     """
 
     staging: Staging
@@ -93,6 +95,7 @@ class EpochWriterParts:
     notify: Callable[[StagedBatch, int], None]
     must_wait: Callable[[], bool]
     time: Timekeeping = NO_TIME
+    begins: Callable[[], None] = lambda: None
 
 
 class EpochWriter:
@@ -127,6 +130,7 @@ class EpochWriter:
             parts.gate.enter(parts.must_wait)
         job.ownership.check()
         began_ms = job.clock.monotonic_ms()
+        parts.begins()
         with job.waiting(f"micro-batch {batch} to be staged"):
             staged = parts.time.noted(parts.staging.stage(frame, batch, next(parts.attempts)))
         job.observer.before(Step.STAGED_FILE, str(batch))

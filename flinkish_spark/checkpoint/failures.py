@@ -13,7 +13,12 @@ import traceback
 from importlib import import_module
 from typing import Any, cast
 
-from flinkish_spark.bridge.session import describe_failure, is_gateway_gone, is_of_the_jvm
+from flinkish_spark.bridge.session import (
+    describe_failure,
+    exit_code_of_jvm,
+    is_gateway_gone,
+    is_of_the_jvm,
+)
 from flinkish_spark.core import errors
 from flinkish_spark.core.errors import (
     BAD_RECORD_MARKER,
@@ -25,9 +30,12 @@ from flinkish_spark.core.errors import (
     BadRecordError,
     ConfigError,
     CorruptObjectError,
+    DriverOutOfMemory,
     EnvironmentFault,
     FlinkishError,
     InputLostError,
+    OutOfMemoryFault,
+    ProcessLostError,
     SchemaError,
     SparkGoneError,
     UserError,
@@ -37,6 +45,13 @@ from flinkish_spark.core.errors import (
     raise_translated,
 )
 from flinkish_spark.protocol.errors import MOST_MESSAGE, Chain, Rule, Sort, rule_of
+from flinkish_spark.protocol.process_loss import (
+    WHAT_TO_DO,
+    JobProcess,
+    ProcessLoss,
+    is_out_of_memory,
+    process_loss,
+)
 from flinkish_spark.protocol.restart import RepeatedFailures
 from flinkish_spark.types.record_time import bad_time
 
@@ -125,11 +140,7 @@ def classify(error: BaseException, place: str = "") -> FlinkishError:
     if isinstance(error, FlinkishError):
         return error
     if is_gateway_gone(error):
-        return SparkGoneError(
-            "the JVM of this driver is gone",
-            why="it was killed or ran out of memory",
-            what_to_do="start the job again; a new process takes it over from the last checkpoint",
-        )
+        return _driver_gone(ProcessLoss.of_driver(exit_code_of_jvm()))
     return classify_alive(error, place)
 
 
@@ -148,8 +159,10 @@ def classify_alive(error: BaseException, place: str = "") -> FlinkishError:
         lines = "".join(traceback.format_exception(error)).splitlines()
         text = "\n".join(line for line in lines if not line.startswith(_NOTE))
     chain = Chain.of(text)
+    loss = process_loss(text, chain)
     notes = [note.removeprefix(_NOTE) for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE)]
-    return _sorted(chain, rule_of(chain), error, ", ".join(part for part in (*notes, place) if part))
+    where = ", ".join(part for part in (*notes, place) if part)
+    return _sorted(chain, rule_of(chain), error, where) if loss is None else _lost(loss, chain, where)
 
 
 def is_outage(error: BaseException) -> bool:
@@ -228,6 +241,53 @@ def _sorted(chain: Chain, rule: Rule | None, error: BaseException, place: str) -
     return _KINDS[rule.sort](what, why=rule.why, what_to_do=rule.what_to_do, **facts)
 
 
+#: Why a process is gone that said nothing about memory.
+_SAID_NOTHING = {
+    JobProcess.WORKER: "the system has killed a Python worker, most often because memory ran out, or a "
+    "library has crashed in it",
+    JobProcess.EXECUTOR: "an executor was killed, most often because memory ran out, or its JVM has crashed",
+}
+#: What of a process has no memory left.
+_FULL = {
+    JobProcess.WORKER: "a Python worker has no memory left",
+    JobProcess.EXECUTOR: "an executor has no memory left",
+    JobProcess.DRIVER: "the JVM of this driver has no memory left, and nobody knows what else in it failed",
+}
+
+
+def _lost(loss: ProcessLoss, chain: Chain, place: str) -> FlinkishError:
+    """Return the error of a process that is gone or has no memory left, in a JVM that answers."""
+    what = f"{chain.headline}, {place}" if place else chain.headline
+    facts = {
+        "process": loss.process,
+        "exit_code": loss.exit_code,
+        "cause": chain.identity,
+        "kind": chain.root.condition or chain.root.name,
+        "trace": chain.trace,
+    }
+    kind: type[FlinkishError] = OutOfMemoryFault if loss.is_of_memory else ProcessLostError
+    if loss.process is JobProcess.DRIVER:
+        kind = DriverOutOfMemory
+    why = _FULL[loss.process] if loss.is_of_memory else _SAID_NOTHING[loss.process]
+    return kind(what, why=why, what_to_do=WHAT_TO_DO[loss.process], **facts)
+
+
+def _driver_gone(loss: ProcessLoss) -> FlinkishError:
+    code = f" (exit code {loss.exit_code})"
+    why = "it was killed or ran out of memory" if loss.exit_code is None else f"it has ended by itself{code}"
+    if loss.is_of_memory:
+        why = f"it had no memory left{code}"
+    elif loss.was_killed:
+        why = f"it was killed{code}, by the system as a rule, because memory ran out"
+    return (DriverOutOfMemory if loss.is_of_memory else SparkGoneError)(
+        "the JVM of this driver is gone",
+        why=why,
+        what_to_do=f"start the job again, a new process takes it over; {WHAT_TO_DO[loss.process]}",
+        process=loss.process,
+        exit_code=loss.exit_code,
+    )
+
+
 #: What the user has to correct, or is gone, comes again after each restart: a state in `open()`, for example.
 _FINAL = (UserError, InputLostError, AuthorizationError, CorruptObjectError)
 
@@ -258,20 +318,35 @@ def _user_error(text: str) -> FlinkishError:
     except ValueError:
         return RepeatableUserError("a user function raised", why=text[start : start + MOST_MESSAGE])
     uid, error = facts.pop("uid"), facts.pop("error")
+    known = {"operator": facts.pop("operator")} if "operator" in facts else {}
     what = facts.pop("what", f"the function of operator '{uid}'")
     where = ", ".join(f"{name} {value}" for name, value in facts.items())
     place = "at the timer with" if "timer_ms" in facts else "on the record at"
     raised = _behind_the_marker(text)
+    names = [error.split(":", 1)[0]]
     if raised is not None:
         facts["trace"] = raised.trace
+        names += [cause.name for cause in raised.causes]
         if raised.root is not raised.causes[0]:
             error = f"{raised.root}, and so {error}"
+    if any(map(is_out_of_memory, names)):
+        return OutOfMemoryFault(
+            f"{what} ran out of memory" + (f" {place} {where}" if where else ""),
+            why=error,
+            what_to_do=WHAT_TO_DO[JobProcess.WORKER],
+            uid=uid,
+            process=JobProcess.WORKER,
+            exit_code=None,
+            **facts,
+            **known,
+        )
     return RepeatableUserError(
         f"{what} failed" + (f" {place} {where}" if where else ""),
         why=error,
         what_to_do="correct the function or the record; the job goes on from the last checkpoint",
         uid=uid,
         **facts,
+        **known,
     )
 
 

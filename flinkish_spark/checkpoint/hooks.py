@@ -14,12 +14,21 @@ from typing import Any, Protocol
 from flinkish_spark.bridge.session import said
 from flinkish_spark.checkpoint.statistics import StagedAge
 from flinkish_spark.contracts.hooks import MasterHook
-from flinkish_spark.core.errors import ConfigError, EnvironmentFault, FlinkishError, JobDirError
+from flinkish_spark.core.clock import Clock
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault, JobDirError
 from flinkish_spark.core.iterators import USER_ERRORS, pairs_of
 from flinkish_spark.core.watchdog import Waiting, unwatched
 from flinkish_spark.protocol.checkpoint import IllegalTransitionError, Participant, ParticipantKind
 from flinkish_spark.protocol.ids import CheckpointId, checked_name
-from flinkish_spark.protocol.job_status import Change, JobEvent, JobState, JobStatus, TaskEvent, TaskState
+from flinkish_spark.protocol.job_graph import JobVertex
+from flinkish_spark.protocol.job_status import (
+    Change,
+    JobEvent,
+    JobState,
+    JobStatus,
+    TaskEvent,
+    VertexStatus,
+)
 
 # ----------------------------------------------------------------------------------------------------------
 # Calling the master hooks of a job: at a trigger, and before a start.
@@ -279,15 +288,23 @@ class JobStates:
 
     Parameters
     ----------
+    vertices
+        Of the job graph.
+    clock
+        Says when something happened.
     waiting
         Notes which listener has not returned: whoever changes a state next waits for it, too.
     """
 
     def __init__(
-        self, uids: Iterable[str], listeners: Sequence[JobListener], waiting: Waiting = unwatched
+        self,
+        vertices: Iterable[JobVertex],
+        listeners: Sequence[JobListener],
+        clock: Clock,
+        waiting: Waiting = unwatched,
     ) -> None:
-        self._state, self._listeners = JobState.created(uids), tuple(listeners)
-        self._waiting = waiting
+        self._state, self._listeners = JobState.created(vertices), tuple(listeners)
+        self._clock, self._waiting = clock, waiting
         self._newest: CheckpointId | None = None
         self._lock = threading.RLock()
 
@@ -297,42 +314,51 @@ class JobStates:
         return self._state.status
 
     @property
-    def tasks(self) -> dict[str, TaskState]:
-        """Return the states of the tasks by uid."""
-        return dict(self._state.tasks)
+    def vertices(self) -> tuple[VertexStatus, ...]:
+        """Return where the vertices of the job graph stand, each behind what it reads."""
+        return tuple(self._state.tasks.values())
 
     def on(self, event: JobEvent, cause: str = "") -> None:
         """Take a step; raise IllegalTransitionError if the table has none."""
         with self._lock:
-            self._state, changes = self._state.on(event, cause)
+            self._state, changes = self._state.on(event, cause, self._clock.wall_ms())
             self._tell(changes)
 
-    def failed(self, error: FlinkishError) -> None:
-        """Note that the job failed, and in which of its tasks if the error names one."""
-        uid, cause = error.facts.get("uid"), str(error)
-        if isinstance(uid, str) and uid in self._state.tasks:
-            with self._lock, contextlib.suppress(IllegalTransitionError):
-                self._state, changes = self._state.on_task(
-                    uid, TaskEvent.FAIL, attempt=self._state.attempt, cause=cause
-                )
-                self._tell(changes)
+    def failed(self, error: BaseException) -> None:
+        """Note that the job failed, and in which vertex if the error names an operator."""
+        cause = str(error)
+        vertex = self._state.vertex_of(getattr(error, "operator", ""), getattr(error, "uid", ""))
+        if vertex is not None:
+            self._on_task(vertex, TaskEvent.FAIL, cause)
         self.on(JobEvent.FAILURE, cause)
 
-    def over(self, cause: str) -> None:
-        """Note that everything has ended because of `cause`, for good."""
+    def over(self, error: BaseException) -> None:
+        """Note that everything has ended because of `error`, for good."""
         if self.status is JobStatus.CANCELLING:
-            self.on(JobEvent.ALL_ENDED, cause)
+            self.on(JobEvent.ALL_ENDED, str(error))
         elif not self.status.is_terminal:
-            self.on(JobEvent.FAILURE, cause)
-            self.on(JobEvent.GIVE_UP, cause)
+            self.failed(error)
+            self.on(JobEvent.GIVE_UP, str(error))
+
+    def tasks_initialize(self) -> None:
+        """Note that a micro-batch has begun: every task of this attempt has its work, and its state."""
+        for vertex in self._state.tasks:
+            self._on_task(vertex, TaskEvent.INITIALIZE)
 
     def tasks_run(self) -> None:
         """Note that a micro-batch came through: every task of this attempt runs."""
-        for event in (TaskEvent.INITIALIZE, TaskEvent.RUN):
-            for uid in self._state.tasks:
-                with self._lock, contextlib.suppress(IllegalTransitionError):
-                    self._state, changes = self._state.on_task(uid, event, attempt=self._state.attempt)
-                    self._tell(changes)
+        self.tasks_initialize()
+        for vertex in self._state.tasks:
+            self._on_task(vertex, TaskEvent.RUN)
+
+    def _on_task(self, vertex: str, event: TaskEvent, cause: str = "") -> None:
+        """Note something of one task, where its state allows that."""
+        with self._lock, contextlib.suppress(IllegalTransitionError):
+            at_ms = self._clock.wall_ms()
+            self._state, changes = self._state.on_task(
+                vertex, event, attempt=self._state.attempt, cause=cause, at_ms=at_ms
+            )
+            self._tell(changes)
 
     def goes_on_from(self, newest: CheckpointId | None) -> None:
         """Note the latest complete checkpoint behind a recovery, which may be an older one than before."""

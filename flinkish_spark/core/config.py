@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from flinkish_spark.core.validation import refused_as_config_errors
+from flinkish_spark.protocol import cancellation
 from flinkish_spark.protocol import restart as rules
 from flinkish_spark.protocol.checkpoint import FinishedParticipants
 from flinkish_spark.protocol.coordination import CoordinationRules
@@ -235,6 +236,37 @@ class FailureRate(rules.FailureRate):
 
     def __post_init__(self) -> None:
         with refused_as_config_errors(_LEAVE_OUT.format("FailureRate")):
+            super().__post_init__()
+
+
+class CancellationConfig(cancellation.CancellationRules):
+    """How long the micro-batch of a job that is cancelled, or that fails, may take to end.
+
+    Flink's `task.cancellation.interval` and `task.cancellation.timeout`. Times are at least 1 ms.
+
+    Parameters
+    ----------
+    interval_ms
+        While it does not end, its tasks are interrupted this often, and the log says where they stand.
+    timeout_ms
+        After this long the JVM is ended in which it runs, with the error `CancellationTimedOut`; UNLIMITED
+        for never. The next start, or a standby, goes on from the last checkpoint.
+
+    Raises
+    ------
+    ConfigError
+        A value is out of range.
+
+    Examples
+    --------
+    >>> CancellationConfig(timeout_ms=60_000).interval_ms
+    30000
+    """
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        with refused_as_config_errors(_LEAVE_OUT.format("CancellationConfig")):
             super().__post_init__()
 
 

@@ -153,8 +153,47 @@ class NoProgressError(EnvironmentFault):
     """A failure came back at the same micro-batch, as often as it may, and no checkpoint between."""
 
 
-class SparkGoneError(EnvironmentFault):
+class ProcessLostError(EnvironmentFault):
+    """A process that worked for the job was killed, has crashed or has no memory left.
+
+    Attributes
+    ----------
+    process
+        Which one: a `JobProcess`.
+    exit_code
+        With which it has ended; None where nobody knows. A signal is 128 and its number: 137 is SIGKILL.
+    """
+
+    restartable = True
+    ends_when_repeated = True
+
+
+class OutOfMemoryFault(ProcessLostError):
+    """An executor or a Python worker has no memory left; nothing of the micro-batch counts."""
+
+
+class SparkGoneError(ProcessLostError):
     """The JVM of this driver died; a new process has to take the job over."""
+
+    restartable = False
+
+
+class CancellationTimedOut(SparkGoneError):
+    """A micro-batch that was to end did not; nothing of it counts.
+
+    Attributes
+    ----------
+    for_ms
+        How long it was waited for.
+    hangs_in
+        Where what did not end was at last, for people.
+    """
+
+
+class DriverOutOfMemory(OutOfMemoryFault, SparkGoneError):
+    """The JVM of this driver has no memory left. It is not used any more, whether or not it has ended."""
+
+    restartable = False
 
 
 class StoreError(EnvironmentFault):

@@ -6,13 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self, overload
 
+from pyspark.resource import ResourceProfile
 from pyspark.sql import Column
 
 from flinkish_spark.contracts.sink import Sink
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.elements import OutputTag, OutputType
 from flinkish_spark.core.errors import GraphError
-from flinkish_spark.core.validation import refuse_async
+from flinkish_spark.core.validation import instance_of, refuse_async
 from flinkish_spark.datastream.connected_streams import (
     BroadcastConnectedStream,
     BroadcastStream,
@@ -485,25 +486,48 @@ class OperatorSettings:
             raise GraphError(
                 f"slot_sharing_group({slot_sharing_group!r}) was called on {self._what()}",
                 why="Spark has no slots: tasks of all stages of a job share its cores, by spark.task.cpus",
-                what_to_do="leave it out; for tasks of its own call start_new_chain(); for other machines "
-                "run a job of its own behind a Kafka topic (docs/chained-jobs.md)",
+                what_to_do="leave it out; for tasks of its own call start_new_chain(), for other resources "
+                "set_resources() on a function without a key",
             )
         return self
 
-    def set_resources(self, *resources: Any) -> Self:
-        """Refuse Flink's resource specs.
+    def set_resources(self, resources: ResourceProfile) -> Self:
+        """Say what the tasks of a function without a key need, such as cores, memory and GPUs.
+
+        They are tasks of its own then, as by :meth:`disable_chaining`.
+
+        Parameters
+        ----------
+        resources
+            As Spark's `ResourceProfileBuilder` builds it. With task requests alone executors stay as they
+            are; with executor requests Spark starts others, for which it needs dynamic allocation.
 
         Raises
         ------
         GraphError
-            Always.
+            The stream comes from something else: all other tasks get what `spark.task.cpus` and
+            `spark.executor.*` say. Between two keyed operators, when the job starts.
+        ConfigError
+            It is no profile. When the job starts: this Spark has no such tasks, as a local one.
+
+        Examples
+        --------
+        >>> from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+        >>> two_cores = ResourceProfileBuilder().require(TaskResourceRequests().cpus(2)).build
+        >>> scored = orders.map(Score(), output=SCORED).set_resources(two_cores)  # doctest: +SKIP
         """
-        raise GraphError(
-            f"set_resources() was called on {self._what()}",
-            why="all tasks of a job get what spark.task.cpus and spark.executor.* say",
-            what_to_do="leave it out, and say these settings for the whole job; or run what needs more as a "
-            "job of its own (docs/chained-jobs.md)",
-        )
+        settings = self._settings()
+        if settings is None:
+            raise GraphError(
+                f"set_resources() was called on {self._what()}",
+                why="Spark gives resources to tasks of functions of single records; all others get what "
+                "spark.task.cpus and spark.executor.* say",
+                what_to_do="call it right behind map(), flat_map(), filter() or process() without a key; or "
+                "say these settings for the whole job",
+            )
+        what_to_do = "give what ResourceProfileBuilder().require(...).build returns"
+        settings.resources = instance_of("resources", resources, ResourceProfile, what_to_do=what_to_do)
+        return self.disable_chaining()
 
     def _settings(self) -> TransformSettings | None:
         """Return those of the function that made the stream; None if none did."""

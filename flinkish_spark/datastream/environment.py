@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -21,7 +22,7 @@ from flinkish_spark.contracts.hooks import MasterHook
 from flinkish_spark.contracts.manifest import Manifest
 from flinkish_spark.contracts.source import NO_JOB, Source, SourceNode
 from flinkish_spark.core.clock import SystemClock, SystemThreads
-from flinkish_spark.core.config import CheckpointConfig, ExponentialDelay
+from flinkish_spark.core.config import CancellationConfig, CheckpointConfig, ExponentialDelay
 from flinkish_spark.core.errors import (
     ConfigError,
     CorruptObjectError,
@@ -116,6 +117,8 @@ class StreamExecutionEnvironment:
     latency_tracking_interval_ms
         How often latency is measured by markers, at most once per micro-batch, from 1 ms up to 365 days;
         see `JobClient.latencies`. None for never.
+    cancellation
+        How long a micro-batch may take to end when the job is cancelled or fails, and what happens then.
 
     Raises
     ------
@@ -147,6 +150,7 @@ class StreamExecutionEnvironment:
         unknown_hook_state: UnknownHookState = UnknownHookState.REFUSE,
         manifest: Manifest | None = None,
         latency_tracking_interval_ms: int | None = None,
+        cancellation: CancellationConfig | None = None,
     ) -> None:
         _check_session(spark)
         instance_of("job", job, str, what_to_do='give the job a name like "orders"')
@@ -170,6 +174,7 @@ class StreamExecutionEnvironment:
         self.checkpoint = _checkpoint_config(checkpoint)
         self.restart_strategy = _restart_strategy(restart_strategy)
         self.tries_without_progress = tries_without_progress
+        self.cancellation = _cancellation(cancellation)
         self.trigger_interval_ms = trigger_interval_ms
         self.latency_tracking_interval_ms = latency_tracking_interval_ms
         self.graph = StreamGraph(max_parallelism=max_parallelism)
@@ -579,6 +584,8 @@ class StreamExecutionEnvironment:
     def execute(self) -> JobExecutionResult:
         """Run the job until it ends; SIGTERM and Ctrl-C stop it with a last checkpoint.
 
+        A second one cancels it, since a last checkpoint waits for the micro-batch that runs.
+
         Returns
         -------
         JobExecutionResult
@@ -664,6 +671,7 @@ class StreamExecutionEnvironment:
             checkpoint=self.checkpoint,
             restart=self.restart_strategy,
             tries_without_progress=self.tries_without_progress,
+            cancellation=self.cancellation,
             trigger_ms=self.trigger_interval_ms,
             shuffle_partitions=partitions,
             clock=SystemClock(),
@@ -705,6 +713,12 @@ def _restart_strategy(given: RestartStrategy | None) -> RestartStrategy:
     return with_methods_of("restart_strategy", strategy, RestartStrategy, what_to_do=what_to_do)
 
 
+def _cancellation(given: CancellationConfig | None) -> CancellationConfig:
+    what_to_do = "give CancellationConfig(timeout_ms=...), or leave it out"
+    config = CancellationConfig() if given is None else given
+    return instance_of("cancellation", config, CancellationConfig, what_to_do=what_to_do)
+
+
 def _restore_settings(given: RestoreSettings | None) -> RestoreSettings | None:
     path = given if isinstance(given, str) else "/absolute/path"
     what_to_do = f'give RestoreSettings("{path}"), or leave it out'
@@ -718,13 +732,17 @@ def _manifest(given: Manifest) -> Manifest:
 
 @contextlib.contextmanager
 def _stop_signals(client: JobClient) -> Iterator[None]:
-    """Turn SIGTERM and SIGINT into a stop with checkpoint, where this thread may."""
+    """Let SIGTERM and SIGINT stop the job with a checkpoint, a second one cancel it, if this thread may."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    asked = itertools.count()
 
     def stop(number: int, frame: object) -> None:
-        client.stop_with_checkpoint()
+        if next(asked):
+            client.cancel()
+        else:
+            client.stop_with_checkpoint()
 
     with own_handler(stop, signal.SIGTERM, signal.SIGINT):
         yield

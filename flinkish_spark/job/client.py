@@ -20,7 +20,7 @@ from flinkish_spark.job.rewind import PendingRewind
 from flinkish_spark.job.supervisor import Supervisor
 from flinkish_spark.protocol.checkpoint import Schedule
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
-from flinkish_spark.protocol.job_status import JobStatus, TaskState
+from flinkish_spark.protocol.job_status import JobStatus, TaskState, VertexStatus
 from flinkish_spark.protocol.latency import Latencies
 from flinkish_spark.protocol.lineage import Tables
 from flinkish_spark.protocol.statistics import StatisticsHistory
@@ -132,9 +132,20 @@ class JobClient:
         return self._supervisor.states.status
 
     @property
+    def vertices(self) -> tuple[VertexStatus, ...]:
+        """Where the vertices of the job graph stand, each behind what it reads.
+
+        Examples
+        --------
+        >>> [(one.name, one.state.value) for one in client.vertices]  # doctest: +SKIP
+        [('Source: orders -> map cents', 'RUNNING'), ('totals', 'RUNNING'), ('Sink: out', 'RUNNING')]
+        """
+        return self._supervisor.states.vertices
+
+    @property
     def tasks(self) -> dict[str, TaskState]:
-        """What its sources, operators and sinks do, by uid."""
-        return self._supervisor.states.tasks
+        """What its operators do, by uid: each what its vertex does."""
+        return {one: vertex.state for vertex in self.vertices for one in vertex.operators}
 
     @property
     def statistics(self) -> StatisticsHistory:
@@ -305,7 +316,11 @@ class JobClient:
         return requests_of_this_process()
 
     def cancel(self) -> None:
-        """Stop at once. What was staged is finished or given up by the next start."""
+        """Stop at once. What was staged is finished or given up by the next start.
+
+        A micro-batch that runs is interrupted, with whatever its functions do; `CancellationConfig` says
+        what happens if it does not end.
+        """
         self._supervisor.control.cancel()
 
     def wait(self, timeout_ms: int | None = None) -> bool:

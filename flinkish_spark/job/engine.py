@@ -31,8 +31,10 @@ from flinkish_spark.job.inputs import Inputs
 from flinkish_spark.job.recovery import Reseeding, RestoredFrom
 from flinkish_spark.operators.async_wait import AsyncStatistics
 from flinkish_spark.protocol.alignment import ExpectedChannels
+from flinkish_spark.protocol.cancellation import CancellationRules
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
+from flinkish_spark.protocol.job_graph import JobVertex
 from flinkish_spark.protocol.limits import Limit
 from flinkish_spark.protocol.restart import TRIES_WITHOUT_PROGRESS, RestartStrategy
 from flinkish_spark.protocol.time_plan import TimePlan, counts_of, late_of
@@ -61,7 +63,13 @@ class RunningQuery(Protocol):
         """Return why it ended; None if it runs or was stopped."""
 
     def stop(self) -> None:
-        """End it; it has ended when this returns, or its process is gone."""
+        """End it; it has ended when this returns, or its process is gone.
+
+        Raises
+        ------
+        CancellationTimedOut
+            Its micro-batch did not end.
+        """
 
     def async_calls(self) -> Mapping[str, AsyncStatistics]:
         """Return what async calls have cost in this process, by operator."""
@@ -108,6 +116,10 @@ class QueryEngine(Protocol):
     @property
     def operators(self) -> tuple[str, ...]:
         """Return the uids of the keyed operators."""
+
+    @property
+    def vertices(self) -> tuple[JobVertex, ...]:
+        """Return the vertices of the job graph, each behind what it reads."""
 
     def check(self) -> None:
         """Refuse what cannot work, before anything starts or is written."""
@@ -199,6 +211,7 @@ class JobSettings:
     observer: Observer
     scratch: Path
     tries_without_progress: Limit = TRIES_WITHOUT_PROGRESS
+    cancellation: CancellationRules = field(default_factory=CancellationRules)
     hooks: MasterHooks = field(default_factory=MasterHooks)
     listeners: tuple[JobListener, ...] = ()
     restore: RestoreSettings | None = None

@@ -46,9 +46,16 @@ from flinkish_spark.contracts.sink import Committer, SinkContext, SinkWriter, St
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.clock import span
 from flinkish_spark.core.distributed_cache import CACHED_FILES_PROPERTY
-from flinkish_spark.core.errors import MAKE_DETERMINISTIC, EnvironmentFault, FlinkishError, StoreError
+from flinkish_spark.core.errors import (
+    MAKE_DETERMINISTIC,
+    CancellationTimedOut,
+    EnvironmentFault,
+    FlinkishError,
+    StoreError,
+)
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.job.cancellation import QueryCancellation
 from flinkish_spark.job.engine import JobSettings, QueryPlan, RunningQuery, manifest_context, sink_context
 from flinkish_spark.job.inputs import DroppedRecords, Inputs
 from flinkish_spark.job.preflight import check_before_start, record_job
@@ -56,7 +63,7 @@ from flinkish_spark.job.recovery import Reseeding, RestoredFrom
 from flinkish_spark.operators.async_wait import AsyncStatistics
 from flinkish_spark.operators.recorded_answers import AnswerRetention
 from flinkish_spark.planning.async_calls import AsyncPlace
-from flinkish_spark.planning.job_graph import job_graph
+from flinkish_spark.planning.job_graph import job_graph, name_operators
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.sink_rows import PlannedJob, PlannedSink, select_sink_rows
 from flinkish_spark.planning.stream_graph import StreamGraph
@@ -64,6 +71,7 @@ from flinkish_spark.planning.times import NO_MARKING, LatencyMarking
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import BatchId, JobUuid
+from flinkish_spark.protocol.job_graph import JobVertex
 from flinkish_spark.protocol.plan_layout import source_of
 from flinkish_spark.protocol.records import Committable, SinkAck, StagedBatch
 from flinkish_spark.protocol.time_plan import TimePlan
@@ -339,6 +347,12 @@ class SparkEngine:
         """Return the uids of the keyed operators."""
         return tuple(node.uid for node in self._graph.operators)
 
+    @property
+    def vertices(self) -> tuple[JobVertex, ...]:
+        """Return the vertices of the job graph; what only a plan knows of it changes none of them."""
+        settings = self._settings
+        return job_graph(settings.name, self._graph, settings.shuffle_partitions).vertices
+
     def check(self) -> None:
         """Refuse what cannot work; nothing is written."""
         settings = self._settings
@@ -413,6 +427,7 @@ class SparkEngine:
             self._costs = self._spark.sparkContext.accumulator({}, AsyncCosts())
         calls = AsyncPlace(settings.job_dir, self._job, workers, _Reported(self._costs))
         place = settings.place(control.path)
+        name_operators(self._graph, partitions)
         bundled = self._savepoints.bundles_per_partition()
         planner = Planner(
             self._spark,
@@ -535,7 +550,7 @@ class SparkPlan:
                 shuffle_partitions=self._shuffle_partitions,
                 job_dir=settings.job_dir,
             )
-        return SparkQuery(query, settings, self._dropped, self._costs)
+        return SparkQuery(self._spark, query, settings, self._dropped, self._costs)
 
 
 class SparkQuery:
@@ -543,12 +558,16 @@ class SparkQuery:
 
     def __init__(
         self,
+        spark: SparkSession,
         query: StreamingQuery,
         settings: JobSettings,
         dropped: DroppedRecords | None,
         costs: Accumulator[Mapping[str, AsyncStatistics]],
     ) -> None:
         self._query, self._clock, self._dropped, self._costs = query, settings.clock, dropped, costs
+        self._cancellation = QueryCancellation(
+            spark, query, settings.cancellation, settings.clock, settings.threads
+        )
         self._asked_ms = self._clock.monotonic_ms()
 
     @property
@@ -561,10 +580,18 @@ class SparkQuery:
         return self._query.exception()
 
     def stop(self) -> None:
-        """Stop it; it has ended when this returns, or the JVM is gone."""
+        """Stop it; it has ended when this returns, or the JVM is gone.
+
+        Raises
+        ------
+        CancellationTimedOut
+            Its micro-batch did not end.
+        """
         try:
-            self._query.stop()
+            self._cancellation.run()
             self._read_dropped()
+        except CancellationTimedOut:
+            raise
         except Exception as error:
             if not is_gateway_gone(error):
                 LOG.warning("stopping the query failed: %s", said(error))

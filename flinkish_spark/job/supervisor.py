@@ -39,6 +39,7 @@ from flinkish_spark.checkpoint.transactional_ids import BlockPool
 from flinkish_spark.core.accumulators import as_results
 from flinkish_spark.core.clock import GivenUp, outcome_of
 from flinkish_spark.core.errors import (
+    CancellationTimedOut,
     FencedError,
     FlinkishError,
     InputLostError,
@@ -115,6 +116,9 @@ class RestartPolicy:
 
     def gives_up(self, error: FlinkishError, control: JobControl) -> bool:
         """Return whether the job ends behind this failure because it was told to end."""
+        if isinstance(error, CancellationTimedOut):
+            # Whoever cancelled the job wants to know what became of the process.
+            raise error
         if control.cancel_wanted.is_set():
             LOG.warning("the job is cancelled; before that it failed: %s", error)
             return True
@@ -435,7 +439,7 @@ class Supervisor:
         self._outside = Outside(job_dir, settings.clock, self.control.ask, self.control.cancel, look_ms)
         self._watchdog = Watchdog(settings.clock, self._note_waits, self.control.cancel_wanted.is_set)
         self._waiting = self._watchdog.waiting
-        self.states = JobStates(engine.uids, settings.listeners, self._waiting)
+        self.states = JobStates(engine.vertices, settings.listeners, settings.clock, self._waiting)
         self._owned: _Owned | None = None
         self._lock: OwnerLock | None = None
 
@@ -483,10 +487,10 @@ class Supervisor:
         except Exception as error:
             # What comes up before the query is tried has not met a type yet.
             known = classify(error)
-            self.states.over(str(known))
+            self.states.over(known)
             raise_translated(known, error)
         except BaseException as error:
-            self.states.over(str(error))
+            self.states.over(error)
             raise
         finally:
             self.progress.is_running = False
@@ -782,7 +786,15 @@ class Supervisor:
             coordinator.on_staged(staged, sync_ms)
             last.look()
 
-        parts = EpochWriterParts(staging, self._attempts, gate, note, coordinator.must_wait, time)
+        parts = EpochWriterParts(
+            staging,
+            self._attempts,
+            gate,
+            note,
+            coordinator.must_wait,
+            time,
+            self.states.tasks_initialize,
+        )
         writer = EpochWriter(recovered.start.next_batch, job, parts)
         return _Start(plan, gate, coordinator, writer, last)
 

@@ -61,6 +61,17 @@ class LookupAnswerWrong(TypeError):
     """A lookup table has returned something that is no mapping from keys to rows."""
 
 
+class _LookupRuntime(NoKeyedState):
+    """Given to `open` of the function."""
+
+    def __init__(self, uid: str, max_parallelism: int, counts_as: str) -> None:
+        super().__init__(uid, max_parallelism)
+        self._own_counts_as = counts_as
+
+    def _counts_as(self) -> str:
+        return self._own_counts_as
+
+
 class LookupJoinRun:
     """Runs a :class:`~flinkish_spark.joins.LookupJoin` in a worker.
 
@@ -72,10 +83,17 @@ class LookupJoinRun:
         Of the operator.
     kept
         What was kept of answers, if the join has a cache.
+    counts_as
+        Tells what its function adds to accumulators from what others add; empty where that does not count.
     """
 
     def __init__(
-        self, join: LookupJoin, uid: str, max_parallelism: int, kept: KeptAnswers | None = None
+        self,
+        join: LookupJoin,
+        uid: str,
+        max_parallelism: int,
+        kept: KeptAnswers | None = None,
+        counts_as: str = "",
     ) -> None:
         self._join, self._function = join, join.actual_function
         self._answers = _Answers(join, uid, OrderedDict() if kept is None else kept)
@@ -85,7 +103,7 @@ class LookupJoinRun:
         self.of_side_row: dict[str, list[int]] = {}
         try:
             join.table.open()
-            self._function.open(NoKeyedState(uid, max_parallelism))
+            self._function.open(_LookupRuntime(uid, max_parallelism, counts_as))
         except BaseException:
             # What failed first is what is told.
             close_operator(self, uid)

@@ -675,6 +675,7 @@ def with_computed_keys(
 
 def key_worker(key: KeyFunction, given: T.StructType, uid: str, origins: Origins) -> AppendColumns:
     """Return what adds the parts of an operator's key to rows of `given`; see :func:`with_computed_keys`."""
-    function = RowFunction(uid, key.call, key.rich, origins, f"the key function of operator '{uid}'")
+    what = f"the key function of operator '{uid}'"
+    function = RowFunction(uid, key.call, key.rich, origins, what, counts_as=key.counts_as)
     names = tuple(f"{PREFIX}key{at}" for at in range(len(key.parts)))
     return AppendColumns(function, given, key.parts, names)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,6 +84,22 @@ def job_graph(job: str, graph: StreamGraph, tasks: int, planned: PlannedJob | No
         front of a sink does is done row by row. Without one that is believed.
     """
     return JobGraph(job, tuple(_Reading(graph, tasks, planned).operators()))
+
+
+def name_operators(graph: StreamGraph, tasks: int) -> None:
+    """Let the functions of a program know which operators of the job graph they are.
+
+    The outputs of a function are operators of their own; it is the first of them.
+    """
+    known: set[int] = set()
+    reading = _Reading(graph, tasks, None)
+    for _ in reading.operators():
+        pass
+    for node, own in reading.ids.items():
+        settings = None if isinstance(node, SourceNode | SinkNode | KeyedNode) else _settings_of(node)
+        if settings is not None and id(settings) not in known:
+            known.add(id(settings))
+            settings.operator = own
 
 
 def job_graph_to(job: str, graph: StreamGraph, node: StreamNode, tasks: int) -> JobGraph:
@@ -163,6 +179,11 @@ class _Reading:
             self._make(sink, made)
         yield from made.values()
         yield from self._beside_sources()
+
+    @property
+    def ids(self) -> Mapping[_Node, str]:
+        """The ids of the operators that were yielded."""
+        return self._ids
 
     def operators_in_front_of(self, sink: SinkNode) -> Iterator[JobOperator]:
         """Yield those that a sink reads, without itself."""

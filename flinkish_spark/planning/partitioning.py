@@ -114,6 +114,8 @@ class ByPartitioner(LocatedTransform):
         Opened in each task, if it wants to be.
     parallelism
         How many tasks; None for as many as there are shuffle partitions.
+    counts_as
+        As of :class:`~flinkish_spark.worker.functions.RowFunction`.
     """
 
     name: str
@@ -122,6 +124,7 @@ class ByPartitioner(LocatedTransform):
     rich: RichFunction | None
     parallelism: int | None
     origins: Origins = field(default_factory=Origins)
+    counts_as: str = ""
 
     def located(self, origins: Origins) -> ByPartitioner:
         """See :class:`LocatedTransform`."""
@@ -142,7 +145,8 @@ class ByPartitioner(LocatedTransform):
         names = [one for one in frame.columns if not one.startswith(PREFIX)]
         self.check_key(names)
         key = FieldAt(names.index(self.key)) if isinstance(self.key, str) else self.key
-        function = RowFunction(self.name, TargetOf(self.partition, key, tasks), self.rich, self.origins)
+        target = TargetOf(self.partition, key, tasks)
+        function = RowFunction(self.name, target, self.rich, self.origins, counts_as=self.counts_as)
         worker = AppendColumns(function, frame.schema, _TARGET_FIELDS, (TARGET,))
         placed = C.map_in_arrow(frame, worker, worker.columns).selectExpr(*_WITH_PLACE)
         # What is no record has no target: Spark sends a null to the first task.

@@ -13,8 +13,10 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.plans import named_chain, named_scan
+from flinkish_spark.bridge.session import why_no_resources
 from flinkish_spark.checkpoint.control import load_control
 from flinkish_spark.contracts.source import NO_JOB, JobPlace, Source, SourceNode, SourceStart
+from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.operators.recorded_answers import Stream
 from flinkish_spark.planning.async_calls import (
@@ -37,7 +39,12 @@ from flinkish_spark.planning.between import (
 )
 from flinkish_spark.planning.declare import check_same_fields, with_computed_keys
 from flinkish_spark.planning.keyed import KeyedInput, KeyedParts, plan_keyed
-from flinkish_spark.planning.partitioning import LocatedTransform, Spread, shuffle_partitions
+from flinkish_spark.planning.partitioning import (
+    ByPartitioner,
+    LocatedTransform,
+    Spread,
+    shuffle_partitions,
+)
 from flinkish_spark.planning.seed_source import load_seed
 from flinkish_spark.planning.sink_rows import (
     PlannedJob,
@@ -54,6 +61,7 @@ from flinkish_spark.planning.stream_graph import (
     Inlet,
     KeyedEntry,
     KeyedNode,
+    KeyFunction,
     Leg,
     SideNode,
     Step,
@@ -76,7 +84,7 @@ from flinkish_spark.planning.times import (
     plan_times,
     reporters,
 )
-from flinkish_spark.planning.transforms import RowTransform, transformed
+from flinkish_spark.planning.transforms import LookupTransform, RowTransform, transformed
 from flinkish_spark.protocol.alignment import Announced
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION, Bundling
 from flinkish_spark.protocol.plan_layout import Chain, ScanRole
@@ -294,6 +302,7 @@ class Planner:
         if is_set_apart(self._graph, leg.steps):
             parent = _spread(parent)
         if isinstance(step, TransformNode):
+            self._check_resources(step)
             counted = self._counted(step, chain, (*names, *self._way(leg))).function
             function = self._calls.on_way(counted, leg, _stream_of(parent))
             if isinstance(parent, TaggedStream):
@@ -303,6 +312,21 @@ class Planner:
             return transform_records(parent, function)
         assert isinstance(parent, RecordStream), "refused where it was declared"
         return with_times(parent, step.strategy)
+
+    def _check_resources(self, step: TransformNode) -> None:
+        """Raise ConfigError if a function asks for resources that Spark does not give here."""
+        function: object = step.function
+        if not isinstance(function, RowTransform | LookupTransform) or function.settings.resources is None:
+            return
+        settings = function.settings
+        why = why_no_resources(self._spark, function.settings.resources)
+        if why:
+            raise ConfigError(
+                f"set_resources() was called on '{settings.name}', and this Spark has no resources for it",
+                why=why,
+                what_to_do="leave it out, and say spark.task.cpus and spark.executor.* for the whole job; or "
+                "run it on a standalone cluster, YARN or Kubernetes",
+            )
 
     def _counts(self, known_as: object, node: object, chain: Chain) -> bool:
         """Whether a node counts in a chain: in its first one, and of several with one function the first."""
@@ -324,10 +348,33 @@ class Planner:
         function, known_as = step.function, _counted_as(step)
         if known_as is None or not self._counts(known_as, step, chain):
             return step
-        assert isinstance(function, RowTransform)
         number = list(self._counting).index(known_as)
-        row = replace(function.function, counts_as=f"function {number:04}/{chain.name}/{','.join(way)}")
-        return TransformNode(step.parent, replace(function, function=row))
+        counts_as = f"function {number:04}/{chain.name}/{','.join(way)}"
+        if isinstance(function, RowTransform):
+            row = replace(function.function, counts_as=counts_as)
+            return TransformNode(step.parent, replace(function, function=row))
+        assert isinstance(function, LookupTransform | ByPartitioner)
+        return TransformNode(step.parent, replace(function, counts_as=counts_as))
+
+    def _with_counted_keys(self, node: KeyedNode, chain: Chain, of: str) -> KeyedNode:
+        """Return an operator whose key functions know as what they count, if they do.
+
+        Parameters
+        ----------
+        of
+            Tells tasks apart that make keys for one entry: what they read.
+        """
+        if not self._counts(node.uid, node, chain):
+            return node
+        entries = []
+        for at, entry in enumerate(node.entries):
+            counts_as = f"{node.uid}/{chain.name}/keys {at} {of}"
+            keys = (
+                replace(key, counts_as=counts_as) if isinstance(key, KeyFunction) else key
+                for key in entry.keys
+            )
+            entries.append(replace(entry, keys=tuple(keys)))
+        return replace(node, entries=tuple(entries))
 
     def _way(self, leg: Leg) -> tuple[str, ...]:
         """Return what tells a way from others with the same last step, the same in every process."""
@@ -373,9 +420,10 @@ class Planner:
             return self._plan_line(node, chain, names)
         numbers = [one.uid for one in reporters(self._graph)]
         given, rest = list[KeyedInput](), list(names)
-        for feed in (self._counted_between(feed, chain) for feed in feeds(node)):
+        for number, feed in enumerate(self._counted_between(feed, chain) for feed in feeds(node)):
             own = tuple(rest.pop(0) for _ in scans_of(feed.base))
-            given += self._inputs(node, feed, chain, own, numbers)
+            counted = self._with_counted_keys(node, chain, f"feed {number}")
+            given += self._inputs(counted, feed, chain, own, numbers)
         return self._operator(node, chain, given)
 
     def _operator(
@@ -428,12 +476,14 @@ class Planner:
                 if isinstance(feed.base, SourceNode):
                     own = (named[id(one), number],)
                     stream = self.stream(feed.inlets[0].legs[0], chain, own)
-                    given.append(_plain_input(one, feed, stream, numbers))
+                    counted = self._with_counted_keys(one, chain, f"feed {number}")
+                    given.append(_plain_input(counted, feed, stream, numbers))
                 else:
                     inlets += self._placed_inlets(self._counted_between(feed, chain))
             later = {id(i.base) for other in order[place + 1 :] for f in feeds(other) for i in f.inlets}
             passing = {base: stream for base, stream in line.items() if base in later}
-            shared = self._line_inputs(one, inlets, line, tuple(passing.values()))
+            counted = self._with_counted_keys(one, chain, "line")
+            shared = self._line_inputs(counted, inlets, line, tuple(passing.values()))
             planned = self._operator(one, chain, [*given, *shared[: len(inlets)]], shared[len(inlets) :])
             sides = self._graph.sides_of(one)
             line = {id(one): planned}
@@ -602,10 +652,14 @@ def _counted_as(step: Step) -> object:
     Its outputs are nodes of their own, each of which runs all of it. The two ways of connected streams have
     other calls.
     """
-    function = step.function if isinstance(step, TransformNode) else None
-    if not isinstance(function, RowTransform) or function.function.rich is None:
-        return None
-    return id(function.settings), id(step.parent), getattr(function.function.call, "__name__", "")
+    match step.function if isinstance(step, TransformNode) else None:
+        case RowTransform(function=function) as transform if function.rich is not None:
+            return id(transform.settings), id(step.parent), getattr(function.call, "__name__", "")
+        case LookupTransform() as transform if transform.join.function is not None:
+            return id(transform.settings), id(step.parent), ""
+        case ByPartitioner() as transform if transform.rich is not None:
+            return id(transform), id(step.parent), ""
+    return None
 
 
 def _named(base: Base) -> str:

@@ -453,11 +453,14 @@ class KeyFunction:
         Opened in each task, if it wants to be.
     parts
         The key's, in order.
+    counts_as
+        Tells what it adds to accumulators from what others add; empty where that does not count.
     """
 
     call: Callable[[Any], Any]
     rich: RichFunction | None
     parts: T.StructType
+    counts_as: str = ""
 
 
 Key = str | Column | KeyFunction

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from pyspark import cloudpickle
 from pyspark.errors import AnalysisException
+from pyspark.resource import ResourceProfile
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -55,10 +56,16 @@ class TransformSettings:
         What errors call it.
     parallelism
         In how many tasks it runs; None for those in which its records are.
+    resources
+        Of its tasks, which nothing else shares; None for those of all others.
+    operator
+        Its id in the job graph, by which a failure finds its vertex; empty before it is planned.
     """
 
     name: str
     parallelism: int | None = None
+    resources: ResourceProfile | None = None
+    operator: str = ""
 
 
 @dataclass
@@ -99,15 +106,21 @@ class RowTransform(LocatedTransform):
         tasks = self.settings.parallelism
         spread = frame if tasks is None else Spread(tasks)(frame)
         worker, columns = self.in_worker(frame.schema)
+        resources = self.settings.resources
         if self.wraps is not None:
             wrapped = self.wraps(worker, columns)
-            return map_in_arrow(spread, wrapped, wrapped.columns)
-        return map_in_arrow(spread, worker, columns)
+            return map_in_arrow(spread, wrapped, wrapped.columns, resources)
+        return map_in_arrow(spread, worker, columns, resources)
 
     def in_worker(self, given: T.StructType) -> tuple[Worker, T.StructType]:
         """Return what runs in the workers for rows with these columns, and the columns that come out."""
         settings = self.settings
-        function = replace(self.function, name=settings.name, parallelism=settings.parallelism)
+        function = replace(
+            self.function,
+            name=settings.name,
+            parallelism=settings.parallelism,
+            operator=settings.operator,
+        )
         return self._worker(function, given)
 
     def _worker(self, function: RowFunction, given: T.StructType) -> tuple[Worker, T.StructType]:
@@ -291,6 +304,8 @@ class LookupTransform(LocatedTransform):
         As of :class:`~flinkish_spark.planning.transforms.RowTransform`.
     kept_as
         By what name workers keep answers; those of side outputs are the same.
+    counts_as
+        As of :class:`~flinkish_spark.worker.functions.RowFunction`.
     """
 
     join: LookupJoin
@@ -300,6 +315,7 @@ class LookupTransform(LocatedTransform):
     wraps: type[KeepsTimes] | None = None
     side: str | None = None
     kept_as: str = field(default_factory=lambda: uuid4().hex)
+    counts_as: str = ""
 
     def located(self, origins: Origins) -> LookupTransform:
         """Return the same for records of which it is known where they come from."""
@@ -329,11 +345,11 @@ class LookupTransform(LocatedTransform):
         """Return the transformed frame; called by the planner, or once per micro-batch."""
         tasks = self.settings.parallelism
         spread = frame if tasks is None else Spread(tasks)(frame)
-        worker = self.in_worker(frame.schema)
+        worker, resources = self.in_worker(frame.schema), self.settings.resources
         if self.wraps is None:
-            return map_in_arrow(spread, worker, worker.columns)
+            return map_in_arrow(spread, worker, worker.columns, resources)
         wrapped = self.wraps(worker, worker.columns)
-        return map_in_arrow(spread, wrapped, wrapped.columns)
+        return map_in_arrow(spread, wrapped, wrapped.columns, resources)
 
     def in_worker(self, given: T.StructType) -> LookupRows:
         """Return what runs in the workers for rows with these columns."""
@@ -342,7 +358,17 @@ class LookupTransform(LocatedTransform):
             joined_fields(own, _lookup_fields(self.join.right_type)) if self.output is None else self.output
         )
         join, name = replace(self.join, left_type=ddl_of(own)), self.settings.name
-        return LookupRows(join, name, output, carried(given), self.origins, self.side, kept_as=self.kept_as)
+        return LookupRows(
+            join,
+            name,
+            output,
+            carried(given),
+            self.origins,
+            self.side,
+            kept_as=self.kept_as,
+            counts_as=self.counts_as,
+            operator=self.settings.operator,
+        )
 
 
 def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> LookupTransform:

@@ -3,7 +3,7 @@
 Rules of this file: status and states move only along :data:`JOB_TRANSITIONS` and
 :data:`TASK_TRANSITIONS`; an event that a table does not list raises and changes nothing. A job's
 event also moves its tasks, as :data:`TASKS_FOLLOW` says. The names are Flink's; a *task* is here
-a whole source, operator or sink writer, by its uid, since Spark schedules their partitions itself.
+a whole vertex of the job graph, since Spark schedules its partitions itself.
 
 What the tables cannot express:
 
@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from flinkish_spark.protocol.checkpoint import IllegalTransitionError
+from flinkish_spark.protocol.job_graph import JobVertex
 
 
 class JobStatus(enum.Enum):
@@ -124,7 +125,7 @@ JOB_TRANSITIONS: Mapping[JobStatus, Mapping[JobEvent, JobStatus]] = {
 
 
 class TaskState(enum.Enum):
-    """What a source, an operator or a sink writer does."""
+    """What a vertex of the job graph does."""
 
     #: Part of the graph; nothing of it runs.
     CREATED = "CREATED"
@@ -200,24 +201,86 @@ REPORTED = frozenset({_V.INITIALIZE, _V.RUN, _V.FINISH, _V.ENDED, _V.FAIL})
 
 
 @dataclass(frozen=True, slots=True)
+class VertexStatus:
+    """Where a vertex of the job graph stands.
+
+    Parameters
+    ----------
+    vertex
+        Its id in the job graph, the same in every process.
+    name
+        Its operators' titles, as the job graph has them.
+    operators
+        Their uids; of one without, what errors call it.
+    ids
+        Their ids in the job graph.
+    state
+        See :class:`TaskState`.
+    attempt
+        1 for the first start, one more with each restart.
+    since_ms
+        Wall clock time at which it came to its state; 0 before anything has happened.
+    cause
+        Why, for people; empty where nothing went wrong.
+    """
+
+    vertex: str
+    name: str
+    operators: tuple[str, ...]
+    ids: tuple[str, ...] = ()
+    state: TaskState = TaskState.CREATED
+    attempt: int = 1
+    since_ms: int = 0
+    cause: str = ""
+
+    @classmethod
+    def of(cls, vertex: JobVertex) -> VertexStatus:
+        """Return where a vertex stands that nothing has happened to."""
+        operators = tuple(one.uid or one.name for one in vertex.operators)
+        return cls(vertex.id, vertex.name, operators, tuple(one.id for one in vertex.operators))
+
+    def has(self, operator: str) -> bool:
+        """Whether an operator is in it, by its uid or by what errors call it."""
+        # One that stands in the graph for a side output has that behind its name.
+        return any(one == operator or one.startswith(f"{operator} [") for one in self.operators)
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatusChange:
-    """The job's status changed."""
+    """The job's status changed; `at_ms` is the wall clock's."""
 
     before: JobStatus
     after: JobStatus
     event: JobEvent
     cause: str
+    at_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TaskStateChange:
-    """The state of one task changed; `attempt` is the one that it is in now."""
+    """The state of one vertex changed.
 
-    uid: str
+    Parameters
+    ----------
+    vertex, name
+        As in the job graph.
+    attempt
+        The one that it is in now.
+    before, after
+        Its states.
+    cause
+        Why, for people: an error, if there was one.
+    at_ms
+        Wall clock time.
+    """
+
+    vertex: str
+    name: str
     attempt: int
     before: TaskState
     after: TaskState
     cause: str
+    at_ms: int = 0
 
 
 #: What listeners are told, in the order in which it happened.
@@ -233,28 +296,42 @@ class JobState:
     status
         See :class:`JobStatus`.
     tasks
-        State of each task, by uid.
+        Where each vertex stands, by its id.
     attempt
         1 for the first start, one more with each restart. All tasks start anew together.
 
     Examples
     --------
-    >>> job = JobState.created(["orders", "totals"])
+    >>> job = JobState(JobStatus.CREATED, {"1f": VertexStatus("1f", "totals", ("totals",))})
     >>> job, changes = job.on(JobEvent.STARTED)
-    >>> job.status.value, [(c.uid, c.after.value) for c in changes[1:]]
-    ('RUNNING', [('orders', 'SCHEDULED'), ('totals', 'SCHEDULED')])
+    >>> job.status.value, [(c.name, c.after.value) for c in changes[1:]]
+    ('RUNNING', [('totals', 'SCHEDULED')])
     """
 
     status: JobStatus
-    tasks: Mapping[str, TaskState]
+    tasks: Mapping[str, VertexStatus]
     attempt: int = 1
 
     @classmethod
-    def created(cls, uids: Iterable[str]) -> JobState:
+    def created(cls, vertices: Iterable[JobVertex]) -> JobState:
         """Return a job that was accepted and has not started."""
-        return cls(JobStatus.CREATED, dict.fromkeys(uids, TaskState.CREATED))
+        return cls(JobStatus.CREATED, {one.id: VertexStatus.of(one) for one in vertices})
 
-    def on(self, event: JobEvent, cause: str = "") -> tuple[JobState, tuple[Change, ...]]:
+    def vertex_of(self, operator: str, name: str) -> str | None:
+        """Return the id of the vertex that has an operator.
+
+        Parameters
+        ----------
+        operator
+            Its id in the job graph; empty where that is not known.
+        name
+            Its uid, or what errors call it. None is returned where several vertices have one of that name.
+        """
+        of_id = [one.vertex for one in self.tasks.values() if operator in one.ids]
+        found = of_id or [one.vertex for one in self.tasks.values() if one.has(name)]
+        return found[0] if len(found) == 1 else None
+
+    def on(self, event: JobEvent, cause: str = "", at_ms: int = 0) -> tuple[JobState, tuple[Change, ...]]:
         """Return the job after `event`, and what changed: the job first, then its tasks.
 
         Called by the supervisor, in one thread. `cause` is text for people.
@@ -269,20 +346,20 @@ class JobState:
             raise IllegalTransitionError(f"the job is {self.status.value} and cannot take {event.value}")
         if following is self.status:
             return self, ()
-        changes: list[Change] = [JobStatusChange(self.status, following, event, cause)]
+        changes: list[Change] = [JobStatusChange(self.status, following, event, cause, at_ms)]
         tasks, attempt = dict(self.tasks), self.attempt
         for step in TASKS_FOLLOW[event]:
             if step is TaskEvent.RESET:
                 attempt += 1
-            for uid, before in tasks.items():
-                after = TASK_TRANSITIONS[before].get(step)
+            for vertex, before in tasks.items():
+                after = TASK_TRANSITIONS[before.state].get(step)
                 if after is not None:
-                    tasks[uid] = after
-                    changes.append(TaskStateChange(uid, attempt, before, after, cause))
+                    tasks[vertex], change = _moved(before, after, attempt, cause, at_ms)
+                    changes.append(change)
         return JobState(following, tasks, attempt), tuple(changes)
 
     def on_task(
-        self, uid: str, event: TaskEvent, *, attempt: int, cause: str = ""
+        self, vertex: str, event: TaskEvent, *, attempt: int, cause: str = "", at_ms: int = 0
     ) -> tuple[JobState, tuple[Change, ...]]:
         """Return the job after something was reported about one task, and what changed.
 
@@ -297,18 +374,27 @@ class JobState:
             :data:`TASK_TRANSITIONS` has no such step, or the event is not one of
             :data:`REPORTED`; nothing is changed.
         """
-        before = self.tasks[uid]
+        before = self.tasks[vertex]
         if attempt != self.attempt:
             return self, ()
-        after = TASK_TRANSITIONS[before].get(event) if event in REPORTED else None
+        after = TASK_TRANSITIONS[before.state].get(event) if event in REPORTED else None
         if after is None:
-            raise IllegalTransitionError(f"task {uid!r} is {before.value} and cannot take {event.value}")
-        change = TaskStateChange(uid, attempt, before, after, cause)
-        job = replace(self, tasks={**self.tasks, uid: after})
+            raise IllegalTransitionError(
+                f"task '{before.name}' is {before.state.value} and cannot take {event.value}"
+            )
+        moved, change = _moved(before, after, attempt, cause, at_ms)
+        job = replace(self, tasks={**self.tasks, vertex: moved})
         if event is not TaskEvent.FAIL:
             return job, (change,)
-        job, consequences = job.on(JobEvent.FAILURE, cause)
+        job, consequences = job.on(JobEvent.FAILURE, cause, at_ms)
         return job, (change, *consequences)
+
+
+def _moved(
+    before: VertexStatus, after: TaskState, attempt: int, cause: str, at_ms: int
+) -> tuple[VertexStatus, TaskStateChange]:
+    moved = replace(before, state=after, attempt=attempt, since_ms=at_ms, cause=cause)
+    return moved, TaskStateChange(before.vertex, before.name, attempt, before.state, after, cause, at_ms)
 
 
 _StateT = TypeVar("_StateT", JobStatus, TaskState)

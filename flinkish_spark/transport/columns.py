@@ -22,6 +22,7 @@ from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.schemas import PREFIX
 
 if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import types as T
 
 
@@ -96,15 +97,26 @@ SINK_CONTROL = (KIND, CHECKPOINT, CHANNEL, HASH)
 _WORD = re.compile(r"\w+")
 
 
-def map_in_arrow(frame: DataFrame, worker: Worker, columns: T.StructType | str) -> DataFrame:
+def map_in_arrow(
+    frame: DataFrame,
+    worker: Worker,
+    columns: T.StructType | str,
+    resources: ResourceProfile | None = None,
+) -> DataFrame:
     """Return what a worker makes of a frame in Arrow batches, whatever names the frame's columns have.
 
     `DataFrame.mapInArrow` looks each column up by its name, and reads that as an expression.
+
+    Parameters
+    ----------
+    resources
+        Of the tasks; None for those of all others.
     """
+    said: dict[str, Any] = {} if resources is None else {"profile": resources}
     if all(map(_WORD.fullmatch, frame.columns)):
-        return frame.mapInArrow(worker, columns)
+        return frame.mapInArrow(worker, columns, **said)
     plain = frame.toDF(*(f"{PREFIX}column_{at}" for at in range(len(frame.columns))))
-    return plain.mapInArrow(_UnderTheirNames(worker, tuple(frame.columns)), columns)
+    return plain.mapInArrow(_UnderTheirNames(worker, tuple(frame.columns)), columns, **said)
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import select
 import sys
 import zipimport
+from socket import socket
+from threading import Thread
+from types import FrameType
 
 from pyspark import daemon
 
@@ -83,6 +87,53 @@ def freeze_modules() -> None:
         gc.collect()
         gc.freeze()
         _frozen_in = os.getpid()
+        end_with_the_task()
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Ends a Python worker whose task is over.
+#
+# Spark kills the worker of a task that was cancelled, if the task goes on for two seconds. A task whose
+# thread is just reading from the worker or writing to it ends at once, since Java closes what an interrupted
+# thread works on; then nobody kills the worker, and a function of the user's in it would sleep, loop or call
+# on for as long as it likes, beside the next attempt. The worker itself can see it: the other end of its
+# connection is closed.
+
+
+_ENDED = 1
+#: The other side sends nothing more.
+_READ_HANGUP = getattr(select, "POLLRDHUP", select.POLLHUP)
+
+
+def end_with_the_task() -> None:
+    """Let this worker end when Spark has closed its connection; called once in a process, within a task.
+
+    Without PySpark's daemon (on Windows) there is no such connection, and nothing is done.
+    """
+    connection = _connection()
+    if connection is not None:
+        watch = Thread(target=_watch, args=(connection.fileno(),), name="flinkish-task-end", daemon=True)
+        watch.start()
+
+
+def _connection() -> socket | None:
+    """Return the connection to Spark: PySpark's daemon has it in the frame that runs the worker."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code == daemon.worker.__code__:
+            found = frame.f_locals.get("sock")
+            return found if isinstance(found, socket) else None
+        frame = frame.f_back
+    return None
+
+
+def _watch(descriptor: int) -> None:
+    poll = select.poll()
+    # Data that comes is none of our business; errors and a hang-up are always told.
+    poll.register(descriptor, _READ_HANGUP)
+    poll.poll()
+    # No exit that runs anything: whatever the task does is to stop here.
+    os._exit(_ENDED)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,8 @@ class RowFunction:
         In how many tasks it runs; None where that is not known.
     counts_as
         Tells what it adds to accumulators from what others add; empty where that does not count.
+    operator
+        Id of the operator in the job graph, since several may have one name; empty where that is not known.
     """
 
     name: str
@@ -96,6 +98,7 @@ class RowFunction:
     what: str = ""
     parallelism: int | None = None
     counts_as: str = ""
+    operator: str = ""
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -129,8 +132,12 @@ class RowFunction:
             yield
         except USER_ERRORS as error:
             what, says = f"{method}() of operator '{self.name}'", f"{type(error).__name__}: {error}"
-            told = json.dumps({"uid": self.name, "what": what, "error": says})
+            told = json.dumps({**self._known, "what": what, "error": says})
             raise OperatorFailed(f"{USER_FUNCTION_MARKER} {told}") from error
+
+    @property
+    def _known(self) -> dict[str, Any]:
+        return {"uid": self.name, **({"operator": self.operator} if self.operator else {})}
 
     def blamed(self, batch: pa.RecordBatch, at: int, error: BaseException, says: str = "") -> OperatorFailed:
         """Return the error that stops the job, with the record's place if it has one."""
@@ -138,7 +145,8 @@ class RowFunction:
         if CHANNEL in batch.schema.names and SEQUENCE in batch.schema.names:
             channel, sequence = (int(batch.column(name)[at].as_py()) for name in (CHANNEL, SEQUENCE))
             places = self.origins.describe(channel, sequence)
-        facts = {"uid": self.name, **places, "error": says or f"{type(error).__name__}: {error}"}
+        says = says or f"{type(error).__name__}: {error}"
+        facts = {**self._known, **places, "error": says}
         if self.what:
             facts["what"] = self.what
         return OperatorFailed(f"{USER_FUNCTION_MARKER} {json.dumps(facts)}")
@@ -453,6 +461,8 @@ class LookupRows:
         Name of the side output that is read; None for the main output.
     kept_as
         By what name a worker keeps answers from one micro-batch to the next.
+    counts_as, operator
+        As of :class:`RowFunction`.
     """
 
     join: LookupJoin
@@ -462,6 +472,8 @@ class LookupRows:
     origins: Origins = field(default_factory=Origins)
     side: str | None = None
     kept_as: str = field(kw_only=True)
+    counts_as: str = ""
+    operator: str = ""
 
     @property
     def columns(self) -> T.StructType:
@@ -489,7 +501,7 @@ class LookupRows:
         """Open table and function for as long as a task lasts; both are closed, too, if something fails."""
         kept = None if self.join.cache is None else kept_answers(self.kept_as)
         with self._blame.called("open"):
-            run = LookupJoinRun(self.join, self.name, 1, kept)
+            run = LookupJoinRun(self.join, self.name, 1, kept, self.counts_as)
         freeze_modules()
         with self._blame.closing(run):
             yield run
@@ -511,7 +523,7 @@ class LookupRows:
 
     @property
     def _blame(self) -> RowFunction:
-        return RowFunction(self.name, lambda record: record, origins=self.origins)
+        return RowFunction(self.name, lambda record: record, origins=self.origins, operator=self.operator)
 
 
 # ----------------------------------------------------------------------------------------------------------

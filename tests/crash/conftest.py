@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ def fast_start() -> Iterator[None]:
 @pytest.fixture
 def run_directory(request: pytest.FixtureRequest) -> Path:
     """A directory of this test's own, where traces are found after a failure; an earlier run's is emptied."""
-    return ROOT / "build" / "crash" / request.node.name
+    # Topics are called by it, which may have no brackets.
+    return ROOT / "build" / "crash" / re.sub(r"[^\w.-]+", "-", request.node.name).strip("-")
 
 
 @pytest.fixture(scope="session")

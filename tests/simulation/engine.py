@@ -64,6 +64,7 @@ from tests.simulation.sinks import (
 from tests.simulation.spark import SimQuery, SimReplayQuery
 from tests.simulation.spark_files import SimBucketLog, SimBucketPins, SimSparkLog, fence
 from tests.simulation.world import World
+from tests.support.vertices import vertices_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -274,6 +275,7 @@ class SimEngine:
         self.told = SimTallies()
         self._is_on_disk = world.scenario.store is StoreKind.DISK
         self.uids = (SOURCE, OPERATOR, *world.scenario.sink_uids)
+        self.vertices = vertices_of(self.uids)
 
     def check(self) -> None:
         """Find nothing wrong."""

@@ -9,6 +9,7 @@ from flinkish_spark import (
     DoubleCounter,
     FilterFunction,
     KeyedProcessFunction,
+    KeySelector,
     LongCounter,
     LongMaximum,
     MapFunction,
@@ -17,6 +18,7 @@ from flinkish_spark import (
 )
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.functions.stream import ProcessFunction
+from flinkish_spark.joins import JoinType, LookupTable, ProcessJoinFunction
 from flinkish_spark.sinks import MemorySink
 
 ORDER = "user STRING, amount LONG"
@@ -39,6 +41,45 @@ class Counted(MapFunction):
     def map(self, value):
         self.seen.add(1)
         return value
+
+
+class Lengths(LookupTable):
+    """Has a row for each user but one."""
+
+    def lookup(self, keys):
+        return {key: [(len(key),)] for key in keys if key != "user3"}
+
+
+class Looked(ProcessJoinFunction):
+    """Passes orders on, and counts those that the table knows."""
+
+    def open(self, context):
+        self.known = context.get_long_counter("known")
+        self.looked = context.get_long_counter("looked up")
+
+    def process_element(self, left, right, ctx):
+        self.looked.add(1)
+        if right is not None:
+            self.known.add(1)
+        yield left.user, left.amount
+
+
+class ByUser(KeySelector):
+    """Counts the records whose key it makes."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def open(self, context):
+        self.seen = context.get_long_counter(self.name)
+
+    def get_key(self, value) -> str:
+        self.seen.add(1)
+        return value.user
+
+
+def by_length(key: str, partitions: int) -> int:
+    return len(key) % partitions
 
 
 class Large(FilterFunction):
@@ -96,23 +137,29 @@ class Again(KeyedProcessFunction):
         yield total.user, total.total
 
 
+def _user(order: Any) -> Any:
+    return order.user
+
+
 def accumulating(given: DataStream, **sinks: Any) -> None:
     """Declare it behind orders; its sinks are those in SINKS, by default in memory."""
     orders = given.map(Counted("read"), output=ORDER)
+    orders = orders.lookup_join(
+        Lengths(), "length LONG", key=_user, join_type=JoinType.LEFT, function=Looked(), output=ORDER
+    )
     large = orders.filter(Large())
     split = large.process(Split(), output=ORDER)
-    totals = split.key_by("user").process(Total(), output=TOTAL, uid="totals")
+    totals = split.key_by(ByUser("keyed")).process(Total(), output=TOTAL, uid="totals")
     both = totals.union(totals.get_side_output(BIG))
     both.map(Counted("united"), output=TOTAL).sink_to(sinks.get("united", MemorySink("united")), uid="united")
-    again = both.map(Counted("between"), output=TOTAL).key_by("user")
+    again = both.map(Counted("between"), output=TOTAL).key_by(ByUser("keyed again"))
     again = again.process(Again(), output=TOTAL, uid="second")
     again.sink_to(sinks.get("again", MemorySink("again")), uid="again")
     totals = totals.map(Counted("behind"), output=TOTAL)
     totals.sink_to(sinks.get("total", MemorySink("total")), uid="total")
     split.get_side_output(ODD).sink_to(sinks.get("odd", MemorySink("odd")), uid="odd")
-    large.union(orders).map(Counted("both"), output=ORDER).sink_to(
-        sinks.get("large", MemorySink("large")), uid="large"
-    )
+    placed = large.partition_custom(by_length, ByUser("placed")).union(orders)
+    placed.map(Counted("both"), output=ORDER).sink_to(sinks.get("large", MemorySink("large")), uid="large")
 
 
 def expected(orders: list[tuple[str, int]]) -> dict[str, Any]:
@@ -134,6 +181,11 @@ def expected(orders: list[tuple[str, int]]) -> dict[str, Any]:
         "between": read,
         "both": len(large) + len(orders),
         "by parity": dict(sorted(parity.items())),
+        "keyed": len(even),
+        "keyed again": read,
+        "known": sum(user != "user3" for user, _ in orders),
+        "looked up": len(orders),
+        "placed": len(large),
         "dropped": len(orders) - len(large),
         "most": max(totals.values()),
         "read": len(orders),

@@ -14,11 +14,16 @@ from flinkish_spark import (
     Fate,
     MemorySink,
     NonRestoredState,
+    NoRestart,
     PlanForm,
+    QuietListener,
     RestoreSettings,
     StreamExecutionEnvironment,
+    TaskState,
+    TaskStateChange,
 )
 from flinkish_spark.contracts.source import NO_JOB
+from flinkish_spark.core.errors import UserFunctionError
 from flinkish_spark.core.job_dir import job_place, open_job_dir
 from flinkish_spark.planning.job_graph import job_graph
 from flinkish_spark.planning.partitioning import shuffle_partitions
@@ -27,7 +32,15 @@ from flinkish_spark.protocol.job_graph import JobGraph, OperatorKind, RunsIn, Sh
 from flinkish_spark.protocol.plan_layout import ScanRole, source_of
 from flinkish_spark.sources import DataGeneratorSource, RandomChoice, RandomLong, RateLimit
 from tests.support.job_graphs import PROGRAMS, branches, functions_in_front
-from tests.support.jobs import TOTAL, RunningTotal, await_that, environment, eventually
+from tests.support.jobs import (
+    ORDER,
+    TOTAL,
+    RunningTotal,
+    await_that,
+    environment,
+    eventually,
+    failure_of,
+)
 
 
 def kinds(frame: Any) -> Counter[str]:
@@ -149,3 +162,42 @@ def test_a_savepoint_is_compared_before_anything_starts(spark: Any, tmp_path: Pa
     fewer = program("fourth", "totals", max_parallelism=8).compare(allowed)
     assert fewer.uids(Fate.REFUSED) == ("totals",) and fewer.is_refused
     assert not (tmp_path / "second").exists()
+
+
+class Changes(QuietListener):
+    """Keeps what it is told of tasks."""
+
+    def __init__(self) -> None:
+        self.of_tasks: list[TaskStateChange] = []
+
+    def on_change(self, change: Any) -> None:
+        if isinstance(change, TaskStateChange):
+            self.of_tasks.append(change)
+
+
+def test_a_failure_belongs_to_the_vertex_of_its_function(spark: Any, tmp_path: Path) -> None:
+    """Two functions of one name, in front of state and behind it."""
+    env, changes = environment(spark, tmp_path / "job", restart_strategy=NoRestart()), Changes()
+    env.add_listener(changes)
+    orders = env.from_collection([("ann", 1), ("bob", 0)], ORDER, uid="orders")
+    given = orders.map(lambda order: (order.user, order.amount), output=ORDER)
+    totals = given.key_by("user").process(RunningTotal(), output=TOTAL, uid="totals")
+    shares = totals.map(lambda total: (total.user, 12 // total.total), output=TOTAL)
+    shares.sink_to(MemorySink(f"{tmp_path}"), uid="out")
+    error = failure_of(env)
+    assert isinstance(error, UserFunctionError) and "ZeroDivisionError" in error.why
+    client = env._client
+    assert client is not None
+    before, state, behind = client.vertices
+    assert [one.name for one in client.vertices] == ["Source: orders -> map", "totals", "map -> Sink: out"]
+    assert [one.state for one in client.vertices] == [
+        TaskState.CANCELED,
+        TaskState.CANCELED,
+        TaskState.FAILED,
+    ]
+    assert behind.cause == before.cause == state.cause == str(error)
+    told = [(one.before.value, one.after.value) for one in changes.of_tasks if one.vertex == behind.vertex]
+    assert told == [("CREATED", "SCHEDULED"), ("SCHEDULED", "INITIALIZING"), ("INITIALIZING", "FAILED")]
+    last = changes.of_tasks[-1]
+    assert (last.attempt, last.at_ms > 0) == (1, True)
+    assert sorted(one.at_ms for one in changes.of_tasks) == [one.at_ms for one in changes.of_tasks]

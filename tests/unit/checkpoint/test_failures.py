@@ -25,12 +25,17 @@ from flinkish_spark.core.errors import (
     BadRecordError,
     ConfigError,
     CorruptObjectError,
+    DriverOutOfMemory,
     EnvironmentFault,
     InputLostError,
+    OutOfMemoryFault,
+    ProcessLostError,
     SchemaError,
+    SparkGoneError,
     UserFunctionError,
 )
 from flinkish_spark.job.inputs import DroppedRecords
+from flinkish_spark.protocol.process_loss import JobProcess
 
 ADMISSION = "flinkish_spark.connectors.kafka.client.admission"
 TASK = "org.apache.spark.api.python.PythonException: Traceback (most recent call last):"
@@ -41,7 +46,13 @@ PLACE = '{"topic":"orders","partition":3,"offset":17}'
 @pytest.mark.parametrize(
     ("text", "kind", "restartable"),
     [
-        ("Python worker exited unexpectedly (crashed)", QueryFailed, True),
+        ("Python worker exited unexpectedly (crashed)", ProcessLostError, True),
+        (
+            "Lost task 0.0 in stage 1.0 (TID 1) (a executor 1): java.lang.OutOfMemoryError",
+            OutOfMemoryFault,
+            True,
+        ),
+        ("java.lang.OutOfMemoryError: Java heap space", DriverOutOfMemory, False),
         ("org.apache.kafka.common.errors.TimeoutException: expired", Outage, True),
         ("java.io.IOException: No space left on device", Outage, True),
         ("java.io.IOException: something nobody named", QueryFailed, True),
@@ -317,3 +328,54 @@ def test_a_record_whose_timestamp_is_no_time_is_named_alike(text: str) -> None:
     assert type(error) is BadRecordError and not error.restartable
     assert error.facts == {"topic": "a.b", "partition": 3, "offset": 17}
     assert "topic a.b, partition 3, offset 17 has the timestamp 1767225600000000000" in str(error)
+
+
+@pytest.mark.parametrize(
+    "raised", ["MemoryError", "MemoryError: x", "numpy._core._exceptions._ArrayMemoryError: x"]
+)
+def test_a_user_function_without_memory_is_not_the_users_error(raised: str) -> None:
+    told = '{"uid":"totals","topic":"orders","partition":3,"offset":17,"error":"' + raised + '"}'
+    error = classify(Exception(f"{TASK}\nOperatorFailed: [FLINKISH_USER_FUNCTION] {told}"))
+    assert type(error) is OutOfMemoryFault and not isinstance(error, UserFunctionError)
+    assert error.what.startswith(
+        "the function of operator 'totals' ran out of memory on the record at topic orders"
+    )
+    facts = error.facts
+    assert (facts["process"], facts["uid"], facts["offset"]) == (JobProcess.WORKER, "totals", 17)
+    assert error.restartable and error.ends_when_repeated
+
+
+def test_memory_that_ran_out_behind_a_user_functions_error_counts() -> None:
+    def hides_it() -> None:
+        try:
+            bytearray(1 << 47)
+        except MemoryError as error:
+            raise ValueError("no row") from error
+
+    told = '{"uid":"totals","error":"ValueError: no row"}'
+    error = classify(RuntimeError(raised_by(hides_it, f"[FLINKISH_USER_FUNCTION] {told}")))
+    assert type(error) is OutOfMemoryFault
+    assert error.why == "MemoryError, and so ValueError: no row"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "kind", "said_why"),
+    [
+        (52, DriverOutOfMemory, "it had no memory left (exit code 52)"),
+        (
+            -9,
+            SparkGoneError,
+            "it was killed (exit code 137), by the system as a rule, because memory ran out",
+        ),
+        (1, SparkGoneError, "it has ended by itself (exit code 1)"),
+        (None, SparkGoneError, "it was killed or ran out of memory"),
+    ],
+)
+def test_how_the_drivers_jvm_has_ended_is_told(
+    monkeypatch: pytest.MonkeyPatch, exit_code: int | None, kind: type, said_why: str
+) -> None:
+    monkeypatch.setattr("flinkish_spark.checkpoint.failures.exit_code_of_jvm", lambda: exit_code)
+    error = classify(EOFError("the connection has ended"))
+    assert type(error) is kind and error.why == said_why
+    assert error.facts["process"] is JobProcess.DRIVER and not error.restartable
+    assert "spark.driver.memory" in error.what_to_do

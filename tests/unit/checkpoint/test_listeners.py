@@ -7,10 +7,17 @@ from contextlib import nullcontext
 import pytest
 
 from flinkish_spark.checkpoint.hooks import JobStates, QuietListener
-from flinkish_spark.core.errors import UserFunctionError
+from flinkish_spark.core.clock import SystemClock
+from flinkish_spark.core.errors import EnvironmentFault, UserFunctionError
 from flinkish_spark.protocol.checkpoint import IllegalTransitionError
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.job_status import JobEvent, JobStatus, TaskState
+from tests.support.vertices import vertices_of
+
+
+def did(states) -> dict[str, TaskState]:
+    """Return what each vertex does."""
+    return {one.vertex: one.state for one in states.vertices}
 
 
 class Heard(QuietListener):
@@ -49,7 +56,7 @@ def test_a_listener_that_does_not_return_is_named() -> None:
         named.append(what)
         return nullcontext()
 
-    states = JobStates([], [Heard(), Broken()], waiting)
+    states = JobStates(vertices_of([]), [Heard(), Broken()], SystemClock(), waiting)
     states.completed(CheckpointId(2))
     states.on(JobEvent.SUSPEND)
     assert named == ["the listener Heard to return", "the listener Broken to return"] * 2
@@ -58,7 +65,7 @@ def test_a_listener_that_does_not_return_is_named() -> None:
 def test_everybody_hears_of_each_checkpoint_once_with_the_latest_complete_one() -> None:
     """Behaviours 1, 54."""
     one, other = Heard(), Heard()
-    states = JobStates(["a"], [one, other])
+    states = JobStates(vertices_of(["a"]), [one, other], SystemClock())
     states.aborted(CheckpointId(1))
     states.completed(CheckpointId(2))
     states.aborted(CheckpointId(3))
@@ -67,10 +74,14 @@ def test_everybody_hears_of_each_checkpoint_once_with_the_latest_complete_one() 
 
 def test_changes_come_in_their_order() -> None:
     heard = Heard()
-    states = JobStates(["orders"], [heard])
+    states = JobStates(vertices_of(["orders"]), [heard], SystemClock())
     states.on(JobEvent.STARTED)
+    states.tasks_initialize()
+    assert did(states) == {"orders": TaskState.INITIALIZING}
     states.tasks_run()
-    assert (states.status, states.tasks) == (JobStatus.RUNNING, {"orders": TaskState.RUNNING})
+    assert (states.status, did(states)) == (JobStatus.RUNNING, {"orders": TaskState.RUNNING})
+    (orders,) = states.vertices
+    assert (orders.name, orders.attempt, orders.cause) == ("orders", 1, "") and orders.since_ms > 0
     known = len(heard.words)
     # Every further micro-batch says the same.
     states.tasks_run()
@@ -80,7 +91,7 @@ def test_changes_come_in_their_order() -> None:
 
 def test_a_step_that_the_table_does_not_have_is_told_to_nobody() -> None:
     heard = Heard()
-    states = JobStates([], [heard])
+    states = JobStates(vertices_of([]), [heard], SystemClock())
     with pytest.raises(IllegalTransitionError):
         states.on(JobEvent.FINISH)
     assert (heard.words, states.status) == ([], JobStatus.CREATED)
@@ -97,17 +108,17 @@ def test_a_step_that_the_table_does_not_have_is_told_to_nobody() -> None:
     ],
 )
 def test_everything_comes_to_an_end(events, status) -> None:
-    states = JobStates(["a"], [])
+    states = JobStates(vertices_of(["a"]), [], SystemClock())
     for event in events:
         states.on(event)
-    states.over("the JVM is gone")
+    states.over(EnvironmentFault("the JVM is gone"))
     assert states.status is status
 
 
 def test_a_listener_that_raises_keeps_nobody_from_hearing(caplog) -> None:
     """Behaviour 33."""
     heard = Heard()
-    states = JobStates(["a"], [Broken(), heard])
+    states = JobStates(vertices_of(["a"]), [Broken(), heard], SystemClock())
     states.on(JobEvent.STARTED)
     states.completed(CheckpointId(1))
     states.aborted(CheckpointId(2))
@@ -116,7 +127,7 @@ def test_a_listener_that_raises_keeps_nobody_from_hearing(caplog) -> None:
 
 
 def test_a_quiet_listener_hears_everything_and_says_nothing() -> None:
-    states = JobStates(["a"], [QuietListener()])
+    states = JobStates(vertices_of(["a"]), [QuietListener()], SystemClock())
     states.on(JobEvent.STARTED)
     states.completed(CheckpointId(1))
     states.aborted(CheckpointId(2))
@@ -125,7 +136,7 @@ def test_a_quiet_listener_hears_everything_and_says_nothing() -> None:
 def test_behind_a_recovery_the_latest_complete_checkpoint_is_what_the_job_goes_on_from() -> None:
     """Behaviour 54: in a new process it is one of the process before, after a rewind an older one."""
     heard = Heard()
-    states = JobStates([], [heard])
+    states = JobStates(vertices_of([]), [heard], SystemClock())
     states.goes_on_from(CheckpointId(7))
     states.aborted(CheckpointId(8))
     states.goes_on_from(CheckpointId(3))
@@ -137,18 +148,28 @@ def test_behind_a_recovery_the_latest_complete_checkpoint_is_what_the_job_goes_o
 
 def test_the_task_that_an_error_names_has_failed_and_the_others_are_ended() -> None:
     """Behaviour 57."""
-    states = JobStates(["orders", "totals"], [])
+    states = JobStates(vertices_of(["orders", "totals"]), [], SystemClock())
     states.on(JobEvent.STARTED)
     states.tasks_run()
     states.failed(UserFunctionError("raised", uid="totals"))
     assert states.status is JobStatus.FAILING
-    assert states.tasks == {"orders": TaskState.CANCELING, "totals": TaskState.FAILED}
+    assert did(states) == {"orders": TaskState.CANCELING, "totals": TaskState.FAILED}
     # Once more, and one that names nobody: nothing changes, nothing raises.
     states.failed(UserFunctionError("raised", uid="totals"))
     states.failed(UserFunctionError("raised", uid="nobody"))
     states.failed(UserFunctionError("raised"))
-    assert states.tasks["totals"] is TaskState.FAILED
+    assert did(states)["totals"] is TaskState.FAILED
     states.on(JobEvent.RESTART)
     states.on(JobEvent.STARTED)
     states.tasks_run()
-    assert states.tasks == {"orders": TaskState.RUNNING, "totals": TaskState.RUNNING}
+    assert did(states) == {"orders": TaskState.RUNNING, "totals": TaskState.RUNNING}
+
+
+def test_the_vertex_of_the_last_failure_says_why() -> None:
+    states = JobStates(vertices_of(["orders", "totals"]), [], SystemClock())
+    states.on(JobEvent.STARTED)
+    states.over(UserFunctionError("the function raised", uid="totals"))
+    assert states.status is JobStatus.FAILED
+    orders, totals = states.vertices
+    assert (totals.state, totals.cause) == (TaskState.FAILED, "the function raised.")
+    assert (orders.state, orders.cause) == (TaskState.CANCELED, "the function raised.")

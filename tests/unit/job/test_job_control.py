@@ -60,6 +60,7 @@ from flinkish_spark.protocol.lineage import RewindOrder, Tables
 from flinkish_spark.protocol.restart import ExponentialDelay, FixedDelay, NoRestart
 from tests.support.clocks import ManualClock
 from tests.support.jvm_errors import FULL_DISK, Throwables
+from tests.support.vertices import vertices_of
 
 
 class DriverError(Exception):
@@ -487,7 +488,7 @@ def test_what_the_jvm_raises_before_the_query_reaches_nobody_raw(tmp_path: Path)
     def check() -> None:
         raise Throwables(FULL_DISK).raised()
 
-    engine: Any = SimpleNamespace(uids=("in",), why_no_savepoint_at=None, check=check)
+    engine: Any = SimpleNamespace(vertices=vertices_of(["in"]), why_no_savepoint_at=None, check=check)
     job: dict[str, Any] = dict(clock=ManualClock(), threads=Unwatched(), observer=None, scratch=tmp_path)
     settings = JobSettings("orders", StoreSpec(str(tmp_path)), CheckpointConfig(), NoRestart(), 0, 1, **job)
     supervisor = Supervisor(engine, settings, JobDir(LocalStore(tmp_path)))

@@ -497,6 +497,7 @@ def test_a_job_that_is_told_to_stop_finishes_its_replay_and_a_cancelled_one_does
     engine = SimpleNamespace(
         why_no_savepoint_at=None,
         uids=(),
+        vertices=(),
         operators=(),
         sources=(),
         record_job=lambda: JobUuid("5" * 32),

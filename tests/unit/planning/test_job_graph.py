@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
 from flinkish_spark import AsyncDataStream, AsyncFunction, PlanForm, StreamExecutionEnvironment
 from flinkish_spark.core.errors import ConfigError, GraphError
@@ -222,13 +223,29 @@ def test_who_has_its_own_tasks_anyway_may_be_told_so_or_is_refused() -> None:
             refused()
 
 
-def test_slots_and_resources_are_refused_by_name() -> None:
+def test_resources_are_for_functions_of_single_records() -> None:
+    env = environment()
+    resources = ResourceProfileBuilder().require(TaskResourceRequests().cpus(2)).build
+    stream = orders(env)
+    scored = stream.map(parsed, output=ORDER)
+    assert scored.set_resources(resources) is scored
+    # Nothing else gets them: the function has tasks of its own.
+    (edge,) = next(
+        one for one in job_graph_to("job", env.graph, scored._node, 4).operators if one.uid == ""
+    ).inputs
+    assert (edge.ship, edge.why) == (ShipStrategy.REBALANCE, Why.SAID)
+    for refused in (stream, total(scored)):
+        with pytest.raises(GraphError, match=r"tasks of functions of single records.*spark\.task\.cpus"):
+            refused.set_resources(resources)
+    with pytest.raises(ConfigError, match="resources"):
+        scored.set_resources("1 GB")  # type: ignore[arg-type]
+
+
+def test_slot_sharing_groups_are_refused_by_name() -> None:
     stream = orders(environment())
     assert stream.slot_sharing_group("default") is stream
     with pytest.raises(GraphError, match="Spark has no slots"):
         stream.slot_sharing_group("heavy")
-    with pytest.raises(GraphError, match=r"spark\.task\.cpus"):
-        stream.set_resources("1 GB")
 
 
 # -- parts ------------------------------------------------------------------------------------------------

@@ -21,16 +21,18 @@ from flinkish_spark.protocol.job_status import (
     TaskEvent,
     TaskState,
     TaskStateChange,
+    VertexStatus,
     job_status_table,
     task_state_table,
 )
+from tests.support.vertices import vertices_of
 
 J, E, T, V = JobStatus, JobEvent, TaskState, TaskEvent
 
 
 def after(*events) -> JobState:
     """Return a job with two tasks after these events of the job or, as (uid, event), of a task."""
-    job = JobState.created(["orders", "totals"])
+    job = JobState.created(vertices_of(["orders", "totals"]))
     for event in events:
         if isinstance(event, tuple):
             job, _ = job.on_task(*event, attempt=job.attempt)
@@ -40,7 +42,12 @@ def after(*events) -> JobState:
 
 
 def states(job) -> set[TaskState]:
-    return set(job.tasks.values())
+    return {one.state for one in job.tasks.values()}
+
+
+def orders(state) -> dict[str, VertexStatus]:
+    """Return a single task in a state."""
+    return {"orders": VertexStatus("orders", "orders", ("orders",), (), state)}
 
 
 def reachable(transitions, start) -> set:
@@ -82,35 +89,39 @@ def test_every_task_state_is_reached_and_leads_to_an_end(state) -> None:
 
 @pytest.mark.parametrize(("status", "event"), list(itertools.product(JobStatus, JobEvent)))
 def test_every_status_takes_or_refuses_every_event(status, event) -> None:
-    job = JobState(status, {"orders": T.RUNNING})
+    job = JobState(status, orders(T.RUNNING))
     following = JOB_TRANSITIONS[status].get(event)
     if following is None:
         with pytest.raises(
             IllegalTransitionError, match=f"the job is {status.value} and cannot take {event.value}"
         ):
             job.on(event)
-        assert job == JobState(status, {"orders": T.RUNNING})
+        assert job == JobState(status, orders(T.RUNNING))
     else:
-        moved, changes = job.on(event, "why")
+        moved, changes = job.on(event, "why", at_ms=7)
         assert moved.status is following
         heard = [c for c in changes if isinstance(c, JobStatusChange)]
-        assert heard == ([] if following is status else [JobStatusChange(status, following, event, "why")])
+        told = JobStatusChange(status, following, event, "why", 7)
+        assert heard == ([] if following is status else [told])
+        assert {c.at_ms for c in changes} <= {7}
 
 
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(TaskState, TaskEvent)))
 def test_every_task_takes_or_refuses_every_report(state, event) -> None:
-    job = JobState(J.RUNNING, {"orders": state})
+    job = JobState(J.RUNNING, orders(state))
     following = TASK_TRANSITIONS[state].get(event) if event in REPORTED else None
     if following is None:
         with pytest.raises(
             IllegalTransitionError, match=f"task 'orders' is {state.value} and cannot take {event.value}"
         ):
             job.on_task("orders", event, attempt=1)
-        assert job.tasks == {"orders": state}
+        assert job.tasks == orders(state)
     else:
-        moved, changes = job.on_task("orders", event, attempt=1, cause="why")
-        assert moved.tasks["orders"] is following
-        assert changes[0] == TaskStateChange("orders", 1, state, following, "why")
+        moved, changes = job.on_task("orders", event, attempt=1, cause="why", at_ms=7)
+        assert moved.tasks["orders"] == VertexStatus(
+            "orders", "orders", ("orders",), (), following, 1, 7, "why"
+        )
+        assert changes[0] == TaskStateChange("orders", "orders", 1, state, following, "why", 7)
 
 
 def test_the_life_of_a_job_without_accidents() -> None:
@@ -118,10 +129,10 @@ def test_the_life_of_a_job_without_accidents() -> None:
     assert (job.status, states(job)) == (J.RUNNING, {T.SCHEDULED})
     job = after(E.STARTED, ("orders", V.INITIALIZE), ("orders", V.RUN))
     # Behaviours 3, 4: a trigger asks who does not run, and who has finished.
-    assert job.tasks == {"orders": T.RUNNING, "totals": T.SCHEDULED}
+    assert [one.state for one in job.tasks.values()] == [T.RUNNING, T.SCHEDULED]
     job, changes = job.on(E.FINISH)
     assert job.status is J.FINISHED
-    assert [(c.uid, c.before, c.after) for c in changes[1:]] == [
+    assert [(c.vertex, c.before, c.after) for c in changes[1:]] == [
         ("orders", T.RUNNING, T.FINISHED),
         ("totals", T.SCHEDULED, T.CANCELING),
         ("totals", T.CANCELING, T.CANCELED),
@@ -133,13 +144,14 @@ def test_a_task_that_fails_fails_the_job_and_ends_the_others() -> None:
     job = after(E.STARTED, ("orders", V.INITIALIZE), ("orders", V.RUN))
     job, changes = job.on_task("orders", V.FAIL, attempt=1, cause="a bad record")
     assert changes == (
-        TaskStateChange("orders", 1, T.RUNNING, T.FAILED, "a bad record"),
+        TaskStateChange("orders", "orders", 1, T.RUNNING, T.FAILED, "a bad record"),
         JobStatusChange(J.RUNNING, J.FAILING, E.FAILURE, "a bad record"),
-        TaskStateChange("totals", 1, T.SCHEDULED, T.CANCELING, "a bad record"),
+        TaskStateChange("totals", "totals", 1, T.SCHEDULED, T.CANCELING, "a bad record"),
     )
     # A second failure meanwhile is noted for its task only.
     job, changes = job.on_task("totals", V.FAIL, attempt=1, cause="and one more")
-    assert changes == (TaskStateChange("totals", 1, T.CANCELING, T.FAILED, "and one more"),)
+    told = TaskStateChange("totals", "totals", 1, T.CANCELING, T.FAILED, "and one more")
+    assert changes == (told,)
     assert job.status is J.FAILING
 
 
@@ -147,7 +159,7 @@ def test_a_restart_begins_a_new_attempt_of_every_task() -> None:
     job = after(E.STARTED, ("orders", V.INITIALIZE), ("orders", V.FINISH), E.FAILURE)
     job, changes = job.on(E.RESTART)
     assert (job.status, job.attempt, states(job)) == (J.RESTARTING, 2, {T.CREATED})
-    assert [(c.uid, c.attempt, c.after) for c in changes[1:]] == [
+    assert [(c.vertex, c.attempt, c.after) for c in changes[1:]] == [
         ("totals", 1, T.CANCELED),
         ("orders", 2, T.CREATED),
         ("totals", 2, T.CREATED),
@@ -192,6 +204,17 @@ def test_an_unknown_task_is_an_error() -> None:
         after(E.STARTED).on_task("nobody", V.RUN, attempt=1)
 
 
+def test_a_failure_belongs_to_the_one_vertex_that_has_the_operator() -> None:
+    front = VertexStatus("1", "Source: in -> map f [late] -> map f", ("in", "map f [late]", "map f"), ("1",))
+    behind = VertexStatus("2", "Sink: out", ("filter g", "map h", "out"), ("2", "2h"))
+    last = VertexStatus("3", "Sink: log", ("map h", "log"), ("3h", "3"))
+    job = JobState(J.CREATED, {one.vertex: one for one in (front, behind, last)})
+    assert [job.vertex_of("", name) for name in ("in", "map f", "filter g", "log")] == ["1", "1", "2", "3"]
+    # Two vertices have one of that name, and a beginning is no name.
+    assert [job.vertex_of("", name) for name in ("map h", "map", "")] == [None, None, None]
+    assert [job.vertex_of(known, "map h") for known in ("2h", "3h", "another")] == ["2", "3", None]
+
+
 EVENTS = st.lists(
     st.one_of(
         st.sampled_from(E),
@@ -213,8 +236,8 @@ TASKS_WHILE = {
 @settings(derandomize=True, deadline=None)
 @given(EVENTS)
 def test_whatever_happens_job_and_tasks_agree_and_the_changes_tell_it_all(events) -> None:
-    job = JobState.created(["orders", "totals"])
-    told_status, told = job.status, dict(job.tasks)
+    job = JobState.created(vertices_of(["orders", "totals"]))
+    told_status, told = job.status, {one.vertex: one.state for one in job.tasks.values()}
     for event in events:
         try:
             if isinstance(event, tuple):
@@ -228,9 +251,10 @@ def test_whatever_happens_job_and_tasks_agree_and_the_changes_tell_it_all(events
                 assert change.before is told_status is not change.after
                 told_status = change.after
             else:
-                assert change.before is told[change.uid] is not change.after
-                told[change.uid] = change.after
-        assert (told_status, told) == (job.status, job.tasks)
+                assert change.before is told[change.vertex] is not change.after
+                told[change.vertex] = change.after
+        assert told_status is job.status
+        assert told == {one.vertex: one.state for one in job.tasks.values()}
         assert states(job) <= TASKS_WHILE.get(job.status, set(T))
 
 

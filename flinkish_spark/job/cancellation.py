@@ -1,0 +1,140 @@
+"""Ending a query whose micro-batch may hang: interrupt it again and again, in the end kill its process."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import traceback
+from functools import partial
+from typing import TYPE_CHECKING
+
+from flinkish_spark.bridge.query_threads import QueryThreads, end_jvm
+from flinkish_spark.bridge.session import said
+from flinkish_spark.checkpoint import epoch_writer
+from flinkish_spark.core.clock import Clock, Threads
+from flinkish_spark.core.errors import CancellationTimedOut
+from flinkish_spark.protocol.cancellation import CancellationRules, CancellationStep
+from flinkish_spark.protocol.process_loss import JobProcess
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+LOG = logging.getLogger(__name__)
+_LOOK_MS = 100
+#: How long a last interrupt, and the question where it hangs, may take.
+_LAST_MS = 1_000
+_MOST_FRAMES = 4
+
+
+class _Attempt:
+    """One query that is being ended, and what is known of that."""
+
+    def __init__(self, query: StreamingQuery, threads: QueryThreads) -> None:
+        self._query, self._threads = query, threads
+        self.has_ended = threading.Event()
+        self.failure: Exception | None = None
+        #: Where it stood when it was last asked.
+        self.hangs_in = ""
+
+    def stop(self) -> None:
+        """Let Spark stop it, and wait for its tasks where they run in this JVM."""
+        try:
+            self._query.stop()
+            while self._threads.tasks() and not self.has_ended.wait(_LOOK_MS / 1000):
+                pass
+        except Exception as error:
+            self.failure = error
+        finally:
+            self.has_ended.set()
+
+    def interrupt(self, for_ms: int) -> None:
+        """Interrupt it once more, and say where it stands."""
+        try:
+            self.hangs_in = "; ".join((*_of_this_process(), *self._threads.stacks()))
+            LOG.warning(
+                "a micro-batch has not ended %s s after its cancellation; interrupted again, it is in %s",
+                for_ms // 1000,
+                self.hangs_in or "a task on an executor",
+            )
+            self._threads.interrupt()
+        except Exception as error:
+            LOG.warning("the micro-batch could not be interrupted: %s", said(error))
+
+
+class QueryCancellation:
+    """Ends a query under rules.
+
+    Parameters
+    ----------
+    threads
+        What may hang is done in threads of its own.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        query: StreamingQuery,
+        rules: CancellationRules,
+        clock: Clock,
+        threads: Threads,
+    ) -> None:
+        self._spark, self._query = spark, query
+        self._rules, self._clock, self._threads = rules, clock, threads
+        # Asked now: a JVM that hangs answers nothing.
+        self._of_query = QueryThreads(spark, str(query.runId))
+
+    def run(self) -> None:
+        """End it; it and its tasks in this JVM have ended when this returns.
+
+        Raises
+        ------
+        CancellationTimedOut
+            They have not; the JVM was ended, or could not be.
+        """
+        attempt, interrupts = _Attempt(self._query, self._of_query), 0
+        began_ms = self._clock.monotonic_ms()
+        self._threads.start("flinkish-query-stop", attempt.stop)
+        while not self._clock.wait(attempt.has_ended, _LOOK_MS):
+            for_ms = self._clock.monotonic_ms() - began_ms
+            match self._rules.step(for_ms, interrupts):
+                case CancellationStep.INTERRUPT:
+                    interrupts += 1
+                    self._threads.start("flinkish-interrupter", partial(attempt.interrupt, for_ms))
+                case CancellationStep.END_PROCESS:
+                    self._threads.start("flinkish-interrupter", partial(attempt.interrupt, for_ms))
+                    if not self._clock.wait(attempt.has_ended, _LAST_MS):
+                        raise self._ended(attempt, for_ms)
+        if attempt.failure is not None:
+            raise attempt.failure
+
+    def _ended(self, attempt: _Attempt, for_ms: int) -> CancellationTimedOut:
+        """End the process, and return what is to be said about it."""
+        has_ended = end_jvm(self._spark)
+        done = (
+            "the JVM of this driver was ended" if has_ended else "the JVM of this driver could not be ended"
+        )
+        LOG.error("the micro-batch did not end within %s s of its cancellation; %s", for_ms // 1000, done)
+        restart = "start the job again" if has_ended else "restart the cluster or its driver, then the job"
+        return CancellationTimedOut(
+            f"a micro-batch did not end, {for_ms // 1000} s after it was cancelled; {done}",
+            why=f"it was in {attempt.hangs_in}" if attempt.hangs_in else "what it does cannot be interrupted",
+            what_to_do=f"{restart}: it goes on from the last checkpoint. Let functions and sinks wait with a "
+            "timeout",
+            process=JobProcess.DRIVER,
+            exit_code=None,
+            for_ms=for_ms,
+            hangs_in=attempt.hangs_in,
+        )
+
+
+def _of_this_process() -> tuple[str, ...]:
+    """Return where the threads of this Python stand that stage micro-batches, for people."""
+    found = []
+    for frame in sys._current_frames().values():
+        stack = traceback.extract_stack(frame)
+        if any(one.filename == epoch_writer.__file__ for one in stack):
+            frames = reversed(stack[-_MOST_FRAMES:])
+            found.append(" < ".join(f"{one.filename}:{one.lineno} in {one.name}" for one in frames))
+    return tuple(found)

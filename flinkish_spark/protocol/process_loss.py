@@ -1,0 +1,142 @@
+"""Which process of a job is gone or has no memory left, as far as a text of Spark's tells.
+
+What each of them looks like from outside:
+
+- A Python worker that the kernel kills says nothing: Spark finds the end of its stream. One whose memory is
+  limited (`spark.executor.pyspark.memory`) raises MemoryError.
+- An executor ends itself with status 52 when its JVM has no memory left. From outside it is killed with
+  SIGKILL, which is status 137, by the kernel or by a cluster manager that counts all of its processes.
+- A driver with local executors ends as an executor does. Any other goes on without the thread that failed,
+  and nobody knows without what else, unless it was started with ``-XX:+ExitOnOutOfMemoryError`` (status 3).
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+
+from flinkish_spark.protocol.errors import Chain
+
+
+class JobProcess(enum.Enum):
+    """A process that works for a job."""
+
+    DRIVER = "DRIVER"
+    EXECUTOR = "EXECUTOR"
+    #: A Python process of an executor's.
+    WORKER = "WORKER"
+
+
+#: Statuses with which a JVM ends itself when it has no memory left: Spark's own, and the JVM's.
+_OWN_STATUSES = frozenset({52, 3})
+_SIGKILL = 9
+_OUT_OF_MEMORY = re.compile(r"(?:^|[a-z_])MemoryError$|OutOfMemoryError$")
+_CRASHED = "Python worker exited unexpectedly (crashed)"
+_EXECUTOR_LOST = re.compile(r"exited caused by one of the running tasks\b.*?Reason: (.*)")
+_STATUS = re.compile(r"(?:exit(?:ed)?[ _](?:with )?(?:exit )?(?:code|status):? ?|code )(\d+)", re.IGNORECASE)
+_COUNTED = re.compile(r"memory limits|OOMKilled|container OOM|JVM OOM|memory overhead", re.IGNORECASE)
+_IN_A_TASK = re.compile(r"Lost task \S+ in stage|Job aborted due to stage failure")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLoss:
+    """What is known of a process that is gone, or has no memory left.
+
+    Parameters
+    ----------
+    process
+        Which one.
+    is_of_memory
+        Whether memory is sure to be the reason. Of one that was killed it is the likely one.
+    exit_code
+        With which it has ended; None where nobody knows, or it goes on. A signal is 128 and its number.
+    """
+
+    process: JobProcess
+    is_of_memory: bool
+    exit_code: int | None = None
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether somebody else has ended it, and not the process itself."""
+        return self.exit_code == 128 + _SIGKILL
+
+    @classmethod
+    def of_driver(cls, exit_code: int | None) -> ProcessLoss:
+        """Return what is known of a driver's JVM that has ended.
+
+        Parameters
+        ----------
+        exit_code
+            As Python says it, a signal below zero; None where nobody knows.
+
+        Examples
+        --------
+        >>> ProcessLoss.of_driver(-9).was_killed, ProcessLoss.of_driver(52).is_of_memory
+        (True, True)
+        """
+        code = 128 - exit_code if exit_code is not None and exit_code < 0 else exit_code
+        return cls(JobProcess.DRIVER, code in _OWN_STATUSES, code)
+
+
+def process_loss(text: str, chain: Chain) -> ProcessLoss | None:
+    """Return which process a failure has ended or left without memory; None if it is another failure.
+
+    Parameters
+    ----------
+    text
+        All that Spark says.
+    chain
+        The same, taken apart.
+
+    Examples
+    --------
+    >>> text = ("Lost task 0.3 in stage 5.0 (TID 9) (10.0.0.1 executor 1): ExecutorLostFailure (executor 1 "
+    ...     "exited caused by one of the running tasks) Reason: Command exited with code 137")
+    >>> loss = process_loss(text, Chain.of(text))
+    >>> loss.process.value, loss.exit_code, loss.is_of_memory
+    ('EXECUTOR', 137, False)
+    """
+    for cause in chain.from_inside:
+        # Classes of Java have a package; a library's in Python may have one, too.
+        if not _OUT_OF_MEMORY.search(cause.name):
+            continue
+        if not cause.kind.startswith(("java.", "org.apache.spark.")):
+            return ProcessLoss(JobProcess.WORKER, is_of_memory=True)
+        is_of_task = _IN_A_TASK.search(text) is not None or cause.name != "OutOfMemoryError"
+        return ProcessLoss(JobProcess.EXECUTOR if is_of_task else JobProcess.DRIVER, is_of_memory=True)
+    lost = _EXECUTOR_LOST.search(text)
+    if lost is not None:
+        reason = lost.group(1)
+        status = _STATUS.search(reason)
+        code = None if status is None else int(status.group(1))
+        return ProcessLoss(JobProcess.EXECUTOR, code == 52 or _COUNTED.search(reason) is not None, code)
+    if any(_CRASHED in cause.message for cause in chain.causes):
+        return ProcessLoss(JobProcess.WORKER, is_of_memory=False)
+    return None
+
+
+def is_out_of_memory(name: str) -> bool:
+    """Whether an exception of this class, without its package, says that memory has run out.
+
+    Examples
+    --------
+    >>> [is_out_of_memory(name) for name in ("MemoryError", "ArrowMemoryError", "ValueError")]
+    [True, True, False]
+    """
+    return _OUT_OF_MEMORY.search(name) is not None
+
+
+#: What a person can do, by process; each is a sentence without its full stop.
+WHAT_TO_DO = {
+    JobProcess.WORKER: "let a micro-batch take fewer records, keep less in the function, or give Python "
+    "more: raise spark.executor.pyspark.memory where it is set (all workers of an executor share it), else "
+    "spark.executor.memoryOverhead",
+    JobProcess.EXECUTOR: "raise spark.executor.memory where the heap was full (exit code 52), and "
+    "spark.executor.memoryOverhead where the process was killed (137: Python workers, Arrow and RocksDB are "
+    "outside of the heap); or let a micro-batch take fewer records, in more tasks",
+    JobProcess.DRIVER: "raise spark.driver.memory, which has to be said before the JVM starts "
+    "(spark-submit --driver-memory), or spark.driver.memoryOverhead where it was killed; the next start, or "
+    "a standby, goes on from the last checkpoint",
+}

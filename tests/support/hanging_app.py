@@ -1,0 +1,112 @@
+"""A job that hangs in this process or its JVM, is cancelled, and says what became of that."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from pyspark import SparkContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from flinkish_spark import (
+    CancellationConfig,
+    CheckpointConfig,
+    JobClient,
+    JobStatus,
+    KeyedProcessFunction,
+    MemorySink,
+    StreamExecutionEnvironment,
+)
+from flinkish_spark.bridge.session import configure_spark_with_jars
+from flinkish_spark.core.errors import FlinkishError
+from tests.conftest import spark_test_conf
+from tests.support.services import BUILD
+
+TEXT = "text STRING"
+_TEXTS = [("a" * 40 + "!",), ("b",), ("c",)]
+_FOR_LONG_S = 600
+
+
+class Kept(KeyedProcessFunction):
+    def process_element(self, value: Any, ctx: Any) -> Any:
+        yield (value.text,)
+
+
+class HangOnTheDriver:
+    """A DataFrame function behind state: called when the job is planned, and once in each micro-batch."""
+
+    def __init__(self) -> None:
+        self.hangs = threading.Event()
+
+    def hang_on_the_driver(self, frame: DataFrame) -> DataFrame:
+        if any(one.filename.endswith("epoch_writer.py") for one in traceback.extract_stack()):
+            self.hangs.set()
+            time.sleep(_FOR_LONG_S)
+        return frame.select("text").distinct()
+
+
+def _in_ways(frame: DataFrame) -> DataFrame:
+    """Try all ways to take 40 letters apart; no interrupt ends that."""
+    return frame.where(~F.col("text").rlike("^(([a-z])+.)+[A-Z]([a-z])+$"))
+
+
+def main(folder: Path, where: str) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        builder = SparkSession.builder.master("local[2,4]").config(map={**spark_test_conf(Path(scratch))})
+        spark = configure_spark_with_jars(builder, BUILD / "jars").getOrCreate()
+        env = StreamExecutionEnvironment(
+            spark,
+            "hanging",
+            str(folder / "job"),
+            checkpoint=CheckpointConfig(interval_ms=500),
+            cancellation=CancellationConfig(interval_ms=1_000, timeout_ms=5_000),
+        )
+        stream, driver = env.from_collection(_TEXTS, TEXT, uid="texts"), HangOnTheDriver()
+        is_free = (folder / "go on").exists()
+        if where == "an expression" and not is_free:
+            stream = stream.transform(_in_ways)
+        kept = stream.key_by("text").process(Kept(), output=TEXT, uid="kept")
+        if where != "an expression" and not is_free:
+            kept = kept.transform(driver.hang_on_the_driver)
+        kept.sink_to(MemorySink("hanging"), uid="out")
+        client = env.execute_async()
+        if not is_free:
+            if where == "an expression":
+                _await_a_long_job(spark, client)
+            else:
+                driver.hangs.wait(120)
+            client.cancel()
+        try:
+            client.wait(timeout_ms=120_000)
+        except FlinkishError as error:
+            print(f"@error={type(error).__name__}")
+            for name in ("for_ms", "hangs_in"):
+                print(f"@{name}={getattr(error, name, '')}".replace("\n", " "))
+            process: Any = getattr(SparkContext._gateway, "proc", None)
+            print("@jvm=" + ("runs" if process.poll() is None else "ended"))
+        else:
+            print(f"@rows={client.progress.rows_by_sink.get('out', 0)}")
+        print(f"@status={client.status.value}", flush=True)
+        if is_free:
+            spark.stop()
+
+
+def _await_a_long_job(spark: SparkSession, client: JobClient) -> None:
+    """Wait until the same job of Spark's has run for three seconds, within the query."""
+    tracker, since, known = spark.sparkContext.statusTracker(), time.monotonic(), None
+    until = since + 120
+    while time.monotonic() < until and time.monotonic() - since < 3:
+        active = tuple(sorted(tracker.getActiveJobsIds()))
+        if not active or active != known or client.status is not JobStatus.RUNNING:
+            since, known = time.monotonic(), active
+        time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
