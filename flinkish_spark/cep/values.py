@@ -78,7 +78,9 @@ def exact(digits: int, scale: int, value: decimal.Decimal) -> decimal.Decimal:
     NoSuchValue
         It has more digits before the point.
     """
-    rounded = value.quantize(decimal.Decimal(1).scaleb(-scale), context=_EXACT)
+    # One that is far too long cannot be rounded even by a context of so many digits.
+    fits = value.adjusted() < digits
+    rounded = value.quantize(decimal.Decimal(1).scaleb(-scale), context=_EXACT) if fits else value
     if rounded and rounded.adjusted() >= digits - scale:
         raise NoSuchValue(f"{value} is computed", f"it does not fit into DECIMAL({digits},{scale})")
     return rounded

@@ -34,11 +34,14 @@ class DueRows:
         Elements and their times.
     facts
         What is known of them besides, column by column.
+    columns
+        Their fields as columns; none where rows come one by one.
     """
 
     values: Sequence[Any] = ()
     times_ms: Sequence[int] = ()
     facts: Sequence[Sequence[Any]] = ()
+    columns: Sequence[pa.Array] = ()
     _of_key: dict[Any, tuple[int, int]] = field(default_factory=dict)
     #: When the first of those comes that go on waiting.
     _later_ms: dict[Any, int] = field(default_factory=dict)
@@ -50,6 +53,11 @@ class DueRows:
         if until < end:
             self._of_key[key] = until, end
         return range(begin, until)
+
+    @property
+    def begins(self) -> Array:
+        """Where the rows of each key begin, before any was taken."""
+        return np.array([begin for begin, _ in self._of_key.values()], dtype=np.int64)
 
     def next_ms(self, key: Any) -> int | None:
         """Return when the first of a key's rows comes that wait; None if none does."""
@@ -200,10 +208,10 @@ class WaitingRows:
         self._is_due = is_due = self._times_ms <= limit_ms
         places, later = np.flatnonzero(is_due), np.flatnonzero(~is_due)
         taken = pa.array(self._order[places])
-        columns = [to_values(column.take(taken)) for column in self._columns]
-        width = self._timed.width
+        arrays, width = [column.take(taken) for column in self._columns], self._timed.width
+        columns = [to_values(one) for one in arrays]
         values = list(map(self._timed.gathering(), zip(*columns[:width], strict=True)))
-        found = DueRows(values, columns[-1], columns[width:-1])
+        found = DueRows(values, columns[-1], columns[width:-1], arrays[:width])
         for number, begin, end in _runs(self._key[places]):
             found._of_key[self.keys[number]] = begin, end
         for number, begin, _ in _runs(self._key[later]):
