@@ -15,7 +15,7 @@ is still open, which would come before it: then it is held.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -195,6 +195,58 @@ class MatchState:
     def open_count(self) -> int:
         """The number of partial matches that have begun."""
         return sum(one.last is not None for one in self.partial)
+
+
+class FlatMatches(NamedTuple):
+    """What is open of one key as rows that refer to each other by their places: as it is stored.
+
+    Parameters
+    ----------
+    events
+        That some partial match has taken, in their order.
+    chains
+        Of each taken event the number of its name, the event's place, and that of what was taken before.
+    matches
+        Of each partial match the state, where its chain ends, and whether it is held.
+    """
+
+    events: Sequence[Event]
+    chains: Sequence[tuple[int, int, int | None]]
+    matches: Sequence[tuple[int, int | None, bool]]
+
+    @staticmethod
+    def of(state: MatchState, numbers: Mapping[str, int]) -> FlatMatches:
+        """Return what is open; names have these numbers."""
+        places: dict[Taken, int] = {}
+        events: dict[Event, int] = {}
+        chains: list[tuple[int, int, int | None]] = []
+        matches = []
+        for queue, is_held in ((state.partial, False), (state.held, True)):
+            for one in queue:
+                for taken in () if one.last is None else one.last.path():
+                    if taken not in places:
+                        event = events.setdefault(taken.event, len(events))
+                        before = None if taken.before is None else places[taken.before]
+                        places[taken] = len(chains)
+                        chains.append((numbers[taken.stage], event, before))
+                matches.append((one.state, None if one.last is None else places[one.last], is_held))
+        # Their order tells events of one time apart, and is that of their places.
+        order = sorted(events, key=lambda event: event.at)
+        at = {events[event]: place for place, event in enumerate(order)}
+        return FlatMatches(order, [(stage, at[event], before) for stage, event, before in chains], matches)
+
+    def state(self, names: Sequence[str]) -> MatchState:
+        """Return what is open, put together; names by their numbers."""
+        events, chains = self.events, list[Taken]()
+        for stage, event, before in self.chains:
+            last = None if before is None else chains[before]
+            first = events[event] if last is None else last.first
+            chains.append(Taken(names[stage], events[event], last, first))
+        found: tuple[list[PartialMatch], list[PartialMatch]] = ([], [])
+        for state, chain, is_held in self.matches:
+            found[is_held].append(PartialMatch(state, None if chain is None else chains[chain]))
+        partial, held = map(MatchQueue, found)
+        return MatchState(partial, held, len(events))
 
 
 class At(NamedTuple):

@@ -121,6 +121,21 @@ def match_recognize(text: str) -> MatchRecognize:
     return MatchRecognize(tuple(_name(one) for one in partition), names[0] if names else None, clauses)
 
 
+def condition(text: str, fields: T.StructType) -> E.Expression:
+    """Return a condition of one row with these fields, as it stands in DEFINE.
+
+    Raises
+    ------
+    PatternError
+        It is no condition, or looks at other rows.
+    """
+    said = MatchRecognize((), None, {"PATTERN": "(A)", "DEFINE": f"A AS {text}"})
+    found = said.search(fields)[0].defined["A"]
+    if any(one.looks_around for one in found.all_parts()):
+        _refuse(text, "it looks at other rows", "compare fields of one event")
+    return found
+
+
 def _clauses(text: str, tokens: Sequence[_Token]) -> Iterator[tuple[str, str]]:
     begins: list[tuple[int, int, str, int]] = []
     depth, behind = 0, -1

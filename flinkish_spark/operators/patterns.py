@@ -12,9 +12,19 @@ from pyspark.sql import types as T
 
 from flinkish_spark.cep.automaton import Automaton
 from flinkish_spark.cep.conditions import ColumnCondition, Leaf, LookingBack
-from flinkish_spark.cep.matcher import Event, Matcher, MatchQueue, MatchState, PartialMatch, Taken
+from flinkish_spark.cep.matcher import Event, FlatMatches, Matcher, MatchState, PartialMatch
 from flinkish_spark.cep.stages import AfterMatchSkip, OpenMatches
-from flinkish_spark.core.elements import MATCHES, MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer
+from flinkish_spark.core.elements import (
+    CLOSED,
+    DISCARDED,
+    MATCHES,
+    MIN_WATERMARK_MS,
+    OPENED,
+    TIMED_OUT,
+    OutputTag,
+    TimeDomain,
+    Timer,
+)
 from flinkish_spark.functions.patterns import Match, PatternProcessFunction
 from flinkish_spark.operators.context import FunctionContext, KeyedStateWithoutKey, NoKeyedState
 from flinkish_spark.operators.joins import Entry, TimedBuffer, time_of
@@ -26,10 +36,6 @@ from flinkish_spark.state.tables import StateTable
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.ddl import ddl_of
 from flinkish_spark.types.rows import ElementType
-
-#: What the operator counts besides; of those opened and closed what is more of a key's, by call.
-TIMED_OUT, DISCARDED = "partial_matches_timed_out", "partial_matches_discarded"
-OPENED, CLOSED = "partial_matches_opened", "partial_matches_closed"
 
 
 @dataclass(frozen=True)
@@ -52,10 +58,7 @@ class LookedFor:
 
         Conditions, windows and what is skipped may change.
         """
-        states = [(state.name, state.kind.value) for state in self.automaton.states]
-        stages = [state.stage for state in self.automaton.states if not state.stage.startswith("$")]
-        names = ", ".join(dict.fromkeys(reversed(stages)))
-        return f"{self.name}({names}) {zlib.crc32(repr(states).encode()):08x}"
+        return f"{self.name}{self.automaton.fingerprint}"
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,10 @@ class MatchContext:
         """Return the name of the pattern."""
         return self.name
 
+    def pattern_version(self) -> int:
+        """Return 0: the program has no other one."""
+        return 0
+
     def timestamp(self) -> int:
         """Return the time of what is emitted."""
         return self.time_ms
@@ -152,8 +159,7 @@ class MatchStates:
     """
 
     def __init__(self, wanted: LookedFor, element: ElementType) -> None:
-        states = wanted.automaton.states
-        self._stages = tuple(dict.fromkeys(state.stage for state in states))
+        self._stages = wanted.automaton.stages
         self._stage_numbers = {name: number for number, name in enumerate(self._stages)}
         own = wanted.fingerprint
         time = T.StructField("__time_ms", T.LongType())
@@ -176,23 +182,15 @@ class MatchStates:
 
     def read(self) -> MatchState | None:
         """Return the current key's partial matches; None if it has none."""
-        stored = self._matches.read(self._scope)
-        if not stored:
+        matches = self._matches.read(self._scope)
+        if not matches:
             return None
         events = [
             Event((row[-1], place), self._gather(row[:-1]))
             for place, row in enumerate(self._events.read(self._scope) or ())
         ]
-        chains: list[Taken] = []
-        for stage, event, before in self._chains.read(self._scope) or ():
-            last = None if before is None else chains[before]
-            first = events[event] if last is None else last.first
-            chains.append(Taken(self._stages[stage], events[event], last, first))
-        found: tuple[list[PartialMatch], list[PartialMatch]] = ([], [])
-        for state, chain, is_held in stored:
-            found[is_held].append(PartialMatch(state, None if chain is None else chains[chain]))
-        partial, held = map(MatchQueue, found)
-        return MatchState(partial, held, len(events))
+        flat = FlatMatches(events, self._chains.read(self._scope) or (), matches)
+        return flat.state(self._stages)
 
     def write(self, state: MatchState) -> None:
         """Set the current key's partial matches."""
@@ -200,26 +198,10 @@ class MatchStates:
             for table in (self._events, self._chains, self._matches):
                 table.remove(self._scope)
             return
-        places: dict[Taken, int] = {}
-        events: dict[Event, int] = {}
-        chains: list[tuple[int, int, int | None]] = []
-        matches = []
-        for queue, is_held in ((state.partial, False), (state.held, True)):
-            for one in queue:
-                for taken in () if one.last is None else one.last.path():
-                    if taken not in places:
-                        event = events.setdefault(taken.event, len(events))
-                        before = None if taken.before is None else places[taken.before]
-                        places[taken] = len(chains)
-                        chains.append((self._stage_numbers[taken.stage], event, before))
-                matches.append((one.state, None if one.last is None else places[one.last], is_held))
-        # Their order tells events of one time apart, and is that of their places.
-        order = sorted(events, key=lambda event: event.at)
-        at = {events[event]: place for place, event in enumerate(order)}
-        spread = self._element.spread
-        self._events.write(self._scope, [(*spread(event.value), event.time_ms) for event in order])
-        self._chains.write(self._scope, [(stage, at[event], before) for stage, event, before in chains])
-        self._matches.write(self._scope, matches)
+        flat, spread = FlatMatches.of(state, self._stage_numbers), self._element.spread
+        self._events.write(self._scope, [(*spread(event.value), event.time_ms) for event in flat.events])
+        self._chains.write(self._scope, list(flat.chains))
+        self._matches.write(self._scope, list(flat.matches))
 
 
 class _Search:
