@@ -249,4 +249,4 @@ def _check_members(said: Any, needed: set[str], others: set[str]) -> None:
 
 def _refuse(said: Any, why: str) -> NoReturn:
     text = said if isinstance(said, str) else json.dumps(said, default=str)
-    raise PatternError(f"a rule has {text[:200]}", why=why, what_to_do="correct the rule", text=text)
+    raise PatternError(f"a rule says {text[:200]}", why=why, what_to_do="correct the rule", text=text)

@@ -13,7 +13,7 @@ from flinkish_spark.cep.automaton import Automaton
 from flinkish_spark.cep.compiler import compiled
 from flinkish_spark.cep.conditions import ColumnCondition, Leaf, LookingBack
 from flinkish_spark.cep.expressions import Expression, Frame
-from flinkish_spark.cep.matcher import Event, FlatMatches, Matcher
+from flinkish_spark.cep.matcher import Event, FlatMatches, Known, Matcher
 from flinkish_spark.cep.pattern import Pattern
 from flinkish_spark.cep.rules import KnownToRules
 from flinkish_spark.cep.stages import OpenMatches
@@ -318,9 +318,11 @@ class _Search:
     #: What SQL text asks of an event.
     asked: Mapping[Leaf, Expression]
 
-    def facts(self, event: Any) -> dict[Leaf, bool]:
+    def known(self, event: Any) -> Known:
         frame = Frame((event,), 0, ("A",), 1, 1, is_ended=True)
-        return {leaf: asked.value(frame, None) is True for leaf, asked in self.asked.items()}
+        asked = map(self.asked.get, self.automaton.leaves)
+        answers = (None if one is None else one.value(frame, None) is True for one in asked)
+        return self.matcher.known[tuple(answers)]
 
     def open(self, facts: _WithoutState) -> None:
         for owner in self._owners():
@@ -370,8 +372,8 @@ class _Run:
 
     def take(self, event: Any, time_ms: int, processing_time_ms: int) -> None:
         """Try the next event."""
-        matcher, facts = self._search.matcher, self._search.facts(event)
-        for match in matcher.process(self._state, event, time_ms, facts, processing_time_ms):
+        matcher, known = self._search.matcher, self._search.known(event)
+        for match in matcher.process(self._state, event, time_ms, known, processing_time_ms):
             self._emit(match, time_ms)
         discarded = 0 if self._limit is None else matcher.keep_to(self._state, self._limit)
         if discarded:

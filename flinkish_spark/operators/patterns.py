@@ -6,13 +6,14 @@ import functools
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, NoReturn
 
 from pyspark.sql import types as T
 
 from flinkish_spark.cep.automaton import Automaton
 from flinkish_spark.cep.conditions import ColumnCondition, Leaf, LookingBack
-from flinkish_spark.cep.matcher import Event, FlatMatches, Matcher, MatchState, PartialMatch
+from flinkish_spark.cep.matcher import Event, FlatMatches, Known, Matcher, MatchState, PartialMatch
 from flinkish_spark.cep.stages import AfterMatchSkip, OpenMatches
 from flinkish_spark.core.elements import (
     CLOSED,
@@ -275,6 +276,7 @@ class PatternOperator(TimedRowsOperator):
             if waiting is not None:
                 waiting.open(states)
         self._searches = [_Search(one, self._element) for one in search.patterns]
+        self._known: tuple[DueRows | None, Sequence[Sequence[Known]]] = None, ()
         for one in self._searches:
             one.states.open(states)
         #: Which answer behind the fields of an event a condition stands for.
@@ -328,9 +330,9 @@ class PatternOperator(TimedRowsOperator):
         self._take_entries([(*value, now_ms)], now_ms)
 
     def _take_entries(self, entries: Sequence[Entry], now_ms: int) -> None:
-        events = [self._gather(entry[: self._width]) for entry in entries]
+        rows = [entry[: self._width] for entry in entries]
         facts = list(zip(*(entry[self._width : -1] for entry in entries), strict=True))
-        due = DueRows(events, [time_of(entry) for entry in entries], facts)
+        due = DueRows(rows, [time_of(entry) for entry in entries], facts)
         self._take(due, range(len(entries)), now_ms)
 
     def _take(self, due: DueRows, places: range, now_ms: int) -> None:
@@ -338,42 +340,60 @@ class PatternOperator(TimedRowsOperator):
         searches, limit = self._searches, self._search.limit
         before_ms = [one.enter() for one in searches]
         processing_ms, reached_ms = self._timers.processing_time_ms, None
-        answers = [(leaf, due.facts[column]) for leaf, column in self._columns.items()]
+        rows, times_ms, gather = due.rows, due.times_ms, self._gather
+        known = self._known_of(due)
         for at in places if self._key_of is None else self._in_order(due, places):
-            time_ms = due.times_ms[at]
+            time_ms = times_ms[at]
             if time_ms != reached_ms:
                 reached_ms = time_ms
-                self._advance(time_ms)
-            facts = {leaf: column[at] for leaf, column in answers if column[at] is not None}
-            for one in searches:
-                matches = one.matcher.process(one.state, due.values[at], time_ms, facts, processing_ms)
+                for one in searches:
+                    if one.matcher.is_due(one.state, time_ms):
+                        self._advance(one, time_ms)
+            for one, facts in zip(searches, known, strict=True):
+                own = facts[at]
+                if not own.may_begin and one.state.is_initial:
+                    continue
+                matches = one.matcher.process(one.state, gather(rows[at]), time_ms, own, processing_ms)
                 if matches:
                     self._emit(one, matches, time_ms)
                 if limit is not None:
                     discarded = one.matcher.keep_to(one.state, limit)
                     if discarded:
                         self._context.count(DISCARDED, discarded)
-        self._advance(now_ms)
-        for one in self._searches:
+        for one in searches:
+            self._advance(one, now_ms)
+        for one in searches:
             more = one.more_open
             if more:
                 self._context.count(OPENED if more > 0 else CLOSED, abs(more))
-        self._register(before_ms, [one.leave() for one in self._searches])
+        self._register(before_ms, [one.leave() for one in searches])
+
+    def _known_of(self, due: DueRows) -> Sequence[Sequence[Known]]:
+        """Return, pattern by pattern, what is known of each event of the key group at hand."""
+        if self._known[0] is not due:
+            found = []
+            for one in self._searches:
+                nothing = [None] * len(due.rows)
+                places = (self._columns.get(leaf) for leaf in one.matcher.automaton.leaves)
+                columns = [nothing if place is None else due.facts[place] for place in places]
+                answers = zip(*columns, strict=True) if columns else repeat((), len(due.rows))
+                found.append(list(map(one.matcher.known.__getitem__, answers)))
+            self._known = due, found
+        return self._known[1]
 
     def _in_order(self, due: DueRows, places: range) -> Iterable[int]:
         """Return the places of events, those of one time in the order in which they are taken."""
         key_of = self._key_of
         assert key_of is not None
-        return sorted(places, key=lambda at: (due.times_ms[at], key_of(due.values[at])))
+        return sorted(places, key=lambda at: (due.times_ms[at], key_of(self._gather(due.rows[at]))))
 
-    def _advance(self, time_ms: int) -> None:
-        for one in self._searches:
-            completed, timed_out = one.matcher.advance(one.state, time_ms)
-            for complete in completed:
-                self._emit(one, (complete.match,), complete.time_ms)
-            for lost in timed_out:
-                self._context.count(TIMED_OUT)
-                self._give(self._search.function.process_timed_out_match, one, lost.match, lost.time_ms)
+    def _advance(self, one: _Search, time_ms: int) -> None:
+        completed, timed_out = one.matcher.advance(one.state, time_ms)
+        for complete in completed:
+            self._emit(one, (complete.match,), complete.time_ms)
+        for lost in timed_out:
+            self._context.count(TIMED_OUT)
+            self._give(self._search.function.process_timed_out_match, one, lost.match, lost.time_ms)
 
     def _emit(self, one: _Search, matches: Iterable[Match], time_ms: int) -> None:
         for match in matches:

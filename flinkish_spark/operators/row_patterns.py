@@ -77,8 +77,8 @@ class RowPatternOperator(TimedRowsOperator):
         before_ms = self._matcher.next_deadline_ms(state)
         for name, own in answers.items():
             state.facts[name] = [*([None] * len(state.rows)), *own[places.start : places.stop]]
-        state.rows += [due.values[at] for at in places]
-        state.times_ms += [due.times_ms[at] for at in places]
+        state.rows += due.rows[places.start : places.stop]
+        state.times_ms += due.times_ms[places.start : places.stop]
         matches = state.matches
         for told in self._matcher.run(state, watermark_ms):
             self._context.emit((self._row(told),), told.time_ms)

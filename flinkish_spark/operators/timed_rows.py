@@ -30,15 +30,15 @@ class DueRows:
 
     Parameters
     ----------
-    values, times_ms
-        Elements and their times.
+    rows, times_ms
+        The fields of elements, as tuples, and their times.
     facts
         What is known of them besides, column by column.
     columns
         Their fields as columns; none where rows come one by one.
     """
 
-    values: Sequence[Any] = ()
+    rows: Sequence[Any] = ()
     times_ms: Sequence[int] = ()
     facts: Sequence[Sequence[Any]] = ()
     columns: Sequence[pa.Array] = ()
@@ -94,7 +94,7 @@ class TimedRows:
         fields = [element.stored_fields, *([facts] if facts else []), "__time_ms LONG"]
         self.state = ListStateDescriptor(name, ", ".join(fields))
         self.time_field, self._late_output = time_field, late_output
-        self.width, self.gathering = len(element.fields), element.gathering
+        self.width = len(element.fields)
         #: Those of the key group at hand.
         self.due = DueRows()
 
@@ -210,8 +210,8 @@ class WaitingRows:
         taken = pa.array(self._order[places])
         arrays, width = [column.take(taken) for column in self._columns], self._timed.width
         columns = [to_values(one) for one in arrays]
-        values = list(map(self._timed.gathering(), zip(*columns[:width], strict=True)))
-        found = DueRows(values, columns[-1], columns[width:-1], arrays[:width])
+        rows = list(zip(*columns[:width], strict=True))
+        found = DueRows(rows, columns[-1], columns[width:-1], arrays[:width])
         for number, begin, end in _runs(self._key[places]):
             found._of_key[self.keys[number]] = begin, end
         for number, begin, _ in _runs(self._key[later]):
