@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -36,18 +37,23 @@ REFUSED = "refused"
 def in_spark(spark: SparkSession, text: str, rows: list[Row]) -> tuple[list[Any], T.DataType | None]:
     """Return the values, and their type; `REFUSED` in place of the values, or no type, if Spark refuses.
 
-    A relation that is local is evaluated without a job.
+    A relation that is local is evaluated without a job. In one partition, so that sums are in order.
     """
-    frame = spark.createDataFrame(pa.Table.from_batches([record_batch(rows)]))
+    frame = spark.createDataFrame(pa.Table.from_batches([record_batch(rows)])).coalesce(1)
     try:
         made = frame.selectExpr(f"{text.replace('VARCHAR', 'STRING')} AS m")
         kind = made.schema[0].dataType
     except PySparkException:
         return [], None
     try:
-        return [row.m for row in made.collect()], kind
+        return [_in_utc(row.m) for row in made.collect()], kind
     except PySparkException:
         return [REFUSED], kind
+
+
+def _in_utc(value: Any) -> Any:
+    """Return a time as ours are told: PySpark's are of the local zone and do not say so."""
+    return value.astimezone(datetime.UTC) if isinstance(value, datetime.datetime) else value
 
 
 def in_python(text: str, rows: list[Row]) -> tuple[Any, T.DataType]:
