@@ -461,6 +461,7 @@ def step(rules: Rules, state: EventTime, batch: BatchTimes) -> EventTime:
         batch.carried_ms,
         state.agenda.after(batch.timers),
         {uid: one.after(assigners, there, active, carried.at(uid)) for uid, one in state.operators.items()},
+        state.levels,
     )
 
 

@@ -22,6 +22,7 @@ from flinkish_spark.core.errors import PatternError
 from flinkish_spark.operators.patterns import LookedFor
 from flinkish_spark.savepoints.files import SavepointMisfit
 from flinkish_spark.savepoints.reader import read_state
+from flinkish_spark.sources import Discovery, FileSource, JsonLines
 from tests.integration.spark.test_keyed_functions import feed, memory
 from tests.support.jobs import await_that, environment, rows
 
@@ -137,7 +138,7 @@ def test_alarms_over_a_restart_in_the_middle_of_a_pattern(spark: Any, tmp_path: 
     client.wait()
     assert [row for sink in ("alarms", "calm") for row in sinks[sink].rows()] == []
     before = client.progress.counts.get("alarms", {})
-    assert open_in_state(spark, tmp_path) == still_open(before) == before["partial_matches_open"]
+    assert open_in_state(spark, tmp_path) == still_open(before) == before.get("partial_matches_open", 0)
 
     client, sinks = started(spark, tmp_path)
     # u0a rises more steeply in time, u0b too late, u1x never (its cell is left out).
@@ -201,14 +202,25 @@ def rule(version: int, least: float) -> dict[str, Any]:
 
 def watched(spark: Any, tmp_path: Any, name: str, restore: Any = None) -> Any:
     env = environment(spark, tmp_path / name, trigger_interval_ms=100, restore=restore)
-    frame = spark.readStream.schema(READING).json(str(tmp_path / "in"))
-    timed = env.from_dataframe(frame, uid="readings").assign_timestamps_and_watermarks(
+    found = {
+        uid: env.from_source(
+            FileSource(
+                str(tmp_path / folder),
+                JsonLines(),
+                fields,
+                discovery=Discovery.CONTINUOUS,
+                discover_every_ms=100,
+            ),
+            uid=uid,
+        )
+        for uid, folder, fields in (("readings", "in", READING), ("rules", "rules", RULES))
+    }
+    timed = found["readings"].assign_timestamps_and_watermarks(
         WatermarkStrategy.for_bounded_out_of_orderness(0).with_timestamp_assigner("at")
     )
-    rules = env.from_dataframe(spark.readStream.schema(RULES).json(str(tmp_path / "rules")), uid="rules")
     peaks = (
         timed.key_by("cell")
-        .connect(rules.broadcast(PATTERN_RULES))
+        .connect(found["rules"].broadcast(PATTERN_RULES))
         .process(
             PatternsFromStream(READING, Peaks()),
             output="cell STRING, id STRING, version LONG, high DOUBLE",

@@ -19,6 +19,7 @@ from flinkish_spark.core.elements import (
     TIMED_OUT,
 )
 from flinkish_spark.operators.process import KeyedStreamOperator
+from flinkish_spark.protocol.event_time import BatchTimes
 from flinkish_spark.protocol.ids import BatchId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.latency import FIRST_LATE_REPORTER, SINK_REPORTER, is_latency
 from flinkish_spark.protocol.records import SinkAck, StagedBatch, TaskAck, TimeReport
@@ -33,7 +34,7 @@ from flinkish_spark.protocol.time_plan import (
     levels_behind,
     reporters_of,
 )
-from flinkish_spark.protocol.watermarks import EventTime
+from flinkish_spark.protocol.watermarks import EventTime, step
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BlockPacker
 from flinkish_spark.transport.columns import Origins
@@ -173,6 +174,7 @@ def test_a_level_is_what_has_come_less_what_has_gone() -> None:
     assert PLAN.of_plan(state).levels == state.levels
     assert TimePlan(reporters_of(["hours"], []), {}, {}).of_plan(state).levels == {}
     assert levels_behind(state, {"days": {"matches": 1}}) is state
+    assert step({}, state, BatchTimes(5)).levels == state.levels
 
 
 def test_counts_are_no_latencies_and_say_nothing_about_time() -> None:
