@@ -15,6 +15,7 @@ is still open, which would come before it: then it is held.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -73,6 +74,12 @@ class PartialMatch(NamedTuple):
 
     state: int
     last: Taken | None
+
+
+#: What `PartialMatch(...)` does, without a call of Python for each; of a pair.
+_partial_match: Callable[[tuple[int, Taken | None]], PartialMatch] = functools.partial(
+    tuple.__new__, PartialMatch
+)
 
 
 class MatchQueue:
@@ -377,6 +384,7 @@ class Matcher:
         if ways is None:
             ways = {}
         step.event, step.time_ms, step.processing_time_ms = event, time_ms, processing_time_ms
+        made = _partial_match
         kept: list[PartialMatch] = []
         complete: list[PartialMatch] = []
         taken: Event | None = None
@@ -393,14 +401,14 @@ class Matcher:
                         taken = Event((time_ms, state.next_number), event)
                         state.next_number += 1
                     last = Taken(stage, taken, before, taken if before is None else before.first)
-                    following = PartialMatch(target, last)
+                    following = made((target, last))
                     final = step.final_past(target) if proceeds[target] else None
                     if final is not None:
-                        complete.append(PartialMatch(final, last))
+                        complete.append(made((final, last)))
                 elif before is None:
                     continue
                 else:
-                    following = one if target == at else PartialMatch(target, before)
+                    following = one if target == at else made((target, before))
                 if kind is StateKind.FINAL:
                     complete.append(following)
                 elif kind is StateKind.STOP:
@@ -415,8 +423,13 @@ class Matcher:
         if changed:
             state.partial = MatchQueue.of(kept)
         # Events leave, too: what was open may have held a match back.
-        if not complete and not state.held._heap:
-            return []
+        if not state.held._heap:
+            if not complete:
+                return []
+            if self._skip.kind is Skip.NONE and len(complete) == 1:
+                last = complete[0].last
+                assert last is not None
+                return [_match(last.path())]
         return [match for _, match in self._completed(state, complete)]
 
     def is_due(self, state: MatchState, time_ms: int) -> bool:
@@ -531,10 +544,6 @@ class Matcher:
     # -- matches ----------------------------------------------------------------------------------------
     def _completed(self, state: MatchState, complete: list[PartialMatch]) -> list[tuple[PartialMatch, Match]]:
         """Return the matches that can be emitted now, the one that begins first first."""
-        if self._skip.kind is Skip.NONE and len(complete) == 1 and not state.held:
-            (one,) = complete
-            assert one.last is not None
-            return [(one, _match(one.last.path()))]
         for one in MatchQueue.of(complete):
             state.held.add(one)
         found: list[tuple[PartialMatch, Match]] = []

@@ -341,7 +341,7 @@ class PatternOperator(TimedRowsOperator):
         before_ms = [one.enter() for one in searches]
         processing_ms, reached_ms = self._timers.processing_time_ms, None
         rows, times_ms, gather = due.rows, due.times_ms, self._gather
-        known = self._known_of(due)
+        known = list(zip(searches, self._known_of(due), strict=True))
         for at in places if self._key_of is None else self._in_order(due, places):
             time_ms = times_ms[at]
             if time_ms != reached_ms:
@@ -349,7 +349,7 @@ class PatternOperator(TimedRowsOperator):
                 for one in searches:
                     if one.matcher.is_due(one.state, time_ms):
                         self._advance(one, time_ms)
-            for one, facts in zip(searches, known, strict=True):
+            for one, facts in known:
                 own = facts[at]
                 if not own.may_begin and one.state.is_initial:
                     continue
@@ -395,9 +395,9 @@ class PatternOperator(TimedRowsOperator):
             self._context.count(TIMED_OUT)
             self._give(self._search.function.process_timed_out_match, one, lost.match, lost.time_ms)
 
-    def _emit(self, one: _Search, matches: Iterable[Match], time_ms: int) -> None:
+    def _emit(self, one: _Search, matches: Sequence[Match], time_ms: int) -> None:
+        self._context.count(MATCHES, len(matches))
         for match in matches:
-            self._context.count(MATCHES)
             self._give(self._search.function.process_match, one, match, time_ms)
 
     def _give(self, call: Any, one: _Search, match: Match, time_ms: int) -> None:
