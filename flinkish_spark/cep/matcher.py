@@ -427,9 +427,9 @@ class Matcher:
             if not complete:
                 return []
             if self._skip.kind is Skip.NONE and len(complete) == 1:
-                last = complete[0].last
-                assert last is not None
-                return [_match(last.path())]
+                end = complete[0].last
+                assert end is not None
+                return [_match(end.path())]
         return [match for _, match in self._completed(state, complete)]
 
     def is_due(self, state: MatchState, time_ms: int) -> bool:
