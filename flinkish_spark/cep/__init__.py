@@ -13,6 +13,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "cep.pattern": ["Pattern"],
         "cep.stages": ["AfterMatchSkip", "OpenMatches", "Overflow", "WithinType"],
         "datastream.pattern_stream": ["CEP", "PatternStream"],
+        "functions.pattern_rules": ["PATTERN_RULES", "REFUSED_RULES", "PatternsFromStream"],
         "functions.patterns": ["PatternContext", "PatternProcessFunction"],
         "functions.row_patterns": [
             "MATCH_FIELDS",

@@ -2,6 +2,9 @@
 
 from ..datastream.pattern_stream import CEP as CEP
 from ..datastream.pattern_stream import PatternStream as PatternStream
+from ..functions.pattern_rules import PATTERN_RULES as PATTERN_RULES
+from ..functions.pattern_rules import REFUSED_RULES as REFUSED_RULES
+from ..functions.pattern_rules import PatternsFromStream as PatternsFromStream
 from ..functions.patterns import PatternContext as PatternContext
 from ..functions.patterns import PatternProcessFunction as PatternProcessFunction
 from ..functions.row_patterns import MATCH_FIELDS as MATCH_FIELDS

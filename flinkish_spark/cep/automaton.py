@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -102,6 +103,22 @@ class Automaton:
             for leaf in transition.condition.leaves()
         )
         return tuple(found)
+
+    @cached_property
+    def stages(self) -> tuple[str, ...]:
+        """The names of the pattern under which states take events, each once."""
+        return tuple(dict.fromkeys(state.stage for state in self.states))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What stored partial matches can be read with: the pattern's names, and a mark of the states.
+
+        Conditions and windows may change.
+        """
+        states = [(state.name, state.kind.value) for state in self.states]
+        stages = [state.stage for state in reversed(self.states) if not state.stage.startswith("$")]
+        names = ", ".join(dict.fromkeys(stages))
+        return f"({names}) {zlib.crc32(repr(states).encode()):08x}"
 
     @property
     def can_be_empty(self) -> bool:

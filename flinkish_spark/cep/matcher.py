@@ -15,7 +15,8 @@ is still open, which would come before it: then it is held.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -75,6 +76,12 @@ class PartialMatch(NamedTuple):
     last: Taken | None
 
 
+#: What `PartialMatch(...)` does, without a call of Python for each; of a pair.
+_partial_match: Callable[[tuple[int, Taken | None]], PartialMatch] = functools.partial(
+    tuple.__new__, PartialMatch
+)
+
+
 class MatchQueue:
     """Partial matches by the event that they begin with; the one that has not begun is behind all.
 
@@ -97,8 +104,17 @@ class MatchQueue:
     @staticmethod
     def of(matches: Iterable[PartialMatch]) -> MatchQueue:
         """Return a queue to which they were added one by one."""
-        queue = MatchQueue()
-        for one in matches:
+        queue, kept, before = MatchQueue(), list(matches), _BEFORE_ALL_EVENTS
+        for one in kept:
+            begin = _NOT_BEGUN if one.last is None else one.last.first.at
+            if begin < before:
+                break
+            before = begin
+        else:
+            # In order, as they are most often, they stand as they would be added.
+            queue._heap = kept
+            return queue
+        for one in kept:
             queue.add(one)
         return queue
 
@@ -150,6 +166,7 @@ class MatchQueue:
 
 _NOT_BEGUN = (1 << 63, 0)
 _BEFORE_ALL = -(1 << 63)
+_BEFORE_ALL_EVENTS = (_BEFORE_ALL - 1, 0)
 
 
 def begins(match: PartialMatch) -> tuple[int, int]:
@@ -189,12 +206,65 @@ class MatchState:
     @property
     def is_initial(self) -> bool:
         """Whether nothing would be lost if it were forgotten."""
-        return not self.held and len(self.partial) == 1 and self.open_count == 0
+        heap = self.partial._heap
+        return len(heap) == 1 and heap[0].last is None and not self.held._heap
 
     @property
     def open_count(self) -> int:
         """The number of partial matches that have begun."""
         return sum(one.last is not None for one in self.partial)
+
+
+class FlatMatches(NamedTuple):
+    """What is open of one key as rows that refer to each other by their places: as it is stored.
+
+    Parameters
+    ----------
+    events
+        That some partial match has taken, in their order.
+    chains
+        Of each taken event the number of its name, the event's place, and that of what was taken before.
+    matches
+        Of each partial match the state, where its chain ends, and whether it is held.
+    """
+
+    events: Sequence[Event]
+    chains: Sequence[tuple[int, int, int | None]]
+    matches: Sequence[tuple[int, int | None, bool]]
+
+    @staticmethod
+    def of(state: MatchState, numbers: Mapping[str, int]) -> FlatMatches:
+        """Return what is open; names have these numbers."""
+        places: dict[Taken, int] = {}
+        events: dict[Event, int] = {}
+        chains: list[tuple[int, int, int | None]] = []
+        matches = []
+        for queue, is_held in ((state.partial, False), (state.held, True)):
+            for one in queue:
+                for taken in () if one.last is None else one.last.path():
+                    if taken not in places:
+                        event = events.setdefault(taken.event, len(events))
+                        before = None if taken.before is None else places[taken.before]
+                        places[taken] = len(chains)
+                        chains.append((numbers[taken.stage], event, before))
+                matches.append((one.state, None if one.last is None else places[one.last], is_held))
+        # Their order tells events of one time apart, and is that of their places.
+        order = sorted(events, key=lambda event: event.at)
+        at = {events[event]: place for place, event in enumerate(order)}
+        return FlatMatches(order, [(stage, at[event], before) for stage, event, before in chains], matches)
+
+    def state(self, names: Sequence[str]) -> MatchState:
+        """Return what is open, put together; names by their numbers."""
+        events, chains = self.events, list[Taken]()
+        for stage, event, before in self.chains:
+            last = None if before is None else chains[before]
+            first = events[event] if last is None else last.first
+            chains.append(Taken(names[stage], events[event], last, first))
+        found: tuple[list[PartialMatch], list[PartialMatch]] = ([], [])
+        for state, chain, is_held in self.matches:
+            found[is_held].append(PartialMatch(state, None if chain is None else chains[chain]))
+        partial, held = map(MatchQueue, found)
+        return MatchState(partial, held, len(events))
 
 
 class At(NamedTuple):
@@ -207,6 +277,37 @@ class At(NamedTuple):
 #: A take or an ignore that an event is good for: the name under which it would be taken, whether it is, where
 #: that leads, and to what.
 _Way = tuple[str, bool, int, StateKind]
+
+
+@dataclass(slots=True, eq=False)
+class Known:
+    """What is known of events beforehand; one object for all that are answered alike.
+
+    Parameters
+    ----------
+    facts
+        The answers to conditions of one event.
+    ways
+        By state, what such an event is good for; grows. None where conditions have to be asked.
+    may_begin
+        Whether such an event may change anything where no partial match is open.
+    """
+
+    facts: dict[Leaf, bool]
+    ways: dict[int, list[_Way]] | None
+    may_begin: bool = True
+
+
+class _KnownByAnswers(dict[tuple[bool | None, ...], Known]):
+    """Makes what is not there."""
+
+    def __init__(self, make: Callable[[tuple[bool | None, ...]], Known]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, answers: tuple[bool | None, ...]) -> Known:
+        found = self[answers] = self._make(answers)
+        return found
 
 
 class Matcher:
@@ -225,7 +326,7 @@ class Matcher:
         self._states = automaton.states
         self._kinds = tuple(state.kind for state in automaton.states)
         self._looks_back = automaton.looks_back
-        self._has_windows = automaton.has_windows
+        self._has_windows, self._window_ms = automaton.has_windows, automaton.first_to_last_ms
         self._has_windows_between = any(state.from_previous_ms is not None for state in automaton.states)
         #: By state: of each transition what asks its condition, None if it always holds; and what it is good
         #: for, or else the state in which the event is tried at once.
@@ -234,11 +335,16 @@ class Matcher:
             for state in automaton.states
         )
         self._proceeds = tuple(any(way is None for _, way, _ in ways) for ways in self._transitions)
+        #: The same of states without proceeds; None of others.
+        self._direct = tuple(
+            None if proceeds else tuple((asked, way) for asked, way, _ in ways if way is not None)
+            for proceeds, ways in zip(self._proceeds, self._transitions, strict=True)
+        )
         self._begin = PartialMatch(automaton.start, None)
         self._step = _Step(self)
-        #: What events are good for, by the answers to conditions, where all of these are known beforehand.
-        self._ways_by_answers: dict[tuple[bool | None, ...], dict[int, list[_Way]]] = {}
         self._asks_nobody = all(isinstance(leaf, ColumnCondition) for leaf in automaton.leaves)
+        #: By answers to the conditions of the automaton, in their order; None where nobody has asked.
+        self.known: Mapping[tuple[bool | None, ...], Known] = _KnownByAnswers(self._known)
 
     def initial(self) -> MatchState:
         """Return what is known of a key of which there was nothing."""
@@ -249,7 +355,7 @@ class Matcher:
         state: MatchState,
         event: Any,
         time_ms: int,
-        facts: dict[Leaf, bool] | None = None,
+        known: Known | None = None,
         processing_time_ms: int = 0,
     ) -> list[Match]:
         """Try the next event, and return the matches that it completes.
@@ -260,42 +366,49 @@ class Matcher:
             Of its key; changed.
         time_ms
             Of the event. Time has been advanced to it.
-        facts
-            What is known already of conditions of one event.
+        known
+            What is known of the event already; one of :attr:`known`.
 
         Raises
         ------
         PatternError
             A match cannot be skipped from.
         """
-        step, proceeds = self._step, self._proceeds
-        facts = {} if facts is None else facts
-        ways: dict[int, list[_Way]] = {}
-        if self._asks_nobody:
-            answers = tuple(map(facts.get, self.automaton.leaves))
-            ways = self._ways_by_answers.setdefault(answers, ways)
-        step.begin(event, time_ms, facts, processing_time_ms, ways)
+        step, proceeds, looks_back = self._step, self._proceeds, self._looks_back
+        ways: dict[int, list[_Way]] | None = None
+        if known is None:
+            step.facts = {}
+        else:
+            ways = known.ways
+            step.facts = known.facts if ways is not None else dict(known.facts)
+        if ways is None:
+            ways = {}
+        step.event, step.time_ms, step.processing_time_ms = event, time_ms, processing_time_ms
+        made = _partial_match
         kept: list[PartialMatch] = []
         complete: list[PartialMatch] = []
         taken: Event | None = None
         changed = False
-        for one in state.partial:
-            before, so_far, is_stopped = one.last, len(kept), False
+        for one in state.partial._heap:
+            (at, before), so_far, is_stopped = one, len(kept), False
             step.last = before
-            for stage, is_taken, target, kind in step.ways_of(one.state):
+            found = None if looks_back[at] else ways.get(at)
+            if found is None:
+                found = ways[at] = step.find_ways(at)
+            for stage, is_taken, target, kind in found:
                 if is_taken:
                     if taken is None:
                         taken = Event((time_ms, state.next_number), event)
                         state.next_number += 1
                     last = Taken(stage, taken, before, taken if before is None else before.first)
-                    following = PartialMatch(target, last)
+                    following = made((target, last))
                     final = step.final_past(target) if proceeds[target] else None
                     if final is not None:
-                        complete.append(PartialMatch(final, last))
+                        complete.append(made((final, last)))
                 elif before is None:
                     continue
                 else:
-                    following = one if target == one.state else PartialMatch(target, before)
+                    following = one if target == at else made((target, before))
                 if kind is StateKind.FINAL:
                     complete.append(following)
                 elif kind is StateKind.STOP:
@@ -310,9 +423,37 @@ class Matcher:
         if changed:
             state.partial = MatchQueue.of(kept)
         # Events leave, too: what was open may have held a match back.
-        if not complete and not state.held:
-            return []
+        if not state.held._heap:
+            if not complete:
+                return []
+            if self._skip.kind is Skip.NONE and len(complete) == 1:
+                end = complete[0].last
+                assert end is not None
+                return [_match(end.path())]
         return [match for _, match in self._completed(state, complete)]
+
+    def is_due(self, state: MatchState, time_ms: int) -> bool:
+        """Return whether time has to be advanced, since a partial match may be over."""
+        if self._has_windows_between:
+            return True
+        heap = state.partial._heap
+        if self._window_ms is None or not heap:
+            return False
+        # Of one window for all the oldest is the first to be over.
+        oldest = heap[0].last
+        return oldest is not None and time_ms >= oldest.first.at[0] + self._window_ms
+
+    def _known(self, answers: tuple[bool | None, ...]) -> Known:
+        given = zip(self.automaton.leaves, answers, strict=True)
+        facts = {leaf: answer for leaf, answer in given if answer is not None}
+        if not self._asks_nobody:
+            return Known(facts, None)
+        if None in answers:
+            # Whoever asks for what nobody knows is told.
+            return Known(facts, {})
+        self._step.facts, self._step.last = facts, None
+        begins = self._step.find_ways(self.automaton.start)
+        return Known(facts, {}, any(is_taken or kind is StateKind.STOP for _, is_taken, _, kind in begins))
 
     def advance(self, state: MatchState, time_ms: int) -> tuple[list[At], list[At]]:
         """Say that no event before a time comes any more; return what is complete by that, and what is over.
@@ -325,7 +466,7 @@ class Matcher:
         state
             Of a key; changed.
         """
-        if not self._has_windows or not self._has_ended(state, time_ms):
+        if not self._has_windows or not self.is_due(state, time_ms):
             return [], []
         partial, complete, over = MatchQueue(), [], []
         completed_ms: dict[int, int] = {}
@@ -382,13 +523,6 @@ class Matcher:
         )
         return min((end for end in ends if end is not None), default=None)
 
-    def _has_ended(self, state: MatchState, time_ms: int) -> bool:
-        if self._has_windows_between:
-            return any(self._ended_ms(one, time_ms) is not None for one in state.partial)
-        # Of one window for all the oldest is the first to be over.
-        oldest = state.partial.first()
-        return oldest is not None and self._ended_ms(oldest, time_ms) is not None
-
     def _ended_ms(self, one: PartialMatch, time_ms: int) -> int | None:
         """Return when a partial match was timed out; None if it is not yet."""
         if one.last is None:
@@ -410,10 +544,6 @@ class Matcher:
     # -- matches ----------------------------------------------------------------------------------------
     def _completed(self, state: MatchState, complete: list[PartialMatch]) -> list[tuple[PartialMatch, Match]]:
         """Return the matches that can be emitted now, the one that begins first first."""
-        if self._skip.kind is Skip.NONE and len(complete) == 1 and not state.held:
-            (one,) = complete
-            assert one.last is not None
-            return [(one, _match(one.last.path()))]
         for one in MatchQueue.of(complete):
             state.held.add(one)
         found: list[tuple[PartialMatch, Match]] = []
@@ -469,24 +599,14 @@ class _Step:
     Conditions are asked about it, and it is the context of those that look back. One for all events.
     """
 
-    __slots__ = ("_matcher", "_ways", "context", "event", "facts", "last", "processing_time_ms", "time_ms")
+    __slots__ = ("_matcher", "context", "event", "facts", "last", "processing_time_ms", "time_ms")
 
     def __init__(self, matcher: Matcher) -> None:
         self._matcher, self.context = matcher, self
+        self.event: Any = None
+        self.facts: dict[Leaf, bool] = {}
         self.last: Taken | None = None
-        self.begin(None, 0, {}, 0, {})
-
-    def begin(
-        self,
-        event: Any,
-        time_ms: int,
-        facts: dict[Leaf, bool],
-        processing_time_ms: int,
-        ways: dict[int, list[_Way]],
-    ) -> None:
-        """Go on to another event; `ways` is what is known of it by state, and grows."""
-        self.event, self.time_ms, self.facts = event, time_ms, facts
-        self.processing_time_ms, self._ways = processing_time_ms, ways
+        self.time_ms = self.processing_time_ms = 0
 
     # -- what conditions see ----------------------------------------------------------------------------
     def events_for(self, name: str) -> list[Any]:
@@ -504,16 +624,11 @@ class _Step:
         return self.processing_time_ms
 
     # -- what an event is good for ----------------------------------------------------------------------
-    def ways_of(self, state: int) -> list[_Way]:
+    def find_ways(self, state: int) -> list[_Way]:
         """Return what the event is good for in a state, behind proceeds as well."""
-        if self._matcher._looks_back[state]:
-            return self._find_ways(state)
-        found = self._ways.get(state)
-        if found is None:
-            found = self._ways[state] = self._find_ways(state)
-        return found
-
-    def _find_ways(self, state: int) -> list[_Way]:
+        direct = self._matcher._direct[state]
+        if direct is not None:
+            return [way for holds, way in direct if holds is None or holds(self)]
         found: list[_Way] = []
         transitions, waiting = self._matcher._transitions, [state]
         while waiting:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flinkish_spark.cep.automaton import Action, Automaton, State, StateKind, Transition
-from flinkish_spark.cep.conditions import ALWAYS, Condition, Given
+from flinkish_spark.cep.conditions import ALWAYS, Condition, Given, Not
 from flinkish_spark.cep.expressions import (
     Column,
     Expression,
@@ -136,7 +136,7 @@ class RowSearch:
 # From a row pattern to its automaton.
 
 
-_CHOICE, _END = "$choice$", "$end$"
+_CHOICE, _ROUND, _END = "$choice$", "$round$", "$end$"
 #: Before the name under which a row is taken that is not told.
 _HIDDEN = "-"
 #: As many states are more than anybody reads.
@@ -168,6 +168,23 @@ class _Between:
 
     is_first: bool
     is_known_last: bool | None
+    #: Rounds of loops that have begun here.
+    begun: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _WithoutRow(Condition):
+    """Asked behind a round of a loop, by the name of the state that began it."""
+
+    round: str
+    looks_back = True
+
+    def holds(self, given: Given) -> bool:
+        place: _Between = given.event
+        return self.round in place.begun
+
+    def __str__(self) -> str:
+        return f"{self.round} has no row"
 
 
 class _Growing:
@@ -239,16 +256,29 @@ class _RowCompiler:
         after = then
         if most is None:
             loop = self._state(_CHOICE, _CHOICE, StateKind.NORMAL)
-            again = self._before(of, loop, is_excluded=is_excluded)
+            again = self._round(of, loop, after, is_excluded)
             self._prefer(loop, [again, after] if is_greedy else [after, again])
             then = loop
         else:
             for _ in range(most - least):
-                again = self._before(of, then, is_excluded=is_excluded)
+                again = self._round(of, then, after, is_excluded)
                 then = self._choice([again, after] if is_greedy else [after, again])
-        for _ in range(least):
+        if least:
+            then = self._round(of, then, after, is_excluded)
+        for _ in range(least - 1):
             then = self._before(of, then, is_excluded=is_excluded)
         return then
+
+    def _round(self, of: RowPattern, then: _Growing, after: _Growing, is_excluded: bool) -> _Growing:
+        """Return the first state of a round with which a loop has enough: one without a row is the last."""
+        if then is after or not _may_be_nothing(of):
+            return self._before(of, then, is_excluded=is_excluded)
+        begin = self._state(_ROUND, _CHOICE, StateKind.NORMAL)
+        end = self._state(_CHOICE, _CHOICE, StateKind.NORMAL)
+        without = _WithoutRow(begin.name)
+        end.ways += [(Action.PROCEED, after, without), (Action.PROCEED, then, Not(without))]
+        self._prefer(begin, [self._before(of, end, is_excluded=is_excluded)])
+        return begin
 
     def _choice(self, options: Sequence[_Growing]) -> _Growing:
         state = self._state(_CHOICE, _CHOICE, StateKind.NORMAL)
@@ -270,6 +300,21 @@ class _RowCompiler:
         unused = f"{name}{DELIMITER}{number}"
         state = self._states[unused] = _Growing(unused, stage, kind)
         return state
+
+
+def _may_be_nothing(pattern: RowPattern) -> bool:
+    match pattern:
+        case Variable():
+            return False
+        case InOrder(parts):
+            return all(map(_may_be_nothing, parts))
+        case OneOf(options):
+            return any(map(_may_be_nothing, options))
+        case Repeated(of, least):
+            return least == 0 or _may_be_nothing(of)
+        case Excluded(of):
+            return _may_be_nothing(of)
+    return True
 
 
 def compiled_rows(pattern: RowPattern) -> Automaton:
@@ -297,6 +342,8 @@ class RowState:
         How many rows of the key are known no more.
     matches
         How many matches there were.
+    facts
+        By variable, of each row whether it can be it; None where nobody has asked. May be left out.
     """
 
     rows: list[Sequence[Any]] = field(default_factory=list)
@@ -305,10 +352,13 @@ class RowState:
     covered: int = 0
     gone: int = 0
     matches: int = 0
+    facts: dict[str, list[bool | None]] = field(default_factory=dict)
 
     def forget(self, count: int) -> None:
         """Drop the first rows."""
         del self.rows[:count], self.times_ms[:count]
+        for own in self.facts.values():
+            del own[:count]
         self.start -= count
         self.covered = max(self.covered - count, 0)
         self.gone += count
@@ -382,8 +432,11 @@ class RowMatcher:
             for at in self.automaton.states
             for one in at.transitions
         )
-        # A row alone decides what it can be: then a place that has failed once fails again.
-        self._is_local = all(_is_local(name, made) for name, made in search.defined.items())
+        #: Variables that a row can be, or cannot be, whatever stands before it in a match.
+        self._of_place = [name for name, made in search.defined.items() if is_of_place(name, made)]
+        # Of such alone a place that has failed once fails again.
+        self._is_local = len(self._of_place) == len(search.defined)
+        self._first = self._first_variables()
 
     def run(self, state: RowState, ended_to_ms: int) -> list[Told]:
         """Return what can be told now; rows were added to the state.
@@ -401,7 +454,14 @@ class RowMatcher:
             A match cannot be skipped from.
         """
         told: list[Told] = []
+        for name in self._of_place:
+            own = state.facts.setdefault(name, [])
+            own += [None] * (len(state.rows) - len(own))
+        first = [state.facts[name] for name in self._first]
         while state.start < len(state.rows):
+            if first and all(own[state.start] is False for own in first):
+                self._pass_over(state, told)
+                continue
             is_ended = self._is_ended(state, ended_to_ms)
             found = self._attempt(state, is_ended, ended_to_ms)
             if found is _Unknown.NEEDS_MORE:
@@ -440,25 +500,27 @@ class RowMatcher:
         states, start, times = self.automaton.states, state.start, state.times_ms
         count, window = len(state.rows), self.search.window_ms
         labels, hidden = [""] * (count - start), [False] * (count - start)
-        waiting = [(self.automaton.start, start, frozenset[int]())]
-        tried: set[tuple[int, int]] = set()
+        begun, tried = frozenset[str](), set[tuple[int, int, frozenset[str]]]()
+        waiting = [(self.automaton.start, start, begun, tried)]
         while waiting:
-            at, place, passed = waiting.pop()
+            at, place, begun, tried = waiting.pop()
             if states[at].kind is StateKind.FINAL:
                 return _Found(labels[: place - start], hidden[: place - start])
-            if self._is_local:
-                if (at, place) in tried:
-                    continue
-                tried.add((at, place))
+            # What was gone through with the same rows leads to nothing new.
+            if (at, place, begun) in tried:
+                continue
+            tried.add((at, place, begun))
             ways = states[at].transitions
             if ways[0].action is Action.PROCEED:
-                about = _About(_Between(state.gone + place == 0, self._is_last(state, place, ended_to_ms)))
-                # What was gone through since the last row leads to nothing new.
+                if states[at].name.startswith(_ROUND):
+                    begun |= {states[at].name}
+                is_last = self._is_last(state, place, ended_to_ms)
+                about = _About(_Between(state.gone + place == 0, is_last, begun))
                 try:
                     waiting += [
-                        (one.target, place, passed | {one.target})
+                        (one.target, place, begun, tried)
                         for one in reversed(ways)
-                        if one.target not in passed and one.condition.holds(about)
+                        if one.condition.holds(about)
                     ]
                 except MoreRowsNeeded:
                     return _Unknown.NEEDS_MORE
@@ -472,7 +534,9 @@ class RowMatcher:
             labels[place - start], hidden[place - start] = self._names[at], self._hides[at]
             try:
                 if self._fits(state, labels, place, is_ended):
-                    waiting.append((ways[0].target, place + 1, frozenset()))
+                    # Where a row alone decides what it can be, it does not matter what stands before it.
+                    seen = tried if self._is_local else set()
+                    waiting.append((ways[0].target, place + 1, frozenset(), seen))
             except MoreRowsNeeded:
                 return _Unknown.NEEDS_MORE
         return _Unknown.FAILED
@@ -482,8 +546,24 @@ class RowMatcher:
         condition = self.search.defined.get(labels[at])
         if condition is None:
             return True
+        own = state.facts.get(labels[at])
+        known = None if own is None else own[place]
+        if known is not None:
+            return known
         frame = Frame(state.rows, state.start, labels, at + 1, at + 1, state.matches + 1, is_ended)
-        return condition.value(frame, None) is True
+        found = condition.value(frame, None) is True
+        if own is not None:
+            own[place] = found
+        return found
+
+    def _first_variables(self) -> list[str]:
+        """Return what the first row of a match has to be one of; none where the row alone does not say so."""
+        reached = list(self.automaton.reached_from(self.automaton.start))
+        if any(state.kind is StateKind.FINAL for state in reached):
+            return []
+        taking = (state for state in reached if state.transitions[0].action is Action.TAKE)
+        names = dict.fromkeys(state.stage.removeprefix(_HIDDEN) for state in taking)
+        return list(names) if all(name in self._of_place for name in names) else []
 
     @staticmethod
     def _is_last(state: RowState, place: int, ended_to_ms: int) -> bool | None:
@@ -552,13 +632,15 @@ class RowMatcher:
 _END_OF_TIME = (1 << 63) - 1
 
 
-def _is_local(name: str, made: Expression) -> bool:
-    """Whether the condition of a variable looks at the row alone that would be it."""
-    return not any(
-        one.looks_around
-        or (isinstance(one, Column) and one.variables is not None and name not in one.variables)
-        for one in made.all_parts()
-    )
+def is_of_place(name: str, made: Expression) -> bool:
+    """Whether the condition of a variable looks at the row alone that would be it, and at rows before."""
+    if isinstance(made, Column):
+        return made.variables is None or name in made.variables
+    if isinstance(made, Navigated):
+        is_current = not made.from_first and not made.offset and made.rows <= 0
+        is_own = made.variables is None or name in made.variables
+        return is_current and is_own and not any(one.looks_around for one in made.of.all_parts())
+    return not made.looks_around and all(is_of_place(name, one) for one in made.parts())
 
 
 def names_in(pattern: RowPattern) -> Iterator[str]:

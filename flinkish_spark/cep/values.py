@@ -78,10 +78,13 @@ def exact(digits: int, scale: int, value: decimal.Decimal) -> decimal.Decimal:
     NoSuchValue
         It has more digits before the point.
     """
-    rounded = value.quantize(decimal.Decimal(1).scaleb(-scale), context=_EXACT)
+    # One that is far too long cannot be rounded even by a context of so many digits.
+    fits = value.adjusted() < digits
+    rounded = value.quantize(decimal.Decimal(1).scaleb(-scale), context=_EXACT) if fits else value
     if rounded and rounded.adjusted() >= digits - scale:
         raise NoSuchValue(f"{value} is computed", f"it does not fit into DECIMAL({digits},{scale})")
-    return rounded
+    # There is no negative zero.
+    return rounded if rounded else rounded.copy_abs()
 
 
 _PLAIN: dict[str, Callable[[Any, Any], Any]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
@@ -254,6 +257,17 @@ def text_of(value: Any) -> str:
 def joined(one: str, other: str) -> str:
     """Return two texts as one."""
     return one + other
+
+
+def negative(value: Any) -> Any:
+    """Return a DOUBLE, FLOAT or DECIMAL with the other sign."""
+    # An operator would round to the digits of the thread's context.
+    return _EXACT.minus(value) if isinstance(value, decimal.Decimal) else -value
+
+
+def absolute(value: Any) -> Any:
+    """Return a DOUBLE, FLOAT or DECIMAL without its sign."""
+    return value.copy_abs() if isinstance(value, decimal.Decimal) else abs(value)
 
 
 def negative_whole(bits: int, value: int) -> int:

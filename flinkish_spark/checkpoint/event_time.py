@@ -26,6 +26,7 @@ from flinkish_spark.protocol.time_plan import (
     facts_of,
     known_channels,
     late_in,
+    levels_behind,
     reports_in,
     without_reports,
 )
@@ -250,6 +251,7 @@ class TimeKeeper:
     def _step(self, staged: StagedBatch) -> None:
         if staged.times is not None:
             self._state = step(self._rules, self._state, staged.times)
+        self._state = levels_behind(self._state, staged.counts)
         self._behind[staged.batch] = self._state
 
     def _inputs(self, logged: LoggedOffsets) -> Iterator[AssignerInput]:

@@ -136,7 +136,7 @@ class Acknowledgements:
                     channels=self._channels(checkpoint, seen) if fits else (),
                 )
             )
-        late, counts = late_of(decision.batches), counts_of(decision.batches)
+        late, counts = late_of(decision.batches), counts_of(decision.batches, decision.times)
         for one, after_ms in others:
             dropped = late.get(one.uid) if one.kind is ParticipantKind.OPERATOR else None
             counted = counts.get(one.uid, {}) if one.kind is ParticipantKind.OPERATOR else {}

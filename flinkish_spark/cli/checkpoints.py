@@ -320,7 +320,7 @@ def _of_commit(commit: Decision) -> dict[str, Any]:
         "uids": list(commit.uids),
         "finished": list(commit.finished),
         "late_dropped": late_of(commit.batches),
-        "counts": counts_of(commit.batches),
+        "counts": counts_of(commit.batches, commit.times),
     }
 
 

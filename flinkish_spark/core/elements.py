@@ -20,6 +20,9 @@ MAX_WATERMARK_MS = (1 << 63) - 1
 
 #: Names of what operators count: late records without a side output, and matches of patterns.
 LATE_RECORDS_DROPPED, MATCHES = "late_records_dropped", "matches"
+TIMED_OUT, DISCARDED = "partial_matches_timed_out", "partial_matches_discarded"
+#: What is more of a key's, by call, and what is less.
+OPENED, CLOSED = "partial_matches_opened", "partial_matches_closed"
 
 
 class TimeDomain(enum.Enum):

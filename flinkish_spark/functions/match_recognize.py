@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import decimal
 import functools
-import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -119,6 +118,21 @@ def match_recognize(text: str) -> MatchRecognize:
         _refuse(order, "rows are in the order of their time", "name one column in ORDER BY, ascending")
     names = [one.text for one in _tokens(order)][:1]
     return MatchRecognize(tuple(_name(one) for one in partition), names[0] if names else None, clauses)
+
+
+def condition(text: str, fields: T.StructType) -> E.Expression:
+    """Return a condition of one row with these fields, as it stands in DEFINE.
+
+    Raises
+    ------
+    PatternError
+        It is no condition, or looks at other rows.
+    """
+    said = MatchRecognize((), None, {"PATTERN": "(A)", "DEFINE": f"A AS {text}"})
+    found = said.search(fields)[0].defined["A"]
+    if any(one.looks_around for one in found.all_parts()):
+        _refuse(text, "it looks at other rows", "compare fields of one event")
+    return found
 
 
 def _clauses(text: str, tokens: Sequence[_Token]) -> Iterator[tuple[str, str]]:
@@ -538,10 +552,10 @@ class _Search:
         return E.any_of(tuple(E.Applied(V.is_equal, (own, one)) for one in others)), _BOOLEAN
 
     def _neg(self, tree: Any, text: str) -> Typed:
-        return self._signed(tree, V.negative_whole, operator.neg, text)
+        return self._signed(tree, V.negative_whole, V.negative, text)
 
     def _abs(self, tree: Any, text: str) -> Typed:
-        return self._signed(tree, V.absolute_whole, abs, text)
+        return self._signed(tree, V.absolute_whole, V.absolute, text)
 
     def _signed(
         self, tree: Any, of_wholes: Callable[[int, int], int], of_others: Callable[[Any], Any], text: str
@@ -550,8 +564,8 @@ class _Search:
         if not isinstance(kind, T.NumericType):
             _refuse(text, f"a {kind.simpleString()} is no number", "cast it")
         bits = _BITS.get(type(kind))
-        if isinstance(made, E.Literal) and of_others is operator.neg:
-            return E.Literal(-made.given), kind
+        if isinstance(made, E.Literal) and of_others is V.negative:
+            return E.Literal(V.negative(made.given)), kind
         function = of_others if bits is None else functools.partial(of_wholes, bits)
         return E.Applied(function, (made,)), kind
 

@@ -22,6 +22,9 @@ class PatternContext(Protocol):
     def pattern_name(self) -> str:
         """Return the name of the pattern, where there are several; else an empty text."""
 
+    def pattern_version(self) -> int:
+        """Return the version of the rule that the pattern has come by; 0 for one of the program."""
+
     def timestamp(self) -> int:
         """Return the time of what is emitted, in milliseconds.
 

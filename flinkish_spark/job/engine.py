@@ -240,7 +240,8 @@ class JobProgress:
     dropped: int = 0
     #: Late records that operators have dropped, by uid.
     late_dropped: dict[str, int] = field(default_factory=dict)
-    #: What else operators have counted, by uid and name: matches of patterns, for example.
+    #: What else operators have counted, by uid and name: matches of patterns, for example; and how much of
+    #: something there is: partial matches that are open.
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     #: What async calls have cost since this process began, by operator; those of repeated tasks count.
     async_calls: Mapping[str, AsyncStatistics] = field(default_factory=dict)
@@ -262,6 +263,9 @@ class JobProgress:
             own = self.counts.setdefault(uid, {})
             for name, count in counts.items():
                 own[name] = own.get(name, 0) + count
+        if decision.times is not None:
+            for uid, levels in decision.times.levels.items():
+                self.counts.setdefault(uid, {}).update(levels)
         acks = [ack for batch in decision.batches for ack in batch.acks]
         for ack in acks:
             self.rows_by_sink[ack.sink] = self.rows_by_sink.get(ack.sink, 0) + ack.rows

@@ -292,7 +292,7 @@ class KeyedSideContext:
         self.timer_service = context.timer_service
         self.time_domain = context.time_domain
         self.output = context.output
-        self.count = context.count
+        self.count, self.emit, self.emit_to = context.count, context.emit, context.emit_to
         self.get_broadcast_state = side.readable
 
 

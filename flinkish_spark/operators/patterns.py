@@ -6,15 +6,26 @@ import functools
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, NoReturn
 
 from pyspark.sql import types as T
 
 from flinkish_spark.cep.automaton import Automaton
 from flinkish_spark.cep.conditions import ColumnCondition, Leaf, LookingBack
-from flinkish_spark.cep.matcher import Event, Matcher, MatchQueue, MatchState, PartialMatch, Taken
+from flinkish_spark.cep.matcher import Event, FlatMatches, Known, Matcher, MatchState, PartialMatch
 from flinkish_spark.cep.stages import AfterMatchSkip, OpenMatches
-from flinkish_spark.core.elements import MATCHES, MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer
+from flinkish_spark.core.elements import (
+    CLOSED,
+    DISCARDED,
+    MATCHES,
+    MIN_WATERMARK_MS,
+    OPENED,
+    TIMED_OUT,
+    OutputTag,
+    TimeDomain,
+    Timer,
+)
 from flinkish_spark.functions.patterns import Match, PatternProcessFunction
 from flinkish_spark.operators.context import FunctionContext, KeyedStateWithoutKey, NoKeyedState
 from flinkish_spark.operators.joins import Entry, TimedBuffer, time_of
@@ -26,10 +37,6 @@ from flinkish_spark.state.tables import StateTable
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.ddl import ddl_of
 from flinkish_spark.types.rows import ElementType
-
-#: What the operator counts besides; of those opened and closed what is more of a key's, by call.
-TIMED_OUT, DISCARDED = "partial_matches_timed_out", "partial_matches_discarded"
-OPENED, CLOSED = "partial_matches_opened", "partial_matches_closed"
 
 
 @dataclass(frozen=True)
@@ -52,10 +59,7 @@ class LookedFor:
 
         Conditions, windows and what is skipped may change.
         """
-        states = [(state.name, state.kind.value) for state in self.automaton.states]
-        stages = [state.stage for state in self.automaton.states if not state.stage.startswith("$")]
-        names = ", ".join(dict.fromkeys(reversed(stages)))
-        return f"{self.name}({names}) {zlib.crc32(repr(states).encode()):08x}"
+        return f"{self.name}{self.automaton.fingerprint}"
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,10 @@ class MatchContext:
         """Return the name of the pattern."""
         return self.name
 
+    def pattern_version(self) -> int:
+        """Return 0: the program has no other one."""
+        return 0
+
     def timestamp(self) -> int:
         """Return the time of what is emitted."""
         return self.time_ms
@@ -152,8 +160,7 @@ class MatchStates:
     """
 
     def __init__(self, wanted: LookedFor, element: ElementType) -> None:
-        states = wanted.automaton.states
-        self._stages = tuple(dict.fromkeys(state.stage for state in states))
+        self._stages = wanted.automaton.stages
         self._stage_numbers = {name: number for number, name in enumerate(self._stages)}
         own = wanted.fingerprint
         time = T.StructField("__time_ms", T.LongType())
@@ -176,23 +183,15 @@ class MatchStates:
 
     def read(self) -> MatchState | None:
         """Return the current key's partial matches; None if it has none."""
-        stored = self._matches.read(self._scope)
-        if not stored:
+        matches = self._matches.read(self._scope)
+        if not matches:
             return None
         events = [
             Event((row[-1], place), self._gather(row[:-1]))
             for place, row in enumerate(self._events.read(self._scope) or ())
         ]
-        chains: list[Taken] = []
-        for stage, event, before in self._chains.read(self._scope) or ():
-            last = None if before is None else chains[before]
-            first = events[event] if last is None else last.first
-            chains.append(Taken(self._stages[stage], events[event], last, first))
-        found: tuple[list[PartialMatch], list[PartialMatch]] = ([], [])
-        for state, chain, is_held in stored:
-            found[is_held].append(PartialMatch(state, None if chain is None else chains[chain]))
-        partial, held = map(MatchQueue, found)
-        return MatchState(partial, held, len(events))
+        flat = FlatMatches(events, self._chains.read(self._scope) or (), matches)
+        return flat.state(self._stages)
 
     def write(self, state: MatchState) -> None:
         """Set the current key's partial matches."""
@@ -200,26 +199,10 @@ class MatchStates:
             for table in (self._events, self._chains, self._matches):
                 table.remove(self._scope)
             return
-        places: dict[Taken, int] = {}
-        events: dict[Event, int] = {}
-        chains: list[tuple[int, int, int | None]] = []
-        matches = []
-        for queue, is_held in ((state.partial, False), (state.held, True)):
-            for one in queue:
-                for taken in () if one.last is None else one.last.path():
-                    if taken not in places:
-                        event = events.setdefault(taken.event, len(events))
-                        before = None if taken.before is None else places[taken.before]
-                        places[taken] = len(chains)
-                        chains.append((self._stage_numbers[taken.stage], event, before))
-                matches.append((one.state, None if one.last is None else places[one.last], is_held))
-        # Their order tells events of one time apart, and is that of their places.
-        order = sorted(events, key=lambda event: event.at)
-        at = {events[event]: place for place, event in enumerate(order)}
-        spread = self._element.spread
-        self._events.write(self._scope, [(*spread(event.value), event.time_ms) for event in order])
-        self._chains.write(self._scope, [(stage, at[event], before) for stage, event, before in chains])
-        self._matches.write(self._scope, matches)
+        flat, spread = FlatMatches.of(state, self._stage_numbers), self._element.spread
+        self._events.write(self._scope, [(*spread(event.value), event.time_ms) for event in flat.events])
+        self._chains.write(self._scope, list(flat.chains))
+        self._matches.write(self._scope, list(flat.matches))
 
 
 class _Search:
@@ -293,6 +276,7 @@ class PatternOperator(TimedRowsOperator):
             if waiting is not None:
                 waiting.open(states)
         self._searches = [_Search(one, self._element) for one in search.patterns]
+        self._known: tuple[DueRows | None, Sequence[Sequence[Known]]] = None, ()
         for one in self._searches:
             one.states.open(states)
         #: Which answer behind the fields of an event a condition stands for.
@@ -346,9 +330,9 @@ class PatternOperator(TimedRowsOperator):
         self._take_entries([(*value, now_ms)], now_ms)
 
     def _take_entries(self, entries: Sequence[Entry], now_ms: int) -> None:
-        events = [self._gather(entry[: self._width]) for entry in entries]
+        rows = [entry[: self._width] for entry in entries]
         facts = list(zip(*(entry[self._width : -1] for entry in entries), strict=True))
-        due = DueRows(events, [time_of(entry) for entry in entries], facts)
+        due = DueRows(rows, [time_of(entry) for entry in entries], facts)
         self._take(due, range(len(entries)), now_ms)
 
     def _take(self, due: DueRows, places: range, now_ms: int) -> None:
@@ -356,46 +340,64 @@ class PatternOperator(TimedRowsOperator):
         searches, limit = self._searches, self._search.limit
         before_ms = [one.enter() for one in searches]
         processing_ms, reached_ms = self._timers.processing_time_ms, None
-        answers = [(leaf, due.facts[column]) for leaf, column in self._columns.items()]
+        rows, times_ms, gather = due.rows, due.times_ms, self._gather
+        known = list(zip(searches, self._known_of(due), strict=True))
         for at in places if self._key_of is None else self._in_order(due, places):
-            time_ms = due.times_ms[at]
+            time_ms = times_ms[at]
             if time_ms != reached_ms:
                 reached_ms = time_ms
-                self._advance(time_ms)
-            facts = {leaf: column[at] for leaf, column in answers if column[at] is not None}
-            for one in searches:
-                matches = one.matcher.process(one.state, due.values[at], time_ms, facts, processing_ms)
+                for one in searches:
+                    if one.matcher.is_due(one.state, time_ms):
+                        self._advance(one, time_ms)
+            for one, facts in known:
+                own = facts[at]
+                if not own.may_begin and one.state.is_initial:
+                    continue
+                matches = one.matcher.process(one.state, gather(rows[at]), time_ms, own, processing_ms)
                 if matches:
                     self._emit(one, matches, time_ms)
                 if limit is not None:
                     discarded = one.matcher.keep_to(one.state, limit)
                     if discarded:
                         self._context.count(DISCARDED, discarded)
-        self._advance(now_ms)
-        for one in self._searches:
+        for one in searches:
+            self._advance(one, now_ms)
+        for one in searches:
             more = one.more_open
             if more:
                 self._context.count(OPENED if more > 0 else CLOSED, abs(more))
-        self._register(before_ms, [one.leave() for one in self._searches])
+        self._register(before_ms, [one.leave() for one in searches])
+
+    def _known_of(self, due: DueRows) -> Sequence[Sequence[Known]]:
+        """Return, pattern by pattern, what is known of each event of the key group at hand."""
+        if self._known[0] is not due:
+            found = []
+            for one in self._searches:
+                nothing = [None] * len(due.rows)
+                places = (self._columns.get(leaf) for leaf in one.matcher.automaton.leaves)
+                columns = [nothing if place is None else due.facts[place] for place in places]
+                answers = zip(*columns, strict=True) if columns else repeat((), len(due.rows))
+                found.append(list(map(one.matcher.known.__getitem__, answers)))
+            self._known = due, found
+        return self._known[1]
 
     def _in_order(self, due: DueRows, places: range) -> Iterable[int]:
         """Return the places of events, those of one time in the order in which they are taken."""
         key_of = self._key_of
         assert key_of is not None
-        return sorted(places, key=lambda at: (due.times_ms[at], key_of(due.values[at])))
+        return sorted(places, key=lambda at: (due.times_ms[at], key_of(self._gather(due.rows[at]))))
 
-    def _advance(self, time_ms: int) -> None:
-        for one in self._searches:
-            completed, timed_out = one.matcher.advance(one.state, time_ms)
-            for complete in completed:
-                self._emit(one, (complete.match,), complete.time_ms)
-            for lost in timed_out:
-                self._context.count(TIMED_OUT)
-                self._give(self._search.function.process_timed_out_match, one, lost.match, lost.time_ms)
+    def _advance(self, one: _Search, time_ms: int) -> None:
+        completed, timed_out = one.matcher.advance(one.state, time_ms)
+        for complete in completed:
+            self._emit(one, (complete.match,), complete.time_ms)
+        for lost in timed_out:
+            self._context.count(TIMED_OUT)
+            self._give(self._search.function.process_timed_out_match, one, lost.match, lost.time_ms)
 
-    def _emit(self, one: _Search, matches: Iterable[Match], time_ms: int) -> None:
+    def _emit(self, one: _Search, matches: Sequence[Match], time_ms: int) -> None:
+        self._context.count(MATCHES, len(matches))
         for match in matches:
-            self._context.count(MATCHES)
             self._give(self._search.function.process_match, one, match, time_ms)
 
     def _give(self, call: Any, one: _Search, match: Match, time_ms: int) -> None:

@@ -10,7 +10,8 @@ from flinkish_spark.core.elements import MATCHES, OutputTag, TimeDomain, Timer
 from flinkish_spark.operators.context import FunctionContext
 from flinkish_spark.operators.joins import TimedBuffer, time_of
 from flinkish_spark.operators.process import Processor
-from flinkish_spark.operators.timed_rows import TimedRows, TimedRowsOperator
+from flinkish_spark.operators.row_conditions import Answers, answered
+from flinkish_spark.operators.timed_rows import DueRows, TimedRows, TimedRowsOperator
 from flinkish_spark.state.descriptors import ValueStateDescriptor
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.timers import Timers
@@ -50,6 +51,8 @@ class RowPatternOperator(TimedRowsOperator):
         self.timed: TimedRows = TimedRows("rows/waiting", element, "", time_field, late_output)
         self._rows = TimedBuffer("rows/kept", element)
         self._width = len(element.fields)
+        #: What is known of the due rows of the key group at hand.
+        self._answered: tuple[DueRows | None, dict[str, Answers]] = None, {}
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
         """Declare the states."""
@@ -67,11 +70,15 @@ class RowPatternOperator(TimedRowsOperator):
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
         """Take the rows that the watermark has reached."""
         watermark_ms, due = self._timers.watermark_ms, self.timed.due
+        # Before any rows are taken: what is answered is of all of them.
+        answers = self._answers(due)
         places = due.take(self._scope.key, watermark_ms)
         state = self._read()
         before_ms = self._matcher.next_deadline_ms(state)
-        state.rows += [due.values[at] for at in places]
-        state.times_ms += [due.times_ms[at] for at in places]
+        for name, own in answers.items():
+            state.facts[name] = [*([None] * len(state.rows)), *own[places.start : places.stop]]
+        state.rows += due.rows[places.start : places.stop]
+        state.times_ms += due.times_ms[places.start : places.stop]
         matches = state.matches
         for told in self._matcher.run(state, watermark_ms):
             self._context.emit((self._row(told),), told.time_ms)
@@ -87,6 +94,11 @@ class RowPatternOperator(TimedRowsOperator):
         later_ms = due.next_ms(self._scope.key)
         if later_ms is not None:
             self._timers.register_event_time_timer(later_ms)
+
+    def _answers(self, due: DueRows) -> dict[str, Answers]:
+        if self._answered[0] is not due:
+            self._answered = due, answered(self._matcher.search, due.columns, due.begins)
+        return self._answered[1]
 
     def _row(self, told: Told) -> tuple[Any, ...]:
         if self._one_row:

@@ -30,15 +30,18 @@ class DueRows:
 
     Parameters
     ----------
-    values, times_ms
-        Elements and their times.
+    rows, times_ms
+        The fields of elements, as tuples, and their times.
     facts
         What is known of them besides, column by column.
+    columns
+        Their fields as columns; none where rows come one by one.
     """
 
-    values: Sequence[Any] = ()
+    rows: Sequence[Any] = ()
     times_ms: Sequence[int] = ()
     facts: Sequence[Sequence[Any]] = ()
+    columns: Sequence[pa.Array] = ()
     _of_key: dict[Any, tuple[int, int]] = field(default_factory=dict)
     #: When the first of those comes that go on waiting.
     _later_ms: dict[Any, int] = field(default_factory=dict)
@@ -50,6 +53,11 @@ class DueRows:
         if until < end:
             self._of_key[key] = until, end
         return range(begin, until)
+
+    @property
+    def begins(self) -> Array:
+        """Where the rows of each key begin, before any was taken."""
+        return np.array([begin for begin, _ in self._of_key.values()], dtype=np.int64)
 
     def next_ms(self, key: Any) -> int | None:
         """Return when the first of a key's rows comes that wait; None if none does."""
@@ -86,7 +94,7 @@ class TimedRows:
         fields = [element.stored_fields, *([facts] if facts else []), "__time_ms LONG"]
         self.state = ListStateDescriptor(name, ", ".join(fields))
         self.time_field, self._late_output = time_field, late_output
-        self.width, self.gathering = len(element.fields), element.gathering
+        self.width = len(element.fields)
         #: Those of the key group at hand.
         self.due = DueRows()
 
@@ -200,10 +208,10 @@ class WaitingRows:
         self._is_due = is_due = self._times_ms <= limit_ms
         places, later = np.flatnonzero(is_due), np.flatnonzero(~is_due)
         taken = pa.array(self._order[places])
-        columns = [to_values(column.take(taken)) for column in self._columns]
-        width = self._timed.width
-        values = list(map(self._timed.gathering(), zip(*columns[:width], strict=True)))
-        found = DueRows(values, columns[-1], columns[width:-1])
+        arrays, width = [column.take(taken) for column in self._columns], self._timed.width
+        columns = [to_values(one) for one in arrays]
+        rows = list(zip(*columns[:width], strict=True))
+        found = DueRows(rows, columns[-1], columns[width:-1], arrays[:width])
         for number, begin, end in _runs(self._key[places]):
             found._of_key[self.keys[number]] = begin, end
         for number, begin, _ in _runs(self._key[later]):

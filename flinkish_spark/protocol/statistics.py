@@ -94,7 +94,8 @@ class ParticipantStatistics(Stored):
         How many late records an operator has dropped for the checkpoint, over all its micro-batches; None
         where there were none.
     counts
-        What else an operator has counted for it, by name: matches of patterns, for example.
+        What else an operator has counted for it, by name: matches of patterns, for example; and how much of
+        something there is behind it: partial matches that are open.
     """
 
     DEFAULTS: ClassVar = Presence.LEFT_OUT

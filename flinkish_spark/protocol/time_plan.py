@@ -206,7 +206,9 @@ class TimePlan:
             for now in _names_now(name, instances):
                 found[now, group] = timers.or_earlier(found.get((now, group), timers))
         agenda = Agenda(dict(sorted(found.items())))
-        return replace(state, agenda=agenda).of_job(self.rules, self.operator_times())
+        own = {one.uid for one in self.reporters}
+        levels = {uid: level for uid, level in state.levels.items() if uid in own}
+        return replace(state, agenda=agenda, levels=levels).of_job(self.rules, self.operator_times())
 
 
 def reporters_of(operators: Sequence[str], inputs: Sequence[str]) -> tuple[Reporter, ...]:
@@ -350,6 +352,8 @@ COUNTERS = (
     "partial_matches_closed",
 )
 _LATE = 0
+#: Of what is counted as it comes and goes there is a level: what has come, less what has gone.
+_LEVELS = {"partial_matches_open": ("partial_matches_opened", "partial_matches_closed")}
 
 
 def is_count(report: TimeReport) -> bool:
@@ -399,15 +403,40 @@ def _counted(plan: TimePlan, acks: Iterable[SinkAck]) -> dict[tuple[str, int], i
     return found
 
 
-def counts_of(batches: Iterable[StagedBatch]) -> dict[str, dict[str, int]]:
-    """Return by operator what else was counted in micro-batches, by name."""
+def counts_of(batches: Iterable[StagedBatch], behind: EventTime | None = None) -> dict[str, dict[str, int]]:
+    """Return by operator what else was counted in micro-batches, by name; with the levels behind them."""
     found: dict[str, dict[str, int]] = {}
     for batch in batches:
         for uid, counts in batch.counts.items():
             own = found.setdefault(uid, {})
             for name, count in counts.items():
                 own[name] = own.get(name, 0) + count
+    if behind is not None:
+        for uid, levels in behind.levels.items():
+            found.setdefault(uid, {}).update(levels)
     return found
+
+
+def levels_behind(state: EventTime, counts: Mapping[str, Mapping[str, int]]) -> EventTime:
+    """Return the state behind a micro-batch with how much there is, by operator, of what comes and goes.
+
+    A level is part of the state that is stored with checkpoints and savepoints, so it goes on behind a
+    restart, and a micro-batch that runs again changes it once.
+
+    Examples
+    --------
+    >>> first = levels_behind(EventTime(), {"alarms": {"matches": 2, "partial_matches_opened": 5}})
+    >>> levels_behind(first, {"alarms": {"partial_matches_closed": 3}}).levels
+    {'alarms': {'partial_matches_open': 2}}
+    """
+    levels = dict(state.levels)
+    for uid, own in counts.items():
+        for name, (come, gone) in _LEVELS.items():
+            if come in own or gone in own:
+                before = levels.get(uid, {})
+                now = before.get(name, 0) + own.get(come, 0) - own.get(gone, 0)
+                levels[uid] = {**before, name: now}
+    return state if levels == state.levels else replace(state, levels=levels)
 
 
 def late_of(batches: Iterable[StagedBatch]) -> dict[str, int]:

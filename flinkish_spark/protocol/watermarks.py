@@ -305,6 +305,8 @@ class EventTime(Stored):
         The timers that wait.
     operators
         By uid.
+    levels
+        By uid and name, of what operators count how much of it there is now; see `protocol/time_plan.py`.
     """
 
     assigners: Mapping[Instance, AssignerTime] = field(default_factory=dict)
@@ -313,6 +315,7 @@ class EventTime(Stored):
     carried_ms: WatermarkMs = MIN_WATERMARK_MS
     agenda: Agenda = field(default_factory=Agenda, metadata=stored("timers", Presence.ADDED))
     operators: Mapping[Uid, OperatorTime] = field(default_factory=dict, metadata=LEFT_OUT)
+    levels: Mapping[Uid, Mapping[str, int]] = field(default_factory=dict, metadata=LEFT_OUT)
 
     def _check_read(self) -> None:
         if self.valve.channels.keys() != {uid for uid, one in self.assigners.items() if not one.has_ended}:
@@ -458,6 +461,7 @@ def step(rules: Rules, state: EventTime, batch: BatchTimes) -> EventTime:
         batch.carried_ms,
         state.agenda.after(batch.timers),
         {uid: one.after(assigners, there, active, carried.at(uid)) for uid, one in state.operators.items()},
+        state.levels,
     )
 
 

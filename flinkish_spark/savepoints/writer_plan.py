@@ -159,7 +159,8 @@ def times_without(times: EventTime | None, uid: str, operators: Collection[str])
         if operator_of(place[0], operators) != uid
     }
     others = {name: one for name, one in times.operators.items() if name != uid}
-    return replace(times, agenda=Agenda(groups), operators=others)
+    levels = {name: one for name, one in times.levels.items() if name != uid}
+    return replace(times, agenda=Agenda(groups), operators=others, levels=levels)
 
 
 def times_with_uid(
@@ -199,6 +200,7 @@ def times_with_uid(
         assigners={_renamed(uid, names): one for uid, one in times.assigners.items()},
         valve=_valve_renamed(times.valve, names),
         operators={(new if uid == old else uid): operator_now(one) for uid, one in times.operators.items()},
+        levels={(new if uid == old else uid): one for uid, one in times.levels.items()},
     )
 
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from flinkish_spark import OutputTag, WatermarkStrategy
-from flinkish_spark.cep import CEP, AfterMatchSkip, Pattern, PatternProcessFunction
+from flinkish_spark import OutputTag, RestoreSettings, WatermarkStrategy
+from flinkish_spark.cep import (
+    CEP,
+    PATTERN_RULES,
+    REFUSED_RULES,
+    AfterMatchSkip,
+    Pattern,
+    PatternProcessFunction,
+    PatternsFromStream,
+)
 from flinkish_spark.cep.compiler import compiled
 from flinkish_spark.core.errors import PatternError
 from flinkish_spark.operators.patterns import LookedFor
 from flinkish_spark.savepoints.files import SavepointMisfit
 from flinkish_spark.savepoints.reader import read_state
+from flinkish_spark.sources import Discovery, FileSource, JsonLines
 from tests.integration.spark.test_keyed_functions import feed, memory
 from tests.support.jobs import await_that, environment, rows
 
@@ -128,7 +138,7 @@ def test_alarms_over_a_restart_in_the_middle_of_a_pattern(spark: Any, tmp_path: 
     client.wait()
     assert [row for sink in ("alarms", "calm") for row in sinks[sink].rows()] == []
     before = client.progress.counts.get("alarms", {})
-    assert open_in_state(spark, tmp_path) == still_open(before)
+    assert open_in_state(spark, tmp_path) == still_open(before) == before.get("partial_matches_open", 0)
 
     client, sinks = started(spark, tmp_path)
     # u0a rises more steeply in time, u0b too late, u1x never (its cell is left out).
@@ -145,7 +155,12 @@ def test_alarms_over_a_restart_in_the_middle_of_a_pattern(spark: Any, tmp_path: 
     assert sorted(tuple(row) for row in sinks["peaks"].rows()) == [("u0a", 4.0), ("u1x", 9.0)]
     assert client.progress.counts["alarms"]["matches"] == 1
     assert client.progress.counts["rises"] == {"matches": 3}
-    assert open_in_state(spark, tmp_path) == still_open(before, client.progress.counts["alarms"])
+    counts = client.progress.counts["alarms"]
+    # A level goes on where the first life of the job has left it.
+    assert open_in_state(spark, tmp_path) == still_open(before, counts) == counts["partial_matches_open"]
+    newest = client.statistics.entries[-1]
+    (alarms,) = [one for one in newest.participants if one.uid == "alarms"]
+    assert alarms.counts["partial_matches_open"] == counts["partial_matches_open"]
 
 
 def still_open(*counts: dict[str, int]) -> int:
@@ -164,6 +179,93 @@ def open_in_state(spark: Any, tmp_path: Any) -> int:
         return 0
     is_open = "size(filter(value, one -> one.chain IS NOT NULL AND NOT one.is_held))"
     return matches.selectExpr(f"sum({is_open}) AS n").first().n
+
+
+RULES = "id STRING, version LONG, rule STRING"
+
+
+class Peaks(PatternProcessFunction):
+    def process_match(self, match, ctx):
+        yield ctx.get_current_key(), ctx.pattern_name(), ctx.pattern_version(), match["high"][0].value
+
+
+def rule(version: int, least: float) -> dict[str, Any]:
+    """A low reading, and behind it a high one: a rule that is data."""
+    conditions = {"low": "value < 2", "high": f"value >= {least}"}
+    nodes = [
+        {"name": name, "type": "ATOMIC", "condition": {"type": "SQL", "expression": text}}
+        for name, text in conditions.items()
+    ]
+    edge = {"source": "low", "target": "high", "type": "SKIP_TILL_NEXT"}
+    return {"id": "peak", "version": version, "rule": json.dumps({"nodes": nodes, "edges": [edge]})}
+
+
+def watched(spark: Any, tmp_path: Any, name: str, restore: Any = None) -> Any:
+    env = environment(spark, tmp_path / name, trigger_interval_ms=100, restore=restore)
+    found = {
+        uid: env.from_source(
+            FileSource(
+                str(tmp_path / folder),
+                JsonLines(),
+                fields,
+                discovery=Discovery.CONTINUOUS,
+                discover_every_ms=100,
+            ),
+            uid=uid,
+        )
+        for uid, folder, fields in (("readings", "in", READING), ("rules", "rules", RULES))
+    }
+    timed = found["readings"].assign_timestamps_and_watermarks(
+        WatermarkStrategy.for_bounded_out_of_orderness(0).with_timestamp_assigner("at")
+    )
+    peaks = (
+        timed.key_by("cell")
+        .connect(found["rules"].broadcast(PATTERN_RULES))
+        .process(
+            PatternsFromStream(READING, Peaks()),
+            output="cell STRING, id STRING, version LONG, high DOUBLE",
+            uid="peaks",
+        )
+    )
+    sinks = {uid: memory(tmp_path, f"{name}-{uid}") for uid in ("peaks", "refused")}
+    peaks.sink_to(sinks["peaks"], uid="peaks-out")
+    peaks.get_side_output(REFUSED_RULES).sink_to(sinks["refused"], uid="refused")
+    return env.execute_async(), sinks
+
+
+def test_rules_come_while_a_job_runs_and_go_on_behind_a_savepoint(spark: Any, tmp_path: Any) -> None:
+    """A rule that cannot be stands behind each that can: it shows that both were read."""
+    wrong = {"id": "wrong", "version": 1, "rule": "{"}
+    (tmp_path / "in").mkdir()
+    feed(tmp_path / "rules", "0", [rule(1, 4), wrong])
+    client, sinks = watched(spark, tmp_path, "first")
+    await_that(lambda: rows(client, "refused") > 0, client)
+    feed(tmp_path / "in", "0", readings(("u0a", 1, 0), ("u0b", 1, 0), ("u0a", 5, 1), ("u0c", 1, 1)))
+    feed(tmp_path / "in", "1", readings(("u9", 9, 2)))
+    await_that(lambda: rows(client, "peaks-out") == 1, client)
+    client.stop_with_savepoint(str(tmp_path / "savepoint"))
+    client.wait()
+    assert [tuple(row) for row in sinks["peaks"].rows()] == [("u0a", "peak", 1, 5.0)]
+    assert client.progress.counts["peaks"]["partial_matches_open"] == 2
+
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", str(int(before) + 1))
+    try:
+        feed(tmp_path / "rules", "1", [rule(2, 3), wrong])
+        restore = RestoreSettings(str(tmp_path / "savepoint"))
+        client, sinks = watched(spark, tmp_path, "second", restore)
+        await_that(lambda: rows(client, "refused") > 0, client)
+        feed(tmp_path / "in", "2", readings(("u0b", 3, 4), ("u9", 9, 9)))
+        await_that(lambda: rows(client, "peaks-out") == 1, client)
+        client.stop_with_checkpoint()
+        client.wait()
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", before)
+    assert [tuple(row) for row in sinks["peaks"].rows()] == [("u0b", "peak", 2, 3.0)]
+    # Of u0c it is open since the first job.
+    assert client.progress.counts["peaks"]["partial_matches_open"] == 1
+    (told, *_) = {tuple(row)[:3] for row in sinks["refused"].rows()}
+    assert told == ("wrong", 1, "{")
 
 
 @pytest.mark.parametrize("text", ["nothing > 1", "cell >"])

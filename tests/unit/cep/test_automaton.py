@@ -100,8 +100,13 @@ def test_a_condition_of_columns_is_asked_of_what_is_known() -> None:
     assert isinstance(leaf, ColumnCondition) and leaf.text == "value > 1"
     matcher = Matcher(automaton, pattern.skip)
     state = matcher.initial()
-    assert matcher.process(state, 1, 0, {leaf: False}) == []
-    assert matcher.process(state, 2, 0, {leaf: True}) == [{"a": [2]}]
+    no, yes, unknown = (matcher.known[answer,] for answer in (False, True, None))
+    assert matcher.process(state, 1, 0, no) == []
+    assert matcher.process(state, 2, 0, yes) == [{"a": [2]}]
+    # Where nothing is open an event of the first kind need not be tried.
+    assert [one.may_begin for one in (no, yes, unknown)] == [False, True, True]
+    with pytest.raises(PatternError, match="nobody has evaluated the condition 'value > 1'"):
+        matcher.process(state, 3, 0, unknown)
     with pytest.raises(PatternError, match="nobody has evaluated the condition 'value > 1'"):
         matcher.process(state, 3, 0)
 
@@ -202,7 +207,7 @@ def test_events_that_meet_no_condition_change_nothing(pattern: Pattern, is_so: b
     if not is_so:
         return
     # And so it is, whatever stands before and behind such an event.
-    first, *others = automaton.leaves
+    _, *others = automaton.leaves
     for seed in range(50):
         chance = random.Random(seed)
         events = [chance.choice(["first", "other", ""]) for _ in range(12)]
@@ -213,10 +218,10 @@ def test_events_that_meet_no_condition_change_nothing(pattern: Pattern, is_so: b
             for time_ms, event in enumerate(events):
                 if left_out and not event:
                     continue
-                facts = {first: event == "first"} | {leaf: event == "other" for leaf in others}
+                known = matcher.known[event == "first", *(event == "other" for _ in others)]
                 complete, over = matcher.advance(state, time_ms)
                 own += [*complete, *over]
-                own += [(match, time_ms) for match in matcher.process(state, time_ms, time_ms, facts)]
+                own += [(match, time_ms) for match in matcher.process(state, time_ms, time_ms, known)]
             complete, over = matcher.advance(state, 99)
             found.append([*own, *complete, *over])
         assert found[0] == found[1]

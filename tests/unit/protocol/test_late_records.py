@@ -10,9 +10,16 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from flinkish_spark.core.elements import LATE_RECORDS_DROPPED
-from flinkish_spark.operators.patterns import CLOSED, DISCARDED, MATCHES, OPENED, TIMED_OUT
+from flinkish_spark.core.elements import (
+    CLOSED,
+    DISCARDED,
+    LATE_RECORDS_DROPPED,
+    MATCHES,
+    OPENED,
+    TIMED_OUT,
+)
 from flinkish_spark.operators.process import KeyedStreamOperator
+from flinkish_spark.protocol.event_time import BatchTimes
 from flinkish_spark.protocol.ids import BatchId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.latency import FIRST_LATE_REPORTER, SINK_REPORTER, is_latency
@@ -25,8 +32,10 @@ from flinkish_spark.protocol.time_plan import (
     facts_of,
     late_in,
     late_of,
+    levels_behind,
     reporters_of,
 )
+from flinkish_spark.protocol.watermarks import EventTime, step
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BlockPacker
 from flinkish_spark.transport.columns import Origins
@@ -149,6 +158,32 @@ def test_what_else_is_counted_is_told_apart_by_its_name() -> None:
 def test_names_of_counters_keep_their_places() -> None:
     assert COUNTERS[:3] == ("late_records_dropped", "matches", "partial_matches_timed_out")
     assert set(COUNTERS) == {LATE_RECORDS_DROPPED, MATCHES, TIMED_OUT, DISCARDED, OPENED, CLOSED}
+
+
+def test_a_level_is_what_has_come_less_what_has_gone() -> None:
+    """As it is stored with checkpoints and savepoints, so a restart goes on from it."""
+    batches = [
+        StagedBatch(Lineage(0), BatchId(at), OwnerEpoch(1), 0, (), (), counts={"days": own})
+        for at, own in enumerate(
+            [
+                {"partial_matches_opened": 5, "matches": 1},
+                {"matches": 2},
+                {"partial_matches_closed": 4, "partial_matches_opened": 2},
+            ]
+        )
+    ]
+    state = EventTime()
+    for batch in batches:
+        state = levels_behind(state, batch.counts)
+    assert state.levels == {"days": {"partial_matches_open": 3}}
+    assert EventTime.from_json(json.loads(json.dumps(state.to_json()))) == state
+    own = {"partial_matches_opened": 7, "partial_matches_closed": 4, "matches": 3, "partial_matches_open": 3}
+    assert counts_of(batches, state) == {"days": own}
+    # An operator that is no more has none.
+    assert PLAN.of_plan(state).levels == state.levels
+    assert TimePlan(reporters_of(["hours"], []), {}, {}).of_plan(state).levels == {}
+    assert levels_behind(state, {"days": {"matches": 1}}) is state
+    assert step({}, state, BatchTimes(5)).levels == state.levels
 
 
 def test_counts_are_no_latencies_and_say_nothing_about_time() -> None:

@@ -1,0 +1,488 @@
+"""Patterns that come and go while a job runs: rules with a version are the elements of a broadcast stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, NoReturn
+
+from pyspark.sql import types as T
+
+from flinkish_spark.cep.automaton import Automaton
+from flinkish_spark.cep.compiler import compiled
+from flinkish_spark.cep.conditions import ColumnCondition, Leaf, LookingBack
+from flinkish_spark.cep.expressions import Expression, Frame
+from flinkish_spark.cep.matcher import Event, FlatMatches, Known, Matcher
+from flinkish_spark.cep.pattern import Pattern
+from flinkish_spark.cep.rules import KnownToRules
+from flinkish_spark.cep.stages import OpenMatches
+from flinkish_spark.core.elements import (
+    CLOSED,
+    DISCARDED,
+    LATE_RECORDS_DROPPED,
+    MATCHES,
+    MAX_WATERMARK_MS,
+    MIN_WATERMARK_MS,
+    OPENED,
+    TIMED_OUT,
+    OutputTag,
+)
+from flinkish_spark.core.errors import ConfigError, PatternError
+from flinkish_spark.core.subtask import SubtaskFacts
+from flinkish_spark.core.validation import instance_of
+from flinkish_spark.functions.keyed import (
+    BroadcastOnTimerContext,
+    KeyedBroadcastContext,
+    KeyedBroadcastProcessFunction,
+    KeyedReadOnlyContext,
+    RuntimeContext,
+)
+from flinkish_spark.functions.match_recognize import condition
+from flinkish_spark.functions.patterns import Match, PatternProcessFunction
+from flinkish_spark.state.descriptors import ListStateDescriptor, MapStateDescriptor
+from flinkish_spark.types.ddl import DdlError, ddl_of, parse_ddl, type_text
+from flinkish_spark.types.rows import ElementType
+
+#: Rules by id: what `broadcast()` of the stream of rules is called with. `since` is the version from which on
+#: partial matches go on; of a rule that is gone its version is left, without a text.
+PATTERN_RULES = MapStateDescriptor("pattern_rules", "STRING", "version LONG, since LONG, rule STRING")
+#: Where rules go that cannot be searched for.
+REFUSED_RULES = OutputTag("refused_rules", "id STRING, version LONG, rule STRING, why STRING")
+_CHAIN, _MATCH = ("stage", "event", "before"), ("state", "chain", "is_held")
+_CHAIN_TYPE = T.StructType([T.StructField(name, T.IntegerType()) for name in _CHAIN])
+_MATCH_TYPE = T.StructType(
+    [T.StructField(name, T.BooleanType() if name == "is_held" else T.IntegerType()) for name in _MATCH]
+)
+
+
+class PatternsFromStream(KeyedBroadcastProcessFunction):
+    """Looks for patterns whose rules come from a broadcast stream, by event time; see docs/cep.md.
+
+    An element of that stream has an `id`, a `version` and a `rule`: JSON, which names a pattern of the
+    program or is a graph as in dynamic Flink CEP. It is searched for from the next events on. A rule of an id
+    that is known takes the place of the old one if its version is greater. Partial matches go on with it if
+    it has the same names and states; otherwise they are given up, and counted as discarded. Without a rule,
+    the pattern of that id is gone. A rule that cannot be, or is not newer, goes to :data:`REFUSED_RULES`, and
+    what was there stays; one that has come before is nothing new.
+
+    All partitions change in the same micro-batch, before its events; so a checkpoint lies before the change
+    or behind it.
+
+    Parameters
+    ----------
+    elements
+        Fields of the keyed stream, as DDL.
+    function
+        What is made of matches; its context says id and version of the rule.
+    patterns
+        What rules may name: patterns, or functions that make one of a rule's arguments.
+    conditions
+        What nodes of rules may name: conditions as of :meth:`Pattern.where`, or functions that make one.
+    late_output
+        Where events behind the watermark go; None: they are dropped and counted.
+    limit
+        How many partial matches of a key and rule may be open; None: any number.
+
+    Raises
+    ------
+    DdlError
+        `elements` is no DDL.
+    ConfigError
+        Another parameter is not what it should be.
+
+    Examples
+    --------
+    >>> from flinkish_spark.testing import ProgramHarness
+    >>> class Alarm(PatternProcessFunction):
+    ...     def process_match(self, match, ctx):
+    ...         yield ctx.pattern_name(), ctx.pattern_version(), match["second"][0].value
+    >>> def rising(least):
+    ...     first = Pattern.begin("first").where(lambda event: event.value >= least)
+    ...     second = first.next("second")
+    ...     return second.where(lambda event, ctx: event.value > ctx.events_for("first")[0].value)
+    >>> fields = "cell STRING, value LONG"
+    >>> def program(readings, rules):
+    ...     return readings.key_by("cell").connect(rules.broadcast(PATTERN_RULES)).process(
+    ...         PatternsFromStream(fields, Alarm(), {"rising": rising}),
+    ...         output="id STRING, version LONG, value LONG", uid="alarms",
+    ...     )
+    >>> harness = ProgramHarness(program, fields, "id STRING, version LONG, rule STRING")
+    >>> harness.push(("steep", 1, '{"pattern": "rising", "args": [5]}'), 0, source=1)
+    >>> harness.push_all([(("u33", value), at) for at, value in enumerate([1, 4, 6, 9])])
+    >>> harness.watermark(3)
+    >>> harness.take().rows
+    [Record(id='steep', version=1, value=9)]
+    """
+
+    def __init__(
+        self,
+        elements: str,
+        function: PatternProcessFunction,
+        patterns: Mapping[str, Pattern | Callable[..., Pattern]] | None = None,
+        conditions: Mapping[str, Any] | None = None,
+        *,
+        late_output: OutputTag | None = None,
+        limit: OpenMatches | None = None,
+    ) -> None:
+        if not isinstance(function, PatternProcessFunction):
+            raise ConfigError(
+                f"function is {function!r}",
+                what_to_do="give an instance of a PatternProcessFunction subclass",
+            )
+        for name, value, kind in (("late_output", late_output, OutputTag), ("limit", limit, OpenMatches)):
+            if value is not None:
+                instance_of(name, value, kind, what_to_do=f"give an {kind.__name__}, or leave it out")
+        for name, known in (("patterns", patterns), ("conditions", conditions)):
+            if known is not None and not isinstance(known, Mapping):
+                raise ConfigError(f"{name} is {known!r}", what_to_do='give them by name: {"rising": rising}')
+        fields = parse_ddl(elements)
+        if not isinstance(fields, T.StructType):
+            raise DdlError(f"{elements!r} is no list of fields; write them as: cell STRING, value LONG")
+        self._fields, self._function = fields, function
+        self._known = KnownToRules(dict(patterns or {}), dict(conditions or {}))
+        self._late_output, self._limit = late_output, limit
+        self._searches: dict[str, _Search] = {}
+
+    def open(self, context: RuntimeContext) -> None:
+        """Declare what waits and what is open of a key, and open the function."""
+        element = ElementType(ddl_of(self._fields))
+        self._gather, self._spread = element.gathering(), element.spread
+        time = T.StructField("__time_ms", T.LongType())
+        self._row = row = T.StructType([*self._fields.fields, time])
+        self._waiting = context.get_list_state(ListStateDescriptor("waiting", ddl_of(row)))
+        parts = ("events", row), ("chains", _CHAIN_TYPE), ("matches", _MATCH_TYPE)
+        lists = ", ".join(f"{name} array<{type_text(kind)}>" for name, kind in parts)
+        stored = f"version LONG, automaton STRING, {lists}"
+        self._open = context.get_map_state(MapStateDescriptor("open", "STRING", stored))
+        self._facts = _WithoutState(context.uid, context.max_parallelism)
+        self._function.open(context)
+
+    def close(self) -> None:
+        """Close the function, and the conditions of all rules."""
+        self._function.close()
+        for search in self._searches.values():
+            search.close()
+
+    # -- rules ------------------------------------------------------------------------------------------
+    def process_broadcast_element(self, value: Any, ctx: KeyedBroadcastContext) -> None:
+        """Take over a rule, or let a pattern go."""
+        rules = ctx.get_broadcast_state(PATTERN_RULES)
+        before = rules.get(value.id)
+        try:
+            taken = self._taken(value, None if before is None else tuple(before))
+        except PatternError as error:
+            ctx.output(REFUSED_RULES, (value.id, value.version, value.rule, str(error)))
+            return
+        if taken is not None:
+            rules[value.id] = taken
+            used = {rule for _, _, rule in rules.values()}
+            for text in [text for text in self._searches if text not in used]:
+                self._searches.pop(text).close()
+
+    def _taken(self, value: Any, before: Any) -> tuple[int, int, str | None] | None:
+        """Return what is stored of a rule; None if it has come before."""
+        if value.id is None or value.version is None:
+            raise PatternError("a rule has no id, or no version", what_to_do="give it both")
+        search = None if value.rule is None else self._search(value.rule)
+        if before is None:
+            return value.version, value.version, value.rule
+        version, since, rule = before
+        if (value.version, value.rule) == (version, rule):
+            return None
+        if value.version <= version:
+            raise PatternError(
+                f"version {value.version} of the rule '{value.id}' is not newer than {version}",
+                why="a later rule has come before it",
+                what_to_do="send it with a greater version",
+                version=version,
+            )
+        goes_on = search is not None and rule is not None and self._has_same_states(search, rule)
+        return value.version, since if goes_on else value.version, value.rule
+
+    def _has_same_states(self, search: _Search, rule: str) -> bool:
+        try:
+            return self._search(rule).automaton.fingerprint == search.automaton.fingerprint
+        except PatternError:
+            # The program has changed, and knows no more what that rule named.
+            return False
+
+    def _search(self, rule: str) -> _Search:
+        """Return what runs a rule; its conditions are opened once per copy of the function.
+
+        Raises
+        ------
+        PatternError
+            It cannot be searched for.
+        """
+        found = self._searches.get(rule)
+        if found is None:
+            pattern = self._known.pattern(rule)
+            automaton = compiled(pattern)
+            asked: dict[Leaf, Expression] = {
+                leaf: condition(leaf.text, self._fields)
+                for leaf in automaton.leaves
+                if isinstance(leaf, ColumnCondition)
+            }
+            found = self._searches[rule] = _Search(automaton, Matcher(automaton, pattern.skip), asked)
+            found.open(self._facts)
+        return found
+
+    # -- events -----------------------------------------------------------------------------------------
+    def process_element(self, value: Any, ctx: KeyedReadOnlyContext) -> None:
+        """Let an event wait for the watermark, unless it is late."""
+        time_ms, timers = ctx.timestamp(), ctx.timer_service()
+        if time_ms is None or time_ms == MIN_WATERMARK_MS:
+            raise PatternError(
+                "patterns from a stream go by event time, and an event has none",
+                what_to_do="call assign_timestamps_and_watermarks() before key_by(), and let no time be null",
+            )
+        if time_ms <= timers.current_watermark():
+            if self._late_output is None:
+                _operator(ctx).count(LATE_RECORDS_DROPPED)
+            else:
+                ctx.output(self._late_output, value)
+            return
+        self._waiting.add((*self._spread(value), time_ms))
+        timers.register_event_time_timer(time_ms)
+
+    def on_timer(self, time_ms: int, ctx: BroadcastOnTimerContext) -> None:
+        """Take the events that the watermark has reached, and time out what is over."""
+        timers = ctx.timer_service()
+        now_ms = timers.current_watermark()
+        waiting = sorted(map(tuple, self._waiting.get()), key=itemgetter(-1))
+        due = [row for row in waiting if row[-1] <= now_ms]
+        runs = self._entered(ctx)
+        before_ms = _first(run.deadline_ms for run in runs)
+        reached_ms = None
+        for row in due:
+            at_ms, event = row[-1], self._gather(row[:-1])
+            for run in runs:
+                if at_ms != reached_ms:
+                    run.advance(at_ms)
+                run.take(event, at_ms, timers.current_processing_time())
+            reached_ms = at_ms
+        for run in runs:
+            run.advance(now_ms)
+            run.leave()
+        later = waiting[len(due) :]
+        if due:
+            self._waiting.update(later)
+        due_ms = _first(run.deadline_ms for run in runs)
+        if before_ms is not None and before_ms != due_ms:
+            timers.delete_event_time_timer(before_ms)
+        for next_ms in (due_ms, later[0][-1] if later else None):
+            if next_ms is not None and now_ms < MAX_WATERMARK_MS:
+                timers.register_event_time_timer(next_ms)
+
+    def _entered(self, ctx: BroadcastOnTimerContext) -> list[_Run]:
+        """Return the rules as they run over the current key; give up what no rule goes on with."""
+        rules = dict(ctx.get_broadcast_state(PATTERN_RULES).items())
+        runs = []
+        for name in sorted(rules):
+            version, since, rule = rules[name]
+            if rule is not None:
+                context = _RuleContext(ctx, name, version)
+                runs.append(_Run(self._search_of(name, rule), context, self._function, self._limit, since))
+        live = {run.context.name: run for run in runs}
+        for name, stored in list(self._open.items()):
+            own = live.get(name)
+            if own is None or not own.goes_on_with(stored):
+                given_up = sum(chain is not None and not held for _, chain, held in _rows(stored.matches))
+                if given_up:
+                    _operator(ctx).count(CLOSED, given_up)
+                    _operator(ctx).count(DISCARDED, given_up)
+                del self._open[name]
+        for run in runs:
+            run.enter(self._open, self._row.names, self._gather, self._spread)
+        return runs
+
+    def _search_of(self, name: str, rule: str) -> _Search:
+        try:
+            return self._search(rule)
+        except PatternError as error:
+            raise PatternError(
+                f"the rule '{name}' was taken over once, and cannot be searched for any more",
+                why=str(error),
+                what_to_do="give the program what the rule names, or send a newer rule of that id",
+                name=name,
+            ) from None
+
+
+@dataclass(frozen=True)
+class _Search:
+    """A rule, compiled; for all keys."""
+
+    automaton: Automaton
+    matcher: Matcher
+    #: What SQL text asks of an event.
+    asked: Mapping[Leaf, Expression]
+
+    def known(self, event: Any) -> Known:
+        frame = Frame((event,), 0, ("A",), 1, 1, is_ended=True)
+        asked = map(self.asked.get, self.automaton.leaves)
+        answers = (None if one is None else one.value(frame, None) is True for one in asked)
+        return self.matcher.known[tuple(answers)]
+
+    def open(self, facts: _WithoutState) -> None:
+        for owner in self._owners():
+            owner.open(facts)
+
+    def close(self) -> None:
+        for owner in self._owners():
+            owner.close()
+
+    def _owners(self) -> list[Any]:
+        leaves = self.automaton.leaves
+        owners = [leaf.owner for leaf in leaves if isinstance(leaf, LookingBack)]
+        return [owner for owner in owners if hasattr(owner, "open") and hasattr(owner, "close")]
+
+
+class _Run:
+    """A rule over the events of one key in one micro-batch."""
+
+    def __init__(
+        self,
+        search: _Search,
+        context: _RuleContext,
+        function: PatternProcessFunction,
+        limit: OpenMatches | None,
+        since: int,
+    ) -> None:
+        self._search, self.context, self._function, self._limit = search, context, function, limit
+        self._since = since
+        self._state = search.matcher.initial()
+
+    def goes_on_with(self, stored: Any) -> bool:
+        """Return whether stored partial matches can be read by this rule, and are of no one that was gone."""
+        is_same: bool = stored.automaton == self._search.automaton.fingerprint
+        return is_same and int(stored.version) >= self._since
+
+    def enter(self, states: Any, names: Sequence[str], gather: Any, spread: Any) -> None:
+        """Make the current key's partial matches those at hand; `names` are those of an event's fields."""
+        self._states, self._names, self._spread = states, names, spread
+        stored = states.get(self.context.name)
+        if stored is not None:
+            rows = enumerate(_rows(stored.events))
+            events = [Event((row[-1], place), gather(row[:-1])) for place, row in rows]
+            flat = FlatMatches(events, _rows(stored.chains), _rows(stored.matches))
+            self._state = flat.state(self._search.automaton.stages)
+        self._before = self._told()
+        self._opened = self._state.open_count
+
+    def take(self, event: Any, time_ms: int, processing_time_ms: int) -> None:
+        """Try the next event."""
+        matcher, known = self._search.matcher, self._search.known(event)
+        for match in matcher.process(self._state, event, time_ms, known, processing_time_ms):
+            self._emit(match, time_ms)
+        discarded = 0 if self._limit is None else matcher.keep_to(self._state, self._limit)
+        if discarded:
+            self.context.count(DISCARDED, discarded)
+
+    def advance(self, time_ms: int) -> None:
+        """Say that no event before a time comes any more."""
+        completed, timed_out = self._search.matcher.advance(self._state, time_ms)
+        for complete in completed:
+            self._emit(complete.match, complete.time_ms)
+        for lost in timed_out:
+            self.context.count(TIMED_OUT)
+            self.context.give(self._function.process_timed_out_match, lost.match, lost.time_ms)
+
+    def leave(self) -> None:
+        """Store what they have become."""
+        more = self._state.open_count - self._opened
+        if more:
+            self.context.count(OPENED if more > 0 else CLOSED, abs(more))
+        if self._told() == self._before:
+            return
+        if self._state.is_initial:
+            del self._states[self.context.name]
+            return
+        automaton, spread = self._search.automaton, self._spread
+        flat = FlatMatches.of(self._state, {name: at for at, name in enumerate(automaton.stages)})
+        events = [(*spread(event.value), event.time_ms) for event in flat.events]
+        parts = (self._names, events), (_CHAIN, flat.chains), (_MATCH, flat.matches)
+        lists = (_structs(names, rows) for names, rows in parts)
+        self._states[self.context.name] = (self.context.version, automaton.fingerprint, *lists)
+
+    @property
+    def deadline_ms(self) -> int | None:
+        """When the first of them is timed out; None if none ever is."""
+        return self._search.matcher.next_deadline_ms(self._state)
+
+    def _emit(self, match: Match, time_ms: int) -> None:
+        self.context.count(MATCHES)
+        self.context.give(self._function.process_match, match, time_ms)
+
+    def _told(self) -> tuple[list[Any], list[Any]]:
+        return list(self._state.partial), list(self._state.held)
+
+
+class _RuleContext:
+    """Given to the function for a match; see :class:`~flinkish_spark.functions.patterns.PatternContext`."""
+
+    def __init__(self, ctx: BroadcastOnTimerContext, name: str, version: int) -> None:
+        self._ctx, self.name, self.version, self._time_ms = ctx, name, version, MIN_WATERMARK_MS
+        self.get_current_key = ctx.get_current_key
+        self.count = _operator(ctx).count
+
+    def pattern_name(self) -> str:
+        """Return the id of the rule."""
+        return self.name
+
+    def pattern_version(self) -> int:
+        """Return its version."""
+        return self.version
+
+    def timestamp(self) -> int:
+        """Return the time of what is emitted."""
+        return self._time_ms
+
+    def current_processing_time(self) -> int:
+        """Return the micro-batch's processing time."""
+        return self._ctx.timer_service().current_processing_time()
+
+    def output(self, tag: OutputTag, value: Any) -> None:
+        """Emit a row to a side output."""
+        _operator(self._ctx).emit_to(tag, value, self._time_ms)
+
+    def give(self, call: Callable[..., Iterable[Any] | None], match: Match, time_ms: int) -> None:
+        """Give a match to the function; what it returns goes out."""
+        self._time_ms = time_ms
+        rows = call(match, self)
+        if rows is not None:
+            _operator(self._ctx).emit(rows, time_ms)
+
+
+class _WithoutState(SubtaskFacts):
+    """Given to `open` of a condition."""
+
+    def __init__(self, uid: str, max_parallelism: int) -> None:
+        self.uid, self.max_parallelism = uid, max_parallelism
+
+    def _refuse(self, descriptor: Any) -> NoReturn:
+        raise PatternError(
+            f"a condition of a rule asks for the state '{descriptor.name}'",
+            why="it sees only what its partial match has taken",
+            what_to_do="give state to the function of the matches",
+        )
+
+    get_state = get_list_state = get_map_state = get_reducing_state = get_aggregating_state = _refuse
+
+
+def _structs(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _rows(structs: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """Return the values of stored structs, in the order of their fields."""
+    return [tuple(one.values()) for one in structs]
+
+
+def _first(times_ms: Iterable[int | None]) -> int | None:
+    return min((one for one in times_ms if one is not None), default=None)
+
+
+def _operator(context: Any) -> Any:
+    """Return a context as operators know it: functions of users count nothing, and rows have their time."""
+    return context

@@ -1,0 +1,207 @@
+"""Conditions of row patterns over the columns of many rows: the same answers as row by row, or none.
+
+What is computed here means what `flinkish_spark.cep.expressions` makes of it, that is Spark's ANSI mode.
+Where an operation is not known here, or one row would be refused, nothing is answered: then each row that the
+matcher asks about is looked at alone, and refused if it comes to that.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flinkish_spark.cep import expressions as E
+from flinkish_spark.cep import values as V
+from flinkish_spark.cep.rows import RowSearch, is_of_place
+from flinkish_spark.state.layered import Array
+
+#: Of each row whether it meets a condition; None where nobody knows.
+Answers = list[bool | None]
+_WHOLES = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
+_ARITHMETIC: dict[str, str] = {"+": "add", "-": "subtract", "*": "multiply", "/": "divide"}
+_COMPARED: dict[Any, str] = {
+    V.is_equal: "equal",
+    V.is_unequal: "not_equal",
+    V.is_less: "less",
+    V.is_more: "greater",
+    V.is_at_most: "less_equal",
+    V.is_at_least: "greater_equal",
+}
+
+
+class _NotInColumns(Exception):
+    """It is not known here how to compute that over columns."""
+
+
+def answered(search: RowSearch, columns: Sequence[pa.Array], begins: Array) -> dict[str, Answers]:
+    """Return by variable which rows are it, as far as their own fields and those of rows before say so.
+
+    Parameters
+    ----------
+    columns
+        Fields of rows: those of a key together, in their order.
+    begins
+        Where the rows of each key begin. What was before them is not known here.
+    """
+    found: dict[str, Answers] = {}
+    if not len(begins):
+        return found
+    for name, condition in search.defined.items():
+        if not is_of_place(name, condition):
+            continue
+        over = _Over(columns, begins)
+        try:
+            holds = over.value(condition)
+        except (_NotInColumns, pa.ArrowException):
+            continue
+        if isinstance(holds, pa.Array):
+            own: Answers = pc.fill_null(holds, False).to_pylist()
+            for at in over.unknown.tolist():
+                own[at] = None
+            found[name] = own
+    return found
+
+
+class _Over:
+    """Evaluates over columns; null is no value, as for a single row."""
+
+    def __init__(self, columns: Sequence[pa.Array], begins: Array) -> None:
+        self._columns, self._begins = columns, begins
+        #: Rows of which something is not known.
+        self.unknown: Array = np.empty(0, dtype=np.int64)
+
+    def value(self, made: E.Expression) -> Any:
+        """Return it as an array, or a scalar where it is the same for all rows."""
+        match made:
+            case E.Column():
+                return self._columns[made.field]
+            case E.Literal():
+                return _scalar(made.given)
+            case E.Navigated():
+                return self._before(self.value(made.of), -made.rows)
+            case E.All():
+                return functools.reduce(pc.and_kleene, map(self.value, made.of))
+            case E.Negated():
+                return pc.invert(self.value(made.of))
+            case E.IsNull():
+                return pc.is_null(self.value(made.of))
+            case E.FirstKnown():
+                return pc.coalesce(*map(self.value, made.of))
+            case E.Chosen():
+                found = self.value(made.otherwise)
+                for condition, value in reversed(made.cases):
+                    holds = pc.fill_null(self.value(condition), False)
+                    found = pc.if_else(holds, self.value(value), found)
+                return found
+            case E.Applied():
+                return _applied(made.function, [self.value(one) for one in made.of])
+        raise _NotInColumns
+
+    def _before(self, values: Any, rows: int) -> Any:
+        """Return the values of rows so many places before."""
+        if not isinstance(values, pa.Array):
+            raise _NotInColumns
+        count = len(values)
+        if rows == 0:
+            return values
+        first = (self._begins[:, None] + np.arange(rows)).ravel()
+        lengths = np.diff(np.append(self._begins, count)).repeat(rows)
+        first = first[np.tile(np.arange(rows), len(self._begins)) < lengths]
+        self.unknown = np.union1d(self.unknown, first)
+        moved = np.arange(count) - rows
+        return values.take(pa.array(moved, mask=moved < 0))
+
+
+def _scalar(given: Any) -> pa.Scalar:
+    if given is not None and not isinstance(given, bool | int | float | str):
+        raise _NotInColumns
+    return pa.scalar(given)
+
+
+def _applied(function: Callable[..., Any], values: Sequence[Any]) -> Any:
+    if any(pa.types.is_null(one.type) for one in values):
+        raise _NotInColumns
+    if function in _COMPARED:
+        return _compared(_COMPARED[function], *values)
+    if isinstance(function, functools.partial):
+        apply = _PARTIALS.get(function.func)
+        if apply is not None:
+            return apply(values, *function.args)
+    apply = _PLAIN.get(function)
+    if apply is None:
+        raise _NotInColumns
+    return apply(values)
+
+
+def _compared(name: str, one: Any, other: Any) -> Any:
+    kinds = one.type, other.type
+    if all(map(pa.types.is_floating, kinds)):
+        return _compared_floats(name, one, other)
+    alike = (pa.types.is_integer, pa.types.is_boolean, _is_text, pa.types.is_timestamp, pa.types.is_date)
+    if not any(all(map(is_kind, kinds)) for is_kind in alike):
+        raise _NotInColumns
+    return pc.call_function(name, [one, other])
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _compared_floats(name: str, one: Any, other: Any) -> Any:
+    """NaN is equal to itself, and more than all else."""
+    match name:
+        case "not_equal" | "less_equal" | "greater_equal":
+            opposite = {"not_equal": "equal", "less_equal": "greater", "greater_equal": "less"}[name]
+            return pc.invert(_compared_floats(opposite, one, other))
+        case "greater":
+            return _compared_floats("less", other, one)
+        case "less":
+            return pc.if_else(pc.is_nan(other), pc.invert(pc.is_nan(one)), pc.less(one, other))
+    return pc.or_(pc.equal(one, other), pc.and_(pc.is_nan(one), pc.is_nan(other)))
+
+
+def _of_wholes(values: Sequence[Any], name: str, bits: int) -> Any:
+    if name not in ("+", "-", "*"):
+        raise _NotInColumns
+    own = [_to_whole([one], bits) for one in values]
+    return pc.call_function(f"{_ARITHMETIC[name]}_checked", own)
+
+
+def _of_doubles(values: Sequence[Any], name: str) -> Any:
+    if name not in _ARITHMETIC or not all(pa.types.is_float64(one.type) for one in values):
+        raise _NotInColumns
+    return pc.call_function("divide_checked" if name == "/" else _ARITHMETIC[name], list(values))
+
+
+def _to_whole(values: Sequence[Any], bits: int) -> Any:
+    (one,) = values
+    if not (pa.types.is_integer(one.type) or pa.types.is_boolean(one.type)):
+        raise _NotInColumns
+    return pc.cast(one, _WHOLES[bits])
+
+
+def _to_double(values: Sequence[Any]) -> Any:
+    (one,) = values
+    if not (pa.types.is_integer(one.type) or pa.types.is_float32(one.type)):
+        raise _NotInColumns
+    return pc.cast(one, pa.float64(), safe=False)
+
+
+def _signed(name: str) -> Callable[[Sequence[Any], int], Any]:
+    return lambda values, bits: pc.call_function(f"{name}_checked", [_to_whole(values, bits)])
+
+
+#: By function of `cep.values`, what does the same with columns; it gets what the function is given besides.
+_PARTIALS: Mapping[Any, Callable[..., Any]] = {
+    V.of_wholes: _of_wholes,
+    V.of_doubles: _of_doubles,
+    V.whole_of_number: _to_whole,
+    V.negative_whole: _signed("negate"),
+    V.absolute_whole: _signed("abs"),
+}
+_PLAIN: Mapping[Any, Callable[..., Any]] = {V.double_of_number: _to_double}
