@@ -2,9 +2,9 @@
 
 One source of Kafka's; behind it sliding windows, sessions, tumbling windows and a KeyedProcessFunction, in
 turn, each into a topic of its own, exactly once. Each job runs in a process of its own, against one broker.
-What Spark says of each whole micro-batch behind the first ones is kept: how long it took, and of that planning,
-the logs, and its jobs, in which operators run and sinks stage. Then the input stands still, and checkpoints
-are asked for: the *idle barrier*.
+What Spark says of each whole micro-batch behind the first ones is kept: how long it took, and of that
+planning, the logs, and its jobs, in which operators run and sinks stage. Then the input stands still, and
+checkpoints are asked for: the *idle barrier*.
 
     python -m tests.bench.operators --operators 1 4 --records 6000
 """
