@@ -89,7 +89,8 @@ class RefusingServer(AnsweringServer):
 
     async def answered(self, key: str) -> Any:
         if int(key) % REFUSED_ONE_IN == 0:
-            self.failing[key] = 1
+            # One more for each call: several may be under way at once.
+            self.failing[key] += 1
         return await super().answered(key)
 
 

@@ -36,7 +36,7 @@ def large(frame: DataFrame) -> DataFrame:
 
 
 def slow(order: Any) -> Any:
-    time.sleep(20)
+    time.sleep(60)
     return order.user, order.amount
 
 
@@ -53,6 +53,7 @@ def _kill(what: str) -> None:
             line = one.as_dict(["cmdline"])["cmdline"] or ()
             if one.pid not in seen and any("CoarseGrainedExecutorBackend" in word for word in line):
                 seen.add(one.pid)
+                # A task has begun by then.
                 time.sleep(15)
                 one.kill()
         time.sleep(0.5)
@@ -95,6 +96,8 @@ def main(folder: Path, master: str, where: str) -> None:
             print(f"@exit_code={getattr(first, 'exit_code', '')}")
             print(f"@message={error!s}".replace("\n", " "))
             print(f"@restarts={client.progress.restarts}", flush=True)
+        else:
+            print(f"@error=none @process= @exit_code= @status={client.status.value}", flush=True)
 
 
 if __name__ == "__main__":

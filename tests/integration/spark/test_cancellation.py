@@ -146,7 +146,9 @@ def test_a_process_that_does_not_end_is_ended(tmp_path: Path, where: str) -> Non
     assert first["error"] == "CancellationTimedOut", first
     assert first["status"] == "CANCELED" and first["jvm"] == "ended"
     assert 5_000 <= int(first["for_ms"]) < 15_000
-    hangs_in = {"a function on the driver": "hang_on_the_driver", "an expression": "java.util.regex"}[where]
+    hangs_in = {"a function on the driver": "hang_on_the_driver", "an expression": "catalyst.expressions"}[
+        where
+    ]
     assert hangs_in in first["hangs_in"], first
     (tmp_path / "go on").touch()
     second = _app(tmp_path, where)

@@ -72,7 +72,7 @@ _APP = Path(__file__).parents[2] / "support" / "hungry_app.py"
     [
         # A limit of addresses for all workers of an executor, as Spark sets it.
         ("local-cluster[1,1,1024]", "worker", "OutOfMemoryFault", "WORKER", "None"),
-        ("local-cluster[1,1,512]", "executor", "OutOfMemoryFault", "EXECUTOR", "52"),
+        ("local-cluster[1,1,1024]", "executor", "OutOfMemoryFault", "EXECUTOR", "52"),
         ("local-cluster[1,1,1024]", "killed executor", "ProcessLostError", "EXECUTOR", "137"),
         ("local[2,4]", "executor", "DriverOutOfMemory", "DRIVER", "52"),
         ("local[2,4]", "killed driver", "SparkGoneError", "DRIVER", "137"),
