@@ -97,6 +97,10 @@ RECORDS = (
     "connectors.delta.table Upsert",
 )
 
+_SMALL = st.integers(0, 999)
+_BASES = st.lists(
+    st.builds("{0}/{0}/{1}-{2}-00112233445566ff".format, NAMES, _SMALL, _SMALL), max_size=2
+).map(tuple)
 #: What a field may hold where its hint says too little; by class and field, or by field.
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "sink": NAMES,
@@ -121,6 +125,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "least_ms": SIGNED,
     "above": st.dictionaries(NAMES, st.just((1 << 63) - 1), max_size=2),
     "carried_above": st.dictionaries(NAMES, st.just((1 << 63) - 1), max_size=2),
+    **dict.fromkeys(("StagedBatch.bases", "Decision.bases", "PinManifest.bases"), _BASES),
     "late_dropped": st.dictionaries(NAMES, st.integers(1, 9), max_size=2),
     "StagedBatch.counts": st.dictionaries(
         NAMES, st.dictionaries(NAMES, st.integers(1, 9), max_size=2), max_size=2

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark.checkpoint.spark_log import SparkLog
+from flinkish_spark.checkpoint.spark_log import SparkLog, place_of_bases
 from flinkish_spark.core.distributed_cache import CACHED_FILES_PROPERTY
 from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.core.store import LocalStore
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.spark_engine import SinkStaging
 from flinkish_spark.protocol.ids import BatchId, Lineage
 from flinkish_spark.worker.time import MICRO_BATCH_PROPERTY, MicroBatch
@@ -40,7 +41,8 @@ class Frame:
 def staging(folder: Path) -> SinkStaging:
     log = SparkLog(LocalStore(folder), "spark/1", folder / "spark" / "1")
     context: Any = SimpleNamespace(log=log, lineage=Lineage(2))
-    made = SinkStaging([], {}, context, cached_files={"word": "flinkish-1/word.txt"})
+    bases = place_of_bases(StoreSpec(str(folder)), log)
+    made = SinkStaging([], {}, context, bases=bases, cached_files={"word": "flinkish-1/word.txt"})
     made._stage_sinks = lambda *_: "staged"  # type: ignore[assignment, method-assign, misc]
     return made
 
@@ -62,7 +64,7 @@ def test_before_it_is_evaluated_and_anew_for_each(tmp_path: Path) -> None:
     ]
     assert [one.progress("any").watermark_ms for one in told] == [60_000, 120_000]
     assert told[1].progress("any").watermark_before_ms == 60_000
-    assert told[0].checkpoint == str(tmp_path / "spark" / "1")
+    assert told[0].bases == str(tmp_path / "spark" / "1" / "state" / "bases")
 
 
 def test_a_micro_batch_without_an_entry_is_not_evaluated(tmp_path: Path) -> None:
