@@ -72,7 +72,7 @@ _APP = Path(__file__).parents[2] / "support" / "hungry_app.py"
     [
         # A limit of addresses for all workers of an executor, as Spark sets it.
         ("local-cluster[1,1,1024]", "worker", "OutOfMemoryFault", "WORKER", "None"),
-        ("local-cluster[1,1,1024]", "executor", "OutOfMemoryFault", "EXECUTOR", "52"),
+        ("local-cluster[1,1,1024]", "executor", "OutOfMemoryFault", "EXECUTOR", "52 None"),
         ("local-cluster[1,1,1024]", "killed executor", "ProcessLostError", "EXECUTOR", "137"),
         ("local[2,4]", "executor", "DriverOutOfMemory", "DRIVER", "52"),
         ("local[2,4]", "killed driver", "SparkGoneError", "DRIVER", "137"),
@@ -86,8 +86,9 @@ def test_real_processes_run_out_of_memory(
     lines = [line[1:].split("=", 1) for line in done.stdout.splitlines() if line.startswith("@")]
     told = dict(lines)
     assert told, done.stderr[-3000:]
-    found = (told["error"], told["process"], told["exit_code"])
-    assert found == (error, process, exit_code), (told, done.stderr[-3000:])
+    assert (told["error"], told["process"]) == (error, process), (told, done.stderr[-3000:])
+    # A full heap is told by its task, or by the end of the executor: whichever Spark hears first.
+    assert told["exit_code"] in exit_code.split(), told
     # Restarted as often as it may, or not at all where the driver is gone.
     assert told["restarts"] == ("0" if process == "DRIVER" else "2")
     setting = {"WORKER": "pyspark.memory", "EXECUTOR": "executor.memory", "DRIVER": "driver.memory"}[process]
