@@ -258,16 +258,18 @@ _FULL = {
 def _lost(loss: ProcessLoss, chain: Chain, place: str) -> FlinkishError:
     """Return the error of a process that is gone or has no memory left, in a JVM that answers."""
     what = f"{chain.headline}, {place}" if place else chain.headline
-    facts = {
-        "process": loss.process,
-        "exit_code": loss.exit_code,
-        "cause": chain.identity,
-        "kind": chain.root.condition or chain.root.name,
-        "trace": chain.trace,
-    }
     kind: type[FlinkishError] = OutOfMemoryFault if loss.is_of_memory else ProcessLostError
     if loss.process is JobProcess.DRIVER:
         kind = DriverOutOfMemory
+    # A heap that is full is told by the task that filled it, or by the end of its executor: one cause.
+    cause = f"{kind.__name__} of {loss.process.value}"
+    facts = {
+        "process": loss.process,
+        "exit_code": loss.exit_code,
+        "cause": cause,
+        "kind": cause,
+        "trace": chain.trace,
+    }
     why = _FULL[loss.process] if loss.is_of_memory else _SAID_NOTHING[loss.process]
     return kind(what, why=why, what_to_do=WHAT_TO_DO[loss.process], **facts)
 

@@ -48,7 +48,8 @@ def _kill(what: str) -> None:
         jvm.kill()
         return
     seen: set[int] = set()
-    while jvm.poll() is None:
+    # As many as a task of Spark's may lose: the job is restarted once, and finishes.
+    while jvm.poll() is None and len(seen) < 4:
         for one in psutil.Process(jvm.pid).children(recursive=True):
             line = one.as_dict(["cmdline"])["cmdline"] or ()
             if one.pid not in seen and any("CoarseGrainedExecutorBackend" in word for word in line):
@@ -97,7 +98,9 @@ def main(folder: Path, master: str, where: str) -> None:
             print(f"@message={error!s}".replace("\n", " "))
             print(f"@restarts={client.progress.restarts}", flush=True)
         else:
-            print(f"@error=none @process= @exit_code= @status={client.status.value}", flush=True)
+            print(f"@status={client.status.value}")
+            print(f"@message={client.progress.last_error}".replace("\n", " "))
+            print(f"@restarts={client.progress.restarts}", flush=True)
 
 
 if __name__ == "__main__":

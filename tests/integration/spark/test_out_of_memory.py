@@ -72,8 +72,7 @@ _APP = Path(__file__).parents[2] / "support" / "hungry_app.py"
     [
         # A limit of addresses for all workers of an executor, as Spark sets it.
         ("local-cluster[1,1,1024]", "worker", "OutOfMemoryFault", "WORKER", "None"),
-        ("local-cluster[1,1,1024]", "executor", "OutOfMemoryFault", "EXECUTOR", "52"),
-        ("local-cluster[1,1,1024]", "killed executor", "ProcessLostError", "EXECUTOR", "137"),
+        ("local-cluster[1,1,1024]", "executor", "OutOfMemoryFault", "EXECUTOR", "52 None"),
         ("local[2,4]", "executor", "DriverOutOfMemory", "DRIVER", "52"),
         ("local[2,4]", "killed driver", "SparkGoneError", "DRIVER", "137"),
     ],
@@ -81,14 +80,29 @@ _APP = Path(__file__).parents[2] / "support" / "hungry_app.py"
 def test_real_processes_run_out_of_memory(
     tmp_path: Path, master: str, where: str, error: str, process: str, exit_code: str
 ) -> None:
-    command = [sys.executable, str(_APP), str(tmp_path), master, where]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
-    lines = [line[1:].split("=", 1) for line in done.stdout.splitlines() if line.startswith("@")]
-    told = dict(lines)
-    assert told, done.stderr[-3000:]
-    found = (told["error"], told["process"], told["exit_code"])
-    assert found == (error, process, exit_code), (told, done.stderr[-3000:])
+    told = _told(tmp_path, master, where)
+    assert (told["error"], told["process"]) == (error, process), told
+    # A full heap is told by its task, or by the end of the executor: whichever Spark hears first.
+    assert told["exit_code"] in exit_code.split(), told
     # Restarted as often as it may, or not at all where the driver is gone.
     assert told["restarts"] == ("0" if process == "DRIVER" else "2")
     setting = {"WORKER": "pyspark.memory", "EXECUTOR": "executor.memory", "DRIVER": "driver.memory"}[process]
     assert setting in told["message"]
+
+
+@pytest.mark.nightly
+def test_a_job_goes_on_behind_executors_that_are_killed(tmp_path: Path) -> None:
+    """Four in a row, which is what a task of Spark's may lose."""
+    told = _told(tmp_path, "local-cluster[1,1,1024]", "killed executor")
+    assert (told["status"], told["restarts"]) == ("FINISHED", "1"), told
+    assert "Command exited with code 137" in told["message"]
+    assert "an executor was killed, most often because memory ran out" in told["message"]
+    assert "spark.executor.memoryOverhead" in told["message"]
+
+
+def _told(folder: Path, master: str, where: str) -> dict[str, str]:
+    command = [sys.executable, str(_APP), str(folder), master, where]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    lines = [line[1:].split("=", 1) for line in done.stdout.splitlines() if line.startswith("@")]
+    assert lines, done.stderr[-3000:]
+    return {name: value for name, value in lines}
