@@ -200,12 +200,10 @@ def ship_archive(spark: SparkSession, what: str, archive: Path, target: str) -> 
         It is no archive, or reaches out of its folder; or the session has another one of that name.
     """
     suffix = _suffix_of(what, archive)
-    digest = hashlib.sha256()
     with archive.open("rb") as file:
-        while read := file.read(_COPIED_AT_ONCE):
-            digest.update(read)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
     is_tar = suffix == ".tar"
-    name = f"{OWN_PREFIX}{digest.hexdigest()[:16]}{'.tar.gz' if is_tar else suffix}"
+    name = f"{OWN_PREFIX}{digest}{'.tar.gz' if is_tar else suffix}"
     names = {text.rpartition("#")[2]: text for text in spark.sparkContext.listArchives}
     if target in names:
         if names[target].endswith(f"/{name}#{target}"):

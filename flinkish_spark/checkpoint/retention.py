@@ -211,6 +211,9 @@ class _Pins:
             self._manifests[checkpoint] = found
         return self._manifests[checkpoint]
 
+    def _all_manifests(self) -> list[PinManifest]:
+        return [manifest for one in self.pinned() if (manifest := self._manifest(one)) is not None]
+
     def _delete_manifest(self, checkpoint: CheckpointId) -> None:
         self._store.delete(_key(checkpoint))
         self._manifests.pop(checkpoint, None)
@@ -539,7 +542,7 @@ class BucketPins(_Pins):
         A pin that was written since is one of the lineage that was live at that call, or of a later one.
         """
         listed, newest = self._bases, self._newest
-        pins = [manifest for one in self.pinned() if (manifest := self._manifest(one)) is not None]
+        pins = self._all_manifests()
         # This order matters: what is listed here is looked at when there is a newer pin.
         self._bases, self._newest = frozenset(), None
         if any(pin.bases for pin in pins):
@@ -556,7 +559,7 @@ class BucketPins(_Pins):
         # This order matters: a pin that is written behind the listing names files that were listed as newer
         # than the oldest pin, or that another pin names.
         sizes = self._files.sizes_below("spark")
-        manifests = [manifest for one in self.pinned() if (manifest := self._manifest(one)) is not None]
+        manifests = self._all_manifests()
         if not manifests:
             return frozenset()
         named = {f"{one.folder}/{name}" for one in manifests for name in one.files}

@@ -428,7 +428,7 @@ class SparkEngine:
         calls = AsyncPlace(settings.job_dir, self._job, workers, _Reported(self._costs))
         place = settings.place(control.path)
         name_operators(self._graph, partitions)
-        bundled = self._savepoints.bundles_per_partition()
+        bundled = self._savepoints.bundles_per_partition(beginning)
         planner = Planner(
             self._spark,
             place,

@@ -132,7 +132,7 @@ class _WriteStateFile:
     def _by_group(self, bundle: int, value: bytes) -> Mapping[int, bytes]:
         """Return the state of key groups by their numbers; what a partition keeps stays as it is."""
         is_alone = bundle < 0 or len(self._bundling.groups_of(bundle)) == 1
-        return {bundle: value} if is_alone else unbundled_groups(value, self._bundling)
+        return {bundle: value} if is_alone else unbundled_groups(value, self._operator, self._bundling)
 
     def _checked(self, value: bytes) -> Mapping[str, str]:
         """Return the stored types of a state value that is whole and the operator's."""

@@ -70,9 +70,15 @@ class JobSavepoints:
         now = shuffle_partitions_of(self._job_dir, self.beginning())
         return self._shuffle_partitions if now is None else now
 
-    def bundles_per_partition(self) -> int | None:
-        """Return in how many bundles a partition of the live lineage has its key groups."""
-        return bundles_per_partition_of(self._job_dir, self.beginning())
+    def bundles_per_partition(self, beginning: Beginning) -> int | None:
+        """Return in how many bundles a partition of the live lineage has its key groups.
+
+        Parameters
+        ----------
+        beginning
+            What the lineage begins with.
+        """
+        return bundles_per_partition_of(self._job_dir, beginning)
 
     def write(self, decision: Decision, target: str, log: SparkLog) -> SavepointHandle:
         """Export a confirmed checkpoint of the live lineage to `target`; see :func:`export_savepoint`."""
@@ -86,7 +92,7 @@ class JobSavepoints:
             sources=self._graph.sources,
             layout=recorded_layout(self._job_dir),
             shuffle_partitions=self._shuffle_partitions,
-            bundles_per_partition=self.bundles_per_partition(),
+            bundles_per_partition=self.bundles_per_partition(self.beginning()),
         )
         upstream = {
             topic: {"job": str(cut.job), "checkpoint": int(cut.checkpoint)}

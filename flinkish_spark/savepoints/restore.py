@@ -391,7 +391,8 @@ class Rescaling:
         self.job_dir.write_seed(seed)
 
     def _from_checkpoint(self, decision: Decision, lineage: Lineage) -> Seed:
-        before = shuffle_partitions_of(self.job_dir, beginning_of(self.job_dir, self.root))
+        beginning = beginning_of(self.job_dir, self.root)
+        before = shuffle_partitions_of(self.job_dir, beginning)
         if before is None:
             raise InternalError("a job that has a checkpoint has no number of shuffle partitions")
         folder = self.root.below(seed_folder(lineage))
@@ -399,7 +400,7 @@ class Rescaling:
             # Tasks make folders in it.
             make_directories(folder.folder)
         layout, bases = recorded_layout(self.job_dir), place_of_bases(self.root, self.log)
-        bundled = bundles_per_partition_of(self.job_dir, beginning_of(self.job_dir, self.root))
+        bundled = bundles_per_partition_of(self.job_dir, beginning)
         exported = export_state(
             self.spark, folder, self.log, bases, decision, self.planned.operators, layout, before, bundled
         )

@@ -17,9 +17,10 @@ import secrets
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import cached_property
 from typing import IO
 
-from flinkish_spark.core.store import ObjectMissing
+from flinkish_spark.core.store import ObjectMissing, Store
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.bases import BASE_NAME
 from flinkish_spark.state.codec import BaseRef, Frame, FrameError, checked_frame
@@ -56,6 +57,11 @@ class MappedBases:
         #: By key group, the file and what is in it.
         self._frames: OrderedDict[str, tuple[str, Frame]] = OrderedDict()
 
+    @cached_property
+    def _bucket(self) -> Store:
+        # Opened once: its connections serve all key groups of all micro-batches.
+        return self.place.open_bucket()
+
     def frame(self, ref: BaseRef) -> Frame:
         """Return the sections of a base.
 
@@ -73,7 +79,7 @@ class MappedBases:
         try:
             if self.place.is_local:
                 return open(self.place.folder / name, "rb")
-            return _without_a_name(self.place.open().read(name))
+            return _without_a_name(self._bucket.read(name))
         except ObjectMissing:
             raise FrameError(f"the base {name!r} is gone") from None
         except OSError as error:
@@ -96,7 +102,7 @@ class MappedBases:
 
     def put(self, ref: BaseRef, frame: bytes) -> None:
         """Keep a new base in the bucket, and mapped here: the next micro-batch may be this worker's, too."""
-        self.place.open().put(ref.file, frame)
+        self._bucket.put(ref.file, frame)
         self._kept(ref, _without_a_name(frame))
 
     def forget(self, name: str) -> None:

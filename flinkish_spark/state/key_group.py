@@ -707,41 +707,28 @@ def changed_group(
     return pack_frame({OWNER: json.dumps(kept).encode(), **sections})
 
 
-def unbundled_groups(value: bytes, bundling: Bundling) -> dict[int, bytes]:
+def unbundled_groups(value: bytes, owner: str, bundling: Bundling) -> dict[int, bytes]:
     """Return the state of a bundle, which is in one piece, by its key groups: of those that have any.
+
+    Parameters
+    ----------
+    owner
+        Uid of its operator.
 
     Raises
     ------
     FrameError
         It is damaged.
     """
-    sections = unpack_frame(value)
-    owner = owner_in(sections)
     found: dict[int, dict[str, pa.RecordBatch]] = {}
-    for name, payload in sections.items():
-        if name == OWNER:
-            continue
-        table = read_table(name, payload)
+    for name, table in stored_tables(value).items():
         groups = np.mod(table.column(HASH).to_numpy(), bundling.key_groups)
         for group in np.unique(groups).tolist():
-            found.setdefault(group, {})[name] = table.filter(pa.array(groups == group))
-    return {group: _alone(str(owner.get("uid", "")), tables) for group, tables in sorted(found.items())}
-
-
-def _alone(uid: str, tables: Mapping[str, pa.RecordBatch]) -> bytes:
-    """Return the value of a key group in one piece."""
-    renewed = {
-        name: _registered_from(table, 0) if name.startswith(TIMERS) else table
-        for name, table in tables.items()
-    }
-    registered = {
-        name.removeprefix(TIMERS): table.num_rows
-        for name, table in renewed.items()
-        if name.startswith(TIMERS)
-    }
-    kept: dict[str, Any] = {"uid": uid, "base": None, "former": [], "registered": registered}
-    sections = {name: table_bytes(table) for name, table in renewed.items()}
-    return pack_frame({OWNER: json.dumps(kept).encode(), **sections})
+            own = table.filter(pa.array(groups == group))
+            own = _registered_from(own, 0) if name.startswith(TIMERS) else own
+            found.setdefault(group, {})[name] = own
+    values = {group: changed_group(None, owner, tables) for group, tables in sorted(found.items())}
+    return {group: value for group, value in values.items() if value is not None}
 
 
 def whole_group(value: bytes | memoryview, bases: Bases) -> bytes:

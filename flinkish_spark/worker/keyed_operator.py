@@ -206,7 +206,8 @@ class KeyedOperator:
         self._task: tuple[int, MicroBatch] | None = None
         #: The attempt id of the task whose broadcast side has begun.
         self._begun: int | None = None
-        self._mapped: MappedBases | None = None
+        #: Where bases are, as the micro-batch says it, and those of this operator.
+        self._mapped: tuple[str, MappedBases] | None = None
 
     def __call__(
         self, key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: SparkState
@@ -429,12 +430,14 @@ class KeyedOperator:
         here, uid, chain = self._micro_batch(), self.spec.uid, self.spec.chain
         if here.bases is None:
             return NoBases()
-        place = bases_of(StoreSpec.from_text(here.bases), uid, chain)
-        if self._mapped is None or self._mapped.place != place:
-            self._mapped = MappedBases(place)
-        if place.is_local:
-            return BaseFiles(self._mapped, here.number, here.pinned)
-        return BaseObjects(self._mapped, here.number, lambda name: tell_base(f"{uid}/{chain}/{name}"))
+        if self._mapped is None or self._mapped[0] != here.bases:
+            # Another owner, or a replay, has another place.
+            place = bases_of(StoreSpec.from_text(here.bases), uid, chain)
+            self._mapped = here.bases, MappedBases(place)
+        _, mapped = self._mapped
+        if mapped.place.is_local:
+            return BaseFiles(mapped, here.number, here.pinned)
+        return BaseObjects(mapped, here.number, lambda name: tell_base(f"{uid}/{chain}/{name}"))
 
 
 def _says(failure: ElementFailed | TimerFailed) -> str:

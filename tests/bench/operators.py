@@ -22,7 +22,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.bench.start import ROOT
+from tests.bench.start import ROOT, session
 
 FIELDS = "user STRING, amount LONG, at TIMESTAMP"
 KEYS = 2_000
@@ -50,25 +50,12 @@ def job(args, spark):
         ValueStateDescriptor,
         WatermarkStrategy,
     )
-    from flinkish_spark.functions.keyed import AggregateFunction
     from flinkish_spark.windows import (
         EventTimeSessionWindows,
         SlidingEventTimeWindows,
         TumblingEventTimeWindows,
     )
-
-    class Sum(AggregateFunction):
-        def create_accumulator(self):
-            return 0
-
-        def add(self, order, total):
-            return total + order.amount
-
-        def get_result(self, total):
-            return (total,)
-
-        def merge(self, one, other):
-            return one + other
+    from tests.bench.keyed import Amounts
 
     class Total(KeyedProcessFunction):
         def open(self, context):
@@ -103,14 +90,12 @@ def job(args, spark):
         kind = number % 4
         if kind < 3:
             rows = by_user.window(windows[kind]).aggregate(
-                Sum(), output="total LONG", accumulator="LONG", uid=f"operator{number}"
+                Amounts(), output="total LONG", accumulator="LONG", uid=f"operator{number}"
             )
             key = None
         else:
-            rows, key = (
-                by_user.process(Total(), output="user STRING, total LONG", uid=f"operator{number}"),
-                "user",
-            )
+            rows = by_user.process(Total(), output="user STRING, total LONG", uid=f"operator{number}")
+            key = "user"
         sink = KafkaSink(args.bootstrap_servers, f"{args.source}-{number}", key=key, value=Json())
         rows.sink_to(sink, uid=f"out{number}")
     return env
@@ -118,25 +103,13 @@ def job(args, spark):
 
 def child(args):
     """Run one job in this process, and print what its micro-batches took."""
-    from pyspark.sql import SparkSession
-
-    from flinkish_spark import configure_spark_with_jars
     from flinkish_spark.job import preflight
 
     if args.bundles is not None:
         # What a new log gets.
         preflight.BUNDLES_PER_PARTITION = args.bundles or None
-    builder = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.memory", "2g")
-        .config("spark.local.dir", f"{args.directory}/local")
-        .config("spark.sql.warehouse.dir", f"{args.directory}/warehouse")
-    )
-    spark = configure_spark_with_jars(builder, args.jars).getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    args.variant, args.event_log = "ours", ""
+    spark = session(args)
     client = job(args, spark).execute_async()
     deadline, found = time.monotonic() + _PATIENCE_S, {}
     while len([one for one in found.values() if one["numInputRows"] >= args.records]) < _BATCHES - 1:

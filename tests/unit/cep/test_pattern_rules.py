@@ -31,7 +31,7 @@ from flinkish_spark.types.ddl import DdlError
 from tests.support.cep_cases import cases
 from tests.support.effort import examples
 from tests.support.flink_cep import Case, pattern_of, skip_of
-from tests.unit.operators.test_pattern_operator import Model, ids
+from tests.unit.operators.test_pattern_operator import Model, ids, named, of_names
 
 FIELDS = "key STRING, id LONG, name STRING, value LONG"
 RULE = "id STRING, version LONG, rule STRING"
@@ -47,22 +47,10 @@ class Show(PatternProcessFunction):
         ctx.output(LOST, (ctx.get_current_key(), ctx.pattern_name(), ctx.pattern_version(), ids(match)))
 
 
-def named(name: str) -> Any:
-    return lambda event: event.name == name
-
-
-def in_order(*names: str) -> Pattern:
-    first, *others = names
-    pattern = Pattern.begin(first).where(named(first))
-    for name in others:
-        pattern = pattern.followed_by(name).where(named(name))
-    return pattern
-
-
 PATTERNS = {
-    "ab": in_order("a", "b"),
-    "ab within": lambda window_ms: in_order("a", "b").within(window_ms),
-    "abc": in_order("a", "b", "c"),
+    "ab": of_names("a", "b"),
+    "ab within": lambda window_ms: of_names("a", "b").within(window_ms),
+    "abc": of_names("a", "b", "c"),
 }
 
 

@@ -86,7 +86,7 @@ def test_what_is_put_together_comes_apart_again(policy: BasePolicy | None) -> No
         own = [whole[group] for group in BUNDLING.groups_of(bundle) if group in whole]
         value = bundled_groups(layout_of(run), own)
         assert describe_group(value) == describe_group(own[0])
-        parts = unbundled_groups(value, BUNDLING)
+        parts = unbundled_groups(value, "operator", BUNDLING)
         assert set(parts) == {group for group in BUNDLING.groups_of(bundle) if group in whole}
         apart |= parts
     again = harness(12, replace(snapshot, values=apart))
