@@ -39,9 +39,12 @@ def named_scan(frame: DataFrame, role: ScanRole, uid: str = "") -> DataFrame:
     return frame.alias(f"{_PREFIX}:{role.value}:{uid}")
 
 
-def named_operator(frame: DataFrame, uid: str) -> DataFrame:
-    """Return `frame` so that the keyed operator right below is known as `uid`."""
-    return frame.alias(f"{_PREFIX}:operator:{uid}")
+def named_operators(frame: DataFrame, uids: Sequence[str]) -> DataFrame:
+    """Return `frame` so that the keyed operators right below are known by their uids.
+
+    Several share tasks, and each of them is a chain of its own.
+    """
+    return frame.alias(f"{_PREFIX}:operator:{','.join(uids)}")
 
 
 def layout_of(frame: DataFrame) -> PlanLayout:
@@ -53,12 +56,15 @@ def layout_of(frame: DataFrame) -> PlanLayout:
         Something in the plan has no name.
     """
     scans: list[Scan] = []
-    operators: list[OperatorInstance] = []
+    operators: list[tuple[OperatorInstance, ...]] = []
     _collect(frame._jdf.queryExecution().analyzed(), {}, scans, operators)
-    return PlanLayout(tuple(scans), tuple(operators))
+    shared = tuple(tuple(one.chain for one in together) for together in operators if len(together) > 1)
+    return PlanLayout(tuple(scans), tuple(one for together in operators for one in together), shared)
 
 
-def _collect(node: Any, names: dict[str, str], scans: list[Scan], operators: list[OperatorInstance]) -> None:
+def _collect(
+    node: Any, names: dict[str, str], scans: list[Scan], operators: list[tuple[OperatorInstance, ...]]
+) -> None:
     """Walk from the top down and from left to right, as Spark does where it numbers them.
 
     `names` holds the nearest names above: of the chain, the operator and the scan.
@@ -70,7 +76,8 @@ def _collect(node: Any, names: dict[str, str], scans: list[Scan], operators: lis
             what = parts[1] if parts[1] in ("chain", "operator") else "scan"
             names = {**names, what: ":".join(parts[1:]) if what == "scan" else parts[2]}
     elif kind == _STATEFUL:
-        operators.append(OperatorInstance(_known(names, "operator"), _known(names, "chain")))
+        uids, chain = _known(names, "operator").split(","), _known(names, "chain")
+        operators.append(tuple(OperatorInstance(uid, chain if len(uids) == 1 else uid) for uid in uids))
     elif kind in _SOURCES:
         role, uid = _known(names, "scan").split(":")
         scans.append(Scan(ScanRole(role), uid, _known(names, "chain")))

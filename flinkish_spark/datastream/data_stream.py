@@ -475,17 +475,34 @@ class OperatorSettings:
         return self
 
     def slot_sharing_group(self, slot_sharing_group: str) -> Self:
-        """Accept Flink's default group, in which everything is; refuse another one.
+        """Say with which others an operator with state may share tasks: with those of the same group.
+
+        Operators that read the same streams of sources, and whose outputs only sinks read, run in the same
+        tasks, one behind the other, over one scan and one shuffle. An operator in another group has tasks, and
+        a shuffle, of its own: for one that takes so long that others had better not wait for it.
+
+        Parameters
+        ----------
+        slot_sharing_group
+            Any name; ``"default"`` is where all are that say nothing. A log goes on with the groups with which
+            it began; a change takes a savepoint.
 
         Raises
         ------
         GraphError
-            It is another group.
+            It is another group, and this is no operator with state: those run in the tasks of what they read.
+
+        Notes
+        -----
+        Semantics of Flink's `slotSharingGroup`, as far as Spark has such a thing: its tasks share their cores by
+        `spark.task.cpus`.
         """
-        if slot_sharing_group != "default":
+        if isinstance(self._node, KeyedNode):
+            self._environment.graph.slot_sharing[self._node.uid] = slot_sharing_group
+        elif slot_sharing_group != "default":
             raise GraphError(
                 f"slot_sharing_group({slot_sharing_group!r}) was called on {self._what()}",
-                why="Spark has no slots: tasks of all stages of a job share its cores, by spark.task.cpus",
+                why="only operators with state share tasks; others run in the tasks of what they read",
                 what_to_do="leave it out; for tasks of its own call start_new_chain(), for other resources "
                 "set_resources() on a function without a key",
             )

@@ -437,6 +437,7 @@ class SparkEngine:
             marking=marking,
             calls=calls,
             bundles_per_partition=bundled,
+            recorded=self._savepoints.layout_so_far(beginning),
         )
         planned = planner.plan(self._graph)
         check_layout(self._job_dir, planned)

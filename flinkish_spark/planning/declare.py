@@ -10,7 +10,7 @@ import sys
 import typing
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column
@@ -39,6 +39,7 @@ from flinkish_spark.planning.stream_graph import (
     StreamGraph,
     StreamNode,
 )
+from flinkish_spark.transport.branches import InTurn
 from flinkish_spark.transport.columns import Origins, map_in_arrow
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.hints import (
@@ -671,6 +672,30 @@ def with_computed_keys(
     worker = key_worker(functions[0], frame.schema, uid, origins)
     # Columns and not names: to an aggregate these keys are no fields of the records.
     return map_in_arrow(frame, worker, worker.columns), tuple(F.col(name) for name in worker.names)
+
+
+def with_keys_of_all(
+    frame: DataFrame, operators: Sequence[tuple[str, Sequence[Key]]], origins: Origins
+) -> tuple[DataFrame, list[tuple[str | Column, ...]]]:
+    """As :func:`with_computed_keys`, for operators that share the rows: one pass calls all functions.
+
+    Parameters
+    ----------
+    operators
+        Of each its uid and its keys.
+    """
+    schema, workers, found = frame.schema, list[AppendColumns](), list[tuple[str | Column, ...]]()
+    for place, (uid, keys) in enumerate(operators):
+        function = next((key for key in keys if isinstance(key, KeyFunction)), None)
+        if function is None:
+            found.append(tuple(key for key in keys if not isinstance(key, KeyFunction)))
+            continue
+        names = tuple(f"{PREFIX}at{place}_key{at}" for at in range(len(function.parts)))
+        worker = replace(key_worker(function, schema, uid, origins), names=names)
+        workers.append(worker)
+        schema = worker.columns
+        found.append(tuple(F.col(name) for name in names))
+    return (map_in_arrow(frame, InTurn(tuple(workers)), schema) if workers else frame), found
 
 
 def key_worker(key: KeyFunction, given: T.StructType, uid: str, origins: Origins) -> AppendColumns:

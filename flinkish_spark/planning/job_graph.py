@@ -46,7 +46,7 @@ from flinkish_spark.planning.stream_graph import (
     feeds,
     operator_of,
 )
-from flinkish_spark.planning.times import chains_to
+from flinkish_spark.planning.times import chains_to, sharing_tasks
 from flinkish_spark.planning.transforms import TransformSettings
 from flinkish_spark.protocol.job_graph import (
     JobEdge,
@@ -166,6 +166,12 @@ class _Reading:
             for sink in (() if planned is None else planned.sinks)
             for number, part in enumerate(sink.parts)
         }
+        nodes = {node.uid: node for node in graph.operators}
+        self._shared = (
+            sharing_tasks(graph)
+            if planned is None
+            else tuple(tuple(nodes[uid] for uid in group) for group in planned.shared)
+        )
         self._runs: Counter[_Node] = Counter()
         self._edges: dict[_Node, list[_Arriving]] = {}
         self._ids: dict[_Node, str] = {}
@@ -196,6 +202,7 @@ class _Reading:
     # -- the plan, as the planner makes it: each part as often as it stands there ---------------------
     def _read(self) -> None:
         seen = set()
+        behind = {node for _, *others in self._shared for node in others}
         for sink in self._graph.sinks:
             self._runs[sink] += 1
             for number, (chain, ways) in enumerate(chains_to(self._graph, sink.parent)):
@@ -203,7 +210,8 @@ class _Reading:
                 seen.add(chain)
                 for leg in ways:
                     if is_new:
-                        self._read_base(leg.base, set())
+                        # What is in front of operators that share tasks stands there once.
+                        self._read_base(leg.base, set(), counts=operator_of(leg.base) not in behind)
                     # What follows an operator runs on the evaluated micro-batch, for this sink.
                     counts = is_new or operator_of(leg.base) is not None
                     shared, is_apart = (
@@ -214,11 +222,11 @@ class _Reading:
         for source in self._graph.sources:
             self._runs[source] += len(source.source.side_uids(source.uid))
 
-    def _read_base(self, base: Base, seen: set[KeyedNode]) -> None:
+    def _read_base(self, base: Base, seen: set[KeyedNode], *, counts: bool = True) -> None:
         operator = operator_of(base)
         if operator is None:
             assert isinstance(base, SourceNode)
-            self._runs[base] += 1
+            self._runs[base] += counts
             return
         if operator in seen:
             # Read on several ways: it stands in the plan once, and its rows pass those between.
@@ -226,11 +234,11 @@ class _Reading:
         seen.add(operator)
         self._runs[operator] += 1
         for feed in feeds(operator):
-            self._read_base(feed.base, seen)
+            self._read_base(feed.base, seen, counts=counts)
             for inlet in feed.inlets:
                 entry = operator.entries[inlet.entry]
                 for leg in inlet.legs:
-                    self._walk(_Way(leg, operator, inlet.entry, entry.distribution), counts=True)
+                    self._walk(_Way(leg, operator, inlet.entry, entry.distribution), counts=counts)
 
     def _is_apart(self, sink: SinkNode, number: int, leg: Leg) -> bool:
         moves = any(self._moves(leg.steps[:at]) for at in range(1, len(leg.steps) + 1))
@@ -340,6 +348,7 @@ class _Reading:
                     node.max_parallelism,
                     runs,
                     edges,
+                    self._first_sharing(node),
                 )
             case SinkNode():
                 does, kind = type(node.sink).__name__, OperatorKind.SINK
@@ -362,6 +371,11 @@ class _Reading:
             if is_async(node.function):
                 does = "async function"
         return JobOperator(own, "", name, does, kind, runs_in, (), tasks, None, runs, edges)
+
+    def _first_sharing(self, node: KeyedNode) -> str:
+        """Return the id of the operator whose tasks it shares; empty if it has its own."""
+        first = next((group[0] for group in self._shared if node in group[1:]), None)
+        return "" if first is None else _digest(["uid", first.uid])
 
     def _id_of(self, node: _Node, edges: Sequence[JobEdge]) -> str:
         """Return an id that depends on nothing but the program: the same in every process."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pyspark.errors import AnalysisException
@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from flinkish_spark.bridge.plans import named_operator, named_scan
+from flinkish_spark.bridge.plans import named_operators, named_scan
 from flinkish_spark.core.elements import OutputTag
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.functions.keyed import KeyedCoProcessFunction, KeyedProcessFunction
@@ -61,7 +61,7 @@ from flinkish_spark.transport.blocks import (
     Combine,
     TimeReport,
 )
-from flinkish_spark.transport.branches import DealBlocks, DealtBlocks
+from flinkish_spark.transport.branches import DealBlocks, DealtBlocks, Takes
 from flinkish_spark.transport.columns import Origins
 from flinkish_spark.transport.routing import Distribution, Routing
 from flinkish_spark.types.ddl import quoted
@@ -74,6 +74,7 @@ from flinkish_spark.worker.keyed_operator import (
     KeyedOperator,
     KeyedOperatorSpec,
     PassingRows,
+    SharedTasks,
     StatefulOperator,
 )
 from flinkish_spark.worker.runners import InputShape, RowShape
@@ -397,8 +398,8 @@ class KeyedRoutes:
         if apart:
             # Whatever their records come from, they share the barriers of the control source, or there is
             # one of them.
-            barriers = inputs[apart[0]].frames[1]
-            frames.append(named_scan(self._spread(barriers, apart), ScanRole.BARRIERS))
+            barriers = _spread(inputs[apart[0]].frames[1], apart, self.of_control())
+            frames.append(named_scan(barriers, ScanRole.BARRIERS))
         rows = frames[0]
         for frame in frames[1:]:
             rows = rows.unionByName(frame)
@@ -427,9 +428,9 @@ class KeyedRoutes:
 
     def _packed(self, number: int, given: KeyedInput, sent: Sent) -> DataFrame:
         """Return the blocks of one input, with its barriers if they come in the same frame."""
-        chosen, own_route = sent.chosen, self._own_route(given.distribution)
+        chosen, own_route = sent.chosen, self.of_records(given.distribution)
         names = chosen.schema.names
-        packer = self._packer(number, given, sent)
+        packer = self.packer(number, given, sent)
         if len(given.frames) == 2:
             records = given.frames[0]
             # Only a generator in front makes marks, and behind it barriers are in a frame of their own.
@@ -440,7 +441,7 @@ class KeyedRoutes:
         (both,) = given.frames
         taken = _named(both.select(C.KIND, C.CHECKPOINT, *chosen.columns), given.source)
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
-        routes = F.when(is_record, F.array(own_route)).otherwise(self._control_routes())
+        routes = F.when(is_record, F.array(own_route)).otherwise(self.of_control())
         spread = taken.select(F.explode(routes).alias(C.ROUTE), C.KIND, C.CHECKPOINT, *names)
         return C.map_in_arrow(spread, packer, PACKED)
 
@@ -450,7 +451,7 @@ class KeyedRoutes:
         Each gets columns of its own behind those of the frame. A record may be for several, with another
         route to each; so its routes are among these columns.
         """
-        frame, dealt = _frame_of(ways[0]), []
+        frame, dealt = _frame_of(ways[0]), list[DealtBlocks]()
         shared = [name for name in (*C.CONTROL, C.TIME) if name in frame.columns]
         for number, given, sent in ways:
             assert given.shared is not None
@@ -463,18 +464,19 @@ class KeyedRoutes:
             ]
             frame = frame.select(*frame.columns, *given.shared.named).select(*frame.columns, *chosen)
             route = f"{PREFIX}in{number}_{C.ROUTE}"
-            by = self._own_route(given.distribution, own[C.KEY_HASH])
+            by = self.of_records(given.distribution, own[C.KEY_HASH])
             frame = frame.select("*", F.when(is_own, by).alias(route))
-            packer = self._packer(number, given, sent)
-            dealt.append(DealtBlocks(route, tuple(own.values()), tuple(names), packer))
+            packer, takes = self.packer(number, given, sent), Takes.BARRIERS if dealt else Takes.ALL
+            dealt.append(DealtBlocks(route, tuple(own.values()), tuple(names), packer, takes))
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
-        routes = F.when(is_record, F.array(F.lit(0))).otherwise(self._control_routes())
+        routes = F.when(is_record, F.array(F.lit(0))).otherwise(self.of_control())
         wanted = [name for one in dealt for name in (one.route, *one.columns) if name not in shared]
         spread = frame.select(F.explode(routes).alias(C.ROUTE), *shared, *wanted)
         deal = DealBlocks(tuple(dealt))
         return C.map_in_arrow(spread, deal, deal.columns)
 
-    def _packer(self, number: int, given: KeyedInput, sent: Sent) -> BlockPacker:
+    def packer(self, number: int, given: KeyedInput, sent: Sent) -> BlockPacker:
+        """Return what packs the rows of an input."""
         first_barrier = self.routing.of_barrier[0]
         return BlockPacker(
             arrow_schema(sent.transport.schema),
@@ -491,8 +493,8 @@ class KeyedRoutes:
             return None
         return BlamedCombine(self.uid, self.routing.bundling.key_groups, sent.folded.combiner)
 
-    def _own_route(self, distribution: Distribution, key_hash: str = C.KEY_HASH) -> Column:
-        """Return the route of a record."""
+    def of_records(self, distribution: Distribution, key_hash: str = C.KEY_HASH) -> Column:
+        """Return the route of a record, given the column with its key's hash."""
         match distribution:
             case Distribution.BY_KEY:
                 group = F.pmod(F.col(key_hash), F.lit(self.routing.bundling.key_groups)).cast("int")
@@ -519,16 +521,7 @@ class KeyedRoutes:
         is_broadcast = distribution is Distribution.BROADCAST
         return Calls(self.operator, self.routing.of_bundle if is_broadcast else self.routing.of_broadcast)
 
-    def _spread(self, barriers: DataFrame, inputs: Sequence[int]) -> DataFrame:
-        """Return control rows with their routes; a barrier once for each input, which its sequence says."""
-        routed = barriers.select(F.explode(self._control_routes()).alias(C.ROUTE), *C.CONTROL)
-        is_barrier = F.col(C.KIND) == int(C.Kind.BARRIER)
-        numbers = F.array(*[F.lit(number).cast("long") for number in inputs])
-        sequences = F.when(is_barrier, numbers).otherwise(F.array(F.col(C.SEQUENCE)))
-        no_block = F.lit("").cast("binary").alias(C.BLOCK)
-        return routed.select(C.ROUTE, *C.CONTROL[:-1], F.explode(sequences).alias(C.SEQUENCE), no_block)
-
-    def _control_routes(self) -> Column:
+    def of_control(self) -> Column:
         """Return the routes of a control row: a barrier goes everywhere, a call to its key group.
 
         A latency marker goes on from the subtask that it was in to the one with the same number.
@@ -543,6 +536,112 @@ class KeyedRoutes:
         routes = routes.when(kind == int(C.Kind.MARKER), F.array(same))
         # Reports to the driver, and calls of operators behind this one, only pass by: one partition will do.
         return routes.when(is_own_call, all_called).otherwise(_int_array(self.routing.of_barrier[:1]))
+
+
+def rows_of_shared(
+    routes: Sequence[KeyedRoutes], inputs: Sequence[Sequence[KeyedInput]], sent: Sequence[Sequence[Sent]]
+) -> DataFrame:
+    """Send rows into operators that share tasks: a scan is read once, and a record packed for all of them.
+
+    Parameters
+    ----------
+    routes
+        Into each operator.
+    inputs, sent
+        Of each operator the ways into it, and what travels of each. Their inputs have the same frames.
+    """
+    first = inputs[0]
+    of_control = F.concat(*(one.of_control() for one in routes))
+    frames = []
+    for number in range(len(first)):
+        shares = [
+            _Share(place, number, one, own[number], what[number])
+            for place, (one, own, what) in enumerate(zip(routes, inputs, sent, strict=True))
+        ]
+        frames.append(_packed_for_all(shares, of_control))
+    apart = [number for number, given in enumerate(first) if len(given.frames) == 2]
+    if apart:
+        barriers = _spread(first[apart[0]].frames[1], apart, of_control)
+        frames.append(named_scan(barriers, ScanRole.BARRIERS))
+    rows = frames[0]
+    for frame in frames[1:]:
+        rows = rows.unionByName(frame)
+    return rows
+
+
+@dataclass(frozen=True)
+class _Share:
+    """One of the operators that share tasks, and one of its inputs."""
+
+    place: int
+    number: int
+    routes: KeyedRoutes
+    given: KeyedInput
+    sent: Sent
+
+    @property
+    def route(self) -> str:
+        """Column with the route of a record to it."""
+        return f"{PREFIX}at{self.place}_{C.ROUTE}"
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Columns that travel, and what they are called beside those of the others.
+
+        What records are keyed by is its own; places, times and fields are there once.
+        """
+        chosen = self.sent.chosen
+        keys = {C.KEY_HASH, *chosen.key_names} - set(chosen.field_names)
+        return {n: f"{PREFIX}at{self.place}_{n}" if n in keys else n for n in chosen.schema.names}
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """Its columns, by these names."""
+        return dict(zip(self.names.values(), self.sent.chosen.columns, strict=True))
+
+    @property
+    def own_route(self) -> Column:
+        """Route of a record."""
+        return self.routes.of_records(self.given.distribution, self.names[C.KEY_HASH])
+
+    def dealt(self, marks: Sequence[str]) -> DealtBlocks:
+        """Return how it gets its rows; the first takes the control rows of all."""
+        packer = self.routes.packer(self.number, self.given, self.sent)
+        takes = Takes.NONE if self.place else Takes.ALL
+        return DealtBlocks(self.route, (*self.names.values(), *marks), (*self.names, *marks), packer, takes)
+
+
+def _packed_for_all(shares: Sequence[_Share], of_control: Column) -> DataFrame:
+    """Return the blocks of one input of all operators, with control rows if they come in the same frame."""
+    given = shares[0].given
+    records = given.frames[0]
+    marks = [C.MARK] if C.MARK in records.columns else []
+    columns: dict[str, Column] = {}
+    for one in reversed(shares):
+        columns |= one.columns
+    wanted = [*(column.alias(name) for name, column in columns.items()), *map(F.col, marks)]
+    names = [*columns, *marks]
+    if len(given.frames) == 2:
+        frame = _named(records.select(*wanted), given.source)
+        routed = frame.select(*names, *(one.own_route.alias(one.route) for one in shares))
+    else:
+        frame = _named(records.select(C.KIND, C.CHECKPOINT, *wanted), given.source)
+        is_record = F.col(C.KIND) == int(C.Kind.RECORD)
+        own = (F.when(is_record, one.own_route).alias(one.route) for one in shares)
+        targets = F.when(is_record, F.array(F.lit(0))).otherwise(of_control)
+        routed = frame.select(F.explode(targets).alias(C.ROUTE), C.KIND, C.CHECKPOINT, *names, *own)
+    deal = DealBlocks(tuple(one.dealt(marks) for one in shares))
+    return C.map_in_arrow(routed, deal, deal.columns)
+
+
+def _spread(barriers: DataFrame, inputs: Sequence[int], of_control: Column) -> DataFrame:
+    """Return control rows with their routes; a barrier once for each input, which its sequence says."""
+    routed = barriers.select(F.explode(of_control).alias(C.ROUTE), *C.CONTROL)
+    is_barrier = F.col(C.KIND) == int(C.Kind.BARRIER)
+    numbers = F.array(*[F.lit(number).cast("long") for number in inputs])
+    sequences = F.when(is_barrier, numbers).otherwise(F.array(F.col(C.SEQUENCE)))
+    no_block = F.lit("").cast("binary").alias(C.BLOCK)
+    return routed.select(C.ROUTE, *C.CONTROL[:-1], F.explode(sequences).alias(C.SEQUENCE), no_block)
 
 
 def _frame_of(way: _Way) -> DataFrame:
@@ -620,19 +719,62 @@ class KeyedPlan:
     ----------
     frame
         Control columns and fields; the fields of side outputs stand behind those of the main output, and
-        behind them those of outputs that have passed.
+        behind them those of outputs that have passed. Operators that share tasks have one frame.
     key_types
         Of its key, as Spark writes them.
     outputs
         Columns of `frame` with the fields of each output, the main one first.
     schema
         Fields of the main output.
+    first_output
+        Which of the outputs the main one is.
     """
 
     frame: DataFrame
     key_types: tuple[str, ...]
     outputs: tuple[tuple[str, ...], ...]
     schema: T.StructType
+    first_output: int = 0
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What is known of an operator before its rows are brought to it.
+
+    Parameters
+    ----------
+    sent, passing
+        What travels of its inputs, and of what passes it.
+    outputs
+        Fields of the main output, of side outputs, and of what passes, as they stand in the frame.
+    """
+
+    node: KeyedNode
+    parts: KeyedParts
+    routes: KeyedRoutes
+    sent: tuple[Sent, ...]
+    passing: tuple[Sent, ...]
+    outputs: tuple[T.StructType, ...]
+    spec: KeyedOperatorSpec
+
+    @property
+    def main(self) -> T.StructType:
+        """Fields of the main output."""
+        return self.spec.shape.outputs[0]
+
+    @property
+    def key_types(self) -> tuple[str, ...]:
+        """Types of its key, as Spark writes them."""
+        return tuple(kind.simpleString() for kind in self.spec.shape.key_types)
+
+    def beside(self, rows: DataFrame) -> DataFrame:
+        """Return the rows of its inputs with what else comes to it: state, and latency markers."""
+        parts, routing = self.parts, self.routes.routing
+        if parts.seed is not None:
+            rows = rows.unionByName(self.routes.of_seed(parts.seed, self.node.uid))
+        if parts.markers is not None:
+            rows = rows.unionByName(parts.markers.routed(routing.of_barrier))
+        return rows
 
 
 def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
@@ -643,15 +785,60 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
     GraphError
         Its keys have different types, or cannot be keys; its inputs do not go together, or lack event times.
     """
-    routing = Routing(Bundling(node.max_parallelism, parts.partitions, parts.bundles_per_partition))
-    sent = [columns_sent(node, given) for given in parts.inputs]
+    one = _prepared(node, parts)
+    rows = one.beside(one.routes.of_inputs((*parts.inputs, *parts.passing), (*one.sent, *one.passing)))
+    frame = _applied(rows, KeyedOperator(one.spec), [one])
+    outputs = tuple(tuple(fields.names) for fields in one.outputs)
+    return KeyedPlan(frame, one.key_types, outputs, one.main)
+
+
+def plan_shared(operators: Sequence[tuple[KeyedNode, KeyedParts]]) -> list[KeyedPlan]:
+    """Return the plans of operators that share tasks: one pass over one frame, in which each has its outputs.
+
+    Parameters
+    ----------
+    operators
+        Their inputs have the same frames.
+
+    Raises
+    ------
+    GraphError
+        As of :func:`plan_keyed`.
+    """
+    found: list[_Prepared] = []
+    for place, (node, parts) in enumerate(operators):
+        found.append(_prepared(node, parts, place, sum(len(one.outputs) for one in found)))
+    rows = rows_of_shared(
+        [one.routes for one in found], [one.parts.inputs for one in found], [one.sent for one in found]
+    )
+    for one in found:
+        rows = one.beside(rows)
+    frame = _applied(rows, SharedTasks(tuple(KeyedOperator(one.spec) for one in found)), found)
+    outputs = tuple(tuple(fields.names) for one in found for fields in one.outputs)
+    return [KeyedPlan(frame, one.key_types, outputs, one.main, one.spec.first_output) for one in found]
+
+
+def _applied(
+    rows: DataFrame, operator: KeyedOperator | SharedTasks, prepared: Sequence[_Prepared]
+) -> DataFrame:
+    applied = rows.groupBy(C.ROUTE).applyInPandasWithState(
+        operator, EMITTED, STATE_DDL, "append", GroupStateTimeout.NoTimeout
+    )
+    timed = tuple(one.spec.shape.with_times for one in prepared for _ in one.outputs)
+    unpacker = BlockUnpacker(tuple(fields for one in prepared for fields in one.outputs), timed)
+    frame = applied.mapInArrow(unpacker, unpacker.columns)
+    return named_operators(frame, [one.node.uid for one in prepared])
+
+
+def _prepared(
+    node: KeyedNode, parts: KeyedParts, place: int | None = None, first_output: int = 0
+) -> _Prepared:
+    """Return what is known of an operator; `place` is that among those that share tasks with it."""
+    bundling = Bundling(node.max_parallelism, parts.partitions, parts.bundles_per_partition)
+    routing = Routing(bundling, place or 0)
+    sent = tuple(columns_sent(node, given) for given in parts.inputs)
     routes = KeyedRoutes(routing, parts.number, isinstance(node.function, BroadcastFunctions), node.uid)
-    passing = [_whole(node, given) for given in parts.passing]
-    rows = routes.of_inputs((*parts.inputs, *parts.passing), (*sent, *passing))
-    if parts.seed is not None:
-        rows = rows.unionByName(routes.of_seed(parts.seed, node.uid))
-    if parts.markers is not None:
-        rows = rows.unionByName(parts.markers.routed(routing.of_barrier))
+    passing = tuple(_whole(node, given) for given in parts.passing)
     has_times = all(one.has_times for one in parts.inputs)
     operator, shape = operator_and_shape(node, parts.inputs, sent, parts.sides, has_times=has_times)
     # Functions know the names that were declared; in the frame no name may be there twice.
@@ -659,10 +846,11 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
         raise _without_times_of_others(node.uid)
     main, *own_sides = shape.outputs
     sides = (*own_sides, *(given.schema for given in parts.passing))
-    outputs = (_nullable(main), *(_renamed(fields, number) for number, fields in enumerate(sides, start=1)))
+    first = _nullable(main) if place is None else _renamed(main, first_output)
+    outputs = (first, *(_renamed(fields, first_output + number) for number, fields in enumerate(sides, 1)))
     spec = KeyedOperatorSpec(
         uid=node.uid,
-        bundling=routing.bundling,
+        bundling=bundling,
         operator=operator,
         shape=shape,
         upstream_channels=tuple(given.channels for given in (*parts.inputs, *parts.passing)),
@@ -679,18 +867,9 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
         ),
         counts_as=parts.counts_as,
         chain=parts.chain,
+        first_output=first_output,
     )
-    applied = rows.groupBy(C.ROUTE).applyInPandasWithState(
-        KeyedOperator(spec), EMITTED, STATE_DDL, "append", GroupStateTimeout.NoTimeout
-    )
-    unpacker = BlockUnpacker(outputs, shape.with_times)
-    frame = applied.mapInArrow(unpacker, unpacker.columns)
-    return KeyedPlan(
-        named_operator(frame, node.uid),
-        tuple(kind.simpleString() for kind in shape.key_types),
-        tuple(tuple(fields.names) for fields in outputs),
-        main,
-    )
+    return _Prepared(node, parts, routes, sent, passing, outputs, spec)
 
 
 def _whole(node: KeyedNode, given: KeyedInput) -> Sent:

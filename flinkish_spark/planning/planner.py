@@ -37,8 +37,8 @@ from flinkish_spark.planning.between import (
     transform_records,
     with_times,
 )
-from flinkish_spark.planning.declare import check_same_fields, with_computed_keys
-from flinkish_spark.planning.keyed import KeyedInput, KeyedParts, plan_keyed
+from flinkish_spark.planning.declare import check_same_fields, with_computed_keys, with_keys_of_all
+from flinkish_spark.planning.keyed import KeyedInput, KeyedParts, plan_keyed, plan_shared
 from flinkish_spark.planning.partitioning import (
     ByPartitioner,
     LocatedTransform,
@@ -80,14 +80,17 @@ from flinkish_spark.planning.times import (
     NO_MARKING,
     LatencyMarking,
     NoMarking,
+    chain_of,
     chains_to,
+    has_expression,
     plan_times,
     reporters,
+    sharing_tasks,
 )
 from flinkish_spark.planning.transforms import LookupTransform, RowTransform, transformed
 from flinkish_spark.protocol.alignment import Announced
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION, Bundling
-from flinkish_spark.protocol.plan_layout import Chain, ScanRole
+from flinkish_spark.protocol.plan_layout import Chain, PlanLayout, ScanRole
 from flinkish_spark.protocol.savepoints import OperatorShape, SeededChain
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Origins
@@ -128,6 +131,11 @@ class Beginning:
         """Return what tells the beginning of a chain from others; empty where it begins with nothing."""
         begins = self._of(chain)
         return "" if begins is None else _digest([dict(begins.positions), dict(begins.states)])
+
+    def label_of_input(self, chain: Chain, name: str) -> str:
+        """Return what tells the beginning of one input of a chain from others."""
+        begins = self._of(chain)
+        return "" if begins is None or name not in begins.positions else _digest(begins.positions[name])
 
     def positioned(self, node: SourceNode, chain: Chain, name: str) -> Source:
         """Return the node's source so that it begins where the seed says of that input of the chain."""
@@ -186,6 +194,27 @@ class _Base:
     stream: TaggedStream
 
 
+@dataclass(frozen=True)
+class _Sharer:
+    """An operator that may share tasks with others.
+
+    Parameters
+    ----------
+    ways
+        Its inputs in their order, and the names of their scans.
+    begins
+        Where its state is in the live log, and where its inputs begin: equal for those that do share tasks.
+    place
+        Among them, in the live log; if that begins now, the order of the program counts.
+    """
+
+    node: KeyedNode
+    chain: Chain
+    ways: tuple[tuple[Inlet, str], ...]
+    begins: object
+    place: int
+
+
 class Planner:
     """Plans each node once, however many sinks read it.
 
@@ -205,6 +234,9 @@ class Planner:
         What async operators have to know of the job.
     bundles_per_partition
         Of key groups, as the live lineage has them; see :class:`.Bundling`.
+    recorded
+        The layout with which the live log began; None if it begins now. Operators share tasks as they did
+        there, since their state lies so.
     """
 
     def __init__(
@@ -217,6 +249,7 @@ class Planner:
         marking: LatencyMarking | NoMarking = NO_MARKING,
         calls: AsyncPlace = NO_PLACE,
         bundles_per_partition: int | None = BUNDLES_PER_PARTITION,
+        recorded: PlanLayout | None = None,
     ) -> None:
         self._spark, self._bundles_per_partition = spark, bundles_per_partition
         self._beginning, self._marking = beginning, marking
@@ -233,6 +266,13 @@ class Planner:
         self._graph = graph or StreamGraph()
         self._async_place = calls
         self._calls = AsyncCalls((), calls)
+        self._recorded = recorded
+        #: By chain the plan of an operator that shares tasks with others.
+        self._shared: dict[str, TaggedStream] = {}
+        #: The uids of operators that share tasks.
+        self._groups: list[tuple[str, ...]] = []
+        #: By chain which outputs of the frame are its operator's.
+        self._outputs: dict[str, range] = {}
 
     def plan(self, graph: StreamGraph) -> PlannedJob:
         """Return the plan of the whole job."""
@@ -242,6 +282,7 @@ class Planner:
         self._calls = AsyncCalls(
             async_evaluations(graph, lambda node: chains_to(graph, node)), self._async_place
         )
+        self._share_tasks()
         number_of_reporters = len(reporters(graph))
         bases: list[_Base] = []
         sinks: list[PlannedSink] = []
@@ -266,9 +307,13 @@ class Planner:
         union: DataFrame | None = None
         asked = {part.stream for sink in sinks for part in sink.parts if part.has_async}
         for index, base in enumerate(bases):
-            beside = [C.SEQUENCE] if index in asked else []
-            tagged = named_chain(tag(base.stream, index, beside), base.chain)
-            union = tagged if union is None else union.unionByName(tagged, allowMissingColumns=True)
+            shown = [at for at, other in enumerate(bases) if other.stream.frame is base.stream.frame]
+            if index != shown[0]:
+                continue
+            beside = [C.SEQUENCE] if asked.intersection(shown) else []
+            tagged = tag(base.stream, index, beside, self._by_side(bases, shown))
+            named = named_chain(tagged, base.chain)
+            union = named if union is None else union.unionByName(named, allowMissingColumns=True)
         assert union is not None
         time = plan_times(graph, lambda leg, chain, name: self.stream(leg, chain, (name,)))
         per_partition = self._bundles_per_partition
@@ -278,7 +323,8 @@ class Planner:
         }
         time = replace(time, bundlings=bundlings)
         chains, recordings = tuple(base.chain for base in bases), self._calls.recordings
-        return PlannedJob(union, tuple(sinks), chains, self._operators, time, recordings)
+        shared = tuple(self._groups)
+        return PlannedJob(union, tuple(sinks), chains, self._operators, time, recordings, shared)
 
     def stream(self, leg: Leg, chain: Chain, names: tuple[str, ...]) -> PlannedStream:
         """Return the plan of a way into a stream as a part of `chain`; chains that begin alike share it.
@@ -289,7 +335,11 @@ class Planner:
             The inputs of the chain that it scans.
         """
         steps = tuple(map(id, leg.steps))
-        known = id(leg.base), steps, self._beginning.label(chain), names, self._counting_on(leg, chain)
+        if isinstance(leg.base, SourceNode) and self._may_share:
+            label = self._beginning.label_of_input(chain, *names)
+        else:
+            label = self._beginning.label(chain)
+        known = id(leg.base), steps, label, names, self._counting_on(leg, chain)
         if known not in self._planned:
             self._planned[known] = self._plan_leg(leg, chain, names)
         return self._planned[known]
@@ -412,10 +462,12 @@ class Planner:
             main = self.stream(Leg(base.parent), chain, names)
             assert isinstance(main, TaggedStream)
             number = 1 + self._graph.sides_of(base.parent).index(base)
-            return replace(main, schema=base.output, side=number)
+            return replace(main, schema=base.output, side=main.side + number)
         return self._plan_keyed(base, chain, names)
 
     def _plan_keyed(self, node: KeyedNode, chain: Chain, names: tuple[str, ...]) -> TaggedStream:
+        if chain.name in self._shared:
+            return self._shared[chain.name]
         if has_ways_that_meet(node):
             return self._plan_line(node, chain, names)
         numbers = [one.uid for one in reporters(self._graph)]
@@ -430,6 +482,16 @@ class Planner:
         self, node: KeyedNode, chain: Chain, given: list[KeyedInput], passing: Sequence[KeyedInput] = ()
     ) -> TaggedStream:
         """Return the plan of an operator, given its inputs."""
+        planned = plan_keyed(node, self._parts(node, chain, given, passing))
+        self._operators[node.uid] = OperatorShape(node.max_parallelism, planned.key_types)
+        outputs = planned.outputs if len(planned.outputs) > 1 else ()
+        channels = frozenset(range(self._partitions))
+        return TaggedStream(planned.frame, planned.schema, channels, outputs=outputs)
+
+    def _parts(
+        self, node: KeyedNode, chain: Chain, given: list[KeyedInput], passing: Sequence[KeyedInput] = ()
+    ) -> KeyedParts:
+        """Return what an operator's plan is made of."""
         numbers = [one.uid for one in reporters(self._graph)]
         # Elements of an entry come before those of the next one, whatever they are read of.
         given.sort(key=lambda one: one.entry)
@@ -439,7 +501,7 @@ class Planner:
         markers = self._marking.of(self._graph, [one.source for one in given if one.source is not None])
         name = self._graph.names.get(node.uid, "")
         counts_as = f"{node.uid}/{chain.name}" if self._counts(node.uid, node, chain) else ""
-        parts = KeyedParts(
+        return KeyedParts(
             inputs=tuple(given),
             number=number,
             partitions=self._partitions,
@@ -452,11 +514,74 @@ class Planner:
             counts_as=counts_as,
             chain=chain.name,
         )
-        planned = plan_keyed(node, parts)
-        self._operators[node.uid] = OperatorShape(node.max_parallelism, planned.key_types)
-        outputs = planned.outputs if len(planned.outputs) > 1 else ()
-        channels = frozenset(range(self._partitions))
-        return TaggedStream(planned.frame, planned.schema, channels, outputs=outputs)
+
+    # -- operators that share tasks ---------------------------------------------------------------------
+
+    @property
+    def _may_share(self) -> bool:
+        """Whether the live log is one whose chains scan a source together."""
+        return self._recorded is None or bool(self._recorded.shared)
+
+    def _share_tasks(self) -> None:
+        """Plan the operators that share tasks: those that read the same sources for sinks alone.
+
+        One scan, one shuffle and one task for each partition serve all of them: Flink's slot sharing.
+        """
+        if not self._may_share:
+            return
+        for nodes in sharing_tasks(self._graph):
+            groups: dict[object, list[_Sharer]] = {}
+            for node in nodes:
+                one = self._sharer(node)
+                groups.setdefault(one.begins, []).append(one)
+            for group in groups.values():
+                if len(group) > 1:
+                    self._plan_shared(sorted(group, key=lambda one: one.place))
+
+    def _sharer(self, node: KeyedNode) -> _Sharer:
+        """Return an operator that may share tasks."""
+        chain = chain_of(node)
+        ways = [(feed.inlets[0], name) for feed, name in zip(feeds(node), chain.inputs, strict=True)]
+        ways.sort(key=lambda way: way[0].entry)
+        recorded = () if self._recorded is None else self._recorded.states
+        lies = [(one.number, one.place) for one in recorded if one.chain == chain.name]
+        number, place = lies[0] if lies else (None, 0)
+        labels = tuple(self._beginning.label_of_input(chain, name) for _, name in ways)
+        return _Sharer(node, chain, tuple(ways), (number, labels), place)
+
+    def _plan_shared(self, group: Sequence[_Sharer]) -> None:
+        self._groups.append(tuple(one.node.uid for one in group))
+        numbers = [one.uid for one in reporters(self._graph)]
+        given: list[list[KeyedInput]] = [[] for _ in group]
+        for number, (inlet, name) in enumerate(group[0].ways):
+            # Functions in front run once for all, and count as those of the first.
+            stream = self.stream(inlet.legs[0], group[0].chain, (name,))
+            assert isinstance(stream, RecordStream)
+            frames = _frames_of(stream, group[0].node.entries[inlet.entry])
+            nodes = [self._with_counted_keys(one.node, one.chain, f"feed {number}") for one in group]
+            entries = [node.entries[one.ways[number][0].entry] for node, one in zip(nodes, group, strict=True)]
+            keys = [(one.node.uid, entry.keys) for one, entry in zip(group, entries, strict=True)]
+            first, found = with_keys_of_all(frames[0], keys, stream.origins)
+            for inputs, one, own, keyed_by in zip(given, group, entries, found, strict=True):
+                made = _of_source(stream, (first, *frames[1:]), keyed_by, numbers)
+                at = one.ways[number][0].entry
+                inputs.append(replace(made, entry=at, distribution=own.distribution))
+        parts = [self._parts(one.node, one.chain, inputs) for one, inputs in zip(group, given, strict=True)]
+        plans = plan_shared([(one.node, part) for one, part in zip(group, parts, strict=True)])
+        for one, part, planned in zip(group, parts, plans, strict=True):
+            self._operators[one.node.uid] = OperatorShape(one.node.max_parallelism, planned.key_types)
+            channels, first_output = frozenset(range(self._partitions)), planned.first_output
+            shared = TaggedStream(
+                planned.frame, planned.schema, channels, outputs=planned.outputs, side=first_output
+            )
+            self._shared[one.chain.name] = shared
+            self._outputs[one.chain.name] = range(first_output, first_output + 1 + len(part.sides))
+
+    def _by_side(self, bases: Sequence[_Base], shown: Sequence[int]) -> list[int]:
+        """Return by output which stream of the union it is, where operators that share tasks are several."""
+        outputs = {at: self._outputs.get(bases[at].chain.name, range(0)) for at in shown}
+        found = [(output, at) for at, own in outputs.items() for output in own]
+        return [at for _, at in sorted(found)]
 
     def _plan_line(self, node: KeyedNode, chain: Chain, names: tuple[str, ...]) -> TaggedStream:
         """Plan operators whose ways part and meet again one behind the other.
@@ -636,7 +761,8 @@ class Planner:
         fields = tuple(tagged.schema.names)
         places = fields_in(tagged)
         own = tagged.outputs[tagged.side] if tagged.outputs else fields
-        columns = tuple(f"s{index}_{places.index(name)}" for name in own)
+        named_by = next(i for i, base in enumerate(bases) if base.stream.frame is tagged.frame)
+        columns = tuple(f"s{named_by}_{places.index(name)}" for name in own)
         side = tagged.side if tagged.outputs else None
         part = SinkPart(index, columns, fields, tagged.channels, tagged.transforms, side)
         if not tagged.transforms:
@@ -735,17 +861,28 @@ def _keyed_input(
         functions_between(node.uid, stream.transforms)
         frame, keys = with_computed_keys(stream.alone(), entry.keys, node.uid, Origins())
         return KeyedInput((frame,), stream.schema, stream.channels, Origins(), keys)
-    if any(isinstance(key, Column) for key in entry.keys):
-        # An expression of the user's must not see rows without fields.
-        stream = stream.records_only()
-    is_timed = C.TIME in stream.records.columns
-    frames: tuple[DataFrame, ...] = (stream.records, stream.barriers)
-    if stream.marked is not None and not any(isinstance(key, Column) for key in entry.keys):
-        # An expression of the user's must not see barriers, which have no fields.
-        frames = (stream.marked,)
+    frames = _frames_of(stream, entry)
     first, keys = with_computed_keys(frames[0], entry.keys, node.uid, stream.origins)
+    return _of_source(stream, (first, *frames[1:]), keys, reporters)
+
+
+def _frames_of(stream: RecordStream, entry: KeyedEntry) -> tuple[DataFrame, ...]:
+    """Return records and barriers of a source, in one frame if they may be."""
+    if has_expression(entry):
+        # An expression of the user's must not see rows without fields: barriers, and times alone.
+        return stream.records_only().records, stream.barriers
+    return (stream.records, stream.barriers) if stream.marked is None else (stream.marked,)
+
+
+def _of_source(
+    stream: RecordStream,
+    frames: tuple[DataFrame, ...],
+    keys: tuple[str | Column, ...],
+    reporters: Sequence[str],
+) -> KeyedInput:
+    is_timed = C.TIME in stream.records.columns
     return KeyedInput(
-        (first, *frames[1:]),
+        frames,
         stream.schema,
         stream.channels,
         stream.origins,

@@ -437,6 +437,8 @@ class PlannedJob:
         Who in it reports about time.
     recordings
         Of which async operators answers are recorded, and how.
+    shared
+        Uids of keyed operators that share tasks.
     """
 
     frame: DataFrame
@@ -445,6 +447,7 @@ class PlannedJob:
     operators: Mapping[str, OperatorShape] = field(default_factory=dict)
     time: TimePlan = NO_TIME_PLAN
     recordings: tuple[Recording, ...] = ()
+    shared: tuple[tuple[str, ...], ...] = ()
 
     def layout(self) -> PlanLayout:
         """Return names for Spark's lists of sources and operators; asks the JVM for every node."""
@@ -457,13 +460,19 @@ def fields_in(stream: TaggedStream) -> list[str]:
     return [name for name in stream.frame.columns if name not in control]
 
 
-def tag(stream: TaggedStream, index: int, beside: Sequence[str] = ()) -> DataFrame:
+def tag(
+    stream: TaggedStream, index: int, beside: Sequence[str] = (), by_side: Sequence[int] = ()
+) -> DataFrame:
     """Give a stream's columns names of their own in the union, and each record its hash.
 
     Parameters
     ----------
+    index
+        Of the stream; its columns are named by it.
     beside
         Further control columns.
+    by_side
+        Index of the stream that each output belongs to, where operators that share tasks are several streams.
     """
     names = fields_in(stream)
     columns = [F.col(quoted(name)) for name in names]
@@ -476,7 +485,7 @@ def tag(stream: TaggedStream, index: int, beside: Sequence[str] = ()) -> DataFra
         C.CHANNEL,
         # The second number of a report; of a barrier nobody reads it.
         F.when(is_record, hashed).otherwise(F.col(C.SEQUENCE)).alias(C.HASH),
-        F.lit(index).alias(C.STREAM),
+        (F.get(F.array(*map(F.lit, by_side)), F.col(C.SIDE)) if by_side else F.lit(index)).alias(C.STREAM),
         *([C.SIDE] if stream.outputs else []),
         *beside,
         *[column.alias(f"s{index}_{i}") for i, column in enumerate(columns)],

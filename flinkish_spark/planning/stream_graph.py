@@ -194,6 +194,8 @@ class StreamGraph:
     max_parallelism: int = DEFAULT_MAX_PARALLELISM
     #: Functions without a key that may not share a vertex with others, by the identity of their settings.
     chained: dict[int, Chained] = field(default_factory=dict)
+    #: Operators that share tasks with those of the same group only, by uid.
+    slot_sharing: dict[str, str] = field(default_factory=dict)
 
     def chained_of(self, node: object) -> Chained:
         """Return with what a function without a key may share a vertex; ALWAYS for everything else."""

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from flinkish_spark.protocol.codec import Stored
+from flinkish_spark.protocol.codec import LEFT_OUT, Stored
 
 
 class ShipStrategy(enum.Enum):
@@ -150,6 +150,8 @@ class JobOperator(Stored):
         Number of key groups; None without state.
     runs
         How often it stands in Spark's plan. More than once, it runs so often in each micro-batch.
+    shares
+        Id of the operator whose tasks, and whose shuffle, it shares; empty for the first of those that do.
     """
 
     id: str
@@ -163,6 +165,7 @@ class JobOperator(Stored):
     max_parallelism: int | None = None
     runs: int = 1
     inputs: tuple[JobEdge, ...] = ()
+    shares: str = field(default="", metadata=LEFT_OUT)
 
     @property
     def has_state(self) -> bool:
@@ -172,6 +175,8 @@ class JobOperator(Stored):
     @property
     def shuffles(self) -> int:
         """How many shuffles lie in front of it in Spark's plan; those into state are one for all inputs."""
+        if self.shares:
+            return 0
         moves = sum(one.is_shuffle * edge.runs for edge in self.inputs for one in edge.moved)
         if self.has_state:
             return moves + self.runs

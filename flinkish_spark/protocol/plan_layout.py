@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from flinkish_spark.protocol.codec import Stored, StoredRow
+from flinkish_spark.protocol.codec import LEFT_OUT, Stored, StoredRow
 
 #: Opens keys of ours in an offset, beside the topics; no topic can have such a name.
 OWN_KEYS = "flinkish:"
@@ -148,19 +148,62 @@ class OperatorInstance(StoredRow):
 
 
 @dataclass(frozen=True, slots=True)
+class StateInstance:
+    """Where Spark has the state of one operator of the plan.
+
+    Parameters
+    ----------
+    number
+        Spark's, of what has the state. Operators that share tasks have the same.
+    place
+        Among those that share tasks with it.
+    """
+
+    uid: str
+    chain: str
+    number: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
 class PlanLayout(Stored):
     """Names for Spark's lists.
 
     Parameters
     ----------
     scans
-        In the order of an entry of Spark's offset log.
+        In the order of an entry of Spark's offset log. What chains scan together, because their operators
+        share tasks, is named as a scan of the first of them.
     operators
-        By Spark's number of the operator.
+        In the order in which Spark numbers them; those that share tasks have one number.
+    shared
+        Chains whose operators share tasks, of one operator each and in its order.
+
+    Examples
+    --------
+    >>> operators = (OperatorInstance("sums", "sums"), OperatorInstance("hours", "hours"))
+    >>> layout = PlanLayout((), operators, shared=(("sums", "hours"),))
+    >>> layout.sharing("hours"), [(one.uid, one.number, one.place) for one in layout.states]
+    (('sums', 'hours'), [('sums', 0, 0), ('hours', 0, 1)])
     """
 
     scans: tuple[Scan, ...]
     operators: tuple[OperatorInstance, ...]
+    shared: tuple[tuple[str, ...], ...] = field(default=(), metadata=LEFT_OUT)
+
+    def sharing(self, chain: str) -> tuple[str, ...]:
+        """Return the chains whose operators share tasks with those of a chain; at least itself."""
+        return next((group for group in self.shared if chain in group), (chain,))
+
+    @property
+    def states(self) -> tuple[StateInstance, ...]:
+        """Where each operator's state is."""
+        found: list[StateInstance] = []
+        for one in self.operators:
+            place = self.sharing(one.chain).index(one.chain)
+            before = found[-1].number if found else -1
+            found.append(StateInstance(one.uid, one.chain, before + (place == 0), place))
+        return tuple(found)
 
     def positions(self, logged: Sequence[Position]) -> dict[str, dict[str, Position]]:
         """Return where each chain's inputs stood: by the chain's name, then by the input's.
@@ -182,7 +225,8 @@ class PlanLayout(Stored):
         # A DataFrame of the user's may read several inputs; nobody is positioned by such a list.
         return {
             chain: {name: found[0] if len(found) == 1 else found for name, found in inputs.items()}
-            for chain, inputs in parts.items()
+            for first, inputs in parts.items()
+            for chain in self.sharing(first)
         }
 
     def unseeded(self, logged: Sequence[Position]) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.planning.times import read_by
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.key_groups import Bundling
-from flinkish_spark.protocol.plan_layout import PlanLayout
+from flinkish_spark.protocol.plan_layout import PlanLayout, StateInstance
 from flinkish_spark.protocol.savepoints import (
     STATE_FOLDER,
     OperatorShape,
@@ -52,10 +52,10 @@ from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.state.key_group import describe_group, unbundled_groups, whole_group
 from flinkish_spark.state.savepoint_files import ROWS_AT_ONCE, StateFileWriter, new_state_file
 from flinkish_spark.transport.columns import FIRST_PARTITION_GROUP, ROUTE
-from flinkish_spark.transport.routing import Routing
+from flinkish_spark.transport.routing import PLACE_BITS, Routing
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from flinkish_spark.checkpoint.spark_log import SparkLog
     from flinkish_spark.contracts.source import SourceNode
@@ -194,26 +194,27 @@ def export_state(
         Spark cannot read the state, or it is not what it has to be.
     """
     numbers = operator_numbers(decision.commits_text)
-    if numbers != tuple(range(len(layout.operators))):
-        raise _unexpected(f"it has the operators {numbers}, and the plan has {len(layout.operators)}")
+    planned = tuple(dict.fromkeys(one.number for one in layout.states))
+    if numbers != planned:
+        raise _unexpected(f"it has the operators {numbers}, and the plan has {planned}")
     reader, token = session_of_its_own(spark, shuffle_partitions), uuid.uuid4().hex[:8]
     files: list[StateFile] = []
     states: dict[str, dict[str, str]] = {}
     # A state value is a whole key group: few at a time, or a batch outgrows what Arrow holds.
     reader.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(ROWS_AT_ONCE))
-    for number, instance in enumerate(layout.operators):
+    for instance in layout.states:
         groups = operators[instance.uid].max_parallelism
-        routing = Routing(Bundling(groups, shuffle_partitions, bundles_per_partition))
+        bundling = Bundling(groups, shuffle_partitions, bundles_per_partition)
+        routing = Routing(bundling, instance.place)
         by_route = {route: bundle for bundle, route in enumerate(routing.of_bundle)}
         by_route |= {route: FIRST_PARTITION_GROUP - p for p, route in enumerate(routing.of_broadcast)}
         of_operator = bases_of(bases, instance.uid, instance.chain)
-        write = _WriteStateFile(
-            place, f"{token}-{number}", instance.uid, by_route, routing.bundling, of_operator
-        )
+        name = f"{token}-{instance.number}-{instance.place}"
+        write = _WriteStateFile(place, name, instance.uid, by_route, bundling, of_operator)
         state = reader.read.format("statestore").option("batchId", str(decision.batch))
-        state = state.option("operatorId", str(number))
+        state = state.option("operatorId", str(instance.number))
         try:
-            frame = state.load(log.hadoop_url)
+            frame = of_instance(state.load(log.hadoop_url), instance)
             values = frame.select(F.col(f"key.{ROUTE}"), F.col("value.groupState.value"))
             reports = [row.asDict() for row in values.mapInArrow(write, _REPORT).collect()]
         except Exception as error:
@@ -237,6 +238,13 @@ def export_state(
             for r in sorted(reports, key=lambda report: str(report["name"]))
         ]
     return ExportedState(tuple(files), states)
+
+
+def of_instance(state: DataFrame, instance: StateInstance) -> DataFrame:
+    """Return the state of one of the operators that share tasks, of that which Spark has of all of them."""
+    route = F.col(f"key.{ROUTE}")
+    place = F.shiftright(F.when(route < 0, F.bitwise_not(route)).otherwise(route), PLACE_BITS)
+    return state.where(place == instance.place)
 
 
 def _unexpected(why: str) -> SavepointFailed:

@@ -15,6 +15,7 @@ from flinkish_spark.savepoints.seeds import (
     beginning_of,
     bundles_per_partition_of,
     claimant,
+    layout_so_far,
     recorded_layout,
     shuffle_partitions_of,
 )
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from flinkish_spark.planning.sink_rows import PlannedJob
     from flinkish_spark.planning.stream_graph import StreamGraph
     from flinkish_spark.protocol.decisions import Decision
+    from flinkish_spark.protocol.plan_layout import PlanLayout
 
 
 class JobSavepoints:
@@ -79,6 +81,10 @@ class JobSavepoints:
             What the lineage begins with.
         """
         return bundles_per_partition_of(self._job_dir, beginning)
+
+    def layout_so_far(self, beginning: Beginning) -> PlanLayout | None:
+        """Return the layout that the live log has; None if it begins with the plan that is made now."""
+        return layout_so_far(self._job_dir, beginning)
 
     def write(self, decision: Decision, target: str, log: SparkLog) -> SavepointHandle:
         """Export a confirmed checkpoint of the live lineage to `target`; see :func:`export_savepoint`."""

@@ -42,7 +42,7 @@ from flinkish_spark.protocol.lineage import (
     why_not_rewindable,
 )
 from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS, STATE
-from flinkish_spark.protocol.plan_layout import OperatorInstance, PlanLayout
+from flinkish_spark.protocol.plan_layout import PlanLayout, StateInstance
 from flinkish_spark.protocol.savepoints import SavepointMetadata, StateFile
 from flinkish_spark.savepoints.entries import (
     COPY,
@@ -64,6 +64,7 @@ from flinkish_spark.savepoints.entries import (
     state_names,
     timer_columns,
 )
+from flinkish_spark.savepoints.export import of_instance
 from flinkish_spark.savepoints.files import (
     METADATA_KEY,
     CheckpointNotRetained,
@@ -114,26 +115,26 @@ class RetainedState:
     manifest
         Of the pin.
     layout
-        Names of the operators by Spark's numbers.
+        Names of the operators, and Spark's numbers of what has their state.
     """
 
     place: StoreSpec
     manifest: PinManifest
     layout: PlanLayout
 
-    def operators(self, uid: str) -> Mapping[str, int]:
-        """Return Spark's numbers of an operator, by the chain in which it runs."""
-        return {one.chain: number for number, one in enumerate(self.layout.operators) if one.uid == uid}
+    def operators(self, uid: str) -> Mapping[str, StateInstance]:
+        """Return an operator in the plan, by the chain in which it runs."""
+        return {one.chain: one for one in self.layout.states if one.uid == uid}
 
-    def view(self, number: int, scratch: StoreSpec) -> StoreSpec:
+    def view(self, operator: StateInstance, scratch: StoreSpec) -> StoreSpec:
         """Return a new folder that looks like the query's checkpoint, with one operator's state.
 
         It is deleted when this process ends.
 
         Parameters
         ----------
-        number
-            Spark's number of the operator.
+        operator
+            In the plan; those that share its tasks have their state in the same place.
         scratch
             Where it is made; driver and executors have to see it.
 
@@ -150,14 +151,14 @@ class RetainedState:
         view, batch = made.open(), self.manifest.batch
         for log in (OFFSETS, COMMITS):
             view.put(f"{log}/{batch}", self.manifest.log[f"{log}/{batch}"].encode())
-        wanted = self._files_of(self.layout.operators[number], number)
+        wanted = self._files_of(operator)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             for _ in pool.map(lambda name: self._bring(name, wanted[name], made), wanted):
                 pass
         return made
 
-    def _files_of(self, operator: OperatorInstance, number: int) -> dict[str, int]:
-        own = (f"{number}/", f"{BASES}/{operator.uid}/")
+    def _files_of(self, operator: StateInstance) -> dict[str, int]:
+        own = (f"{operator.number}/", f"{BASES}/{operator.uid}/")
         return {name: size for name, size in self.manifest.files.items() if name.startswith(own)}
 
     def _bring(self, name: str, size_bytes: int, view: StoreSpec) -> None:
@@ -525,7 +526,8 @@ def _in_checkpoint(
         # no query, snapshots of RocksDB cannot be read.
         _ = own.streams.active
         state = own.read.format("statestore").option("batchId", str(retained.manifest.batch))
-        frame = in_session(state.option("operatorId", str(operator)).load(view.hadoop_url), spark)
+        found = state.option("operatorId", str(operator.number)).load(view.hadoop_url)
+        frame = in_session(of_instance(found, operator), spark)
     except Exception as error:
         raise SavepointFailed(
             f"Spark cannot read the state of {place}",
@@ -536,7 +538,7 @@ def _in_checkpoint(
     # Those of a job on a disk are in the view; of one in a bucket they stay where they are.
     bases = view.below(f"{STATE}/{BASES}/{uid}")
     if not root.is_local:
-        bases = bases_of(root.below(BASES), uid, retained.layout.operators[operator].chain)
+        bases = bases_of(root.below(BASES), uid, operator.chain)
     return StoredState(place, uid, values, StoreValues(bases, uid))
 
 

@@ -430,10 +430,16 @@ class Rescaling:
         """Return where Spark's own Kafka source began; other sources keep that themselves."""
         recorded = self.log.first_positions()
         found: dict[str, dict[str, Position]] = {}
-        # Without any the query was never started, and has no layout.
-        for number, scan in enumerate(recorded_layout(self.job_dir).scans if recorded else ()):
+        if not recorded:
+            # The query was never started, and has no layout.
+            return found
+        layout, numbers = recorded_layout(self.job_dir), dict[tuple[ScanRole, str], int]()
+        for scan in layout.scans:
+            # Spark numbers sources, and chains that begin with nothing read the same one.
+            number = numbers.setdefault((scan.role, scan.uid), len(numbers))
             if scan.role is ScanRole.RECORDS and number in recorded:
-                found.setdefault(scan.chain, {})[scan.uid] = recorded[number]
+                for chain in layout.sharing(scan.chain):
+                    found.setdefault(chain, {})[scan.uid] = recorded[number]
         return found
 
     def _chains(self, positions: Mapping[str, Mapping[str, Position]]) -> tuple[SeededChain, ...]:

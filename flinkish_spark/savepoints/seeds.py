@@ -159,6 +159,17 @@ def check_layout(job_dir: JobDir, planned: PlannedJob) -> PlanLayout:
     return now
 
 
+def layout_so_far(job_dir: JobDir, beginning: Beginning) -> PlanLayout | None:
+    """Return the layout that the live log has; None if the log begins with the plan that is made now.
+
+    Logs of older versions may have none that is recorded: no operators share tasks there.
+    """
+    recorded = job_dir.recorded(layout_fact(job_dir.history().log_began_in))
+    if recorded is not None:
+        return PlanLayout.from_json(recorded)
+    return None if bundles_per_partition_of(job_dir, beginning) is not None else PlanLayout((), ())
+
+
 def recorded_layout(job_dir: JobDir) -> PlanLayout:
     """Return the layout of the live lineage's plan, as recorded.
 

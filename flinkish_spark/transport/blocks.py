@@ -295,9 +295,10 @@ def without_marks(records: pa.RecordBatch) -> pa.RecordBatch:
 def packed(rows: pa.RecordBatch, schema: pa.Schema, number: int = 0) -> pa.RecordBatch:
     """Return blocks of rows whose first column is the route; `number` is the input that they are for."""
     routes = rows.column(0).to_numpy()
-    # Numpy sorts 16-bit numbers by radix, several times as fast; most routes are that small.
-    narrow = routes.astype(np.uint16) if routes.max(initial=0) < 1 << 16 else routes
-    order = np.argsort(narrow, kind="stable")
+    # Numpy sorts 16-bit numbers by radix, several times as fast; most routes of an operator are that close.
+    least = routes.min(initial=routes[0])
+    is_narrow = routes.max(initial=routes[0]) - least < 1 << 16
+    order = np.argsort((routes - least).astype(np.uint16) if is_narrow else routes, kind="stable")
     ordered = routes[order]
     begins = np.flatnonzero(np.diff(ordered, prepend=ordered[0] - 1))
     ends = np.append(begins[1:], len(ordered))
@@ -343,13 +344,19 @@ class BlockUnpacker:
     ----------
     outputs
         Columns of the main output, then of each side output; no name twice. They stand side by side in a
-        row, null in the rows of the others; where there are several, the output's number is in front.
-    with_times
-        Whether each row in a block begins with its event time.
+        row, null in the rows of the others; where there are several, the output's number is in front. Those
+        of operators that share tasks stand one behind the other.
+    timed
+        Of each, whether each row in a block begins with its event time. If all do, the times come out.
     """
 
     outputs: tuple[T.StructType, ...]
-    with_times: bool = False
+    timed: tuple[bool, ...]
+
+    @property
+    def with_times(self) -> bool:
+        """Whether event times come out: there is one column for them, and all rows have one."""
+        return all(self.timed)
 
     @property
     def columns(self) -> T.StructType:
@@ -361,7 +368,8 @@ class BlockUnpacker:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Unpack."""
         out = arrow_schema(self.columns)
-        blocks = [block_schema(one, with_times=self.with_times) for one in self.outputs]
+        timed = zip(self.outputs, self.timed, strict=True)
+        blocks = [block_schema(one, with_times=with_times) for one, with_times in timed]
         for batch in batches:
             kinds = batch.column(C.KIND).to_pylist()
             for at, kind in enumerate(kinds):
@@ -383,9 +391,10 @@ class BlockUnpacker:
             np.arange(first, first + count, dtype=np.int64),
         ]
         own = rows.columns
+        times = [own.pop(0)] if self.timed[side] else []
         arrays = list(map(pa.array, control))
         if self.with_times:
-            arrays.append(own.pop(0))
+            arrays += times
         if len(self.outputs) > 1:
             arrays.append(pa.array(np.full(count, side, dtype=np.int32)))
         for number, fields in enumerate(self.outputs):
@@ -393,9 +402,10 @@ class BlockUnpacker:
         return pa.RecordBatch.from_arrays(arrays, schema=out)
 
     def _control(self, batch: pa.RecordBatch, at: int, out: pa.Schema) -> pa.RecordBatch:
-        control = [batch.column(field.name).slice(at, 1) for field in _CONTROL]
-        rest = [pa.nulls(1, field.type) for field in list(out)[len(control) :]]
-        return pa.RecordBatch.from_arrays([*control, *rest], schema=out)
+        # Also a control row says which output it goes with: operators that share tasks have some each.
+        own = {name: batch.column(name).slice(at, 1) for name in (*_CONTROL.names, C.SIDE)}
+        arrays = [own.get(field.name, pa.nulls(1, field.type)) for field in out]
+        return pa.RecordBatch.from_arrays(arrays, schema=out)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -428,9 +438,16 @@ class Out:
     side: int = 0
 
 
-def frame_of(rows: list[Out]) -> pd.DataFrame:
-    """Return rows as a frame with the columns of EMITTED."""
+def frame_of(rows: list[Out], first_output: int = 0) -> pd.DataFrame:
+    """Return rows as a frame with the columns of EMITTED.
+
+    Parameters
+    ----------
+    first_output
+        Number of the operator's main output among those of all operators that share tasks.
+    """
     numbers = np.array([[r.side, r.kind, r.checkpoint, r.channel, r.sequence] for r in rows], dtype=np.int64)
+    numbers[:, 0] += first_output
     columns: dict[str, Any] = {name: numbers[:, at] for at, name in enumerate(EMITTED.names[:-1])}
     columns[C.BLOCK] = [row.block for row in rows]
     return pd.DataFrame(columns)

@@ -11,6 +11,7 @@ All of it runs in mapInArrow, once per task.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -219,6 +220,17 @@ def _given(rows: pa.RecordBatch, one: DealtRows) -> pa.RecordBatch:
     return as_schema(pa.RecordBatch.from_arrays(columns, names=one.given.names), arrow_schema(one.given))
 
 
+class Takes(enum.Enum):
+    """Which control rows an input takes of those that stand between the rows of all inputs."""
+
+    #: Every control row passes once.
+    ALL = "ALL"
+    #: Another input of the same operator takes the others.
+    BARRIERS = "BARRIERS"
+    #: Another operator's input takes all of them: a row for each operator is among them.
+    NONE = "NONE"
+
+
 @dataclass(frozen=True)
 class DealtBlocks:
     """How one input's rows stand among those of the others, and who packs them.
@@ -229,17 +241,23 @@ class DealtBlocks:
         Column with the route of a row; null where the row is not for this input.
     columns, names
         That the packer gets, and what it knows them by.
+    takes
+        Which control rows; they have routes already.
     """
 
     route: str
     columns: tuple[str, ...]
     names: tuple[str, ...]
     packer: BlockPacker
+    takes: Takes
 
 
 @dataclass(frozen=True)
 class DealBlocks:
-    """Rows by input in, blocks of each out. A row may be for several; a barrier is for all of them."""
+    """Rows by input in, blocks of each out. A row may be for several; a barrier is for all of them.
+
+    The inputs are of one operator, or of several that share tasks.
+    """
 
     inputs: tuple[DealtBlocks, ...]
 
@@ -247,12 +265,9 @@ class DealBlocks:
         """Work through the batches of a task."""
         runs = [one.packer.begun() for one in self.inputs]
         for batch in batches:
-            kinds = batch.column(C.KIND).to_numpy()
-            is_record = kinds == _RECORD
-            for number, (one, run) in enumerate(zip(self.inputs, runs, strict=True)):
-                # Other control rows pass once.
-                control = kinds == _BARRIER if number else ~is_record
-                yield from run.take(_own(batch, one, is_record, control))
+            kinds = batch.column(C.KIND).to_numpy() if C.KIND in batch.schema.names else None
+            for one, run in zip(self.inputs, runs, strict=True):
+                yield from run.take(_own(batch, one, kinds))
         for run in runs:
             yield from run.rest()
 
@@ -262,12 +277,24 @@ class DealBlocks:
         return PACKED
 
 
-def _own(batch: pa.RecordBatch, one: DealtBlocks, is_record: Array, control: Array) -> pa.RecordBatch:
+def _own(batch: pa.RecordBatch, one: DealtBlocks, kinds: Array | None) -> pa.RecordBatch:
+    """Return the rows of an input behind their routes; without kinds there are records only."""
     routes = batch.column(one.route)
+    if kinds is None:
+        rows = batch if not routes.null_count else batch.filter(routes.is_valid())
+        columns = [rows.column(name) for name in (one.route, *one.columns)]
+        return pa.RecordBatch.from_arrays(columns, names=[C.ROUTE, *one.names])
     has_route = routes.is_valid().to_numpy(zero_copy_only=False)
-    rows = batch.filter(pa.array((is_record & has_route) | control))
+    rows = batch.filter(pa.array(((kinds == _RECORD) & has_route) | _taken(one.takes, kinds)))
     route = pc.if_else(rows.column(one.route).is_valid(), rows.column(one.route), rows.column(C.ROUTE))
     names = (C.KIND, C.CHECKPOINT, *one.columns)
     columns = [route, *(rows.column(name) for name in names)]
     own = [C.ROUTE, C.KIND, C.CHECKPOINT, *one.names]
     return pa.RecordBatch.from_arrays(columns, names=own)
+
+
+def _taken(takes: Takes, kinds: Array) -> Array:
+    """Return which rows are control rows that an input takes."""
+    wanted = {Takes.ALL: kinds != _RECORD, Takes.BARRIERS: kinds == _BARRIER}
+    found: Array = wanted.get(takes, np.zeros(len(kinds), dtype=bool))
+    return found

@@ -6,7 +6,8 @@ spreads 128 groups over 2 partitions as 74 and 54. So each bundle of key groups 
 integer that Spark hashes to the partition where the bundle belongs. Routes count up within a
 partition, and the last route of each partition is its barrier's: Spark hands groups to Python in
 ascending order, so a barrier comes after every record of its partition. Broadcast elements, which
-every partition gets, have a negative route, and come before them.
+every partition gets, have a negative route, and come before them. Operators that share tasks have routes
+of their own each.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.transport.channels import TOPIC_SHIFT, number_of_topic
 
 _MASK = 0xFFFFFFFF
+#: Of a route, below its operator's place among those that share tasks: more than any operator needs.
+PLACE_BITS = 20
 
 
 def _rotate_left(value: int, bits: int) -> int:
@@ -53,9 +56,20 @@ class Routing:
     ----------
     bundling
         Of its key groups; the partitions are Spark's shuffle partitions, the operator's parallelism.
+    place
+        Of the operator among those that share its tasks.
+
+    Examples
+    --------
+    >>> first, second = (Routing(Bundling(4, 2), place) for place in range(2))
+    >>> first.of_bundle, first.of_barrier, first.of_broadcast
+    ((2, 0, 4, 1), (5, 3), (-3, -1))
+    >>> {place_of(route) for route in (*second.of_bundle, *second.of_barrier, *second.of_broadcast)}
+    {1}
     """
 
     bundling: Bundling
+    place: int = 0
 
     @property
     def partitions(self) -> int:
@@ -69,7 +83,7 @@ class Routing:
         for bundle in range(bundles):
             wanted[bundle % self.partitions] += 1
         found: list[list[int]] = [[] for _ in range(self.partitions)]
-        route = 0
+        route = self.place << PLACE_BITS
         while any(len(found[p]) <= wanted[p] for p in range(self.partitions)):
             partition = spark_hash_int(route) % self.partitions
             if len(found[partition]) <= wanted[partition]:
@@ -84,7 +98,7 @@ class Routing:
     def of_broadcast(self) -> tuple[int, ...]:
         """Route of each partition's broadcast elements, by partition; below every other route there."""
         found: dict[int, int] = {}
-        route = -1
+        route = ~(self.place << PLACE_BITS)
         while len(found) < self.partitions:
             found.setdefault(spark_hash_int(route) % self.partitions, route)
             route -= 1
@@ -106,6 +120,11 @@ class Routing:
     def of_barrier(self) -> tuple[int, ...]:
         """Route of each partition's barrier, by partition; above every bundle's route there."""
         return self._tables[1]
+
+
+def place_of(route: int) -> int:
+    """Return the place of the operator that a route leads to."""
+    return (route if route >= 0 else ~route) >> PLACE_BITS
 
 
 class Distribution(enum.Enum):

@@ -41,6 +41,7 @@ from flinkish_spark.state.operator_state import OperatorValueMismatch
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BlockError, GroupRows, Out, frame_of, in_order, to_block
 from flinkish_spark.transport.columns import Origins
+from flinkish_spark.transport.routing import place_of
 from flinkish_spark.types.rows import OutputError
 from flinkish_spark.worker.broadcast_runner import (
     Checkpointed,
@@ -178,6 +179,8 @@ class KeyedOperatorSpec:
         Tells what it adds to accumulators from what others add; empty where that does not count.
     chain
         Name of the chain in which it runs; with the uid it tells its state from that of others.
+    first_output
+        Number of its main output among those of all operators that share its tasks.
     """
 
     uid: str
@@ -195,6 +198,7 @@ class KeyedOperatorSpec:
     passing: tuple[PassingRows, ...] = ()
     counts_as: str = ""
     chain: str = ""
+    first_output: int = 0
 
 
 class KeyedOperator:
@@ -227,7 +231,7 @@ class KeyedOperator:
                 else:
                     out = self._bundle(self.spec.bundle_of_route[route], arrived, state)
         if out:
-            yield frame_of(out)
+            yield frame_of(out, self.spec.first_output)
 
     def _passed_on(self, frame: pd.DataFrame, partition: int) -> Iterator[Out]:
         """Pass on reports, and the barrier if every upstream channel's came exactly once; else hold it back.
@@ -438,6 +442,19 @@ class KeyedOperator:
         if mapped.place.is_local:
             return BaseFiles(mapped, here.number, here.pinned)
         return BaseObjects(mapped, here.number, lambda name: tell_base(f"{uid}/{chain}/{name}"))
+
+
+@dataclass(frozen=True)
+class SharedTasks:
+    """Callable for applyInPandasWithState: operators that share tasks, by their places."""
+
+    operators: tuple[KeyedOperator, ...]
+
+    def __call__(
+        self, key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: SparkState
+    ) -> Iterator[pd.DataFrame]:
+        """Process one group of one of the operators."""
+        return self.operators[place_of(int(key[0]))](key, frames, state)
 
 
 def _says(failure: ElementFailed | TimerFailed) -> str:

@@ -55,7 +55,7 @@ def job(args, spark):
         SlidingEventTimeWindows,
         TumblingEventTimeWindows,
     )
-    from tests.bench.keyed import Amounts
+    from tests.bench.keyed import WINDOWED, Amounts, WithKeyAndWindow
 
     class Total(KeyedProcessFunction):
         def open(self, context):
@@ -90,7 +90,11 @@ def job(args, spark):
         kind = number % 4
         if kind < 3:
             rows = by_user.window(windows[kind]).aggregate(
-                Amounts(), output="total LONG", accumulator="LONG", uid=f"operator{number}"
+                Amounts(),
+                WithKeyAndWindow(),
+                accumulator="LONG",
+                output=WINDOWED,
+                uid=f"operator{number}",
             )
             key = None
         else:
@@ -108,7 +112,7 @@ def child(args):
     if args.bundles is not None:
         # What a new log gets.
         preflight.BUNDLES_PER_PARTITION = args.bundles or None
-    args.variant, args.event_log = "ours", ""
+    args.variant, args.event_log = "ours", os.environ.get("EVLOG","")
     spark = session(args)
     client = job(args, spark).execute_async()
     deadline, found = time.monotonic() + _PATIENCE_S, {}

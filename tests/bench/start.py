@@ -145,6 +145,7 @@ def session(args):
         builder = builder.config("spark.eventLog.enabled", "true")
         builder = builder.config("spark.eventLog.dir", args.event_log)
         builder = builder.config("spark.eventLog.rolling.enabled", "false")
+        builder = builder.config("spark.eventLog.compress", "false")
     if args.variant == "ours":
         builder = configure_spark_with_jars(builder, args.jars)
     elif args.variant == "ours-archived":

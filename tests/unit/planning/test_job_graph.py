@@ -241,11 +241,12 @@ def test_resources_are_for_functions_of_single_records() -> None:
         scored.set_resources("1 GB")  # type: ignore[arg-type]
 
 
-def test_slot_sharing_groups_are_refused_by_name() -> None:
+def test_only_operators_with_state_have_slot_sharing_groups() -> None:
     stream = orders(environment())
     assert stream.slot_sharing_group("default") is stream
-    with pytest.raises(GraphError, match="Spark has no slots"):
+    with pytest.raises(GraphError, match="only operators with state share tasks"):
         stream.slot_sharing_group("heavy")
+    assert total(stream).slot_sharing_group("heavy").get_name() == "totals"
 
 
 # -- parts ------------------------------------------------------------------------------------------------

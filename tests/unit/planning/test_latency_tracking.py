@@ -119,7 +119,7 @@ def test_markers_travel_beside_blocks() -> None:
     }
     (frame,) = operator()((99,), [packed.to_pandas()], State())
     out = pa.RecordBatch.from_pandas(frame, arrow_schema(EMITTED), preserve_index=False)
-    rows = list(BlockUnpacker(operator().spec.shape.outputs)(iter([out])))
+    rows = list(BlockUnpacker(operator().spec.shape.outputs, (False,))(iter([out])))
     kinds = [kind for one in rows for kind in one.column(C.KIND).to_pylist()]
     assert kinds == [C.FIRST_LATENCY + 3, MARKER]
 

@@ -15,12 +15,13 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.decisions import RewindIntent
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
 from flinkish_spark.protocol.lineage import RewindKind
-from flinkish_spark.protocol.plan_layout import OperatorInstance, PlanLayout, Scan, ScanRole
+from flinkish_spark.protocol.plan_layout import OperatorInstance, PlanLayout, Scan, ScanRole, StateInstance
 from flinkish_spark.savepoints import reader as retained
 from flinkish_spark.savepoints.files import CheckpointNotRetained
 from flinkish_spark.savepoints.reader import RetainedState, is_job_dir, retained_state
 from tests.support.state_folder import SparkFolder
 
+TOTALS = StateInstance("totals", "totals", 0, 0)
 LAYOUT = PlanLayout((Scan(ScanRole.RECORDS, "orders", "totals"),), (OperatorInstance("totals", "totals"),))
 
 
@@ -62,7 +63,7 @@ def state_of(root: Path, checkpoint: int | None) -> RetainedState:
 
 
 def view_of(state: RetainedState, scratch: Path) -> Path:
-    return state.view(0, StoreSpec(str(scratch))).folder
+    return state.view(TOTALS, StoreSpec(str(scratch))).folder
 
 
 def seen(view: Path) -> set[str]:
@@ -74,7 +75,7 @@ def test_a_view_has_the_log_entries_and_the_files_of_one_checkpoint(job, tmp_pat
     state = state_of(job.root, 2)
     assert (int(state.manifest.batch), state.operators("totals"), state.operators("other")) == (
         5,
-        {"totals": 0},
+        {"totals": TOTALS},
         {},
     )
     view = view_of(state, tmp_path / "scratch")
@@ -141,7 +142,7 @@ def test_a_checkpoint_of_before_a_rescale_is_read_with_the_names_of_its_time(job
     job.job_dir.close_rewind(intent)
     now = PlanLayout(LAYOUT.scans, (OperatorInstance("other", "other"), *LAYOUT.operators))
     job.job_dir.recorded_once("layout-1", now.to_json())
-    assert state_of(job.root, None).operators("totals") == {"totals": 0}
+    assert state_of(job.root, None).operators("totals") == {"totals": TOTALS}
 
 
 def test_a_job_directory_without_checkpoints_or_layout_is_said(tmp_path) -> None:

@@ -75,7 +75,8 @@ class Called:
         given = [(element, time_ms) for *element, time_ms in elements]
         packed = [one.to_pandas() for one in self._packer(iter([self._rows.rows(given, BEHIND)]))]
         out = list(self.operator((7,), [*(packed if elements else []), *frames], self.state))
-        unpacker = BlockUnpacker(self.operator.spec.shape.outputs, with_times=True)
+        outputs = self.operator.spec.shape.outputs
+        unpacker = BlockUnpacker(outputs, (True,) * len(outputs))
         batches = [pa.RecordBatch.from_pandas(one, arrow_schema(EMITTED)) for one in out]
         rows = [row for batch in unpacker(iter(batches)) for row in batch.to_pylist()]
         records = [row for row in rows if row[C.KIND] == int(C.Kind.RECORD)]

@@ -105,7 +105,8 @@ class Partition:
                 pa.RecordBatch.from_pandas(f, arrow_schema(EMITTED))
                 for f in op((route,), [rows[route]], state)
             ]
-            for batch in BlockUnpacker(op.spec.shape.outputs)(iter(out)):
+            outputs = op.spec.shape.outputs
+            for batch in BlockUnpacker(outputs, (False,) * len(outputs))(iter(out)):
                 found += [(r["user"], r["n"]) for r in batch.to_pylist() if r[C.KIND] == int(C.Kind.RECORD)]
         return found
 

@@ -138,7 +138,7 @@ def control(kind, checkpoint=0, channel=0, sequence=0, block=b""):
 
 def emitted(op, frames, state):
     """Return what comes out, unpacked."""
-    unpacker = BlockUnpacker(op.spec.shape.outputs)
+    unpacker = BlockUnpacker(op.spec.shape.outputs, (False,) * len(op.spec.shape.outputs))
     out = [pa.RecordBatch.from_pandas(f, arrow_schema(EMITTED)) for f in op((7,), frames, state)]
     return [row for batch in unpacker(iter(out)) for row in batch.to_pylist()]
 
@@ -287,7 +287,8 @@ class Sorts(KeyedProcessFunction):
 def test_side_outputs_come_beside_the_main_one():
     rows = emitted(operator(Sorts(), sides=(LATE,)), [frame([("a", 1), ("b", 2)])], State())
     assert [row["total"] for row in rows if row[C.SIDE] == 0] == [1, 2]
-    parts = BlockUnpacker(operator(Sorts(), sides=(OutputTag("late", "who STRING"),)).spec.shape.outputs)
+    shape = operator(Sorts(), sides=(OutputTag("late", "who STRING"),)).spec.shape
+    parts = BlockUnpacker(shape.outputs, (False, False))
     assert parts.columns.names[-1] == "who"
 
 
@@ -711,7 +712,7 @@ def test_rows_go_out_with_their_times():
     op.spec = replace(op.spec, shape=shape)
     rows = records([("a", 1), ("b", 0)]).append_column(C.TIME, pa.array([1000, None], pa.int64()))
     (packed,) = BlockPacker(arrow_schema(timed))(iter([rows]))
-    unpacker = BlockUnpacker(shape.outputs, with_times=True)
+    unpacker = BlockUnpacker(shape.outputs, (True,) * len(shape.outputs))
     out = op((7,), [packed.to_pandas(), control(C.Kind.WAKE)], State())
     batches = [pa.RecordBatch.from_pandas(f, arrow_schema(EMITTED)) for f in out]
     found = [row for one in unpacker(iter(batches)) for row in one.to_pylist()]

@@ -23,6 +23,7 @@ from flinkish_spark.transport.branches import (
     DealtRows,
     InTurn,
     SideBySide,
+    Takes,
 )
 from flinkish_spark.types.rows import arrow_schema
 from tests.support import two_ways
@@ -226,8 +227,8 @@ def test_a_row_may_be_for_several_inputs_and_a_barrier_is_for_all_of_them() -> N
     names = (C.CHANNEL, C.SEQUENCE, "c0")
     deal = DealBlocks(
         tuple(
-            DealtBlocks(f"r{at}", (C.CHANNEL, C.SEQUENCE, f"v{at}"), names, packer)
-            for at, packer in enumerate(packers)
+            DealtBlocks(f"r{at}", (C.CHANNEL, C.SEQUENCE, f"v{at}"), names, packer, takes)
+            for at, (packer, takes) in enumerate(zip(packers, (Takes.ALL, Takes.BARRIERS), strict=True))
         )
     )
     rows = [

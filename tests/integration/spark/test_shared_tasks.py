@@ -1,0 +1,200 @@
+"""Operators that share tasks: one scan and one pass for all of them, and each has its own state and its own sinks."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F
+
+from flinkish_spark import Emit, JobStatus, MemorySink, RestoreSettings
+from flinkish_spark.planning.planner import Planner
+from flinkish_spark.protocol.plan_layout import PlanLayout
+from flinkish_spark.sources import Discovery, FileSource, JsonLines
+from flinkish_spark.testing import ProgramHarness
+from flinkish_spark.windows import EventTimeSessionWindows, TumblingEventTimeWindows
+from tests.integration.spark.test_two_ways import feed
+from tests.support.jobs import await_that, environment, rows
+from tests.support.savepoint_support import started
+from tests.support.two_ways import BY_AT, ODD, ORDERS, ROWS, TOTALS, Totals
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def by_field(orders: Any) -> Any:
+    return orders.key_by("user").process(Totals(), output=TOTALS, uid="by-field")
+
+
+def odd_ones(orders: Any) -> Any:
+    return by_field(orders).get_side_output(ODD)
+
+
+def by_function(orders: Any) -> Any:
+    keyed = orders.key_by(lambda order: order.user[:1], key="STRING")
+    return keyed.process(Totals(), output=TOTALS, uid="by-function")
+
+
+def by_other_function(orders: Any) -> Any:
+    keyed = orders.key_by(lambda order: order.amount % 3, key="LONG")
+    return keyed.process(Totals(), output=TOTALS, uid="by-other-function")
+
+
+def by_expression(orders: Any) -> Any:
+    return orders.key_by(F.upper("user")).process(Totals(), output=TOTALS, uid="by-expression")
+
+
+def by_other_expression(orders: Any) -> Any:
+    keyed = orders.key_by(F.col("amount") % 2, F.assert_true(F.col("amount") > 0).isNull())
+    return keyed.process(Totals(), output=TOTALS, uid="by-other-expression")
+
+
+def by_parity(orders: Any) -> Any:
+    keyed = orders.key_by(lambda order: order.amount % 2, key="LONG")
+    return keyed.process(Totals(), output=TOTALS, uid="by-parity")
+
+
+def folded(orders: Any) -> Any:
+    return orders.key_by("user").sum("amount", uid="folded", emit=Emit.PER_ELEMENT)
+
+
+def windows(orders: Any) -> Any:
+    return orders.key_by("user").window(TumblingEventTimeWindows(4)).sum("amount", uid="windows")
+
+
+def sessions(orders: Any) -> Any:
+    return orders.key_by("user").window(EventTimeSessionWindows(2)).sum("amount", uid="sessions")
+
+
+PROGRAMS = (by_field, by_function, by_other_function, folded, windows, sessions)
+#: A harness computes no expressions: what has the same keys.
+BY_EXPRESSION = {by_expression: by_field, by_other_expression: by_parity}
+PARTS = ROWS[:3], ROWS[3:5], ROWS[5:]
+
+
+def expected(program: Any, *parts: list[Any]) -> Counter[Any]:
+    """Return what a harness makes of the records, before the end of time."""
+    same = BY_EXPRESSION.get(program, program)
+    harness = ProgramHarness(lambda orders: same(orders.assign_timestamps_and_watermarks(BY_AT)), ORDERS)
+    for part in parts:
+        harness.push_all([(row, None) for row in part])
+    if parts:
+        harness.watermark(max(row[2] for part in parts for row in part) - 1)
+    return Counter(map(tuple, harness.take().rows))
+
+
+def job(spark: Any, tmp_path: Path, name: str) -> tuple[Any, dict[Any, MemorySink]]:
+    env = environment(spark, tmp_path / name)
+    files = FileSource(
+        str(tmp_path / "orders"), JsonLines(), ORDERS, discovery=Discovery.CONTINUOUS, discover_every_ms=100
+    )
+    orders = env.from_source(files, BY_AT, uid="orders")
+    sinks: dict[Any, MemorySink] = {}
+    for program in (*PROGRAMS, *BY_EXPRESSION):
+        sinks[program] = MemorySink(f"{tmp_path}/{name}-{program.__name__}")
+        stream = program(orders)
+        stream.sink_to(sinks[program], uid=f"to-{program.__name__}")
+        if program is by_field:
+            sinks[odd_ones] = MemorySink(f"{tmp_path}/{name}-odd")
+            stream.get_side_output(ODD).sink_to(sinks[odd_ones], uid="to-odd_ones")
+    return env, sinks
+
+
+def layout(folder: Path, name: str = "layout-0") -> PlanLayout:
+    _, body = (folder / "facts" / f"{name}.json").read_text().splitlines()
+    return PlanLayout.from_json(json.loads(body))
+
+
+def run(
+    spark: Any, tmp_path: Path, name: str, count: int, savepoint: str = "", restore: str = ""
+) -> dict[Any, MemorySink]:
+    """Run the job until it has emitted what `count` files come to; then stop it."""
+    feed(tmp_path / "orders", str(count), PARTS[count - 1])
+    restored = RestoreSettings(str(tmp_path / restore)) if restore else None
+    env, sinks = job(spark, tmp_path, name)
+    wanted = {
+        f"to-{program.__name__}": expected(program, *PARTS[:count]).total()
+        - expected(program, *PARTS[: count - 1]).total()
+        for program in sinks
+    }
+    with started(env, restored, partitions=3 if restore else 2) as client:
+        await_that(lambda: {one: rows(client, one) for one in wanted} == wanted, client)
+        if savepoint:
+            client.stop_with_savepoint(str(tmp_path / savepoint))
+        else:
+            client.stop_with_checkpoint()
+        assert client.wait(60_000)
+        assert client.status is not JobStatus.FAILED
+    return sinks
+
+
+def all_of(*runs: dict[Any, MemorySink]) -> dict[str, Counter[Any]]:
+    return {
+        program.__name__: Counter(tuple(row) for sinks in runs for row in sinks[program].rows())
+        for program in runs[0]
+    }
+
+
+def truth(count: int) -> dict[str, Counter[Any]]:
+    programs = (*PROGRAMS, odd_ones, *BY_EXPRESSION)
+    return {program.__name__: expected(program, *PARTS[:count]) for program in programs}
+
+
+def test_operators_over_one_source_share_tasks_and_nothing_else(spark: Any, tmp_path: Path) -> None:
+    """Over a restart, and a savepoint that is restored with another number of partitions."""
+    run(spark, tmp_path, "first", 1)
+    second = run(spark, tmp_path, "first", 2, savepoint="savepoint")
+    began = layout(tmp_path / "first")
+    assert sorted(map(len, began.shared)) == [len(BY_EXPRESSION), len(PROGRAMS)]
+    assert [scan.uid for scan in began.scans].count("orders") == len(began.shared)
+    assert len({one.number for one in began.states}) == len(began.shared)
+    third = run(spark, tmp_path, "second", 3, restore="savepoint")
+    assert layout(tmp_path / "second").shared == began.shared, "also where each begins with state of its own"
+    assert all_of(second, third) == truth(3)
+
+
+@pytest.mark.nightly
+def test_a_log_goes_on_as_it_began(spark: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """In one of before each operator has its state alone, until a savepoint begins another log."""
+    with monkeypatch.context() as before:
+        before.setattr(Planner, "_share_tasks", lambda planner: None)
+        run(spark, tmp_path, "first", 1)
+    second = run(spark, tmp_path, "first", 2, savepoint="savepoint")
+    began = layout(tmp_path / "first")
+    assert not began.shared and len({one.number for one in began.states}) == len(PROGRAMS) + len(
+        BY_EXPRESSION
+    )
+    third = run(spark, tmp_path, "second", 3, restore="savepoint")
+    assert layout(tmp_path / "second").shared
+    assert all_of(second, third) == truth(3)
+
+
+@pytest.mark.nightly
+def test_groups_that_a_program_names_have_tasks_of_their_own(spark: Any, tmp_path: Path) -> None:
+    """As with Flink's slot sharing groups: only operators of one group share."""
+    env, sinks = environment(spark, tmp_path / "job"), {}
+    orders = env.from_collection(ROWS, ORDERS, uid="orders").assign_timestamps_and_watermarks(BY_AT)
+    for program in PROGRAMS:
+        stream = program(orders)
+        if program in (windows, sessions):
+            stream = stream.slot_sharing_group("windows")
+        if program is folded:
+            stream = stream.slot_sharing_group("alone")
+        sinks[program] = MemorySink(f"{tmp_path}/{program.__name__}")
+        stream.sink_to(sinks[program], uid=f"to-{program.__name__}")
+    shared = {one.uid: one.shares for one in env.get_job_graph().operators if one.has_state}
+    env.execute()
+    assert layout(tmp_path / "job").shared == (
+        ("by-field", "by-function", "by-other-function"),
+        ("windows", "sessions"),
+    )
+    assert [uid for uid, first in shared.items() if not first] == ["by-field", "folded", "windows"]
+    for program, sink in sinks.items():
+        harness = ProgramHarness(
+            lambda given, own=program: own(given.assign_timestamps_and_watermarks(BY_AT)), ORDERS
+        )
+        harness.push_all([(row, None) for row in ROWS])
+        harness.end_of_input()
+        assert Counter(map(tuple, sink.rows())) == Counter(map(tuple, harness.take().rows)), program.__name__
