@@ -113,7 +113,7 @@ class _Reading:
             tree.add(title)
             return
         self._shown.add(vertex.id)
-        title.append(f"  {_size(vertex)}", "dim")
+        title.append(f"  {self._size(vertex)}", "dim")
         branch = tree.add(title)
         for operator in vertex.operators:
             branch.add(Text("\n".join(self._lines(operator, vertex))))
@@ -126,6 +126,15 @@ class _Reading:
             ]
             if found:
                 self._add(branch, behind, found)
+
+    def _size(self, vertex: JobVertex) -> str:
+        first = vertex.operators[0]
+        if first.shares:
+            return f"in the tasks of {self._graph.by_id[first.shares].title}"
+        if vertex.parallelism is None:
+            is_read = first.kind is OperatorKind.SOURCE
+            return "as many tasks as its system has partitions" if is_read else "as many tasks as it reads"
+        return _counted(vertex.parallelism, "task")
 
     def _lines(self, operator: JobOperator, vertex: JobVertex) -> Iterator[str]:
         facts = [operator.does, f"in {'the JVM' if operator.runs_in.value == 'JVM' else 'Python'}"]
@@ -150,13 +159,6 @@ def _way(edge: JobEdge, operator: JobOperator) -> str:
     by = f" by {', '.join(operator.keys)}" if edge.ship is ShipStrategy.HASH and operator.keys else ""
     output = f" of the side output '{edge.output}'" if edge.output else ""
     return f"{moved}{edge.ship.value}{by}{output}: {edge.why.value}"
-
-
-def _size(vertex: JobVertex) -> str:
-    if vertex.parallelism is None:
-        is_read = vertex.operators[0].kind is OperatorKind.SOURCE
-        return "as many tasks as its system has partitions" if is_read else "as many tasks as it reads"
-    return _counted(vertex.parallelism, "task")
 
 
 def _cost(one: ParticipantStatistics) -> str:

@@ -71,7 +71,7 @@ def dot(graph: JobGraph) -> str:
     for vertex in graph.vertices:
         fill, border = _colours(vertex)
         # In DOT a line that is not centred ends with \l.
-        label = "".join(f"{_escaped(line)}\\l" for line in _lines(vertex))
+        label = "".join(f"{_escaped(line)}\\l" for line in _lines(vertex, graph))
         lines.append(f'  "{vertex.id}" [label="{label}", fillcolor="{fill}", color="{border}"];')
     for front, behind, says in _edges(graph):
         lines.append(f'  "{front}" -> "{behind}" [label={_quoted(says)}];')
@@ -112,8 +112,8 @@ def html(graph: JobGraph) -> str:
         return f"<pre>{escape(text(graph))}</pre>"
 
 
-def _lines(vertex: JobVertex) -> list[str]:
-    return [*(_short(f"{one.title}{_where(one)}") for one in vertex.operators), _foot(vertex)]
+def _lines(vertex: JobVertex, graph: JobGraph) -> list[str]:
+    return [*(_short(f"{one.title}{_where(one)}") for one in vertex.operators), _foot(vertex, graph)]
 
 
 def _where(one: JobOperator) -> str:
@@ -121,8 +121,9 @@ def _where(one: JobOperator) -> str:
     return f" · {one.runs_in.value}{again}"
 
 
-def _foot(vertex: JobVertex) -> str:
-    facts = [_tasks(vertex.parallelism)]
+def _foot(vertex: JobVertex, graph: JobGraph) -> str:
+    shares = vertex.operators[0].shares
+    facts = [_short(f"tasks of {graph.by_id[shares].title}") if shares else _tasks(vertex.parallelism)]
     if vertex.max_parallelism is not None:
         facts.append(f"state in {vertex.max_parallelism} key groups")
     return " · ".join(facts)
@@ -210,7 +211,7 @@ def _laid_out(graph: JobGraph) -> tuple[list[_Box], list[_Line], float, float]:
 
     vertices = {vertex.id: Vertex(vertex) for vertex in graph.vertices}
     for vertex in vertices.values():
-        vertex.view = _View(_lines(vertex.data))
+        vertex.view = _View(_lines(vertex.data, graph))
     edges = [Edge(vertices[front], vertices[behind], data=says) for front, behind, says in _edges(graph)]
     for edge in edges:
         edge.view = EdgeViewer()

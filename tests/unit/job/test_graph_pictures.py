@@ -71,7 +71,7 @@ def test_a_picture_has_every_vertex_and_no_two_in_one_place(program: Any) -> Non
 
 def test_a_picture_says_what_runs_where() -> None:
     words = "".join(ET.fromstring(svg(graph_of(PROGRAMS[9]))).itertext())
-    assert "Source: orders · Python 3\N{MULTIPLICATION SIGN}" in words
+    assert "Source: orders · Python 2\N{MULTIPLICATION SIGN}" in words
     assert "4 tasks · state in 128 key groups" in words and "HASH user" in words and "tasks as read" in words
 
 

@@ -246,7 +246,7 @@ def test_only_operators_with_state_have_slot_sharing_groups() -> None:
     assert stream.slot_sharing_group("default") is stream
     with pytest.raises(GraphError, match="only operators with state share tasks"):
         stream.slot_sharing_group("heavy")
-    assert total(stream).slot_sharing_group("heavy").get_name() == "totals"
+    assert total(stream).slot_sharing_group("heavy")._node.uid == "totals"
 
 
 # -- parts ------------------------------------------------------------------------------------------------
