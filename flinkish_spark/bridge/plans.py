@@ -34,9 +34,15 @@ def named_chain(frame: DataFrame, chain: Chain) -> DataFrame:
     return frame.alias(f"{_PREFIX}:chain:{chain.name}")
 
 
-def named_scan(frame: DataFrame, role: ScanRole, uid: str = "") -> DataFrame:
-    """Return `frame` so that the sources in its plan are known by that role and uid."""
-    return frame.alias(f"{_PREFIX}:{role.value}:{uid}")
+def named_scan(frame: DataFrame, role: ScanRole, uid: str = "", chains: Sequence[str] = ()) -> DataFrame:
+    """Return `frame` so that the sources in its plan are known by that role and uid.
+
+    Parameters
+    ----------
+    chains
+        That it is a scan of, where it is one of several; else the one that it stands in.
+    """
+    return frame.alias(":".join([_PREFIX, role.value, uid, *([",".join(chains)] if chains else [])]))
 
 
 def named_operators(frame: DataFrame, uids: Sequence[str]) -> DataFrame:
@@ -79,8 +85,8 @@ def _collect(
         uids, chain = _known(names, "operator").split(","), _known(names, "chain")
         operators.append(tuple(OperatorInstance(uid, chain if len(uids) == 1 else uid) for uid in uids))
     elif kind in _SOURCES:
-        role, uid = _known(names, "scan").split(":")
-        scans.append(Scan(ScanRole(role), uid, _known(names, "chain")))
+        role, uid, *chains = _known(names, "scan").split(":")
+        scans.append(Scan(ScanRole(role), uid, chains[0] if chains else _known(names, "chain")))
     children = node.children()
     for index in range(children.size()):
         _collect(children.apply(index), names, scans, operators)

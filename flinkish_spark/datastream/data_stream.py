@@ -477,15 +477,16 @@ class OperatorSettings:
     def slot_sharing_group(self, slot_sharing_group: str) -> Self:
         """Say with which others an operator with state may share tasks: with those of the same group.
 
-        Operators that read the same streams of sources, and whose outputs only sinks read, run in the same
-        tasks, one behind the other, over one scan and one shuffle. An operator in another group has tasks, and
-        a shuffle, of its own: for one that takes so long that others had better not wait for it.
+        Operators that read sources, and whose outputs only sinks read, run in the same tasks, one behind the
+        other, over one shuffle; a stream that several of them read is scanned once. An operator in another
+        group has tasks, and a shuffle, of its own: for one that takes so long that others had better not wait
+        for it.
 
         Parameters
         ----------
         slot_sharing_group
-            Any name; ``"default"`` is where all are that say nothing. A log goes on with the groups with which
-            it began; a change takes a savepoint.
+            Any name; ``"default"`` is where all are that say nothing. A log goes on with the groups that it
+            began with; a change takes a savepoint.
 
         Raises
         ------
@@ -494,8 +495,8 @@ class OperatorSettings:
 
         Notes
         -----
-        Semantics of Flink's `slotSharingGroup`, as far as Spark has such a thing: its tasks share their cores by
-        `spark.task.cpus`.
+        Semantics of Flink's `slotSharingGroup`, as far as Spark has such a thing: its tasks share their cores
+        by `spark.task.cpus`.
         """
         if isinstance(self._node, KeyedNode):
             self._environment.graph.slot_sharing[self._node.uid] = slot_sharing_group

@@ -46,7 +46,7 @@ from flinkish_spark.planning.stream_graph import (
     feeds,
     operator_of,
 )
-from flinkish_spark.planning.times import chains_to, sharing_tasks
+from flinkish_spark.planning.times import chain_of, chains_to, sharing_tasks
 from flinkish_spark.planning.transforms import TransformSettings
 from flinkish_spark.protocol.job_graph import (
     JobEdge,
@@ -202,7 +202,10 @@ class _Reading:
     # -- the plan, as the planner makes it: each part as often as it stands there ---------------------
     def _read(self) -> None:
         seen = set()
-        behind = {node for _, *others in self._shared for node in others}
+        there: dict[KeyedNode, set[object]] = {}
+        for group in self._shared:
+            of_group: set[object] = set()
+            there |= {node: of_group for node in group}
         for sink in self._graph.sinks:
             self._runs[sink] += 1
             for number, (chain, ways) in enumerate(chains_to(self._graph, sink.parent)):
@@ -210,8 +213,11 @@ class _Reading:
                 seen.add(chain)
                 for leg in ways:
                     if is_new:
-                        # What is in front of operators that share tasks stands there once.
-                        self._read_base(leg.base, set(), counts=operator_of(leg.base) not in behind)
+                        operator = operator_of(leg.base)
+                        if operator in there:
+                            self._read_shared(operator, there[operator])
+                        else:
+                            self._read_base(leg.base, set())
                     # What follows an operator runs on the evaluated micro-batch, for this sink.
                     counts = is_new or operator_of(leg.base) is not None
                     shared, is_apart = (
@@ -222,11 +228,30 @@ class _Reading:
         for source in self._graph.sources:
             self._runs[source] += len(source.source.side_uids(source.uid))
 
-    def _read_base(self, base: Base, seen: set[KeyedNode], *, counts: bool = True) -> None:
+    def _read_shared(self, operator: KeyedNode, there: set[object]) -> None:
+        """Note what is in front of an operator that shares tasks.
+
+        Parameters
+        ----------
+        there
+            Ways from sources that are in the plan already: they stand there once for all.
+        """
+        self._runs[operator] += 1
+        for feed, name in zip(feeds(operator), chain_of(operator).inputs, strict=True):
+            (inlet,) = feed.inlets
+            (leg,) = inlet.legs
+            way = (name, tuple(map(id, leg.steps)))
+            assert isinstance(leg.base, SourceNode)
+            self._runs[leg.base] += way not in there
+            entry = operator.entries[inlet.entry]
+            self._walk(_Way(leg, operator, inlet.entry, entry.distribution), counts=way not in there)
+            there.add(way)
+
+    def _read_base(self, base: Base, seen: set[KeyedNode]) -> None:
         operator = operator_of(base)
         if operator is None:
             assert isinstance(base, SourceNode)
-            self._runs[base] += counts
+            self._runs[base] += 1
             return
         if operator in seen:
             # Read on several ways: it stands in the plan once, and its rows pass those between.
@@ -234,11 +259,11 @@ class _Reading:
         seen.add(operator)
         self._runs[operator] += 1
         for feed in feeds(operator):
-            self._read_base(feed.base, seen, counts=counts)
+            self._read_base(feed.base, seen)
             for inlet in feed.inlets:
                 entry = operator.entries[inlet.entry]
                 for leg in inlet.legs:
-                    self._walk(_Way(leg, operator, inlet.entry, entry.distribution), counts=counts)
+                    self._walk(_Way(leg, operator, inlet.entry, entry.distribution), counts=True)
 
     def _is_apart(self, sink: SinkNode, number: int, leg: Leg) -> bool:
         moves = any(self._moves(leg.steps[:at]) for at in range(1, len(leg.steps) + 1))

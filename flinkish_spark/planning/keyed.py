@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
@@ -398,7 +399,7 @@ class KeyedRoutes:
         if apart:
             # Whatever their records come from, they share the barriers of the control source, or there is
             # one of them.
-            barriers = _spread(inputs[apart[0]].frames[1], apart, self.of_control())
+            barriers = _spread(inputs[apart[0]].frames[1], [(self.of_control(), apart)])
             frames.append(named_scan(barriers, ScanRole.BARRIERS))
         rows = frames[0]
         for frame in frames[1:]:
@@ -539,30 +540,34 @@ class KeyedRoutes:
 
 
 def rows_of_shared(
-    routes: Sequence[KeyedRoutes], inputs: Sequence[Sequence[KeyedInput]], sent: Sequence[Sequence[Sent]]
+    routes: Sequence[KeyedRoutes],
+    inputs: Sequence[Sequence[KeyedInput]],
+    sent: Sequence[Sequence[Sent]],
+    chains: Sequence[str],
 ) -> DataFrame:
-    """Send rows into operators that share tasks: a scan is read once, and a record packed for all of them.
+    """Send rows into operators that share tasks; what several of them read is scanned once.
 
     Parameters
     ----------
     routes
         Into each operator.
     inputs, sent
-        Of each operator the ways into it, and what travels of each. Their inputs have the same frames.
+        Of each operator the ways into it, and what travels of each. Those of one stream have the same frames.
+    chains
+        Names of the chains that they are in.
     """
-    first = inputs[0]
-    of_control = F.concat(*(one.of_control() for one in routes))
-    frames = []
-    for number in range(len(first)):
-        shares = [
-            _Share(place, number, one, own[number], what[number])
-            for place, (one, own, what) in enumerate(zip(routes, inputs, sent, strict=True))
-        ]
-        frames.append(_packed_for_all(shares, of_control))
-    apart = [number for number, given in enumerate(first) if len(given.frames) == 2]
-    if apart:
-        barriers = _spread(first[apart[0]].frames[1], apart, of_control)
-        frames.append(named_scan(barriers, ScanRole.BARRIERS))
+    together: dict[int, list[_Share]] = {}
+    for place, ways in enumerate(zip(routes, inputs, sent, strict=True)):
+        for number, (given, one) in enumerate(zip(*ways[1:], strict=True)):
+            share = _Share(place, number, ways[0], given, one)
+            together.setdefault(id(given.frames[0]), []).append(share)
+    frames = [_packed_for_all(shares, chains) for shares in together.values()]
+    apart = [[at for at, given in enumerate(own) if len(given.frames) == 2] for own in inputs]
+    targets = [(one.of_control(), own) for one, own in zip(routes, apart, strict=True) if own]
+    if targets:
+        # As for one operator: they share the barriers of the control source, or there is one of them.
+        barriers = next(given.frames[1] for own in inputs for given in own if len(given.frames) == 2)
+        frames.append(named_scan(_spread(barriers, targets), ScanRole.BARRIERS))
     rows = frames[0]
     for frame in frames[1:]:
         rows = rows.unionByName(frame)
@@ -571,7 +576,10 @@ def rows_of_shared(
 
 @dataclass(frozen=True)
 class _Share:
-    """One of the operators that share tasks, and one of its inputs."""
+    """One of the operators that share tasks, and one of its inputs.
+
+    Its columns in a frame have its place and the input's number in their names.
+    """
 
     place: int
     number: int
@@ -582,7 +590,7 @@ class _Share:
     @property
     def route(self) -> str:
         """Column with the route of a record to it."""
-        return f"{PREFIX}at{self.place}_{C.ROUTE}"
+        return f"{PREFIX}at{self.place}_{self.number}_{C.ROUTE}"
 
     @property
     def names(self) -> Mapping[str, str]:
@@ -592,7 +600,8 @@ class _Share:
         """
         chosen = self.sent.chosen
         keys = {C.KEY_HASH, *chosen.key_names} - set(chosen.field_names)
-        return {n: f"{PREFIX}at{self.place}_{n}" if n in keys else n for n in chosen.schema.names}
+        own = f"{PREFIX}at{self.place}_{self.number}_"
+        return {name: f"{own}{name}" if name in keys else name for name in chosen.schema.names}
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -604,44 +613,61 @@ class _Share:
         """Route of a record."""
         return self.routes.of_records(self.given.distribution, self.names[C.KEY_HASH])
 
-    def dealt(self, marks: Sequence[str]) -> DealtBlocks:
-        """Return how it gets its rows; the first takes the control rows of all."""
+    def dealt(self, marks: Sequence[str], takes: Takes) -> DealtBlocks:
+        """Return how it gets its rows."""
         packer = self.routes.packer(self.number, self.given, self.sent)
-        takes = Takes.NONE if self.place else Takes.ALL
         return DealtBlocks(self.route, (*self.names.values(), *marks), (*self.names, *marks), packer, takes)
 
 
-def _packed_for_all(shares: Sequence[_Share], of_control: Column) -> DataFrame:
-    """Return the blocks of one input of all operators, with control rows if they come in the same frame."""
+def _packed_for_all(shares: Sequence[_Share], chains: Sequence[str]) -> DataFrame:
+    """Return the blocks of a stream for all that read it, with control rows if they are in the same frame."""
     given = shares[0].given
+    assert given.source is not None
     records = given.frames[0]
     marks = [C.MARK] if C.MARK in records.columns else []
     columns: dict[str, Column] = {}
     for one in reversed(shares):
         columns |= one.columns
-    wanted = [*(column.alias(name) for name, column in columns.items()), *map(F.col, marks)]
-    names = [*columns, *marks]
-    if len(given.frames) == 2:
-        frame = _named(records.select(*wanted), given.source)
+    control = [] if len(given.frames) == 2 else [C.KIND, C.CHECKPOINT]
+    chosen = records.select(*control, *(column.alias(name) for name, column in columns.items()), *marks)
+    readers = tuple(dict.fromkeys(chains[one.place] for one in shares))
+    frame, names = named_scan(chosen, ScanRole.RECORDS, given.source, readers), [*columns, *marks]
+    if not control:
         routed = frame.select(*names, *(one.own_route.alias(one.route) for one in shares))
     else:
-        frame = _named(records.select(C.KIND, C.CHECKPOINT, *wanted), given.source)
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
         own = (F.when(is_record, one.own_route).alias(one.route) for one in shares)
+        of_control = F.concat(*(one.routes.of_control() for one in shares))
         targets = F.when(is_record, F.array(F.lit(0))).otherwise(of_control)
-        routed = frame.select(F.explode(targets).alias(C.ROUTE), C.KIND, C.CHECKPOINT, *names, *own)
-    deal = DealBlocks(tuple(one.dealt(marks) for one in shares))
+        routed = frame.select(F.explode(targets).alias(C.ROUTE), *control, *names, *own)
+    deal = DealBlocks(
+        tuple(one.dealt(marks, Takes.NONE if at else Takes.ALL) for at, one in enumerate(shares))
+    )
     return C.map_in_arrow(routed, deal, deal.columns)
 
 
-def _spread(barriers: DataFrame, inputs: Sequence[int], of_control: Column) -> DataFrame:
-    """Return control rows with their routes; a barrier once for each input, which its sequence says."""
-    routed = barriers.select(F.explode(of_control).alias(C.ROUTE), *C.CONTROL)
+def _spread(barriers: DataFrame, targets: Sequence[tuple[Column, Sequence[int]]]) -> DataFrame:
+    """Return control rows with their routes; a barrier once for each input, which its sequence says.
+
+    Parameters
+    ----------
+    targets
+        Of each operator the routes of control rows, and its inputs.
+    """
+    arrays = []
+    for routes, numbers in targets:
+        inputs = F.array(*[F.lit(number).cast("long") for number in numbers])
+        arrays.append(F.transform(routes, partial(_target, inputs)))
+    exploded = barriers.select(F.explode(F.concat(*arrays)).alias("target"), *C.CONTROL)
     is_barrier = F.col(C.KIND) == int(C.Kind.BARRIER)
-    numbers = F.array(*[F.lit(number).cast("long") for number in inputs])
-    sequences = F.when(is_barrier, numbers).otherwise(F.array(F.col(C.SEQUENCE)))
+    sequences = F.when(is_barrier, F.col("target.inputs")).otherwise(F.array(F.col(C.SEQUENCE)))
     no_block = F.lit("").cast("binary").alias(C.BLOCK)
-    return routed.select(C.ROUTE, *C.CONTROL[:-1], F.explode(sequences).alias(C.SEQUENCE), no_block)
+    routed = (F.col("target.route").alias(C.ROUTE), *C.CONTROL[:-1])
+    return exploded.select(*routed, F.explode(sequences).alias(C.SEQUENCE), no_block)
+
+
+def _target(inputs: Column, route: Column) -> Column:
+    return F.struct(route.alias("route"), inputs.alias("inputs"))
 
 
 def _frame_of(way: _Way) -> DataFrame:
@@ -798,7 +824,7 @@ def plan_shared(operators: Sequence[tuple[KeyedNode, KeyedParts]]) -> list[Keyed
     Parameters
     ----------
     operators
-        Their inputs have the same frames.
+        Their inputs of one stream have the same frames.
 
     Raises
     ------
@@ -809,7 +835,10 @@ def plan_shared(operators: Sequence[tuple[KeyedNode, KeyedParts]]) -> list[Keyed
     for place, (node, parts) in enumerate(operators):
         found.append(_prepared(node, parts, place, sum(len(one.outputs) for one in found)))
     rows = rows_of_shared(
-        [one.routes for one in found], [one.parts.inputs for one in found], [one.sent for one in found]
+        [one.routes for one in found],
+        [one.parts.inputs for one in found],
+        [one.sent for one in found],
+        [one.parts.chain for one in found],
     )
     for one in found:
         rows = one.beside(rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -82,7 +82,6 @@ from flinkish_spark.planning.times import (
     NoMarking,
     chain_of,
     chains_to,
-    has_expression,
     plan_times,
     reporters,
     sharing_tasks,
@@ -196,23 +195,29 @@ class _Base:
 
 @dataclass(frozen=True)
 class _Sharer:
-    """An operator that may share tasks with others.
+    """An operator that shares tasks with others.
 
     Parameters
     ----------
     ways
         Its inputs in their order, and the names of their scans.
-    begins
-        Where its state is in the live log, and where its inputs begin: equal for those that do share tasks.
     place
         Among them, in the live log; if that begins now, the order of the program counts.
     """
 
     node: KeyedNode
     chain: Chain
-    ways: tuple[tuple[Inlet, str], ...]
-    begins: object
+    ways: tuple[tuple[Feed, str], ...]
     place: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Reader:
+    """One input of an operator that shares tasks: the operator's place, the input's number, and its entry."""
+
+    place: int
+    number: int
+    entry: KeyedEntry
 
 
 class Planner:
@@ -523,50 +528,42 @@ class Planner:
         return self._recorded is None or bool(self._recorded.shared)
 
     def _share_tasks(self) -> None:
-        """Plan the operators that share tasks: those that read the same sources for sinks alone.
+        """Plan the operators that share tasks: Flink's slot sharing.
 
-        One scan, one shuffle and one task for each partition serve all of them: Flink's slot sharing.
+        One shuffle and one task for each partition serve all of them, and what several read is scanned once.
         """
         if not self._may_share:
             return
+        recorded = {} if self._recorded is None else {one.chain: one for one in self._recorded.states}
         for nodes in sharing_tasks(self._graph):
-            groups: dict[object, list[_Sharer]] = {}
+            groups: dict[int | None, list[_Sharer]] = {}
             for node in nodes:
-                one = self._sharer(node)
-                groups.setdefault(one.begins, []).append(one)
+                chain = chain_of(node)
+                lies = recorded.get(chain.name)
+                named = zip(feeds(node), chain.inputs, strict=True)
+                ways = sorted(named, key=lambda way: way[0].inlets[0].entry)
+                one = _Sharer(node, chain, tuple(ways), 0 if lies is None else lies.place)
+                groups.setdefault(None if lies is None else lies.number, []).append(one)
             for group in groups.values():
                 if len(group) > 1:
                     self._plan_shared(sorted(group, key=lambda one: one.place))
 
-    def _sharer(self, node: KeyedNode) -> _Sharer:
-        """Return an operator that may share tasks."""
-        chain = chain_of(node)
-        ways = [(feed.inlets[0], name) for feed, name in zip(feeds(node), chain.inputs, strict=True)]
-        ways.sort(key=lambda way: way[0].entry)
-        recorded = () if self._recorded is None else self._recorded.states
-        lies = [(one.number, one.place) for one in recorded if one.chain == chain.name]
-        number, place = lies[0] if lies else (None, 0)
-        labels = tuple(self._beginning.label_of_input(chain, name) for _, name in ways)
-        return _Sharer(node, chain, tuple(ways), (number, labels), place)
-
     def _plan_shared(self, group: Sequence[_Sharer]) -> None:
         self._groups.append(tuple(one.node.uid for one in group))
         numbers = [one.uid for one in reporters(self._graph)]
-        given: list[list[KeyedInput]] = [[] for _ in group]
-        for number, (inlet, name) in enumerate(group[0].ways):
-            # Functions in front run once for all, and count as those of the first.
-            stream = self.stream(inlet.legs[0], group[0].chain, (name,))
-            assert isinstance(stream, RecordStream)
-            frames = _frames_of(stream, group[0].node.entries[inlet.entry])
-            nodes = [self._with_counted_keys(one.node, one.chain, f"feed {number}") for one in group]
-            entries = [node.entries[one.ways[number][0].entry] for node, one in zip(nodes, group, strict=True)]
-            keys = [(one.node.uid, entry.keys) for one, entry in zip(group, entries, strict=True)]
+        given: dict[tuple[int, int], KeyedInput] = {}
+        for stream, frames, readers in self._read_together(group):
+            keys = [(group[one.place].node.uid, one.entry.keys) for one in readers]
             first, found = with_keys_of_all(frames[0], keys, stream.origins)
-            for inputs, one, own, keyed_by in zip(given, group, entries, found, strict=True):
+            for reader, keyed_by in zip(readers, found, strict=True):
                 made = _of_source(stream, (first, *frames[1:]), keyed_by, numbers)
-                at = one.ways[number][0].entry
-                inputs.append(replace(made, entry=at, distribution=own.distribution))
-        parts = [self._parts(one.node, one.chain, inputs) for one, inputs in zip(group, given, strict=True)]
+                at = group[reader.place].ways[reader.number][0].inlets[0].entry
+                made = replace(made, entry=at, distribution=reader.entry.distribution)
+                given[reader.place, reader.number] = made
+        parts = []
+        for place, sharer in enumerate(group):
+            inputs = [given[place, number] for number in range(len(sharer.ways))]
+            parts.append(self._parts(sharer.node, sharer.chain, inputs))
         plans = plan_shared([(one.node, part) for one, part in zip(group, parts, strict=True)])
         for one, part, planned in zip(group, parts, plans, strict=True):
             self._operators[one.node.uid] = OperatorShape(one.node.max_parallelism, planned.key_types)
@@ -576,6 +573,36 @@ class Planner:
             )
             self._shared[one.chain.name] = shared
             self._outputs[one.chain.name] = range(first_output, first_output + 1 + len(part.sides))
+
+    def _read_together(
+        self, group: Sequence[_Sharer]
+    ) -> Iterator[tuple[RecordStream, tuple[DataFrame, ...], list[_Reader]]]:
+        """Yield what operators read, as it is scanned, and who reads it.
+
+        Functions in front run once for all, and count as those of the first.
+        """
+        chains: dict[object, Chain] = {}
+        found: dict[int, tuple[RecordStream, list[_Reader]]] = {}
+        for place, one in enumerate(group):
+            for number, (feed, name) in enumerate(one.ways):
+                (leg,) = feed.inlets[0].legs
+                label = self._beginning.label_of_input(one.chain, name)
+                known = id(leg.base), tuple(map(id, leg.steps)), name, label
+                stream = self.stream(leg, chains.setdefault(known, one.chain), (name,))
+                assert isinstance(stream, RecordStream)
+                counted = self._with_counted_keys(one.node, one.chain, f"feed {number}")
+                reader = _Reader(place, number, counted.entries[feed.inlets[0].entry])
+                found.setdefault(id(stream), (stream, []))[1].append(reader)
+        for stream, readers in found.values():
+            by_expression = [one for one in readers if _has_expression(one.entry)]
+            plain = [one for one in readers if one not in by_expression]
+            if not by_expression:
+                yield stream, _frames_of(stream, plain[0].entry), plain
+            elif plain and stream.has_kept_times:
+                yield stream, (stream.records, stream.barriers), plain
+                yield stream, _frames_of(stream, by_expression[0].entry), by_expression
+            else:
+                yield stream, _frames_of(stream, by_expression[0].entry), readers
 
     def _by_side(self, bases: Sequence[_Base], shown: Sequence[int]) -> list[int]:
         """Return by output which stream of the union it is, where operators that share tasks are several."""
@@ -868,10 +895,14 @@ def _keyed_input(
 
 def _frames_of(stream: RecordStream, entry: KeyedEntry) -> tuple[DataFrame, ...]:
     """Return records and barriers of a source, in one frame if they may be."""
-    if has_expression(entry):
+    if _has_expression(entry):
         # An expression of the user's must not see rows without fields: barriers, and times alone.
         return stream.records_only().records, stream.barriers
     return (stream.records, stream.barriers) if stream.marked is None else (stream.marked,)
+
+
+def _has_expression(entry: KeyedEntry) -> bool:
+    return any(isinstance(key, Column) for key in entry.keys)
 
 
 def _of_source(

@@ -14,7 +14,6 @@ from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.errors import BAD_RECORD_MARKER, GraphError
 from flinkish_spark.planning.async_calls import shared_from, sharing
 from flinkish_spark.planning.stream_graph import (
-    KeyedEntry,
     KeyedNode,
     Leg,
     SinkNode,
@@ -74,27 +73,17 @@ def chains_of_sink(graph: StreamGraph, sink: SinkNode) -> tuple[Chain, ...]:
 
 
 def sharing_tasks(graph: StreamGraph) -> tuple[tuple[KeyedNode, ...], ...]:
-    """Return the operators that may share tasks: those over the same streams of sources, for sinks.
+    """Return the operators that share tasks: those of a group that read sources, and that only sinks read.
 
     Each is a chain of its own, without another operator. Groups of one are left out.
     """
-    groups: dict[object, list[KeyedNode]] = {}
+    groups: dict[str, list[KeyedNode]] = {}
     ends = {chain: ways[0] for sink in graph.sinks for chain, ways in chains_to(graph, sink.parent)}
     for leg in ends.values():
         node = operator_of(leg.base)
         if node is not None and all(isinstance(feed.base, SourceNode) for feed in feeds(node)):
-            ways = [(inlet.entry, inlet.legs[0]) for feed in feeds(node) for inlet in feed.inlets]
-            reads = tuple(
-                (id(way.base), tuple(map(id, way.steps)), has_expression(node.entries[entry]))
-                for entry, way in sorted(ways, key=lambda way: way[0])
-            )
-            groups.setdefault((graph.slot_sharing.get(node.uid, "default"), reads), []).append(node)
+            groups.setdefault(graph.slot_sharing.get(node.uid, "default"), []).append(node)
     return tuple(tuple(group) for group in groups.values() if len(group) > 1)
-
-
-def has_expression(entry: KeyedEntry) -> bool:
-    """Whether a stream is keyed by expressions of the user's, which must not see rows without fields."""
-    return any(isinstance(key, Column) for key in entry.keys)
 
 
 def read_by(planned: PlannedJob) -> dict[Chain, tuple[str, ...]]:

@@ -131,7 +131,7 @@ class Scan(StoredRow):
     uid
         The name of the chain's input, or for a seed the operator's uid; empty for barriers.
     chain
-        Name of the chain that it is in.
+        Name of the chain that it is in; of several whose operators share tasks, with commas between them.
     """
 
     role: ScanRole
@@ -172,8 +172,7 @@ class PlanLayout(Stored):
     Parameters
     ----------
     scans
-        In the order of an entry of Spark's offset log. What chains scan together, because their operators
-        share tasks, is named as a scan of the first of them.
+        In the order of an entry of Spark's offset log.
     operators
         In the order in which Spark numbers them; those that share tasks have one number.
     shared
@@ -182,8 +181,9 @@ class PlanLayout(Stored):
     Examples
     --------
     >>> operators = (OperatorInstance("sums", "sums"), OperatorInstance("hours", "hours"))
-    >>> layout = PlanLayout((), operators, shared=(("sums", "hours"),))
-    >>> layout.sharing("hours"), [(one.uid, one.number, one.place) for one in layout.states]
+    >>> orders = Scan(ScanRole.RECORDS, "orders", "sums,hours")
+    >>> layout = PlanLayout((orders,), operators, shared=(("sums", "hours"),))
+    >>> layout.chains_of(orders), [(one.uid, one.number, one.place) for one in layout.states]
     (('sums', 'hours'), [('sums', 0, 0), ('hours', 0, 1)])
     """
 
@@ -191,16 +191,20 @@ class PlanLayout(Stored):
     operators: tuple[OperatorInstance, ...]
     shared: tuple[tuple[str, ...], ...] = field(default=(), metadata=LEFT_OUT)
 
-    def sharing(self, chain: str) -> tuple[str, ...]:
-        """Return the chains whose operators share tasks with those of a chain; at least itself."""
-        return next((group for group in self.shared if chain in group), (chain,))
+    def chains_of(self, scan: Scan) -> tuple[str, ...]:
+        """Return the names of the chains that a scan is in."""
+        names = tuple(scan.chain.split(","))
+        # A chain of sinks has commas in its name, too.
+        is_shared = any(names[0] in group for group in self.shared)
+        return names if is_shared else (scan.chain,)
 
     @property
     def states(self) -> tuple[StateInstance, ...]:
         """Where each operator's state is."""
         found: list[StateInstance] = []
         for one in self.operators:
-            place = self.sharing(one.chain).index(one.chain)
+            group = next((group for group in self.shared if one.chain in group), (one.chain,))
+            place = group.index(one.chain)
             before = found[-1].number if found else -1
             found.append(StateInstance(one.uid, one.chain, before + (place == 0), place))
         return tuple(found)
@@ -221,12 +225,12 @@ class PlanLayout(Stored):
         parts: dict[str, dict[str, list[Position]]] = {}
         for scan, position in self._pairs(logged):
             if scan.role is ScanRole.RECORDS and position is not None:
-                parts.setdefault(scan.chain, {}).setdefault(scan.uid, []).append(position)
+                for chain in self.chains_of(scan):
+                    parts.setdefault(chain, {}).setdefault(scan.uid, []).append(position)
         # A DataFrame of the user's may read several inputs; nobody is positioned by such a list.
         return {
             chain: {name: found[0] if len(found) == 1 else found for name, found in inputs.items()}
-            for first, inputs in parts.items()
-            for chain in self.sharing(first)
+            for chain, inputs in parts.items()
         }
 
     def unseeded(self, logged: Sequence[Position]) -> tuple[str, ...]:

@@ -438,7 +438,7 @@ class Rescaling:
             # Spark numbers sources, and chains that begin with nothing read the same one.
             number = numbers.setdefault((scan.role, scan.uid), len(numbers))
             if scan.role is ScanRole.RECORDS and number in recorded:
-                for chain in layout.sharing(scan.chain):
+                for chain in layout.chains_of(scan):
                     found.setdefault(chain, {})[scan.uid] = recorded[number]
         return found
 

@@ -29,6 +29,8 @@ from flinkish_spark.types.rows import arrow_schema
 
 #: Rows that a packer holds before it packs: enough for big blocks, little enough for a worker's memory.
 PACKED_ROWS = 1 << 18
+#: Rows from which on an unpacker hands on what it has of an output.
+UNPACKED_ROWS = 1 << 16
 #: Sequence of an operator's first row behind the watermark; see :mod:`flinkish_spark.operators.process`.
 BEHIND = 1 << 40
 
@@ -366,31 +368,38 @@ class BlockUnpacker:
         return T.StructType([*CONTROL, *extra, *(field for one in self.outputs for field in one)])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Unpack."""
+        """Unpack: of what comes together few batches go out, since each costs whoever reads them."""
         out = arrow_schema(self.columns)
         timed = zip(self.outputs, self.timed, strict=True)
         blocks = [block_schema(one, with_times=with_times) for one, with_times in timed]
         for batch in batches:
-            kinds = batch.column(C.KIND).to_pylist()
-            for at, kind in enumerate(kinds):
-                if kind == _RECORD:
-                    yield self._rows(batch, at, blocks, out)
-                else:
-                    yield self._control(batch, at, out)
+            is_record = batch.column(C.KIND).to_numpy() == _RECORD
+            held, counts = dict[int, list[_Block]](), dict[int, int]()
+            for at in np.flatnonzero(is_record).tolist():
+                side, channel, first = (
+                    batch.column(name)[at].as_py() for name in (C.SIDE, C.CHANNEL, C.SEQUENCE)
+                )
+                rows = from_block(batch.column(C.BLOCK)[at].as_buffer(), blocks[side])
+                held.setdefault(side, []).append(_Block(rows, channel, first))
+                counts[side] = counts.get(side, 0) + rows.num_rows
+                if counts[side] >= UNPACKED_ROWS:
+                    yield self._rows(side, held.pop(side), out)
+                    counts[side] = 0
+            for side, own in held.items():
+                yield self._rows(side, own, out)
+            if not is_record.all():
+                yield self._control(batch.filter(pa.array(~is_record)), out)
 
-    def _rows(
-        self, batch: pa.RecordBatch, at: int, blocks: Sequence[pa.Schema], out: pa.Schema
-    ) -> pa.RecordBatch:
-        side, channel, first = (batch.column(name)[at].as_py() for name in (C.SIDE, C.CHANNEL, C.SEQUENCE))
-        rows = from_block(batch.column(C.BLOCK)[at].as_buffer(), blocks[side])
-        count = rows.num_rows
+    def _rows(self, side: int, held: Sequence[_Block], out: pa.Schema) -> pa.RecordBatch:
+        rows = held[0].rows if len(held) == 1 else pa.concat_batches([one.rows for one in held])
+        counts = [one.rows.num_rows for one in held]
+        own, count = rows.columns, rows.num_rows
         control: list[Any] = [
             np.full(count, _RECORD, dtype=np.int32),
             np.zeros(count, dtype=np.int64),
-            np.full(count, channel, dtype=np.int64),
-            np.arange(first, first + count, dtype=np.int64),
+            np.repeat(np.array([one.channel for one in held], dtype=np.int64), counts),
+            np.concatenate([np.arange(one.first, one.first + one.rows.num_rows) for one in held]),
         ]
-        own = rows.columns
         times = [own.pop(0)] if self.timed[side] else []
         arrays = list(map(pa.array, control))
         if self.with_times:
@@ -401,11 +410,20 @@ class BlockUnpacker:
             arrays += own if number == side else [pa.nulls(count, f.type) for f in arrow_schema(fields)]
         return pa.RecordBatch.from_arrays(arrays, schema=out)
 
-    def _control(self, batch: pa.RecordBatch, at: int, out: pa.Schema) -> pa.RecordBatch:
+    def _control(self, rows: pa.RecordBatch, out: pa.Schema) -> pa.RecordBatch:
         # Also a control row says which output it goes with: operators that share tasks have some each.
-        own = {name: batch.column(name).slice(at, 1) for name in (*_CONTROL.names, C.SIDE)}
-        arrays = [own.get(field.name, pa.nulls(1, field.type)) for field in out]
+        own = {name: rows.column(name) for name in (*_CONTROL.names, C.SIDE)}
+        arrays = [own.get(field.name, pa.nulls(rows.num_rows, field.type)) for field in out]
         return pa.RecordBatch.from_arrays(arrays, schema=out)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Rows of a block, their channel, and the sequence of the first of them."""
+
+    rows: pa.RecordBatch
+    channel: int
+    first: int
 
 
 # ----------------------------------------------------------------------------------------------------------
