@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from py4j.clientserver import ClientServer
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
@@ -16,6 +18,8 @@ from flinkish_spark.bridge.session import jvm, runs_tasks_itself
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+R = TypeVar("R")
+
 #: Spark's name of a thread that runs a task.
 _TASK = re.compile(r"Executor task launch worker for task [\w.]+ in stage (\d+)\.\d+ \(TID \d+\)")
 #: Jobs of a query that may still have tasks: those of its last micro-batch are the newest.
@@ -23,6 +27,10 @@ _NEWEST_JOBS = 20
 #: Of a stack, the innermost frames that are told.
 _MOST_FRAMES = 12
 _KILLED_S = 10
+#: Of a query, in threads of ours.
+_MOST_JOBS = 8
+#: The local property with the group of jobs, which is that of a query's run.
+_GROUP = "spark.jobGroup.id"
 #: Set in each driver of Databricks, whose JVM belongs to all notebooks of its cluster.
 _ON_DATABRICKS = "DATABRICKS_RUNTIME_VERSION"
 
@@ -75,6 +83,50 @@ class QueryThreads:
         jobs = sorted(tracker.getJobIdsForGroup(self._run_id))[-_NEWEST_JOBS:]
         known = [info for info in map(tracker.getJobInfo, jobs) if info is not None]
         return {int(stage) for info in known for stage in info.stageIds}
+
+
+class JobThreads:
+    """Threads of the driver that run jobs of one query beside each other.
+
+    Called by the query's thread, one call at a time. A thread of theirs has what Spark knows of the caller's:
+    session, group of jobs, micro-batch, description. By its name in the JVM :class:`QueryThreads` finds it.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._pool: ThreadPoolExecutor | None = None
+
+    def __call__(self, works: Sequence[Callable[[], R]]) -> list[R]:
+        """Do some works, beside each other; return what they return when all have ended.
+
+        Raises
+        ------
+        Exception
+            What the first of those that failed has raised.
+        """
+        context = self._spark.sparkContext
+        # Without a thread in the JVM for each one in Python nobody knows whose properties are set.
+        if len(works) < 2 or not isinstance(context._gateway, ClientServer):
+            return [work() for work in works]
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_MOST_JOBS, "flinkish-jobs")
+        properties = context._jsc.sc().getLocalProperties().clone()
+        session = self._sessions.getActiveSession()
+        running = [self._pool.submit(self._in_thread, properties, session, work) for work in works]
+        wait(running)
+        return [one.result() for one in running]
+
+    def _in_thread(self, properties: Any, session: Any, work: Callable[[], R]) -> R:
+        self._spark.sparkContext._jsc.sc().setLocalProperties(properties.clone())
+        name = f"flinkish-jobs [runId = {properties.getProperty(_GROUP, '')}]"
+        jvm(self._spark).java.lang.Thread.currentThread().setName(name)
+        if session.isDefined():
+            self._sessions.setActiveSession(session.get())
+        return work()
+
+    @property
+    def _sessions(self) -> Any:
+        return jvm(self._spark).org.apache.spark.sql.classic.SparkSession
 
 
 def end_jvm(spark: SparkSession) -> bool:

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.accumulators import NO_TALLIES, NoTallies, TaskTallies
 from flinkish_spark.bridge.buckets import copy_in_tasks
+from flinkish_spark.bridge.query_threads import JobThreads
 from flinkish_spark.bridge.session import (
     active_session,
     asking_kafka_first,
@@ -70,7 +71,7 @@ from flinkish_spark.planning.stream_graph import StreamGraph
 from flinkish_spark.planning.times import NO_MARKING, LatencyMarking
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.decisions import Decision
-from flinkish_spark.protocol.ids import BatchId, JobUuid
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid
 from flinkish_spark.protocol.job_graph import JobVertex
 from flinkish_spark.protocol.plan_layout import source_of
 from flinkish_spark.protocol.records import Committable, SinkAck, StagedBatch
@@ -152,6 +153,20 @@ class StagingMismatchError(EnvironmentFault):
     ends_when_repeated = True
 
 
+def in_turn(works: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Do works one behind the other."""
+    return [work() for work in works]
+
+
+@dataclass(frozen=True)
+class StagedParts:
+    """What the sinks of one micro-batch are told: its checkpoint, and each one its block of ids."""
+
+    batch: BatchId
+    checkpoint: CheckpointId
+    leased: Mapping[str, int]
+
+
 class SinkStaging:
     """A :class:`~flinkish_spark.checkpoint.staging.Staging` over Spark DataFrames.
 
@@ -167,6 +182,8 @@ class SinkStaging:
         Where operators keep the bases of big key groups; None: they keep none.
     cached_files
         Where tasks find registered files below Spark's own, by name.
+    run_all
+        Has sinks stage beside each other once the rows are evaluated.
     """
 
     def __init__(
@@ -177,7 +194,9 @@ class SinkStaging:
         tallies: NoTallies = NO_TALLIES,
         bases: StoreSpec | None = None,
         cached_files: Mapping[str, str] = MappingProxyType({}),
+        run_all: Callable[[Sequence[Callable[[], Any]]], list[Any]] = in_turn,
     ) -> None:
+        self._run_all = run_all
         self._tallies, self._bases = tallies, None if bases is None else bases.to_text()
         self._cached_files = json.dumps(dict(cached_files))
         self._sinks, self._writers, self._context = tuple(sinks), writers, context
@@ -218,46 +237,54 @@ class SinkStaging:
         self, frame: DataFrame, batch: BatchId, attempt: int, sinks: frozenset[str]
     ) -> StagedBatch:
         context = self._context
-        acks, committables, blocks = [], [], []
         began_at_ms = context.clock.wall_ms()
         checkpoint = context.checkpoint_of(batch)
-        counted: dict[object, int] = {}
-        for sink in self._sinks:
-            if sink.uid not in sinks:
-                continue
-            block = context.blocks.lease()
-            blocks.append(block)
+        own = [sink for sink in self._sinks if sink.uid in sinks]
+        leased = {sink.uid: context.blocks.lease() for sink in own}
+        parts = StagedParts(batch, checkpoint, leased)
+        # Sinks of the same rows one behind the other: the first counts them.
+        together: dict[object, list[PlannedSink]] = {}
+        for sink in own:
+            together.setdefault(sink.uid if sink.rows is None else sink.rows, []).append(sink)
+        works = [partial(self._stage_each, frame, group, parts) for group in together.values()]
+        # This order matters: the first evaluates the rows. Others beside it could run an operator twice.
+        staged = [one for work in (works[:1], works[1:]) for found in self._run_all(work) for one in found]
+        found = {ack.sink: (ack, payloads) for ack, payloads in staged}
+        ordered = [found[sink.uid] for sink in own]
+        return StagedBatch(
+            context.lineage,
+            batch,
+            context.ownership.epoch,
+            attempt,
+            tuple(ack for ack, _ in ordered),
+            tuple(Committable(ack.sink, payload) for ack, payloads in ordered for payload in payloads),
+            tuple(leased.values()),
+            began_at_ms,
+            accumulators=self._tallies.taken(),
+            bases=self._tallies.bases(),
+        )
+
+    def _stage_each(
+        self, frame: DataFrame, group: Sequence[PlannedSink], parts: StagedParts
+    ) -> list[tuple[SinkAck, Sequence[Any]]]:
+        """Have sinks of the same rows stage them."""
+        context, done = self._context, list[tuple[SinkAck, Sequence[Any]]]()
+        for sink in group:
             rows = select_sink_rows(frame, sink, self._streams)
-            count = partial(self._count_records, rows)
-            if sink.rows in counted:
-                # A sink of the same rows has counted them; the digests must agree in the end.
-                count = partial(counted.__getitem__, sink.rows)
-            request = StageRequest(rows, context.lineage, batch, block, checkpoint, count)
+            # A sink of the same rows has counted them; the digests must agree in the end.
+            count = partial(int, done[0][0].rows) if done else partial(self._count_records, rows)
+            block = parts.leased[sink.uid]
+            request = StageRequest(rows, context.lineage, parts.batch, block, parts.checkpoint, count)
             began_ms = context.clock.monotonic_ms()
             try:
-                with span(f"micro-batch {batch} to be staged in sink '{sink.uid}'"):
+                with span(f"micro-batch {parts.batch} to be staged in sink '{sink.uid}'"):
                     result = self._writers[sink.uid].stage(request)
             except Exception as error:
                 with_place(error, f"in sink '{sink.uid}'")
                 raise
             took_ms = context.clock.monotonic_ms() - began_ms
-            acks.append(SinkAck(sink.uid, result.tasks, took_ms, result.bytes))
-            if sink.rows is not None:
-                counted[sink.rows] = acks[-1].rows
-            committables += [Committable(sink.uid, payload) for payload in result.payloads]
-        epoch = context.ownership.epoch
-        return StagedBatch(
-            context.lineage,
-            batch,
-            epoch,
-            attempt,
-            tuple(acks),
-            tuple(committables),
-            tuple(blocks),
-            began_at_ms,
-            accumulators=self._tallies.taken(),
-            bases=self._tallies.bases(),
-        )
+            done.append((SinkAck(sink.uid, result.tasks, took_ms, result.bytes), result.payloads))
+        return done
 
     @staticmethod
     def _count_records(rows: DataFrame) -> int:
@@ -519,7 +546,8 @@ class SparkPlan:
         writers = {s.uid: s.sink.create_writer(self._spark, contexts[s.uid]) for s in sinks}
         bases = place_of_bases(self._settings.job_dir, context.log)
         tallies, files = TaskTallies(self._spark), self._settings.cached_files
-        staging = SinkStaging(sinks, writers, context, tallies, bases, files)
+        together = JobThreads(self._spark)
+        staging = SinkStaging(sinks, writers, context, tallies, bases, files, together)
         tracker = self._settings.latencies
         if tracker is None:
             return staging
