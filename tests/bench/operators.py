@@ -2,9 +2,9 @@
 
 One source of Kafka's; behind it sliding windows, sessions, tumbling windows and a KeyedProcessFunction, in
 turn, each into a topic of its own, exactly once. Each job runs in a process of its own, against one broker.
-What Spark says of each whole micro-batch behind the first ones is kept: how long it took, and of that
-planning, the logs, and its jobs, in which operators run and sinks stage. Then the input stands still, and
-checkpoints are asked for: the *idle barrier*.
+What Spark says of each whole micro-batch behind the first ones is kept, as a budget that adds up: planning, the
+logs, and its jobs by what their stages do, out of Spark's event log. Then the input stands still, and checkpoints
+are asked for: the *idle barrier*.
 
     python -m tests.bench.operators --operators 1 4 --records 6000
 """
@@ -29,14 +29,17 @@ KEYS = 2_000
 #: Records come a second apart by their times, so that windows close while the job runs.
 _BATCHES, _WARM = 14, 5
 _PATIENCE_S = 300
-#: Spark's names for parts of a micro-batch, and what they are called here.
+#: Spark's names for parts of a micro-batch beside its jobs, and what they are called here.
 PARTS = {
     "latestOffset": "sources asked",
     "walCommit": "offsets logged",
     "queryPlanning": "planning",
-    "addBatch": "jobs",
     "commitOffsets": "commit logged",
 }
+#: What jobs take, in the order of a micro-batch. What is between them is the driver's: plans of sinks, their acks,
+#: the staged file.
+IN_JOBS = ("scans, packing", "operators, first sink", "other sinks", "between jobs")
+CPU = "CPU of tasks in the JVM"
 
 
 def job(args, spark):
@@ -112,7 +115,7 @@ def child(args):
     if args.bundles is not None:
         # What a new log gets.
         preflight.BUNDLES_PER_PARTITION = args.bundles or None
-    args.variant, args.event_log = "ours", os.environ.get("EVLOG","")
+    args.variant, args.event_log = "ours", f"{args.directory}/events"
     spark = session(args)
     client = job(args, spark).execute_async()
     deadline, found = time.monotonic() + _PATIENCE_S, {}
@@ -122,9 +125,8 @@ def child(args):
         for query in spark.streams.active:
             found.update((one["batchId"], json.loads(one.json)) for one in query.recentProgress)
         client.wait(100)
-    whole = [one["durationMs"] for one in found.values() if one["numInputRows"] >= args.records][_WARM:]
-    parts = {name: statistics.median(one.get(of, 0) for one in whole) for of, name in PARTS.items()}
-    took = [one["triggerExecution"] for one in whole]
+    whole = [one for one in found.values() if one["numInputRows"] >= args.records][_WARM:]
+    took = [one["durationMs"]["triggerExecution"] for one in whole]
     # Until nothing is under way any more.
     client.trigger_checkpoint().wait(60_000)
     idle = []
@@ -141,15 +143,56 @@ def child(args):
         "micro_batch_ms": statistics.median(took),
         "least_ms": min(took),
         "most_ms": max(took),
-        "parts_ms": parts,
         "idle_barrier_ms": statistics.median(idle[2:]),
     }
-    print(json.dumps(said), flush=True)
     client.cancel()
     with contextlib.suppress(Exception):
         client.wait(10_000)
+    spark.stop()
+    said["parts_ms"] = budget(whole, Path(args.event_log))
+    print(json.dumps(said), flush=True)
     # Nothing of this process matters any more.
     os._exit(0)
+
+
+def budget(whole, folder):
+    """Return where the time of micro-batches goes: medians by part in ms, which add up to the whole, and CPU."""
+    (log,) = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    jobs, stages, cpu_ms = {}, {}, {}
+    for line in log.open():
+        event = json.loads(line)
+        match event["Event"]:
+            case "SparkListenerJobStart":
+                batch = event.get("Properties", {}).get("streaming.sql.batchId")
+                jobs.setdefault(batch, []).append((event["Job ID"], event["Stage IDs"]))
+            case "SparkListenerStageCompleted":
+                info = event["Stage Info"]
+                stages[info["Stage ID"]] = (info["Submission Time"], info["Completion Time"])
+            case "SparkListenerTaskEnd":
+                used = (event.get("Task Metrics") or {}).get("Executor CPU Time", 0) / 1e6
+                cpu_ms[event["Stage ID"]] = cpu_ms.get(event["Stage ID"], 0) + used
+    rows = []
+    for one in whole:
+        durations = one["durationMs"]
+        row = {name: durations.get(of, 0) for of, name in PARTS.items()}
+        (_, first), *others = sorted(jobs[str(one["batchId"])])
+        *scans, last = sorted(stage for stage in first if stage in stages)
+        of_sinks = [stage for _, ids in others for stage in ids if stage in stages]
+        times = [covered_ms([stages[at] for at in ids]) for ids in (scans, [last], of_sinks)]
+        row |= zip(IN_JOBS, [*times, durations.get("addBatch", 0) - sum(times)], strict=True)
+        row["rest"] = durations["triggerExecution"] - sum(row.values())
+        row[CPU] = sum(cpu_ms.get(at, 0) for at in (*scans, last, *of_sinks))
+        rows.append(row)
+    return {name: round(statistics.median(row[name] for row in rows)) for name in rows[0]}
+
+
+def covered_ms(times):
+    """Return how long at least one of some stages ran."""
+    found, until = 0, 0
+    for began, ended in sorted(times):
+        found += max(0, ended - max(began, until))
+        until = max(until, ended)
+    return found
 
 
 def fill(servers, topic, records):
@@ -226,6 +269,9 @@ def main():
         "least",
         "most",
         *PARTS.values(),
+        *IN_JOBS,
+        "rest",
+        CPU,
         "idle barrier",
     ]
     print("| " + " | ".join(header) + " |\n|" + "---|" * len(header))
