@@ -2,9 +2,9 @@
 
 One source of Kafka's; behind it sliding windows, sessions, tumbling windows and a KeyedProcessFunction, in
 turn, each into a topic of its own, exactly once. Each job runs in a process of its own, against one broker.
-What Spark says of each whole micro-batch behind the first ones is kept, as a budget that adds up: planning, the
-logs, and its jobs by what their stages do, out of Spark's event log. Then the input stands still, and checkpoints
-are asked for: the *idle barrier*.
+What Spark says of each whole micro-batch behind the first ones is kept, as a budget that adds up: planning,
+the logs, and its jobs by what their stages do, out of Spark's event log. Then the input stands still, and
+checkpoints are asked for: the *idle barrier*.
 
     python -m tests.bench.operators --operators 1 4 --records 6000
 """
@@ -36,8 +36,8 @@ PARTS = {
     "queryPlanning": "planning",
     "commitOffsets": "commit logged",
 }
-#: What jobs take, in the order of a micro-batch. What is between them is the driver's: plans of sinks, their acks,
-#: the staged file.
+#: What jobs take, in the order of a micro-batch. What is between them is the driver's: plans of sinks, their
+#: acks, the staged file.
 IN_JOBS = ("scans, packing", "operators, first sink", "other sinks", "between jobs")
 CPU = "CPU of tasks in the JVM"
 
@@ -156,7 +156,7 @@ def child(args):
 
 
 def budget(whole, folder):
-    """Return where the time of micro-batches goes: medians by part in ms, which add up to the whole, and CPU."""
+    """Return where the time of micro-batches goes: medians by part, in ms."""
     (log,) = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
     jobs, stages, cpu_ms = {}, {}, {}
     for line in log.open():
