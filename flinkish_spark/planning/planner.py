@@ -788,7 +788,8 @@ class Planner:
         fields = tuple(tagged.schema.names)
         places = fields_in(tagged)
         own = tagged.outputs[tagged.side] if tagged.outputs else fields
-        named_by = next(i for i, base in enumerate(bases) if base.stream.frame is tagged.frame)
+        frame = bases[index].stream.frame
+        named_by = next(i for i, base in enumerate(bases) if base.stream.frame is frame)
         columns = tuple(f"s{named_by}_{places.index(name)}" for name in own)
         side = tagged.side if tagged.outputs else None
         part = SinkPart(index, columns, fields, tagged.channels, tagged.transforms, side)
