@@ -24,9 +24,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST, ROUNDS, TRIES = 1.2, 7, 3
+MOST, ROUNDS, TRIES = 1.2, 5, 3
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ class Side:
         self._process.stdin.close()
         self._process.wait(60)
 
-    def _answer(self):
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise SystemExit(f"a side has ended with {self._process.wait(60)}; its error stands above")
@@ -107,20 +109,17 @@ def _git(*words: str) -> str:
     ).stdout.strip()
 
 
-def measured(here: Path, base: Path, names: Sequence[str], rounds: int) -> dict[str, Rounds]:
-    """Return what pieces cost in two trees; new processes take turns, round by round."""
-    sides = Side(here), Side(base)
+def measured(here: Path, base: Path, names: Sequence[str], rounds: int) -> Iterator[tuple[str, Rounds]]:
+    """Yield what each piece costs in two trees; new processes take turns, round by round."""
+    ours, theirs = sides = Side(here), Side(base)
     try:
-        found = {}
         for name in names:
-            # Whoever begins is the other one each time: the first of a pair finds other caches.
-            turns = [sides if number % 2 else sides[::-1] for number in range(rounds)]
-            taken = {side: [] for side in sides}
-            for turn in turns:
-                for side in turn:
+            taken: dict[Side, list[float]] = {ours: [], theirs: []}
+            for number in range(rounds):
+                # Whoever begins is the other one each time: the first of a pair finds other caches.
+                for side in sides if number % 2 else sides[::-1]:
                     taken[side].append(side.round(name))
-            found[name] = Rounds(taken[sides[0]], taken[sides[1]])
-        return found
+            yield name, Rounds(taken[ours], taken[theirs])
     finally:
         for side in sides:
             side.close()
@@ -144,19 +143,18 @@ def slower(here: Path, base: Path, names: Sequence[str], rounds: int) -> list[st
     """Compare pieces, print how they do, and return the names of those that have become slower."""
     left = list(names)
     for attempt in range(TRIES):
-        found = measured(here, base, left, rounds)
-        for name, one in found.items():
-            is_slower = one.ratio > MOST
-            last = attempt == TRIES - 1
-            verdict = ("SLOWER" if last else "once more") if is_slower else "ok"
+        too_much = "SLOWER" if attempt == TRIES - 1 else "once more"
+        before, left = left, []
+        for name, found in measured(here, base, before, rounds):
+            if found.ratio > MOST:
+                left.append(name)
             print(
-                f"{name:<20} {min(one.here):8.1f} ms here, {min(one.base):8.1f} ms at the base: "
-                f"{one.ratio:5.2f} times  {verdict}",
+                f"{name:<20} {min(found.here):8.1f} ms here, {min(found.base):8.1f} ms at the base: "
+                f"{found.ratio:5.2f} times  {too_much if found.ratio > MOST else 'ok'}",
                 flush=True,
             )
-        left = [name for name, one in found.items() if one.ratio > MOST]
         if not left:
-            return []
+            break
     return left
 
 

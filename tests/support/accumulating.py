@@ -186,7 +186,7 @@ def accumulating(given: DataStream, **sinks: Any) -> None:
         emit=Emit.PER_KEY,
         uid="averages",
     )
-    averages.sink_to(sinks.get("averages", MemorySink("averages")), uid="averages sink")
+    averages.sink_to(sinks.get("averages", MemorySink("averages")), uid="averaged")
     totals = totals.map(Counted("behind"), output=TOTAL)
     totals.sink_to(sinks.get("total", MemorySink("total")), uid="total")
     split.get_side_output(ODD).sink_to(sinks.get("odd", MemorySink("odd")), uid="odd")

@@ -141,10 +141,10 @@ def main(folder: Path, where: str) -> None:
             print(f"@error={type(error).__name__}")
             for name in ("for_ms", "hangs_in"):
                 print(f"@{name}={getattr(error, name, '')}".replace("\n", " "))
-            process: Any = getattr(SparkContext._gateway, "proc", None)
-            print("@jvm=" + ("runs" if process.poll() is None else "ended"))
         else:
             print(f"@rows={submitted.client.progress.rows_by_sink.get('out', 0)}")
+        process: Any = getattr(SparkContext._gateway, "proc", None)
+        print("@jvm=" + ("runs" if process.poll() is None else "ended"))
         print(f"@status={submitted.client.status.value}", flush=True)
         if is_free:
             spark.stop()
