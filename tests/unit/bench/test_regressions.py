@@ -74,7 +74,7 @@ def encode_batches(*columns, **settings):
 """
 
 
-@pytest.mark.nightly(by_day="test_only_what_is_slower_each_time_fails")
+@pytest.mark.nightly
 def test_a_slower_copy_is_found(tmp_path: Path) -> None:
     """In real processes, over copies of this tree."""
     here, base = tmp_path / "here", tmp_path / "base"
