@@ -69,7 +69,7 @@ def _keyed(variant: str) -> Callable[[], Callable[[], object]]:
 
 
 def _coordinator() -> Callable[[], object]:
-    rounds = Namespace(sinks=_SINKS, operators=_SINKS, rounds=3)
+    rounds = Namespace(sinks=_SINKS, operators=_SINKS, rounds=7)
     return lambda: coordinator.run(MemoryStore(), rounds)
 
 
@@ -87,7 +87,7 @@ def _stored_forms() -> Callable[[], object]:
     )
 
     def once() -> None:
-        for _ in range(40):
+        for _ in range(80):
             job_dir.write_staged(staged)
             (attempt,) = job_dir.staged_batches(Lineage(0))
             job_dir.delete_staged(Lineage(0), attempt)
@@ -155,10 +155,10 @@ def _several(times: int, work: Callable[[], object]) -> Callable[[], object]:
 _JOB = f"{_MICRO_BATCHES} micro-batches of {_EVENTS} events, {_KEYS} keys, {in_process.GROUPS} key groups"
 PIECES = {
     **{variant: Piece(f"{variant}: {_JOB}", _keyed(variant)) for variant in in_process.VARIANTS},
-    "coordinator": Piece(f"8 checkpoints of {_SINKS} sinks and {_SINKS} operators", _coordinator),
-    "stored forms": Piece(f"40 staged files of {_SINKS} sinks written and read", _stored_forms),
+    "coordinator": Piece(f"12 checkpoints of {_SINKS} sinks and {_SINKS} operators", _coordinator),
+    "stored forms": Piece(f"80 staged files of {_SINKS} sinks written and read", _stored_forms),
     "state values": Piece(f"{_EVENTS} keys decoded, 500 touched, encoded", _state_value),
-    "batch encode": Piece(f"20 times {_RECORDS} records", lambda: _several(20, _encoding())),
+    "batch encode": Piece(f"60 times {_RECORDS} records", lambda: _several(60, _encoding())),
     "batch decode": Piece(
         f"20 times {_RECORDS} records",
         lambda: _several(20, _decoding()),
