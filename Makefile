@@ -37,7 +37,7 @@ export FLINKISH_SKIPPED := $(SKIPPED)
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
 STAGES := lint types unit integration crash
 
-.PHONY: help setup jars s3a hdfs flink shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-start bench-state bench-operators bench-flink bench-full wheel clean
+.PHONY: help setup jars s3a hdfs flink shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-start bench-state bench-operators bench-regressions bench-flink bench-full wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
@@ -68,8 +68,9 @@ test: setup $(BUILD)/classes.jsa $(BUILD)/compiled.stamp ## everything CI runs: 
 	if [ -e $(SKIPPED) ]; then sort $(SKIPPED) | uniq -c; fi; \
 	echo "==== all passed in $$((SECONDS - started)) s, $$(cat $(SKIPPED) 2>/dev/null | wc -l) tests skipped"
 
-nightly: ## test, with the tests that are marked nightly
+nightly: ## test, with the tests that are marked nightly, and what has become slower
 	@PYTEST_ADDOPTS="$(PYTEST_ADDOPTS) --nightly" $(MAKE) test
+	@$(MAKE) bench-regressions
 
 lint: $(VENV)/.stamp ## ruff; import-linter: which floor may import which
 	@$(PY) -m ruff check .
@@ -121,6 +122,9 @@ bench-state: setup ## a micro-batch beside thousands and millions of keys
 
 bench-operators: setup ## small micro-batches with 1, 2, 4 and 8 operators and sinks   [ARGS="--operators 4 --records 6000"]
 	@$(PY) -m tests.bench.operators $(ARGS)
+
+bench-regressions: $(VENV)/.stamp ## our own parts beside those of another commit    [ARGS="--base HEAD~5"]
+	@$(PY) -m tests.bench.regressions $(ARGS)
 
 bench-flink: $(BUILD)/flink-cluster-jars/.stamp ## the patterns of the bench in Flink, in this process   [ARGS="rises 2500000 10000 2"]
 	@javac -d $(BUILD)/flink-classes -cp "$(BUILD)/flink-cluster-jars/*" tests/bench/FlinkPatterns.java

@@ -27,7 +27,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -315,9 +315,21 @@ class Ownership:
     job_dir: JobDir
     epoch: OwnerEpoch
     timeline: Timeline = NO_TIMELINE
+    _is_left: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
+
+    def leave(self) -> None:
+        """Be no owner any more; called by another thread while one of this owner's does not end."""
+        self._is_left.set()
 
     def check(self) -> None:
-        """Raise FencedError if a newer owner exists."""
+        """Raise FencedError if a newer owner exists, or this one was left."""
+        if self._is_left.is_set():
+            raise FencedError(
+                f"owner {self.epoch} has given this job up",
+                why="it was cancelled, and this thread did not end in time",
+                what_to_do="none: the next owner finishes what is decided",
+                mine=self.epoch,
+            )
         if self.job_dir.owner(OwnerEpoch(self.epoch.value + 1)) is not None:
             newest = self.job_dir.newest_owner()
             raise FencedError(

@@ -40,7 +40,7 @@ class Launch:
     "--target",
     "-t",
     metavar="TARGET",
-    help="local (all cores), local[N], spark://HOST:PORT, yarn, yarn-cluster or k8s://HOST:PORT. "
+    help="local (all cores), local[N], spark://HOST:PORT, yarn-client, yarn-cluster or k8s://HOST:PORT. "
     "By default what spark-defaults.conf says.",
 )
 @click.option(
@@ -146,15 +146,18 @@ def launch(
 
 def _place(target: str | None, deploy_mode: str | None) -> tuple[str | None, bool]:
     """Return Spark's master, and whether the driver is on the cluster."""
-    if target == "yarn-cluster":
-        if deploy_mode == "client":
-            raise click.UsageError("yarn-cluster has its driver on the cluster; give --target yarn.")
-        return "yarn", True
+    if target in ("yarn-client", "yarn-cluster"):
+        own = target.removeprefix("yarn-")
+        if deploy_mode not in (None, own):
+            raise click.UsageError(
+                f"{target} and --deploy-mode {deploy_mode} contradict each other; leave one of them out"
+            )
+        return "yarn", own == "cluster"
     master = "local[*]" if target == "local" else target
     if master is not None and not (_LOCAL.fullmatch(master) or _MANAGERS.fullmatch(master)):
         raise click.UsageError(
-            f"there is no target {target!r}; there is local, local[N], spark://HOST:PORT, yarn, yarn-cluster "
-            "and k8s://HOST:PORT"
+            f"there is no target {target!r}; there is local, local[N], spark://HOST:PORT, yarn, yarn-client, "
+            "yarn-cluster and k8s://HOST:PORT"
         )
     if deploy_mode != "cluster":
         return master, False

@@ -212,6 +212,8 @@ class Accumulators:
     """The part of a runtime context that is about accumulators; names as in Flink, in Python's spelling."""
 
     uid: str
+    #: Where nothing would count, the reason and what to do, to be read behind "and"; else empty.
+    why_no_accumulators = ""
 
     def _place(self) -> str | None:
         """Return the operator and the subtask at hand; None where what is added does not count."""
@@ -231,7 +233,11 @@ class Accumulators:
         ------
         ValueError
             The name cannot be used, or is taken in this function; or it is no accumulator of ours.
+        RuntimeError
+            Nothing counts here.
         """
+        if self.why_no_accumulators:
+            raise RuntimeError(f"'{self.uid}' adds the accumulator '{name}', and {self.why_no_accumulators}")
         if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_NAME or not name.isprintable():
             raise ValueError(
                 f"'{self.uid}' calls an accumulator {name!r:.200}; a name has 1 to {_LONGEST_NAME} letters"

@@ -240,7 +240,7 @@ class FailureRate(rules.FailureRate):
 
 
 class CancellationConfig(cancellation.CancellationRules):
-    """How long the micro-batch of a job that is cancelled, or that fails, may take to end.
+    """How long a job that is cancelled may take to end, and the micro-batch of one that fails.
 
     Flink's `task.cancellation.interval` and `task.cancellation.timeout`. Times are at least 1 ms.
 
@@ -250,7 +250,9 @@ class CancellationConfig(cancellation.CancellationRules):
         While it does not end, its tasks are interrupted this often, and the log says where they stand.
     timeout_ms
         After this long the JVM is ended in which it runs, with the error `CancellationTimedOut`; UNLIMITED
-        for never. The next start, or a standby, goes on from the last checkpoint.
+        for never. A thread on the driver that hangs in a commit, or a listener, is left behind with the same
+        error. The next start, or a standby, goes on from the last checkpoint, and commits what is decided.
+        A stop by a signal is cancelled when no micro-batch and no checkpoint has ended for so long.
 
     Raises
     ------

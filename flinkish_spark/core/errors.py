@@ -179,7 +179,10 @@ class SparkGoneError(ProcessLostError):
 
 
 class CancellationTimedOut(SparkGoneError):
-    """A micro-batch that was to end did not; nothing of it counts.
+    """What was to end did not: a micro-batch, or a thread of the job on its driver.
+
+    Nothing of such a micro-batch counts, and the JVM was ended unless the message says otherwise. What was
+    decided is committed by the next start.
 
     Attributes
     ----------

@@ -71,12 +71,22 @@ def running_in(parallelism: int, name: str = "", counts_as: str = "") -> Iterato
     counts_as
         Tells what it adds to accumulators from what others add; empty where that does not count.
     """
-    token, counting = _OPERATOR.set((parallelism, name)), _COUNTS_AS.set(counts_as)
+    token = _OPERATOR.set((parallelism, name))
+    try:
+        with counting_as(counts_as):
+            yield
+    finally:
+        _OPERATOR.reset(token)
+
+
+@contextmanager
+def counting_as(counts_as: str) -> Iterator[None]:
+    """Let functions that are called within add to accumulators as `counts_as`; not at all if it is empty."""
+    token = _COUNTS_AS.set(counts_as)
     try:
         yield
     finally:
-        _OPERATOR.reset(token)
-        _COUNTS_AS.reset(counting)
+        _COUNTS_AS.reset(token)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
 import socket
@@ -36,6 +35,7 @@ from flinkish_spark.core.steps import Observer, SilentObserver, StepObserver
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable, with_methods_of
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
+from flinkish_spark.job.cancellation import SignalledStop
 from flinkish_spark.job.client import ExecutionListener, JobClient, JobExecutionResult, told
 from flinkish_spark.job.dependencies import Dependencies
 from flinkish_spark.job.engine import JobSettings, Standby
@@ -584,7 +584,8 @@ class StreamExecutionEnvironment:
     def execute(self) -> JobExecutionResult:
         """Run the job until it ends; SIGTERM and Ctrl-C stop it with a last checkpoint.
 
-        A second one cancels it, since a last checkpoint waits for the micro-batch that runs.
+        A last checkpoint waits for the micro-batch that runs. So a second signal cancels the job, and so does
+        the time of `CancellationConfig` if no micro-batch and no checkpoint ends for so long.
 
         Returns
         -------
@@ -598,9 +599,10 @@ class StreamExecutionEnvironment:
             committed, nothing behind it is visible.
         """
         client = self.execute_async()
-        with _stop_signals(client):
+        stop = SignalledStop(client, self.cancellation, SystemClock())
+        with _stop_signals(stop):
             while not client.wait(timeout_ms=200):
-                pass
+                stop.look()
         return client.get_job_execution_result()
 
     def add_master_hook(self, hook: MasterHook) -> None:
@@ -731,18 +733,10 @@ def _manifest(given: Manifest) -> Manifest:
 
 
 @contextlib.contextmanager
-def _stop_signals(client: JobClient) -> Iterator[None]:
-    """Let SIGTERM and SIGINT stop the job with a checkpoint, a second one cancel it, if this thread may."""
+def _stop_signals(stop: SignalledStop) -> Iterator[None]:
+    """Let SIGTERM and SIGINT stop the job, if this thread may."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    asked = itertools.count()
-
-    def stop(number: int, frame: object) -> None:
-        if next(asked):
-            client.cancel()
-        else:
-            client.stop_with_checkpoint()
-
-    with own_handler(stop, signal.SIGTERM, signal.SIGINT):
+    with own_handler(lambda number, frame: stop.on_signal(), signal.SIGTERM, signal.SIGINT):
         yield

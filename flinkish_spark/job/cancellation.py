@@ -1,4 +1,4 @@
-"""Ending a query whose micro-batch may hang: interrupt it again and again, in the end kill its process."""
+"""Ending what may hang: a query, by interrupts and in the end with its process; a job; a stop by a signal."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import logging
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from flinkish_spark.bridge.query_threads import QueryThreads, end_jvm
 from flinkish_spark.bridge.session import said
 from flinkish_spark.checkpoint import epoch_writer
 from flinkish_spark.core.clock import Clock, Threads
 from flinkish_spark.core.errors import CancellationTimedOut
+from flinkish_spark.core.watchdog import Wait
+from flinkish_spark.job.engine import JobProgress
 from flinkish_spark.protocol.cancellation import CancellationRules, CancellationStep
+from flinkish_spark.protocol.limits import exceeds
 from flinkish_spark.protocol.process_loss import JobProcess
 
 if TYPE_CHECKING:
@@ -131,10 +135,108 @@ class QueryCancellation:
 
 def _of_this_process() -> tuple[str, ...]:
     """Return where the threads of this Python stand that stage micro-batches, for people."""
-    found = []
-    for frame in sys._current_frames().values():
-        stack = traceback.extract_stack(frame)
-        if any(one.filename == epoch_writer.__file__ for one in stack):
-            frames = reversed(stack[-_MOST_FRAMES:])
-            found.append(" < ".join(f"{one.filename}:{one.lineno} in {one.name}" for one in frames))
-    return tuple(found)
+    stacks = map(traceback.extract_stack, sys._current_frames().values())
+    return tuple(
+        _told(stack) for stack in stacks if any(one.filename == epoch_writer.__file__ for one in stack)
+    )
+
+
+def _told(stack: traceback.StackSummary) -> str:
+    frames = list(reversed(stack[-_MOST_FRAMES:]))
+    return " < ".join(f"{one.filename}:{one.lineno} in {one.name}" for one in frames)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A job whose own threads do not end: a sink's commit, a listener, a disk.
+
+
+def left_job(waits: Sequence[Wait], for_ms: int) -> CancellationTimedOut:
+    """Return what is to be said of a job that was cancelled and is left to its threads.
+
+    Parameters
+    ----------
+    waits
+        What its threads wait for, the longest first.
+    for_ms
+        Since when it is cancelled.
+    """
+    idents = {thread.name: thread.ident for thread in threading.enumerate()}
+    frames = sys._current_frames()
+    found = [(wait, frames.get(idents.get(wait.thread) or 0)) for wait in waits]
+    stands = [
+        f"{wait}, in {_told(traceback.extract_stack(at))}" if at is not None else str(wait)
+        for wait, at in found
+    ]
+    return CancellationTimedOut(
+        f"the job did not end, {for_ms // 1000} s after it was cancelled: it waits for {waits[0].what}",
+        why="; ".join(stands),
+        what_to_do="start the job again: what is decided is committed then, and the thread that is left here "
+        "does nothing more for it. End this process first if what hangs must not come to its end; let sinks "
+        "and listeners wait with a timeout",
+        process=JobProcess.DRIVER,
+        exit_code=None,
+        for_ms=for_ms,
+        hangs_in="; ".join(stands),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A stop by a signal: nobody is there who would cancel it.
+
+
+class _Stopped(Protocol):
+    """What a signal does to a job; a :class:`~flinkish_spark.job.client.JobClient`."""
+
+    @property
+    def progress(self) -> JobProgress:
+        """Its counters."""
+
+    def stop_with_checkpoint(self) -> None:
+        """Take a last checkpoint and end."""
+
+    def cancel(self) -> None:
+        """End at once."""
+
+
+class SignalledStop:
+    """Stops a job with a checkpoint at the first signal, and cancels it at the second.
+
+    It is cancelled, too, when nothing has come to its end for the time that a cancellation may take: no
+    micro-batch, no checkpoint. Whoever sent the signal is often no person.
+    """
+
+    def __init__(self, job: _Stopped, rules: CancellationRules, clock: Clock) -> None:
+        self._job, self._rules, self._clock = job, rules, clock
+        self._is_asked = self._is_cancelled = False
+        self._since_ms, self._seen = 0, (0, 0, 0)
+
+    def on_signal(self) -> None:
+        """Take a signal."""
+        if self._is_asked:
+            self._cancel()
+            return
+        self._is_asked, self._since_ms, self._seen = True, self._clock.monotonic_ms(), self._done()
+        self._job.stop_with_checkpoint()
+
+    def look(self) -> None:
+        """Cancel a stop that does not get on; called again and again, by whoever waits for the job."""
+        if not self._is_asked or self._is_cancelled:
+            return
+        now_ms, done = self._clock.monotonic_ms(), self._done()
+        if done != self._seen:
+            self._since_ms, self._seen = now_ms, done
+        elif exceeds(now_ms - self._since_ms, self._rules.timeout_ms):
+            LOG.error(
+                "the job was told to stop, and neither a micro-batch nor a checkpoint has ended for %s s; "
+                "it is cancelled",
+                (now_ms - self._since_ms) // 1000,
+            )
+            self._cancel()
+
+    def _cancel(self) -> None:
+        self._is_cancelled = True
+        self._job.cancel()
+
+    def _done(self) -> tuple[int, int, int]:
+        progress = self._job.progress
+        return progress.batches, progress.checkpoints, progress.restarts

@@ -103,18 +103,30 @@ class JobClient:
         self._failure: BaseException | None = None
         self._clock, self._ended_ms = SystemClock(), 0
         self._began_ms = self._clock.monotonic_ms()
+        self._ends, self._ended = threading.Lock(), threading.Event()
+        #: Who tells the listeners.
+        self._teller: threading.Thread | None = None
         self._thread = threading.Thread(target=self._run, name="flinkish-supervisor", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self._supervisor.run()
+            self._supervisor.run(self._end)
         except BaseException as error:
-            self._failure = error
-        self._ended_ms = self._clock.monotonic_ms()
-        result = self._result() if self._failure is None else None
+            self._end(error)
+        else:
+            self._end(None)
+
+    def _end(self, failure: BaseException | None) -> None:
+        """Note how the job has ended; of a job that was left, what its threads come to counts no more."""
+        if not self._ends.acquire(blocking=False):
+            return
+        self._failure, self._ended_ms = failure, self._clock.monotonic_ms()
+        result = self._result() if failure is None else None
+        self._teller = threading.current_thread()
         for listener in self._listeners:
-            told(listener.on_job_executed, result, self._failure)
+            told(listener.on_job_executed, result, failure)
+        self._ended.set()
 
     def _result(self) -> JobExecutionResult:
         took_ms = self._ended_ms - self._began_ms
@@ -194,13 +206,13 @@ class JobClient:
     @property
     def is_running(self) -> bool:
         """Whether the job has not ended; also true while it restarts."""
-        return self._thread.is_alive()
+        return not self._ended.is_set()
 
     def has_ended(self) -> bool:
         """Whether the job has ended and given its directory back; waits while it is just doing so."""
-        if self.status.is_terminal and self._thread is not threading.current_thread():
-            self._thread.join(_GIVING_BACK_S)
-        return not self._thread.is_alive()
+        if self.status.is_terminal and not self._is_told_by_this_thread():
+            self._ended.wait(_GIVING_BACK_S)
+        return self._ended.is_set()
 
     # -- checkpoints ----------------------------------------------------------------------------
     def trigger_checkpoint(self) -> PendingAnswer:
@@ -318,8 +330,8 @@ class JobClient:
     def cancel(self) -> None:
         """Stop at once. What was staged is finished or given up by the next start.
 
-        A micro-batch that runs is interrupted, with whatever its functions do; `CancellationConfig` says
-        what happens if it does not end.
+        A micro-batch that runs is interrupted, with whatever its functions do, and so is a commit;
+        `CancellationConfig` says what happens if they do not end.
         """
         self._supervisor.control.cancel()
 
@@ -336,10 +348,15 @@ class JobClient:
         FlinkishError
             The job failed.
         """
-        self._thread.join(None if timeout_ms is None else timeout_ms / 1000)
-        if self._failure is not None:
+        if self._is_told_by_this_thread():
+            raise RuntimeError("a listener cannot wait for the end of the job that tells it")
+        has_ended = self._ended.wait(None if timeout_ms is None else timeout_ms / 1000)
+        if has_ended and self._failure is not None:
             raise self._failure
-        return not self._thread.is_alive()
+        return has_ended
+
+    def _is_told_by_this_thread(self) -> bool:
+        return threading.current_thread() in (self._thread, self._teller)
 
 
 def told(tell: Callable[..., None], *what: Any) -> None:

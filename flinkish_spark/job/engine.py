@@ -234,6 +234,8 @@ class JobProgress:
     """What a person or a program may ask about a running job; replaced piece by piece."""
 
     restarts: int = 0
+    #: Micro-batches that were staged in this process.
+    batches: int = 0
     checkpoints: int = 0
     newest: CheckpointId = field(default_factory=lambda: CheckpointId(0))
     rows_by_sink: dict[str, int] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import itertools
 import logging
@@ -37,7 +38,7 @@ from flinkish_spark.checkpoint.staging import OwnerLock, StagingContext
 from flinkish_spark.checkpoint.statistics import CheckpointTracker
 from flinkish_spark.checkpoint.transactional_ids import BlockPool
 from flinkish_spark.core.accumulators import as_results
-from flinkish_spark.core.clock import GivenUp, outcome_of
+from flinkish_spark.core.clock import GivenUp, RunningThread, outcome_of
 from flinkish_spark.core.errors import (
     CancellationTimedOut,
     FencedError,
@@ -49,6 +50,7 @@ from flinkish_spark.core.errors import (
 )
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.watchdog import Wait, Watchdog
+from flinkish_spark.job.cancellation import left_job
 from flinkish_spark.job.engine import JobProgress, JobSettings, QueryEngine, QueryPlan, RunningQuery
 from flinkish_spark.job.inputs import Inputs, until_answered
 from flinkish_spark.job.recovery import Recovered, Recovery, RestoredFrom, sweep_after_stop, tell_restored
@@ -57,13 +59,13 @@ from flinkish_spark.job.requests import LOOK_IN_BUCKET_MS, LOOK_MS, Outside, Rew
 from flinkish_spark.job.rewind import PendingRewind, RewindRefused, SourcePositions, order_rewind
 from flinkish_spark.job.standby import LockWait, wait_for_lock
 from flinkish_spark.job.timeline import settle_timeline
-from flinkish_spark.protocol.checkpoint import Schedule
+from flinkish_spark.protocol.checkpoint import IllegalTransitionError, Schedule
 from flinkish_spark.protocol.decisions import Decision, Receipt
 from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
 from flinkish_spark.protocol.failures import FailureManager
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose
 from flinkish_spark.protocol.job_status import JobEvent, JobStatus
-from flinkish_spark.protocol.limits import Limit
+from flinkish_spark.protocol.limits import Limit, exceeds
 from flinkish_spark.protocol.lineage import Tables
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.restart import (
@@ -382,6 +384,8 @@ class LastCheckpoint:
 
 
 _WATCH_MS = 100
+#: How long listeners may take to hear of a job that is left.
+_TOLD_MS = 1_000
 
 
 class _Turn(enum.Enum):
@@ -442,6 +446,13 @@ class Supervisor:
         self.states = JobStates(engine.vertices, settings.listeners, settings.clock, self._waiting)
         self._owned: _Owned | None = None
         self._lock: OwnerLock | None = None
+        #: Since when the watchdog knows that the job is cancelled.
+        self._cancelled_ms: int | None = None
+        self._interrupter: RunningThread | None = None
+        #: Its end has a watchdog of its own, which ends the JVM.
+        self._is_ending_query = False
+        self._left: CancellationTimedOut | None = None
+        self._on_left: Callable[[CancellationTimedOut], None] = lambda error: None
 
     @property
     def statistics(self) -> StatisticsHistory:
@@ -462,14 +473,21 @@ class Supervisor:
         return PendingRewind(job_dir, order, clock)
 
     # -- life -----------------------------------------------------------------------------------
-    def run(self) -> None:
+    def run(self, on_left: Callable[[CancellationTimedOut], None] = lambda error: None) -> None:
         """Run the job; return when it was stopped.
+
+        Parameters
+        ----------
+        on_left
+            Told, by another thread, that the job was cancelled and its threads did not end: whoever waits for
+            it need not wait for this call. They have lost the job, and do nothing for it if they ever go on.
 
         Raises
         ------
         FlinkishError
             The job cannot start, or failed in a way that a restart does not mend.
         """
+        self._on_left = on_left
         self._watchdog.start(self._settings.threads)
         try:
             with self._waiting("the checks before the start to end"):
@@ -504,9 +522,46 @@ class Supervisor:
 
     def _note_waits(self, waits: tuple[Wait, ...]) -> None:
         self.progress.waits = waits
-        if waits and self._owned is not None and self.control.cancel_wanted.is_set():
+        if not self.control.cancel_wanted.is_set():
+            return
+        now_ms = self._settings.clock.monotonic_ms()
+        if self._cancelled_ms is None:
+            self._cancelled_ms = now_ms
+        if not waits or self._is_ending_query or self._left is not None:
+            return
+        owned, for_ms = self._owned, now_ms - self._cancelled_ms
+        if owned is not None and (self._interrupter is None or not self._interrupter.is_alive()):
             # What was decided is finished by the next start; whoever cancels a job does not wait for it.
-            self._owned.job.interrupt()
+            self._interrupter = self._settings.threads.start("flinkish-interrupter", owned.job.interrupt)
+        if exceeds(for_ms, self._settings.cancellation.timeout_ms):
+            self._leave(left_job(waits, for_ms))
+
+    def _leave(self, error: CancellationTimedOut) -> None:
+        """Give the job up although its threads have not ended; called by the watchdog's.
+
+        They become what a driver is that was paused while another one took the job over: epochs, seals and
+        the sinks' own fences hold against them, and their next check of the ownership ends them.
+        """
+        LOG.error("%s", error)
+        self._left, self.progress.last_error = error, str(error)
+        if self._owned is not None:
+            self._owned.job.ownership.leave()
+        self.progress.is_running = False
+        self.control.over()
+        # It may be a listener that hangs; then nobody can be told.
+        told = threading.Event()
+        self._settings.threads.start("flinkish-left", partial(self._tell_left, error, told))
+        self._settings.clock.wait(told, _TOLD_MS)
+        if self._lock is not None:
+            self._lock.release()
+        self._on_left(error)
+
+    def _tell_left(self, error: CancellationTimedOut, told: threading.Event) -> None:
+        with contextlib.suppress(IllegalTransitionError):
+            self.states.on(JobEvent.CANCEL)
+        with contextlib.suppress(IllegalTransitionError):
+            self.states.over(error)
+        told.set()
 
     def _run_owned(self) -> _Turn:
         self._owned = owned = self._own()
@@ -783,6 +838,7 @@ class Supervisor:
                 raise Interrupted("looking for the input")
             accumulators.on_staged(staged)
             self.states.tasks_run()
+            self.progress.batches += 1
             coordinator.on_staged(staged, sync_ms)
             last.look()
 
@@ -854,7 +910,11 @@ class Supervisor:
         start.gate.stop()
         start.coordinator.stop()
         with self._waiting("Spark to end the query"):
-            query.stop()
+            self._is_ending_query = True
+            try:
+                query.stop()
+            finally:
+                self._is_ending_query = False
             self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
             self.progress.async_calls = query.async_calls()
         start.coordinator.join()
@@ -874,5 +934,7 @@ class Supervisor:
     # -- finish ---------------------------------------------------------------------------------
     def _finish(self, owned: _Owned, start: _Start) -> QueryEnd:
         if self.control.stop_wanted.is_set() or start.last.is_confirmed:
+            # What a newer owner has open is none of this one's leftovers.
+            owned.job.ownership.check()
             sweep_after_stop(owned.job)
         return start.last.end()

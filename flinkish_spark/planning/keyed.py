@@ -370,12 +370,15 @@ class KeyedRoutes:
         Whether one of its inputs is broadcast.
     uid
         Its name, for errors.
+    counts_as
+        See :class:`KeyedParts`.
     """
 
     routing: Routing
     operator: int
     has_broadcast: bool
     uid: str
+    counts_as: str = ""
 
     def of_inputs(self, inputs: Sequence[KeyedInput], sent: Sequence[Sent]) -> DataFrame:
         """Send a record, packed, to its key group's route, and a barrier to every partition of the operator.
@@ -482,17 +485,18 @@ class KeyedRoutes:
         return BlockPacker(
             arrow_schema(sent.transport.schema),
             None if given.reports_as is None else TimeReport(given.reports_as, first_barrier),
-            self._combine(sent),
+            self._combine(number, sent),
             number,
             copies=self.routing.of_broadcast if given.distribution is Distribution.BROADCAST else (),
             calls=self._calls(given.distribution),
         )
 
-    def _combine(self, sent: Sent) -> Combine | None:
+    def _combine(self, number: int, sent: Sent) -> Combine | None:
         """Return what makes fewer rows of records before they travel."""
         if sent.folded is None or sent.folded.combiner is None:
             return None
-        return BlamedCombine(self.uid, self.routing.bundling.key_groups, sent.folded.combiner)
+        counts_as = f"{self.counts_as}/input {number}" if self.counts_as else ""
+        return BlamedCombine(self.uid, self.routing.bundling.key_groups, sent.folded.combiner, counts_as)
 
     def of_records(self, distribution: Distribution, key_hash: str = C.KEY_HASH) -> Column:
         """Return the route of a record, given the column with its key's hash."""
@@ -866,7 +870,8 @@ def _prepared(
     bundling = Bundling(node.max_parallelism, parts.partitions, parts.bundles_per_partition)
     routing = Routing(bundling, place or 0)
     sent = tuple(columns_sent(node, given) for given in parts.inputs)
-    routes = KeyedRoutes(routing, parts.number, isinstance(node.function, BroadcastFunctions), node.uid)
+    has_broadcast = isinstance(node.function, BroadcastFunctions)
+    routes = KeyedRoutes(routing, parts.number, has_broadcast, node.uid, parts.counts_as)
     passing = tuple(_whole(node, given) for given in parts.passing)
     has_times = all(one.has_times for one in parts.inputs)
     operator, shape = operator_and_shape(node, parts.inputs, sent, parts.sides, has_times=has_times)

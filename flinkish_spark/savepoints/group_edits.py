@@ -335,7 +335,12 @@ class _BootstrapOperator(KeyedStreamOperator):
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
         """Open the function."""
-        self._function.open(states.of_function())
+        own = states.of_function()
+        own.why_no_accumulators = (
+            "a bootstrap function has none: no job has run yet whose result they could be part of; count the "
+            "rows of the DataFrame"
+        )
+        self._function.open(own)
 
     def processors(self) -> tuple[Processor, ...]:
         """Return the function's `process_element`."""

@@ -32,7 +32,7 @@ from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import is_field_list
 from flinkish_spark.types.hints import each_of_list, each_of_map
 from flinkish_spark.types.row_form import RowError, RowForm
-from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
+from flinkish_spark.types.to_arrow import ColumnTooLarge, ValueMismatch, strict_array
 from flinkish_spark.types.to_python import to_values
 
 # ----------------------------------------------------------------------------------------------------------
@@ -671,12 +671,23 @@ def places_with(batch: pa.RecordBatch, hashes: np.ndarray[Any, Any]) -> np.ndarr
 def _array(layout: TableLayout, field: pa.Field, column: Sequence[Any], keys: Sequence[Any]) -> pa.Array:
     try:
         return strict_array(column, field.type)
+    except ColumnTooLarge as error:
+        raise too_large(layout.name, str(error)) from error
     except ValueMismatch as error:
         name = (field.metadata or {}).get(NAME.encode(), b"value").decode()
         what = "the value" if name == "value" else f"field {name!r}"
         at = next((at for at, one in enumerate(column) if one is error.value), None)
         of_key = "" if at is None else f" of key {keys[at]!r:.200}"
         raise StateValueError(f"state {layout.name!r} got a wrong value: {what}{of_key}: {error}") from error
+
+
+def too_large(state: str, says: str) -> StateValueError:
+    """Return what is raised where a state has outgrown a column, which has all keys of a bundle."""
+    return StateValueError(
+        f"state {state!r} is too large: {says}. What keys of one bundle of key groups have in a state is one "
+        "column. If it is many keys, raise spark.sql.shuffle.partitions: there are four bundles to each "
+        "partition; if it is one key, keep it in several states or keys, or outside"
+    )
 
 
 def _values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> list[Sequence[Any]]:

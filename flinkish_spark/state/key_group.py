@@ -37,6 +37,7 @@ from flinkish_spark.state.codec import (
     rows_by_slot,
     table_bytes,
     timer_layout,
+    too_large,
     unpack_frame,
 )
 from flinkish_spark.state.columnar import ColumnarState, DueTable, due_clock
@@ -176,12 +177,15 @@ class BasePolicy:
     smallest_bytes
         A value that is smaller stays in one piece.
     delta_share
-        The delta moves into a new base when it has more than this share of the base's rows.
+        The delta moves into a new base when it has more than this share of the base's rows, or of its bytes.
+    smallest_delta_rows, smallest_delta_bytes
+        A delta that is smaller in both stays in the value.
     """
 
     smallest_bytes: int = 128 * 1024
     delta_share: float = 0.125
     smallest_delta_rows: int = 1024
+    smallest_delta_bytes: int = 1024 * 1024
 
 
 #: Everything stays in the value.
@@ -449,10 +453,10 @@ class GroupState:
         grown = len(value) > policy.smallest_bytes
         if self.base is not None:
             is_expired = self._is_base_over or self._is_base_expired(policy, now_ms)
-            grown = is_expired or self._is_delta_full(policy)
+            grown = is_expired or self._is_delta_full(policy, len(value))
         if not grown:
             return value
-        merged = {name: table.merged_at(now_ms) for name, table in self._tables.items()}
+        merged = {name: _whole(name, table, now_ms) for name, table in self._tables.items()}
         if self.base is not None:
             self._former.append((self.base.file, self._bases.batch))
         whole = self._frame(merged, None)
@@ -491,9 +495,16 @@ class GroupState:
         return self._tables[STATE_SECTION + state].rows()
 
     # -- parts ----------------------------------------------------------------------------------
-    def _is_delta_full(self, policy: BasePolicy) -> bool:
+    def _is_delta_full(self, policy: BasePolicy, delta_bytes: int) -> bool:
         upper = sum(table.delta.num_rows for table in self._tables.values())
-        return bool(upper > max(policy.smallest_delta_rows, policy.delta_share * self._base_rows))
+        if upper > max(policy.smallest_delta_rows, policy.delta_share * self._base_rows):
+            return True
+        # A value of hundreds of megabytes is one row: in the delta, Spark would store it again whenever a key
+        # of its bundle is touched.
+        if delta_bytes <= policy.smallest_delta_bytes:
+            return False
+        base_bytes = sum(0 if table.base is None else table.base.nbytes for table in self._tables.values())
+        return delta_bytes > policy.delta_share * base_bytes
 
     def _is_base_expired(self, policy: BasePolicy, now_ms: int) -> bool:
         """Whether most of the base has expired: who writes it anew then has at least as much to leave out."""
@@ -514,6 +525,16 @@ class GroupState:
         sections: dict[str, bytes | memoryview] = {OWNER: json.dumps(owner).encode()}
         sections.update({name: table_bytes(batch) for name, batch in batches.items() if batch.num_rows})
         return pack_frame(sections)
+
+
+def _whole(name: str, table: LayeredTable, now_ms: int) -> pa.RecordBatch:
+    try:
+        return table.merged_at(now_ms)
+    except pa.ArrowInvalid as error:
+        if "offset overflow" not in str(error):
+            raise
+        state = name.removeprefix(STATE_SECTION)
+        raise StateMismatch(str(too_large(state, "its layers together take more than 2 GiB"))) from error
 
 
 def _registered_from(timers: pa.RecordBatch, first: int) -> pa.RecordBatch:

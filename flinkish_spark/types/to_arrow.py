@@ -8,7 +8,7 @@ import fractions
 import functools
 import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -535,8 +535,39 @@ class ValueMismatch(ValueError):
     """A value does not fit the declared type; `value` is the first that does not."""
 
     def __init__(self, value: Any, kind: pa.DataType, reason: str) -> None:
-        super().__init__(f"type {kind} cannot hold {value!r}: {reason}")
+        # Arrow says the value, too.
+        super().__init__(f"type {kind} cannot hold {shown(value)}: {reason:.{_MOST_SHOWN}}")
         self.value = value
+
+
+class ColumnTooLarge(ValueMismatch):
+    """The values of a column take more together than a column of Arrow's holds; none of them is wrong."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        ValueError.__init__(
+            self, f"values of the type {kind} that take more than 2 GiB together, Arrow's limit for a column"
+        )
+        #: No value that anybody has.
+        self.value = object()
+
+
+def shown(value: Any) -> str:
+    """Return a value as errors show it: of a long text, or of many bytes, the beginning.
+
+    Examples
+    --------
+    >>> shown(1.5), len(shown(b"x" * 1_000_000))
+    ('1.5', 232)
+    """
+    if isinstance(value, str | bytes | bytearray) and len(value) > _MOST_SHOWN:
+        unit = "characters" if isinstance(value, str) else "bytes"
+        return f"{value[:_MOST_SHOWN]!r}... ({len(value):,} {unit})"
+    return f"{value!r}"
+
+
+#: Of offsets in a column.
+_MOST_BYTES = 2**31 - 2
+_MOST_SHOWN = 200
 
 
 REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
@@ -596,20 +627,39 @@ def strict_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
     ------
     ValueMismatch
         A value does not fit. Arrow itself would cut 1.5 down to 1 for an integer column.
+    ColumnTooLarge
+        All of them together do not fit into one column.
     """
     plain = _plain(column, kind) if pa.types.is_nested(kind) else column
     check = check_of(kind)
     if check is not None and (changed := check(plain)) is not None:
         raise _changed(column, plain, kind, check, changed)
+    if pa.types.is_map(kind) and _bytes_in_maps(plain, kind) > _MOST_BYTES:
+        # Arrow ends the process over these.
+        raise ColumnTooLarge(kind)
     try:
         array = pa.array(plain, type=kind)
+    except MemoryError:
+        raise
+    except pa.ArrowCapacityError:
+        raise ColumnTooLarge(kind) from None
     except REFUSALS as error:
         wrong = next((v for v in plain if not _fits(v, kind)), None)
         raise ValueMismatch(wrong, kind, str(error)) from error
+    if isinstance(array, pa.ChunkedArray):
+        raise ColumnTooLarge(kind)
     if (found := first_repeated(array)) is not None:
         at, key = found
         raise ValueMismatch(column[at], kind, f"a map has the key {key!r} twice there")
     return array
+
+
+def _bytes_in_maps(maps: Sequence[Any], kind: pa.MapType) -> int:
+    """Return how many bytes or letters the values of maps have, where these are bytes or texts."""
+    if not any(is_one(kind.item_type) for is_one in (pa.types.is_binary, pa.types.is_string)):
+        return 0
+    values = (one.values() if isinstance(one, Mapping) else (item for _, item in one) for one in maps if one)
+    return sum(len(item) for own in values for item in own if isinstance(item, Sized))
 
 
 def _changed(
@@ -619,7 +669,7 @@ def _changed(
         return ValueMismatch(changed.value, kind, changed.reason)
     # As it was given, so that whoever has the column finds its row.
     whole = next(given for given, one in zip(column, plain, strict=True) if check([one]) is not None)
-    return ValueMismatch(whole, kind, f"{changed.value!r} in it: {changed.reason}")
+    return ValueMismatch(whole, kind, f"{shown(changed.value)} in it: {changed.reason}")
 
 
 def _plain(column: Sequence[Any], kind: pa.DataType) -> Sequence[Any]:

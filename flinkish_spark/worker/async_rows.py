@@ -190,12 +190,10 @@ class AsyncRows(ExpandRows):
 class _AsyncContext(StatelessContext):
     """What `open` of an async function is given."""
 
-    def add_accumulator(self, name: str, accumulator: Any) -> None:
-        """Refuse: a repeated task reads answers, and would count none of the calls."""
-        raise RuntimeError(
-            f"'{self.uid}' adds the accumulator '{name}', and an async function has none: a task that is "
-            "repeated reads the answers and calls nothing; count in a function behind it"
-        )
+    why_no_accumulators = (
+        "an async function has none: a task that is repeated reads the answers and calls nothing; count in a "
+        "function behind it"
+    )
 
 
 class _Task:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from flinkish_spark.core.elements import TimeDomain
 from flinkish_spark.core.errors import USER_FUNCTION_MARKER
 from flinkish_spark.core.iterators import USER_ERRORS
+from flinkish_spark.core.subtask import counting_as
 from flinkish_spark.functions.aggregates import Fold
 from flinkish_spark.operators.columnar_aggregates import (
     AggregateOverflow,
@@ -146,11 +147,14 @@ class BlamedCombine:
     ----------
     uid, max_parallelism
         Of the operator.
+    counts_as
+        Tells what its function adds to accumulators from what others add; empty where that does not count.
     """
 
     uid: str
     max_parallelism: int
     combine: Combiner | WindowCombiner
+    counts_as: str = ""
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Combine.
@@ -161,8 +165,9 @@ class BlamedCombine:
             The operator's function, or a fold, failed at these rows.
         """
         try:
-            _ = self._opened
-            return self.combine(rows)
+            with counting_as(self.counts_as):
+                _ = self._opened
+                return self.combine(rows)
         except USER_ERRORS as error:
             has_function = self.combine.aggregation.has_function
             if not isinstance(error, AggregateOverflow | NoEventTime) and not has_function:

@@ -142,11 +142,13 @@ def _shape(transport, fields, output, work):
     return RowShape((own,), transport.key_types, (output,), with_times=work != "sum")
 
 
-def rows_of(number, batch, keys, work):
+def rows_of(number, batch, keys, work, hot=0.0):
     """Return a micro-batch as it comes to the packers: two tasks, with every second event each."""
     rng = np.random.default_rng(number)
     at = np.arange(number * batch, (number + 1) * batch)
     users = rng.integers(0, keys, batch)
+    if hot:
+        users[rng.random(batch) < hot] = 0
     hashes = (users.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
     amounts = rng.integers(0, 1000, batch)
     schema = arrow_schema([T.StructField(C.ROUTE, T.IntegerType()), *transport_of(work).schema])
@@ -211,6 +213,7 @@ def main():
     parser.add_argument("--batches", type=int, default=3, help="behind the two that warm up")
     parser.add_argument("--batch", type=int, default=500_000)
     parser.add_argument("--keys", type=int, default=10_000)
+    parser.add_argument("--hot", type=float, default=0.0, help="share of events that one key has besides")
     parser.add_argument("--profile", action="store_true", help="print the functions that take longest")
     args = parser.parse_args()
     for variant in args.variants or VARIANTS:
@@ -220,7 +223,7 @@ def main():
 def measure(variant, args):
     job, taken, profile = Job(variant), [], cProfile.Profile()
     for number in range(args.batches + 2):
-        tasks = list(rows_of(number, args.batch, args.keys, job.work))
+        tasks = list(rows_of(number, args.batch, args.keys, job.work, args.hot))
         watermark_ms = FIRST_MS + number * args.batch - LATE_MS if number else MIN_WATERMARK_MS
         job.rows = 0
         counts = number >= 2

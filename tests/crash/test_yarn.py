@@ -10,7 +10,8 @@ import sys
 import time
 import urllib.request
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -39,8 +40,8 @@ def yarn() -> Iterator[LocalYarn]:
         yield found
 
 
-def submitted(yarn: LocalYarn, folder: Path, words: dict[str, str]) -> str:
-    """Submit the application as a user would; return its id."""
+def words_of(yarn: LocalYarn, folder: Path, target: Sequence[str], words: dict[str, str]) -> list[str]:
+    """Return the command with which a user submits the application."""
     jars = [
         shim_jar(),
         *(jar for jar in sorted((BUILD / "jars").glob("*.jar")) if jar.name.startswith(_JARS)),
@@ -61,14 +62,31 @@ def submitted(yarn: LocalYarn, folder: Path, words: dict[str, str]) -> str:
         "spark.yarn.appMasterEnv.SPARK_LOCAL_IP": "127.0.0.1",
         "spark.executorEnv.SPARK_LOCAL_IP": "127.0.0.1",
     }
-    command = [sys.executable, "-m", "flinkish_spark.cli", "run", "--target", "yarn-cluster", "--detached"]
+    command = [sys.executable, "-m", "flinkish_spark.cli", "run", *target]
     command += [word for name, value in conf.items() for word in ("-D", f"{name}={value}")]
-    command += [str(ROOT / "tests/support/yarn_app.py"), *(word for pair in words.items() for word in pair)]
-    # What this process imports must not be found by the application.
+    return [
+        *command,
+        str(ROOT / "tests/support/yarn_app.py"),
+        *(word for pair in words.items() for word in pair),
+    ]
+
+
+def environment_of(yarn: LocalYarn) -> dict[str, str]:
+    """Return the environment of a command: what this process imports must not be found by the application."""
     environment = {name: text for name, text in os.environ.items() if not name.startswith("PY")}
-    environment |= {"HADOOP_CONF_DIR": str(yarn.conf)}
+    return environment | {"HADOOP_CONF_DIR": str(yarn.conf)}
+
+
+def submitted(yarn: LocalYarn, folder: Path, words: dict[str, str]) -> str:
+    """Submit the application, with its driver on the cluster; return its id."""
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=300, cwd=ROOT
+        words_of(yarn, folder, ["--target", "yarn-cluster", "--detached"], words),
+        env=environment_of(yarn),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr[-3_000:]
     found = re.search(r"Submitted application (application_\w+)", done.stderr)
@@ -124,6 +142,51 @@ def wait_for(condition: Callable[[], bool], yarn: LocalYarn, timeout_s: float = 
         time.sleep(1)
 
 
+class Orders:
+    """What is sent to a job and what it has shown, with a topic of its own for either."""
+
+    def __init__(self, yarn: LocalYarn, broker: LocalBroker, topic: Callable[..., str]) -> None:
+        self._servers, self._source, self._target = (
+            broker.bootstrap_servers,
+            topic(partitions=2),
+            topic(partitions=2),
+        )
+        self.place: StoreSpec = yarn.new_store()
+        # The driver, on whatever node it is, fetches it from there.
+        self.place.above(1).open().put("beside/factor", b"1")
+        self._sent: list[tuple[str, int]] = []
+
+    @property
+    def words(self) -> dict[str, str]:
+        """The application's arguments."""
+        return {
+            "--factor": self.place.above(1).below("beside/factor").url,
+            "--servers": self._servers,
+            "--source": self._source,
+            "--target": self._target,
+            "--job-dir": self.place.url,
+        }
+
+    def send(self, count: int) -> None:
+        more = [(f"u{n % _USERS}", n) for n in range(len(self._sent), len(self._sent) + count)]
+        for partition in range(2):
+            mine = [order(user, amount) for user, amount in more if int(user[1:]) % 2 == partition]
+            produce(self._servers, self._source, mine, partition=partition)
+        self._sent.extend(more)
+
+    def shown(self) -> list[tuple[str, int]]:
+        rows = (json.loads(record.value) for record in read_committed(self._servers, self._target))
+        return [(row["user"], row["total"]) for row in rows]
+
+    def check(self) -> None:
+        """Each running total is there once."""
+        expected, totals = [], dict.fromkeys((f"u{n}" for n in range(_USERS)), 0)
+        for user, amount in self._sent:
+            totals[user] += amount
+            expected.append((user, totals[user]))
+        assert sorted(self.shown()) == sorted(expected)
+
+
 @pytest.mark.nightly(by_day="tests/integration/store/test_hdfs_jobs.py")
 @pytest.mark.timeout(1_800)
 def test_a_driver_on_yarn_is_killed_and_the_job_goes_on_elsewhere(
@@ -131,47 +194,84 @@ def test_a_driver_on_yarn_is_killed_and_the_job_goes_on_elsewhere(
 ) -> None:
     """YARN starts the application master again; then the application is ended, and submitted anew."""
     pack(tmp_path / "env.tar.gz")
-    servers, source, target = broker.bootstrap_servers, topic(partitions=2), topic(partitions=2)
-    place: StoreSpec = yarn.new_store()
-    # The driver, on whatever node it is, fetches it from there.
-    place.above(1).open().put("beside/factor", b"1")
-    words = {
-        "--factor": place.above(1).below("beside/factor").url,
-        "--servers": servers,
-        "--source": source,
-        "--target": target,
-        "--job-dir": place.url,
-    }
-    sent: list[tuple[str, int]] = []
-
-    def send(count: int) -> None:
-        more = [(f"u{n % _USERS}", n) for n in range(len(sent), len(sent) + count)]
-        for partition in range(2):
-            mine = [order(user, amount) for user, amount in more if int(user[1:]) % 2 == partition]
-            produce(servers, source, mine, partition=partition)
-        sent.extend(more)
-
-    def shown() -> list[tuple[str, int]]:
-        rows = (json.loads(record.value) for record in read_committed(servers, target))
-        return [(row["user"], row["total"]) for row in rows]
-
-    send(200)
-    application = submitted(yarn, tmp_path, words)
-    wait_for(lambda: len(shown()) >= 200, yarn)
-    send(200)
+    orders = Orders(yarn, broker, topic)
+    orders.send(200)
+    application = submitted(yarn, tmp_path, orders.words)
+    wait_for(lambda: len(orders.shown()) >= 200, yarn)
+    orders.send(200)
     assert kill(yarn) >= 2, "a JVM, and Python below it"
-    send(200)
-    wait_for(lambda: len(shown()) >= 600, yarn)
-    assert open_job_dir(place).newest_owner().value >= 2
+    orders.send(200)
+    wait_for(lambda: len(orders.shown()) >= 600, yarn)
+    assert open_job_dir(orders.place).newest_owner().value >= 2
     end(yarn, application)
     wait_for(lambda: not drivers(yarn), yarn)
-    send(200)
-    application = submitted(yarn, tmp_path, words)
-    wait_for(lambda: len(shown()) >= 800, yarn)
+    orders.send(200)
+    application = submitted(yarn, tmp_path, orders.words)
+    wait_for(lambda: len(orders.shown()) >= 800, yarn)
     end(yarn, application)
-    expected, totals = [], dict.fromkeys((f"u{n}" for n in range(_USERS)), 0)
-    for user, amount in sent:
-        totals[user] += amount
-        expected.append((user, totals[user]))
-    assert sorted(shown()) == sorted(expected)
-    assert open_job_dir(place).newest_owner().value >= 3
+    orders.check()
+    assert open_job_dir(orders.place).newest_owner().value >= 3
+
+
+@contextmanager
+def driver_here(yarn: LocalYarn, folder: Path, words: dict[str, str]) -> Iterator[psutil.Popen]:
+    """Run the application with its driver in a process of this host, and kill what is left of it."""
+    with (folder / "driver.log").open("ab") as log:
+        driver = psutil.Popen(
+            words_of(yarn, folder, ["--target", "yarn-client"], words),
+            env=environment_of(yarn) | {"PYTHONPATH": str(ROOT)},
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            cwd=folder,
+        )
+        try:
+            yield driver
+        finally:
+            for process in [driver, *_below(driver)]:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            driver.wait(60)
+
+
+def _below(driver: psutil.Popen) -> list[psutil.Process]:
+    try:
+        return list(driver.children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
+
+
+@pytest.mark.nightly(by_day="tests/unit/cli/test_cli_run.py")
+@pytest.mark.timeout(1_800)
+def test_a_driver_beside_yarn_is_killed_and_the_next_one_goes_on(
+    yarn: LocalYarn, broker: LocalBroker, topic: Callable[..., str], tmp_path: Path
+) -> None:
+    """Client mode: executors on YARN, the driver here. The second one ends by SIGTERM, with a checkpoint."""
+    pack(tmp_path / "env.tar.gz")
+    orders = Orders(yarn, broker, topic)
+
+    def shows(count: int, driver: psutil.Popen) -> None:
+        def has_shown() -> bool:
+            assert driver.is_running() and driver.status() != psutil.STATUS_ZOMBIE, _end_of(tmp_path)
+            return len(orders.shown()) >= count
+
+        wait_for(has_shown, yarn)
+
+    orders.send(200)
+    with driver_here(yarn, tmp_path, orders.words) as first:
+        shows(200, first)
+        assert not drivers(yarn), "the driver is on the cluster"
+        orders.send(200)
+    orders.send(200)
+    with driver_here(yarn, tmp_path, orders.words) as second:
+        shows(600, second)
+        orders.send(200)
+        shows(800, second)
+        second.terminate()
+        assert second.wait(120) == 0, _end_of(tmp_path)
+    orders.check()
+    assert open_job_dir(orders.place).newest_owner().value == 2
+
+
+def _end_of(folder: Path) -> str:
+    return (folder / "driver.log").read_text(errors="replace")[-3_000:]

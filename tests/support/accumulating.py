@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from flinkish_spark import (
+    AggregateFunction,
     AverageAccumulator,
     DoubleCounter,
+    Emit,
     FilterFunction,
     KeyedProcessFunction,
     KeySelector,
@@ -24,7 +26,7 @@ from flinkish_spark.sinks import MemorySink
 ORDER = "user STRING, amount LONG"
 TOTAL = "user STRING, total LONG"
 ODD = OutputTag("odd", ORDER)
-SINKS = ("total", "odd", "large", "united", "again")
+SINKS = ("total", "odd", "large", "united", "again", "averages")
 BIG = OutputTag("big", TOTAL)
 BIG_FROM = 20
 
@@ -126,6 +128,28 @@ class Total(KeyedProcessFunction):
         yield order.user, self.total.value()
 
 
+class Average(AggregateFunction):
+    """Runs in part before the shuffle: `add` there, `get_result` behind it."""
+
+    def open(self, context):
+        self.added = context.get_long_counter("added")
+        self.most = context.add_accumulator("most added", LongMaximum())
+
+    def create_accumulator(self):
+        return 0, 0
+
+    def add(self, value, accumulator):
+        self.added.add(1)
+        self.most.add(value.amount)
+        return accumulator[0] + value.amount, accumulator[1] + 1
+
+    def get_result(self, accumulator):
+        return accumulator[0], accumulator[1]
+
+    def merge(self, first, second):
+        return first[0] + second[0], first[1] + second[1]
+
+
 class Again(KeyedProcessFunction):
     """Reads an operator on two ways that meet."""
 
@@ -155,6 +179,14 @@ def accumulating(given: DataStream, **sinks: Any) -> None:
     again = both.map(Counted("between"), output=TOTAL).key_by(ByUser("keyed again"))
     again = again.process(Again(), output=TOTAL, uid="second")
     again.sink_to(sinks.get("again", MemorySink("again")), uid="again")
+    averages = large.key_by("user").aggregate(
+        Average(),
+        accumulator="sum LONG, n LONG",
+        output="sum LONG, n LONG",
+        emit=Emit.PER_KEY,
+        uid="averages",
+    )
+    averages.sink_to(sinks.get("averages", MemorySink("averages")), uid="averaged")
     totals = totals.map(Counted("behind"), output=TOTAL)
     totals.sink_to(sinks.get("total", MemorySink("total")), uid="total")
     split.get_side_output(ODD).sink_to(sinks.get("odd", MemorySink("odd")), uid="odd")
@@ -175,6 +207,7 @@ def expected(orders: list[tuple[str, int]]) -> dict[str, Any]:
     for _, amount in large:
         parity[amount % 2] = parity.get(amount % 2, 0) + 1
     return {
+        "added": len(large),
         "again": read,
         "average": sum(amount for _, amount in orders) / len(orders),
         "behind": len(even),
@@ -188,6 +221,7 @@ def expected(orders: list[tuple[str, int]]) -> dict[str, Any]:
         "placed": len(large),
         "dropped": len(orders) - len(large),
         "most": max(totals.values()),
+        "most added": max(amount for _, amount in large),
         "read": len(orders),
         "sum": sum(amount for _, amount in even) / 4,
         "united": read,

@@ -1,12 +1,15 @@
-"""A job that hangs in this process or its JVM, is cancelled, and says what became of that."""
+"""A job that hangs in this process or its JVM, is told to end, and says what became of that."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,9 @@ from pyspark.sql import functions as F
 from flinkish_spark import (
     CancellationConfig,
     CheckpointConfig,
+    DeltaSink,
+    ExecutionListener,
+    ForeachCheckpointSink,
     JobClient,
     JobStatus,
     KeyedProcessFunction,
@@ -25,6 +31,7 @@ from flinkish_spark import (
 )
 from flinkish_spark.bridge.session import configure_spark_with_jars
 from flinkish_spark.core.errors import FlinkishError
+from flinkish_spark.core.steps import SilentObserver, Step
 from tests.conftest import spark_test_conf
 from tests.support.services import BUILD
 
@@ -51,6 +58,33 @@ class HangOnTheDriver:
         return frame.select("text").distinct()
 
 
+class HangInTheCommit(SilentObserver):
+    """Lets a sink's first commit hang: in a function of the user's, or where Delta reads its log."""
+
+    def __init__(self, table: Path) -> None:
+        self.table, self.hangs = table, threading.Event()
+
+    def before(self, step: Any, subject: str) -> None:
+        if step is Step.SINK_COMMIT and subject == "table":
+            # Whoever opens a pipe to read it waits for a writer; no interrupt ends that in Java.
+            log = self.table / "_delta_log"
+            os.mkfifo(log / f"{len(list(log.glob('*.json'))):020}.json")
+            self.hangs.set()
+
+    def hang_in_the_commit(self, rows: Any, checkpoint: Any) -> None:
+        self.hangs.set()
+        time.sleep(_FOR_LONG_S)
+
+
+class Submitted(ExecutionListener):
+    """Has the client of a job that `execute` runs."""
+
+    client: JobClient
+
+    def on_job_submitted(self, client: Any, error: Any) -> None:
+        self.client = client
+
+
 def _for_long(frame: DataFrame) -> DataFrame:
     """Add up a million numbers a million times, within one row; no interrupt ends that."""
     once = "aggregate(sequence(0L, 1000000L), {}, (sum, one) -> sum + {})"
@@ -69,34 +103,57 @@ def main(folder: Path, where: str) -> None:
             checkpoint=CheckpointConfig(interval_ms=500),
             cancellation=CancellationConfig(interval_ms=1_000, timeout_ms=5_000),
         )
-        stream, driver = env.from_collection(_TEXTS, TEXT, uid="texts"), HangOnTheDriver()
+        submitted = Submitted()
+        env.register_job_listener(submitted)
+        driver, commit = HangOnTheDriver(), HangInTheCommit(folder / "table")
         is_free = (folder / "go on").exists()
+        stream = env.from_collection(_TEXTS, TEXT, uid="texts")
         if where == "an expression" and not is_free:
             stream = stream.transform(_for_long)
         kept = stream.key_by("text").process(Kept(), output=TEXT, uid="kept")
-        if where != "an expression" and not is_free:
+        if where in ("a function on the driver", "a signal") and not is_free:
             kept = kept.transform(driver.hang_on_the_driver)
+        if where == "a commit":
+            call = commit.hang_in_the_commit if not is_free else lambda rows, checkpoint: list(rows)
+            kept.sink_to(ForeachCheckpointSink(call), uid="called")
+        if "commit" in where:
+            kept.sink_to(DeltaSink(str(folder / "table")), uid="table")
+        if where == "a commit of Delta's" and not is_free:
+            env.observe(commit)
         kept.sink_to(MemorySink("hanging"), uid="out")
-        client = env.execute_async()
-        if not is_free:
+
+        def hang_and_end() -> None:
+            client = submitted.client
             if where == "an expression":
                 _await_a_long_job(spark, client)
             else:
-                driver.hangs.wait(120)
-            client.cancel()
+                (commit if "commit" in where else driver).hangs.wait(120)
+            if where == "a signal":
+                os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                client.cancel()
+
+        if not is_free:
+            threading.Timer(0, lambda: _when_submitted(submitted, hang_and_end)).start()
         try:
-            client.wait(timeout_ms=120_000)
+            env.execute()
         except FlinkishError as error:
             print(f"@error={type(error).__name__}")
             for name in ("for_ms", "hangs_in"):
                 print(f"@{name}={getattr(error, name, '')}".replace("\n", " "))
-            process: Any = getattr(SparkContext._gateway, "proc", None)
-            print("@jvm=" + ("runs" if process.poll() is None else "ended"))
         else:
-            print(f"@rows={client.progress.rows_by_sink.get('out', 0)}")
-        print(f"@status={client.status.value}", flush=True)
+            print(f"@rows={submitted.client.progress.rows_by_sink.get('out', 0)}")
+        process: Any = getattr(SparkContext._gateway, "proc", None)
+        print("@jvm=" + ("runs" if process.poll() is None else "ended"))
+        print(f"@status={submitted.client.status.value}", flush=True)
         if is_free:
             spark.stop()
+
+
+def _when_submitted(submitted: Submitted, act: Callable[[], None]) -> None:
+    while not hasattr(submitted, "client"):
+        time.sleep(0.1)
+    act()
 
 
 def _await_a_long_job(spark: SparkSession, client: JobClient) -> None:

@@ -91,6 +91,17 @@ def test_group_offsets_are_never_lowered(admin: KafkaAdmin, topic: TopicFactory,
     assert admin.commit_offsets(group, {}) is GroupCommit.UNCHANGED
 
 
+def test_offsets_of_many_partitions_are_more_than_one_request_can_store(
+    admin: KafkaAdmin, topic: TopicFactory, group: str
+) -> None:
+    """As those of 10,000 partitions: a broker keeps the offsets of a request as one batch of at most 1 MB."""
+    name, note = topic(partitions=300), "n" * 4_000
+    offsets = {(name, number): 0 for number in range(300)}
+    assert admin.commit_offsets(group, offsets, note=note) is GroupCommit.COMMITTED
+    assert admin.committed_offsets(group) == offsets
+    assert admin.commit_offsets(group, offsets, note=note) is GroupCommit.UNCHANGED
+
+
 def test_a_rewind_may_lower_group_offsets(admin: KafkaAdmin, topic: TopicFactory, group: str) -> None:
     name = topic(partitions=2)
     admin.commit_offsets(group, {(name, 0): 5, (name, 1): 7})

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from flinkish_spark import (
+    KeyedProcessFunction,
     MemorySink,
     RestoreSettings,
     UnpositionedSources,
@@ -100,3 +101,49 @@ def test_big_groups_go_on_over_restarts_and_into_savepoints(spark: Any, tmp_path
     client.wait()
     before = {row["key"]: row["value"] for row in stored}
     assert {row["k"]: row["n"] for row in other.rows()} == {k: before[k] + 1 for k in sorted(before)[:10]}
+
+
+class Longer(KeyedProcessFunction):
+    """Keeps so many megabytes more for each record."""
+
+    def open(self, context: Any) -> None:
+        self.kept = context.get_state(ValueStateDescriptor("kept", "BINARY", default=b""))
+
+    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        self.kept.update(self.kept.value() + bytes(value.mb * 1_000_000))
+        yield value.k, len(self.kept.value())
+
+
+@pytest.mark.nightly
+def test_a_state_value_of_300_mb_goes_on_over_a_restart(spark: Any, tmp_path: Path) -> None:
+    """It lies in a base, so Spark's state store does not have it; a key beside it leaves it alone."""
+    folder, sink = tmp_path / "in", MemorySink("longer")
+
+    def run(*records: tuple[str, int]) -> list[tuple[str, int]]:
+        number = len(list(folder.glob("*.json"))) if folder.exists() else 0
+        folder.mkdir(exist_ok=True)
+        lines = "".join(f'{{"k": "{k}", "mb": {mb}}}\n' for k, mb in records)
+        (folder / f".{number}").write_text(lines)
+        (folder / f".{number}").rename(folder / f"{number}.json")
+        env = environment(spark, tmp_path / "job", trigger_interval_ms=100)
+        stream = env.from_dataframe(
+            spark.readStream.schema("k STRING, mb LONG").json(str(folder)), uid="files"
+        )
+        longer = stream.key_by("k").process(
+            Longer(), output="k STRING, n LONG", uid="count", max_parallelism=1
+        )
+        longer.sink_to(sink, uid="out")
+        before = len(sink.rows())
+        client = env.execute_async()
+        await_that(lambda: len(sink.rows()) >= before + len(records), client)
+        client.stop_with_checkpoint()
+        client.wait()
+        return [(row["k"], row["n"]) for row in sink.rows()[before:]]
+
+    assert sorted(run(("a", 300), ("b", 1))) == [("a", 300_000_000), ("b", 1_000_000)]
+    written = bases(tmp_path / "job")
+    assert run(("b", 0)) == [("b", 1_000_000)]
+    assert run(("a", 1)) == [("a", 301_000_000)]
+    assert set(bases(tmp_path / "job")) - set(written), "what has changed is in a base again"
+    stored = sum(file.stat().st_size for file in (tmp_path / "job").glob("spark/*/state/0/*/*"))
+    assert stored < 50_000_000, "it went through Spark's state store"

@@ -149,7 +149,7 @@ def test_jars_of_a_folder_stand_beside_those_that_are_named(
         (["-t", "remote", "APP"], "there is no target 'remote'"),
         (
             ["-t", "yarn-cluster", "--deploy-mode", "client", "APP"],
-            "yarn-cluster has its driver on",
+            "yarn-cluster and --deploy-mode client contradict",
         ),
         (
             ["-t", "spark://a:7077", "--deploy-mode", "cluster", "APP"],

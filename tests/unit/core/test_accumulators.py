@@ -181,3 +181,11 @@ def test_staged_micro_batches_and_decisions_keep_them() -> None:
     one = replace(staged(1, a=3), bases=(base(1, 1),))
     assert StagedBatch.from_json(one.to_json()) == one
     assert not {"accumulators", "bases"} & staged(1).to_json().keys()
+
+
+def test_where_nothing_counts_it_is_refused() -> None:
+    states = KeyedStates("f", 4).of_function()
+    states.why_no_accumulators = "there is no job"
+    for ask in (states.get_long_counter, lambda name: states.add_accumulator(name, LongCounter())):
+        with pytest.raises(RuntimeError, match="'f' adds the accumulator 'seen', and there is no job"):
+            ask("seen")

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -346,8 +347,8 @@ def test_a_child_that_ends_as_any_program_closes_no_function_of_its_parent(tmp_p
 def test_a_worker_that_was_forked_while_a_job_executes_can_be_ended() -> None:
     """`execute()` turns SIGTERM into a last checkpoint; a child has no job and has to die of it."""
     stops: list[str] = []
-    client: Any = type("Client", (), {"stop_with_checkpoint": lambda self: stops.append("stop")})()
-    with _stop_signals(client):
+    stop: Any = SimpleNamespace(on_signal=lambda: stops.append("stop"))
+    with _stop_signals(stop):
         handler = signal.getsignal(signal.SIGTERM)
         for _ in range(30):
             # At once: Python forgets a signal that comes between the fork and the child's first line.

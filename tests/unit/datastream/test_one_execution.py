@@ -60,7 +60,7 @@ class Running:
 
     cancel = stop_with_checkpoint
 
-    def run(self) -> None:
+    def run(self, on_left: Any) -> None:
         lock = JobLock(self.settings.job_dir.folder / "owner.lock")
         try:
             lock.acquire()

@@ -1,20 +1,38 @@
-"""Ending a query whose micro-batch does not end, over a query and threads that do as they are told."""
+"""Ending what does not end: a query, over threads that do as they are told; a job; a stop by a signal."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flinkish_spark.bridge import query_threads
+from flinkish_spark.checkpoint.failures import QueryFailed
+from flinkish_spark.checkpoint.ownership import take_over
+from flinkish_spark.core import watchdog
 from flinkish_spark.core.clock import SystemClock, SystemThreads
-from flinkish_spark.core.errors import CancellationTimedOut, SparkGoneError
+from flinkish_spark.core.config import CheckpointConfig
+from flinkish_spark.core.errors import CancellationTimedOut, FencedError, SparkGoneError
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.store import LocalStore
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job import cancellation
-from flinkish_spark.job.cancellation import QueryCancellation
+from flinkish_spark.job.cancellation import QueryCancellation, SignalledStop
+from flinkish_spark.job.client import JobClient
+from flinkish_spark.job.engine import JobProgress, JobSettings
+from flinkish_spark.job.supervisor import Supervisor
 from flinkish_spark.protocol.cancellation import CancellationRules
+from flinkish_spark.protocol.failures import CheckpointFailureReason
+from flinkish_spark.protocol.job_status import JobStatus
+from flinkish_spark.protocol.limits import UNLIMITED, Limit
 from flinkish_spark.protocol.process_loss import JobProcess
+from flinkish_spark.protocol.restart import NoRestart
+from tests.support.clocks import ManualClock
+from tests.support.vertices import vertices_of
 
 RULES = CancellationRules(interval_ms=150, timeout_ms=500)
 
@@ -108,3 +126,110 @@ def test_behind_the_timeout_the_process_is_ended(
     assert 500 <= int(str(facts["for_ms"])) < 5_000
     assert ended == (["the JVM"] if can_be_ended else [])
     assert threads.interrupts >= 3
+
+
+class Job:
+    """What a signal does to a job, noted."""
+
+    def __init__(self) -> None:
+        self.progress, self.calls = JobProgress(), list[str]()
+
+    def stop_with_checkpoint(self) -> None:
+        self.calls.append("stop")
+
+    def cancel(self) -> None:
+        self.calls.append("cancel")
+
+
+def test_a_second_signal_cancels() -> None:
+    job = Job()
+    stop = SignalledStop(job, CancellationRules(timeout_ms=UNLIMITED), ManualClock())
+    stop.look()
+    for _ in range(3):
+        stop.on_signal()
+    stop.look()
+    assert job.calls == ["stop", "cancel", "cancel"]
+
+
+def test_a_stop_by_a_signal_is_cancelled_when_nothing_ends(caplog: pytest.LogCaptureFixture) -> None:
+    clock, job = ManualClock(), Job()
+    stop = SignalledStop(job, CancellationRules(timeout_ms=5_000), clock)
+    clock.now_ms = 60_000
+    stop.on_signal()
+    for _ in range(3):
+        clock.now_ms += 4_000
+        stop.look()
+        # What ends shows that it gets on: a micro-batch, a checkpoint, a start.
+        job.progress.batches += 1
+    stop.look()
+    assert job.calls == ["stop"]
+    clock.now_ms += 5_001
+    stop.look()
+    stop.look()
+    assert job.calls == ["stop", "cancel"]
+    assert "neither a micro-batch nor a checkpoint has ended for 5 s" in caplog.text
+
+
+class Hanging:
+    """An engine whose first call hangs until it is let go."""
+
+    def __init__(self) -> None:
+        self.may_go_on = threading.Event()
+        self.vertices, self.why_no_savepoint_at = vertices_of(["in"]), None
+
+    def check(self) -> None:
+        self.may_go_on.wait(30)
+        raise RuntimeError("it went on")
+
+
+def hanging(tmp_path: Path, timeout_ms: Limit) -> tuple[Hanging, JobClient]:
+    engine: Any = Hanging()
+    job: dict[str, Any] = dict(clock=SystemClock(), threads=SystemThreads(), observer=None, scratch=tmp_path)
+    rules = CancellationRules(interval_ms=100, timeout_ms=timeout_ms)
+    place = StoreSpec(str(tmp_path))
+    settings = JobSettings("job", place, CheckpointConfig(), NoRestart(), 0, 1, cancellation=rules, **job)
+    return engine, JobClient(Supervisor(engine, settings, JobDir(LocalStore(tmp_path))))
+
+
+def test_a_cancelled_job_whose_thread_hangs_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watchdog, "HURRIED_MS", 200)
+    engine, client = hanging(tmp_path, 500)
+    began = time.monotonic()
+    client.cancel()
+    with pytest.raises(CancellationTimedOut, match="waits for the checks before the start to end") as caught:
+        client.wait(timeout_ms=20_000)
+    assert time.monotonic() - began < 10
+    assert "test_cancellation.py" in caught.value.hangs_in and "in check" in caught.value.hangs_in
+    assert client.has_ended() and not client.is_running and client.status is JobStatus.CANCELED
+    answer = client.trigger_checkpoint()
+    refused = answer.wait(timeout_ms=1_000)
+    assert refused is not None and refused.reason is CheckpointFailureReason.SHUT_DOWN
+    # What its thread comes to later is nobody's end.
+    engine.may_go_on.set()
+    client._thread.join(10)
+    assert not client._thread.is_alive()
+    with pytest.raises(CancellationTimedOut):
+        client.wait()
+
+
+def test_without_a_limit_a_cancelled_job_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(watchdog, "HURRIED_MS", 200)
+    engine, client = hanging(tmp_path, UNLIMITED)
+    client.cancel()
+    assert not client.wait(timeout_ms=3_000)
+    engine.may_go_on.set()
+    with pytest.raises(QueryFailed, match="it went on"):
+        client.wait(timeout_ms=10_000)
+
+
+def test_an_owner_that_was_left_is_fenced(tmp_path: Path) -> None:
+    ownership = take_over(JobDir(LocalStore(tmp_path)), ManualClock())
+    ownership.check()
+    ownership.leave()
+    with pytest.raises(FencedError, match="has given this job up"):
+        ownership.check()
+    take_over(JobDir(LocalStore(tmp_path)), ManualClock()).check()

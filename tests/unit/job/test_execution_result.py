@@ -23,7 +23,7 @@ class Supervisor:
         self.states = self
         self.status = JobStatus.FINISHED
 
-    def run(self) -> None:
+    def run(self, on_left: Any) -> None:
         if self.failure is not None:
             raise self.failure
 

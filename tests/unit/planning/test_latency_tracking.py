@@ -266,7 +266,7 @@ class Idle:
     states = SimpleNamespace(status=JobStatus.FINISHED)
     progress = JobProgress()
 
-    def run(self) -> None:
+    def run(self, on_left: Any) -> None:
         return None
 
 

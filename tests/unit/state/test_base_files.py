@@ -178,3 +178,40 @@ def test_a_base_is_fetched_once_and_what_is_gone_or_altered_is_found(tmp_path) -
     with pytest.raises(FrameError, match="is gone"):
         harness(BaseObjects(MappedBases(place), 1, told.append), snapshot).entries("n")
     assert len(harness(BaseObjects(mapped, 1, told.append), snapshot).entries("n")) == 30, "it has them"
+
+
+class Keep(KeyedProcessFunction):
+    def open(self, context):
+        self.kept = context.get_state(ValueStateDescriptor("kept", "BINARY"))
+
+    def process_element(self, size, ctx):
+        self.kept.update(bytes(size))
+        yield size, len(self.kept.value())
+
+
+def test_a_large_value_is_not_written_again_with_the_keys_beside_it(tmp_path) -> None:
+    """It goes into a base when it changes, however few rows that is; else it stays where it is."""
+
+    def run(batch, pairs, state):
+        made = OperatorHarness(
+            Keep(),
+            key=lambda size: size % 10,
+            key_type="LONG",
+            max_parallelism=1,
+            policy=BasePolicy(),
+            bases=bases(tmp_path, batch),
+            restore=state,
+        )
+        made.push_all([(size, None) for size in pairs])
+        return made.snapshot()
+
+    large, small = 3_000_001, 22
+    state = run(0, [large, small], None)
+    for batch in range(1, 4):
+        state = run(batch, [small], state)
+        assert sum(map(len, state.values.values())) < 10_000
+    written = set(names(tmp_path))
+    assert len(written) == 1
+    state = run(4, [large + 10], state)
+    assert sum(map(len, state.values.values())) < 10_000, "it went through Spark as a change"
+    assert len(set(names(tmp_path)) - written) == 1

@@ -12,7 +12,7 @@ import pytest
 from flinkish_spark import FlatMapFunction, KeyedProcessFunction, ValueStateDescriptor
 from flinkish_spark.core.errors import UserFunctionError
 from flinkish_spark.testing import ProgramHarness
-from flinkish_spark.types.to_arrow import ValueMismatch, infinities, strict_array
+from flinkish_spark.types.to_arrow import ColumnTooLarge, ValueMismatch, infinities, strict_array
 
 _FLOATS = pa.list_(pa.float32())
 _TEXTS = pa.list_(pa.string())
@@ -102,3 +102,27 @@ def test_the_error_names_operator_field_and_value(kind: str, value: Any) -> None
         state.push(("ann",))
     for part in ("'totals'", "state 'kept'", "key 'ann'", repr(value)):
         assert part in str(refused.value)
+
+
+#: One object many times over: as a column it takes more than Arrow's offsets can say.
+_PIECE = bytes(1 << 24)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("kind", "column"),
+    [
+        (pa.binary(), [_PIECE] * 129),
+        (pa.struct([("a", pa.binary())]), [(_PIECE,)] * 129),
+        (pa.map_(pa.int64(), pa.binary()), [{n: _PIECE for n in range(129)}]),
+    ],
+)
+def test_a_column_that_arrow_cannot_hold_is_named(kind: pa.DataType, column: list[Any]) -> None:
+    with pytest.raises(ColumnTooLarge, match="more than 2 GiB together"):
+        strict_array(column, kind)
+
+
+def test_errors_show_the_beginning_of_a_long_value() -> None:
+    with pytest.raises(ValueMismatch) as caught:
+        strict_array(["x" * 1_000_000], pa.int64())
+    assert len(str(caught.value)) < 600 and "(1,000,000 characters)" in str(caught.value)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 import pytest
 
 from flinkish_spark import AggregateFunction, Emit, ReduceFunction, ValueStateDescriptor
+from flinkish_spark.core import accumulators, subtask
+from flinkish_spark.core.accumulators import Tally
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.operators.columnar_aggregates import ReducedRows
 from flinkish_spark.operators.context import KeyedStateWithoutKey
@@ -158,3 +161,27 @@ def test_an_error_in_front_of_the_shuffle_names_the_operator() -> None:
     )
     with pytest.raises(OperatorFailed, match=r'"uid": "totals".*ZeroDivisionError'):
         BlamedCombine("totals", 16, combiner)(rows)
+
+
+def test_what_runs_before_the_shuffle_counts_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting(Opened):
+        def open(self, context: Any) -> None:
+            self.reduced = context.get_long_counter("reduced")
+
+        def reduce(self, first: Any, second: Any) -> Any:
+            self.reduced.add(1)
+            return first.user, first.amount + second.amount
+
+    tally = Tally()
+    monkeypatch.setattr(accumulators, "_tally_of_task", lambda: tally)
+    task = SimpleNamespace(partitionId=lambda: 3)
+    monkeypatch.setattr(subtask, "TaskContext", SimpleNamespace(get=lambda: task))
+    kept, keys = (C.ROUTE, C.SEQUENCE, "c0"), ("c0",)
+    combiner = Combiner(ReducedRows(Counting(), ORDERS), kept, keys, (("c0", "user"), ("c1", "amount")))
+    rows = pa.RecordBatch.from_pydict(
+        {C.ROUTE: [0] * 3, C.KEY_HASH: [7] * 3, C.SEQUENCE: [0, 1, 2], "c0": ["a"] * 3, "c1": [1, 2, 3]}
+    )
+    BlamedCombine("op", 16, combiner, "op/main/input 0")(rows)
+    assert tally.counts == {"op/main/input 0/000003": {"reduced": ("LongCounter", 2)}}
+    BlamedCombine("op", 16, combiner)(rows)
+    assert len(tally.counts) == 1, "a second copy in the plan counts"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +80,21 @@ class GroupCommit(enum.Enum):
     UNCHANGED = "UNCHANGED"
     #: Consumers are members of the group and Kafka accepts offsets from them only.
     ACTIVE_MEMBERS = "ACTIVE_MEMBERS"
+
+
+#: The broker keeps the offsets of a request as one batch, which must fit its offsets topic: 1 MB by default.
+_MOST_OFFSETS_BYTES, _OFFSET_BYTES = 500_000, 150
+
+
+def _in_requests(
+    group: str, entries: Mapping[TopicPartition, OffsetAndMetadata]
+) -> Iterator[Mapping[TopicPartition, OffsetAndMetadata]]:
+    """Yield offsets by requests that a broker can store."""
+    left = iter(entries.items())
+    own = max((len(place.topic) + len(entry.metadata) for place, entry in entries.items()), default=0)
+    count = max(1, _MOST_OFFSETS_BYTES // (_OFFSET_BYTES + 3 * (own + len(group))))
+    while some := dict(itertools.islice(left, count)):
+        yield some
 
 
 class KafkaAdmin:
@@ -223,7 +239,8 @@ class KafkaAdmin:
         """Store `offsets` for a group that nobody else is a member of.
 
         Under FORWARD_ONLY a partition that is already at or beyond its new offset stays as it
-        is. Reading and writing are two requests: only the owner of the job may call this.
+        is. Reading and writing are several requests: only the owner of the job may call this, and repeats
+        it until all are stored.
 
         Parameters
         ----------
@@ -253,11 +270,12 @@ class KafkaAdmin:
         }
 
         def alter(admin: Any) -> GroupCommit:
-            for place, error in admin.alter_group_offsets(group, entries).items():
-                if error.errno in _ACTIVE_MEMBERS:
-                    return GroupCommit.ACTIVE_MEMBERS
-                if error.errno != Code.NONE:
-                    raise error(f"{place.topic}-{place.partition} of group {group}")
+            for some in _in_requests(group, entries):
+                for place, error in admin.alter_group_offsets(group, some).items():
+                    if error.errno in _ACTIVE_MEMBERS:
+                        return GroupCommit.ACTIVE_MEMBERS
+                    if error.errno != Code.NONE:
+                        raise error(f"{place.topic}-{place.partition} of group {group}")
             return GroupCommit.COMMITTED
 
         return self._wire.call(f"store the offsets of group {group}", alter)
