@@ -135,6 +135,23 @@ def condition(text: str, fields: T.StructType) -> E.Expression:
     return found
 
 
+def comparison(text: str, fields: T.StructType, names: Iterable[str]) -> E.Expression:
+    """Return a condition of an event with these fields that may name events taken before.
+
+    Parameters
+    ----------
+    names
+        Of the pattern.
+
+    Raises
+    ------
+    PatternError
+        It is no condition, or asks for what an event of a pattern does not have.
+    """
+    quoted = " ".join('"' + name.replace('"', '""') + '"' for name in names)
+    return _Search(MatchRecognize((), None, {"PATTERN": f"({quoted})"}), fields).comparison(text)
+
+
 def _clauses(text: str, tokens: Sequence[_Token]) -> Iterator[tuple[str, str]]:
     begins: list[tuple[int, int, str, int]] = []
     depth, behind = 0, -1
@@ -375,6 +392,25 @@ class _Search:
                 for name, (_, kind) in zip(names, (m for _, m in measures), strict=True)
             ]
         )
+
+    def comparison(self, text: str) -> E.Expression:
+        """Return what stands where a pattern of Flink's kind has a condition."""
+        # Names of a pattern are as they are written; SQL writes all that is not quoted in capitals.
+        folded = [name.upper() for name in self._variables]
+        for name in list(self._variables):
+            if folded.count(name.upper()) == 1:
+                self._variables.setdefault(name.upper(), frozenset([name]))
+        read = self._text(_tokens(text))
+        made, kind = self._expression(_parsed(read), text)
+        if kind != _BOOLEAN:
+            _refuse(text, f"it is a {kind.simpleString()}", "give a condition")
+        for one in made.all_parts():
+            of_rows = isinstance(one, E.Navigated) and (one.rows or one.variables is None)
+            if of_rows or isinstance(one, E.Classifier | E.MatchNumber | E.Final):
+                _refuse(text, "it looks at rows, and not at a name's events", "name what it looks at")
+            if isinstance(one, E.Aggregated) and one.variables is None:
+                _refuse(text, "its aggregate is of no name's events", "write SUM(name.field)")
+        return made
 
     # -- clauses ----------------------------------------------------------------------------------------
     def _unions(self, text: str) -> None:

@@ -11,7 +11,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.cep.automaton import Automaton
 from flinkish_spark.cep.compiler import compiled
-from flinkish_spark.cep.conditions import ColumnCondition, Leaf, LookingBack
+from flinkish_spark.cep.conditions import ColumnCondition, Comparison, Leaf, LookingBack
 from flinkish_spark.cep.expressions import Expression, Frame
 from flinkish_spark.cep.matcher import Event, FlatMatches, Known, Matcher
 from flinkish_spark.cep.pattern import Pattern
@@ -38,7 +38,7 @@ from flinkish_spark.functions.keyed import (
     KeyedReadOnlyContext,
     RuntimeContext,
 )
-from flinkish_spark.functions.match_recognize import condition
+from flinkish_spark.functions.match_recognize import comparison, condition
 from flinkish_spark.functions.patterns import Match, PatternProcessFunction
 from flinkish_spark.state.descriptors import ListStateDescriptor, MapStateDescriptor
 from flinkish_spark.types.ddl import DdlError, ddl_of, parse_ddl, type_text
@@ -224,6 +224,9 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
                 for leaf in automaton.leaves
                 if isinstance(leaf, ColumnCondition)
             }
+            for leaf in automaton.leaves:
+                if isinstance(leaf, Comparison):
+                    leaf.expression = comparison(leaf.text, self._fields, automaton.names)
             found = self._searches[rule] = _Search(automaton, Matcher(automaton, pattern.skip), asked)
             found.open(self._facts)
         return found

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from pyspark.sql import types as T
 
+from flinkish_spark.cep.conditions import Comparison
 from flinkish_spark.cep.rows import RowsPerMatch
 from flinkish_spark.core.elements import OutputTag, TimeDomain
 from flinkish_spark.core.errors import InternalError, SchemaError
@@ -19,7 +20,7 @@ from flinkish_spark.functions.keyed import (
     KeyedBroadcastProcessFunction,
     ReduceFunction,
 )
-from flinkish_spark.functions.match_recognize import MatchRecognize
+from flinkish_spark.functions.match_recognize import MatchRecognize, comparison
 from flinkish_spark.joins.spec import IntervalJoin, TemporalJoin, WindowCoGroup, WindowJoin
 from flinkish_spark.operators.aggregates import AggregateOperator, ReduceOperator, element_reduce
 from flinkish_spark.operators.broadcast import KeyedBroadcastOperator
@@ -349,10 +350,19 @@ class Patterns:
         ------
         SchemaError
             No field of that name says a time.
+        PatternError
+            A condition as SQL text cannot be.
         """
         events, named = self._events(schemas[0]), self.search.time_field
         at = None if named is None else _place_of_time(events, named)
-        return PatternOperator(self.search, ElementType(ddl_of(events)), at)
+        said = {
+            leaf.text: comparison(leaf.text, events, one.automaton.names)
+            for one in self.search.patterns
+            for leaf in one.automaton.leaves
+            if isinstance(leaf, Comparison)
+        }
+        search = replace(self.search, comparisons=said)
+        return PatternOperator(search, ElementType(ddl_of(events)), at)
 
     def late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
         """Return by which tag late events go out, and their fields."""

@@ -25,6 +25,7 @@ from flinkish_spark.core.subtask import running_in
 from flinkish_spark.operators.broadcast import KeyedBroadcastOperator
 from flinkish_spark.operators.columnar_windows import WindowFold
 from flinkish_spark.operators.context import close_operator, close_with
+from flinkish_spark.operators.patterns import PatternOperator
 from flinkish_spark.operators.process import ElementFailed, KeyedStreamOperator, TimerFailed
 from flinkish_spark.operators.timed_rows import TimedRowsOperator
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
@@ -51,6 +52,7 @@ from flinkish_spark.worker.broadcast_runner import (
 )
 from flinkish_spark.worker.daemon import freeze_modules
 from flinkish_spark.worker.loop_runner import LoopedRunner
+from flinkish_spark.worker.pattern_runner import PatternRunner
 from flinkish_spark.worker.runners import (
     BatchRunner,
     ElementRunner,
@@ -92,6 +94,8 @@ def runner_of(operator: StatefulOperator, uid: str, max_parallelism: int, shape:
         return ListStateRunner(operator, *settings)
     if isinstance(operator, KeyedBroadcastOperator):
         return KeyedBroadcastRunner(operator, *settings)
+    if isinstance(operator, PatternOperator) and operator.timed is not None and operator.is_columnar:
+        return PatternRunner(operator, operator.timed, *settings)
     if isinstance(operator, TimedRowsOperator) and operator.timed is not None:
         return TimedRunner(operator, operator.timed, *settings)
     return ElementRunner(operator, *settings)

@@ -28,7 +28,7 @@ from flinkish_spark import (
     ValueStateDescriptor,
     WatermarkStrategy,
 )
-from flinkish_spark.cep import CEP, Pattern
+from flinkish_spark.cep import CEP, Pattern, SqlCondition
 from flinkish_spark.connectors.kafka.offsets import EndAtLatest
 from flinkish_spark.connectors.kafka.source import READER_DEFAULTS
 from flinkish_spark.core.job_dir import JobDir
@@ -139,7 +139,7 @@ def _stream(users, work, engine):
         function = vectorised.Silences() if engine == "vectorised" else Silence()
         return users.process(function, output=timer_peers.OUTPUT, uid="work")
     if work in PATTERNS:
-        return CEP.pattern(users, pattern_of(work)).select(as_a_row, output=rise_peers.OUTPUT, uid="work")
+        return CEP.pattern(users, pattern_of(work, engine)).select(as_a_row, output=rise_peers.OUTPUT, uid="work")
     if work != "sum":
         assigner = EventTimeSessionWindows(GAP_MS)
         if work == "sliding":
@@ -159,10 +159,11 @@ def _stream(users, work, engine):
     return users.process(function, output=sum_peers.OUTPUT, uid="work")
 
 
-def pattern_of(work):
+def pattern_of(work, engine="ours"):
     """Return the pattern of a workload: which of its rows begins, and which ends it, is `as_a_row`'s."""
     if work == "rises":
-        return Pattern.begin("first").next("last").where(_is_more).within(rise_peers.WITHIN_MS)
+        is_more = SqlCondition("amount > first.amount") if engine == "text" else _is_more
+        return Pattern.begin("first").next("last").where(is_more).within(rise_peers.WITHIN_MS)
     if work == "logins":
         failed = Pattern.begin("first").where(f"amount < {login_peers.FAILS_BELOW}").times(3).consecutive()
         success = failed.next("last").where(f"amount >= {login_peers.FAILS_BELOW}")
