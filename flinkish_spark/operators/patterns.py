@@ -27,7 +27,7 @@ from flinkish_spark.core.elements import (
     TimeDomain,
     Timer,
 )
-from flinkish_spark.functions.patterns import Match, PatternProcessFunction
+from flinkish_spark.functions.patterns import Match, MeasuredMatches, PatternProcessFunction, tells_of_lost
 from flinkish_spark.operators.columnar_patterns import (
     ColumnarMatcher,
     ColumnarSearch,
@@ -504,6 +504,20 @@ class PatternOperator(TimedRowsOperator):
         if isinstance(leaf, Comparison):
             return earlier_events(self._search.comparisons[leaf.text]) is not None
         return isinstance(leaf, ColumnCondition)
+
+    @property
+    def measures(self) -> tuple[Expression, ...] | None:
+        """What is told of a match, where it can be said in columns; else None."""
+        function = self._search.function
+        if not isinstance(function, MeasuredMatches):
+            return None
+        in_columns = all(earlier_events(one) is not None for one in function.measures)
+        return function.measures if in_columns else None
+
+    @property
+    def tells_of_lost(self) -> bool:
+        """Whether anything is made of matches that are timed out."""
+        return tells_of_lost(self._search.function)
 
     def columnar(self) -> list[ColumnarSearch]:
         """Return the patterns as they run over columns; the operator is open."""

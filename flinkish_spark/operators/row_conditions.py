@@ -173,6 +173,28 @@ class ComparedWithEarlier:
         return found
 
 
+def measured(
+    made: E.Expression, columns: Sequence[Any], named: Mapping[tuple[str, bool], Array], count: int
+) -> pa.Array | None:
+    """Return an expression over the events of matches as a column; None where it is not known how.
+
+    Parameters
+    ----------
+    columns
+        Fields of events; each has `take`, as an array.
+    named
+        The place of the event that a name means, by match; less than 0: there is none.
+    count
+        Of the matches.
+    """
+    own = {name: pa.array(one, mask=one < 0) for name, one in named.items()}
+    try:
+        found = _Beside(columns, pa.nulls(count, pa.int64()), own).value(made)
+    except (_NotInColumns, pa.ArrowException):
+        return None
+    return found if isinstance(found, pa.Array) else pa.repeat(found, count)
+
+
 class _Beside(_Over):
     """Evaluates pairs of an event and earlier ones."""
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from flinkish_spark.core.elements import CLOSED, MIN_WATERMARK_MS, OPENED, Progress, TimeDomain, Timer
+from flinkish_spark.cep.expressions import Expression
+from flinkish_spark.core.elements import CLOSED, MATCHES, MIN_WATERMARK_MS, OPENED, TIMED_OUT, Progress, TimeDomain, Timer
 from flinkish_spark.operators.columnar_patterns import (
     FAR_MS,
     NONE,
@@ -23,9 +24,11 @@ from flinkish_spark.operators.columnar_patterns import (
 )
 from flinkish_spark.operators.patterns import FoundMatch, PatternOperator
 from flinkish_spark.operators.process import Elements
+from flinkish_spark.operators.row_conditions import earlier_events, measured
 from flinkish_spark.operators.timed_rows import DueColumns, TimedRows
 from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.state.layered import Array
+from flinkish_spark.transport.blocks import BEHIND, as_schema
 from flinkish_spark.types.rows import ElementType
 from flinkish_spark.types.to_python import to_values
 from flinkish_spark.worker.runners import InputRows, OutRows, RowShape
@@ -77,6 +80,22 @@ class _EventColumns:
         arrays = [*columns, pa.array(self.times_ms[events])]
         own = [one.cast(field.type) for one, field in zip(arrays, self.kind, strict=True)]
         return pa.StructArray.from_arrays(own, fields=list(self.kind))
+
+
+@dataclass(frozen=True)
+class _Field:
+    """A field of events, of which some are taken; null of none."""
+
+    columns: _EventColumns
+    at: int
+
+    def take(self, places: pa.Array) -> pa.Array:
+        if not places.null_count:
+            return self.columns.take(self.at, places.to_numpy())
+        there = places.drop_null().to_numpy()
+        number = np.cumsum(places.is_valid().to_numpy(zero_copy_only=False)) - 1
+        own = self.columns.take(self.at, there)
+        return own.take(pa.array(number, mask=places.is_null().to_numpy(zero_copy_only=False)))
 
 
 @dataclass
@@ -185,15 +204,26 @@ class PatternRunner(TimedRunner):
         self._also_due = tuple(one.states[-1] for one in self._searches)
         self._element = operator.element
         self._worked: list[_Worked] = []
-        self._level = {OPENED: 0, CLOSED: 0}
+        #: What is counted, and what is made of matches as columns before the watermark and behind it.
+        self._counted: dict[str, int] = {}
+        self._measured: tuple[list[pa.RecordBatch], list[pa.RecordBatch]] = ([], [])
 
-    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Any:
+    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
         """See :class:`~flinkish_spark.worker.runners.GroupRunner`."""
-        written: list[OutRows] = list(super().process(inputs, group, progress))
-        for name, count in self._level.items():
+        written = list(super().process(inputs, group, progress))
+        for name, count in self._counted.items():
             if count:
                 self.counts[name] = self.counts.get(name, 0) + count
-        return iter(written)
+        yield from self._with_measured(written)
+
+    def _with_measured(self, written: list[OutRows]) -> Iterator[OutRows]:
+        """Yield rows that are made as columns in front of the others, on each side of the watermark."""
+        for first, measured in ((0, self._measured[0]), (BEHIND, self._measured[1])):
+            own = [one for one in written if not one.side and one.first == first]
+            batches = [*measured, *(one.rows for one in own)]
+            if batches:
+                yield OutRows(0, first, batches[0] if len(batches) == 1 else pa.concat_batches(batches))
+        yield from (one for one in written if one.side)
 
     def _prepared(
         self, inputs: InputRows, group: GroupState, progress: Progress
@@ -208,7 +238,7 @@ class PatternRunner(TimedRunner):
         for at in same.tolist():
             is_left[at : at + 2] |= is_left[at : at + 2].any()
         self._is_left, self._later_ms = is_left, due.later_ms
-        told = self._found()
+        told = self._found(progress)
         left = np.flatnonzero(is_left)
         keys, hashes = waiting.keys, index.hashes.tolist()
         hash_of = {keys[at]: hashes[at] for at in (*left.tolist(), *told)}
@@ -274,9 +304,65 @@ class PatternRunner(TimedRunner):
         return found, unknown
 
     # -- what goes out ------------------------------------------------------------------------------------
-    def _found(self) -> dict[int, _FoundOfKey]:
+    def _to_tell(self, worked: _Worked, watermark_ms: int) -> Found:
+        """Return what the operator is to tell of; what needs no function goes out as columns."""
+        found = worked.outcome.found
+        found = found.chosen(~self._is_left[found.keys])
+        if not self._operator.tells_of_lost and found.is_lost.any():
+            self._count(TIMED_OUT, int(found.is_lost.sum()))
+            found = found.chosen(~found.is_lost)
+        measures = self._operator.measures
+        if measures is None:
+            return found
+        matches = found.chosen(~found.is_lost)
+        columns = self._columns_of_matches(worked, matches, measures)
+        if columns is None or not len(matches.keys):
+            return found
+        self._count(MATCHES, len(matches.keys))
+        schema = self._shape.block_schemas[0]
+        times = [pa.array(matches.times_ms)] if self._shape.with_times else []
+        rows = pa.RecordBatch.from_arrays([*times, *columns], names=schema.names)
+        rows = as_schema(rows, schema)
+        is_before = matches.times_ms <= watermark_ms
+        for side, which in zip(self._measured, (is_before, ~is_before), strict=True):
+            if which.any():
+                side.append(rows if which.all() else rows.filter(pa.array(which)))
+        return found.chosen(found.is_lost)
+
+    def _count(self, name: str, count: int) -> None:
+        self._counted[name] = self._counted.get(name, 0) + count
+
+    def _columns_of_matches(
+        self, worked: _Worked, found: Found, measures: Sequence[Expression]
+    ) -> list[pa.Array] | None:
+        """Return what is told of matches; None where that is not known in columns."""
+        chains = worked.outcome.chains
+        numbers = {name: at for at, name in enumerate(worked.search.matcher.automaton.stages)}
+        named: dict[tuple[str, bool], Array] = {}
+        for one in measures:
+            for name, is_last in earlier_events(one) or ():
+                named.setdefault((name, is_last), np.full(len(found.keys), NONE))
+        for (name, is_last), event in named.items():
+            stage = numbers.get(name, NONE - 1)
+            own = found.stages == stage
+            event[own] = found.events[own]
+            for which, link in chains.paths(found.chains):
+                own = chains.stages[link] == stage
+                own &= (event[which] == NONE) | (not is_last)
+                event[which[own]] = chains.events[link[own]]
+        fields = [_Field(worked.columns, at) for at in range(len(self._element.fields))]
+        made: list[pa.Array] = []
+        for one in measures:
+            column = measured(one, fields, named, len(found.keys))
+            if column is None:
+                return None
+            made.append(column)
+        return made
+
+    def _found(self, progress: Progress) -> dict[int, _FoundOfKey]:
         """Return what is found, by the number of the key."""
-        own = [one.outcome.found.chosen(~self._is_left[one.outcome.found.keys]) for one in self._worked]
+        self._counted, self._measured = {}, ([], [])
+        own = [self._to_tell(one, progress.watermark_ms) for one in self._worked]
         gather = self._element.gathering()
         paths = [
             _Paths(number, worked, found, gather)
@@ -307,7 +393,7 @@ class PatternRunner(TimedRunner):
         super()._store(group)
         index, columnar = self._waiting.index, ~self._is_left
         due_ms = self._later_ms.copy()
-        self._level = {OPENED: 0, CLOSED: 0}
+        level = {OPENED: 0, CLOSED: 0}
         for worked in self._worked:
             outcome = worked.outcome
             np.minimum(due_ms, outcome.due_ms, out=due_ms)
@@ -316,8 +402,8 @@ class PatternRunner(TimedRunner):
                 for partial in (worked.stored.partial, outcome.partial)
             )
             more = np.where(columnar, behind - before, 0)
-            self._level[OPENED] += int(more[more > 0].sum())
-            self._level[CLOSED] -= int(more[more < 0].sum())
+            level[OPENED] += int(more[more > 0].sum())
+            level[CLOSED] -= int(more[more < 0].sum())
             written = columnar & outcome.is_changed & (behind > 0)
             gone = columnar & outcome.is_changed & (behind == 0) & (before > 0)
             lists: Sequence[Any] = ()
@@ -329,6 +415,7 @@ class PatternRunner(TimedRunner):
                     self._columns_of(group, name).put([lists[at]], where=written)
                 if gone.any():
                     self._columns_of(group, name).remove(gone)
+        self._counted |= level
         group.timers.set_only(TimeDomain.EVENT_TIME, index, due_ms, columnar)
 
     def _columns_of(self, group: GroupState, name: str) -> Any:

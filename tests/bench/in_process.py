@@ -27,6 +27,7 @@ from flinkish_spark.cep.conditions import ColumnCondition
 from flinkish_spark.core.elements import MIN_WATERMARK_MS, Progress
 from flinkish_spark.datastream.pattern_stream import _Select
 from flinkish_spark.functions.aggregates import AggregateColumn, Fold
+from flinkish_spark.functions.patterns import MeasuredMatches
 from flinkish_spark.operators.columnar_aggregates import MergePartials
 from flinkish_spark.operators.patterns import LookedFor, PatternSearch
 from flinkish_spark.operators.process import KeyedProcessOperator
@@ -47,7 +48,7 @@ from flinkish_spark.worker.runners import BatchRunner, InputShape, RowShape, Win
 from tests.bench import rise_peers, vectorised
 from tests.bench.checking import FIRST_MS
 from tests.bench.groups import LATE_MS, PATTERNS
-from tests.bench.keyed import FIELDS, WINDOWED, Amounts, Silence, as_a_row, pattern_of
+from tests.bench.keyed import FIELDS, WINDOWED, Amounts, Silence, as_a_row, pattern_of, row_of
 from tests.bench.session_peers import GAP_MS
 from tests.bench.sliding_peers import SIZE_MS, SLIDE_MS
 from tests.bench.sum_peers import OUTPUT as TOTALS
@@ -70,8 +71,7 @@ VARIANTS = (
     *(f"{work}-{engine}" for work in SPECS for engine in ("ours", "fold")),
     "timers-ours",
     "timers-vectorised",
-    *(f"{work}-ours" for work in PATTERNS),
-    "rises-text",
+    *(f"{work}-{engine}" for work in PATTERNS for engine in ("ours", "text")),
 )
 
 
@@ -131,7 +131,8 @@ def runner_of(work, engine):
     elif work in PATTERNS:
         pattern = pattern_of(work, engine)
         wanted = LookedFor("", compiled(pattern), pattern.skip)
-        search = PatternSearch((wanted,), _Select(as_a_row, None, None), column_conditions=texts_of(work))
+        told = MeasuredMatches(row_of(work), None) if engine == "text" else _Select(as_a_row, None, None)
+        search = PatternSearch((wanted,), told, column_conditions=texts_of(work))
         own = Patterns(search).create(schema_of(work))
         output = OUTPUTS[work]
     else:

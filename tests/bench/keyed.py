@@ -139,7 +139,10 @@ def _stream(users, work, engine):
         function = vectorised.Silences() if engine == "vectorised" else Silence()
         return users.process(function, output=timer_peers.OUTPUT, uid="work")
     if work in PATTERNS:
-        return CEP.pattern(users, pattern_of(work, engine)).select(as_a_row, output=rise_peers.OUTPUT, uid="work")
+        matches = CEP.pattern(users, pattern_of(work, engine))
+        if engine == "text":
+            return matches.select(row_of(work), uid="work")
+        return matches.select(as_a_row, output=rise_peers.OUTPUT, uid="work")
     if work != "sum":
         assigner = EventTimeSessionWindows(GAP_MS)
         if work == "sliding":
@@ -175,6 +178,12 @@ def pattern_of(work, engine="ours"):
 
 def _is_more(order, ctx):
     return order.amount > ctx.events_for("first")[0].amount
+
+
+def row_of(work):
+    """Return what `as_a_row` makes of a match, as SQL text."""
+    last = "first" if work == "unpaid" else "last"
+    return f"FIRST(first.user) AS user, FIRST(first.at_ms) AS begins, {last}.amount AS total"
 
 
 def as_a_row(match):

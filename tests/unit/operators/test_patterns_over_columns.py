@@ -20,7 +20,8 @@ from flinkish_spark.cep.compiler import compiled
 from flinkish_spark.cep.conditions import ColumnCondition, Comparison
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.core.errors import PatternError
-from flinkish_spark.functions.match_recognize import comparison
+from flinkish_spark.functions.match_recognize import comparison, measures
+from flinkish_spark.functions.patterns import MeasuredMatches
 from flinkish_spark.operators.columnar_patterns import too_long
 from flinkish_spark.operators.patterns import LookedFor, PatternOperator, PatternSearch
 from flinkish_spark.state.descriptors import ValueStateDescriptor
@@ -63,6 +64,15 @@ class Show(PatternProcessFunction):
         self.count.update(nth)
         ids = {name: [one.id for one in events] for name, events in match.items()}
         return ctx.get_current_key(), f"{ctx.pattern_name()}{json.dumps(ids)}", nth
+
+
+class ShowLost(PatternProcessFunction):
+    def process_match(self, match: Any, ctx: Any) -> None:
+        raise AssertionError("rows of matches are made by text")
+
+    def process_timed_out_match(self, match: Any, ctx: Any) -> None:
+        ids = {name: [one.id for one in events] for name, events in match.items()}
+        ctx.output(LOST, (ctx.get_current_key(), json.dumps(ids), ctx.timestamp()))
 
 
 def as_sql(given_: dict[str, Any]) -> str | None:
@@ -132,11 +142,27 @@ def _called(made: Any, call: str, arguments: list[Any]) -> Any:
     return getattr(made, call)(*arguments)
 
 
+def told_as_text(wanted: Any) -> tuple[MeasuredMatches, Any]:
+    """Return what tells of matches by SQL text, the key in front, and its fields."""
+    names = list(dict.fromkeys(name for one in wanted for name in one.automaton.names))
+    keys = ", ".join([f"{name}.key" for name in names])
+    parts = [f"COALESCE({keys}) AS key" if len(names) > 1 else keys]
+    parts += [f"FIRST({name}.id) AS first_{name}, {name}.value + 1 AS last_{name}" for name in names]
+    expressions, fields = measures(", ".join(parts), parse_ddl(EVENT), names)
+    return MeasuredMatches("", ShowLost(), expressions), fields
+
+
 class Subtask(ColumnsHarness):
     """All key groups; as columns, or event by event."""
 
     def __init__(
-        self, patterns: dict[str, Pattern], *, as_columns: bool, restore: Snapshot | None = None, bases: Any = None
+        self,
+        patterns: dict[str, Pattern],
+        is_text: bool,
+        *,
+        as_columns: bool,
+        restore: Snapshot | None = None,
+        bases: Any = None,
     ) -> None:
         wanted = tuple(LookedFor(name, compiled(one), one.skip) for name, one in patterns.items())
         leaves = [leaf for one in wanted for leaf in one.automaton.leaves]
@@ -147,7 +173,8 @@ class Subtask(ColumnsHarness):
             for leaf in one.automaton.leaves
             if isinstance(leaf, Comparison)
         }
-        search = PatternSearch(wanted, Show(), late_output=LATE, column_conditions=self.texts, comparisons=said)
+        function, output = (told_as_text(wanted) if is_text else (Show(), parse_ddl(OUTPUT)))
+        search = PatternSearch(wanted, function, late_output=LATE, column_conditions=self.texts, comparisons=said)
         operator = PatternOperator(search, ElementType(EVENT))
         answers = "".join(f", __holds_{at} BOOLEAN" for at in range(len(self.texts)))
         fields = parse_ddl(EVENT + answers)
@@ -155,7 +182,7 @@ class Subtask(ColumnsHarness):
         shape = RowShape(
             (input_shape(travels, fields.names),),
             travels.key_types,
-            tuple(map(parse_ddl, (OUTPUT, EVENT, OUTPUT))),
+            (output, *map(parse_ddl, (EVENT, OUTPUT))),
             ("late", "lost"),
             True,
         )
@@ -195,11 +222,12 @@ def by_key(output: Any) -> dict[str, Any]:
 def open_of(subtask: Subtask) -> dict[Any, Any]:
     """Return what is stored of each key, but for its timers."""
     names = [name for name in subtask._runner.layout.states if name.startswith("pattern/")]
-    return {name: dict(subtask.entries(name)) for name in (*names, "count")}
+    names += [name for name in subtask._runner.layout.states if name == "count"]
+    return {name: dict(subtask.entries(name)) for name in names}
 
 
 @st.composite
-def streams(draw: Any) -> tuple[list[Case], list[Any]]:
+def streams(draw: Any) -> tuple[list[Case], list[Any], bool]:
     """Cases, and events in micro-batches: in disorder, over a few keys, with watermarks and restarts."""
     found = [draw(cases()) for _ in range(draw(st.sampled_from([1, 1, 1, 2])))]
     events = [step for case in found for step in case["steps"] if len(step) > 1]
@@ -215,23 +243,23 @@ def streams(draw: Any) -> tuple[list[Case], list[Any]]:
         then = draw(st.sampled_from(["", "", "", "restore", "exchange"]))
         batches.append((shuffled[:size], watermark_ms, then))
         shuffled = shuffled[size:]
-    return found, [*batches, ([], MAX_WATERMARK_MS, "")]
+    return found, [*batches, ([], MAX_WATERMARK_MS, "")], draw(st.integers(0, 3)) == 0
 
 
 @settings(
     max_examples=examples(4_000, 60), deadline=None, database=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
 )
 @given(streams())
-def test_columns_find_what_events_one_by_one_find(drawn: tuple[list[Case], list[Any]]) -> None:
-    found, batches = drawn
+def test_columns_find_what_events_one_by_one_find(drawn: tuple[list[Case], list[Any], bool]) -> None:
+    found, batches, is_text = drawn
     try:
         patterns = {
             f"p{at}" if at else "": pattern_of(case["pattern"], skip_of(case["skip"]))
             for at, case in enumerate(found)
         }
-        pair = [Subtask(patterns, as_columns=as_columns) for as_columns in (True, False)]
+        pair = [Subtask(patterns, is_text, as_columns=as_columns) for as_columns in (True, False)]
     except PatternError:
-        event(f"refused")
+        event("refused")
         return
     event("columns" if pair[0].is_columnar else "event by event")
     for events, watermark_ms, then in batches:
@@ -255,7 +283,7 @@ def test_columns_find_what_events_one_by_one_find(drawn: tuple[list[Case], list[
             if then == "exchange":
                 snapshots.reverse()
             pair = [
-                Subtask(patterns, as_columns=number == 0, restore=snapshot, bases=bases)
+                Subtask(patterns, is_text, as_columns=number == 0, restore=snapshot, bases=bases)
                 for number, (snapshot, bases) in enumerate(snapshots)
             ]
 
