@@ -154,7 +154,8 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
         parts = ("events", row), ("chains", _CHAIN_TYPE), ("matches", _MATCH_TYPE)
         lists = ", ".join(f"{name} array<{type_text(kind)}>" for name, kind in parts)
         stored = f"version LONG, automaton STRING, {lists}"
-        self._open = context.get_map_state(MapStateDescriptor("open", "STRING", stored))
+        self._open_states = MapStateDescriptor("open", "STRING", stored)
+        self._open = context.get_map_state(self._open_states)
         self._facts = _WithoutState(context.uid, context.max_parallelism)
         self._function.open(context)
 
@@ -176,6 +177,8 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
             return
         if taken is not None:
             rules[value.id] = taken
+            if before is not None and before[2] is not None and before[1] != taken[1]:
+                ctx.apply_to_keyed_state(self._open_states, _giving_up(value.id, taken[1], ctx))
             used = {rule for _, _, rule in rules.values()}
             for text in [text for text in self._searches if text not in used]:
                 self._searches.pop(text).close()
@@ -291,10 +294,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
         for name, stored in list(self._open.items()):
             own = live.get(name)
             if own is None or not own.goes_on_with(stored):
-                given_up = sum(chain is not None and not held for _, chain, held in _rows(stored.matches))
-                if given_up:
-                    _operator(ctx).count(CLOSED, given_up)
-                    _operator(ctx).count(DISCARDED, given_up)
+                _count_given_up(stored, ctx)
                 del self._open[name]
         for run in runs:
             run.enter(self._open, self._row.names, self._gather, self._spread)
@@ -471,6 +471,24 @@ class _WithoutState(SubtaskFacts):
         )
 
     get_state = get_list_state = get_map_state = get_reducing_state = get_aggregating_state = _refuse
+
+
+def _giving_up(name: str, since: int, ctx: KeyedBroadcastContext) -> Callable[[Any, Any], None]:
+    """Return what takes away a key's partial matches of a rule that have begun before a version of it."""
+
+    def give_up(key: Any, states: Any) -> None:
+        stored = states.get(name)
+        if stored is not None and stored.version < since:
+            _count_given_up(stored, ctx)
+            del states[name]
+
+    return give_up
+
+
+def _count_given_up(stored: Any, ctx: Any) -> None:
+    given_up = sum(chain is not None and not held for _, chain, held in _rows(stored.matches))
+    for counter in (CLOSED, DISCARDED) if given_up else ():
+        _operator(ctx).count(counter, given_up)
 
 
 def _structs(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -152,9 +152,9 @@ class Events:
 
 
 class Compare(Protocol):
-    """Answers a condition that looks back; see :class:`~flinkish_spark.operators.row_conditions.ComparedWithEarlier`."""
+    """Answers a condition that looks back; `columns` are fields of all events that there are."""
 
-    columns: Sequence[pa.Array]
+    columns: Any
 
     def __call__(self, events: Array, before: Sequence[Array]) -> Array | None:
         """Return of which pairs it holds; None: it cannot be said in columns."""
@@ -279,13 +279,14 @@ class ColumnarMatcher:
         self.state_looks_back = np.array(automaton.looks_back, dtype=bool)
         self.window_ms = automaton.first_to_last_ms
         self.from_previous_ms = np.array(
-            [_NO_WINDOW_MS if one.from_previous_ms is None else one.from_previous_ms for one in automaton.states]
+            [
+                _NO_WINDOW_MS if one.from_previous_ms is None else one.from_previous_ms
+                for one in automaton.states
+            ]
         )
         self.has_between = any(one.from_previous_ms is not None for one in automaton.states)
 
-    def run(
-        self, events: Events, partial: Partial, chains: Chains, is_left: Array, now_ms: int
-    ) -> Outcome:
+    def run(self, events: Events, partial: Partial, chains: Chains, is_left: Array, now_ms: int) -> Outcome:
         """Take all events, and then time goes on to `now_ms`.
 
         Parameters
@@ -333,11 +334,11 @@ class _Table:
     def outcomes(self, answers: Array, states: Array | int) -> Array:
         """Return the number of what becomes of each."""
         asked = answers * self._count + states
-        found = self._known[asked]
+        found: Array = self._known[asked]
         if len(found) and found.min() < 0:
             for one in np.unique(asked[found < 0]).tolist():
                 self._fill(one)
-            found = self._known[asked]
+            return self.outcomes(answers, states)
         return found
 
     def _fill(self, asked: int) -> None:
@@ -515,9 +516,9 @@ class _Run:
         """Let partial matches begin; yield what is complete at once."""
         table, starts = self._table, self._starts
         if starts is None:
-            nothing = np.full((_NAMED + len(self._matcher.named), len(rows)), NONE)
-            nothing[_KEY] = np.arange(len(rows))
-            outcomes = table.outcomes(self._asked(nothing, rows, answers, is_start=True), table.start)
+            unbegun = np.full((_NAMED + len(self._matcher.named), len(rows)), NONE)
+            unbegun[_KEY] = np.arange(len(rows))
+            outcomes = table.outcomes(self._asked(unbegun, rows, answers, is_start=True), table.start)
             self._refuse_stops(outcomes, self._order[: len(rows)])
         else:
             outcomes = starts[rows]
@@ -581,10 +582,10 @@ class _Run:
     def _ends(self) -> Array:
         """Return when each partial match is timed out: of two windows the nearer one is told."""
         matcher, open_ = self._matcher, self._partial
-        previous = open_[_LAST_MS] + matcher.from_previous_ms[open_[_STATE]]
-        if matcher.window_ms is None:
-            return previous
-        return np.minimum(previous, open_[_FIRST_MS] + matcher.window_ms)
+        ends: Array = open_[_LAST_MS] + matcher.from_previous_ms[open_[_STATE]]
+        if matcher.window_ms is not None:
+            np.minimum(ends, open_[_FIRST_MS] + matcher.window_ms, out=ends)
+        return ends
 
     def _advance(self, own_ms: Array, step: int) -> None:
         """Time out what is over when time has come to what is said of each key."""
@@ -669,7 +670,7 @@ class _Run:
         return Outcome(partial, chains, self._found(is_left), is_changed, is_left, due_ms)
 
     def _found(self, is_left: Array) -> Found:
-        nothing = [np.empty(0, dtype=np.int64)] * 7
+        nothing = (np.empty(0, dtype=np.int64),) * 7
         columns = [np.concatenate(one) for one in zip(*(self._told.parts or [nothing]), strict=True)]
         columns[0] = self._order[columns[0]]
         found = Found(*columns)
@@ -686,7 +687,7 @@ def _repeated(counts: Array, begins: Array) -> tuple[Array, Array]:
 
 
 def _in_order(complete: _Complete) -> _Complete:
-    """Return matches in the order in which a matcher emits them: of three and more that may be another one."""
+    """Return matches in the order in which a matcher emits them; of three and more it may be another one."""
     keys, firsts = complete.keys, complete.firsts
     if len(keys) < 3:
         return complete
@@ -740,7 +741,7 @@ class StoredMatches:
             Number of the automaton's start state.
         """
         count = len(matches)
-        event_key, event_begins, event_rows = _flat(events)
+        _, event_begins, event_rows = _flat(events)
         chain_key, chain_begins, chain_rows = _flat(chains)
         match_key, match_begins, match_rows = _flat(matches)
         stage, event, before = (_numbers(chain_rows.field(at)) for at in range(3))

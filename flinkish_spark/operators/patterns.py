@@ -323,7 +323,7 @@ class PatternOperator(TimedRowsOperator):
             if waiting is not None:
                 waiting.open(states)
         self.searches = self._searches = [_Search(one, self.element) for one in search.patterns]
-        #: What was found of keys beforehand, whose timers fire only to tell of it; and up to when that is done.
+        #: What was found of keys beforehand, whose timers fire only to tell of it; and up to when it is told.
         self.found: dict[Any, tuple[FoundMatches, int]] = {}
         self._known: tuple[DueRows | None, Sequence[Sequence[Known]]] = None, ()
         for one in self._searches:

@@ -232,7 +232,8 @@ class GroupRun:
         ElementFailed, TimerFailed
             The function raised; nothing of the micro-batch counts.
         """
-        self._emitted = emitted = Emitted()
+        # What was counted in front of this counts as well: functions are applied to keyed state there.
+        self._emitted = emitted = Emitted(counts=self._emitted.counts)
         self.states.scope.now_ms = self.timers.processing_time_ms = progress.processing_time_ms
         self.timers.watermark_ms = progress.watermark_before_ms
         self._fire(TimeDomain.PROCESSING_TIME, progress.processing_limit_ms)
@@ -246,6 +247,7 @@ class GroupRun:
         if progress.drained_to_ms > progress.watermark_ms:
             self.timers.watermark_ms = progress.drained_to_ms
             self._fire(TimeDomain.EVENT_TIME, progress.drained_to_ms)
+        self._emitted = Emitted()
         return emitted
 
     def run_checked(

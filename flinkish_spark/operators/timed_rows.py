@@ -69,7 +69,7 @@ class DueRows:
 
 @dataclass
 class DueColumns:
-    """Rows whose time comes in a micro-batch, as columns: those of a key together, by time, then as they came.
+    """Rows whose time comes in a micro-batch, in the order of :class:`DueRows`, as columns.
 
     Parameters
     ----------

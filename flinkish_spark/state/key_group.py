@@ -129,7 +129,6 @@ class StoredTimers:
                 rows[timer] = Row(timer, value, hash_of[timer.key], alive=False)
             stored.replace(rows, gone)
 
-
     def set_only(self, domain: TimeDomain, index: KeyIndex, times_ms: Array, where: Array) -> None:
         """Give keys one timer each, in place of those that they have; one that is there already stays.
 
@@ -211,12 +210,9 @@ class _TimerRows:
         """Return those of the keys that are meant."""
         hashes = np.unique(index.hashes[where])
         parts = []
-        for layer, is_base in ((table.base, True), (table.delta, False)):
-            if layer is None:
-                continue
-            rows = places_with(layer, hashes)
-            own = layer.take(pa.array(rows))
-            parts.append((own, rows, np.full(len(rows), is_base)))
+        for layer in table.layers:
+            places = places_with(layer, hashes)
+            parts.append((layer.take(pa.array(places)), places, np.full(len(places), layer is table.base)))
         stored = pa.concat_batches([own for own, _, _ in parts])
         rows, is_base = (np.concatenate([part[at] for part in parts]) for at in (1, 2))
         keys = [
@@ -227,14 +223,14 @@ class _TimerRows:
         number = np.full(len(both), _NO_PLACE)
         number[both.of_row[: len(index)]] = np.arange(len(index))
         found = number[both.of_row[len(index) :]]
-        times, places = (stored.column(name).to_numpy() for name in (TIME, "value_0"))
+        times, registered = (stored.column(name).to_numpy() for name in (TIME, "value_0"))
         above = stored.column("value_1")
         covered = above.filter(pa.array(~is_base)).drop_null().to_numpy()
         alive = stored.column(ALIVE).to_numpy(zero_copy_only=False).astype(bool)
-        is_living = np.where(is_base, ~np.isin(places, covered), alive)
+        is_living = np.where(is_base, ~np.isin(registered, covered), alive)
         # A timer of a window is nobody's here; keys of one hash are told apart.
         own = (found != _NO_PLACE) & where[np.maximum(found, 0)]
-        return _TimerRows(*(one[own] for one in (found, times, places, rows, is_base, is_living)))
+        return _TimerRows(*(one[own] for one in (found, times, registered, rows, is_base, is_living)))
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,16 @@ import numpy as np
 import pyarrow as pa
 
 from flinkish_spark.cep.expressions import Expression
-from flinkish_spark.core.elements import CLOSED, MATCHES, MIN_WATERMARK_MS, OPENED, TIMED_OUT, Progress, TimeDomain, Timer
+from flinkish_spark.core.elements import (
+    CLOSED,
+    MATCHES,
+    MIN_WATERMARK_MS,
+    OPENED,
+    TIMED_OUT,
+    Progress,
+    TimeDomain,
+    Timer,
+)
 from flinkish_spark.operators.columnar_patterns import (
     FAR_MS,
     NONE,
@@ -29,14 +38,13 @@ from flinkish_spark.operators.timed_rows import DueColumns, TimedRows
 from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.state.layered import Array
 from flinkish_spark.transport.blocks import BEHIND, as_schema
-from flinkish_spark.types.rows import ElementType
 from flinkish_spark.types.to_python import to_values
 from flinkish_spark.worker.runners import InputRows, OutRows, RowShape
 from flinkish_spark.worker.timed_runner import TimedRunner
 
 
 class _EventColumns:
-    """Fields of the events of a micro-batch: those that partial matches have taken before, then those that come.
+    """Fields of the events of a micro-batch: those that were taken before, then those that come.
 
     Parameters
     ----------
@@ -218,9 +226,9 @@ class PatternRunner(TimedRunner):
 
     def _with_measured(self, written: list[OutRows]) -> Iterator[OutRows]:
         """Yield rows that are made as columns in front of the others, on each side of the watermark."""
-        for first, measured in ((0, self._measured[0]), (BEHIND, self._measured[1])):
+        for first, made in ((0, self._measured[0]), (BEHIND, self._measured[1])):
             own = [one for one in written if not one.side and one.first == first]
-            batches = [*measured, *(one.rows for one in own)]
+            batches = [*made, *(one.rows for one in own)]
             if batches:
                 yield OutRows(0, first, batches[0] if len(batches) == 1 else pa.concat_batches(batches))
         yield from (one for one in written if one.side)
@@ -259,9 +267,7 @@ class PatternRunner(TimedRunner):
             queue.register(Timer(found.first_ms, keys[at], None))
         return elements[True], elements[False]
 
-    def _run_columns(
-        self, due: DueColumns, group: GroupState, progress: Progress, limit_ms: int
-    ) -> Array:
+    def _run_columns(self, due: DueColumns, group: GroupState, progress: Progress, limit_ms: int) -> Array:
         """Let partial matches of all keys go on; return which keys have to be done event by event."""
         index, self._worked = self._waiting.index, []
         now_ms = progress.processing_time_ms
@@ -270,9 +276,8 @@ class PatternRunner(TimedRunner):
         is_left[far] = True
         is_left |= (due.later_ms > FAR_MS) & (due.later_ms < (1 << 63) - 1)
         for search in self._searches:
-            lists = [group.columns(name, index, now_ms).column() for name in search.states]
-            start = search.matcher.automaton.start
-            stored = StoredMatches.read(*lists, start)
+            events, chains, matches = (group.columns(name, index, now_ms).column() for name in search.states)
+            stored = StoredMatches.read(events, chains, matches, search.matcher.automaton.start)
             columns = _EventColumns(stored.events, due)
             is_left |= stored.is_odd
             if (np.abs(columns.times_ms[: columns.taken]) > FAR_MS).any():
@@ -280,10 +285,10 @@ class PatternRunner(TimedRunner):
             answers, unknown = self._answers(search, due)
             if unknown.any():
                 is_left[np.repeat(np.arange(len(index)), due.counts)[unknown]] = True
-            events = Events(columns.taken, due.begins, due.counts, columns.times_ms, answers)
+            coming = Events(columns.taken, due.begins, due.counts, columns.times_ms, answers)
             for leaf in search.matcher.looks_back:
                 leaf.compare.columns = columns
-            outcome = search.matcher.run(events, stored.partial, stored.chains, is_left, limit_ms)
+            outcome = search.matcher.run(coming, stored.partial, stored.chains, is_left, limit_ms)
             is_left = is_left | outcome.is_left
             self._worked.append(_Worked(search, stored, columns, outcome))
         return is_left

@@ -10,7 +10,7 @@ import json
 from collections import defaultdict
 from typing import Any
 
-import pytest
+import numpy as np
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +28,6 @@ from flinkish_spark.state.descriptors import ValueStateDescriptor
 from flinkish_spark.state.key_group import BasePolicy
 from flinkish_spark.testing._operator_harness import (
     ColumnsHarness,
-    MemoryBases,
     Snapshot,
     input_shape,
     whole_records,
@@ -39,11 +38,15 @@ from flinkish_spark.worker import keyed_operator
 from flinkish_spark.worker.pattern_runner import PatternRunner
 from flinkish_spark.worker.runners import RowShape
 from flinkish_spark.worker.timed_runner import TimedRunner
+from tests.support import effort
 from tests.support.cep_cases import cases
-from tests.support.effort import examples
 from tests.support.flink_cep import Case, condition, looks_back, skip_of
 
-GROUPS, EVENT, OUTPUT = 2, "key STRING, id LONG, name STRING, value LONG", "key STRING, found STRING, nth LONG"
+GROUPS, EVENT, OUTPUT = (
+    2,
+    "key STRING, id LONG, name STRING, value LONG",
+    "key STRING, found STRING, nth LONG",
+)
 LATE, LOST = OutputTag("late", EVENT), OutputTag("lost", OUTPUT)
 
 
@@ -76,7 +79,7 @@ class ShowLost(PatternProcessFunction):
 
 
 def as_sql(given_: dict[str, Any]) -> str | None:
-    """Return a condition of :mod:`tests.support.flink_cep` that looks back as SQL text; None if it cannot be."""
+    """Return a condition of :mod:`tests.support.flink_cep` as SQL text; None if it cannot be."""
     ((kind, value),) = given_.items()
     match kind:
         case "true":
@@ -173,8 +176,9 @@ class Subtask(ColumnsHarness):
             for leaf in one.automaton.leaves
             if isinstance(leaf, Comparison)
         }
-        function, output = (told_as_text(wanted) if is_text else (Show(), parse_ddl(OUTPUT)))
-        search = PatternSearch(wanted, function, late_output=LATE, column_conditions=self.texts, comparisons=said)
+        function, output = told_as_text(wanted) if is_text else (Show(), parse_ddl(OUTPUT))
+        settings = {"late_output": LATE, "column_conditions": self.texts, "comparisons": said}
+        search = PatternSearch(wanted, function, **settings)
         operator = PatternOperator(search, ElementType(EVENT))
         answers = "".join(f", __holds_{at} BOOLEAN" for at in range(len(self.texts)))
         fields = parse_ddl(EVENT + answers)
@@ -247,7 +251,12 @@ def streams(draw: Any) -> tuple[list[Case], list[Any], bool]:
 
 
 @settings(
-    max_examples=examples(4_000, 60), deadline=None, database=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
+    max_examples=4_000 if effort.is_night else 80,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    # An example takes a tenth of a second, and says in itself which micro-batch differs.
+    phases=[Phase.generate],
 )
 @given(streams())
 def test_columns_find_what_events_one_by_one_find(drawn: tuple[list[Case], list[Any], bool]) -> None:
@@ -289,21 +298,14 @@ def test_columns_find_what_events_one_by_one_find(drawn: tuple[list[Case], list[
 
 
 def plain(stored: dict[Any, Any]) -> dict[Any, Any]:
-    """Return what is stored of partial matches as what each has taken: links may stand in another order."""
-    (kinds := {}) if stored else {}
-    for name, entries in stored.items():
-        if not name.startswith("pattern/") or name == "pattern/waiting":
-            kinds[name] = entries
-            continue
+    """Return what is stored; of partial matches what each has taken: links may stand in another order."""
+    found = {name: entries for name, entries in stored.items() if " of " not in name}
+    parts: dict[Any, dict[str, Any]] = defaultdict(dict)
+    for name in stored.keys() - found.keys():
         kind, _, pattern = name.removeprefix("pattern/").partition(" of ")
-        for key, rows in entries.items():
-            kinds.setdefault(pattern, {}).setdefault(key, {})[kind] = rows
-    return {
-        name: entries if "of" not in name and name in ("pattern/waiting", "count") else {
-            key: [paths(parts, match) for match in parts["matches"]] for key, parts in entries.items()
-        }
-        for name, entries in kinds.items()
-    }
+        for key, rows in stored[name].items():
+            parts[pattern, key][kind] = rows
+    return {**found, **{at: [paths(own, match) for match in own["matches"]] for at, own in parts.items()}}
 
 
 def paths(parts: dict[str, Any], match: Any) -> Any:
@@ -316,8 +318,6 @@ def paths(parts: dict[str, Any], match: Any) -> Any:
 
 
 def test_a_key_with_many_more_events_than_others_is_taken_alone() -> None:
-    import numpy as np
-
     counts = np.array([3, 40_000, 4, 2] + [5] * 100)
     assert np.flatnonzero(too_long(counts)).tolist() == [1]
     assert not too_long(np.full(1_000, 50)).any()
