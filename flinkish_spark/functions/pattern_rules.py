@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NoReturn
 
+import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.cep.automaton import Automaton
@@ -39,7 +40,7 @@ from flinkish_spark.functions.keyed import (
     RuntimeContext,
 )
 from flinkish_spark.functions.match_recognize import comparison, condition
-from flinkish_spark.functions.patterns import Match, PatternProcessFunction
+from flinkish_spark.functions.patterns import Match, PatternProcessFunction, open_matches
 from flinkish_spark.state.descriptors import ListStateDescriptor, MapStateDescriptor
 from flinkish_spark.types.ddl import DdlError, ddl_of, parse_ddl, type_text
 from flinkish_spark.types.rows import ElementType
@@ -49,6 +50,7 @@ from flinkish_spark.types.rows import ElementType
 PATTERN_RULES = MapStateDescriptor("pattern_rules", "STRING", "version LONG, since LONG, rule STRING")
 #: Where rules go that cannot be searched for.
 REFUSED_RULES = OutputTag("refused_rules", "id STRING, version LONG, rule STRING, why STRING")
+_OPEN = "open"
 _CHAIN, _MATCH = ("stage", "event", "before"), ("state", "chain", "is_held")
 _CHAIN_TYPE = T.StructType([T.StructField(name, T.IntegerType()) for name in _CHAIN])
 _MATCH_TYPE = T.StructType(
@@ -154,10 +156,16 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
         parts = ("events", row), ("chains", _CHAIN_TYPE), ("matches", _MATCH_TYPE)
         lists = ", ".join(f"{name} array<{type_text(kind)}>" for name, kind in parts)
         stored = f"version LONG, automaton STRING, {lists}"
-        self._open_states = MapStateDescriptor("open", "STRING", stored)
+        self._open_states = MapStateDescriptor(_OPEN, "STRING", stored)
         self._open = context.get_map_state(self._open_states)
         self._facts = _WithoutState(context.uid, context.max_parallelism)
         self._function.open(context)
+
+    def level_in(self, state: str, rows: pa.RecordBatch) -> int | None:
+        """Return how many partial matches are open in entries of a state; None if it has none."""
+        if state != _OPEN:
+            return None
+        return open_matches(rows.column("value_0").items.field("matches"))
 
     def close(self) -> None:
         """Close the function, and the conditions of all rules."""

@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from flinkish_spark.cep.expressions import Expression, Frame
 from flinkish_spark.core.elements import OutputTag
 from flinkish_spark.functions.keyed import RichFunction
@@ -117,3 +120,10 @@ def tells_of_lost(function: PatternProcessFunction) -> bool:
         return function.lost is not None
     kind = type(function).process_timed_out_match
     return kind is not PatternProcessFunction.process_timed_out_match
+
+
+def open_matches(stored: pa.ListArray) -> int:
+    """Return how many stored partial matches have begun and are not held, as lists of them by key."""
+    rows = stored.flatten()
+    is_held = pc.fill_null(rows.field(2), False)
+    return int(pc.sum(pc.and_not(rows.field(1).is_valid(), is_held)).as_py() or 0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from flinkish_spark.core.elements import MIN_WATERMARK_MS, OutputTag, Progress, TimeDomain, Timer, tag_name
 from flinkish_spark.core.iterators import USER_ERRORS, elements_of
@@ -347,6 +348,11 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
     def close(self) -> None:
         """Close the function."""
         self._function.close()
+
+    def level_in(self, state: str, rows: pa.RecordBatch) -> int | None:
+        """Return what a function of ours says."""
+        level_in = getattr(self._function, "level_in", None)
+        return None if level_in is None else level_in(state, rows)
 
     # -- keyed state, from the broadcast side ---------------------------------------------------------
     def hashes_to_load(self, group: GroupState) -> Array:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, NamedTuple, NoReturn, Protocol
 
+import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.cep.automaton import Automaton
@@ -27,7 +28,13 @@ from flinkish_spark.core.elements import (
     TimeDomain,
     Timer,
 )
-from flinkish_spark.functions.patterns import Match, MeasuredMatches, PatternProcessFunction, tells_of_lost
+from flinkish_spark.functions.patterns import (
+    Match,
+    MeasuredMatches,
+    PatternProcessFunction,
+    open_matches,
+    tells_of_lost,
+)
 from flinkish_spark.operators.columnar_patterns import (
     ColumnarMatcher,
     ColumnarSearch,
@@ -154,6 +161,10 @@ class MatchContext:
         self._context.emit_to(tag, value, self.time_ms)
 
 
+#: How the state of partial matches begins, of any pattern.
+_MATCHES_OF = "pattern/matches of "
+
+
 class MatchStates:
     """The partial matches of one pattern, by key, in three states.
 
@@ -179,7 +190,7 @@ class MatchStates:
         self._descriptors = (
             ListStateDescriptor(f"pattern/events of {own}", fields),
             ListStateDescriptor(f"pattern/chains of {own}", "stage INT, event INT, before INT"),
-            ListStateDescriptor(f"pattern/matches of {own}", "state INT, chain INT, is_held BOOLEAN"),
+            ListStateDescriptor(f"{_MATCHES_OF}{own}", "state INT, chain INT, is_held BOOLEAN"),
         )
         self._element = element
 
@@ -364,6 +375,12 @@ class PatternOperator(TimedRowsOperator):
             entries = self._buffer.entries()
             self._buffer.replace([])
         self._take_entries(entries, now_ms)
+
+    def level_in(self, state: str, rows: pa.RecordBatch) -> int | None:
+        """Return how many partial matches are open; of another pattern's state, too, which is given up."""
+        if not state.startswith(_MATCHES_OF):
+            return None
+        return open_matches(rows.column("value_0"))
 
     def close(self) -> None:
         """Close conditions and function."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
+
 from flinkish_spark.core.elements import OutputTag, Progress, TimeDomain, Timer, tag_name
 from flinkish_spark.core.iterators import USER_ERRORS, elements_of
 from flinkish_spark.functions.keyed import (
@@ -47,6 +49,10 @@ class KeyedStreamOperator(ABC):
     @abstractmethod
     def on_timer(self, timer: Timer, domain: TimeDomain) -> Iterable[Any] | None:
         """Handle a timer that is due."""
+
+    def level_in(self, state: str, rows: pa.RecordBatch) -> int | None:
+        """Return how much is in entries of a state of what is counted as it comes and goes; None: no such."""
+        return None
 
     def close(self) -> None:
         """Give back what `open` made."""

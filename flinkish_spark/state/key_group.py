@@ -411,6 +411,12 @@ class GroupState:
             {domain: owner.get("registered", {}).get(domain.value, 0) for domain in TimeDomain},
         )
         self._hash_of: dict[Any, int] = {}
+        given_up = [name for name in sorted(layout.dropped) if STATE_SECTION + name in {*delta, *base}]
+        #: Entries of states that are given up, which are here for the last time: they are not stored again.
+        self.given_up = {
+            name: _merged(name, base.get(STATE_SECTION + name), delta.get(STATE_SECTION + name))
+            for name in given_up
+        }
         #: Whether the base holds what does not count any more. A state that was given up would be there again
         #: for whoever declares one of its name later.
         self._is_base_over = not base.keys().isdisjoint(STATE_SECTION + name for name in layout.dropped)
@@ -546,8 +552,12 @@ class GroupState:
 
     @property
     def is_changed(self) -> bool:
-        """Whether there is something to store."""
-        return any(table.is_changed for table in self._tables.values())
+        """Whether there is something to store, or to store no more."""
+        return bool(self.given_up) or any(table.is_changed for table in self._tables.values())
+
+    def living(self) -> Iterable[tuple[str, pa.RecordBatch]]:
+        """Yield the living entries of each state, by its name."""
+        return ((name, self._tables[STATE_SECTION + name].merged()) for name in self._layout.states)
 
     def next_due_ms(self, domain: TimeDomain) -> int | None:
         """Return when the first timer, or entry of a state, of a clock is due; None if there is none."""

@@ -70,7 +70,7 @@ def differences(given: Iterable[tuple[str, int, int]], told: Sequence[Told]) -> 
     by_user: dict[str, list[tuple[int, int]]] = {}
     for user, n, at in given:
         if user != LAST:
-            by_user.setdefault(user, []).append((at, n))
+            by_user.setdefault(user, []).append((at * 1000 + n % 1000, n))
     wanted = set()
     for user, own in by_user.items():
         own.sort()
