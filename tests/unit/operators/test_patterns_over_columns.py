@@ -11,6 +11,7 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
@@ -250,6 +251,7 @@ def streams(draw: Any) -> tuple[list[Case], list[Any], bool]:
     return found, [*batches, ([], MAX_WATERMARK_MS, "")], draw(st.integers(0, 3)) == 0
 
 
+@pytest.mark.timeout(3_600 if effort.is_night else 300)
 @settings(
     max_examples=4_000 if effort.is_night else 80,
     deadline=None,
