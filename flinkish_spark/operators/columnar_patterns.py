@@ -791,8 +791,13 @@ def stored_lists(
     # A link comes behind the one before it, and a key's links in that order.
     links = links[np.argsort(chains.keys[links], kind="stable")]
     link_keys = chains.keys[links]
-    taken, event_of = np.unique(np.stack([link_keys, chains.events[links]]), axis=1, return_inverse=True)
-    event_of = event_of.reshape(-1)
+    # Each event of a key once, in their order.
+    events_of = chains.events[links]
+    by_event = np.lexsort((events_of, link_keys))
+    is_first = np.append(True, (np.diff(events_of[by_event]) != 0) | (np.diff(link_keys[by_event]) != 0))
+    event_of = np.empty(len(links), dtype=np.int64)
+    event_of[by_event] = np.cumsum(is_first) - 1
+    taken = link_keys[by_event][is_first], events_of[by_event][is_first]
     number = np.cumsum(chosen) - 1
     count = int(chosen.sum())
     event_begins, event_offsets = _bounds(number[taken[0]], count)

@@ -213,8 +213,8 @@ class WaitingRows:
         self._has_new[new_keys] = True
         keys = np.concatenate([np.repeat(np.arange(len(index)), lengths), new_keys])
         times = own[-1].to_numpy()
-        # Stable, and stored rows stand in front: rows of one time stay as they came.
-        self._order = np.lexsort((times, keys))
+        # Stored rows stand in front: rows of one time stay as they came.
+        self._order = _in_order(keys, times)
         self._key, self._times_ms = keys[self._order], times[self._order]
         # Of rows in order the first of a key is at its beginning.
         begins = np.array([begin for _, begin, _ in _runs(self._key)], dtype=np.int64)
@@ -284,6 +284,27 @@ class WaitingRows:
         gone = changed & ~left & self._had
         if gone.any():
             self._state.remove(gone)
+
+
+def _in_order(keys: Array, times_ms: Array) -> Array:
+    """Return the order of rows by key and time; rows of one time stay in theirs.
+
+    Examples
+    --------
+    >>> _in_order(np.array([1, 0, 1, 1]), np.array([5, 9, 5, -3])).tolist()
+    [1, 3, 0, 2]
+    """
+    count = len(keys)
+    if not count:
+        return np.empty(0, dtype=np.int64)
+    first_ms, bits = int(times_ms.min()), count.bit_length()
+    span = (int(times_ms.max()) - first_ms).bit_length()
+    if int(keys.max()).bit_length() + span + bits > 62:
+        return np.lexsort((times_ms, keys))
+    # Key, time and place as one number: to sort numbers takes a tenth of what it takes to order by them.
+    whole = ((keys << span) + (times_ms - first_ms) << bits) + np.arange(count)
+    whole.sort()
+    return whole & ((1 << bits) - 1)
 
 
 def _runs(numbers: Array) -> Iterable[tuple[int, int, int]]:
