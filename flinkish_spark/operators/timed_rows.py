@@ -302,7 +302,7 @@ def _in_order(keys: Array, times_ms: Array) -> Array:
     if int(keys.max()).bit_length() + span + bits > 62:
         return np.lexsort((times_ms, keys))
     # Key, time and place as one number: to sort numbers takes a tenth of what it takes to order by them.
-    whole = ((keys << span) + (times_ms - first_ms) << bits) + np.arange(count)
+    whole: Array = ((keys << span) + (times_ms - first_ms) << bits) + np.arange(count)
     whole.sort()
     return whole & ((1 << bits) - 1)
 
