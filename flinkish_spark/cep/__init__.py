@@ -9,7 +9,7 @@ import lazy_loader
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     "flinkish_spark",
     submod_attrs={
-        "cep.conditions": ["ConditionContext", "IterativeCondition"],
+        "cep.conditions": ["ConditionContext", "IterativeCondition", "SqlCondition"],
         "cep.pattern": ["Pattern"],
         "cep.stages": ["AfterMatchSkip", "OpenMatches", "Overflow", "WithinType"],
         "datastream.pattern_stream": ["CEP", "PatternStream"],

@@ -13,6 +13,7 @@ from ..functions.row_patterns import ROW_PATTERNS as ROW_PATTERNS
 from ..functions.row_patterns import RowPatternsFromStream as RowPatternsFromStream
 from .conditions import ConditionContext as ConditionContext
 from .conditions import IterativeCondition as IterativeCondition
+from .conditions import SqlCondition as SqlCondition
 from .pattern import Pattern as Pattern
 from .stages import AfterMatchSkip as AfterMatchSkip
 from .stages import OpenMatches as OpenMatches

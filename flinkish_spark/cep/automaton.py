@@ -109,6 +109,12 @@ class Automaton:
         """The names of the pattern under which states take events, each once."""
         return tuple(dict.fromkeys(state.stage for state in self.states))
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the pattern, in its order."""
+        stages = [state.stage for state in reversed(self.states) if not state.stage.startswith("$")]
+        return tuple(dict.fromkeys(stages))
+
     @cached_property
     def fingerprint(self) -> str:
         """What stored partial matches can be read with: the pattern's names, and a mark of the states.
@@ -116,8 +122,7 @@ class Automaton:
         Conditions and windows may change.
         """
         states = [(state.name, state.kind.value) for state in self.states]
-        stages = [state.stage for state in reversed(self.states) if not state.stage.startswith("$")]
-        names = ", ".join(dict.fromkeys(stages))
+        names = ", ".join(self.names)
         return f"({names}) {zlib.crc32(repr(states).encode()):08x}"
 
     @property

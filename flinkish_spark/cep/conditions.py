@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from flinkish_spark.cep.expressions import Expression, Frame, names_in
 from flinkish_spark.core.errors import PatternError
 
 
@@ -48,9 +49,46 @@ class IterativeCondition(ABC):
         """Give back what `open` made."""
 
 
+@dataclass(frozen=True, slots=True)
+class SqlCondition:
+    """A condition as SQL text that may look back: it may name events that the partial match has taken.
+
+    A field alone is the event's own. Behind a name of the pattern it is that of the last event taken under
+    the name, or null if none is: the event itself is not yet taken. `FIRST(name.field)`,
+    `LAST(name.field, n)`, and aggregates as `SUM(name.field)` and `COUNT(name.*)` look at the others. It is
+    read and evaluated as in MATCH_RECOGNIZE, over the columns of many events where that can be; see
+    docs/cep.md. Text that names nothing may as well be given to `where` as it is: then Spark evaluates it.
+
+    Parameters
+    ----------
+    text
+        The condition. A name with other letters than an identifier's stands in double quotes.
+
+    Raises
+    ------
+    PatternError
+        It is no text. What it says is looked at when the fields of the events are known.
+
+    Examples
+    --------
+    >>> from flinkish_spark.cep import Pattern
+    >>> first = Pattern.begin("first")
+    >>> rising = first.next("second").where(SqlCondition("value > first.value"))
+    """
+
+    text: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str) or not self.text.strip():
+            raise PatternError(
+                f"SqlCondition got {self.text!r} ({type(self.text).__name__})",
+                what_to_do='give it the text of a condition, as "value > first.value"',
+            )
+
+
 #: What a pattern is given as a condition: SQL text, a function of an event, one of an event and a context,
 #: or an object with `filter(event, ctx)`.
-ConditionLike = str | Callable[..., Any] | IterativeCondition
+ConditionLike = str | Callable[..., Any] | IterativeCondition | SqlCondition
 
 
 class Given(Protocol):
@@ -159,6 +197,47 @@ class LookingBack(Leaf):
         return bool(self.filter(given.event, given.context))
 
 
+class Comparison(Leaf):
+    """A condition as SQL text that may name what its partial match has taken; see :class:`SqlCondition`.
+
+    Parameters
+    ----------
+    text
+        The condition.
+    """
+
+    looks_back = True
+
+    def __init__(self, text: str) -> None:
+        self.text = self.label = text
+        #: What the text says, once the fields of events are known.
+        self.expression: Expression | None = None
+
+    def holds(self, given: Given) -> bool:
+        """Return whether it holds."""
+        known = given.facts.get(self)
+        if known is not None:
+            return known
+        if self.expression is None:
+            raise PatternError(
+                f"the condition {self.text!r} is asked about an event whose fields nobody has said",
+                what_to_do="give the pattern to a stream: CEP.pattern(stream, pattern)",
+            )
+        return self.expression.value(self._frame(self.expression, given), None) is True
+
+    def _frame(self, expression: Expression, given: Given) -> Frame:
+        """Return the events that are named, and behind them the event itself, which has no name yet."""
+        rows: list[Sequence[Any]] = []
+        labels: list[str] = []
+        for name in names_in(expression):
+            taken = given.context.events_for(name)
+            rows += map(_fields, taken)
+            labels += [name] * len(taken)
+        rows.append(_fields(given.event))
+        labels.append("")
+        return Frame(rows, 0, labels, len(rows), len(rows), is_ended=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Always(Condition):
     """Holds for every event."""
@@ -237,6 +316,10 @@ class Or(_Two):
         return f"({self.first}) or ({self.second})"
 
 
+def _fields(event: Any) -> Sequence[Any]:
+    return event if isinstance(event, tuple) else (event,)
+
+
 def both(first: Condition, second: Condition) -> Condition:
     """Return what holds where both do."""
     if isinstance(first, Always):
@@ -259,6 +342,8 @@ def condition_of(given: ConditionLike, where: str) -> Leaf:
     """
     if isinstance(given, str) and given.strip():
         return ColumnCondition(text=given.strip())
+    if isinstance(given, SqlCondition):
+        return Comparison(given.text.strip())
     method = getattr(given, "filter", None)
     if not isinstance(given, type) and callable(method):
         return LookingBack(method, f"{where}: {type(given).__name__}", given)
@@ -273,8 +358,8 @@ def condition_of(given: ConditionLike, where: str) -> Leaf:
     raise PatternError(
         f"{where}() got {given!r} ({type(given).__name__})",
         why="it can be asked about no event",
-        what_to_do="give a function of an event, one of an event and a context, SQL text, or an "
-        "IterativeCondition",
+        what_to_do="give a function of an event, one of an event and a context, SQL text, a SqlCondition or "
+        "an IterativeCondition",
     )
 
 

@@ -346,3 +346,9 @@ class FirstKnown(Expression):
         """Return it."""
         values = (one.value(frame, place) for one in self.of)
         return next((one for one in values if one is not None), None)
+
+
+def names_in(made: Expression) -> list[str]:
+    """Return the variables that an expression names, each once, in their order."""
+    named = (getattr(one, "variables", None) or () for one in made.all_parts())
+    return list(dict.fromkeys(name for own in named for name in sorted(own)))

@@ -174,6 +174,22 @@ def begins(match: PartialMatch) -> tuple[int, int]:
     return _NOT_BEGUN if match.last is None else match.last.first.at
 
 
+def order_of_emission(firsts: Sequence[int]) -> list[int]:
+    """Return in which order matches are emitted that one event completes and nothing holds back.
+
+    Parameters
+    ----------
+    firsts
+        Of each, in the order of partial matches, where its first event stands; never less than the one
+        before.
+    """
+    queue = MatchQueue()
+    for number, first in enumerate(firsts):
+        event = Event((first, 0), None)
+        queue.add(PartialMatch(number, Taken("", event, None, event)))
+    return [queue.pop().state for _ in firsts]
+
+
 #: What a match has taken, by name, in the order in which the names were met.
 Match = dict[str, list[Any]]
 
@@ -296,6 +312,24 @@ class Known:
     facts: dict[Leaf, bool]
     ways: dict[int, list[_Way]] | None
     may_begin: bool = True
+
+
+class EventOutcome(NamedTuple):
+    """What becomes of a partial match with an event: those in its place, and the matches that it completes.
+
+    Parameters
+    ----------
+    kept
+        Of each partial match its state, and the name under which it has taken the event; None: it has not.
+    complete
+        Of each match that name.
+    is_stopped
+        Whether what must not come has come; then nothing is kept.
+    """
+
+    kept: Sequence[tuple[int, str | None]]
+    complete: Sequence[str | None]
+    is_stopped: bool
 
 
 class _KnownByAnswers(dict[tuple[bool | None, ...], Known]):
@@ -431,6 +465,35 @@ class Matcher:
                 assert end is not None
                 return [_match(end.path())]
         return [match for _, match in self._completed(state, complete)]
+
+    def outcome(self, state: int, answers: Sequence[bool]) -> EventOutcome:
+        """Return what becomes of a partial match in a state with an event, as :meth:`process` would have it.
+
+        The start state is not among what is kept: it stays, unless `is_stopped`.
+
+        Parameters
+        ----------
+        answers
+            To the conditions of the automaton, in their order, whether or not they look back.
+        """
+        step, is_start = self._step, state == self.automaton.start
+        step.facts, step.last = dict(zip(self.automaton.leaves, answers, strict=True)), None
+        kept: list[tuple[int, str | None]] = []
+        complete: list[str | None] = []
+        is_stopped = False
+        for stage, is_taken, target, kind in step.find_ways(state):
+            if is_taken and self._proceeds[target] and step.final_past(target) is not None:
+                complete.append(stage)
+            if is_start and not is_taken:
+                continue
+            name = stage if is_taken else None
+            if kind is StateKind.FINAL:
+                complete.append(name)
+            elif kind is StateKind.STOP:
+                is_stopped = True
+            else:
+                kept.append((target, name))
+        return EventOutcome([] if is_stopped else kept, complete, is_stopped)
 
     def is_due(self, state: MatchState, time_ms: int) -> bool:
         """Return whether time has to be advanced, since a partial match may be over."""

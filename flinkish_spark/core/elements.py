@@ -23,6 +23,8 @@ LATE_RECORDS_DROPPED, MATCHES = "late_records_dropped", "matches"
 TIMED_OUT, DISCARDED = "partial_matches_timed_out", "partial_matches_discarded"
 #: What is more of a key's, by call, and what is less.
 OPENED, CLOSED = "partial_matches_opened", "partial_matches_closed"
+#: How many came with the first micro-batch of a log: from a savepoint, or from another number of partitions.
+RESTORED = "partial_matches_restored"
 
 
 class TimeDomain(enum.Enum):

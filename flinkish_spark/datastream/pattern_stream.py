@@ -15,7 +15,7 @@ from flinkish_spark.core.errors import ConfigError, GraphError, PatternError
 from flinkish_spark.core.validation import function_object, function_of_two, instance_of, refuse_async
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.datastream.keyed_stream import KeyedStream
-from flinkish_spark.functions.patterns import Match, PatternContext, PatternProcessFunction
+from flinkish_spark.functions.patterns import Match, MeasuredMatches, PatternContext, PatternProcessFunction
 from flinkish_spark.operators.patterns import LookedFor, PatternSearch
 from flinkish_spark.planning.declare import declare_operator, declared_uid, inferred_output
 from flinkish_spark.planning.factories import Patterns
@@ -170,7 +170,7 @@ class PatternStream:
 
     def select(
         self,
-        select: Callable[[Match], Any],
+        select: Callable[[Match], Any] | str,
         *,
         output: OutputType | None = None,
         uid: str | None = None,
@@ -182,7 +182,10 @@ class PatternStream:
         Parameters
         ----------
         select
-            From a match to a row.
+            From a match to a row; or what a row consists of as SQL text, in which fields of events stand
+            behind names of the pattern, as ``first.user, last.amount AS amount``. Text is evaluated over the
+            columns of many matches where that can be, and says of which fields rows are: then `output` is
+            left out. See docs/cep.md.
         timed_out
             A side output, and what makes a row for it of a partial match and the time at which its window
             was over.
@@ -190,6 +193,15 @@ class PatternStream:
             As of :meth:`process`; by default what the hint of `select` says.
         """
         uid = declared_uid(self._stream._environment.graph, uid, "select", self._stream._entry)
+        if isinstance(select, str):
+            if output is not None:
+                raise ConfigError(
+                    f"select() of '{uid}' got SQL text and an output",
+                    why="the text says of which fields rows are",
+                    what_to_do="leave output out, or cast in the text: CAST(first.id AS BIGINT) AS id",
+                )
+            lost = None if timed_out is None else _lost(uid, timed_out, _Select)
+            return self._declared(MeasuredMatches(select, lost), None, uid, max_parallelism)
         if output is None:
             output = inferred_output(select, f"'{uid}'", is_iterable=False)
         return self._selected(select, False, output, uid, timed_out, max_parallelism)
@@ -218,22 +230,17 @@ class PatternStream:
         timed_out: tuple[OutputTag, Callable[[Match, int], Any]] | None,
         max_parallelism: int | None,
     ) -> DataStream:
-        tag, of_lost = (None, None) if timed_out is None else timed_out
-        given: tuple[tuple[str, object], ...] = (("select", select),)
-        if timed_out is not None:
-            given = (*given, ("timed_out", of_lost))
-        for name, function in given:
-            if not callable(function) or isinstance(function, type):
-                raise ConfigError(
-                    f"{name} of '{uid}' is {function!r}", what_to_do="give it a function, or leave it out"
-                )
-        if timed_out is not None:
-            instance_of("timed_out", tag, OutputTag, what_to_do="give it an OutputTag and a function")
+        _check_call("select", select, uid)
         kind = _FlatSelect if is_flat else _Select
-        return self._declared(kind(select, tag, of_lost), output, uid, max_parallelism)
+        lost = kind(select, None, None) if timed_out is None else _lost(uid, timed_out, kind, select)
+        return self._declared(lost, output, uid, max_parallelism)
 
     def _declared(
-        self, function: PatternProcessFunction, output: OutputType, uid: str, max_parallelism: int | None
+        self,
+        function: PatternProcessFunction,
+        output: OutputType | None,
+        uid: str,
+        max_parallelism: int | None,
     ) -> DataStream:
         stream, entry = self._stream, self._stream._entry
         leaves = (leaf for one in self._search.patterns for leaf in one.automaton.leaves)
@@ -293,6 +300,30 @@ class _Select(PatternProcessFunction):
 
     def _rows(self, result: Any) -> Iterable[Any] | None:
         return (result,)
+
+
+def _check_call(name: str, function: object, uid: str) -> None:
+    if not callable(function) or isinstance(function, type):
+        raise ConfigError(
+            f"{name} of '{uid}' is {function!r}", what_to_do="give it a function, or leave it out"
+        )
+
+
+def _lost(
+    uid: str,
+    timed_out: tuple[OutputTag, Callable[[Match, int], Any]],
+    kind: type[_Select],
+    select: Callable[[Match], Any] | None = None,
+) -> _Select:
+    """Return what tells of partial matches that are timed out."""
+    tag, of_lost = timed_out
+    _check_call("timed_out", of_lost, uid)
+    instance_of("timed_out", tag, OutputTag, what_to_do="give it an OutputTag and a function")
+    return kind(select or _no_row, tag, of_lost)
+
+
+def _no_row(match: Match) -> None:
+    return None
 
 
 class _FlatSelect(_Select):

@@ -135,6 +135,44 @@ def condition(text: str, fields: T.StructType) -> E.Expression:
     return found
 
 
+def comparison(text: str, fields: T.StructType, names: Iterable[str]) -> E.Expression:
+    """Return a condition of an event with these fields that may name events taken before.
+
+    Parameters
+    ----------
+    names
+        Of the pattern.
+
+    Raises
+    ------
+    PatternError
+        It is no condition, or asks for what an event of a pattern does not have.
+    """
+    quoted = " ".join('"' + name.replace('"', '""') + '"' for name in names)
+    return _Search(MatchRecognize((), None, {"PATTERN": f"({quoted})"}), fields).comparison(text)
+
+
+def measures(
+    text: str, fields: T.StructType, names: Iterable[str]
+) -> tuple[list[E.Expression], T.StructType]:
+    """Return what is told of a match, and the fields that this makes: `first.id, last.value AS value`.
+
+    Parameters
+    ----------
+    fields
+        Of the events.
+    names
+        Of the patterns.
+
+    Raises
+    ------
+    PatternError
+        It is no list of expressions over events by their names.
+    """
+    quoted = " ".join('"' + name.replace('"', '""') + '"' for name in names)
+    return _Search(MatchRecognize((), None, {"PATTERN": f"({quoted})"}), fields).measures(text)
+
+
 def _clauses(text: str, tokens: Sequence[_Token]) -> Iterator[tuple[str, str]]:
     begins: list[tuple[int, int, str, int]] = []
     depth, behind = 0, -1
@@ -375,6 +413,51 @@ class _Search:
                 for name, (_, kind) in zip(names, (m for _, m in measures), strict=True)
             ]
         )
+
+    def comparison(self, text: str) -> E.Expression:
+        """Return what stands where a pattern of Flink's kind has a condition."""
+        self._fold_names()
+        made, kind = self._expression(_parsed(self._text(_tokens(text))), text)
+        if kind != _BOOLEAN:
+            _refuse(text, f"it is a {kind.simpleString()}", "give a condition")
+        self._refuse_rows(made, text)
+        return made
+
+    def measures(self, text: str) -> tuple[list[E.Expression], T.StructType]:
+        """Return what is told of a match of Flink's kind."""
+        self._fold_names()
+        made, told = [], []
+        for tokens in _listed(text):
+            if [one.word for one in tokens[-2:-1]] == ["AS"]:
+                name, tokens = tokens[-1].text, tokens[:-2]
+            elif len(tokens) == 3 and tokens[1].word == ".":
+                name = tokens[2].text
+            else:
+                _refuse(text, "one of its columns has no name", "write ... AS name")
+            one, kind = self._expression(_parsed(self._text(tokens)), text)
+            self._refuse_rows(one, text)
+            if any(isinstance(part, E.Column) and part.variables is None for part in one.all_parts()):
+                _refuse(text, "a field stands there without a name of the pattern", "write name.field")
+            made.append(one)
+            told.append(T.StructField(name, kind))
+        return made, T.StructType(told)
+
+    def _fold_names(self) -> None:
+        """Let names be found as SQL writes what is not quoted, in capitals, where that is only one."""
+        folded = [name.upper() for name in self._variables]
+        for name in list(self._variables):
+            if folded.count(name.upper()) == 1:
+                self._variables.setdefault(name.upper(), frozenset([name]))
+
+    @staticmethod
+    def _refuse_rows(made: E.Expression, text: str) -> None:
+        """Refuse what a pattern of Flink's kind does not have: rows between those that it takes."""
+        for one in made.all_parts():
+            of_rows = isinstance(one, E.Navigated) and (one.rows or one.variables is None)
+            if of_rows or isinstance(one, E.Classifier | E.MatchNumber | E.Final):
+                _refuse(text, "it looks at rows, and not at a name's events", "name what it looks at")
+            if isinstance(one, E.Aggregated) and one.variables is None:
+                _refuse(text, "its aggregate is of no name's events", "write SUM(name.field)")
 
     # -- clauses ----------------------------------------------------------------------------------------
     def _unions(self, text: str) -> None:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NoReturn
 
+import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.cep.automaton import Automaton
 from flinkish_spark.cep.compiler import compiled
-from flinkish_spark.cep.conditions import ColumnCondition, Leaf, LookingBack
+from flinkish_spark.cep.conditions import ColumnCondition, Comparison, Leaf, LookingBack
 from flinkish_spark.cep.expressions import Expression, Frame
 from flinkish_spark.cep.matcher import Event, FlatMatches, Known, Matcher
 from flinkish_spark.cep.pattern import Pattern
@@ -38,8 +39,8 @@ from flinkish_spark.functions.keyed import (
     KeyedReadOnlyContext,
     RuntimeContext,
 )
-from flinkish_spark.functions.match_recognize import condition
-from flinkish_spark.functions.patterns import Match, PatternProcessFunction
+from flinkish_spark.functions.match_recognize import comparison, condition
+from flinkish_spark.functions.patterns import Match, PatternProcessFunction, open_matches
 from flinkish_spark.state.descriptors import ListStateDescriptor, MapStateDescriptor
 from flinkish_spark.types.ddl import DdlError, ddl_of, parse_ddl, type_text
 from flinkish_spark.types.rows import ElementType
@@ -49,6 +50,7 @@ from flinkish_spark.types.rows import ElementType
 PATTERN_RULES = MapStateDescriptor("pattern_rules", "STRING", "version LONG, since LONG, rule STRING")
 #: Where rules go that cannot be searched for.
 REFUSED_RULES = OutputTag("refused_rules", "id STRING, version LONG, rule STRING, why STRING")
+_OPEN = "open"
 _CHAIN, _MATCH = ("stage", "event", "before"), ("state", "chain", "is_held")
 _CHAIN_TYPE = T.StructType([T.StructField(name, T.IntegerType()) for name in _CHAIN])
 _MATCH_TYPE = T.StructType(
@@ -154,9 +156,16 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
         parts = ("events", row), ("chains", _CHAIN_TYPE), ("matches", _MATCH_TYPE)
         lists = ", ".join(f"{name} array<{type_text(kind)}>" for name, kind in parts)
         stored = f"version LONG, automaton STRING, {lists}"
-        self._open = context.get_map_state(MapStateDescriptor("open", "STRING", stored))
+        self._open_states = MapStateDescriptor(_OPEN, "STRING", stored)
+        self._open = context.get_map_state(self._open_states)
         self._facts = _WithoutState(context.uid, context.max_parallelism)
         self._function.open(context)
+
+    def level_in(self, state: str, rows: pa.RecordBatch) -> int | None:
+        """Return how many partial matches are open in entries of a state; None if it has none."""
+        if state != _OPEN:
+            return None
+        return open_matches(rows.column("value_0").items.field("matches"))
 
     def close(self) -> None:
         """Close the function, and the conditions of all rules."""
@@ -176,6 +185,8 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
             return
         if taken is not None:
             rules[value.id] = taken
+            if before is not None and before[2] is not None and before[1] != taken[1]:
+                ctx.apply_to_keyed_state(self._open_states, _giving_up(value.id, taken[1], ctx))
             used = {rule for _, _, rule in rules.values()}
             for text in [text for text in self._searches if text not in used]:
                 self._searches.pop(text).close()
@@ -224,6 +235,9 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
                 for leaf in automaton.leaves
                 if isinstance(leaf, ColumnCondition)
             }
+            for leaf in automaton.leaves:
+                if isinstance(leaf, Comparison):
+                    leaf.expression = comparison(leaf.text, self._fields, automaton.names)
             found = self._searches[rule] = _Search(automaton, Matcher(automaton, pattern.skip), asked)
             found.open(self._facts)
         return found
@@ -288,10 +302,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
         for name, stored in list(self._open.items()):
             own = live.get(name)
             if own is None or not own.goes_on_with(stored):
-                given_up = sum(chain is not None and not held for _, chain, held in _rows(stored.matches))
-                if given_up:
-                    _operator(ctx).count(CLOSED, given_up)
-                    _operator(ctx).count(DISCARDED, given_up)
+                _count_given_up(stored, ctx)
                 del self._open[name]
         for run in runs:
             run.enter(self._open, self._row.names, self._gather, self._spread)
@@ -468,6 +479,24 @@ class _WithoutState(SubtaskFacts):
         )
 
     get_state = get_list_state = get_map_state = get_reducing_state = get_aggregating_state = _refuse
+
+
+def _giving_up(name: str, since: int, ctx: KeyedBroadcastContext) -> Callable[[Any, Any], None]:
+    """Return what takes away a key's partial matches of a rule that have begun before a version of it."""
+
+    def give_up(key: Any, states: Any) -> None:
+        stored = states.get(name)
+        if stored is not None and stored.version < since:
+            _count_given_up(stored, ctx)
+            del states[name]
+
+    return give_up
+
+
+def _count_given_up(stored: Any, ctx: Any) -> None:
+    given_up = sum(chain is not None and not held for _, chain, held in _rows(stored.matches))
+    for counter in (CLOSED, DISCARDED) if given_up else ():
+        _operator(ctx).count(counter, given_up)
 
 
 def _structs(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:

@@ -6,6 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flinkish_spark.cep.expressions import Expression, Frame
 from flinkish_spark.core.elements import OutputTag
 from flinkish_spark.functions.keyed import RichFunction
 
@@ -73,3 +77,53 @@ class PatternProcessFunction(RichFunction, ABC):
             As of `process_match`, with the names that it has got to.
         """
         return None
+
+
+class MeasuredMatches(PatternProcessFunction):
+    """Makes one row of each match by expressions over its events.
+
+    Parameters
+    ----------
+    text
+        What they are, as SQL: what :meth:`~flinkish_spark.cep.PatternStream.select` is given.
+    lost
+        What is told of those that are timed out; None: nothing.
+    measures
+        The expressions, once the fields of events are known.
+    """
+
+    def __init__(
+        self, text: str, lost: PatternProcessFunction | None, measures: Sequence[Expression] = ()
+    ) -> None:
+        self.text, self.lost, self.measures = text, lost, tuple(measures)
+
+    def process_match(self, match: Match, ctx: PatternContext) -> Iterable[Any]:
+        """Emit the row."""
+        frame = frame_of(match)
+        return (tuple(one.value(frame, None) for one in self.measures),)
+
+    def process_timed_out_match(self, match: Match, ctx: PatternContext) -> Iterable[Any] | None:
+        """Tell of it."""
+        return None if self.lost is None else self.lost.process_timed_out_match(match, ctx)
+
+
+def frame_of(match: Match) -> Frame:
+    """Return the events of a match as expressions see them."""
+    taken = [(name, one) for name, events in match.items() for one in events]
+    rows = [one if isinstance(one, tuple) else (one,) for _, one in taken]
+    return Frame(rows, 0, [name for name, _ in taken], len(rows), len(rows), is_ended=True)
+
+
+def tells_of_lost(function: PatternProcessFunction) -> bool:
+    """Return whether a function makes anything of matches that are timed out."""
+    if isinstance(function, MeasuredMatches):
+        return function.lost is not None
+    kind = type(function).process_timed_out_match
+    return kind is not PatternProcessFunction.process_timed_out_match
+
+
+def open_matches(stored: pa.ListArray) -> int:
+    """Return how many stored partial matches have begun and are not held, as lists of them by key."""
+    rows = stored.flatten()
+    is_held = pc.fill_null(rows.field(2), False)
+    return int(pc.sum(pc.and_not(rows.field(1).is_valid(), is_held)).as_py() or 0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from flinkish_spark.core.elements import MIN_WATERMARK_MS, OutputTag, Progress, TimeDomain, Timer, tag_name
 from flinkish_spark.core.iterators import USER_ERRORS, elements_of
@@ -161,13 +162,15 @@ class ContextFacts:
 class BroadcastSideContext(ContextFacts):
     """Given to `process_broadcast_element`."""
 
-    __slots__ = ("_is_declared", "applications", "tables")
+    __slots__ = ("_is_declared", "applications", "count", "tables")
 
     def __init__(self, is_declared: Callable[[StateDescriptor], bool]) -> None:
         super().__init__()
         self.tables: BroadcastTables
         self._is_declared = is_declared
         self.applications: list[Application] = []
+        #: For functions of ours, while something is applied to keyed state: adds to a number of the operator.
+        self.count: Callable[..., None] = _no_count
 
     def get_broadcast_state(self, descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
         """Return a state, to read and to write."""
@@ -180,6 +183,10 @@ class BroadcastSideContext(ContextFacts):
                 f"apply_to_keyed_state() is given the state '{descriptor.name}', for which open() did not ask"
             )
         self.applications.append(Application(descriptor, function))
+
+
+def _no_count(name: str, by: int = 1) -> None:
+    raise AssertionError(f"{name} is counted where nothing is applied to keyed state")
 
 
 class BroadcastSide:
@@ -215,6 +222,10 @@ class BroadcastSide:
     def tables(self) -> BroadcastTables:
         """The states, as they are now."""
         return self._context.tables
+
+    def counts_with(self, count: Callable[..., None]) -> None:
+        """Say what counts for the operator."""
+        self._context.count = count
 
     @property
     def applications(self) -> Sequence[Application]:
@@ -322,6 +333,7 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
         self._states = states = states.of_function()
         #: The broadcast half; there once the operator is open.
         self.side = BroadcastSide(states.uid, self._descriptors, self._process_broadcast, self._is_declared)
+        self.side.counts_with(context.count)
         self._context = KeyedSideContext(context, self.side)
         self._function.open(states)
 
@@ -336,6 +348,11 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
     def close(self) -> None:
         """Close the function."""
         self._function.close()
+
+    def level_in(self, state: str, rows: pa.RecordBatch) -> int | None:
+        """Return what a function of ours says."""
+        level_in = getattr(self._function, "level_in", None)
+        return None if level_in is None else level_in(state, rows)
 
     # -- keyed state, from the broadcast side ---------------------------------------------------------
     def hashes_to_load(self, group: GroupState) -> Array:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
+import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.cep.automaton import Automaton
-from flinkish_spark.cep.conditions import ColumnCondition, Leaf, LookingBack
+from flinkish_spark.cep.conditions import ColumnCondition, Comparison, Leaf, LookingBack
+from flinkish_spark.cep.expressions import Expression
 from flinkish_spark.cep.matcher import Event, FlatMatches, Known, Matcher, MatchState, PartialMatch
 from flinkish_spark.cep.stages import AfterMatchSkip, OpenMatches
 from flinkish_spark.core.elements import (
@@ -26,10 +28,23 @@ from flinkish_spark.core.elements import (
     TimeDomain,
     Timer,
 )
-from flinkish_spark.functions.patterns import Match, PatternProcessFunction
+from flinkish_spark.functions.patterns import (
+    Match,
+    MeasuredMatches,
+    PatternProcessFunction,
+    open_matches,
+    tells_of_lost,
+)
+from flinkish_spark.operators.columnar_patterns import (
+    ColumnarMatcher,
+    ColumnarSearch,
+    LooksBack,
+    can_be_in_columns,
+)
 from flinkish_spark.operators.context import FunctionContext, KeyedStateWithoutKey, NoKeyedState
 from flinkish_spark.operators.joins import Entry, TimedBuffer, time_of
 from flinkish_spark.operators.process import Processor
+from flinkish_spark.operators.row_conditions import ComparedWithEarlier, earlier_events
 from flinkish_spark.operators.timed_rows import DueRows, TimedRows, TimedRowsOperator
 from flinkish_spark.state.descriptors import ListStateDescriptor, StateDescriptor
 from flinkish_spark.state.keyed_states import KeyedStates
@@ -84,6 +99,8 @@ class PatternSearch:
         How many partial matches of a key and pattern may be open; None: any number.
     column_conditions
         Texts of conditions whose answers come behind the fields of each event, in this order.
+    comparisons
+        What conditions that look back as SQL text say, by their texts.
     """
 
     patterns: tuple[LookedFor, ...]
@@ -94,6 +111,7 @@ class PatternSearch:
     late_output: OutputTag | None = None
     limit: OpenMatches | None = None
     column_conditions: tuple[str, ...] = ()
+    comparisons: Mapping[str, Expression] = field(default_factory=dict)
 
 
 class _NoState(NoKeyedState):
@@ -143,6 +161,10 @@ class MatchContext:
         self._context.emit_to(tag, value, self.time_ms)
 
 
+#: How the state of partial matches begins, of any pattern.
+_MATCHES_OF = "pattern/matches of "
+
+
 class MatchStates:
     """The partial matches of one pattern, by key, in three states.
 
@@ -168,9 +190,14 @@ class MatchStates:
         self._descriptors = (
             ListStateDescriptor(f"pattern/events of {own}", fields),
             ListStateDescriptor(f"pattern/chains of {own}", "stage INT, event INT, before INT"),
-            ListStateDescriptor(f"pattern/matches of {own}", "state INT, chain INT, is_held BOOLEAN"),
+            ListStateDescriptor(f"{_MATCHES_OF}{own}", "state INT, chain INT, is_held BOOLEAN"),
         )
         self._element = element
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the states: events, chains, partial matches."""
+        return tuple(one.name for one in self._descriptors)
 
     def open(self, states: KeyedStates) -> None:
         """Declare the states."""
@@ -236,6 +263,37 @@ class _Search:
         return list(self.state.partial), list(self.state.held)
 
 
+class FoundMatch(NamedTuple):
+    """A match, or a partial one that is timed out, which is to be told of.
+
+    Parameters
+    ----------
+    number
+        Of the pattern.
+    """
+
+    number: int
+    is_lost: bool
+    time_ms: int
+    match: Match
+
+
+class FoundMatches(Protocol):
+    """What was found of a key, in its order.
+
+    Parameters
+    ----------
+    first_ms, last_ms
+        The least and the greatest of the times.
+    """
+
+    first_ms: int
+    last_ms: int
+
+    def __iter__(self) -> Iterator[FoundMatch]:
+        """Make them, one by one."""
+
+
 class PatternOperator(TimedRowsOperator):
     """Runs a :class:`PatternSearch`.
 
@@ -254,7 +312,7 @@ class PatternOperator(TimedRowsOperator):
     """
 
     def __init__(self, search: PatternSearch, element: ElementType, time_field: int | None = None) -> None:
-        self._search, self._element = search, element
+        self._search, self.element = search, element
         # By their texts: of an event that waits, another text has no answer.
         answers = [f"__holds_{zlib.crc32(text.encode()):08x} BOOLEAN" for text in search.column_conditions]
         waiting = "pattern/waiting", element, ", ".join(answers)
@@ -269,13 +327,15 @@ class PatternOperator(TimedRowsOperator):
         search = self._search
         self._context, self._timers, self._scope = context, timers, states.scope
         self._match_context = MatchContext(context, timers)
-        self._width = len(self._element.fields)
-        self._gather = self._element.gathering()
+        self._width = len(self.element.fields)
+        self._gather = self.element.gathering()
         self._key_of = None if search.compare is None else functools.cmp_to_key(search.compare)
         for waiting in (self.timed, self._buffer):
             if waiting is not None:
                 waiting.open(states)
-        self._searches = [_Search(one, self._element) for one in search.patterns]
+        self.searches = self._searches = [_Search(one, self.element) for one in search.patterns]
+        #: What was found of keys beforehand, whose timers fire only to tell of it; and up to when it is told.
+        self.found: dict[Any, tuple[FoundMatches, int]] = {}
         self._known: tuple[DueRows | None, Sequence[Sequence[Known]]] = None, ()
         for one in self._searches:
             one.states.open(states)
@@ -285,6 +345,8 @@ class PatternOperator(TimedRowsOperator):
         for leaf in self._leaves():
             if isinstance(leaf, ColumnCondition):
                 self._columns[leaf] = search.column_conditions.index(leaf.text)
+            elif isinstance(leaf, Comparison):
+                leaf.expression = search.comparisons[leaf.text]
             elif isinstance(leaf, LookingBack) and hasattr(leaf.owner, "open"):
                 leaf.owner.open(opened)
         search.function.open(states.of_function())
@@ -297,6 +359,9 @@ class PatternOperator(TimedRowsOperator):
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
         """Take the events whose time has come, and time out what is over."""
+        if self._scope.key in self.found:
+            self._tell(*self.found.pop(self._scope.key))
+            return
         if self.timed is not None:
             now_ms, due = self._timers.watermark_ms, self.timed.due
             self._take(due, due.take(self._scope.key, now_ms), now_ms)
@@ -310,6 +375,12 @@ class PatternOperator(TimedRowsOperator):
             entries = self._buffer.entries()
             self._buffer.replace([])
         self._take_entries(entries, now_ms)
+
+    def level_in(self, state: str, rows: pa.RecordBatch) -> int | None:
+        """Return how many partial matches are open; of another pattern's state, too, which is given up."""
+        if not state.startswith(_MATCHES_OF):
+            return None
+        return open_matches(rows.column("value_0"))
 
     def close(self) -> None:
         """Close conditions and function."""
@@ -408,6 +479,74 @@ class PatternOperator(TimedRowsOperator):
         if rows is not None:
             self._context.emit(rows, time_ms)
 
+    def _tell(self, found: FoundMatches, after_ms: int) -> None:
+        """Tell of what was found of the current key behind a time, up to the watermark."""
+        watermark_ms = self._timers.watermark_ms
+        if found.last_ms > watermark_ms:
+            # The input ends, and the watermark goes on behind this.
+            self.found[self._scope.key] = found, watermark_ms
+            self._timers.register_event_time_timer(found.last_ms)
+        function, context, emit = self._search.function, self._match_context, self._context.emit
+        lost = matches = 0
+        for number, is_lost, time_ms, match in found:
+            if not after_ms < time_ms <= watermark_ms:
+                continue
+            context.name, context.time_ms = self._searches[number].name, time_ms
+            if is_lost:
+                lost += 1
+                rows = function.process_timed_out_match(match, context)
+            else:
+                matches += 1
+                rows = function.process_match(match, context)
+            if rows is not None:
+                emit(rows, time_ms)
+        for name, count in ((TIMED_OUT, lost), (MATCHES, matches)):
+            if count:
+                self._context.count(name, count)
+
+    # -- many keys at a time ------------------------------------------------------------------------------
+    @property
+    def is_columnar(self) -> bool:
+        """Whether events of many keys can be taken together, as columns."""
+        search = self._search
+        return (
+            self.timed is not None
+            and search.compare is None
+            and search.limit is None
+            and all(can_be_in_columns(one.automaton, one.skip) for one in search.patterns)
+            and all(map(self._is_of_columns, self._leaves()))
+        )
+
+    def _is_of_columns(self, leaf: Leaf) -> bool:
+        if isinstance(leaf, Comparison):
+            return earlier_events(self._search.comparisons[leaf.text]) is not None
+        return isinstance(leaf, ColumnCondition)
+
+    @property
+    def measures(self) -> tuple[Expression, ...] | None:
+        """What is told of a match, where it can be said in columns; else None."""
+        function = self._search.function
+        if not isinstance(function, MeasuredMatches):
+            return None
+        in_columns = all(earlier_events(one) is not None for one in function.measures)
+        return function.measures if in_columns else None
+
+    @property
+    def tells_of_lost(self) -> bool:
+        """Whether anything is made of matches that are timed out."""
+        return tells_of_lost(self._search.function)
+
+    def columnar(self) -> list[ColumnarSearch]:
+        """Return the patterns as they run over columns; the operator is open."""
+        return [
+            ColumnarSearch(
+                ColumnarMatcher(one.matcher, wanted.skip, list(_comparing(wanted.automaton))),
+                one.states.names,
+                tuple(self._columns.get(leaf) for leaf in wanted.automaton.leaves),
+            )
+            for one, wanted in zip(self._searches, self._search.patterns, strict=True)
+        ]
+
     def _register(self, before_ms: Sequence[int | None], due_ms: Sequence[int | None]) -> None:
         """Register a timer for the first partial match that is timed out, in place of that before."""
         timers = self._timers
@@ -424,3 +563,13 @@ class PatternOperator(TimedRowsOperator):
 
     def _leaves(self) -> Iterable[Leaf]:
         return (leaf for one in self._search.patterns for leaf in one.automaton.leaves)
+
+
+def _comparing(automaton: Automaton) -> Iterator[LooksBack]:
+    """Yield the conditions that look back at earlier events, each with what answers it."""
+    numbers = {name: at for at, name in enumerate(automaton.stages)}
+    for bit, leaf in enumerate(automaton.leaves):
+        if isinstance(leaf, Comparison) and leaf.expression is not None:
+            named = earlier_events(leaf.expression) or ()
+            places = tuple((numbers[name], is_last) for name, is_last in named)
+            yield LooksBack(bit, places, ComparedWithEarlier(leaf.expression, named))

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
+
 from flinkish_spark.core.elements import OutputTag, Progress, TimeDomain, Timer, tag_name
 from flinkish_spark.core.iterators import USER_ERRORS, elements_of
 from flinkish_spark.functions.keyed import (
@@ -47,6 +49,10 @@ class KeyedStreamOperator(ABC):
     @abstractmethod
     def on_timer(self, timer: Timer, domain: TimeDomain) -> Iterable[Any] | None:
         """Handle a timer that is due."""
+
+    def level_in(self, state: str, rows: pa.RecordBatch) -> int | None:
+        """Return how much is in entries of a state of what is counted as it comes and goes; None: no such."""
+        return None
 
     def close(self) -> None:
         """Give back what `open` made."""
@@ -232,7 +238,8 @@ class GroupRun:
         ElementFailed, TimerFailed
             The function raised; nothing of the micro-batch counts.
         """
-        self._emitted = emitted = Emitted()
+        # What was counted in front of this counts as well: functions are applied to keyed state there.
+        self._emitted = emitted = Emitted(counts=self._emitted.counts)
         self.states.scope.now_ms = self.timers.processing_time_ms = progress.processing_time_ms
         self.timers.watermark_ms = progress.watermark_before_ms
         self._fire(TimeDomain.PROCESSING_TIME, progress.processing_limit_ms)
@@ -246,6 +253,7 @@ class GroupRun:
         if progress.drained_to_ms > progress.watermark_ms:
             self.timers.watermark_ms = progress.drained_to_ms
             self._fire(TimeDomain.EVENT_TIME, progress.drained_to_ms)
+        self._emitted = Emitted()
         return emitted
 
     def run_checked(

@@ -117,6 +117,109 @@ class _Over:
         return values.take(pa.array(moved, mask=moved < 0))
 
 
+def earlier_events(made: E.Expression) -> tuple[tuple[str, bool], ...] | None:
+    """Return which earlier events an expression names, and whether it is their last one; else their first.
+
+    None: it looks at more of them than that.
+    """
+    found: dict[tuple[str, bool], None] = {}
+    for one in made.all_parts():
+        if isinstance(one, E.Aggregated) or (isinstance(one, E.Navigated) and one.offset):
+            return None
+        for name in getattr(one, "variables", None) or ():
+            found[name, not (isinstance(one, E.Navigated) and one.from_first)] = None
+    return tuple(found)
+
+
+class ComparedWithEarlier:
+    """A condition of events beside earlier ones of their partial matches, over columns.
+
+    Parameters
+    ----------
+    made
+        The condition.
+    named
+        What it looks at, as :func:`earlier_events` says it.
+    """
+
+    def __init__(self, made: E.Expression, named: Sequence[tuple[str, bool]]) -> None:
+        self._made, self._named = made, tuple(named)
+        self._is_known = True
+        #: Fields of all events that there are.
+        self.columns: Sequence[pa.Array] = ()
+
+    def __call__(self, events: Array, before: Sequence[Array]) -> Array | None:
+        """Return of which pairs it holds; None where it is not known how to say that.
+
+        Parameters
+        ----------
+        events, before
+            Places of the events, and of the earlier ones in the order of `named`; less than 0: there is none.
+        """
+        if not self._is_known:
+            return None
+        own = {name: pa.array(one, mask=one < 0) for name, one in zip(self._named, before, strict=True)}
+        try:
+            holds = _Beside(self.columns, pa.array(events), own).value(self._made)
+        except _NotInColumns:
+            self._is_known = False
+            return None
+        except pa.ArrowException:
+            # A value is refused: only of those that are asked about one by one.
+            return None
+        if not isinstance(holds, pa.Array):
+            return np.full(len(events), holds.as_py() is True)
+        found: Array = pc.fill_null(holds, False).to_numpy(zero_copy_only=False)
+        return found
+
+
+def measured(
+    made: E.Expression, columns: Sequence[Any], named: Mapping[tuple[str, bool], Array], count: int
+) -> pa.Array | None:
+    """Return an expression over the events of matches as a column; None where it is not known how.
+
+    Parameters
+    ----------
+    columns
+        Fields of events; each has `take`, as an array.
+    named
+        The place of the event that a name means, by match; less than 0: there is none.
+    count
+        Of the matches.
+    """
+    own = {name: pa.array(one, mask=one < 0) for name, one in named.items()}
+    try:
+        found = _Beside(columns, pa.nulls(count, pa.int64()), own).value(made)
+    except (_NotInColumns, pa.ArrowException):
+        return None
+    return found if isinstance(found, pa.Array) else pa.repeat(found, count)
+
+
+class _Beside(_Over):
+    """Evaluates pairs of an event and earlier ones."""
+
+    def __init__(
+        self, columns: Sequence[pa.Array], events: pa.Array, before: Mapping[tuple[str, bool], pa.Array]
+    ) -> None:
+        super().__init__(columns, np.empty(0, dtype=np.int64))
+        self._events, self._before_of, self._from_first = events, before, False
+
+    def value(self, made: E.Expression) -> Any:
+        match made:
+            case E.Column(field, variables):
+                places = self._events
+                if variables is not None:
+                    places = self._before_of[next(iter(variables)), not self._from_first]
+                return self._columns[field].take(places)
+            case E.Navigated(of=of, from_first=from_first):
+                self._from_first = from_first
+                try:
+                    return self.value(of)
+                finally:
+                    self._from_first = False
+        return super().value(made)
+
+
 def _scalar(given: Any) -> pa.Scalar:
     if given is not None and not isinstance(given, bool | int | float | str):
         raise _NotInColumns

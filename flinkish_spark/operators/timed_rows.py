@@ -6,13 +6,14 @@ from abc import ABC
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, MIN_WATERMARK_MS, OutputTag
+from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag
 from flinkish_spark.operators.context import FunctionContext
 from flinkish_spark.operators.process import KeyedStreamOperator
 from flinkish_spark.state.columnar import ColumnarState
@@ -64,6 +65,31 @@ class DueRows:
         if key in self._of_key:
             return self.times_ms[self._of_key[key][0]]
         return self._later_ms.get(key)
+
+
+@dataclass
+class DueColumns:
+    """Rows whose time comes in a micro-batch, in the order of :class:`DueRows`, as columns.
+
+    Parameters
+    ----------
+    fields, rows
+        Fields of all rows, as columns, and where in them the rows are: what nobody looks at is not moved.
+    facts, times_ms
+        What is known of the rows besides, and their times.
+    begins, counts
+        By key, where its rows begin, and how many it has.
+    later_ms
+        By key, when the first row comes that goes on waiting; the end of time where none does.
+    """
+
+    fields: list[pa.Array]
+    rows: Array
+    facts: list[pa.Array]
+    times_ms: Array
+    begins: Array
+    counts: Array
+    later_ms: Array
 
 
 class TimedRows:
@@ -187,28 +213,31 @@ class WaitingRows:
         self._has_new[new_keys] = True
         keys = np.concatenate([np.repeat(np.arange(len(index)), lengths), new_keys])
         times = own[-1].to_numpy()
-        # Stable, and stored rows stand in front: rows of one time stay as they came.
-        self._order = np.lexsort((times, keys))
+        # Stored rows stand in front: rows of one time stay as they came.
+        self._order = _in_order(keys, times)
         self._key, self._times_ms = keys[self._order], times[self._order]
-        parts = [to_values(column) for column in index.keys]
-        #: Keys as functions see them, by number.
-        self.keys: Sequence[Any] = parts[0] if len(parts) == 1 else list(zip(*parts, strict=True))
         # Of rows in order the first of a key is at its beginning.
         begins = np.array([begin for _, begin, _ in _runs(self._key)], dtype=np.int64)
         is_new = self._order >= len(keys) - count
         self._first_new = begins[is_new[begins]]
 
-    def first_new(self) -> Iterable[tuple[Any, int]]:
-        """Return key and time of rows that come now and are the first of their key."""
-        first = self._first_new
+    @cached_property
+    def keys(self) -> Sequence[Any]:
+        """Keys as functions see them, by number."""
+        parts = [to_values(column) for column in self.index.keys]
+        return parts[0] if len(parts) == 1 else list(zip(*parts, strict=True))
+
+    def first_new(self, where: Array | None = None) -> Iterable[tuple[Any, int]]:
+        """Return key and time of rows that come now and are the first of their key; maybe of some keys."""
+        first = self._first_new if where is None else self._first_new[where[self._key[self._first_new]]]
         return zip((self.keys[at] for at in self._key[first]), self._times_ms[first].tolist(), strict=True)
 
-    def due(self, limit_ms: int) -> DueRows:
-        """Return the rows up to a time."""
+    def due(self, limit_ms: int, where: Array | None = None) -> DueRows:
+        """Return the rows up to a time, maybe only those of some keys."""
         self._is_due = is_due = self._times_ms <= limit_ms
-        places, later = np.flatnonzero(is_due), np.flatnonzero(~is_due)
-        taken = pa.array(self._order[places])
-        arrays, width = [column.take(taken) for column in self._columns], self._timed.width
+        own = True if where is None else where[self._key]
+        places, later = np.flatnonzero(is_due & own), np.flatnonzero(~is_due & own)
+        arrays, width = self._taken(places), self._timed.width
         columns = [to_values(one) for one in arrays]
         rows = list(zip(*columns[:width], strict=True))
         found = DueRows(rows, columns[-1], columns[width:-1], arrays[:width])
@@ -217,6 +246,26 @@ class WaitingRows:
         for number, begin, _ in _runs(self._key[later]):
             found._later_ms[self.keys[number]] = int(self._times_ms[later[begin]])
         return found
+
+    def due_columns(self, limit_ms: int) -> DueColumns:
+        """Return the rows up to a time as columns, and when the first of those comes that go on waiting."""
+        self._is_due = is_due = self._times_ms <= limit_ms
+        places, later = np.flatnonzero(is_due), np.flatnonzero(~is_due)
+        counts = np.bincount(self._key[places], minlength=len(self.index))
+        later_ms = np.full(len(self.index), MAX_WATERMARK_MS)
+        of_later = self._key[later]
+        first = np.flatnonzero(np.append(True, of_later[1:] != of_later[:-1])) if len(later) else later
+        later_ms[of_later[first]] = self._times_ms[later[first]]
+        width, rows = self._timed.width, self._order[places]
+        facts = [column.take(pa.array(rows)) for column in self._columns[width:-1]]
+        return DueColumns(
+            *(self._columns[:width], rows, facts, self._times_ms[places]),
+            *(np.cumsum(counts) - counts, counts, later_ms),
+        )
+
+    def _taken(self, places: Array) -> list[pa.Array]:
+        taken = pa.array(self._order[places])
+        return [column.take(taken) for column in self._columns]
 
     def store(self) -> None:
         """Store the rows that go on waiting."""
@@ -235,6 +284,27 @@ class WaitingRows:
         gone = changed & ~left & self._had
         if gone.any():
             self._state.remove(gone)
+
+
+def _in_order(keys: Array, times_ms: Array) -> Array:
+    """Return the order of rows by key and time; rows of one time stay in theirs.
+
+    Examples
+    --------
+    >>> _in_order(np.array([1, 0, 1, 1]), np.array([5, 9, 5, -3])).tolist()
+    [1, 3, 0, 2]
+    """
+    count = len(keys)
+    if not count:
+        return np.empty(0, dtype=np.int64)
+    first_ms, bits = int(times_ms.min()), count.bit_length()
+    span = (int(times_ms.max()) - first_ms).bit_length()
+    if int(keys.max()).bit_length() + span + bits > 62:
+        return np.lexsort((times_ms, keys))
+    # Key, time and place as one number: to sort numbers takes a tenth of what it takes to order by them.
+    whole: Array = ((keys << span) + (times_ms - first_ms) << bits) + np.arange(count)
+    whole.sort()
+    return whole & ((1 << bits) - 1)
 
 
 def _runs(numbers: Array) -> Iterable[tuple[int, int, int]]:

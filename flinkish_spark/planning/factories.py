@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from pyspark.sql import types as T
 
+from flinkish_spark.cep.conditions import Comparison
+from flinkish_spark.cep.expressions import Expression
 from flinkish_spark.cep.rows import RowsPerMatch
 from flinkish_spark.core.elements import OutputTag, TimeDomain
 from flinkish_spark.core.errors import InternalError, SchemaError
@@ -19,7 +21,8 @@ from flinkish_spark.functions.keyed import (
     KeyedBroadcastProcessFunction,
     ReduceFunction,
 )
-from flinkish_spark.functions.match_recognize import MatchRecognize
+from flinkish_spark.functions.match_recognize import MatchRecognize, comparison, measures
+from flinkish_spark.functions.patterns import MeasuredMatches
 from flinkish_spark.joins.spec import IntervalJoin, TemporalJoin, WindowCoGroup, WindowJoin
 from flinkish_spark.operators.aggregates import AggregateOperator, ReduceOperator, element_reduce
 from flinkish_spark.operators.broadcast import KeyedBroadcastOperator
@@ -349,10 +352,34 @@ class Patterns:
         ------
         SchemaError
             No field of that name says a time.
+        PatternError
+            A condition as SQL text cannot be.
         """
         events, named = self._events(schemas[0]), self.search.time_field
         at = None if named is None else _place_of_time(events, named)
-        return PatternOperator(self.search, ElementType(ddl_of(events)), at)
+        said = {
+            leaf.text: comparison(leaf.text, events, one.automaton.names)
+            for one in self.search.patterns
+            for leaf in one.automaton.leaves
+            if isinstance(leaf, Comparison)
+        }
+        search, function = replace(self.search, comparisons=said), self.search.function
+        if isinstance(function, MeasuredMatches):
+            told, _ = self._measures(events, function)
+            search = replace(search, function=MeasuredMatches(function.text, function.lost, told))
+        return PatternOperator(search, ElementType(ddl_of(events)), at)
+
+    def output(self, *schemas: T.StructType) -> T.StructType:
+        """Return the fields of what a match is made into as SQL text."""
+        function = self.search.function
+        assert isinstance(function, MeasuredMatches)
+        return self._measures(self._events(schemas[0]), function)[1]
+
+    def _measures(
+        self, events: T.StructType, function: MeasuredMatches
+    ) -> tuple[list[Expression], T.StructType]:
+        names = dict.fromkeys(name for one in self.search.patterns for name in one.automaton.names)
+        return measures(function.text, events, names)
 
     def late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
         """Return by which tag late events go out, and their fields."""

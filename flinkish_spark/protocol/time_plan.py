@@ -350,10 +350,18 @@ COUNTERS = (
     "partial_matches_discarded",
     "partial_matches_opened",
     "partial_matches_closed",
+    "partial_matches_restored",
 )
 _LATE = 0
-#: Of what is counted as it comes and goes there is a level: what has come, less what has gone.
-_LEVELS = {"partial_matches_open": ("partial_matches_opened", "partial_matches_closed")}
+#: Of what is counted as it comes and goes there is a level: what has come, less what has gone. Where state
+#: comes with the first micro-batch of a log, it is counted, and the level is that.
+_LEVELS = {
+    "partial_matches_open": (
+        "partial_matches_opened",
+        "partial_matches_closed",
+        "partial_matches_restored",
+    )
+}
 
 
 def is_count(report: TimeReport) -> bool:
@@ -420,22 +428,25 @@ def counts_of(batches: Iterable[StagedBatch], behind: EventTime | None = None) -
 def levels_behind(state: EventTime, counts: Mapping[str, Mapping[str, int]]) -> EventTime:
     """Return the state behind a micro-batch with how much there is, by operator, of what comes and goes.
 
-    A level is part of the state that is stored with checkpoints and savepoints, so it goes on behind a
-    restart, and a micro-batch that runs again changes it once.
+    A level is part of the state that is stored with checkpoints, so it goes on behind a restart, and a
+    micro-batch that runs again changes it once. Behind a savepoint it is what the state says.
 
     Examples
     --------
     >>> first = levels_behind(EventTime(), {"alarms": {"matches": 2, "partial_matches_opened": 5}})
     >>> levels_behind(first, {"alarms": {"partial_matches_closed": 3}}).levels
     {'alarms': {'partial_matches_open': 2}}
+    >>> restored = {"alarms": {"partial_matches_restored": 7, "partial_matches_closed": 3}}
+    >>> levels_behind(first, restored).levels
+    {'alarms': {'partial_matches_open': 4}}
     """
     levels = dict(state.levels)
     for uid, own in counts.items():
-        for name, (come, gone) in _LEVELS.items():
-            if come in own or gone in own:
+        for name, (come, gone, restored) in _LEVELS.items():
+            if not own.keys().isdisjoint((come, gone, restored)):
                 before = levels.get(uid, {})
-                now = before.get(name, 0) + own.get(come, 0) - own.get(gone, 0)
-                levels[uid] = {**before, name: now}
+                begun = own[restored] if restored in own else before.get(name, 0)
+                levels[uid] = {**before, name: begun + own.get(come, 0) - own.get(gone, 0)}
     return state if levels == state.levels else replace(state, levels=levels)
 
 

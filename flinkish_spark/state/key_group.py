@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from flinkish_spark.core.elements import Progress, TimeDomain
+from flinkish_spark.core.elements import MAX_WATERMARK_MS, Progress, TimeDomain
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.state.codec import (
     ALIVE,
@@ -128,6 +129,109 @@ class StoredTimers:
                 value = (gone.pop(timer), in_base[timer].value[0])
                 rows[timer] = Row(timer, value, hash_of[timer.key], alive=False)
             stored.replace(rows, gone)
+
+    def set_only(self, domain: TimeDomain, index: KeyIndex, times_ms: Array, where: Array) -> None:
+        """Give keys one timer each, in place of those that they have; one that is there already stays.
+
+        Behind :meth:`replace`, where that is called as well.
+
+        Parameters
+        ----------
+        times_ms, where
+            By key, when it fires, and whether the key is meant. At the end of time is none.
+        """
+        table = self._tables[domain]
+        rows = _TimerRows.of(table, index, where)
+        wanted = where & (times_ms < MAX_WATERMARK_MS)
+        # Places of the wanted timers among those of each layer.
+        is_same = rows.times_ms == times_ms[rows.keys]
+        is_kept = is_same & rows.is_living & wanted[rows.keys]
+        has = np.zeros(len(index), dtype=bool)
+        has[rows.keys[is_kept]] = True
+        new = np.flatnonzero(wanted & ~has)
+        below = rows.is_in_base
+        in_base = np.full(len(index), _NO_PLACE)
+        again = np.flatnonzero(below & is_same & wanted[rows.keys])
+        in_base[rows.keys[again]] = rows.places[again]
+        # What lies below and is not the wanted timer, or comes again at another place, is said to be gone.
+        goes = np.flatnonzero(below & ~(is_same & wanted[rows.keys]))
+        stays_above = ~below & is_kept
+        gone_above = rows.rows[~below & ~stays_above]
+        if not len(new) and not len(goes[rows.is_living[goes]]) and not len(gone_above):
+            return
+        # Rows that said of the base that a timer is gone are among those that go, and are said anew.
+        places = np.concatenate([np.arange(len(new)) + self.registered[domain], rows.places[goes]])
+        self.registered[domain] += len(new)
+        covered = np.concatenate([in_base[new], rows.places[goes]])
+        numbers = np.concatenate([new, rows.keys[goes]])
+        own_ms = np.concatenate([times_ms[new], rows.times_ms[goes]])
+        alive = np.arange(len(numbers)) < len(new)
+        taken, nothing = pa.array(numbers), pa.nulls(len(numbers), pa.int64())
+        columns = {
+            HASH: pa.array(index.hashes[numbers]),
+            TIME: pa.array(own_ms, pa.int64()),
+            "value_0": pa.array(places, pa.int64()),
+            "value_1": pa.array(covered, pa.int64(), mask=covered == _NO_PLACE),
+            ALIVE: pa.array(alive),
+        } | {
+            f"key_{at}": column.take(taken).cast(kind)
+            for at, (column, kind) in enumerate(zip(index.keys, table.layout.keys, strict=True))
+        }
+        schema = table.layout.schema
+        arrays = [columns.get(field.name, nothing) for field in schema]
+        table.put_rows(pa.RecordBatch.from_arrays(arrays, schema=schema), gone_above)
+
+
+_NO_PLACE = -1
+
+
+@dataclass(frozen=True)
+class _TimerRows:
+    """Stored timers of some keys, in both layers.
+
+    Parameters
+    ----------
+    keys, times_ms, places
+        Number of the key, the time, and the place in the order of registration.
+    rows
+        Where in its layer each is.
+    is_in_base, is_living
+        Which layer that is, and whether the timer counts.
+    """
+
+    keys: Array
+    times_ms: Array
+    places: Array
+    rows: Array
+    is_in_base: Array
+    is_living: Array
+
+    @staticmethod
+    def of(table: LayeredTable, index: KeyIndex, where: Array) -> _TimerRows:
+        """Return those of the keys that are meant."""
+        hashes = np.unique(index.hashes[where])
+        parts = []
+        for layer in table.layers:
+            places = places_with(layer, hashes)
+            parts.append((layer.take(pa.array(places)), places, np.full(len(places), layer is table.base)))
+        stored = pa.concat_batches([own for own, _, _ in parts])
+        rows, is_base = (np.concatenate([part[at] for part in parts]) for at in (1, 2))
+        keys = [
+            pa.concat_arrays([column, stored.column(f"key_{at}").cast(column.type)])
+            for at, column in enumerate(index.keys)
+        ]
+        both = KeyIndex.of(np.concatenate([index.hashes, stored.column(HASH).to_numpy()]), keys)
+        number = np.full(len(both), _NO_PLACE)
+        number[both.of_row[: len(index)]] = np.arange(len(index))
+        found = number[both.of_row[len(index) :]]
+        times, registered = (stored.column(name).to_numpy() for name in (TIME, "value_0"))
+        above = stored.column("value_1")
+        covered = above.filter(pa.array(~is_base)).drop_null().to_numpy()
+        alive = stored.column(ALIVE).to_numpy(zero_copy_only=False).astype(bool)
+        is_living = np.where(is_base, ~np.isin(registered, covered), alive)
+        # A timer of a window is nobody's here; keys of one hash are told apart.
+        own = (found != _NO_PLACE) & where[np.maximum(found, 0)]
+        return _TimerRows(*(one[own] for one in (found, times, registered, rows, is_base, is_living)))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -311,6 +415,12 @@ class GroupState:
             {domain: owner.get("registered", {}).get(domain.value, 0) for domain in TimeDomain},
         )
         self._hash_of: dict[Any, int] = {}
+        given_up = [name for name in sorted(layout.dropped) if STATE_SECTION + name in {*delta, *base}]
+        #: Entries of states that are given up, which are here for the last time: they are not stored again.
+        self.given_up = {
+            name: _merged(name, base.get(STATE_SECTION + name), delta.get(STATE_SECTION + name))
+            for name in given_up
+        }
         #: Whether the base holds what does not count any more. A state that was given up would be there again
         #: for whoever declares one of its name later.
         self._is_base_over = not base.keys().isdisjoint(STATE_SECTION + name for name in layout.dropped)
@@ -342,20 +452,59 @@ class GroupState:
         also
             Hashes of keys that are wanted besides.
         """
-        states.begin_group()
         own = np.fromiter(hash_of.values(), dtype=np.int64, count=len(hash_of))
         due = [self.timers.due(domain, limit_ms) for domain, limit_ms in progress.limits_ms.items()]
         hashes = np.unique(np.concatenate([own, *due, also]))
-        timers.queues = self.timers.select(hashes)
+        self._load(states, timers, hash_of, hashes, progress.processing_time_ms, knows_all=not len(also))
+
+    def load_keys(
+        self,
+        states: KeyedStates,
+        timers: Timers,
+        hash_of: Mapping[Any, int],
+        now_ms: int,
+        only: Mapping[str, Array],
+        timers_of: Array,
+    ) -> None:
+        """Give an operator entries as :meth:`load` does, but none of keys whose timers are due.
+
+        For whoever works on some keys as columns. What it writes of these has to be written behind
+        :meth:`store`.
+
+        Parameters
+        ----------
+        only
+            By state, hashes of the keys that are wanted of it; of other states it is all keys of `hash_of`.
+        timers_of
+            Hashes of the keys whose timers are wanted.
+        """
+        own = np.unique(np.fromiter(hash_of.values(), dtype=np.int64, count=len(hash_of)))
+        self._load(states, timers, hash_of, own, now_ms, only, timers_of)
+
+    def _load(
+        self,
+        states: KeyedStates,
+        timers: Timers,
+        hash_of: Mapping[Any, int],
+        hashes: Array,
+        now_ms: int,
+        only: Mapping[str, Array] = MappingProxyType({}),
+        timers_of: Array | None = None,
+        *,
+        knows_all: bool = True,
+    ) -> None:
+        states.begin_group()
+        timers.queues = self.timers.select(hashes if timers_of is None else timers_of)
         self._hash_of = {**hash_of, **self.timers.hash_of}
         layouts = self._layout.states
         for name, table in states.tables.items():
-            found = self._tables[STATE_SECTION + name].select(hashes)
-            if len(also) or layouts[name].expires:  # Of keys of the same hash something may have expired.
+            found = self._tables[STATE_SECTION + name].select(only.get(name, hashes))
+            if not knows_all or layouts[name].expires:
+                # Of keys of the same hash something may have expired.
                 self._hash_of.update(
                     (slot[0] if name in states.namespaced else slot, row.hash) for slot, row in found.items()
                 )
-            table.take(found, progress.processing_time_ms)
+            table.take(found, now_ms)
 
     def store(self, states: KeyedStates, timers: Timers) -> bool:
         """Take over what an operator has changed since :meth:`load`; return whether it has."""
@@ -407,8 +556,12 @@ class GroupState:
 
     @property
     def is_changed(self) -> bool:
-        """Whether there is something to store."""
-        return any(table.is_changed for table in self._tables.values())
+        """Whether there is something to store, or to store no more."""
+        return bool(self.given_up) or any(table.is_changed for table in self._tables.values())
+
+    def living(self) -> Iterable[tuple[str, pa.RecordBatch]]:
+        """Yield the living entries of each state, by its name."""
+        return ((name, self._tables[STATE_SECTION + name].merged()) for name in self._layout.states)
 
     def next_due_ms(self, domain: TimeDomain) -> int | None:
         """Return when the first timer, or entry of a state, of a clock is due; None if there is none."""

@@ -17,7 +17,14 @@ from pyspark.sql.streaming.state import GroupState as SparkState
 
 from flinkish_spark.core.accumulators import tell_base
 from flinkish_spark.core.clock import wall_ms
-from flinkish_spark.core.elements import MAX_WATERMARK_MS, Progress, TimeDomain
+from flinkish_spark.core.elements import (
+    CLOSED,
+    DISCARDED,
+    MAX_WATERMARK_MS,
+    RESTORED,
+    Progress,
+    TimeDomain,
+)
 from flinkish_spark.core.errors import STATE_MARKER, USER_FUNCTION_MARKER, FlinkishError, InternalError
 from flinkish_spark.core.iterators import USER_ERRORS
 from flinkish_spark.core.store_spec import StoreSpec
@@ -25,6 +32,7 @@ from flinkish_spark.core.subtask import running_in
 from flinkish_spark.operators.broadcast import KeyedBroadcastOperator
 from flinkish_spark.operators.columnar_windows import WindowFold
 from flinkish_spark.operators.context import close_operator, close_with
+from flinkish_spark.operators.patterns import PatternOperator
 from flinkish_spark.operators.process import ElementFailed, KeyedStreamOperator, TimerFailed
 from flinkish_spark.operators.timed_rows import TimedRowsOperator
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
@@ -52,6 +60,7 @@ from flinkish_spark.worker.broadcast_runner import (
 )
 from flinkish_spark.worker.daemon import freeze_modules
 from flinkish_spark.worker.loop_runner import LoopedRunner
+from flinkish_spark.worker.pattern_runner import PatternRunner
 from flinkish_spark.worker.runners import (
     BatchRunner,
     ElementRunner,
@@ -93,6 +102,8 @@ def runner_of(operator: StatefulOperator, uid: str, max_parallelism: int, shape:
         return ListStateRunner(operator, *settings)
     if isinstance(operator, KeyedBroadcastOperator):
         return KeyedBroadcastRunner(operator, *settings)
+    if isinstance(operator, PatternOperator) and operator.timed is not None and operator.is_columnar:
+        return PatternRunner(operator, operator.timed, *settings)
     if isinstance(operator, TimedRowsOperator) and operator.timed is not None:
         return TimedRunner(operator, operator.timed, *settings)
     return ElementRunner(operator, *settings)
@@ -279,10 +290,11 @@ class KeyedOperator:
         try:
             stored = self._stored(bundle, arrived, state)
             records = arrived.of_kind(C.Kind.RECORD)
-            if not records and not self._is_called(arrived):
+            if not records and not self._is_called(arrived) and not arrived.of_kind(C.Kind.STATE):
                 return []
             bases = self._bases()
             entries = GroupState(runner.layout, stored, bases)
+            levels = self._levels(runner, entries, arrived)
             due_before = _next_call_ms(entries)
             progress = self._micro_batch().progress(spec.uid)
             entries.clean_up(progress.processing_time_ms)
@@ -297,10 +309,28 @@ class KeyedOperator:
         due = _next_call_ms(entries)
         if due != due_before or due != (MAX_WATERMARK_MS, MAX_WATERMARK_MS):
             emitted.append(Out(C.FIRST_REPORT + spec.reporter, due[0], bundle, due[1]))
+        for name, count in levels.items():
+            levels[name] = count + runner.counts.get(name, 0)
         for number, name in enumerate(COUNTERS):
-            if count := runner.counts.get(name, 0):
+            count = levels.get(name, runner.counts.get(name, 0))
+            if count or name in levels:
                 emitted.append(Out(C.FIRST_LATE + spec.reporter, count, bundle, number))
         return emitted
+
+    @staticmethod
+    def _levels(runner: GroupRunner, entries: GroupState, arrived: GroupRows) -> dict[str, int]:
+        """Return what is counted of state that comes or goes as a whole, by name.
+
+        That is state that came with the first micro-batch, also where it is none; and state that is given up.
+        """
+        found: dict[str, int] = {}
+        if isinstance(runner, ElementRunner):
+            if arrived.of_kind(C.Kind.STATE):
+                restored = runner.level_of(entries.living())
+                found |= {} if restored is None else {RESTORED: restored}
+            elif lost := runner.level_of(entries.given_up.items()):
+                found |= {CLOSED: lost, DISCARDED: lost}
+        return found
 
     def _broadcast(self, partition: int, arrived: GroupRows, state: SparkState) -> list[Out]:
         """Process what belongs to no key group; called in front of the partition's key groups."""

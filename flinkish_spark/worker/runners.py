@@ -179,7 +179,7 @@ class ElementRunner:
     def __init__(
         self, operator: KeyedStreamOperator, uid: str, max_parallelism: int, shape: RowShape
     ) -> None:
-        self._shape = shape
+        self._shape, self._operator_level = shape, operator.level_in
         self._run = GroupRun(operator, uid, max_parallelism, taking(shape.outputs[0]))
         #: What was counted in the last call, by name.
         self.counts: dict[str, int] = {}
@@ -203,6 +203,12 @@ class ElementRunner:
             raise
         self._store(group)
         yield from written
+
+    def level_of(self, entries: Iterable[tuple[str, pa.RecordBatch]]) -> int | None:
+        """Return how much is in entries of states of what is counted as it comes and goes; None: no such."""
+        found = [self._operator_level(name, rows) for name, rows in entries]
+        counted = [level for level in found if level is not None]
+        return sum(counted) if counted else None
 
     def _prepared(
         self, inputs: InputRows, group: GroupState, progress: Progress

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +55,8 @@ class TimedRunner(ElementRunner):
         # The layout knows the state; its entries stay columns.
         del self._run.states.tables[timed.state.name]
         self._late: dict[bool, list[_Part]] = {}
+        #: States besides the waiting rows whose keys have something to do when a timer is due.
+        self._also_due: tuple[str, ...] = ()
 
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
         """See :class:`~flinkish_spark.worker.runners.GroupRunner`."""
@@ -64,23 +66,34 @@ class TimedRunner(ElementRunner):
     def _prepared(
         self, inputs: InputRows, group: GroupState, progress: Progress
     ) -> tuple[list[Elements], list[Elements]]:
-        coming = []
-        for is_before, reached_ms in ((True, progress.watermark_before_ms), (False, progress.watermark_ms)):
-            parts = list(self._parts(inputs, is_before=is_before))
-            self._late[is_before] = [part.where(part.times_ms <= reached_ms) for part in parts]
-            coming += [part.where(part.times_ms > reached_ms) for part in parts]
-        elements = {side: list(map(self._elements_of, late)) for side, late in self._late.items()}
+        coming, elements = self._divided(inputs, progress)
         self._waiting = waiting = self._put_together(coming, group, progress)
         hash_of = dict(zip(waiting.keys, waiting.index.hashes.tolist(), strict=True))
-        for side, late in self._late.items():
-            for given, part in zip(elements[side], late, strict=True):
-                hash_of.update(zip(given.keys, part.hashes.tolist(), strict=True))
+        hash_of.update(self._hashes_of_late(elements))
         self._load(group, hash_of, progress)
         timers = self._run.timers.queues[TimeDomain.EVENT_TIME]
         for key, time_ms in waiting.first_new():
             timers.register(Timer(time_ms, key, None))
         self._timed.due = waiting.due(progress.limits_ms[TimeDomain.EVENT_TIME])
         return elements[True], elements[False]
+
+    def _divided(
+        self, inputs: InputRows, progress: Progress
+    ) -> tuple[list[_Part], dict[bool, list[Elements]]]:
+        """Return the rows that wait, and the others as elements, by whether they are before the watermark."""
+        coming = []
+        for is_before, reached_ms in ((True, progress.watermark_before_ms), (False, progress.watermark_ms)):
+            parts = list(self._parts(inputs, is_before=is_before))
+            self._late[is_before] = [part.where(part.times_ms <= reached_ms) for part in parts]
+            coming += [part.where(part.times_ms > reached_ms) for part in parts]
+        return coming, {side: list(map(self._elements_of, late)) for side, late in self._late.items()}
+
+    def _hashes_of_late(self, elements: Mapping[bool, Sequence[Elements]]) -> dict[object, int]:
+        found: dict[object, int] = {}
+        for side, late in self._late.items():
+            for given, part in zip(elements[side], late, strict=True):
+                found.update(zip(given.keys, part.hashes.tolist(), strict=True))
+        return found
 
     def _store(self, group: GroupState) -> None:
         super()._store(group)
@@ -112,7 +125,7 @@ class TimedRunner(ElementRunner):
         """Return the rows that wait of keys that have new ones, and of those whose time may have come."""
         name, layout = self._timed.state.name, self._layout
         due = np.unique(group.timers.due(TimeDomain.EVENT_TIME, progress.limits_ms[TimeDomain.EVENT_TIME]))
-        stored = group.keys_of(name, due)
+        stored = pa.concat_batches([group.keys_of(one, due) for one in (name, *self._also_due)])
         hashes = np.concatenate([*(part.hashes for part in coming), stored.column(0).to_numpy()])
         keys = [
             pa.concat_arrays(

@@ -11,13 +11,14 @@ WORKLOADS = {
     "session": ("ours", "fold", "native", *_PYTHON),
     "sliding": ("ours", "fold", "native", *_PYTHON),
     "timers": ("ours", "vectorised", *_PYTHON),
-    "rises": ("ours", *_PYTHON),
-    "logins": ("ours", "tws-row", "tws-pandas"),
-    "unpaid": ("ours", "tws-row", "tws-pandas"),
+    "rises": ("ours", "text", *_PYTHON),
+    "logins": ("ours", "text", "tws-row", "tws-pandas"),
+    "unpaid": ("ours", "text", "tws-row", "tws-pandas"),
 }
 #: Workloads that look for a pattern.
 PATTERNS = ("rises", "logins", "unpaid")
-OURS = ("element", "vectorised", "fold", "ours")
+#: `text` is `ours` with everything as SQL text that is a function of Python there.
+OURS = ("element", "vectorised", "fold", "ours", "text")
 KEYED = tuple(f"{work}-{engine}" for work, engines in WORKLOADS.items() for engine in engines)
 MAIN = (
     "flinkish-kafka",

@@ -2,7 +2,8 @@
 
     python -m tests.bench.in_process session-fold sliding-ours --profile
 
-Each micro-batch has 500,000 events of 10,000 keys, an event a millisecond, in 128 key groups. It goes
+Each micro-batch has 500,000 events of 10,000 keys, an event a millisecond, in 128 key groups and as many
+bundles of them as a job of two partitions has. It goes
 through what a worker does with it, packing included; reading, JSON, the shuffle and the sink are Spark's. The
 first two micro-batches warm up.
 """
@@ -26,11 +27,13 @@ from flinkish_spark.cep.conditions import ColumnCondition
 from flinkish_spark.core.elements import MIN_WATERMARK_MS, Progress
 from flinkish_spark.datastream.pattern_stream import _Select
 from flinkish_spark.functions.aggregates import AggregateColumn, Fold
+from flinkish_spark.functions.patterns import MeasuredMatches
 from flinkish_spark.operators.columnar_aggregates import MergePartials
 from flinkish_spark.operators.patterns import LookedFor, PatternSearch
 from flinkish_spark.operators.process import KeyedProcessOperator
 from flinkish_spark.planning.factories import FoldingColumns, FoldingWindows, Patterns, Windows, fields_of
 from flinkish_spark.planning.keyed import Folded, Transport, _combined, _kept, _names, folding_windows
+from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.state.key_group import BasePolicy, GroupState
 from flinkish_spark.testing._operator_harness import MemoryBases
 from flinkish_spark.transport import columns as C
@@ -45,13 +48,14 @@ from flinkish_spark.worker.runners import BatchRunner, InputShape, RowShape, Win
 from tests.bench import rise_peers, vectorised
 from tests.bench.checking import FIRST_MS
 from tests.bench.groups import LATE_MS, PATTERNS
-from tests.bench.keyed import FIELDS, WINDOWED, Amounts, Silence, as_a_row, pattern_of
+from tests.bench.keyed import FIELDS, WINDOWED, Amounts, Silence, as_a_row, pattern_of, row_of
 from tests.bench.session_peers import GAP_MS
 from tests.bench.sliding_peers import SIZE_MS, SLIDE_MS
 from tests.bench.sum_peers import OUTPUT as TOTALS
 from tests.bench.timer_peers import OUTPUT as ALARMS
 
-GROUPS, UID = 128, "work"
+GROUPS, PARTITIONS, UID = 128, 2, "work"
+BUNDLES = Bundling(GROUPS, PARTITIONS).bundles
 _HOLDS = {"<": operator.lt, ">=": operator.ge}
 SCHEMA = parse_ddl(FIELDS)
 SPECS = {
@@ -67,7 +71,7 @@ VARIANTS = (
     *(f"{work}-{engine}" for work in SPECS for engine in ("ours", "fold")),
     "timers-ours",
     "timers-vectorised",
-    *(f"{work}-ours" for work in PATTERNS),
+    *(f"{work}-{engine}" for work in PATTERNS for engine in ("ours", "text")),
 )
 
 
@@ -125,9 +129,10 @@ def runner_of(work, engine):
         shape = _shape(transport, tuple(SCHEMA.names), parse_ddl(OUTPUTS[work]), work)
         return BatchRunner(function, UID, GROUPS, shape), transport, None
     elif work in PATTERNS:
-        pattern = pattern_of(work)
+        pattern = pattern_of(work, engine)
         wanted = LookedFor("", compiled(pattern), pattern.skip)
-        search = PatternSearch((wanted,), _Select(as_a_row, None, None), column_conditions=texts_of(work))
+        told = MeasuredMatches(row_of(work), None) if engine == "text" else _Select(as_a_row, None, None)
+        search = PatternSearch((wanted,), told, column_conditions=texts_of(work))
         own = Patterns(search).create(schema_of(work))
         output = OUTPUTS[work]
     else:
@@ -156,7 +161,7 @@ def rows_of(number, batch, keys, work, hot=0.0):
         own = slice(channel, None, 2)
         times = [] if work == "sum" else [at[own] + FIRST_MS]
         count = len(at[own])
-        columns = [hashes[own] % GROUPS, hashes[own], np.full(count, channel), at[own] // 2, *times]
+        columns = [hashes[own] % GROUPS % BUNDLES, hashes[own], np.full(count, channel), at[own] // 2, *times]
         names = pa.array([f"user-{user}" for user in users[own]])
         arrays = [*map(pa.array, columns), names, pa.array(amounts[own])]
         if work in PATTERNS:

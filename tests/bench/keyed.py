@@ -28,7 +28,7 @@ from flinkish_spark import (
     ValueStateDescriptor,
     WatermarkStrategy,
 )
-from flinkish_spark.cep import CEP, Pattern
+from flinkish_spark.cep import CEP, Pattern, SqlCondition
 from flinkish_spark.connectors.kafka.offsets import EndAtLatest
 from flinkish_spark.connectors.kafka.source import READER_DEFAULTS
 from flinkish_spark.core.job_dir import JobDir
@@ -139,7 +139,10 @@ def _stream(users, work, engine):
         function = vectorised.Silences() if engine == "vectorised" else Silence()
         return users.process(function, output=timer_peers.OUTPUT, uid="work")
     if work in PATTERNS:
-        return CEP.pattern(users, pattern_of(work)).select(as_a_row, output=rise_peers.OUTPUT, uid="work")
+        matches = CEP.pattern(users, pattern_of(work, engine))
+        if engine == "text":
+            return matches.select(row_of(work), uid="work")
+        return matches.select(as_a_row, output=rise_peers.OUTPUT, uid="work")
     if work != "sum":
         assigner = EventTimeSessionWindows(GAP_MS)
         if work == "sliding":
@@ -159,10 +162,11 @@ def _stream(users, work, engine):
     return users.process(function, output=sum_peers.OUTPUT, uid="work")
 
 
-def pattern_of(work):
+def pattern_of(work, engine="ours"):
     """Return the pattern of a workload: which of its rows begins, and which ends it, is `as_a_row`'s."""
     if work == "rises":
-        return Pattern.begin("first").next("last").where(_is_more).within(rise_peers.WITHIN_MS)
+        is_more = SqlCondition("amount > first.amount") if engine == "text" else _is_more
+        return Pattern.begin("first").next("last").where(is_more).within(rise_peers.WITHIN_MS)
     if work == "logins":
         failed = Pattern.begin("first").where(f"amount < {login_peers.FAILS_BELOW}").times(3).consecutive()
         success = failed.next("last").where(f"amount >= {login_peers.FAILS_BELOW}")
@@ -174,6 +178,12 @@ def pattern_of(work):
 
 def _is_more(order, ctx):
     return order.amount > ctx.events_for("first")[0].amount
+
+
+def row_of(work):
+    """Return what `as_a_row` makes of a match, as SQL text."""
+    last = "first" if work == "unpaid" else "last"
+    return f"FIRST(first.user) AS user, FIRST(first.at_ms) AS begins, {last}.amount AS total"
 
 
 def as_a_row(match):

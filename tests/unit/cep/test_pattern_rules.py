@@ -141,6 +141,31 @@ def test_partial_matches_of_other_states_are_given_up() -> None:
     assert found(harness) == [("r", 2, '{"a": [5], "b": [6], "c": [7]}')]
 
 
+def test_partial_matches_go_with_their_rule_without_another_event_of_their_key() -> None:
+    harness = started()
+    tell(harness, "r", 1, {"pattern": "ab"})
+    tell(harness, "other", 1, {"pattern": "ab"})
+    read(harness, ("a", 1), ("a", 2))
+    read(harness, ("a", 3), ("a", 4), key="l")
+    harness = started(restore=harness.snapshot(), parallelism=3)
+    harness.take()
+    tell(harness, "r", 2, None)
+    assert harness.take().counts == {"partial_matches_closed": 4, "partial_matches_discarded": 4}
+    assert {key: list(rules) for key, rules in harness.entries("open").items()} == {
+        "k": ["other"],
+        "l": ["other"],
+    }
+    # The same again, and another one of the same states, change nothing of it.
+    tell(harness, "r", 2, None)
+    tell(harness, "other", 2, {"pattern": "ab within", "args": [10]})
+    assert harness.take().counts == {}
+    read(harness, ("b", 5))
+    assert found(harness) == [("other", 2, '{"a": [1], "b": [5]}'), ("other", 2, '{"a": [2], "b": [5]}')]
+    tell(harness, "other", 3, {"pattern": "abc"})
+    assert harness.take().counts == {"partial_matches_closed": 2, "partial_matches_discarded": 2}
+    assert not harness.entries("open")
+
+
 def test_what_comes_back_begins_anew() -> None:
     harness = started()
     tell(harness, "r", 1, {"pattern": "ab"})

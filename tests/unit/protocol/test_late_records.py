@@ -16,6 +16,7 @@ from flinkish_spark.core.elements import (
     LATE_RECORDS_DROPPED,
     MATCHES,
     OPENED,
+    RESTORED,
     TIMED_OUT,
 )
 from flinkish_spark.operators.process import KeyedStreamOperator
@@ -157,7 +158,7 @@ def test_what_else_is_counted_is_told_apart_by_its_name() -> None:
 
 def test_names_of_counters_keep_their_places() -> None:
     assert COUNTERS[:3] == ("late_records_dropped", "matches", "partial_matches_timed_out")
-    assert set(COUNTERS) == {LATE_RECORDS_DROPPED, MATCHES, TIMED_OUT, DISCARDED, OPENED, CLOSED}
+    assert set(COUNTERS) == {LATE_RECORDS_DROPPED, MATCHES, TIMED_OUT, DISCARDED, OPENED, CLOSED, RESTORED}
 
 
 def test_a_level_is_what_has_come_less_what_has_gone() -> None:

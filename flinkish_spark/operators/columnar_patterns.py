@@ -1,0 +1,854 @@
+"""The automaton of a pattern over the events of many keys at once, as columns.
+
+All keys take their first event together, then their second one, and so on; the partial matches of all of them
+are the columns of one array. So an event costs no Python, unless it is in something that goes out.
+
+What is done with partial matches is the automaton's own answer, asked once for each kind of event and state
+(:meth:`Matcher.outcome`), so the two cannot differ in it. What is not said here in columns, such as a match
+that waits for an older partial one, is left to :class:`~flinkish_spark.cep.matcher.Matcher`: the key is said
+to be `left`, and whoever calls this does all of it again, event by event.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flinkish_spark.cep.automaton import Automaton
+from flinkish_spark.cep.matcher import Matcher, order_of_emission
+from flinkish_spark.cep.stages import AfterMatchSkip, Skip
+from flinkish_spark.state.layered import Array
+
+#: No event, no chain, no name.
+NONE = -1
+#: The rows of an array of partial matches: key, state, where the chain ends, the first event, its time, and
+#: that of the last event. Behind them, for each name that conditions look back at, its first and last event.
+_KEY, _STATE, _CHAIN, _FIRST, _FIRST_MS, _LAST_MS, _NAMED = range(7)
+#: Times beyond could not be added to a window. Ends of windows come before the third, and no end behind it.
+FAR_MS = 1 << 60
+_BEHIND_ALL_MS, _NO_WINDOW_MS = 5 * FAR_MS // 2, 4 * FAR_MS
+_LAST_STEP = 1 << 31
+#: What a step costs, and what an event costs that is taken alone, in microseconds: about.
+_STEP_COSTS, _EVENT_COSTS = 150, 4
+
+
+def can_be_in_columns(automaton: Automaton, skip: AfterMatchSkip) -> bool:
+    """Return whether partial matches of an automaton can be worked on as columns."""
+    windows = [automaton.first_to_last_ms, *(state.from_previous_ms for state in automaton.states)]
+    if len(automaton.leaves) > 10 or any(window is not None and window > FAR_MS for window in windows):
+        return False
+    if skip.kind is Skip.NONE:
+        return True
+    # When time is advanced says which of two matches that end together survives a skip.
+    return skip.kind in (Skip.PAST_LAST, Skip.TO_NEXT) and not automaton.has_pending
+
+
+@dataclass
+class Chains:
+    """What partial matches have taken: each link an event under a name, behind another link.
+
+    Parameters
+    ----------
+    stages, events, before, keys
+        By link: number of the name, number of the event, the link before, number of the key.
+    """
+
+    stages: Array
+    events: Array
+    before: Array
+    keys: Array
+
+    @staticmethod
+    def none() -> Chains:
+        """Return no link."""
+        return Chains(*(np.empty(0, dtype=np.int64) for _ in range(4)))
+
+    def firsts(self) -> Array:
+        """Return the event that each link's chain begins with."""
+        found, link = self.events.copy(), self.before.copy()
+        while (there := np.flatnonzero(link != NONE)).size:
+            found[there] = self.events[link[there]]
+            link[there] = self.before[link[there]]
+        return found
+
+    def paths(self, ends: Array) -> Iterator[tuple[Array, Array]]:
+        """Yield, from the end to the beginning, which chains go on and their next link."""
+        which = np.flatnonzero(ends != NONE)
+        link = ends[which]
+        while len(which):
+            yield which, link
+            link = self.before[link]
+            goes_on = link != NONE
+            which, link = which[goes_on], link[goes_on]
+
+
+class _GrowingChains:
+    """Links that are added while events are taken."""
+
+    def __init__(self, chains: Chains) -> None:
+        self._parts: list[tuple[Array, ...]] = [(chains.stages, chains.events, chains.before, chains.keys)]
+        self.count = len(chains.stages)
+
+    def add(self, stages: Array, events: Array, before: Array, keys: Array) -> Array:
+        """Add links, and return their numbers."""
+        self._parts.append((stages, events, before, keys))
+        begin, self.count = self.count, self.count + len(stages)
+        return np.arange(begin, self.count)
+
+    def whole(self) -> Chains:
+        """Return all of them."""
+        if len(self._parts) > 1:
+            self._parts = [tuple(np.concatenate(one) for one in zip(*self._parts, strict=True))]
+        return Chains(*self._parts[0])
+
+
+@dataclass
+class Partial:
+    """Partial matches that have begun, those of a key together and in their order.
+
+    Parameters
+    ----------
+    keys, states, chains
+        By partial match: number of the key, its state, and where its chain ends.
+    """
+
+    keys: Array
+    states: Array
+    chains: Array
+
+    @staticmethod
+    def none() -> Partial:
+        """Return no partial match."""
+        return Partial(*(np.empty(0, dtype=np.int64) for _ in range(3)))
+
+
+@dataclass
+class Events:
+    """The events of a micro-batch: those that partial matches have taken before, then those that come.
+
+    Parameters
+    ----------
+    taken
+        How many of them come first.
+    begins, counts
+        By key, where the events that come begin, counted from the first that comes, and how many there are.
+    times_ms
+        Of all of them.
+    answers
+        Of each event that comes, the answers to conditions of one event: bit by bit, in their order.
+    """
+
+    taken: int
+    begins: Array
+    counts: Array
+    times_ms: Array
+    answers: Array
+
+
+class Compare(Protocol):
+    """Answers a condition that looks back; `columns` are fields of all events that there are."""
+
+    columns: Any
+
+    def __call__(self, events: Array, before: Sequence[Array]) -> Array | None:
+        """Return of which pairs it holds; None: it cannot be said in columns."""
+
+
+@dataclass(frozen=True)
+class LooksBack:
+    """A condition that compares an event with earlier ones of the partial match.
+
+    Parameters
+    ----------
+    bit
+        Its place among the conditions of the automaton.
+    named
+        What it looks at: the number of a name, and whether its last event is meant, or its first.
+    compare
+        Answers it.
+    """
+
+    bit: int
+    named: tuple[tuple[int, bool], ...]
+    compare: Compare
+
+
+@dataclass
+class Found:
+    """Matches, and partial ones that are timed out, key by key and in the order in which they go out.
+
+    Parameters
+    ----------
+    keys, times_ms
+        By match.
+    steps
+        When each was found: twice the number of the key's event, one more behind it.
+    is_lost
+        Whether it is a partial one whose window is over.
+    chains
+        Where the chain ends; what is taken last may stand behind it:
+    stages, events
+        Number of the name and the event that is taken behind the chain; less than 0: nothing.
+    """
+
+    keys: Array
+    steps: Array
+    times_ms: Array
+    is_lost: Array
+    chains: Array
+    stages: Array
+    events: Array
+
+    def chosen(self, which: Array) -> Found:
+        """Return some of them."""
+        parts = self.keys, self.steps, self.times_ms, self.is_lost, self.chains, self.stages, self.events
+        return Found(*(part[which] for part in parts))
+
+
+@dataclass
+class Outcome:
+    """What becomes of partial matches.
+
+    Parameters
+    ----------
+    partial, chains
+        What is open behind all events.
+    found
+        What goes out.
+    is_changed
+        By key, whether other partial matches are open than before.
+    is_left
+        By key, whether nothing of this counts, and it has to be done event by event.
+    due_ms
+        By key, when the first partial match is timed out; :data:`NEVER_MS` where none is.
+    """
+
+    partial: Partial
+    chains: Chains
+    found: Found
+    is_changed: Array
+    is_left: Array
+    due_ms: Array
+
+
+NEVER_MS = (1 << 63) - 1
+
+
+def too_long(counts: Array) -> Array:
+    """Return which keys have so many events more than others that they are better taken alone.
+
+    Parameters
+    ----------
+    counts
+        Of events, by key.
+    """
+    order = np.argsort(-counts, kind="stable")
+    descending = counts[order]
+    alone = np.concatenate([[0], np.cumsum(descending)]) * _EVENT_COSTS
+    together = np.append(descending, 0) * _STEP_COSTS
+    found = np.zeros(len(counts), dtype=bool)
+    found[order[: int(np.argmin(alone + together))]] = True
+    return found
+
+
+class ColumnarMatcher:
+    """Runs one automaton over many keys; holds nothing of them.
+
+    Parameters
+    ----------
+    matcher
+        What says how.
+    skip
+        What a match puts an end to.
+    looks_back
+        Conditions that look back.
+    """
+
+    def __init__(self, matcher: Matcher, skip: AfterMatchSkip, looks_back: Sequence[LooksBack] = ()) -> None:
+        automaton = matcher.automaton
+        self.automaton, self.skip, self.looks_back = automaton, skip, tuple(looks_back)
+        self.table = _Table(matcher)
+        #: What conditions look at, each once: it has two rows of its own among those of partial matches.
+        self.named = tuple(dict.fromkeys(one for leaf in looks_back for one in leaf.named))
+        self.state_looks_back = np.array(automaton.looks_back, dtype=bool)
+        self.window_ms = automaton.first_to_last_ms
+        self.from_previous_ms = np.array(
+            [
+                _NO_WINDOW_MS if one.from_previous_ms is None else one.from_previous_ms
+                for one in automaton.states
+            ]
+        )
+        self.has_between = any(one.from_previous_ms is not None for one in automaton.states)
+
+    def run(self, events: Events, partial: Partial, chains: Chains, is_left: Array, now_ms: int) -> Outcome:
+        """Take all events, and then time goes on to `now_ms`.
+
+        Parameters
+        ----------
+        is_left
+            By key, whether it is not to be looked at.
+        """
+        run = _Run(self, events, partial, chains, is_left)
+        return run.outcome(now_ms)
+
+
+@dataclass(frozen=True)
+class ColumnarSearch:
+    """A pattern, and where what it needs is found.
+
+    Parameters
+    ----------
+    matcher
+        What runs it.
+    states
+        Names of its three states.
+    answers
+        By condition of the automaton, which column of answers is its own; None for one that looks back.
+    """
+
+    matcher: ColumnarMatcher
+    states: tuple[str, ...]
+    answers: tuple[int | None, ...]
+
+
+class _Table:
+    """What becomes of a partial match, by the answers of an event and its state; filled as it is asked."""
+
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher = matcher
+        self._count = len(matcher.automaton.states)
+        self.start, self._leaves = matcher.automaton.start, len(matcher.automaton.leaves)
+        self._stages = {name: at for at, name in enumerate(matcher.automaton.stages)}
+        self._known = np.full((1 << self._leaves) * self._count, NONE)
+        self._kept: list[list[tuple[int, int]]] = []
+        self._complete: list[list[int]] = []
+        self._facts: list[tuple[bool, bool]] = []
+        self.is_pending = np.array([state.kind.value == "pending" for state in matcher.automaton.states])
+
+    def outcomes(self, answers: Array, states: Array | int) -> Array:
+        """Return the number of what becomes of each."""
+        asked = answers * self._count + states
+        found: Array = self._known[asked]
+        if len(found) and found.min() < 0:
+            for one in np.unique(asked[found < 0]).tolist():
+                self._fill(one)
+            return self.outcomes(answers, states)
+        return found
+
+    def _fill(self, asked: int) -> None:
+        answers, state = divmod(asked, self._count)
+        outcome = self._matcher.outcome(state, [bool(answers >> at & 1) for at in range(self._leaves)])
+        stages = self._stages
+        kept = [(target, NONE if stage is None else stages[stage]) for target, stage in outcome.kept]
+        complete = [NONE if stage is None else stages[stage] for stage in outcome.complete]
+        is_same = kept == [(state, NONE)] and not complete
+        self._known[asked] = len(self._kept)
+        self._kept.append(kept)
+        self._complete.append(complete)
+        self._facts.append((is_same, outcome.is_stopped))
+        self.kept_counts = np.array([len(one) for one in self._kept])
+        self.kept_begins = np.cumsum(self.kept_counts) - self.kept_counts
+        flat = [one for own in self._kept for one in own]
+        self.targets = np.array([target for target, _ in flat], dtype=np.int64)
+        self.kept_stages = np.array([stage for _, stage in flat], dtype=np.int64)
+        self.complete_counts = np.array([len(one) for one in self._complete])
+        self.complete_begins = np.cumsum(self.complete_counts) - self.complete_counts
+        self.complete_stages = np.array([one for own in self._complete for one in own], dtype=np.int64)
+        self.is_same, self.is_stopped = np.array(self._facts, dtype=bool).T
+
+
+@dataclass
+class _Complete:
+    """Matches that one step completes: their keys, first events, chains, and what is taken behind these."""
+
+    keys: Array
+    firsts: Array
+    times_ms: Array
+    chains: Array
+    stages: Array
+    events: Array
+
+    def chosen(self, which: Array) -> _Complete:
+        parts = self.keys, self.firsts, self.times_ms, self.chains, self.stages, self.events
+        return _Complete(*(part[which] for part in parts))
+
+
+@dataclass
+class _Told:
+    """Parts of what goes out."""
+
+    parts: list[tuple[Array, ...]] = field(default_factory=list)
+
+    def add(self, complete: _Complete, step: int, is_lost: bool) -> None:
+        count = len(complete.keys)
+        self.parts.append(
+            (
+                complete.keys,
+                np.full(count, step),
+                complete.times_ms,
+                np.full(count, is_lost),
+                complete.chains,
+                complete.stages,
+                complete.events,
+            )
+        )
+
+
+class _Run:
+    """One micro-batch. Keys go by their rank: those with most events come first."""
+
+    def __init__(
+        self, matcher: ColumnarMatcher, events: Events, partial: Partial, chains: Chains, is_left: Array
+    ) -> None:
+        self._matcher, self._table, self._events = matcher, matcher.table, events
+        counts = np.where(is_left, 0, events.counts)
+        self._order = np.argsort(-counts, kind="stable")
+        self._rank = np.empty(len(counts), dtype=np.int64)
+        self._rank[self._order] = np.arange(len(counts))
+        self._begins, self._counts = events.begins[self._order], counts[self._order]
+        self._chains = _GrowingChains(chains)
+        self._is_left, self._is_changed = is_left[self._order], np.zeros(len(counts), dtype=bool)
+        self._told = _Told()
+        self._partial = self._entered(partial, chains)
+        self._starts = self._kinds_of_starts()
+
+    def outcome(self, now_ms: int) -> Outcome:
+        done = [self._partial[:, :0]]
+        steps = int(self._counts.max(initial=0))
+        # How many keys have a first event, a second, and so on.
+        active = np.searchsorted(-self._counts, -np.arange(steps), side="left").tolist()
+        for step in range(steps):
+            live = int(np.searchsorted(self._partial[_KEY], active[step]))
+            if live < self._partial.shape[1]:
+                done.append(self._partial[:, live:])
+                self._partial = self._partial[:, :live]
+            self._take(step, active[step])
+        done.append(self._partial)
+        self._partial = np.concatenate(done, axis=1)
+        self._partial = self._partial[:, np.argsort(self._partial[_KEY], kind="stable")]
+        if self._partial.shape[1]:
+            self._advance(np.full(len(self._counts), now_ms), _LAST_STEP)
+        return self._end()
+
+    # -- how it begins ------------------------------------------------------------------------------------
+    def _entered(self, partial: Partial, chains: Chains) -> Array:
+        """Return what is open already."""
+        named, times_ms = self._matcher.named, self._events.times_ms
+        found = np.full((_NAMED + len(named), len(partial.keys)), NONE)
+        ends = partial.chains
+        found[_KEY], found[_STATE], found[_CHAIN] = self._rank[partial.keys], partial.states, ends
+        if len(ends):
+            found[_FIRST] = chains.firsts()[ends]
+            found[_FIRST_MS], found[_LAST_MS] = times_ms[found[_FIRST]], times_ms[chains.events[ends]]
+            for which, link in chains.paths(ends) if named else ():
+                for at, (stage, is_last) in enumerate(named, _NAMED):
+                    # From the end: the first that is met is the last one.
+                    own = chains.stages[link] == stage
+                    own &= (found[at, which] == NONE) | (not is_last)
+                    found[at, which[own]] = chains.events[link[own]]
+        kept = ~self._is_left[found[_KEY]]
+        found = found[:, kept]
+        return found[:, np.argsort(found[_KEY], kind="stable")]
+
+    def _kinds_of_starts(self) -> Array | None:
+        """Return what each event that comes begins; None if that is asked event by event."""
+        table = self._table
+        if self._matcher.state_looks_back[table.start]:
+            return None
+        found = table.outcomes(self._events.answers, table.start)
+        self._refuse_stops(found, np.repeat(np.arange(len(self._events.counts)), self._events.counts))
+        return found
+
+    def _refuse_stops(self, outcomes: Array, keys: Array) -> None:
+        """Leave keys that an event keeps from ever matching again."""
+        if len(outcomes) and self._table.is_stopped[outcomes].any():
+            self._is_left[self._rank[keys[self._table.is_stopped[outcomes]]]] = True
+
+    # -- one event of each key ----------------------------------------------------------------------------
+    def _take(self, step: int, keys: int) -> None:
+        """Take one event of each of the first keys."""
+        events = self._events
+        rows = self._begins[:keys] + step
+        own_ms = events.times_ms[events.taken + rows]
+        if self._partial.shape[1]:
+            self._advance(own_ms, 2 * step)
+        answers = events.answers[rows]
+        complete = [*self._gone_on(rows, own_ms, answers), *self._begun(rows, own_ms, answers)]
+        if complete:
+            self._completed(complete, 2 * step + 1)
+
+    def _gone_on(self, rows: Array, own_ms: Array, answers: Array) -> Iterator[_Complete]:
+        """Let open partial matches go on; yield what is complete by that."""
+        open_, table = self._partial, self._table
+        if not open_.shape[1]:
+            return
+        keys, states = open_[_KEY], open_[_STATE]
+        outcomes = table.outcomes(self._asked(open_, rows, answers[keys]), states)
+        is_same = table.is_same[outcomes]
+        if is_same.all():
+            return
+        self._is_changed[keys[~is_same]] = True
+        counts = table.complete_counts[outcomes]
+        if counts.any():
+            which, at = _repeated(counts, table.complete_begins[outcomes])
+            own = keys[which]
+            yield _Complete(
+                own,
+                open_[_FIRST, which],
+                own_ms[own],
+                open_[_CHAIN, which],
+                table.complete_stages[at],
+                rows[own] + self._events.taken,
+            )
+        which, at = _repeated(table.kept_counts[outcomes], table.kept_begins[outcomes])
+        kept = open_[:, which]
+        kept[_STATE] = table.targets[at]
+        self._add_links(kept, table.kept_stages[at], rows, own_ms)
+        self._partial = kept
+
+    def _begun(self, rows: Array, own_ms: Array, answers: Array) -> Iterator[_Complete]:
+        """Let partial matches begin; yield what is complete at once."""
+        table, starts = self._table, self._starts
+        if starts is None:
+            unbegun = np.full((_NAMED + len(self._matcher.named), len(rows)), NONE)
+            unbegun[_KEY] = np.arange(len(rows))
+            outcomes = table.outcomes(self._asked(unbegun, rows, answers, is_start=True), table.start)
+            self._refuse_stops(outcomes, self._order[: len(rows)])
+        else:
+            outcomes = starts[rows]
+        counts = table.complete_counts[outcomes]
+        if counts.any():
+            own, at = _repeated(counts, table.complete_begins[outcomes])
+            events = rows[own] + self._events.taken
+            nothing = np.full(len(own), NONE)
+            yield _Complete(own, events, own_ms[own], nothing, table.complete_stages[at], events)
+        counts = table.kept_counts[outcomes]
+        if not counts.any():
+            return
+        own, at = _repeated(counts, table.kept_begins[outcomes])
+        self._is_changed[own] = True
+        born = np.full((self._partial.shape[0], len(own)), NONE)
+        born[_KEY], born[_STATE] = own, table.targets[at]
+        born[_FIRST], born[_FIRST_MS] = rows[own] + self._events.taken, own_ms[own]
+        self._add_links(born, table.kept_stages[at], rows, own_ms)
+        if not self._partial.shape[1]:
+            self._partial = born
+            return
+        both = np.concatenate([self._partial, born], axis=1)
+        # Stable: what begins now comes behind what was open.
+        self._partial = both[:, np.argsort(both[_KEY], kind="stable")]
+
+    def _asked(self, open_: Array, rows: Array, answers: Array, is_start: bool = False) -> Array:
+        """Return the answers with those to conditions that look back."""
+        matcher, taken = self._matcher, self._events.taken
+        for leaf in matcher.looks_back:
+            if is_start:
+                asked = np.arange(len(answers))
+            else:
+                asked = np.flatnonzero(matcher.state_looks_back[open_[_STATE]])
+            if not len(asked):
+                continue
+            keys = open_[_KEY, asked]
+            before = [open_[_NAMED + matcher.named.index(one), asked] for one in leaf.named]
+            holds = leaf.compare(rows[keys] + taken, before)
+            if holds is None:
+                self._is_left[keys] = True
+                continue
+            answers[asked] |= holds.astype(np.int64) << leaf.bit
+        return answers
+
+    def _add_links(self, partial: Array, stages: Array, rows: Array, own_ms: Array) -> None:
+        """Let partial matches take their key's event, under names; those without one do not."""
+        which = np.flatnonzero(stages != NONE)
+        if not len(which):
+            return
+        keys, own = partial[_KEY, which], stages[which]
+        events = rows[keys] + self._events.taken
+        partial[_CHAIN, which] = self._chains.add(own, events, partial[_CHAIN, which], self._order[keys])
+        partial[_LAST_MS, which] = own_ms[keys]
+        for at, (stage, is_last) in enumerate(self._matcher.named, _NAMED):
+            is_meant = own == stage
+            if not is_last:
+                is_meant &= partial[at, which] == NONE
+            partial[at, which[is_meant]] = events[is_meant]
+
+    # -- time ---------------------------------------------------------------------------------------------
+    def _ends(self) -> Array:
+        """Return when each partial match is timed out: of two windows the nearer one is told."""
+        matcher, open_ = self._matcher, self._partial
+        ends: Array = open_[_LAST_MS] + matcher.from_previous_ms[open_[_STATE]]
+        if matcher.window_ms is not None:
+            np.minimum(ends, open_[_FIRST_MS] + matcher.window_ms, out=ends)
+        return ends
+
+    def _advance(self, own_ms: Array, step: int) -> None:
+        """Time out what is over when time has come to what is said of each key."""
+        matcher, open_ = self._matcher, self._partial
+        if matcher.window_ms is None and not matcher.has_between:
+            return
+        now_ms = np.minimum(own_ms[open_[_KEY]], _BEHIND_ALL_MS)
+        is_over = self._ends() <= now_ms
+        if not is_over.any():
+            return
+        over = open_[:, is_over]
+        ends = over[_LAST_MS] + matcher.from_previous_ms[over[_STATE]]
+        if matcher.window_ms is not None:
+            # As told: what lies between events is asked first.
+            ends = np.where(ends <= now_ms[is_over], ends, over[_FIRST_MS] + matcher.window_ms)
+        self._is_changed[over[_KEY]] = True
+        self._partial = open_[:, ~is_over]
+        nothing = np.full(over.shape[1], NONE)
+        lost = _Complete(over[_KEY], over[_FIRST], ends, over[_CHAIN], nothing, nothing)
+        is_pending = self._table.is_pending[over[_STATE]]
+        if is_pending.any():
+            self._told.add(_in_order(lost.chosen(is_pending)), step, is_lost=False)
+            lost = lost.chosen(~is_pending)
+        if len(lost.keys):
+            self._told.add(lost, step, is_lost=True)
+
+    # -- matches ------------------------------------------------------------------------------------------
+    def _completed(self, parts: list[_Complete], step: int) -> None:
+        """Tell of matches, and end what they put an end to."""
+        complete = parts[0]
+        if len(parts) > 1:
+            names = "keys", "firsts", "times_ms", "chains", "stages", "events"
+            both = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
+            complete = _Complete(*both)
+            complete = complete.chosen(np.argsort(complete.keys, kind="stable"))
+        if self._matcher.skip.kind is Skip.NONE:
+            self._told.add(_in_order(complete), step, is_lost=False)
+            return
+        self._told.add(self._skipped(complete), step, is_lost=False)
+
+    def _skipped(self, complete: _Complete) -> _Complete:
+        """Return the matches that go out, and end partial ones; leave keys where it is not that simple."""
+        open_, kind = self._partial, self._matcher.skip.kind
+        keys, first, counts = np.unique(complete.keys, return_index=True, return_counts=True)
+        told = complete.chosen(first)
+        oldest = np.searchsorted(open_[_KEY], keys)
+        there = np.flatnonzero(oldest < open_.shape[1])
+        there = there[open_[_KEY, oldest[there]] == keys[there]]
+        # A match waits for what has begun before it, and of several one may end another.
+        self._is_left[keys[there][open_[_FIRST, oldest[there]] < told.firsts[there]]] = True
+        up_to = np.full(len(self._counts), NONE)
+        if kind is Skip.TO_NEXT:
+            self._is_left[keys[counts > 1]] = True
+            up_to[keys] = told.firsts
+        else:
+            last = told.events.copy()
+            behind = told.stages == NONE
+            if behind.any():
+                last[behind] = self._chains.whole().events[told.chains[behind]]
+            up_to[keys] = last
+        kept = (open_[_FIRST] > up_to[open_[_KEY]]) & ~self._is_left[open_[_KEY]]
+        self._is_changed[open_[_KEY, ~kept]] = True
+        self._partial = open_[:, kept]
+        return told
+
+    # -- how it ends --------------------------------------------------------------------------------------
+    def _end(self) -> Outcome:
+        keys, open_ = self._order, self._partial
+        open_ = open_[:, ~self._is_left[open_[_KEY]]]
+        numbers = keys[open_[_KEY]]
+        by_key = np.argsort(numbers, kind="stable")
+        partial = Partial(numbers[by_key], open_[_STATE, by_key], open_[_CHAIN, by_key])
+        due_ms = np.full(len(keys), NEVER_MS)
+        if self._matcher.window_ms is not None or self._matcher.has_between:
+            self._partial = open_
+            ends = self._ends()
+            in_time = ends < _BEHIND_ALL_MS
+            np.minimum.at(due_ms, numbers[in_time], ends[in_time])
+        chains = self._chains.whole()
+        is_left, is_changed = np.empty_like(self._is_left), np.empty_like(self._is_changed)
+        is_left[keys], is_changed[keys] = self._is_left, self._is_changed
+        return Outcome(partial, chains, self._found(is_left), is_changed, is_left, due_ms)
+
+    def _found(self, is_left: Array) -> Found:
+        nothing = (np.empty(0, dtype=np.int64),) * 7
+        columns = [np.concatenate(one) for one in zip(*(self._told.parts or [nothing]), strict=True)]
+        columns[0] = self._order[columns[0]]
+        found = Found(*columns)
+        found.is_lost = found.is_lost.astype(bool)
+        found = found.chosen(~is_left[found.keys])
+        return found.chosen(np.lexsort((found.steps, found.keys)))
+
+
+def _repeated(counts: Array, begins: Array) -> tuple[Array, Array]:
+    """Return each number as often as is said, and beside it places from where its own begin on."""
+    which = np.repeat(np.arange(len(counts)), counts)
+    before = np.cumsum(counts) - counts
+    return which, np.arange(len(which)) + (begins - before)[which]
+
+
+def _in_order(complete: _Complete) -> _Complete:
+    """Return matches in the order in which a matcher emits them; of three and more it may be another one."""
+    keys, firsts = complete.keys, complete.firsts
+    if len(keys) < 3:
+        return complete
+    begins = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+    ends = np.append(begins[1:], len(keys))
+    is_tied = np.append((keys[1:] == keys[:-1]) & (firsts[1:] == firsts[:-1]), False)
+    tied = np.add.reduceat(is_tied, begins) > 0
+    order = np.arange(len(keys))
+    for begin, end in zip(begins[tied].tolist(), ends[tied].tolist(), strict=True):
+        if end - begin > 2:
+            _, ranks = np.unique(firsts[begin:end], return_inverse=True)
+            order[begin:end] = begin + np.array(_order_of(tuple(ranks.tolist())))
+    return complete.chosen(order)
+
+
+@functools.lru_cache(maxsize=4096)
+def _order_of(ranks: tuple[int, ...]) -> list[int]:
+    return order_of_emission(ranks)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Partial matches as they are stored, three lists per key, to arrays and back.
+
+
+@dataclass
+class StoredMatches:
+    """What is open of many keys, read.
+
+    Parameters
+    ----------
+    partial, chains
+        As they are worked on; events by their numbers among all that are stored.
+    events
+        The stored events: fields and time.
+    is_odd
+        By key, whether what is stored is nothing that can be worked on as columns.
+    """
+
+    partial: Partial
+    chains: Chains
+    events: pa.StructArray
+    is_odd: Array
+
+    @staticmethod
+    def read(events: pa.ListArray, chains: pa.ListArray, matches: pa.ListArray, start: int) -> StoredMatches:
+        """Return what the lists of each key say.
+
+        Parameters
+        ----------
+        start
+            Number of the automaton's start state.
+        """
+        count = len(matches)
+        _, event_begins, event_rows = _flat(events)
+        chain_key, chain_begins, chain_rows = _flat(chains)
+        match_key, match_begins, match_rows = _flat(matches)
+        stage, event, before = (_numbers(chain_rows.field(at)) for at in range(3))
+        links = Chains(
+            stage,
+            event + event_begins[chain_key],
+            np.where(before == NONE, NONE, before + chain_begins[chain_key]),
+            chain_key,
+        )
+        state, chain = (_numbers(match_rows.field(at)) for at in range(2))
+        is_held = match_rows.field(2).to_numpy(zero_copy_only=False).astype(bool)
+        is_start = chain == NONE
+        is_odd = np.zeros(count, dtype=bool)
+        # Of a key that has any, the start state stands behind all others, and nothing is held back.
+        ends = np.append(match_begins[1:], len(match_key))
+        has_any = ends > match_begins
+        is_odd[has_any] = ~is_start[ends[has_any] - 1]
+        is_odd[match_key[is_held | (is_start != (state == start))]] = True
+        is_odd |= np.bincount(match_key[is_start], minlength=count) > 1
+        open_ = ~is_start
+        partial = Partial(match_key[open_], state[open_], (chain + chain_begins[match_key])[open_])
+        if len(partial.keys) > 1:
+            firsts = links.firsts()[partial.chains]
+            back = (partial.keys[1:] == partial.keys[:-1]) & (firsts[1:] < firsts[:-1])
+            is_odd[partial.keys[1:][back]] = True
+        return StoredMatches(partial, links, event_rows, is_odd)
+
+
+def stored_lists(
+    partial: Partial, chains: Chains, chosen: Array, start: int, events: Callable[[Array], pa.StructArray]
+) -> tuple[pa.ListArray, pa.ListArray, pa.ListArray]:
+    """Return the three lists of some keys, each of which has partial matches.
+
+    Parameters
+    ----------
+    chosen
+        By key, whether it is wanted.
+    events
+        Returns events by their numbers, as they are stored.
+    """
+    own = chosen[partial.keys]
+    keys, states, ends = partial.keys[own], partial.states[own], partial.chains[own]
+    is_live = np.zeros(len(chains.stages), dtype=bool)
+    for _, link in chains.paths(ends):
+        is_live[link] = True
+    links = np.flatnonzero(is_live)
+    # A link comes behind the one before it, and a key's links in that order.
+    links = links[np.argsort(chains.keys[links], kind="stable")]
+    link_keys = chains.keys[links]
+    # Each event of a key once, in their order.
+    events_of = chains.events[links]
+    by_event = np.lexsort((events_of, link_keys))
+    is_first = np.append(True, (np.diff(events_of[by_event]) != 0) | (np.diff(link_keys[by_event]) != 0))
+    event_of = np.empty(len(links), dtype=np.int64)
+    event_of[by_event] = np.cumsum(is_first) - 1
+    taken = link_keys[by_event][is_first], events_of[by_event][is_first]
+    number = np.cumsum(chosen) - 1
+    count = int(chosen.sum())
+    event_begins, event_offsets = _bounds(number[taken[0]], count)
+    link_begins, link_offsets = _bounds(number[link_keys], count)
+    at = np.full(len(chains.stages), NONE)
+    at[links] = np.arange(len(links)) - link_begins[number[link_keys]]
+    before = chains.before[links]
+    own_before = np.where(before == NONE, NONE, at[before])
+    chain_rows = _structs(
+        ("stage", chains.stages[links], None),
+        ("event", event_of - event_begins[number[link_keys]], None),
+        ("before", own_before, own_before == NONE),
+    )
+    # The start state stands behind all others.
+    every = np.flatnonzero(chosen)
+    match_keys = np.concatenate([keys, every])
+    order = np.argsort(match_keys, kind="stable")
+    match_states = np.concatenate([states, np.full(count, start)])[order]
+    match_chains = np.concatenate([at[ends], np.full(count, NONE)])[order]
+    _, match_offsets = _bounds(number[match_keys[order]], count)
+    flags = pa.array(np.zeros(len(match_states), dtype=bool))
+    match_rows = _structs(
+        ("state", match_states, None), ("chain", match_chains, match_chains == NONE), held=flags
+    )
+    lists = (event_offsets, events(taken[1])), (link_offsets, chain_rows), (match_offsets, match_rows)
+    made = [pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), rows) for offsets, rows in lists]
+    return made[0], made[1], made[2]
+
+
+def _flat(lists: pa.ListArray) -> tuple[Array, Array, pa.StructArray]:
+    """Return of each element of lists the list, where each list begins, and the elements."""
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    begins = np.cumsum(lengths) - lengths
+    return np.repeat(np.arange(len(lists)), lengths), begins, lists.flatten()
+
+
+def _numbers(column: pa.Array) -> Array:
+    """Return whole numbers; :data:`NONE` for null."""
+    found: Array = pc.fill_null(column, NONE).to_numpy().astype(np.int64)
+    return found
+
+
+def _bounds(numbers: Array, count: int) -> tuple[Array, Array]:
+    """Return of ascending numbers where each begins, and the offsets of lists of them."""
+    offsets = np.searchsorted(numbers, np.arange(count + 1))
+    return offsets[:-1], offsets
+
+
+def _structs(*fields: tuple[str, Array, Array | None], held: pa.Array | None = None) -> pa.StructArray:
+    arrays = [pa.array(numbers, pa.int32(), mask=mask) for _, numbers, mask in fields]
+    names = [name for name, _, _ in fields]
+    if held is not None:
+        arrays, names = [*arrays, held], [*names, "is_held"]
+    return pa.StructArray.from_arrays(arrays, names=names)

@@ -1,0 +1,427 @@
+"""A key group's events through patterns: as columns where that can be, else event by event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flinkish_spark.cep.expressions import Expression
+from flinkish_spark.core.elements import (
+    CLOSED,
+    MATCHES,
+    MIN_WATERMARK_MS,
+    OPENED,
+    TIMED_OUT,
+    Progress,
+    TimeDomain,
+    Timer,
+)
+from flinkish_spark.operators.columnar_patterns import (
+    FAR_MS,
+    NONE,
+    ColumnarSearch,
+    Events,
+    Found,
+    Outcome,
+    StoredMatches,
+    stored_lists,
+    too_long,
+)
+from flinkish_spark.operators.patterns import FoundMatch, PatternOperator
+from flinkish_spark.operators.process import Elements
+from flinkish_spark.operators.row_conditions import earlier_events, measured
+from flinkish_spark.operators.timed_rows import DueColumns, TimedRows
+from flinkish_spark.state.key_group import GroupState
+from flinkish_spark.state.layered import Array
+from flinkish_spark.transport.blocks import BEHIND, as_schema
+from flinkish_spark.types.to_python import to_values
+from flinkish_spark.worker.runners import InputRows, OutRows, RowShape
+from flinkish_spark.worker.timed_runner import TimedRunner
+
+
+class _EventColumns:
+    """Fields of the events of a micro-batch: those that were taken before, then those that come.
+
+    Parameters
+    ----------
+    stored
+        The former, with their times behind their fields.
+    """
+
+    def __init__(self, stored: pa.StructArray, due: DueColumns) -> None:
+        self.kind, self.taken = stored.type, len(stored)
+        self._stored, self._due = stored.flatten(), due
+        self.times_ms = due.times_ms
+        if self.taken:
+            self.times_ms = np.concatenate([self._stored[-1].to_numpy(), due.times_ms])
+        self._whole: dict[int, pa.Array] = {}
+
+    def __getitem__(self, at: int) -> pa.Array:
+        """Return a field of all of them."""
+        if at not in self._whole:
+            self._whole[at] = self.take(at, np.arange(len(self.times_ms)))
+        return self._whole[at]
+
+    def take(self, at: int, events: Array) -> pa.Array:
+        """Return a field of some."""
+        came = events >= self.taken
+        column, rows = self._due.fields[at], self._due.rows
+        if came.all():
+            return column.take(pa.array(rows[events - self.taken]))
+        own = self._stored[at].take(pa.array(events[~came]))
+        others = column.take(pa.array(rows[events[came] - self.taken]))
+        place = np.where(came, np.cumsum(came) - 1 + len(own), np.cumsum(~came) - 1)
+        return pa.concat_arrays([own, others.cast(own.type)]).take(pa.array(place))
+
+    def values(self, events: Array) -> list[tuple[Any, ...]]:
+        """Return the fields of some, as functions see them."""
+        fields = range(len(self._due.fields))
+        return list(zip(*(to_values(self.take(at, events)) for at in fields), strict=True))
+
+    def stored(self, events: Array) -> pa.StructArray:
+        """Return some as they are stored."""
+        columns = [self.take(at, events) for at in range(len(self._due.fields))]
+        arrays = [*columns, pa.array(self.times_ms[events])]
+        own = [one.cast(field.type) for one, field in zip(arrays, self.kind, strict=True)]
+        return pa.StructArray.from_arrays(own, fields=list(self.kind))
+
+
+@dataclass(frozen=True)
+class _Field:
+    """A field of events, of which some are taken; null of none."""
+
+    columns: _EventColumns
+    at: int
+
+    def take(self, places: pa.Array) -> pa.Array:
+        if not places.null_count:
+            return self.columns.take(self.at, places.to_numpy())
+        there = places.drop_null().to_numpy()
+        number = np.cumsum(places.is_valid().to_numpy(zero_copy_only=False)) - 1
+        own = self.columns.take(self.at, there)
+        return own.take(pa.array(number, mask=places.is_null().to_numpy(zero_copy_only=False)))
+
+
+@dataclass
+class _Worked:
+    """What becomes of one pattern in a micro-batch.
+
+    Parameters
+    ----------
+    stored
+        What was open before.
+    columns
+        The events.
+    """
+
+    search: ColumnarSearch
+    stored: StoredMatches
+    columns: _EventColumns
+    outcome: Outcome
+
+
+class _Paths:
+    """What matches of one pattern have taken, made when it is asked for: it lives as long as one call.
+
+    Parameters
+    ----------
+    number
+        Of the pattern.
+    found
+        The matches.
+    gather
+        Makes an event of its fields.
+    """
+
+    def __init__(self, number: int, worked: _Worked, found: Found, gather: Callable[[Any], Any]) -> None:
+        chains, stages = worked.outcome.chains, worked.search.matcher.automaton.stages
+        last = np.flatnonzero(found.stages != NONE)
+        which, names, events = [last], [found.stages[last]], [found.events[last]]
+        for at, link in chains.paths(found.chains):
+            which.append(at)
+            names.append(chains.stages[link])
+            events.append(chains.events[link])
+        # From the last event to the first; the other way round, and those of a match together.
+        of_match, name, event = (np.concatenate(parts[::-1]) for parts in (which, names, events))
+        order = np.argsort(of_match, kind="stable")
+        needed, places = np.unique(event[order], return_inverse=True)
+        self._rows, self._gather = worked.columns.values(needed), gather
+        self._places: list[int] = places.tolist()
+        self._offsets = np.searchsorted(of_match[order], np.arange(len(found.keys) + 1)).tolist()
+        self._names = [stages[at] for at in name[order].tolist()]
+        self._number = number
+        self._is_lost, self._times_ms = found.is_lost.tolist(), found.times_ms.tolist()
+
+    def matches(self, which: Iterable[int]) -> Iterator[FoundMatch]:
+        """Yield some of them, which are of one key."""
+        names, places, offsets, rows, gather = (
+            *(self._names, self._places, self._offsets),
+            *(self._rows, self._gather),
+        )
+        made: dict[int, Any] = {}
+        for one in which:
+            match: dict[str, list[Any]] = {}
+            for at in range(offsets[one], offsets[one + 1]):
+                place, name = places[at], names[at]
+                event = made.get(place)
+                if event is None:
+                    event = made[place] = gather(rows[place])
+                if name in match:
+                    match[name].append(event)
+                else:
+                    match[name] = [event]
+            yield FoundMatch(self._number, self._is_lost[one], self._times_ms[one], match)
+
+
+@dataclass
+class _FoundOfKey:
+    """What was found of a key; a :class:`~flinkish_spark.operators.patterns.FoundMatches`."""
+
+    paths: Sequence[_Paths]
+    #: Of several patterns: which, and the number of the match among its own; of one the numbers alone.
+    patterns: Sequence[int] | None
+    numbers: Sequence[int]
+    first_ms: int
+    last_ms: int
+
+    def __iter__(self) -> Iterator[FoundMatch]:
+        if self.patterns is None:
+            return self.paths[0].matches(self.numbers)
+        ways = zip(self.patterns, self.numbers, strict=True)
+        return (found for pattern, number in ways for found in self.paths[pattern].matches((number,)))
+
+
+class PatternRunner(TimedRunner):
+    """Runs a :class:`~flinkish_spark.operators.patterns.PatternOperator` whose events wait.
+
+    A :class:`~flinkish_spark.worker.runners.GroupRunner`. What is done as columns needs no timer and no entry
+    of a key as an object; only keys of which something goes out come to the operator, to tell of it. Keys
+    that cannot be done so go through it as in any :class:`TimedRunner`, with timers and entries of their own.
+    A key that is done as columns has one timer, for what it has to do first.
+    """
+
+    def __init__(
+        self, operator: PatternOperator, timed: TimedRows, uid: str, max_parallelism: int, shape: RowShape
+    ) -> None:
+        super().__init__(operator, timed, uid, max_parallelism, shape)
+        self._operator, self._searches = operator, operator.columnar()
+        self._also_due = tuple(one.states[-1] for one in self._searches)
+        self._element = operator.element
+        self._worked: list[_Worked] = []
+        #: What is counted, and what is made of matches as columns before the watermark and behind it.
+        self._counted: dict[str, int] = {}
+        self._measured: tuple[list[pa.RecordBatch], list[pa.RecordBatch]] = ([], [])
+
+    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
+        """See :class:`~flinkish_spark.worker.runners.GroupRunner`."""
+        written = list(super().process(inputs, group, progress))
+        for name, count in self._counted.items():
+            if count:
+                self.counts[name] = self.counts.get(name, 0) + count
+        yield from self._with_measured(written)
+
+    def _with_measured(self, written: list[OutRows]) -> Iterator[OutRows]:
+        """Yield rows that are made as columns in front of the others, on each side of the watermark."""
+        for first, made in ((0, self._measured[0]), (BEHIND, self._measured[1])):
+            own = [one for one in written if not one.side and one.first == first]
+            batches = [*made, *(one.rows for one in own)]
+            if batches:
+                yield OutRows(0, first, batches[0] if len(batches) == 1 else pa.concat_batches(batches))
+        yield from (one for one in written if one.side)
+
+    def _prepared(
+        self, inputs: InputRows, group: GroupState, progress: Progress
+    ) -> tuple[list[Elements], list[Elements]]:
+        coming, elements = self._divided(inputs, progress)
+        self._waiting = waiting = self._put_together(coming, group, progress)
+        limit_ms, index = progress.limits_ms[TimeDomain.EVENT_TIME], waiting.index
+        due = waiting.due_columns(limit_ms)
+        is_left = self._run_columns(due, group, progress, limit_ms)
+        # Keys of one hash are found together: either all of them are columns, or none is.
+        same = np.flatnonzero(index.hashes[1:] == index.hashes[:-1])
+        for at in same.tolist():
+            is_left[at : at + 2] |= is_left[at : at + 2].any()
+        self._is_left, self._later_ms = is_left, due.later_ms
+        told = self._found(progress)
+        left = np.flatnonzero(is_left)
+        keys, hashes = waiting.keys, index.hashes.tolist()
+        hash_of = {keys[at]: hashes[at] for at in (*left.tolist(), *told)}
+        hash_of.update(self._hashes_of_late(elements))
+        left_hashes = np.unique(index.hashes[left])
+        own = {name: left_hashes for one in self._searches for name in one.states}
+        group.load_keys(
+            self._run.states, self._run.timers, hash_of, progress.processing_time_ms, own, left_hashes
+        )
+        queue = self._run.timers.queues[TimeDomain.EVENT_TIME]
+        if len(left):
+            for key, time_ms in waiting.first_new(is_left):
+                queue.register(Timer(time_ms, key, None))
+        self._timed.due = waiting.due(limit_ms, is_left)
+        self._operator.found = {}
+        for at, found in told.items():
+            self._operator.found[keys[at]] = found, MIN_WATERMARK_MS
+            queue.register(Timer(found.first_ms, keys[at], None))
+        return elements[True], elements[False]
+
+    def _run_columns(self, due: DueColumns, group: GroupState, progress: Progress, limit_ms: int) -> Array:
+        """Let partial matches of all keys go on; return which keys have to be done event by event."""
+        index, self._worked = self._waiting.index, []
+        now_ms = progress.processing_time_ms
+        is_left = too_long(due.counts)
+        far = np.repeat(np.arange(len(index)), due.counts)[np.abs(due.times_ms) > FAR_MS]
+        is_left[far] = True
+        is_left |= (due.later_ms > FAR_MS) & (due.later_ms < (1 << 63) - 1)
+        for search in self._searches:
+            events, chains, matches = (group.columns(name, index, now_ms).column() for name in search.states)
+            stored = StoredMatches.read(events, chains, matches, search.matcher.automaton.start)
+            columns = _EventColumns(stored.events, due)
+            is_left |= stored.is_odd
+            if (np.abs(columns.times_ms[: columns.taken]) > FAR_MS).any():
+                is_left[stored.partial.keys] = True
+            answers, unknown = self._answers(search, due)
+            if unknown.any():
+                is_left[np.repeat(np.arange(len(index)), due.counts)[unknown]] = True
+            coming = Events(columns.taken, due.begins, due.counts, columns.times_ms, answers)
+            for leaf in search.matcher.looks_back:
+                leaf.compare.columns = columns
+            outcome = search.matcher.run(coming, stored.partial, stored.chains, is_left, limit_ms)
+            is_left = is_left | outcome.is_left
+            self._worked.append(_Worked(search, stored, columns, outcome))
+        return is_left
+
+    @staticmethod
+    def _answers(search: ColumnarSearch, due: DueColumns) -> tuple[Array, Array]:
+        """Return the answers of each event as bits, and of which events one is not known."""
+        count = len(due.times_ms)
+        found, unknown = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=bool)
+        for bit, place in enumerate(search.answers):
+            if place is None:
+                continue
+            column = due.facts[place]
+            if column.null_count:
+                unknown |= column.is_null().to_numpy(zero_copy_only=False)
+                column = column.fill_null(False)
+            found |= column.to_numpy(zero_copy_only=False).astype(np.int64) << bit
+        return found, unknown
+
+    # -- what goes out ------------------------------------------------------------------------------------
+    def _to_tell(self, worked: _Worked, watermark_ms: int) -> Found:
+        """Return what the operator is to tell of; what needs no function goes out as columns."""
+        found = worked.outcome.found
+        found = found.chosen(~self._is_left[found.keys])
+        if not self._operator.tells_of_lost and found.is_lost.any():
+            self._count(TIMED_OUT, int(found.is_lost.sum()))
+            found = found.chosen(~found.is_lost)
+        measures = self._operator.measures
+        if measures is None:
+            return found
+        matches = found.chosen(~found.is_lost)
+        columns = self._columns_of_matches(worked, matches, measures)
+        if columns is None or not len(matches.keys):
+            return found
+        self._count(MATCHES, len(matches.keys))
+        schema = self._shape.block_schemas[0]
+        times = [pa.array(matches.times_ms)] if self._shape.with_times else []
+        rows = pa.RecordBatch.from_arrays([*times, *columns], names=schema.names)
+        rows = as_schema(rows, schema)
+        is_before = matches.times_ms <= watermark_ms
+        for side, which in zip(self._measured, (is_before, ~is_before), strict=True):
+            if which.any():
+                side.append(rows if which.all() else rows.filter(pa.array(which)))
+        return found.chosen(found.is_lost)
+
+    def _count(self, name: str, count: int) -> None:
+        self._counted[name] = self._counted.get(name, 0) + count
+
+    def _columns_of_matches(
+        self, worked: _Worked, found: Found, measures: Sequence[Expression]
+    ) -> list[pa.Array] | None:
+        """Return what is told of matches; None where that is not known in columns."""
+        chains = worked.outcome.chains
+        numbers = {name: at for at, name in enumerate(worked.search.matcher.automaton.stages)}
+        named: dict[tuple[str, bool], Array] = {}
+        for one in measures:
+            for name, is_last in earlier_events(one) or ():
+                named.setdefault((name, is_last), np.full(len(found.keys), NONE))
+        for (name, is_last), event in named.items():
+            stage = numbers.get(name, NONE - 1)
+            own = found.stages == stage
+            event[own] = found.events[own]
+            for which, link in chains.paths(found.chains):
+                own = chains.stages[link] == stage
+                own &= (event[which] == NONE) | (not is_last)
+                event[which[own]] = chains.events[link[own]]
+        fields = [_Field(worked.columns, at) for at in range(len(self._element.fields))]
+        made: list[pa.Array] = []
+        for one in measures:
+            column = measured(one, fields, named, len(found.keys))
+            if column is None:
+                return None
+            made.append(column)
+        return made
+
+    def _found(self, progress: Progress) -> dict[int, _FoundOfKey]:
+        """Return what is found, by the number of the key."""
+        self._counted, self._measured = {}, ([], [])
+        own = [self._to_tell(one, progress.watermark_ms) for one in self._worked]
+        gather = self._element.gathering()
+        paths = [
+            _Paths(number, worked, found, gather)
+            for number, (worked, found) in enumerate(zip(self._worked, own, strict=True))
+        ]
+        keys, steps, times_ms = (
+            np.concatenate([getattr(one, name) for one in own]) for name in ("keys", "steps", "times_ms")
+        )
+        if not len(keys):
+            return {}
+        order = np.lexsort((steps, keys))
+        keys, times_ms = keys[order], times_ms[order]
+        begins = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+        bounds = zip(begins.tolist(), [*begins[1:].tolist(), len(keys)], strict=True)
+        first_ms = np.minimum.reduceat(times_ms, begins).tolist()
+        last_ms = np.maximum.reduceat(times_ms, begins).tolist()
+        if len(own) == 1:
+            parts = [(None, range(begin, end)) for begin, end in bounds]
+        else:
+            of_pattern = np.repeat(np.arange(len(own)), [len(one.keys) for one in own])[order].tolist()
+            number = np.concatenate([np.arange(len(one.keys)) for one in own])[order].tolist()
+            parts = [(of_pattern[begin:end], number[begin:end]) for begin, end in bounds]
+        rows = zip(keys[begins].tolist(), parts, first_ms, last_ms, strict=True)
+        return {key: _FoundOfKey(paths, *part, first, last) for key, part, first, last in rows}
+
+    # -- what is kept -------------------------------------------------------------------------------------
+    def _store(self, group: GroupState) -> None:
+        super()._store(group)
+        index, columnar = self._waiting.index, ~self._is_left
+        due_ms = self._later_ms.copy()
+        level = {OPENED: 0, CLOSED: 0}
+        for worked in self._worked:
+            outcome = worked.outcome
+            np.minimum(due_ms, outcome.due_ms, out=due_ms)
+            before, behind = (
+                np.bincount(partial.keys, minlength=len(index))
+                for partial in (worked.stored.partial, outcome.partial)
+            )
+            more = np.where(columnar, behind - before, 0)
+            level[OPENED] += int(more[more > 0].sum())
+            level[CLOSED] -= int(more[more < 0].sum())
+            written = columnar & outcome.is_changed & (behind > 0)
+            gone = columnar & outcome.is_changed & (behind == 0) & (before > 0)
+            lists: Sequence[Any] = ()
+            if written.any():
+                start = worked.search.matcher.automaton.start
+                lists = stored_lists(outcome.partial, outcome.chains, written, start, worked.columns.stored)
+            for at, name in enumerate(worked.search.states):
+                if written.any():
+                    self._columns_of(group, name).put([lists[at]], where=written)
+                if gone.any():
+                    self._columns_of(group, name).remove(gone)
+        self._counted |= level
+        group.timers.set_only(TimeDomain.EVENT_TIME, index, due_ms, columnar)
+
+    def _columns_of(self, group: GroupState, name: str) -> Any:
+        return group.columns(name, self._waiting.index, self._run.timers.processing_time_ms)
