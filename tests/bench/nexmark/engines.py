@@ -1,0 +1,104 @@
+"""Who runs Nexmark, how each is started, and what each cannot do. No engine is imported here.
+
+An engine is a process that is asked a line at a time, a request as JSON, and answers each with a line of JSON:
+
+- `query`, `sink` (a topic), `folder` (for checkpoints, made by the engine), `events` (in the input topic),
+  `batch` (how many the clock leaves out in front, and a micro-batch has at most), `checkpoint_ms`;
+- `bounded`: read what is there, finish, and answer; else run until killed, from the folder's last checkpoint
+  if there is one.
+
+The answer has `events_per_s`: from when `batch` events were read until the rest was read and its results were
+committed. What an engine knows of its checkpoints is in it, too.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.bench.nexmark.truth import QUERIES
+from tests.bench.worker import ROOT, Worker
+
+PEERS = ROOT / "build" / "peers"
+FLINK_JARS = ROOT / "build" / "flink-cluster-jars"
+#: Cores that every engine gets.
+CORES = 2
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine in one of its ways.
+
+    Parameters
+    ----------
+    kind
+        Which worker runs it.
+    guarantee
+        What its results in Kafka are: exactly once, or at least once.
+    closes
+        Whether windows that are open when a bounded input ends come out.
+    cannot
+        Why a query is left out.
+    """
+
+    name: str
+    kind: str
+    guarantee: str
+    closes: bool
+    cannot: dict[str, str] = field(default_factory=dict)
+
+    def queries(self):
+        return [query for query in QUERIES if query not in self.cannot]
+
+
+_ONE_KEY = "written for work on single keys: q11, q17, q18"
+_PYTHON_CANNOT = {query: _ONE_KEY for query in QUERIES if query not in ("q11", "q17", "q18")}
+ENGINES = {
+    one.name: one
+    for one in (
+        Engine("ours", "spark", "exactly once", closes=True),
+        Engine(
+            "native",
+            "spark",
+            "at least once",
+            closes=False,
+            cannot={"q12": "windows by processing time that close: there are none"},
+        ),
+        Engine("per-key", "spark", "at least once", closes=False, cannot=_PYTHON_CANNOT),
+        Engine("tws-row", "spark", "at least once", closes=False, cannot=_PYTHON_CANNOT),
+        Engine("tws-pandas", "spark", "at least once", closes=False, cannot=_PYTHON_CANNOT),
+    )
+}
+
+
+def command(engine, bootstrap_servers, args):
+    """Return what starts an engine, and the environment that it needs."""
+    given = [
+        "--engine", engine.name, "--bootstrap-servers", bootstrap_servers, "--source", args.topic,
+        "--directory", f"{args.directory}/{engine.name}", "--jars", args.jars,
+    ]  # fmt: skip
+    return [sys.executable, "-m", "tests.bench.nexmark.spark_worker", *given], {}
+
+
+def missing(engine):
+    """Return what an engine lacks on this machine; empty if it can run."""
+    return ""
+
+
+def started(engine, bootstrap_servers, args):
+    """Start an engine."""
+    line, environment = command(engine, bootstrap_servers, args)
+    return Worker(engine.name, line, args.directory, environment)
+
+
+def versions(names):
+    """Return which versions are measured, by engine."""
+    found = {}
+    for name in names:
+        if ENGINES[name].kind == "spark":
+            found[name] = f"pyspark {importlib.metadata.version('pyspark')}"
+    return found
