@@ -14,8 +14,6 @@ committed. What an engine knows of its checkpoints is in it, too.
 from __future__ import annotations
 
 import importlib.metadata
-import json
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +22,7 @@ from tests.bench.nexmark.truth import QUERIES
 from tests.bench.worker import ROOT, Worker
 
 PEERS = ROOT / "build" / "peers"
+FLINK_CLASSES = ROOT / "build" / "flink-classes"
 FLINK_JARS = ROOT / "build" / "flink-cluster-jars"
 #: Cores that every engine gets.
 CORES = 2
@@ -57,6 +56,12 @@ class Engine:
 
 _ONE_KEY = "written for work on single keys: q11, q17, q18"
 _PYTHON_CANNOT = {query: _ONE_KEY for query in QUERIES if query not in ("q11", "q17", "q18")}
+_PANDAS_CANNOT = {
+    "q8": "nothing in it is left for a function of Python's: a join of windows",
+    "q11": "vectorised aggregates in session windows: Flink has none",
+    "q17": "vectorised aggregates without a window: Flink has none in streaming",
+    "q18": "nothing in it is left for a function of Python's: the last row of a key",
+}
 ENGINES = {
     one.name: one
     for one in (
@@ -71,28 +76,46 @@ ENGINES = {
         Engine("per-key", "spark", "at least once", closes=False, cannot=_PYTHON_CANNOT),
         Engine("tws-row", "spark", "at least once", closes=False, cannot=_PYTHON_CANNOT),
         Engine("tws-pandas", "spark", "at least once", closes=False, cannot=_PYTHON_CANNOT),
+        Engine("flink-sql", "flink", "exactly once", closes=True),
+        Engine("pyflink", "flink", "exactly once", closes=True),
+        Engine("pyflink-pandas", "flink", "exactly once", closes=True, cannot=_PANDAS_CANNOT),
     )
 }
 
 
 def command(engine, bootstrap_servers, args):
-    """Return what starts an engine, and the environment that it needs."""
-    given = [
-        "--engine", engine.name, "--bootstrap-servers", bootstrap_servers, "--source", args.topic,
-        "--directory", f"{args.directory}/{engine.name}", "--jars", args.jars,
-    ]  # fmt: skip
-    return [sys.executable, "-m", "tests.bench.nexmark.spark_worker", *given], {}
+    """Return what starts an engine."""
+    place = ["--bootstrap-servers", bootstrap_servers, "--source", args.topic]
+    module = [sys.executable, "-m", f"tests.bench.nexmark.{engine.kind}_worker", *place]
+    if engine.kind == "spark":
+        own = ["--engine", engine.name, "--directory", f"{args.directory}/{engine.name}", "--jars", args.jars]
+        return [*module, *own]
+    if engine.kind == "flink":
+        return [*module, "--", *_FLINK[engine.name]]
+    raise ValueError(engine.kind)
 
 
-def missing(engine):
-    """Return what an engine lacks on this machine; empty if it can run."""
-    return ""
+CONNECTOR = str(FLINK_JARS / "flink-sql-connector-kafka-5.0.0-2.2.jar")
+_OPENED = [
+    f"--add-opens=java.base/{package}=ALL-UNNAMED"
+    for package in ("java.lang", "java.lang.reflect", "java.util", "java.util.concurrent", "java.net", "java.time")
+]
+_FLINK = {
+    "flink-sql": [
+        "java", "-Xmx3g", *_OPENED, "-cp", f"{FLINK_CLASSES}:{FLINK_JARS}/*", "FlinkSql",
+    ],
+    **{
+        name: [
+            str(PEERS / "pyflink" / "bin" / "python"), str(Path(__file__).parent / "pyflink_job.py"), mode, CONNECTOR,
+        ]
+        for name, mode in (("pyflink", "process"), ("pyflink-pandas", "pandas"))
+    },
+}  # fmt: skip
 
 
 def started(engine, bootstrap_servers, args):
     """Start an engine."""
-    line, environment = command(engine, bootstrap_servers, args)
-    return Worker(engine.name, line, args.directory, environment)
+    return Worker(engine.name, command(engine, bootstrap_servers, args), args.directory)
 
 
 def versions(names):

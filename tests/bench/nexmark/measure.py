@@ -155,6 +155,8 @@ def measure(args):
     results = {}
     for query in args.queries:
         can = [one for one in args.engines if query not in engines.ENGINES[one.partition("@")[0]].cannot]
+        if not can:
+            continue
         path = Path(args.results) / f"nexmark-{query}.jsonl"
         results[query] = Results(path, {**settings, "variants": can}, args.resume)
     if all(len(one.rounds) >= args.rounds for one in results.values()) and args.rounds:
