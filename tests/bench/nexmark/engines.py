@@ -40,6 +40,8 @@ class Engine:
         What its results in Kafka are: exactly once, or at least once.
     closes
         Whether windows that are open when a bounded input ends come out.
+    late_ms
+        How far behind a window's end one that does not close its last ones needs event time to be.
     cannot
         Why a query is left out.
     """
@@ -48,6 +50,7 @@ class Engine:
     kind: str
     guarantee: str
     closes: bool
+    late_ms: int = 0
     cannot: dict[str, str] = field(default_factory=dict)
 
     def queries(self):
@@ -61,6 +64,12 @@ _PANDAS_CANNOT = {
     "q11": "vectorised aggregates in session windows: Flink has none",
     "q17": "vectorised aggregates without a window: Flink has none in streaming",
     "q18": "nothing in it is left for a function of Python's: the last row of a key",
+}
+_QUIX_CANNOT = {
+    "q5": "windows of windows: group_by() can be called once",
+    "q7": "not written: one key per window, in a topic in between",
+    "q8": "not written: two kinds of events in one window",
+    "q12": "windows by processing time: there are none",
 }
 ENGINES = {
     one.name: one
@@ -79,6 +88,14 @@ ENGINES = {
         Engine("flink-sql", "flink", "exactly once", closes=True),
         Engine("pyflink", "flink", "exactly once", closes=True),
         Engine("pyflink-pandas", "flink", "exactly once", closes=True, cannot=_PANDAS_CANNOT),
+        Engine("quix", "processes", "exactly once", closes=False, late_ms=40_000, cannot=_QUIX_CANNOT),
+        Engine(
+            "bytewax",
+            "processes",
+            "at least once",
+            closes=True,
+            cannot={"q12": "windows by the clock are cut off when a bounded input ends"},
+        ),
     )
 }
 
@@ -92,7 +109,8 @@ def command(engine, bootstrap_servers, args):
         return [*module, *own]
     if engine.kind == "flink":
         return [*module, "--", *_FLINK[engine.name]]
-    raise ValueError(engine.kind)
+    python = PEERS / engine.name / "bin" / "python"
+    return [*module, "--", str(python), str(Path(__file__).parent / f"{engine.name}_job.py")]
 
 
 CONNECTOR = str(FLINK_JARS / "flink-sql-connector-kafka-5.0.0-2.2.jar")

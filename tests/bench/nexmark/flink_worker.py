@@ -100,14 +100,18 @@ class Worker:
         self._child.stdin.write(json.dumps(asked) + "\n")
         self._child.stdin.flush()
         cluster = Cluster(port, self._line()["job"])
-        ended = threading.Event()
-        threading.Thread(target=lambda: (self._line(), ended.set()), daemon=True).start()
+        ended, how = threading.Event(), []
+        threading.Thread(target=lambda: (how.append(self._line()), ended.set()), daemon=True).start()
+        found = self._watched(cluster, request, ended)
+        # One by the clock has no end, and was cancelled.
+        if how[0]["ended"] != "finished" and request["query"] != "q12":
+            raise SystemExit(f"the job has failed: {how[0]}")
+        return found
+
+    def _watched(self, cluster, request, ended):
         if not request["bounded"]:
             ended.wait()
             return {}
-        return self._watched(cluster, request, ended)
-
-    def _watched(self, cluster, request, ended):
         first = read_s = None
         took, events = [], request["events"]
         while not ended.wait(_LOOK_S):

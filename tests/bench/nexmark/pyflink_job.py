@@ -8,6 +8,7 @@ no more. `pandas` is SQL with vectorised functions of Python's.
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 from pyflink.common import Configuration, Row, Time, Types
@@ -307,6 +308,16 @@ def with_pandas(query, insert):
     )
 
 
+def _appending(statement):
+    """Return a sink that takes a row per record: what a function in Python emits has no key for SQL."""
+    key = re.search(r", PRIMARY KEY \((.*)\) NOT ENFORCED", statement)
+    if key is None:
+        return statement
+    fields = key[1].replace("`", "").replace(", ", ";")
+    plain = statement.replace(key[0], "").replace("'upsert-kafka'", f"'kafka', 'key.fields' = '{fields}'")
+    return plain
+
+
 def run(mode, connector, request):
     settings = Configuration()
     for name, value in {
@@ -319,13 +330,15 @@ def run(mode, connector, request):
         "python.fn-execution.bundle.time": "200",
         "python.fn-execution.arrow.batch.size": "10000",
         "python.state.cache-size": "100000",
+        # Its marks are watermarks of the clock where a table becomes a stream, so that every record is late.
+        "table.exec.mini-batch.enabled": "false",
     }.items():
         settings.set_string(name, value)
     env = StreamExecutionEnvironment.get_execution_environment(settings)
     tables = StreamTableEnvironment.create(env)
     *declared, insert = request["statements"]
     for statement in declared:
-        tables.execute_sql(statement)
+        tables.execute_sql(statement if mode == "pandas" else _appending(statement))
     if mode == "pandas":
         for name, function in (("same", same), ("counted", counted), ("greatest", greatest)):
             tables.create_temporary_system_function(name, function)
@@ -340,7 +353,7 @@ def run(mode, connector, request):
         result.wait()
         print(json.dumps({"ended": "finished"}), flush=True)
     except Exception as error:  # cancelled by whoever asked, or failed: the log says which
-        print(error, file=sys.stderr)
+        print(error, file=sys.stderr, flush=True)
         print(json.dumps({"ended": "not finished"}), flush=True)
 
 

@@ -162,7 +162,7 @@ class Truth:
         """Return the results of a query; `due` says which time had to pass."""
         return self._engine.execute(_SQL[query]).df()
 
-    def judge(self, query: str, found: pd.DataFrame, *, closes: bool) -> Verdict:
+    def judge(self, query: str, found: pd.DataFrame, *, closes: bool, late_ms: int = 0) -> Verdict:
         """Compare what an engine has written.
 
         Parameters
@@ -172,6 +172,8 @@ class Truth:
         closes
             Whether the engine closes its windows when the input ends; else those that the last watermark has
             not passed may be missing.
+        late_ms
+            How much later than a window's end the watermark has to be for that.
         """
         columns = COLUMNS[query]
         names = ", ".join(f'"{name}"' for name in columns)
@@ -188,7 +190,7 @@ class Truth:
                 f'QUALIFY "{greatest}" = max("{greatest}") OVER (PARTITION BY {of})'
             )
         self._asked(f"CREATE OR REPLACE TABLE wanted AS {_SQL[query]}")
-        may = f"due > {self.watermark_ms}" if query in _WINDOWED and not closes else "false"
+        may = f"due > {self.watermark_ms - late_ms}" if query in _WINDOWED and not closes else "false"
         faults = {
             "missing": f"SELECT {names} FROM wanted WHERE NOT ({may}) EXCEPT SELECT {names} FROM found",
             "duplicated": f"SELECT {names}, count(*) AS times FROM found GROUP BY ALL HAVING count(*) > 1",
