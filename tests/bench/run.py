@@ -208,7 +208,7 @@ def _round(workers, number):
     first = number % len(workers)
     for worker in workers[first:] + workers[:first]:
         os.sync()
-        answer = worker.run(f'run {number}')
+        answer = worker.run(f"run {number}")
         say(f"round {number} {worker.variant}: {answer}")
         yield worker, answer
 

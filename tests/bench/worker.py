@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -29,17 +30,15 @@ class Worker:
         Starts it. It says that it is ready with a first line of JSON.
     directory
         Of its log.
-    environment
-        Beside this process's own.
     """
 
-    def __init__(self, variant, command, directory, environment=None):
+    def __init__(self, variant, command, directory):
         own = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
         self._log = Path(directory) / f"{variant}.log"
         log = open(self._log, "w")  # noqa: SIM115 - the child's
         self.process = subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, **own, **(environment or {})}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-            text=True, start_new_session=True,
+            command, cwd=ROOT, env={**os.environ, **own}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=log, text=True, start_new_session=True,
         )  # fmt: skip
         self.variant = variant
         #: How long its runs have taken so far.
@@ -61,16 +60,21 @@ class Worker:
 
     def ask(self, command):
         """Send one line, and return the answer."""
-        self.process.stdin.write(f"{command}\n")
-        self.process.stdin.flush()
+        self.tell(command)
         return self._answer()
 
+    def tell(self, command):
+        """Send one line that has no answer."""
+        self.process.stdin.write(f"{command}\n")
+        self.process.stdin.flush()
+
     def close(self):
-        """End it with all that it has started."""
-        self.process.stdin.close()
+        """End it with all that it has started, by SIGKILL."""
         for process in self.tree():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         self.process.wait()
+        self.process.stdin.close()
 
     def tree(self):
         """Return the process and all below it."""

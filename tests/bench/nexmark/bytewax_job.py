@@ -112,7 +112,9 @@ def results(events, query):
         hops = win.SlidingWindower(
             align_to=_ZERO, length=timedelta(milliseconds=WINDOW_MS), offset=timedelta(milliseconds=SLIDE_MS)
         )
-        counts = counted("counts", op.key_on("by", bids, lambda bid: str(bid["auction"])), event_clock("dateTime"), hops)
+        counts = counted(
+            "counts", op.key_on("by", bids, lambda bid: str(bid["auction"])), event_clock("dateTime"), hops
+        )
         rows = op.map(
             "bounds",
             counts,

@@ -116,7 +116,14 @@ def command(engine, bootstrap_servers, args):
 CONNECTOR = str(FLINK_JARS / "flink-sql-connector-kafka-5.0.0-2.2.jar")
 _OPENED = [
     f"--add-opens=java.base/{package}=ALL-UNNAMED"
-    for package in ("java.lang", "java.lang.reflect", "java.util", "java.util.concurrent", "java.net", "java.time")
+    for package in (
+        "java.lang",
+        "java.lang.reflect",
+        "java.util",
+        "java.util.concurrent",
+        "java.net",
+        "java.time",
+    )
 ]
 _FLINK = {
     "flink-sql": [

@@ -16,7 +16,8 @@ def _rows(query):
     for one in FIELDS[query].split(">, "):
         kind, _, inner = one.rstrip(">").partition(" STRUCT<")
         fields[kind] = ", ".join(
-            f"`{name}` {'BIGINT' if of == 'LONG' else of}" for name, of in (f.split(": ") for f in inner.split(", "))
+            f"`{name}` {'BIGINT' if of == 'LONG' else of}"
+            for name, of in (f.split(": ") for f in inner.split(", "))
         )
     if query in _TIMED:
         # Each event has a time, or else there is none to make a watermark of.

@@ -75,9 +75,7 @@ class Cluster:
 class Worker:
     def __init__(self, args):
         self.args = args
-        self._child = subprocess.Popen(
-            args.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self._child = subprocess.Popen(args.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._line()
 
     def _line(self):
@@ -123,7 +121,10 @@ class Worker:
                 if read >= events:
                     read_s = read_s or time.monotonic()
                     if request["query"] == "q12":
-                        if time.monotonic() > read_s + WINDOW_MS / 1_000 + request["checkpoint_ms"] / 1_000 + 2:
+                        if (
+                            time.monotonic()
+                            > read_s + WINDOW_MS / 1_000 + request["checkpoint_ms"] / 1_000 + 2
+                        ):
                             cluster.cancel()
                             ended.wait()
                             break

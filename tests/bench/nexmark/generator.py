@@ -80,7 +80,9 @@ def events(model: Model) -> Iterator[Events]:
         persons, auctions, bids = (_Part(model, numbers[kinds == kind]) for kind in (PERSON, AUCTION, BID))
         frames = persons.persons(), auctions.auctions(), bids.bids()
         values = np.empty(len(numbers), dtype=object)
-        for kind, name, frame in zip((PERSON, AUCTION, BID), ("person", "auction", "bid"), frames, strict=True):
+        for kind, name, frame in zip(
+            (PERSON, AUCTION, BID), ("person", "auction", "bid"), frames, strict=True
+        ):
             values[kinds == kind] = _json(kind, name, frame)
         yield Events(values.tolist(), *frames)
 
@@ -169,7 +171,9 @@ class _Part:
             "bidder": np.where(self.drawn(24, HOT_BIDDERS) > 0, hot_bidder, self.any_person(25)),
             "price": self._prices(26),
             "channel": named,
-            "url": [f"https://www.nexmark.com/{n:x}/item.htm?query=1" for n in self.drawn(27, 2**31).tolist()],
+            "url": [
+                f"https://www.nexmark.com/{n:x}/item.htm?query=1" for n in self.drawn(27, 2**31).tolist()
+            ],
             "dateTime": self.times,
             "extra": self._text(28, 30),
         }
@@ -197,7 +201,8 @@ _PRICES = np.array([round(10 ** (step / 1_000) * 100) for step in range(6_000)],
 def _json(kind: int, name: str, frame: pd.DataFrame) -> list[bytes]:
     """Return records as JSON; no text has a letter that JSON would escape."""
     parts = [
-        f'"{column}":%d' if frame[column].dtype.kind == "i" else f'"{column}":"%s"' for column in frame.columns
+        f'"{column}":%d' if frame[column].dtype.kind == "i" else f'"{column}":"%s"'
+        for column in frame.columns
     ]
     form = f'{{"event_type":{kind},"{name}":{{{",".join(parts)}}}}}'
     rows = zip(*(frame[column].tolist() for column in frame.columns), strict=True)

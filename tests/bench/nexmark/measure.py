@@ -48,14 +48,16 @@ def written(bootstrap_servers, model):
         parts.append(part)
     producer.flush()
     producer.close()
-    return Truth(*(pd.concat([getattr(part, name) for part in parts]) for name in ("persons", "auctions", "bids")))
+    return Truth(
+        *(pd.concat([getattr(part, name) for part in parts]) for name in ("persons", "auctions", "bids"))
+    )
 
 
-def read(bootstrap_servers, topic, query, isolation="read_committed"):
-    """Return what is in an output topic, as a frame with the columns of the query."""
+def read(bootstrap_servers, topic, query):
+    """Return what is committed in an output topic, as a frame with the columns of the query."""
     values = []
     consumer = KafkaConsumer(
-        bootstrap_servers=bootstrap_servers, isolation_level=isolation, enable_auto_commit=False,
+        bootstrap_servers=bootstrap_servers, isolation_level="read_committed", enable_auto_commit=False,
         auto_offset_reset="earliest", fetch_max_wait_ms=50, max_poll_records=20_000,
     )  # fmt: skip
     try:
@@ -67,6 +69,11 @@ def read(bootstrap_servers, topic, query, isolation="read_committed"):
                 values += [record.value for record in records if record.value is not None]
     finally:
         consumer.close()
+    return framed(values, query)
+
+
+def framed(values, query):
+    """Return results, as they are in Kafka, as a frame."""
     kinds = {"BIGINT": pa.int64(), "VARCHAR": pa.string()}
     schema = pa.schema([(name, kinds[kind]) for name, kind in COLUMNS[query].items()])
     if not values:
@@ -133,6 +140,8 @@ class Field:
         found = read(self.broker.bootstrap_servers, sink, query)
         engine = engines.ENGINES[name]
         verdict = self.truth.judge(query, found, closes=engine.closes, late_ms=engine.late_ms)
+        if not verdict.is_right:
+            say(f"{query} {variant}: {answer}")
         answer["results"] = verdict.or_raise(f"{query} by {variant}")
         shutil.rmtree(folder, ignore_errors=True)
         return answer
@@ -195,10 +204,14 @@ def parse_args(given=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--queries", nargs="*", default=list(QUERIES), choices=QUERIES)
     parser.add_argument("--engines", nargs="*", default=list(engines.ENGINES))
-    parser.add_argument("--rounds", type=int, default=3, help="behind the one that warms up; 0: that one only")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="behind the one that warms up; 0: that one only"
+    )
     parser.add_argument("--events", type=int, default=500_000)
     parser.add_argument("--batch", type=int, default=100_000)
-    parser.add_argument("--active", type=int, default=1_000_000, help="persons, and auctions, that are active")
+    parser.add_argument(
+        "--active", type=int, default=1_000_000, help="persons, and auctions, that are active"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--resume", action="store_true", help="go on with the rounds that results/ has")
     parser.add_argument("--directory", default="build/bench-nexmark", help="made anew")

@@ -213,7 +213,9 @@ def _q5(events):
     counts = counts.fold(AggregateColumn("num", Fold.COUNT), uid="counts")
     counts = counts.transform(lambda df: _bounds(df, "auction", "num"))
     output = "starttime LONG, num LONG, auction LONG"
-    hottest = counts.key_by("starttime").process(Greatest("num", "auction LONG"), output=output, uid="hottest")
+    hottest = counts.key_by("starttime").process(
+        Greatest("num", "auction LONG"), output=output, uid="hottest"
+    )
     ends = F.col("starttime") + WINDOW_MS
     return hottest.transform(lambda df: df.select("auction", "num", "starttime", ends.alias("endtime")))
 
@@ -279,7 +281,16 @@ def _q18(events):
 def _q20(events):
     key = F.coalesce("auction.id", "bid.auction").alias("auction")
     bid = ("bidder", "price", "channel", "url", "dateTime", "extra")
-    auction = ("itemName", "description", "initialBid", "reserve", "dateTime", "expires", "seller", "category")
+    auction = (
+        "itemName",
+        "description",
+        "initialBid",
+        "reserve",
+        "dateTime",
+        "expires",
+        "seller",
+        "category",
+    )
     columns = [key, *(f"bid.{name}" for name in bid), *(f"auction.{name}" for name in (*auction, "extra"))]
     names = [one.split()[0] for one in JOINED_OUTPUT.split(", ")]
     flat = events.transform(lambda df: df.select(*columns).toDF(*names))

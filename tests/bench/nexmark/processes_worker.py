@@ -24,7 +24,9 @@ def run(args, request):
     asked = {**request, "bootstrap_servers": args.bootstrap_servers, "source": args.source}
     asked |= {"processes": PROCESSES, "addresses": [f"127.0.0.1:{free_port()}" for _ in range(PROCESSES)]}
     children = [
-        subprocess.Popen([*args.command, json.dumps({**asked, "process": n})], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*args.command, json.dumps({**asked, "process": n})], stdout=subprocess.PIPE, text=True
+        )
         for n in range(PROCESSES)
     ]
     deadline, said = time.monotonic() + _PATIENCE_S, []
@@ -36,7 +38,10 @@ def run(args, request):
     firsts = [one["first"] for one in said if one["first"] is not None]
     # One process may have read more than its share before the other began.
     took_s = max(one["over"] for one in said) - sum(firsts) / len(firsts)
-    return {"events_per_s": (request["events"] - request["batch"]) / took_s, "read": [one["read"] for one in said]}
+    return {
+        "events_per_s": (request["events"] - request["batch"]) / took_s,
+        "read": [one["read"] for one in said],
+    }
 
 
 def main():

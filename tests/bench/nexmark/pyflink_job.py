@@ -219,7 +219,9 @@ def made(tables, query):
     if query == "q5":
         hops = SlidingEventTimeWindows.of(Time.milliseconds(WINDOW_MS), Time.milliseconds(SLIDE_MS))
         counts = stream("SELECT auction, rowtime FROM bids").key_by(lambda bid: bid[0], key_type=Types.LONG())
-        counts = counts.window(hops).aggregate(Count(), OfWindow(), accumulator_type=Types.LONG(), output_type=out)
+        counts = counts.window(hops).aggregate(
+            Count(), OfWindow(), accumulator_type=Types.LONG(), output_type=out
+        )
         tops = counts.key_by(lambda one: one[2], key_type=Types.LONG())
         tops = tops.window(TumblingEventTimeWindows.of(Time.milliseconds(SLIDE_MS)))
         return tops.aggregate(Most(1), Each(4), accumulator_type=pickled, output_type=out)
@@ -242,10 +244,14 @@ def made(tables, query):
         if query == "q12":
             windows, columns = TumblingProcessingTimeWindows.of(Time.milliseconds(WINDOW_MS)), "bidder"
         bids = stream(f"SELECT {columns} FROM bids").key_by(lambda bid: bid[0], key_type=Types.LONG())
-        return bids.window(windows).aggregate(Count(), OfWindow(), accumulator_type=Types.LONG(), output_type=out)
+        return bids.window(windows).aggregate(
+            Count(), OfWindow(), accumulator_type=Types.LONG(), output_type=out
+        )
     if query == "q17":
         bids = stream("SELECT auction, price, `day` FROM bids")
-        keyed = bids.key_by(lambda bid: (bid[0], bid[2]), key_type=Types.TUPLE([Types.LONG(), Types.STRING()]))
+        keyed = bids.key_by(
+            lambda bid: (bid[0], bid[2]), key_type=Types.TUPLE([Types.LONG(), Types.STRING()])
+        )
         return keyed.process(Statistics(), output_type=out)
     if query == "q18":
         bids = stream("SELECT auction, bidder, price, channel, url, `dateTime`, extra FROM bids")
@@ -253,7 +259,9 @@ def made(tables, query):
         return keyed.process(Last(), output_type=out)
     bids = stream("SELECT * FROM bids").key_by(lambda bid: bid[0], key_type=Types.LONG())
     auctions = stream(f"SELECT * FROM auctions WHERE category = {CATEGORY}")
-    return bids.connect(auctions.key_by(lambda one: one[0], key_type=Types.LONG())).process(Joined(), output_type=out)
+    return bids.connect(auctions.key_by(lambda one: one[0], key_type=Types.LONG())).process(
+        Joined(), output_type=out
+    )
 
 
 # -- vectorised ----------------------------------------------------------------------------------------

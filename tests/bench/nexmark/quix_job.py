@@ -75,14 +75,14 @@ def results(bids, events, query):
         return bids.apply(lambda bid: {name: bid[name] for name in _BID})
     if query == "q11":
         sessions = bids.apply(lambda bid: {"bidder": bid["bidder"]}).group_by("bidder")
-        sessions = sessions.session_window(GAP_MS, grace_ms=GRACE_MS).count().final()
+        sessions = sessions.session_window(GAP_MS, grace_ms=GRACE_MS).count().final(closing_strategy="partition")
         return sessions.apply(
             lambda one, key, *_: {
                 "bidder": key,
                 "bid_count": one["value"],
                 "starttime": one["start"],
-                # Here a session ends with its last event.
-                "endtime": one["end"] + GAP_MS,
+                # Here a session ends a millisecond behind its last event.
+                "endtime": one["end"] - 1 + GAP_MS,
             },
             metadata=True,
         )
@@ -93,7 +93,9 @@ def results(bids, events, query):
         keyed = bids.group_by(lambda bid: f"{bid['bidder']} {bid['auction']}", name="pair")
         return keyed.apply(last, stateful=True).filter(lambda bid: bid is not None)
     read = events.filter(
-        lambda event: event["event_type"] == 2 or event["event_type"] == 1 and event["auction"]["category"] == CATEGORY
+        lambda event: (
+            event["event_type"] == 2 or event["event_type"] == 1 and event["auction"]["category"] == CATEGORY
+        )
     ).apply(lambda event: event.get("bid") or event["auction"])
     keyed = read.group_by(lambda one: one["auction"] if "auction" in one else one["id"], name="auction")
     return keyed.apply(joined, stateful=True, expand=True)
@@ -127,7 +129,7 @@ def main():
         value_deserializer="json",
         timestamp_extractor=lambda value, headers, at, kind: value[times[value["event_type"]]]["dateTime"],
     )
-    sink = app.topic(request["sink"], value_serializer="json")
+    sink = app.topic(request["sink"], key_serializer="json", value_serializer="json")
     events = app.dataframe(source).apply(noted)
     query = request["query"]
     bids = None

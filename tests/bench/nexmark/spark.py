@@ -183,9 +183,7 @@ class _Statistics:
 
 
 class _Last:
-    OUTPUT = (
-        "bidder LONG, auction LONG, price LONG, channel STRING, url STRING, dateTime LONG, extra STRING"
-    )
+    OUTPUT = "bidder LONG, auction LONG, price LONG, channel STRING, url STRING, dateTime LONG, extra STRING"
     STATE = "price LONG, channel STRING, url STRING, dateTime LONG, extra STRING"
 
     @staticmethod

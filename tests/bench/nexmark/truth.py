@@ -186,7 +186,7 @@ class Truth:
             keys, greatest = UPDATES[query]
             of = ", ".join(f'"{key}"' for key in keys)
             self._asked(
-                f'CREATE OR REPLACE TABLE found AS SELECT DISTINCT * FROM found '
+                f"CREATE OR REPLACE TABLE found AS SELECT DISTINCT * FROM found "
                 f'QUALIFY "{greatest}" = max("{greatest}") OVER (PARTITION BY {of})'
             )
         self._asked(f"CREATE OR REPLACE TABLE wanted AS {_SQL[query]}")
