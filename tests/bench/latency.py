@@ -2,9 +2,9 @@
 
 A keyed job of ours (a KeyedProcessFunction with a value state, a row per record) reads a topic and writes
 another, exactly once. Records come at half of the rate that the job sustains, which is measured first, from
-Kafka's own load generator; when the broker has appended a record (`LogAppendTime`) comes out with its result.
-A consumer with `read_committed` takes the time when it gets a result. For each interval of checkpoints the 50th,
-95th and 99th percentile are printed, and the median of the micro-batches beside them.
+Kafka's own load generator; when the broker has appended a record (`LogAppendTime`) comes out with its
+result. A consumer with `read_committed` takes the time when it gets a result. For each interval of
+checkpoints the 50th, 95th and 99th percentile are printed, and the median of the micro-batches beside them.
 
     python -m tests.bench.latency --intervals-s 0.5 1 10 --seconds 60
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import bytewax.operators as op
 import bytewax.operators.windowing as win
-from bytewax.connectors.kafka import KafkaSinkMessage, KafkaSource, KafkaSink
+from bytewax.connectors.kafka import KafkaSink, KafkaSinkMessage, KafkaSource
 from bytewax.dataflow import Dataflow
 from bytewax.recovery import RecoveryConfig, init_db_dir
 from bytewax.testing import cluster_main
@@ -18,8 +18,8 @@ from bytewax.testing import cluster_main
 WINDOW_MS, SLIDE_MS, GAP_MS, CATEGORY = 10_000, 2_000, 10_000, 10
 _BID = ("auction", "bidder", "price", "dateTime", "extra")
 _ZERO = datetime(1970, 1, 1, tzinfo=UTC)
-#: Each key has a clock of its own, which runs on by the clock on the wall: what is later than this is dropped.
-#: Windows close at the end of the input, then, and nothing is lost whichever partition is read first.
+#: Each key has a clock, which runs on by the clock on the wall; what is later than this is dropped.
+#: So windows close at the end of the input, and nothing is lost, whichever partition is read first.
 _PATIENCE = timedelta(days=3650)
 
 

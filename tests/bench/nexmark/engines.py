@@ -1,14 +1,15 @@
 """Who runs Nexmark, how each is started, and what each cannot do. No engine is imported here.
 
-An engine is a process that is asked a line at a time, a request as JSON, and answers each with a line of JSON:
+An engine is a process that is asked a line at a time, a request as JSON, and answers each with a line of
+JSON:
 
 - `query`, `sink` (a topic), `folder` (for checkpoints, made by the engine), `events` (in the input topic),
   `batch` (how many the clock leaves out in front, and a micro-batch has at most), `checkpoint_ms`;
 - `bounded`: read what is there, finish, and answer; else run until killed, from the folder's last checkpoint
   if there is one.
 
-The answer has `events_per_s`: from when `batch` events were read until the rest was read and its results were
-committed. What an engine knows of its checkpoints is in it, too.
+The answer has `events_per_s`: from when `batch` events were read until the rest was read and its results
+were committed. What an engine knows of its checkpoints is in it, too.
 """
 
 from __future__ import annotations
@@ -131,7 +132,8 @@ _FLINK = {
     ],
     **{
         name: [
-            str(PEERS / "pyflink" / "bin" / "python"), str(Path(__file__).parent / "pyflink_job.py"), mode, CONNECTOR,
+            str(PEERS / "pyflink" / "bin" / "python"), str(Path(__file__).parent / "pyflink_job.py"), mode,
+            CONNECTOR,
         ]
         for name, mode in (("pyflink", "process"), ("pyflink-pandas", "pandas"))
     },
@@ -144,9 +146,38 @@ def started(engine, bootstrap_servers, args):
 
 
 def versions(names):
-    """Return which versions are measured, by engine."""
+    """Return which versions are measured, by engine; the JVM's engines with its own."""
     found = {}
     for name in names:
-        if ENGINES[name].kind == "spark":
-            found[name] = f"pyspark {importlib.metadata.version('pyspark')}"
+        engine = ENGINES[name]
+        if engine.kind == "spark":
+            found[name] = f"PySpark {importlib.metadata.version('pyspark')}"
+        elif name == "flink-sql":
+            found[name] = (
+                f"Flink {_jar('flink-runtime')}, Kafka connector {_jar('flink-sql-connector-kafka')}"
+            )
+        else:
+            package = _PACKAGES[name]
+            # Of another environment, so nothing of it is imported here.
+            site = next((PEERS / package[0] / "lib").glob("python3*/site-packages"), PEERS)
+            own = importlib.metadata.Distribution.discover(name=package[1], path=[str(site)])
+            version = next((one.version for one in own), None)
+            if version is None:
+                raise SystemExit(f"{name} is not installed: run `make bench-peers-env`")
+            found[name] = f"{package[1]} {version}"
     return found
+
+
+_PACKAGES = {
+    "pyflink": ("pyflink", "apache-flink"),
+    "pyflink-pandas": ("pyflink", "apache-flink"),
+    "quix": ("quix", "quixstreams"),
+    "bytewax": ("bytewax", "bytewax"),
+}
+
+
+def _jar(name):
+    found = [one.stem.removeprefix(f"{name}-") for one in FLINK_JARS.glob(f"{name}-[0-9]*.jar")]
+    if not found:
+        raise SystemExit(f"{FLINK_JARS} has no {name}: run `make bench-peers-env`")
+    return found[0]

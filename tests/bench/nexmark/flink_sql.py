@@ -1,4 +1,4 @@
-"""Nexmark in Flink SQL: the statements of each query, for Flink from Java and, with Python in them, for PyFlink."""
+"""Nexmark in Flink SQL: the statements of each query, for Flink from Java, and for PyFlink."""
 
 from __future__ import annotations
 
@@ -34,6 +34,10 @@ def _ms(time):
     )
 
 
+def _view(columns):
+    return f"CREATE TEMPORARY VIEW bids AS SELECT {columns} FROM events WHERE event_type = 2"
+
+
 _BOUNDS = f"{_ms('window_start')} AS starttime, {_ms('window_end')} AS endtime"
 _BID = "bid.auction AS auction, bid.bidder AS bidder, bid.price AS price"
 _TEXTS = "bid.channel AS channel, bid.url AS url"
@@ -48,15 +52,16 @@ _TUMBLE = "TABLE(TUMBLE(TABLE {of}, DESCRIPTOR({time}), INTERVAL '10' SECOND))"
 _QUERIES = {
     "q0": ("", f"SELECT {_BID}, {_EVENT} FROM events WHERE event_type = 2"),
     "q5": (
-        "CREATE TEMPORARY VIEW bids AS SELECT bid.auction AS auction, rowtime FROM events WHERE event_type = 2",
+        _view("bid.auction AS auction, rowtime"),
         f"""
         SELECT a.auction, a.num, {_BOUNDS.replace("window_", "a.window_")} FROM ({_HOPS}) a
-        JOIN (SELECT max(num) AS num, window_start, window_end FROM ({_HOPS}) GROUP BY window_start, window_end) m
+        JOIN (SELECT max(num) AS num, window_start, window_end FROM ({_HOPS})
+              GROUP BY window_start, window_end) m
         ON a.window_start = m.window_start AND a.window_end = m.window_end AND a.num >= m.num
         """,
     ),
     "q7": (
-        f"CREATE TEMPORARY VIEW bids AS SELECT {_BID}, {_EVENT}, rowtime FROM events WHERE event_type = 2",
+        _view(f"{_BID}, {_EVENT}, rowtime"),
         f"""
         SELECT b.auction, b.bidder, b.price, b.`dateTime`, b.extra
         FROM (SELECT * FROM {_TUMBLE.format(of="bids", time="rowtime")}) b
@@ -82,7 +87,7 @@ _QUERIES = {
         """,
     ),
     "q11": (
-        "CREATE TEMPORARY VIEW bids AS SELECT bid.bidder AS bidder, rowtime FROM events WHERE event_type = 2",
+        _view("bid.bidder AS bidder, rowtime"),
         f"""
         SELECT bidder, count(*) AS bid_count, {_BOUNDS}
         FROM TABLE(SESSION(TABLE bids PARTITION BY bidder, DESCRIPTOR(rowtime), INTERVAL '10' SECOND))
@@ -90,7 +95,7 @@ _QUERIES = {
         """,
     ),
     "q12": (
-        "CREATE TEMPORARY VIEW bids AS SELECT bid.bidder AS bidder, proctime FROM events WHERE event_type = 2",
+        _view("bid.bidder AS bidder, proctime"),
         f"""
         SELECT bidder, count(*) AS bid_count, {_BOUNDS} FROM {_TUMBLE.format(of="bids", time="proctime")}
         GROUP BY bidder, window_start, window_end
@@ -112,13 +117,11 @@ _QUERIES = {
         """,
     ),
     "q18": (
-        f"""
-        CREATE TEMPORARY VIEW bids AS
-            SELECT {_BID}, {_TEXTS}, {_EVENT}, rowtime FROM events WHERE event_type = 2
-        """,
+        _view(f"{_BID}, {_TEXTS}, {_EVENT}, rowtime"),
         """
         SELECT auction, bidder, price, channel, url, `dateTime`, extra FROM (
-            SELECT *, ROW_NUMBER() OVER (PARTITION BY bidder, auction ORDER BY rowtime DESC) AS place FROM bids)
+            SELECT *, ROW_NUMBER() OVER (PARTITION BY bidder, auction ORDER BY rowtime DESC) AS place
+            FROM bids)
         WHERE place <= 1
         """,
     ),

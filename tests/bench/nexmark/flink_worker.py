@@ -1,9 +1,9 @@
 """A process with a warm Flink below it, from Java or from Python, that runs queries of Nexmark on request.
 
-Flink's own part, `FlinkSql.java` or `pyflink_job.py`, only starts jobs. This process watches them through the
-REST interface of the cluster: when the first events have been read, when all have, and what checkpoints took.
-A job with a bounded input waits at its end for a checkpoint, and the next one is due by the interval; as a job
-of this package takes its last checkpoint at once, one is asked for here.
+Flink's own part, `FlinkSql.java` or `pyflink_job.py`, only starts jobs. This process watches them through
+the REST interface of the cluster: when the first events have been read, when all have, and what checkpoints
+took. A job with a bounded input waits at its end for a checkpoint, and the next one is due by the interval;
+as a job of this package takes its last checkpoint at once, one is asked for here.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The events of Nexmark, by its published model: persons, auctions and bids as 1 : 3 : 46, from a seed.
 
 Every field follows from the seed and the number of the event alone, so any part of the stream can be made by
-itself, on any machine, with the same bytes. As in the published model half of the bids are for the hot auction,
-three of four by the hot bidder, and three of four auctions by the hot seller; other bids spread over the
-auctions and persons that are active. The stream begins behind so many persons and auctions as are active, so
-that a job sees as many keys as `Model.active` says from its first record on.
+itself, on any machine, with the same bytes. As in the published model half of the bids are for the hot
+auction, three of four by the hot bidder, and three of four auctions by the hot seller; other bids spread
+over the auctions and persons that are active. The stream begins behind so many persons and auctions as are
+active, so that a job sees as many keys as `Model.active` says from its first record on.
 
 Events are a millisecond apart, so no two have the same time.
 """

@@ -140,7 +140,8 @@ class Joined(KeyedProcessFunction):
         self.waiting = context.get_list_state(
             ListStateDescriptor(
                 "bids",
-                "auction LONG, bidder LONG, price LONG, channel STRING, url STRING, dateTime LONG, extra STRING",
+                "auction LONG, bidder LONG, price LONG, channel STRING, url STRING, dateTime LONG, "
+                "extra STRING",
             )
         )
 

@@ -1,8 +1,8 @@
 """Nexmark in PyFlink, run by the Python of PyFlink's own environment; speaks as `FlinkSql.java` does.
 
-`process` is the DataStream API with functions in Python, in processes beside Flink's. JSON is read and written,
-and columns are chosen, in the JVM, by the same tables as in Flink's SQL, so that Python gets what it needs and
-no more. `pandas` is SQL with vectorised functions of Python's.
+`process` is the DataStream API with functions in Python, in processes beside Flink's. JSON is read and
+written, and columns are chosen, in the JVM, by the same tables as in Flink's SQL, so that Python gets what
+it needs and no more. `pandas` is SQL with vectorised functions of Python's.
 """
 
 from __future__ import annotations
@@ -232,8 +232,8 @@ def made(tables, query):
         return windows.aggregate(Most(2), Each(5), accumulator_type=pickled, output_type=out)
     if query == "q8":
         both = stream(
-            "SELECT id, name, rowtime FROM (SELECT CASE event_type WHEN 0 THEN person.id ELSE auction.seller END"
-            " AS id, person.name AS name, rowtime FROM events WHERE event_type < 2)"
+            "SELECT CASE event_type WHEN 0 THEN person.id ELSE auction.seller END AS id, "
+            "person.name AS name, rowtime FROM events WHERE event_type < 2"
         )
         windows = both.key_by(lambda one: one[0], key_type=Types.LONG())
         windows = windows.window(TumblingEventTimeWindows.of(Time.milliseconds(WINDOW_MS)))
@@ -298,9 +298,9 @@ def with_pandas(query, insert):
         )
         tumble = "rowtime, INTERVAL '2' SECOND"
         return (
-            f"INSERT INTO results SELECT a.auction, a.num, {_ms('a.window_start')}, {_ms('a.window_end')} FROM "
-            f"({hops}) a JOIN (SELECT max(num) AS num, TUMBLE_ROWTIME({tumble}) AS rowtime FROM ({hops}) "
-            f"GROUP BY TUMBLE({tumble})) m ON a.rowtime = m.rowtime AND a.num = m.num"
+            f"INSERT INTO results SELECT a.auction, a.num, {_ms('a.window_start')}, {_ms('a.window_end')} "
+            f"FROM ({hops}) a JOIN (SELECT max(num) AS num, TUMBLE_ROWTIME({tumble}) AS rowtime "
+            f"FROM ({hops}) GROUP BY TUMBLE({tumble})) m ON a.rowtime = m.rowtime AND a.num = m.num"
         )
     tumble = "rowtime, INTERVAL '10' SECOND" if query == "q7" else "proctime, INTERVAL '10' SECOND"
     starts, ends = f"TUMBLE_START({tumble})", f"TUMBLE_END({tumble})"
@@ -311,8 +311,9 @@ def with_pandas(query, insert):
         )
     return (
         "INSERT INTO results SELECT b.auction, b.bidder, b.price, b.`dateTime`, b.extra FROM bids b JOIN "
-        f"(SELECT greatest(price) AS price, TUMBLE_ROWTIME({tumble}) AS rowtime FROM bids GROUP BY TUMBLE({tumble}))"
-        " m ON b.price = m.price AND b.rowtime BETWEEN m.rowtime - INTERVAL '9.999' SECOND AND m.rowtime"
+        f"(SELECT greatest(price) AS price, TUMBLE_ROWTIME({tumble}) AS rowtime FROM bids "
+        f"GROUP BY TUMBLE({tumble})) m "
+        "ON b.price = m.price AND b.rowtime BETWEEN m.rowtime - INTERVAL '9.999' SECOND AND m.rowtime"
     )
 
 

@@ -1,15 +1,17 @@
 """What a kill costs: each engine's processes are killed with SIGKILL while events come, and started again.
 
-Events come at a steady rate from the first to the last moment. When results have been committed several times,
-the whole process tree is killed; it is started again at once, as a supervisor would, with the same request, and
-goes on from its last checkpoint. Reported are the seconds from the kill to the first result that was committed
-after it; how many results had been written and were written again (they are in transactions that were aborted,
-or there twice); and what DuckDB says of all results in the end: lost, duplicated, wrong.
+Events come at a steady rate from the first to the last moment. When results have been committed several
+times, the whole process tree is killed; it is started again at once, as a supervisor would, with the same
+request, and goes on from its last checkpoint. Reported are the seconds from the kill to the first result
+that was committed after it; how many results had been written and were written again (they are in
+transactions that were aborted, or there twice); and what DuckDB says of all results in the end: lost,
+duplicated, wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import shutil
@@ -53,7 +55,7 @@ class Feeder(threading.Thread):
             for value in part.values:
                 if self.sent % 50 == 0:
                     ahead = self.sent / self._rate - (time.monotonic() - begun)
-                    if ahead > 0 and self._over.wait(ahead) or self._over.is_set():
+                    if (ahead > 0 and self._over.wait(ahead)) or self._over.is_set():
                         producer.flush()
                         return
                 producer.send(self._topic, value=value, partition=self.sent % PARTITIONS)
@@ -88,7 +90,7 @@ class Reader(threading.Thread):
     def commits(self):
         """Return how often results have come, behind a pause."""
         times = self.times_s[:]
-        return sum(b - a > 0.3 for a, b in zip(times, times[1:], strict=False)) + bool(times)
+        return sum(b - a > 0.3 for a, b in itertools.pairwise(times)) + bool(times)
 
     def stop(self):
         self._over.set()
@@ -173,7 +175,9 @@ def _settled(args, engine, query, sent, committed):
 
 def main(given=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--engines", nargs="*", default=["ours", "native", "flink-sql", "pyflink", "quix", "bytewax"])
+    parser.add_argument(
+        "--engines", nargs="*", default=["ours", "native", "flink-sql", "pyflink", "quix", "bytewax"]
+    )
     parser.add_argument("--queries", nargs="*", default=["q0", "q17"], choices=QUERIES)
     parser.add_argument("--kills", type=int, default=3, help="of each engine and query")
     parser.add_argument("--rate", type=int, default=4_000, help="events a second")
@@ -194,7 +198,9 @@ def main(given=None):
     settings |= {"revision": revision(ROOT), "machine": machine(), "versions": engines.versions(args.engines)}
     kept = Kept(Path(args.results) / "nexmark-recovery.jsonl", settings, args.resume)
     forever = {"log.retention.ms": "-1"}
-    with LocalBroker(Path(args.directory) / "broker", jars_dir=args.broker_jars, extra_properties=forever) as broker:
+    with LocalBroker(
+        Path(args.directory) / "broker", jars_dir=args.broker_jars, extra_properties=forever
+    ) as broker:
         for number in range(1, args.kills + 1):
             for query in args.queries:
                 for name in args.engines:
@@ -222,7 +228,9 @@ class Kept:
             path.write_text(json.dumps(settings) + "\n")
 
     def has(self, engine, query, number):
-        return any((one["engine"], one["query"], one["kill"]) == (engine, query, number) for one in self.kills)
+        return any(
+            (one["engine"], one["query"], one["kill"]) == (engine, query, number) for one in self.kills
+        )
 
     def add(self, found):
         self.kills.append(found)
@@ -231,7 +239,7 @@ class Kept:
 
     def lines(self):
         """Return the table of what there is, by query and engine."""
-        yield "| query | engine | guarantee | kills | recovery s (least-most) | written again | lost | duplicated | wrong |"
+        yield "| query | engine | promised | kills | recovery s | written again | lost | duplicated | wrong |"
         yield "|" + "---|" * 9
         for query, name in dict.fromkeys((one["query"], one["engine"]) for one in self.kills):
             own = [one for one in self.kills if (one["query"], one["engine"]) == (query, name)]
@@ -241,7 +249,8 @@ class Kept:
             yield (
                 f"| {query} | {name} | {engines.ENGINES[name].guarantee} | {len(own)} | "
                 f"{statistics.median(times):.1f} ({min(times):.1f}-{max(times):.1f}) | {again:,.0f} | "
-                + " | ".join(f"{one:,}" for one in sums) + " |"
+                + " | ".join(f"{one:,}" for one in sums)
+                + " |"
             )
 
     def show(self):

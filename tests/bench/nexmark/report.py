@@ -1,6 +1,6 @@
 """From the kept rounds of Nexmark to a page and pictures; of one run on one machine, or not at all.
 
-    python -m tests.bench.nexmark.report     # writes nexmark.md and nexmark-*.svg beside the rounds
+python -m tests.bench.nexmark.report     # writes nexmark.md and nexmark-*.svg beside the rounds
 """
 
 from __future__ import annotations
@@ -70,9 +70,13 @@ def page(settings, rounds):
     found = figures(settings, rounds)
     lines = [
         f"{settings['events']:,} events, {settings['active']:,} persons and auctions active, at most "
-        f"{settings['batch']:,} events a micro-batch; revision {settings['revision']}; {settings['machine']}.",
+        f"{settings['batch']:,} events a micro-batch; revision {settings['revision']}; "
+        f"{settings['machine']}.",
         "",
-        *(f"- {name}: {version}; {ENGINES[name].guarantee}" for name, version in settings["versions"].items()),
+        *(
+            f"- {name}: {version}; {ENGINES[name].guarantee}"
+            for name, version in settings["versions"].items()
+        ),
     ]
     for query, variants in found.items():
         native = variants.get("native", {}).get("rate", (None,))[0]
@@ -80,7 +84,7 @@ def page(settings, rounds):
             "",
             f"**{query}** (ours: {USES[query]}; {len(rounds[query])} rounds)",
             "",
-            "| engine | events/s | least-most | to native | per CPU second | peak MiB | checkpoint ms | results |",
+            "| engine | events/s | least-most | to native | per CPU s | peak MiB | checkpoint ms | results |",
             "|" + "---|" * 8,
         ]
         for variant, one in variants.items():
@@ -132,7 +136,9 @@ def pictures(settings, rounds, folder):
             axes.bar(places, heights, width, yerr=ends, label=variant, capsize=2, error_kw={"linewidth": 0.8})
         axes.set_xticks(range(len(found)), list(found))
         axes.set_ylabel(what)
-        axes.set_title(f"Nexmark: {what}; median, least and most of {len(next(iter(rounds.values())))} rounds")
+        axes.set_title(
+            f"Nexmark: {what}; median, least and most of {len(next(iter(rounds.values())))} rounds"
+        )
         axes.legend(fontsize=8, ncols=2)
         figure.text(0.01, 0.01, f"{settings['revision']}; {settings['machine']}", fontsize=7)
         figure.tight_layout(rect=(0, 0.03, 1, 1))

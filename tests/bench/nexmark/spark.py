@@ -1,4 +1,4 @@
-"""Nexmark in Spark's own ways: native, which is at least once, and Spark's three ways to keep state in Python."""
+"""Nexmark in Spark's own ways: native, at least once, and its three ways to keep state in Python."""
 
 from __future__ import annotations
 

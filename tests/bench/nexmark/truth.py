@@ -1,9 +1,9 @@
 """What each query of Nexmark comes to, reckoned by DuckDB, and whether an engine has found just that.
 
 The queries are those of Flink's SQL form of Nexmark; windows say when they begin and end, in milliseconds.
-Results are compared as sets of rows, each there once. Where a query updates its results (q17, q18) the last row
-of each key counts. q12 goes by the clock, so what is in a window differs from run to run: each window of a
-bidder is there once, begins at a whole ten seconds, and all of them have all of the bidder's bids.
+Results are compared as sets of rows, each there once. Where a query updates its results (q17, q18) the last
+row of each key counts. q12 goes by the clock, so what is in a window differs from run to run: each window of
+a bidder is there once, begins at a whole ten seconds, and all of them have all of the bidder's bids.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ _SQL = {
     """,
     "q11": f"""
         WITH apart AS (
-            SELECT bidder, "dateTime", coalesce("dateTime" - lag("dateTime") OVER w > {GAP_MS}, true) AS begins
+            SELECT bidder, "dateTime", coalesce("dateTime" - lag("dateTime") OVER w > {GAP_MS}, true)
+                AS begins
             FROM bids WINDOW w AS (PARTITION BY bidder ORDER BY "dateTime")
         ), numbered AS (
             SELECT bidder, "dateTime",
@@ -91,7 +92,8 @@ _SQL = {
         FROM numbered GROUP BY bidder, session
     """,
     "q17": """
-        SELECT auction, strftime(make_timestamp("dateTime" * 1000), '%Y-%m-%d') AS day, count(*) AS total_bids,
+        SELECT auction, strftime(make_timestamp("dateTime" * 1000), '%Y-%m-%d') AS day,
+               count(*) AS total_bids,
                count(*) FILTER (price < 10000) AS rank1_bids,
                count(*) FILTER (price >= 10000 AND price < 1000000) AS rank2_bids,
                count(*) FILTER (price >= 1000000) AS rank3_bids,
@@ -105,8 +107,8 @@ _SQL = {
     """,
     "q20": f"""
         SELECT b.auction, b.bidder, b.price, b.channel, b.url, b."dateTime", b.extra, a."itemName",
-               a.description, a."initialBid", a.reserve, a."dateTime" AS "auctionDateTime", a.expires, a.seller,
-               a.category, a.extra AS "auctionExtra", greatest(a."dateTime", b."dateTime") AS due
+               a.description, a."initialBid", a.reserve, a."dateTime" AS "auctionDateTime", a.expires,
+               a.seller, a.category, a.extra AS "auctionExtra", greatest(a."dateTime", b."dateTime") AS due
         FROM bids b JOIN auctions a ON b.auction = a.id WHERE a.category = {CATEGORY}
     """,
 }

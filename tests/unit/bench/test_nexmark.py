@@ -24,7 +24,9 @@ def parts() -> list[Events]:
 
 @pytest.fixture(scope="module")
 def truth(parts: list[Events]) -> Truth:
-    return Truth(*(pd.concat([getattr(part, name) for part in parts]) for name in ("persons", "auctions", "bids")))
+    return Truth(
+        *(pd.concat([getattr(part, name) for part in parts]) for name in ("persons", "auctions", "bids"))
+    )
 
 
 def digest(model: Model) -> str:
@@ -50,7 +52,11 @@ def test_json_says_what_the_tables_say(parts: list[Events]) -> None:
         said[kind].append(event[kind])
     for kind, rows in said.items():
         assert rows == getattr(parts[0], f"{kind}s").to_dict("records")
-    assert {kind: len(rows) for kind, rows in said.items()} == {"person": 1_200, "auction": 3_600, "bid": 55_200}
+    assert {kind: len(rows) for kind, rows in said.items()} == {
+        "person": 1_200,
+        "auction": 3_600,
+        "bid": 55_200,
+    }
 
 
 def test_bids_are_for_auctions_and_by_persons_that_are_active(parts: list[Events]) -> None:
@@ -82,7 +88,9 @@ def test_sessions_are_those_of_a_loop(parts: list[Events], truth: Truth) -> None
 
 def test_hot_items_are_those_of_a_loop(parts: list[Events], truth: Truth) -> None:
     counts: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-    for auction, at in zip(parts[0].bids["auction"].tolist(), parts[0].bids["dateTime"].tolist(), strict=True):
+    for auction, at in zip(
+        parts[0].bids["auction"].tolist(), parts[0].bids["dateTime"].tolist(), strict=True
+    ):
         for begins in range(at - at % 2_000 - 8_000, at - at % 2_000 + 1, 2_000):
             counts[begins][auction] += 1
     wanted = {
