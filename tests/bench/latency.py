@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.bench.worker import ROOT, Worker
+from tests.bench.worker import ROOT, Worker, end_on_sigterm
 
 FIELDS = "user STRING, amount LONG"
 OUTPUT = "user STRING, total LONG, arrived LONG"
@@ -237,6 +237,7 @@ def main():
     if args.child:
         child(args)
         return
+    end_on_sigterm()
     from flinkish_spark.testing.broker import LocalBroker
 
     shutil.rmtree(args.directory, ignore_errors=True)

@@ -14,7 +14,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import sys
 import time
 from pathlib import Path
@@ -29,7 +28,7 @@ from tests.bench import async_calls, reporting
 from tests.bench.checking import DifferentResultsError, Orders, check, work_of
 from tests.bench.groups import GROUPS, VARIANTS, picked
 from tests.bench.results import Results, revision
-from tests.bench.worker import ROOT, Worker
+from tests.bench.worker import ROOT, Worker, end_on_sigterm
 
 #: Number of the first run that is of no round.
 _FIRST_WARM_UP = 1_000
@@ -115,8 +114,7 @@ def parse_args():
 
 def main():
     args = parse_args()
-    # Whoever ends the run early leaves no broker and no sessions behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended early; --resume goes on"))
+    end_on_sigterm()
     groups = {name: GROUPS[name] for name in args.groups if name in GROUPS}
     if "async" in args.groups:
         # No broker and no rounds by variant: a server is called.

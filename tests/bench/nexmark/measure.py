@@ -31,7 +31,7 @@ from tests.bench.nexmark import engines, report
 from tests.bench.nexmark.generator import Model, events
 from tests.bench.nexmark.truth import COLUMNS, QUERIES, Truth
 from tests.bench.results import Results, revision
-from tests.bench.worker import ROOT
+from tests.bench.worker import ROOT, end_on_sigterm
 
 #: Of the input, and of each output.
 PARTITIONS, OUT_PARTITIONS = 4, 2
@@ -237,6 +237,7 @@ def parse_args(given=None):
 
 def main(given=None):
     args = parse_args(given)
+    end_on_sigterm()
     measure(args)
     if args.rounds:
         say(report.write(args.results))

@@ -32,7 +32,7 @@ from tests.bench.nexmark.generator import Model, events
 from tests.bench.nexmark.measure import OUT_PARTITIONS, PARTITIONS, framed, machine, say
 from tests.bench.nexmark.truth import QUERIES, Truth
 from tests.bench.results import revision
-from tests.bench.worker import ROOT
+from tests.bench.worker import ROOT, end_on_sigterm
 
 _PATIENCE_S = 180
 #: How long events go on behind the first result of the second life.
@@ -139,6 +139,7 @@ def kill(args, servers, engine, query, number):
         time.sleep(0.3)
         before = len(committed.times_s)
         second.wait_until_ready()
+        ready_s = time.monotonic() - killed_s
         second.tell(request)
         _until(f"the first results of {engine.name} behind the kill", lambda: len(committed.times_s) > before)
         recovery_s = committed.times_s[before] - killed_s
@@ -151,6 +152,8 @@ def kill(args, servers, engine, query, number):
             thread.stop()
     return {
         "recovery_s": round(recovery_s, 2),
+        # Of that: until its process took a request, with a session or a JVM in it.
+        "ready_s": round(ready_s, 2),
         "written_again": len(all_written.values) - len(committed.values) + verdict.duplicated,
         "events": feeder.sent,
         "lost": verdict.missing,
@@ -191,6 +194,7 @@ def main(given=None):
     parser.add_argument("--jars", default="build/jars")
     parser.add_argument("--broker-jars", default="build/broker-jars")
     args = parser.parse_args(given)
+    end_on_sigterm()
     shutil.rmtree(args.directory, ignore_errors=True)
     for folder in (args.directory, args.results):
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -239,19 +243,18 @@ class Kept:
 
     def lines(self):
         """Return the table of what there is, by query and engine."""
-        yield "| query | engine | promised | kills | recovery s | written again | lost | duplicated | wrong |"
-        yield "|" + "---|" * 9
+        head = ("query", "engine", "promised", "kills", "recovery s", "of it ready", "written again")
+        yield "| " + " | ".join((*head, "lost", "duplicated", "wrong")) + " |"
+        yield "|" + "---|" * (len(head) + 3)
         for query, name in dict.fromkeys((one["query"], one["engine"]) for one in self.kills):
             own = [one for one in self.kills if (one["query"], one["engine"]) == (query, name)]
             times = [one["recovery_s"] for one in own]
             sums = [sum(one[what] for one in own) for what in ("lost", "duplicated", "wrong")]
-            again = statistics.median(one["written_again"] for one in own)
-            yield (
-                f"| {query} | {name} | {engines.ENGINES[name].guarantee} | {len(own)} | "
-                f"{statistics.median(times):.1f} ({min(times):.1f}-{max(times):.1f}) | {again:,.0f} | "
-                + " | ".join(f"{one:,}" for one in sums)
-                + " |"
-            )
+            medians = [statistics.median(one[what] for one in own) for what in ("ready_s", "written_again")]
+            cells = [query, name, engines.ENGINES[name].guarantee, len(own)]
+            cells.append(f"{statistics.median(times):.1f} ({min(times):.1f}-{max(times):.1f})")
+            cells += [f"{medians[0]:.1f}", *(f"{one:,.0f}" for one in (medians[1], *sums))]
+            yield "| " + " | ".join(map(str, cells)) + " |"
 
     def show(self):
         page = "\n".join(self.lines()) + "\n"

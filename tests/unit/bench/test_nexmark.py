@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.bench.nexmark import engines, report
+from tests.bench.nexmark import engines, recovery, report
 from tests.bench.nexmark.generator import FIRST_ID, FIRST_MS, Events, Model, events
 from tests.bench.nexmark.truth import COLUMNS, GAP_MS, QUERIES, WINDOW_MS, Truth
 
@@ -190,3 +190,20 @@ def test_runs_of_two_machines_are_not_mixed(tmp_path: Any) -> None:
     _kept(tmp_path, "q5", machine="another")
     with pytest.raises(SystemExit, match="another run or machine"):
         report.kept(tmp_path)
+
+
+def test_kills_are_kept_and_what_an_engine_at_most_promises_counts(tmp_path: Any) -> None:
+    path, settings = tmp_path / "nexmark-recovery.jsonl", {"rate": 4_000}
+    kept = recovery.Kept(path, settings, resume=False)
+    found = {"recovery_s": 9.5, "ready_s": 6.0, "written_again": 120, "lost": 0, "duplicated": 0, "wrong": 0}
+    kept.add({"engine": "ours", "query": "q0", "kill": 1, "examples": "", **found})
+    kept.add({"engine": "native", "query": "q0", "kill": 1, "examples": "twice", **found, "duplicated": 120})
+    again = recovery.Kept(path, settings, resume=True)
+    assert again.has("ours", "q0", 1)
+    assert not again.has("ours", "q0", 2)
+    assert "| q0 | ours | exactly once | 1 | 9.5 (9.5-9.5) | 6.0 | 120 | 0 | 0 | 0 |" in again.lines()
+    assert again.faults() == ""
+    again.add({"engine": "ours", "query": "q0", "kill": 2, "examples": "one is gone", **found, "lost": 1})
+    assert again.faults() == "q0 by ours, kill 2: one is gone"
+    with pytest.raises(SystemExit, match="another run"):
+        recovery.Kept(path, {"rate": 1}, resume=True)
