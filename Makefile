@@ -111,7 +111,7 @@ matrix: setup ## other versions of Spark, Python, pandas and the broker  [ARGS="
 	@$(PY) tools/matrix.py $(ARGS)
 
 bench: setup bench-peers-env ## Nexmark beside native Spark, Flink, PyFlink, Quix, Bytewax; a quarter of an hour [ARGS=--resume]
-	@$(PY) -m tests.bench.nexmark.measure $(or $(ARGS),--daily --events 300000 --rounds 2)
+	@$(PY) -m tests.bench.nexmark.measure --daily --events 300000 --rounds 2 $(ARGS)
 
 bench-spark: setup ## throughput beside Spark's own ways            [ARGS="--groups sum session"]
 	@$(PY) -m tests.bench.run $(ARGS)
