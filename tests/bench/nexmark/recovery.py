@@ -154,7 +154,7 @@ def kill(args, servers, engine, query, number):
         "recovery_s": round(recovery_s, 2),
         # Of that: until its process took a request, with a session or a JVM in it.
         "ready_s": round(ready_s, 2),
-        "written_again": len(all_written.values) - len(committed.values) + verdict.duplicated,
+        "written_again": len(all_written.values) - len(set(committed.values)),
         "events": feeder.sent,
         "lost": verdict.missing,
         "duplicated": verdict.duplicated,
