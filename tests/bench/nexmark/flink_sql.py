@@ -149,13 +149,10 @@ def _source(request, bootstrap_servers, topic):
     query, columns = request["query"], ["event_type INT", _rows(request["query"])]
     if query in _TIMED:
         columns += [
-            "ms AS CASE event_type WHEN 0 THEN person.`dateTime` WHEN 1 THEN auction.`dateTime` "
-            "ELSE bid.`dateTime` END",
             "rowtime AS TO_TIMESTAMP_LTZ(CASE event_type WHEN 0 THEN person.`dateTime` "
             "WHEN 1 THEN auction.`dateTime` ELSE bid.`dateTime` END, 3)",
             "WATERMARK FOR rowtime AS rowtime - INTERVAL '1' SECOND",
         ]
-        columns.pop(2)
     if query == "q12":
         columns.append("proctime AS PROCTIME()")
     options = {

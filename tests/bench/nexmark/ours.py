@@ -61,7 +61,6 @@ FIELDS = {
     "auction STRUCT<id: LONG, itemName: STRING, description: STRING, initialBid: LONG, reserve: LONG, "
     "dateTime: LONG, expires: LONG, seller: LONG, category: LONG, extra: STRING>",
 }
-BID_OUTPUT = "auction LONG, bidder LONG, price LONG, dateTime LONG, extra STRING"
 JOINED_OUTPUT = (
     "auction LONG, bidder LONG, price LONG, channel STRING, url STRING, dateTime LONG, extra STRING, "
     "itemName STRING, description STRING, initialBid LONG, reserve LONG, auctionDateTime LONG, expires LONG, "

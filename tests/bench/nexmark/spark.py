@@ -14,22 +14,6 @@ from tests.bench.groups import LATE_MS
 from tests.bench.nexmark.ours import FIELDS, ranked
 from tests.bench.nexmark.truth import CATEGORY, GAP_MS, SLIDE_MS, WINDOW_MS
 
-PYTHON = ("per-key", "tws-row", "tws-pandas")
-#: Why a query is left out.
-CANNOT = {
-    "native": {"q12": "windows by processing time do not close: a row per update, and their state stays"},
-    **{
-        engine: {
-            "q0": "no state",
-            "q5": "written for single keys: q11, q17, q18",
-            "q7": "written for single keys: q11, q17, q18",
-            "q8": "written for single keys: q11, q17, q18",
-            "q12": "written for single keys: q11, q17, q18",
-            "q20": "written for single keys: q11, q17, q18",
-        }
-        for engine in PYTHON
-    },
-}
 _WINDOW = f"{WINDOW_MS} milliseconds"
 #: Queries that update their results instead of closing them.
 UPDATING = ("q17", "q18")
