@@ -22,9 +22,9 @@ from pathlib import Path
 
 from flinkish_spark.testing.broker import free_port
 from tests.bench.nexmark import flink_sql
+from tests.bench.nexmark.engines import CORES
 from tests.bench.nexmark.truth import WINDOW_MS
 
-CORES = 2
 _LOOK_S = 0.05
 
 

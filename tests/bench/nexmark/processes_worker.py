@@ -14,20 +14,20 @@ import time
 from pathlib import Path
 
 from flinkish_spark.testing.broker import free_port
+from tests.bench.nexmark.engines import CORES
 
-PROCESSES = 2
 _PATIENCE_S = 900
 
 
 def run(args, request):
     Path(request["folder"]).mkdir(parents=True, exist_ok=True)
     asked = {**request, "bootstrap_servers": args.bootstrap_servers, "source": args.source}
-    asked |= {"processes": PROCESSES, "addresses": [f"127.0.0.1:{free_port()}" for _ in range(PROCESSES)]}
+    asked |= {"processes": CORES, "addresses": [f"127.0.0.1:{free_port()}" for _ in range(CORES)]}
     children = [
         subprocess.Popen(
             [*args.command, json.dumps({**asked, "process": n})], stdout=subprocess.PIPE, text=True
         )
-        for n in range(PROCESSES)
+        for n in range(CORES)
     ]
     deadline, said = time.monotonic() + _PATIENCE_S, []
     for child in children:
