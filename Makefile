@@ -37,7 +37,7 @@ export FLINKISH_SKIPPED := $(SKIPPED)
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
 STAGES := lint types unit integration crash
 
-.PHONY: help setup jars s3a hdfs flink shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-start bench-state bench-operators bench-regressions bench-flink bench-full wheel clean
+.PHONY: help setup jars s3a hdfs flink shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-spark bench-recovery bench-latency bench-peers-env bench-start bench-state bench-operators bench-regressions bench-flink bench-full wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
@@ -111,8 +111,17 @@ simulate: $(VENV)/.stamp ## the protocol against a seeded world of faults      [
 matrix: setup ## other versions of Spark, Python, pandas and the broker  [ARGS="--rows newest --lanes unit"]
 	@$(PY) tools/matrix.py $(ARGS)
 
-bench: setup ## throughput beside Spark's own ways            [ARGS="--groups sum session"]
+bench: setup bench-peers-env ## Nexmark beside native Spark, Flink, PyFlink, Quix, Bytewax; a quarter of an hour [ARGS=--resume]
+	@$(PY) -m tests.bench.nexmark.measure --daily --events 300000 --rounds 2 $(ARGS)
+
+bench-spark: setup ## throughput beside Spark's own ways            [ARGS="--groups sum session"]
 	@$(PY) -m tests.bench.run $(ARGS)
+
+bench-recovery: setup bench-peers-env ## kill -9 of each engine: how long until the next result, what is lost or there twice
+	@$(PY) -m tests.bench.nexmark.recovery $(ARGS)
+
+bench-latency: setup ## from a record's arrival in Kafka to its result, by the interval of checkpoints
+	@$(PY) -m tests.bench.latency $(ARGS)
 
 bench-start: setup ## from python app.py to the first checkpoint, beside plain Spark
 	@$(PY) -m tests.bench.start $(ARGS)
@@ -130,9 +139,19 @@ bench-flink: $(BUILD)/flink-cluster-jars/.stamp ## the patterns of the bench in 
 	@javac -d $(BUILD)/flink-classes -cp "$(BUILD)/flink-cluster-jars/*" tests/bench/FlinkPatterns.java
 	@java -Xmx3g -cp "$(BUILD)/flink-classes:$(BUILD)/flink-cluster-jars/*" FlinkPatterns $(ARGS)
 
-bench-full: setup ## both, up to ten million keys: for hours
-	@$(PY) -m tests.bench.run
+bench-full: setup bench-peers-env ## all of it, up to ten million keys: for hours; goes on where it was ended
+	@$(PY) -m tests.bench.nexmark.measure --resume --rounds 5
+	@$(PY) -m tests.bench.nexmark.recovery --resume
+	@$(PY) -m tests.bench.latency
+	@$(PY) -m tests.bench.run --resume
 	@$(PY) -m tests.bench.big_state --keys 10000 100000 1000000 5000000 10000000
+
+# Engines that are measured beside ours, each in an environment of its own: none of it is in build/venv.
+PEER_pyflink := apache-flink==2.3.0
+PEER_quix    := quixstreams==3.28.1
+PEER_bytewax := bytewax[kafka]==0.21.1
+PEERS := $(foreach peer,pyflink quix bytewax,$(BUILD)/peers/$(peer)/.stamp)
+bench-peers-env: $(PEERS) $(BUILD)/flink-classes/FlinkSql.class $(BUILD)/plots.stamp ## the engines that `make bench` compares with
 
 wheel: setup ## dist/*.whl, with the JVM side in it
 	@rm -rf $(BUILD)/lib $(BUILD)/bdist.*
@@ -152,6 +171,19 @@ $(VENV)/.stamp: setup.cfg pyproject.toml
 	@echo "installing Python packages into build/venv"
 	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[test,pinned]' || \
 	    { echo "flinkish_spark: pip could not install the packages: check the network (or pip's proxy)" >&2; exit 1; }
+	@touch $@
+
+$(BUILD)/peers/%/.stamp: Makefile | $(VENV)/.stamp
+	@echo "installing $(PEER_$*) into build/peers/$*"
+	@$(PY) -m venv $(BUILD)/peers/$*
+	@$(BUILD)/peers/$*/bin/python -m pip install --quiet --disable-pip-version-check '$(PEER_$*)'
+	@touch $@
+
+$(BUILD)/flink-classes/FlinkSql.class: tests/bench/nexmark/FlinkSql.java $(BUILD)/flink-cluster-jars/.stamp
+	@javac -nowarn -d $(BUILD)/flink-classes -cp "$(BUILD)/flink-cluster-jars/*" $<
+
+$(BUILD)/plots.stamp: setup.cfg | $(VENV)/.stamp
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	@touch $@
 
 ROLE_OF_broker-jars := broker

@@ -14,14 +14,11 @@ import json
 import os
 import random
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
-import psutil
 from kafka import KafkaProducer
 
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
@@ -31,17 +28,15 @@ from tests.bench import async_calls, reporting
 from tests.bench.checking import DifferentResultsError, Orders, check, work_of
 from tests.bench.groups import GROUPS, VARIANTS, picked
 from tests.bench.results import Results, revision
+from tests.bench.worker import ROOT, Worker, end_on_sigterm
 
-ROOT = Path(__file__).resolve().parents[2]
 #: Number of the first run that is of no round.
 _FIRST_WARM_UP = 1_000
-#: How much is shown of the log of a variant that ended.
-_LAST_LINES = 60
 DEFAULTS = {"events": 600_000, "batch": 100_000, "keys": 10_000}
 
 
-class Worker:
-    """A variant's process."""
+class VariantWorker(Worker):
+    """A process of `tests.bench.variants`."""
 
     def __init__(self, variant, broker, args):
         command = [
@@ -50,64 +45,13 @@ class Worker:
             "--sink", f"bench-{variant}", "--directory", args.directory, "--jars", args.jars,
             "--events", str(args.events), "--batch", str(args.batch),
         ]  # fmt: skip
-        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-        self._log = Path(args.directory) / f"{variant}.log"
-        log = open(self._log, "w")  # noqa: SIM115 - the child's
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=log, text=True, start_new_session=True,
-        )  # fmt: skip
-        self.variant = variant
-        #: How long its runs have taken so far.
-        self.worked_s = 0.0
-
-    def wait_until_ready(self):
-        self._answer()
-
-    def run(self, number):
-        before, begun = self._cpu_seconds(), time.monotonic()
-        answer = self._ask(f"run {number}")
-        self.worked_s += time.monotonic() - begun
-        answer["cpu_seconds"] = self._cpu_seconds() - before
-        return answer
+        super().__init__(variant, command, args.directory)
 
     def check(self, number, orders):
         """Read back what the run wrote, and compare."""
         if work_of(self.variant) is None:
             return "writes nothing, so nothing is compared"
-        return f"{check(self.variant, orders, self._ask(f'check {number}')):,} results, as they should be"
-
-    def close(self):
-        self.process.stdin.close()
-        for child in psutil.Process(self.process.pid).children(recursive=True):
-            child.kill()
-        self.process.kill()
-        self.process.wait()
-
-    def _ask(self, command):
-        self.process.stdin.write(f"{command}\n")
-        self.process.stdin.flush()
-        return self._answer()
-
-    def _answer(self):
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                return json.loads(line)
-        # The next group empties the directory.
-        last = "\n".join(self._log.read_text().splitlines()[-_LAST_LINES:])
-        raise SystemExit(f"{last}\n{self.variant} ended; above are the last lines of its log")
-
-    def _cpu_seconds(self):
-        tree = [psutil.Process(self.process.pid)]
-        tree += tree[0].children(recursive=True)
-        total = 0.0
-        for process in tree:
-            try:
-                times = process.cpu_times()
-            except psutil.NoSuchProcess:
-                continue
-            total += times.user + times.system + times.children_user + times.children_system
-        return total
+        return f"{check(self.variant, orders, self.ask(f'check {number}')):,} results, as they should be"
 
 
 def at_of(number):
@@ -170,8 +114,7 @@ def parse_args():
 
 def main():
     args = parse_args()
-    # Whoever ends the run early leaves no broker and no sessions behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended early; --resume goes on"))
+    end_on_sigterm()
     groups = {name: GROUPS[name] for name in args.groups if name in GROUPS}
     if "async" in args.groups:
         # No broker and no rounds by variant: a server is called.
@@ -216,7 +159,7 @@ def measure(variants, results, args):
         workers = []
         try:
             for variant in variants:
-                workers.append(Worker(variant, broker, args))
+                workers.append(VariantWorker(variant, broker, args))
             for worker in workers:
                 worker.wait_until_ready()
             begun = time.monotonic()
@@ -254,7 +197,7 @@ def _warm_up(worker, least_s):
     """Let a variant run until it has worked for so long; JVMs compile for minutes, however fast the work."""
     number = _FIRST_WARM_UP
     while worker.worked_s < least_s:
-        say(f"warming up {worker.variant}: {worker.run(number)}")
+        say(f"warming up {worker.variant}: {worker.run(f'run {number}')}")
         number += 1
 
 
@@ -263,7 +206,7 @@ def _round(workers, number):
     first = number % len(workers)
     for worker in workers[first:] + workers[:first]:
         os.sync()
-        answer = worker.run(number)
+        answer = worker.run(f"run {number}")
         say(f"round {number} {worker.variant}: {answer}")
         yield worker, answer
 

@@ -37,23 +37,29 @@ from tests.bench.sum_peers import OUTPUT, PandasTotal, RowTotal
 SCHEMA = "user STRING, product STRING, amount LONG, at TIMESTAMP"
 
 
+def session(base, jars):
+    """Return a session as all variants have it, with its files under `base`."""
+    builder = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.memory", "3g")
+        .config("spark.local.dir", str(base / "local"))
+        .config("spark.sql.warehouse.dir", str(base / "warehouse"))
+        .config("spark.databricks.delta.snapshotPartitions", "1")
+    )
+    spark = configure_spark_with_jars(builder, jars).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
 class Worker:
     def __init__(self, args):
         self.args = args
         self.base = Path(args.directory).resolve() / args.variant
         shutil.rmtree(self.base, ignore_errors=True)
-        builder = (
-            SparkSession.builder.master("local[2]")
-            .config("spark.sql.shuffle.partitions", "2")
-            .config("spark.ui.enabled", "false")
-            .config("spark.ui.showConsoleProgress", "false")
-            .config("spark.driver.memory", "3g")
-            .config("spark.local.dir", str(self.base / "local"))
-            .config("spark.sql.warehouse.dir", str(self.base / "warehouse"))
-            .config("spark.databricks.delta.snapshotPartitions", "1")
-        )
-        self.spark = configure_spark_with_jars(builder, args.jars).getOrCreate()
-        self.spark.sparkContext.setLogLevel("ERROR")
+        self.spark = session(self.base, args.jars)
 
     def check(self, number):
         return read_back(self.spark, self.args, self.base / str(number))
