@@ -349,6 +349,43 @@ def test_a_layout_survives_its_stored_form() -> None:
     assert PlanLayout.from_json(json.loads(json.dumps(LAYOUT.to_json()))) == LAYOUT
 
 
+def test_operators_that_share_tasks_have_one_number_and_scans_of_several_chains() -> None:
+    layout = PlanLayout(
+        (
+            Scan(ScanRole.RECORDS, "orders", "totals,hours"),
+            Scan(ScanRole.RECORDS, "rates", "hours"),
+            Scan(ScanRole.BARRIERS, "", "totals"),
+            Scan(ScanRole.RECORDS, "orders", "one,two"),
+            Scan(ScanRole.RECORDS, "orders", "behind"),
+        ),
+        tuple(
+            OperatorInstance(uid, chain)
+            for uid, chain in [
+                ("totals", "totals"),
+                ("hours", "hours"),
+                ("totals", "behind"),
+                ("behind", "behind"),
+            ]
+        ),
+        shared=(("totals", "hours"),),
+    )
+    assert PlanLayout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
+    assert [(one.uid, one.chain, one.number, one.place) for one in layout.states] == [
+        ("totals", "totals", 0, 0),
+        ("hours", "hours", 0, 1),
+        ("totals", "behind", 1, 0),
+        ("behind", "behind", 2, 0),
+    ]
+    assert layout.positions([1, 2, None, 3, 4]) == {
+        "totals": {"orders": 1},
+        "hours": {"orders": 1, "rates": 2},
+        "one,two": {"orders": 3},
+        "behind": {"orders": 4},
+    }
+    # Layouts of before have no such word, and mean what they meant.
+    assert "shared" not in LAYOUT.to_json() and [one.number for one in LAYOUT.states] == [0]
+
+
 def test_the_lowest_position_is_taken_by_partition() -> None:
     left, right = {"t": {"0": 5, "1": 7}, "u": {"0": 1}}, {"t": {"0": 6, "1": 4, "2": 0}}
     assert lowest([left, right]) == {"t": {"0": 5, "1": 4, "2": 0}, "u": {"0": 1}}

@@ -30,15 +30,18 @@ from flinkish_spark.transport.blocks import (
     PACKED,
     BlockPacker,
     BlockUnpacker,
+    Out,
     TimeReport,
+    frame_of,
     from_block,
+    to_block,
 )
 from flinkish_spark.transport.columns import Origins
-from flinkish_spark.transport.routing import Routing, spark_hash_int
+from flinkish_spark.transport.routing import Routing, place_of, spark_hash_int
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import arrow_schema
 from flinkish_spark.types.to_arrow import is_of_kind
-from flinkish_spark.worker.keyed_operator import KeyedOperator, KeyedOperatorSpec, OperatorFailed
+from flinkish_spark.worker.keyed_operator import KeyedOperator, KeyedOperatorSpec, OperatorFailed, SharedTasks
 from flinkish_spark.worker.runners import InputShape, RowShape
 
 INPUT = T.StructType(
@@ -749,3 +752,63 @@ def test_routes_follow_sparks_hash_and_barriers_come_last():
             assert route < routing.of_barrier[partition]
         assert max(sizes) - min(sizes) <= 1
         assert [spark_hash_int(r) % partitions for r in routing.of_barrier] == list(range(partitions))
+
+
+def test_operators_that_share_tasks_have_routes_of_their_own_in_the_same_order():
+    for partitions in (1, 3, 40):
+        routings = [Routing(Bundling(128, partitions), place) for place in range(3)]
+        every = [(*one.of_bundle, *one.of_barrier, *one.of_broadcast) for one in routings]
+        assert len({route for own in every for route in own}) == sum(map(len, every))
+        for place, (routing, own) in enumerate(zip(routings, every, strict=True)):
+            assert {place_of(route) for route in own} == {place}
+            for bundle, route in enumerate(routing.of_bundle):
+                partition = bundle % partitions
+                assert spark_hash_int(route) % partitions == partition
+                assert routing.of_broadcast[partition] < 0 <= route < routing.of_barrier[partition]
+            partition_of = [spark_hash_int(route) % partitions for route in routing.of_broadcast]
+            assert partition_of == list(range(partitions))
+
+
+def test_a_route_is_called_at_its_operator_and_says_whose_output_comes_out():
+    first, second = operator(), operator()
+    routing = Routing(Bundling(128, 1, None), place=1)
+    (bundle, at_barrier) = routing.of_bundle[5], routing.of_barrier[0]
+    spec = replace(
+        second.spec, bundle_of_route={bundle: 5}, barrier_routes={at_barrier: 0}, uid="again", first_output=1
+    )
+    shared = SharedTasks((first, KeyedOperator(spec)))
+    states = State(), State()
+    mine = next(shared((7,), [frame([("a", 1)])], states[0]))
+    other = next(shared((bundle,), [frame([("a", 5)])], states[1]))
+    assert (set(mine[C.SIDE]), set(other[C.SIDE])) == ({0}, {1})
+    assert [describe_group(state.get[0]).owner for state in states] == ["totals", "again"]
+    (control_rows,) = shared((at_barrier,), [barrier([0], (9,))], State())
+    assert control_rows[[C.SIDE, C.KIND, C.CHECKPOINT]].to_numpy().tolist() == [[1, 1, 9]]
+
+
+def test_what_comes_together_goes_out_in_few_batches():
+    two = [T.StructType([T.StructField(name, T.LongType())]) for name in ("x", "y")]
+    unpacker = BlockUnpacker(tuple(two), (True, False))
+    timed = pa.schema([(C.TIME, pa.int64()), ("x", pa.int64())])
+    plain = pa.schema([("y", pa.int64())])
+    rows = [
+        Out(0, 0, 3, 0, to_block(pa.RecordBatch.from_pydict({C.TIME: [7, 8], "x": [1, 2]}, schema=timed)), 0),
+        Out(1, 9, 0, 9, b"", 1),
+        Out(0, 0, 4, 5, to_block(pa.RecordBatch.from_pydict({"y": [6]}, schema=plain)), 1),
+        Out(0, 0, 5, 2, to_block(pa.RecordBatch.from_pydict({C.TIME: [9], "x": [3]}, schema=timed)), 0),
+    ]
+    found = list(unpacker(iter([pa.RecordBatch.from_pandas(frame_of(rows), arrow_schema(EMITTED))])))
+    assert [batch.num_rows for batch in found] == [3, 1, 1]
+    assert C.TIME not in found[0].schema.names, "not all of them have times"
+    said = [
+        (r[C.SIDE], r[C.KIND], r[C.CHANNEL], r[C.SEQUENCE], r["x"], r["y"])
+        for b in found
+        for r in b.to_pylist()
+    ]
+    assert said == [
+        (0, 0, 3, 0, 1, None),
+        (0, 0, 3, 1, 2, None),
+        (0, 0, 5, 2, 3, None),
+        (1, 0, 4, 5, None, 6),
+        (1, 1, 0, 9, None, None),
+    ]
