@@ -111,8 +111,9 @@ simulate: $(VENV)/.stamp ## the protocol against a seeded world of faults      [
 matrix: setup ## other versions of Spark, Python, pandas and the broker  [ARGS="--rows newest --lanes unit"]
 	@$(PY) tools/matrix.py $(ARGS)
 
-bench: setup bench-peers-env ## Nexmark beside native Spark, Flink, PyFlink, Quix, Bytewax; a quarter of an hour [ARGS=--resume]
-	@$(PY) -m tests.bench.nexmark.measure --daily --events 300000 --rounds 2 $(ARGS)
+# Groups and variants are workloads of ours beside Spark's own ways: the target below.
+bench: setup $(if $(filter --groups --variants,$(ARGS)),,bench-peers-env) ## Nexmark beside Flink and others, a quarter of an hour; or [ARGS="--groups cep"]
+	@$(PY) -m $(if $(filter --groups --variants,$(ARGS)),tests.bench.run,tests.bench.nexmark.measure --daily --events 300000 --rounds 2) $(ARGS)
 
 bench-spark: setup ## throughput beside Spark's own ways            [ARGS="--groups sum session"]
 	@$(PY) -m tests.bench.run $(ARGS)
