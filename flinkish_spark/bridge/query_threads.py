@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from py4j.clientserver import ClientServer
@@ -86,15 +88,15 @@ class QueryThreads:
 
 
 class JobThreads:
-    """Threads of the driver that run jobs of one query beside each other.
+    """Runs jobs of one query beside each other: in the thread that calls, and in threads of its own.
 
-    Called by the query's thread, one call at a time. A thread of theirs has what Spark knows of the caller's:
-    session, group of jobs, micro-batch, description. By its name in the JVM :class:`QueryThreads` finds it.
+    Called by the query's thread. The others have what Spark knows of the caller's: session, group of jobs,
+    micro-batch, description. :class:`QueryThreads` finds them by their names in the JVM. None of them keeps
+    the process alive, so that one which hangs is left as the query's thread would be.
     """
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        self._pool: ThreadPoolExecutor | None = None
 
     def __call__(self, works: Sequence[Callable[[], R]]) -> list[R]:
         """Do some works, beside each other; return what they return when all have ended.
@@ -108,25 +110,47 @@ class JobThreads:
         # Without a thread in the JVM for each one in Python nobody knows whose properties are set.
         if len(works) < 2 or not isinstance(context._gateway, ClientServer):
             return [work() for work in works]
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(_MOST_JOBS, "flinkish-jobs")
-        properties = context._jsc.sc().getLocalProperties().clone()
-        session = self._sessions.getActiveSession()
-        running = [self._pool.submit(self._in_thread, properties, session, work) for work in works]
-        wait(running)
-        return [one.result() for one in running]
+        ends: list[Future[R]] = [Future() for _ in works]
+        waiting = deque(zip(works, ends, strict=True))
+        properties, session = context._jsc.sc().getLocalProperties(), self._sessions.getActiveSession()
+        threads = [
+            threading.Thread(target=self._in_thread, args=(properties.clone(), session, waiting), daemon=True)
+            for _ in range(min(len(works), _MOST_JOBS) - 1)
+        ]
+        for thread in threads:
+            thread.start()
+        _do(waiting)
+        for thread in threads:
+            thread.join()
+        return [end.result() for end in ends]
 
-    def _in_thread(self, properties: Any, session: Any, work: Callable[[], R]) -> R:
-        self._spark.sparkContext._jsc.sc().setLocalProperties(properties.clone())
+    def _in_thread(self, properties: Any, session: Any, waiting: _Waiting[R]) -> None:
+        self._spark.sparkContext._jsc.sc().setLocalProperties(properties)
         name = f"flinkish-jobs [runId = {properties.getProperty(_GROUP, '')}]"
         jvm(self._spark).java.lang.Thread.currentThread().setName(name)
         if session.isDefined():
             self._sessions.setActiveSession(session.get())
-        return work()
+        _do(waiting)
 
     @property
     def _sessions(self) -> Any:
         return jvm(self._spark).org.apache.spark.sql.classic.SparkSession
+
+
+#: Works that nobody does yet, and what becomes of each.
+_Waiting = deque[tuple[Callable[[], R], "Future[R]"]]
+
+
+def _do(waiting: _Waiting[R]) -> None:
+    while True:
+        try:
+            work, end = waiting.popleft()
+        except IndexError:
+            return
+        try:
+            end.set_result(work())
+        except BaseException as error:
+            end.set_exception(error)
 
 
 def end_jvm(spark: SparkSession) -> bool:
