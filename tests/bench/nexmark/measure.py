@@ -230,6 +230,11 @@ def parse_args(given=None):
     parser.add_argument("--jars", default="build/jars")
     parser.add_argument("--broker-jars", default="build/broker-jars")
     args = parser.parse_args(given)
+    if args.rounds and args.events < 2 * args.batch:
+        parser.error(
+            f"--events {args.events} is less than two micro-batches of {args.batch}: rates count what comes "
+            "behind the first one. Give more events, a smaller --batch, or --rounds 0"
+        )
     args.topic = TOPIC
     args.model = Model(args.events, args.active, args.seed)
     return args
