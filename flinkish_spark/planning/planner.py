@@ -276,8 +276,6 @@ class Planner:
         self._shared: dict[str, TaggedStream] = {}
         #: The uids of operators that share tasks.
         self._groups: list[tuple[str, ...]] = []
-        #: By chain which outputs of the frame are its operator's.
-        self._outputs: dict[str, range] = {}
 
     def plan(self, graph: StreamGraph) -> PlannedJob:
         """Return the plan of the whole job."""
@@ -565,14 +563,12 @@ class Planner:
             inputs = [given[place, number] for number in range(len(sharer.ways))]
             parts.append(self._parts(sharer.node, sharer.chain, inputs))
         plans = plan_shared([(one.node, part) for one, part in zip(group, parts, strict=True)])
-        for one, part, planned in zip(group, parts, plans, strict=True):
+        channels = frozenset(range(self._partitions))
+        for one, planned in zip(group, plans, strict=True):
             self._operators[one.node.uid] = OperatorShape(one.node.max_parallelism, planned.key_types)
-            channels, first_output = frozenset(range(self._partitions)), planned.first_output
-            shared = TaggedStream(
-                planned.frame, planned.schema, channels, outputs=planned.outputs, side=first_output
+            self._shared[one.chain.name] = TaggedStream(
+                planned.frame, planned.schema, channels, outputs=planned.outputs, side=planned.first_output
             )
-            self._shared[one.chain.name] = shared
-            self._outputs[one.chain.name] = range(first_output, first_output + 1 + len(part.sides))
 
     def _read_together(
         self, group: Sequence[_Sharer]
@@ -606,9 +602,13 @@ class Planner:
 
     def _by_side(self, bases: Sequence[_Base], shown: Sequence[int]) -> list[int]:
         """Return by output which stream of the union it is, where operators that share tasks are several."""
-        outputs = {at: self._outputs.get(bases[at].chain.name, range(0)) for at in shown}
-        found = [(output, at) for at, own in outputs.items() for output in own]
-        return [at for _, at in sorted(found)]
+        if bases[shown[0]].chain.name not in self._shared:
+            return []
+        first = {self._shared[bases[at].chain.name].side: at for at in shown}
+        found: list[int] = []
+        for output in range(len(bases[shown[0]].stream.outputs)):
+            found.append(first[output] if output in first else found[-1])
+        return found
 
     def _plan_line(self, node: KeyedNode, chain: Chain, names: tuple[str, ...]) -> TaggedStream:
         """Plan operators whose ways part and meet again one behind the other.
