@@ -18,7 +18,7 @@ import json
 import operator
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,22 +106,39 @@ def _of_two(function: Any) -> Any:
     return function if function.__code__.co_argcount == 2 else lambda event, ctx: function(event)
 
 
-def pattern_of(stages: Sequence[dict[str, Any]], skip: AfterMatchSkip | None = None) -> Pattern:
-    """Return the pattern, made by the public calls in their order."""
+def pattern_of(
+    stages: Sequence[dict[str, Any]],
+    skip: AfterMatchSkip | None = None,
+    conditions: Callable[[dict[str, Any]], Any] = condition,
+    leaves_out: Sequence[str] = (),
+) -> Pattern:
+    """Return the pattern, made by the public calls in their order.
+
+    Parameters
+    ----------
+    conditions
+        Makes what a call is given of a condition.
+    leaves_out
+        Calls that are not made.
+    """
     made: Any = None
     for stage in stages:
-        what = pattern_of(stage["group"]) if "group" in stage else stage["name"]
+        is_group = "group" in stage
+        what = pattern_of(stage["group"], None, conditions, leaves_out) if is_group else stage["name"]
         link = stage["link"]
         made = Pattern.begin(what, skip) if link == "begin" else getattr(made, link)(what)
         for call, *arguments in stage.get("calls", ()):
-            made = _called(made, call, arguments)
+            if call not in leaves_out:
+                made = _called(made, call, arguments, conditions)
     return made
 
 
-def _called(made: Pattern, call: str, given: list[Any]) -> Pattern:
+def _called(
+    made: Pattern, call: str, given: list[Any], conditions: Callable[[dict[str, Any]], Any]
+) -> Pattern:
     match call:
         case "where" | "or_where" | "until":
-            return getattr(made, call)(condition(given[0]))
+            return getattr(made, call)(conditions(given[0]))
         case "subtype":
             return made.subtype(Special)
         case "one_or_more":

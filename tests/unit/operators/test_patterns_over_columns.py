@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
 from flinkish_spark import OutputTag
-from flinkish_spark.cep import AfterMatchSkip, Pattern, PatternProcessFunction, SqlCondition, WithinType
+from flinkish_spark.cep import Pattern, PatternProcessFunction, SqlCondition
 from flinkish_spark.cep.compiler import compiled
 from flinkish_spark.cep.conditions import ColumnCondition, Comparison
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
@@ -41,7 +41,7 @@ from flinkish_spark.worker.runners import RowShape
 from flinkish_spark.worker.timed_runner import TimedRunner
 from tests.support import effort
 from tests.support.cep_cases import cases
-from tests.support.flink_cep import Case, condition, looks_back, skip_of
+from tests.support.flink_cep import Case, condition, looks_back, pattern_of, skip_of
 
 GROUPS, EVENT, OUTPUT = (
     2,
@@ -110,40 +110,16 @@ def as_sql(given_: dict[str, Any]) -> str | None:
     return None
 
 
+#: Rows have no classes.
+_PLAIN = ("subtype",)
+
+
 def in_columns(given_: dict[str, Any]) -> Any:
     """Return a condition as the pattern is given it: text that somebody else answers, or that looks back."""
     if not looks_back(given_):
         return json.dumps(given_)
     text = as_sql(given_)
     return condition(given_) if text is None else SqlCondition(text)
-
-
-def pattern_of(stages: Any, skip: AfterMatchSkip | None = None) -> Pattern:
-    """Return the pattern of a case, its conditions as text."""
-    made: Any = None
-    for stage in stages:
-        what = pattern_of(stage["group"]) if "group" in stage else stage["name"]
-        link = stage["link"]
-        made = Pattern.begin(what, skip) if link == "begin" else getattr(made, link)(what)
-        for call, *arguments in stage.get("calls", ()):
-            made = _called(made, call, arguments)
-    return made
-
-
-def _called(made: Any, call: str, arguments: list[Any]) -> Any:
-    match call:
-        case "where" | "or_where" | "until":
-            return getattr(made, call)(in_columns(arguments[0]))
-        case "subtype":
-            return made
-        case "times":
-            return made.times(arguments[0], window_ms=arguments[1] if len(arguments) > 1 else None)
-        case "times_range":
-            return made.times(*arguments[:2], window_ms=arguments[2] if len(arguments) > 2 else None)
-        case "within":
-            kind = arguments[1] if len(arguments) > 1 else "first_and_last"
-            return made.within(arguments[0], WithinType[kind.upper()])
-    return getattr(made, call)(*arguments)
 
 
 def told_as_text(wanted: Any) -> tuple[MeasuredMatches, Any]:
@@ -265,7 +241,7 @@ def test_columns_find_what_events_one_by_one_find(drawn: tuple[list[Case], list[
     found, batches, is_text = drawn
     try:
         patterns = {
-            f"p{at}" if at else "": pattern_of(case["pattern"], skip_of(case["skip"]))
+            f"p{at}" if at else "": pattern_of(case["pattern"], skip_of(case["skip"]), in_columns, _PLAIN)
             for at, case in enumerate(found)
         }
         pair = [Subtask(patterns, is_text, as_columns=as_columns) for as_columns in (True, False)]
