@@ -446,7 +446,7 @@ class StreamExecutionEnvironment:
         FlinkishError
             The program has no sink, or would be refused when it is planned.
         """
-        return job_graph(self.job, self.graph, shuffle_partitions(self.spark), self._planned())
+        return job_graph(self.job, self.graph, shuffle_partitions(self.spark), self._planned(self.graph))
 
     def get_execution_plan(self, form: PlanForm = PlanForm.JSON) -> str:
         """Return the plan as text: for Flink's plan visualiser, or as a picture.
@@ -506,18 +506,18 @@ class StreamExecutionEnvironment:
         totals   restored  operator  state by string, 128 key groups
         average  new       operator  it begins with nothing
         """
-        planned, hooks = self._planned(), self._hook_names()
+        hooks = self._hook_names()
         if isinstance(other, StreamExecutionEnvironment):
-            saved = as_if_saved(other.graph, other._planned(), other._hook_names())
-            return compared(saved, job_shape(self.graph, planned, hooks), RestoreRules())
+            saved = as_if_saved(other.graph, other._planned(other.graph), other._hook_names())
+            return compared(saved, job_shape(self.graph, self._planned(self.graph), hooks), RestoreRules())
         given = RestoreSettings(other) if isinstance(other, str) else other
         what_to_do = 'give a path, RestoreSettings("/absolute/path"), or another environment'
         settings = instance_of("other", given, RestoreSettings, what_to_do=what_to_do)
-        return compare_with_savepoint(self.graph, planned, hooks, settings)
+        return compare_with_savepoint(self.graph, self._planned, hooks, settings)
 
-    def _planned(self) -> PlannedJob:
-        self.graph.check_complete()
-        return Planner(self.spark, NO_JOB, shuffle_partitions(self.spark)).plan(self.graph)
+    def _planned(self, graph: StreamGraph) -> PlannedJob:
+        graph.check_complete()
+        return Planner(self.spark, NO_JOB, shuffle_partitions(self.spark)).plan(graph)
 
     def _hook_names(self) -> list[str]:
         return [hook.uid for hook in self._hooks.participants()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import posixpath
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ from flinkish_spark.planning.times import chains_to
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
 from flinkish_spark.protocol.versions import SparkMinor, VersionStep, step_to
-from flinkish_spark.savepoints.restore import Restore, check_rescale
+from flinkish_spark.savepoints.restore import Restore, begun_chains, check_rescale
 from flinkish_spark.savepoints.seeds import BUNDLES, RESTORED_FROM, claimant
 
 if TYPE_CHECKING:
@@ -151,6 +152,7 @@ def check_before_start(
     }
     with span("Spark to be asked whether it sees the job directory"):
         _check_seen(spark, graph, settings, job_dir, restore)
+    graph = replace(graph, begun_chains=begun_chains(graph, job_dir, settings.job_dir, restore))
     with span("the plan that is looked at before the start"):
         looked_at = settings.place(settings.scratch / "none.json")
         planned = Planner(spark, looked_at, settings.shuffle_partitions).plan(graph)

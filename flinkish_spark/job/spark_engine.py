@@ -387,6 +387,7 @@ class SparkEngine:
             settings.threads.start("flinkish-warm-up", partial(warm_up, self._spark))
         planned = check_before_start(self._spark, self._graph, settings, self._job_dir, settings.restore)
         self._checked = planned
+        self._graph = replace(self._graph, begun_chains=planned.chain_names)
         self._savepoints = JobSavepoints(
             self._spark,
             self._graph,

@@ -20,6 +20,7 @@ from flinkish_spark.operators.async_wait import AsyncSpec, AsyncStatistics
 from flinkish_spark.operators.recorded_answers import Outputs, Readers, Recording, Stream
 from flinkish_spark.planning.declare import check_can_be_sent, inferred_output
 from flinkish_spark.planning.stream_graph import (
+    KeyedNode,
     Leg,
     SideNode,
     SinkNode,
@@ -307,11 +308,11 @@ def async_evaluations(graph: StreamGraph, ends_of: Callable[[StreamNode], _Ends]
     ends_of
         Returns the chains whose ends a stream is, each with the ways that are its end.
     """
-    planned: set[Chain] = set()
+    planned: dict[Chain, set[KeyedNode]] = {}
     for sink in graph.sinks:
         for chain, ways in ends_of(sink.parent):
             is_new = chain not in planned
-            planned.add(chain)
+            there = planned.setdefault(chain, set())
             for leg in ways:
                 operator = operator_of(leg.base)
                 if operator is not None or shared_from(graph, leg, len(ways)) is not None:
@@ -319,7 +320,9 @@ def async_evaluations(graph: StreamGraph, ends_of: Callable[[StreamNode], _Ends]
                     yield from _on(leg, chain, sink.uid, is_planned=False)
                 elif is_new:
                     yield from _on(leg, chain, chain.name, is_planned=True)
-                for node in operators_upto(operator) if operator is not None and is_new else ():
+                operators = () if operator is None else operators_upto(operator)
+                for node in (one for one in operators if one not in there):
+                    there.add(node)
                     for other in (way for feed in feeds(node) for i in feed.inlets for way in i.legs):
                         yield from _on(other, chain, node.uid, is_planned=True)
 

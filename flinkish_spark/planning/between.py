@@ -36,6 +36,7 @@ from flinkish_spark.planning.transforms import (
     Spoiler,
     Transform,
     fields_of,
+    frame_function,
     in_turn,
     named,
     read_functions,
@@ -374,14 +375,6 @@ def _through(uid: str, steps: Sequence[Step], stream: TaggedStream) -> TaggedStr
             made, frames = _behind_functions(uid, made, frames), []
             records.append(step.function)
     return _behind_functions(uid, made, frames)
-
-
-def frame_function(step: Step) -> Transform | None:
-    """Return the function of a step if it is one of a DataFrame, and not of single records or a move."""
-    if not isinstance(step, TransformNode):
-        return None
-    function: object = step.function
-    return None if isinstance(function, RecordFunction) or is_partitioning(function) else step.function
 
 
 def _behind_functions(uid: str, stream: TaggedStream, functions: Sequence[Transform]) -> TaggedStream:

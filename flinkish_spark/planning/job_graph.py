@@ -20,7 +20,7 @@ from flinkish_spark.connectors.two_phase import TwoPhaseCommitSink
 from flinkish_spark.contracts.sink import Sink
 from flinkish_spark.contracts.source import Source, SourceNode
 from flinkish_spark.planning.async_calls import is_async, shared_from
-from flinkish_spark.planning.between import frame_function, is_set_apart
+from flinkish_spark.planning.between import is_set_apart
 from flinkish_spark.planning.factories import (
     BroadcastFunctions,
     FoldingWindows,
@@ -47,7 +47,7 @@ from flinkish_spark.planning.stream_graph import (
     operator_of,
 )
 from flinkish_spark.planning.times import chain_of, chains_to, sharing_tasks
-from flinkish_spark.planning.transforms import TransformSettings
+from flinkish_spark.planning.transforms import TransformSettings, frame_function
 from flinkish_spark.protocol.job_graph import (
     JobEdge,
     JobGraph,
@@ -57,6 +57,7 @@ from flinkish_spark.protocol.job_graph import (
     ShipStrategy,
     Why,
 )
+from flinkish_spark.protocol.plan_layout import Chain
 from flinkish_spark.transport.routing import Distribution
 from flinkish_spark.worker.broadcast_runner import Checkpointed
 
@@ -160,6 +161,8 @@ class _Reading:
     """Goes through one graph."""
 
     def __init__(self, graph: StreamGraph, tasks: int, planned: PlannedJob | None) -> None:
+        if planned is not None:
+            graph = replace(graph, begun_chains=planned.chain_names)
         self._graph, self._tasks = graph, tasks
         self._apart = {
             (sink.uid, number): part.is_apart
@@ -201,7 +204,7 @@ class _Reading:
 
     # -- the plan, as the planner makes it: each part as often as it stands there ---------------------
     def _read(self) -> None:
-        seen = set()
+        seen: dict[Chain, set[KeyedNode]] = {}
         there: dict[KeyedNode, set[object]] = {}
         for group in self._shared:
             of_group: set[object] = set()
@@ -210,14 +213,13 @@ class _Reading:
             self._runs[sink] += 1
             for number, (chain, ways) in enumerate(chains_to(self._graph, sink.parent)):
                 is_new = chain not in seen
-                seen.add(chain)
+                of_chain = seen.setdefault(chain, set())
                 for leg in ways:
-                    if is_new:
-                        operator = operator_of(leg.base)
-                        if operator in there:
-                            self._read_shared(operator, there[operator])
-                        else:
-                            self._read_base(leg.base, set())
+                    operator = operator_of(leg.base)
+                    if operator in there and is_new:
+                        self._read_shared(operator, there[operator])
+                    elif operator not in there and (operator is not None or is_new):
+                        self._read_base(leg.base, of_chain)
                     # What follows an operator runs on the evaluated micro-batch, for this sink.
                     counts = is_new or operator_of(leg.base) is not None
                     shared, is_apart = (
@@ -237,7 +239,7 @@ class _Reading:
             Ways from sources that are in the plan already: they stand there once for all.
         """
         self._runs[operator] += 1
-        for feed, name in zip(feeds(operator), chain_of(operator).inputs, strict=True):
+        for feed, name in zip(feeds(operator), chain_of(self._graph, operator).inputs, strict=True):
             (inlet,) = feed.inlets
             (leg,) = inlet.legs
             way = (name, tuple(map(id, leg.steps)))
@@ -254,7 +256,7 @@ class _Reading:
             self._runs[base] += 1
             return
         if operator in seen:
-            # Read on several ways: it stands in the plan once, and its rows pass those between.
+            # Read on several ways, or by several sinks: it stands in the plan once.
             return
         seen.add(operator)
         self._runs[operator] += 1

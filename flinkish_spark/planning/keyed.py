@@ -754,6 +754,8 @@ class KeyedPlan:
         Of its key, as Spark writes them.
     outputs
         Columns of `frame` with the fields of each output, the main one first.
+    timed
+        Of each output, whether its rows have event times.
     schema
         Fields of the main output.
     first_output
@@ -763,6 +765,7 @@ class KeyedPlan:
     frame: DataFrame
     key_types: tuple[str, ...]
     outputs: tuple[tuple[str, ...], ...]
+    timed: tuple[bool, ...]
     schema: T.StructType
     first_output: int = 0
 
@@ -793,6 +796,12 @@ class _Prepared:
         return self.spec.shape.outputs[0]
 
     @property
+    def timed(self) -> tuple[bool, ...]:
+        """Of each output, whether its rows have event times."""
+        shape = self.spec.shape
+        return (*(shape.with_times for _ in shape.outputs), *(one.has_times for one in self.parts.passing))
+
+    @property
     def key_types(self) -> tuple[str, ...]:
         """Types of its key, as Spark writes them."""
         return tuple(kind.simpleString() for kind in self.spec.shape.key_types)
@@ -819,7 +828,7 @@ def plan_keyed(node: KeyedNode, parts: KeyedParts) -> KeyedPlan:
     rows = one.beside(one.routes.of_inputs((*parts.inputs, *parts.passing), (*one.sent, *one.passing)))
     frame = _applied(rows, KeyedOperator(one.spec), [one])
     outputs = tuple(tuple(fields.names) for fields in one.outputs)
-    return KeyedPlan(frame, one.key_types, outputs, one.main)
+    return KeyedPlan(frame, one.key_types, outputs, one.timed, one.main)
 
 
 def plan_shared(operators: Sequence[tuple[KeyedNode, KeyedParts]]) -> list[KeyedPlan]:
@@ -848,7 +857,8 @@ def plan_shared(operators: Sequence[tuple[KeyedNode, KeyedParts]]) -> list[Keyed
         rows = one.beside(rows)
     frame = _applied(rows, SharedTasks(tuple(KeyedOperator(one.spec) for one in found)), found)
     outputs = tuple(tuple(fields.names) for one in found for fields in one.outputs)
-    return [KeyedPlan(frame, one.key_types, outputs, one.main, one.spec.first_output) for one in found]
+    timed = tuple(of_output for one in found for of_output in one.timed)
+    return [KeyedPlan(frame, one.key_types, outputs, timed, one.main, one.spec.first_output) for one in found]
 
 
 def _applied(
@@ -857,7 +867,7 @@ def _applied(
     applied = rows.groupBy(C.ROUTE).applyInPandasWithState(
         operator, EMITTED, STATE_DDL, "append", GroupStateTimeout.NoTimeout
     )
-    timed = tuple(one.spec.shape.with_times for one in prepared for _ in one.outputs)
+    timed = tuple(of_output for one in prepared for of_output in one.timed)
     unpacker = BlockUnpacker(tuple(fields for one in prepared for fields in one.outputs), timed)
     frame = applied.mapInArrow(unpacker, unpacker.columns)
     return named_operators(frame, [one.node.uid for one in prepared])
@@ -876,8 +886,6 @@ def _prepared(
     has_times = all(one.has_times for one in parts.inputs)
     operator, shape = operator_and_shape(node, parts.inputs, sent, parts.sides, has_times=has_times)
     # Functions know the names that were declared; in the frame no name may be there twice.
-    if any(one.has_times is not shape.with_times for one in parts.passing):
-        raise _without_times_of_others(node.uid)
     main, *own_sides = shape.outputs
     sides = (*own_sides, *(given.schema for given in parts.passing))
     first = _nullable(main) if place is None else _renamed(main, first_output)
@@ -916,17 +924,6 @@ def _passing_columns(sent: Sent) -> tuple[str, ...]:
     """Return the columns of an output's blocks among those that travel."""
     times = (C.TIME,) if C.TIME in sent.transport.schema.names else ()
     return (*times, *sent.transport.field_names)
-
-
-def _without_times_of_others(uid: str) -> GraphError:
-    return GraphError(
-        f"rows with event times and rows without would pass operator '{uid}' together",
-        why="operators in front of it are read on several ways that meet behind it, so its own rows and "
-        "theirs go on side by side",
-        what_to_do="give all of these streams event times, or none; behind a vectorised function, let that "
-        "say which column of its rows is their event_time",
-        uid=uid,
-    )
 
 
 def operator_and_shape(

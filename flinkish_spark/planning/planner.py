@@ -82,6 +82,7 @@ from flinkish_spark.planning.times import (
     NoMarking,
     chain_of,
     chains_to,
+    ends_with,
     plan_times,
     reporters,
     sharing_tasks,
@@ -274,6 +275,8 @@ class Planner:
         self._recorded = recorded
         #: By chain the plan of an operator that shares tasks with others.
         self._shared: dict[str, TaggedStream] = {}
+        #: By chain the plans of what is read behind its operators, where these stand one behind the other.
+        self._lines: dict[str, Mapping[int, TaggedStream]] = {}
         #: The uids of operators that share tasks.
         self._groups: list[tuple[str, ...]] = []
 
@@ -461,6 +464,12 @@ class Planner:
             stream = self._plan_source(base, chain, name)
             check_field_names(stream.schema, f"the source '{base.uid}'")
             return stream
+        (last,) = (node for node in self._graph.operators if node.uid == chain.name)
+        ends = ends_with(self._graph, last)
+        if len(ends) > 1 or has_ways_that_meet(last):
+            if chain.name not in self._lines:
+                self._lines[chain.name] = self._plan_line(ends, chain)
+            return self._lines[chain.name][id(base)]
         if isinstance(base, SideNode):
             main = self.stream(Leg(base.parent), chain, names)
             assert isinstance(main, TaggedStream)
@@ -471,8 +480,6 @@ class Planner:
     def _plan_keyed(self, node: KeyedNode, chain: Chain, names: tuple[str, ...]) -> TaggedStream:
         if chain.name in self._shared:
             return self._shared[chain.name]
-        if has_ways_that_meet(node):
-            return self._plan_line(node, chain, names)
         numbers = [one.uid for one in reporters(self._graph)]
         given, rest = list[KeyedInput](), list(names)
         for number, feed in enumerate(self._counted_between(feed, chain) for feed in feeds(node)):
@@ -489,7 +496,7 @@ class Planner:
         self._operators[node.uid] = OperatorShape(node.max_parallelism, planned.key_types)
         outputs = planned.outputs if len(planned.outputs) > 1 else ()
         channels = frozenset(range(self._partitions))
-        return TaggedStream(planned.frame, planned.schema, channels, outputs=outputs)
+        return TaggedStream(planned.frame, planned.schema, channels, outputs=outputs, timed=planned.timed)
 
     def _parts(
         self, node: KeyedNode, chain: Chain, given: list[KeyedInput], passing: Sequence[KeyedInput] = ()
@@ -536,7 +543,7 @@ class Planner:
         for nodes in sharing_tasks(self._graph):
             groups: dict[int | None, list[_Sharer]] = {}
             for node in nodes:
-                chain = chain_of(node)
+                chain = chain_of(self._graph, node)
                 lies = recorded.get(chain.name)
                 named = zip(feeds(node), chain.inputs, strict=True)
                 ways = sorted(named, key=lambda way: way[0].inlets[0].entry)
@@ -567,7 +574,12 @@ class Planner:
         for one, planned in zip(group, plans, strict=True):
             self._operators[one.node.uid] = OperatorShape(one.node.max_parallelism, planned.key_types)
             self._shared[one.chain.name] = TaggedStream(
-                planned.frame, planned.schema, channels, outputs=planned.outputs, side=planned.first_output
+                frame=planned.frame,
+                schema=planned.schema,
+                channels=channels,
+                outputs=planned.outputs,
+                timed=planned.timed,
+                side=planned.first_output,
             )
 
     def _read_together(
@@ -610,16 +622,22 @@ class Planner:
             found.append(first[output] if output in first else found[-1])
         return found
 
-    def _plan_line(self, node: KeyedNode, chain: Chain, names: tuple[str, ...]) -> TaggedStream:
-        """Plan operators whose ways part and meet again one behind the other.
+    def _plan_line(self, ends: Sequence[KeyedNode], chain: Chain) -> Mapping[int, TaggedStream]:
+        """Plan operators one behind the other: their ways part, and meet again or go to sinks.
 
         Each stands in the plan once. What one behind it reads of an operator in front passes it, as a further
-        output.
+        output; so does what a sink reads.
+
+        Returns
+        -------
+        Mapping
+            What sinks read, by what it is of.
         """
-        scans = zip(operator_scans(node), names, strict=True)
+        scans = zip(operator_scans(*ends), chain.inputs, strict=True)
         named = {(id(scan.operator), scan.feed): name for scan, name in scans}
         numbers = [one.uid for one in reporters(self._graph)]
-        order = operators_upto(node)
+        order = operators_upto(*ends)
+        read = {id(leg.base) for sink in self._graph.sinks for leg in legs(sink.parent)}
         #: The outputs that the line has so far, by what they are of.
         line: dict[int, TaggedStream] = {}
         for place, one in enumerate(order):
@@ -632,8 +650,8 @@ class Planner:
                     given.append(_plain_input(counted, feed, stream, numbers))
                 else:
                     inlets += self._placed_inlets(self._counted_between(feed, chain))
-            later = {id(i.base) for other in order[place + 1 :] for f in feeds(other) for i in f.inlets}
-            passing = {base: stream for base, stream in line.items() if base in later}
+            behind = {id(i.base) for other in order[place + 1 :] for f in feeds(other) for i in f.inlets}
+            passing = {base: stream for base, stream in line.items() if base in behind | read}
             counted = self._with_counted_keys(one, chain, "line")
             shared = self._line_inputs(counted, inlets, line, tuple(passing.values()))
             planned = self._operator(one, chain, [*given, *shared[: len(inlets)]], shared[len(inlets) :])
@@ -647,7 +665,7 @@ class Planner:
                 base: replace(planned, schema=stream.schema, side=number)
                 for number, (base, stream) in enumerate(passing.items(), start=1 + len(sides))
             }
-        return line[id(node)]
+        return line
 
     def _line_inputs(
         self,
@@ -664,10 +682,10 @@ class Planner:
         entries += [(len(node.entries), Distribution.PASSING)] * len(passing)
         found = []
         shared = shared_inputs(node, Feed(tuple(inlets)), streams, passing)
-        for (entry, way), (rows, schema, keys) in zip(entries, shared, strict=True):
-            control = [name for name in (*C.CONTROL, C.TIME) if name in rows.frame.columns]
-            view = rows.frame.select(*control, *rows.named)
-            channels = (*streams, *passing)[0].channels
+        origins = (*streams, *passing)
+        for stream, (entry, way), (rows, schema, keys) in zip(origins, entries, shared, strict=True):
+            view = rows.frame.select(*C.CONTROL, *stream.times, *rows.named)
+            channels = origins[0].channels
             one = KeyedInput((view,), schema, channels, Origins(), keys, shared=rows)
             found.append(replace(one, entry=entry, distribution=way))
         return found
@@ -727,11 +745,13 @@ class Planner:
             tagged = self._marking.beside(self._with_barriers([planned]), self._graph, chain.inputs)
             functions = (self._calls.on_way(step.function, leg, stream) for step in steps)
             return replace(tagged, transforms=tuple(functions))
+        if operator_of(ways[0].base) is not None:
+            (leg,) = ways
+            planned = self.stream(leg, chain, chain.inputs)
+            assert isinstance(planned, TaggedStream)
+            return planned
         for leg in ways:
-            own = tuple(rest.pop(0) for _ in scans_of(leg.base))
-            streams.append(self.stream(leg, chain, own))
-        if isinstance(streams[0], TaggedStream):
-            return streams[0]
+            streams.append(self.stream(leg, chain, (rest.pop(0),)))
         records = [stream for stream in streams if isinstance(stream, RecordStream)]
         for other in records[1:]:
             check_same_fields(records[0].schema, other.schema, f"the sink '{sink}'")
@@ -835,6 +855,8 @@ def _spread(stream: PlannedStream) -> PlannedStream:
 
 def plan_records(spark: SparkSession, graph: StreamGraph, node: StreamNode) -> DataFrame:
     """Return a node's records as a plain streaming DataFrame, outside of any checkpoint."""
+    # Without what other streams of its operators would add.
+    graph = replace(graph, begun_chains=frozenset())
     planner = Planner(spark, NO_JOB, shuffle_partitions(spark), graph=graph)
     found: DataFrame | None = None
     for chain, ways in chains_to(graph, node):

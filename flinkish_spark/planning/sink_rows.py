@@ -399,6 +399,8 @@ class TaggedStream:
         Wait for the evaluated micro-batch.
     outputs
         Columns of the frame with the fields of each output, if the operator has side outputs.
+    timed
+        Of each of them, whether its rows have event times.
     side
         Which of them this stream is.
     """
@@ -408,7 +410,14 @@ class TaggedStream:
     channels: ExpectedChannels
     transforms: tuple[Transform, ...] = ()
     outputs: tuple[tuple[str, ...], ...] = ()
+    timed: tuple[bool, ...] = ()
     side: int = 0
+
+    @property
+    def times(self) -> list[str]:
+        """The column with the event times of this output, if it has some."""
+        has_times = C.TIME in self.frame.columns and (not self.outputs or self.timed[self.side])
+        return [C.TIME] if has_times else []
 
     def alone(self) -> DataFrame:
         """Return control columns and the fields of this output under their names, in its rows only."""
@@ -418,9 +427,8 @@ class TaggedStream:
             F.col(quoted(column)).alias(name)
             for column, name in zip(self.outputs[self.side], self.schema.names, strict=True)
         ]
-        times = [C.TIME] if C.TIME in self.frame.columns else []
         is_own = (F.col(C.KIND) != int(C.Kind.RECORD)) | (F.col(C.SIDE) == self.side)
-        return self.frame.where(is_own).select(*C.CONTROL, *times, *columns)
+        return self.frame.where(is_own).select(*C.CONTROL, *self.times, *columns)
 
 
 @dataclass(frozen=True)
@@ -448,6 +456,11 @@ class PlannedJob:
     time: TimePlan = NO_TIME_PLAN
     recordings: tuple[Recording, ...] = ()
     shared: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def chain_names(self) -> frozenset[str]:
+        """What its chains are called."""
+        return frozenset(chain.name for chain in self.chains)
 
     def layout(self) -> PlanLayout:
         """Return names for Spark's lists of sources and operators; asks the JVM for every node."""

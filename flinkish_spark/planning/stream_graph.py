@@ -196,6 +196,8 @@ class StreamGraph:
     chained: dict[int, Chained] = field(default_factory=dict)
     #: Operators that share tasks with those of the same group only, by uid.
     slot_sharing: dict[str, str] = field(default_factory=dict)
+    #: Names of the chains that a job has begun with; None where these follow from the graph.
+    begun_chains: frozenset[str] | None = None
 
     def chained_of(self, node: object) -> Chained:
         """Return with what a function without a key may share a vertex; ALWAYS for everything else."""
@@ -385,12 +387,13 @@ class OperatorScan:
     source: SourceNode
 
 
-def operator_scans(node: KeyedNode) -> tuple[OperatorScan, ...]:
-    """Return the scans of an operator and of all that it reads, in the order of the plan.
+def operator_scans(*nodes: KeyedNode) -> tuple[OperatorScan, ...]:
+    """Return the scans of operators of one chain and of all that they read, in the order of the plan.
 
     An operator that is read on several ways stands in the plan once, and so do its scans.
     """
-    return tuple(_scans(node, set()))
+    seen = set[int]()
+    return tuple(scan for node in nodes for scan in _scans(node, seen))
 
 
 def _scans(node: KeyedNode, seen: set[int]) -> Iterator[OperatorScan]:
@@ -406,17 +409,20 @@ def _scans(node: KeyedNode, seen: set[int]) -> Iterator[OperatorScan]:
             yield OperatorScan(node, number, feed.base)
 
 
-def operators_upto(node: KeyedNode) -> list[KeyedNode]:
-    """Return an operator behind all those that it reads, directly or not, each once."""
+def operators_upto(*nodes: KeyedNode) -> list[KeyedNode]:
+    """Return operators, each behind all those that it reads, directly or not, and once."""
     found: dict[int, KeyedNode] = {}
-    _collect(node, found)
+    for node in nodes:
+        _collect(node, found)
     return list(found.values())
 
 
 def _collect(node: KeyedNode, found: dict[int, KeyedNode]) -> None:
+    if id(node) in found:
+        return
     for feed in feeds(node):
         upstream = operator_of(feed.base)
-        if upstream is not None and id(upstream) not in found:
+        if upstream is not None:
             _collect(upstream, found)
     found[id(node)] = node
 

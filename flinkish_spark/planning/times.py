@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, DataFrame
@@ -26,6 +27,7 @@ from flinkish_spark.planning.stream_graph import (
     operator_scans,
     operators_upto,
 )
+from flinkish_spark.planning.transforms import frame_function
 from flinkish_spark.protocol.event_time import AssignerRules, Untimed
 from flinkish_spark.protocol.latency import SUBTASK_MASK, place_of
 from flinkish_spark.protocol.plan_layout import Chain, input_names, source_of
@@ -63,7 +65,7 @@ def chains_to(graph: StreamGraph, node: StreamNode) -> tuple[tuple[Chain, tuple[
     for leg in ways:
         operator = operator_of(leg.base)
         if operator is not None:
-            found.append((chain_of(operator), (leg,)))
+            found.append((chain_of(graph, operator), (leg,)))
     return tuple(found)
 
 
@@ -79,9 +81,9 @@ def sharing_tasks(graph: StreamGraph) -> tuple[tuple[KeyedNode, ...], ...]:
     """
     groups: dict[str, list[KeyedNode]] = {}
     ends = {chain: ways[0] for sink in graph.sinks for chain, ways in chains_to(graph, sink.parent)}
-    for leg in ends.values():
+    for chain, leg in ends.items():
         node = operator_of(leg.base)
-        if node is not None and all(isinstance(feed.base, SourceNode) for feed in feeds(node)):
+        if node is not None and len(chain.operators) == 1:
             groups.setdefault(graph.slot_sharing.get(node.uid, "default"), []).append(node)
     return tuple(tuple(group) for group in groups.values() if len(group) > 1)
 
@@ -102,10 +104,57 @@ def inputs_of(graph: StreamGraph) -> tuple[str, ...]:
     return tuple(sorted(names, key=lambda name: (known[source_of(name)], len(name), name)))
 
 
-def chain_of(operator: KeyedNode) -> Chain:
-    """Return the chain that ends with an operator."""
-    inputs = input_names([scan.source.uid for scan in operator_scans(operator)])
-    return Chain(inputs, tuple(node.uid for node in operators_upto(operator)), (operator.uid,))
+def chain_of(graph: StreamGraph, operator: KeyedNode) -> Chain:
+    """Return the chain in which sinks read an operator."""
+    return _chain(ends_with(graph, operator))
+
+
+def ends_with(graph: StreamGraph, operator: KeyedNode) -> tuple[KeyedNode, ...]:
+    """Return the operators that sinks read in the chain of one of them, in the order of the sinks.
+
+    What one operator makes for sinks and for others stands in one chain, so that it runs once. A job goes on
+    with the chains that it has begun with.
+    """
+    together = next((ends for ends in _ends(tuple(graph.sinks)) if operator in ends), (operator,))
+    if graph.begun_chains is None:
+        return together
+    begun = [end.uid for end in together if end.uid in graph.begun_chains]
+    return together if begun == list(_chain(together).consumers) else (operator,)
+
+
+def _chain(ends: tuple[KeyedNode, ...]) -> Chain:
+    inputs = input_names([scan.source.uid for scan in operator_scans(*ends)])
+    operators = tuple(node.uid for node in operators_upto(*ends))
+    return Chain(inputs, operators, operators[-1:])
+
+
+@lru_cache(maxsize=16)
+def _ends(sinks: tuple[SinkNode, ...]) -> tuple[tuple[KeyedNode, ...], ...]:
+    """Return the operators that sinks read, those together that read one operator, or each other."""
+    read = dict.fromkeys(operator_of(leg.base) for sink in sinks for leg in legs(sink.parent))
+    found: list[tuple[set[KeyedNode], list[KeyedNode]]] = []
+    for end in read:
+        if end is None:
+            continue
+        below, ends = set(operators_upto(end)), [end]
+        for other in [one for one in found if not one[0].isdisjoint(below)]:
+            if _go_in_line(below | other[0]):
+                found.remove(other)
+                below |= other[0]
+                ends = [*other[1], *ends]
+        found.append((below, ends))
+    order = list(read)
+    return tuple(tuple(sorted(ends, key=order.index)) for _, ends in found)
+
+
+def _go_in_line(operators: Iterable[KeyedNode]) -> bool:
+    """Whether operators can stand one behind the other, so that rows of one pass the next.
+
+    A `transform()` on a way between two of them would get the rows of all ways.
+    """
+    ways = (leg for one in operators for feed in feeds(one) for inlet in feed.inlets for leg in inlet.legs)
+    between = (leg for leg in ways if operator_of(leg.base) is not None)
+    return not any(frame_function(step) is not None for leg in between for step in leg.steps)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -200,7 +249,7 @@ def plan_times(graph: StreamGraph, planned: Callable[[Leg, Chain, str], Any]) ->
         chains[sink.uid] = tuple(chain.name for chain, _ in ends)
         for chain, ways in ends:
             operators[chain.name] = chain.operators
-            for leg, name, path in _entries(ways, chain.inputs):
+            for leg, name, path in _entries(graph, ways, chain.inputs):
                 uid = source = source_of(name)
                 timed = next((step for step in reversed(leg.steps) if isinstance(step, TimedNode)), None)
                 if timed is None or not chain.operators:
@@ -254,7 +303,9 @@ def reporters(graph: StreamGraph) -> tuple[Reporter, ...]:
     return reporters_of([node.uid for node in graph.operators], inputs_of(graph))
 
 
-def _entries(ways: Sequence[Leg], names: Sequence[str]) -> Iterator[tuple[Leg, str, tuple[str, ...]]]:
+def _entries(
+    graph: StreamGraph, ways: Sequence[Leg], names: Sequence[str]
+) -> Iterator[tuple[Leg, str, tuple[str, ...]]]:
     """Yield the ways from sources that a stream has, to the sinks or to their first operators.
 
     With the name of the input, and the uids of the operators that it passes, in order: once for each way
@@ -266,7 +317,8 @@ def _entries(ways: Sequence[Leg], names: Sequence[str]) -> Iterator[tuple[Leg, s
         if operator is None:
             yield leg, rest.pop(0), ()
         else:
-            named = {(id(one.operator), one.feed): rest.pop(0) for one in operator_scans(operator)}
+            scans = operator_scans(*ends_with(graph, operator))
+            named = {(id(one.operator), one.feed): name for one, name in zip(scans, names, strict=True)}
             yield from _paths(operator, named, (operator.uid,))
 
 

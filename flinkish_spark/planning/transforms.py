@@ -30,8 +30,8 @@ from flinkish_spark.planning.declare import (
     record_call,
 )
 from flinkish_spark.planning.factories import joined_fields
-from flinkish_spark.planning.partitioning import LocatedTransform, Spread
-from flinkish_spark.planning.stream_graph import StreamNode, TransformNode, UnionNode
+from flinkish_spark.planning.partitioning import LocatedTransform, Spread, is_partitioning
+from flinkish_spark.planning.stream_graph import Step, StreamNode, TransformNode, UnionNode
 from flinkish_spark.state.tables import as_fields
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.branches import DealRows, DealtRows, InTurn
@@ -719,3 +719,11 @@ def _check_types(name: str, schema: T.StructType) -> None:
                 why=why,
                 what_to_do="convert or drop it in front of the function",
             )
+
+
+def frame_function(step: Step) -> Transform | None:
+    """Return the function of a step if it is one of a DataFrame, and not of single records or a move."""
+    if not isinstance(step, TransformNode):
+        return None
+    function: object = step.function
+    return None if isinstance(function, RecordFunction) or is_partitioning(function) else step.function

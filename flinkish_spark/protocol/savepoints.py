@@ -520,7 +520,7 @@ def check_restore(savepoint: SavepointMetadata, job: JobShape, rules: RestoreRul
     >>> check_restore(empty, JobShape({}, {}), RestoreRules()).problems[0].misfit.name
     'OPERATOR_MISSING'
     """
-    found = [*_operators(savepoint, job), *_sources(savepoint, job), *_chains(savepoint, job)]
+    found = [*_operators(savepoint, job), *_sources(savepoint, job), *chain_problems(savepoint, job)]
     found += _hooks(savepoint, job)
     allowed = _LEFT_OUT if rules.non_restored is NonRestoredState.ALLOW else ()
     trusted = rules.unpositioned is UnpositionedSources.BEGIN_WHERE_THEY_ARE
@@ -585,7 +585,8 @@ def _positions(savepoint: SavepointMetadata, source: str) -> list[Position]:
     return [position for saved in savepoint.chains for position in _of_source(saved, source)]
 
 
-def _chains(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
+def chain_problems(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
+    """Return why chains of a job cannot begin where those of a savepoint stood."""
     problems = []
     for chain, sinks in job.chains.items():
         try:

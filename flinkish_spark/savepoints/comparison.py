@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from flinkish_spark.planning.times import read_by
@@ -23,7 +23,7 @@ from flinkish_spark.protocol.savepoints import (
     check_restore,
 )
 from flinkish_spark.savepoints.files import RestoreSettings, savepoint_at
-from flinkish_spark.savepoints.restore import job_shape
+from flinkish_spark.savepoints.restore import chains_of_savepoint, job_shape
 
 if TYPE_CHECKING:
     from flinkish_spark.planning.sink_rows import PlannedJob
@@ -96,9 +96,17 @@ class Comparison:
 
 
 def compare_with_savepoint(
-    graph: StreamGraph, planned: PlannedJob, hooks: Collection[str], settings: RestoreSettings
+    graph: StreamGraph,
+    plan: Callable[[StreamGraph], PlannedJob],
+    hooks: Collection[str],
+    settings: RestoreSettings,
 ) -> Comparison:
     """Return what a restore with these settings would do.
+
+    Parameters
+    ----------
+    plan
+        Returns the plan of a graph.
 
     Raises
     ------
@@ -106,7 +114,8 @@ def compare_with_savepoint(
         The savepoint cannot be used.
     """
     saved = savepoint_at(settings.place).metadata()
-    return compared(saved, job_shape(graph, planned, hooks), settings.rules)
+    graph = replace(graph, begun_chains=chains_of_savepoint(graph, saved))
+    return compared(saved, job_shape(graph, plan(graph), hooks), settings.rules)
 
 
 def as_if_saved(graph: StreamGraph, planned: PlannedJob, hooks: Collection[str]) -> SavepointMetadata:

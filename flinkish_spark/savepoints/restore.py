@@ -13,11 +13,11 @@ from flinkish_spark.core.job_dir import JobDir, seed_folder
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import make_directories
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.planning.times import read_by
+from flinkish_spark.planning.times import chains_of_sink, read_by
 from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
-from flinkish_spark.protocol.plan_layout import Position, ScanRole, source_of
+from flinkish_spark.protocol.plan_layout import Chain, Position, ScanRole, source_of
 from flinkish_spark.protocol.savepoints import (
     ClaimMode,
     JobShape,
@@ -32,6 +32,7 @@ from flinkish_spark.protocol.savepoints import (
     SourceShape,
     StateFile,
     begin_chain,
+    chain_problems,
     check_restore,
 )
 from flinkish_spark.savepoints.export import export_state, make_durable
@@ -48,6 +49,7 @@ from flinkish_spark.savepoints.seeds import (
     beginning_of,
     bundles_per_partition_of,
     claimant,
+    layout_so_far,
     lost_seed,
     recorded_layout,
     remove_below,
@@ -94,11 +96,49 @@ def _inputs(source: Source) -> Container[str]:
 
 def job_shape(graph: StreamGraph, planned: PlannedJob, hooks: Collection[str]) -> JobShape:
     """Return what a savepoint has to fit."""
-    sources = {
+    return JobShape(planned.operators, _sources(graph), read_by(planned), hooks)
+
+
+def _sources(graph: StreamGraph) -> dict[str, SourceShape]:
+    return {
         node.uid: SourceShape(node.source.kind, node.source.is_positionable, _inputs(node.source))
         for node in graph.sources
     }
-    return JobShape(planned.operators, sources, read_by(planned), hooks)
+
+
+def begun_chains(
+    graph: StreamGraph, job_dir: JobDir, root: StoreSpec, restore: RestoreSettings | None
+) -> frozenset[str] | None:
+    """Return the names of the chains that a job has begun with, or has to begin with.
+
+    None where they follow from the program. Chains of before know an operator once for each operator behind
+    it that sinks read; a job goes on with them, since positions and state lie so.
+
+    Raises
+    ------
+    SavepointNotFound, CorruptObjectError
+        The savepoint, or the job directory, cannot be used.
+    """
+    beginning = beginning_of(job_dir, root)
+    layout = layout_so_far(job_dir, beginning)
+    if layout is not None:
+        return frozenset(one.chain for one in layout.operators)
+    if beginning.seed is not None:
+        return frozenset(one.chain.name for one in beginning.seed.chains)
+    return None if restore is None else chains_of_savepoint(graph, savepoint_at(restore.place).metadata())
+
+
+def chains_of_savepoint(graph: StreamGraph, metadata: SavepointMetadata) -> frozenset[str] | None:
+    """Return the names of a savepoint's chains, if those that a program would have cannot begin with it.
+
+    Operators that stand in one chain now have stood at different places there.
+    """
+    sinks: dict[Chain, list[str]] = {}
+    for sink in graph.sinks:
+        for chain in chains_of_sink(graph, sink):
+            sinks.setdefault(chain, []).append(sink.uid)
+    problems = chain_problems(metadata, JobShape({}, _sources(graph), sinks))
+    return frozenset(saved.chain.name for saved in metadata.chains) if problems else None
 
 
 @dataclass(frozen=True)

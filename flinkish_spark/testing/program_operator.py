@@ -21,7 +21,7 @@ from flinkish_spark.core.iterators import USER_ERRORS, NotAnEnd
 from flinkish_spark.core.subtask import Subtask, running_as
 from flinkish_spark.operators.context import close_operator
 from flinkish_spark.operators.process import ElementFailed, TimerFailed
-from flinkish_spark.planning.between import frame_function, worker_between
+from flinkish_spark.planning.between import worker_between
 from flinkish_spark.planning.declare import key_worker, no_such_key, refuse_unfit_key
 from flinkish_spark.planning.factories import BroadcastFunctions
 from flinkish_spark.planning.keyed import KeyedInput, Sent, Transport, operator_and_shape, sent_by
@@ -41,7 +41,12 @@ from flinkish_spark.planning.stream_graph import (
     operator_of,
 )
 from flinkish_spark.planning.times import check_time_type
-from flinkish_spark.planning.transforms import LookupTransform, ProcessTransform, RowTransform
+from flinkish_spark.planning.transforms import (
+    LookupTransform,
+    ProcessTransform,
+    RowTransform,
+    frame_function,
+)
 from flinkish_spark.state.codec import StateValueError
 from flinkish_spark.state.descriptors import MapStateDescriptor
 from flinkish_spark.state.key_group import NO_BASE, GroupState, NoBases

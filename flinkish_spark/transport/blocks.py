@@ -349,7 +349,7 @@ class BlockUnpacker:
         row, null in the rows of the others; where there are several, the output's number is in front. Those
         of operators that share tasks stand one behind the other.
     timed
-        Of each, whether each row in a block begins with its event time. If all do, the times come out.
+        Of each, whether each row in a block begins with its event time; null in the rows of others.
     """
 
     outputs: tuple[T.StructType, ...]
@@ -357,8 +357,8 @@ class BlockUnpacker:
 
     @property
     def with_times(self) -> bool:
-        """Whether event times come out: there is one column for them, and all rows have one."""
-        return all(self.timed)
+        """Whether event times come out."""
+        return any(self.timed)
 
     @property
     def columns(self) -> T.StructType:
@@ -403,7 +403,7 @@ class BlockUnpacker:
         times = [own.pop(0)] if self.timed[side] else []
         arrays = list(map(pa.array, control))
         if self.with_times:
-            arrays += times
+            arrays += times or [pa.nulls(count, pa.int64())]
         if len(self.outputs) > 1:
             arrays.append(pa.array(np.full(count, side, dtype=np.int32)))
         for number, fields in enumerate(self.outputs):

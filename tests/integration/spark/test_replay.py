@@ -62,7 +62,7 @@ def total_rows(table: Path) -> int:
 
 @pytest.mark.nightly(by_day="tests/integration/broker/test_replay.py")
 def test_an_epoch_of_files_and_two_operators_is_replayed_for_one_table_only(spark, job_dir, tmp_path) -> None:
-    """Several micro-batches, an operator that Spark runs twice, a source with a log of its own."""
+    """Several micro-batches, an operator that a sink and another one read, a source with a log of its own."""
     folder, table, counts = tmp_path / "in", tmp_path / "table", tmp_path / "counts"
     feed(folder, "0", 1)
     env = two_operators(spark, job_dir, folder, table, counts)

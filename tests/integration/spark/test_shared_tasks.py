@@ -145,14 +145,17 @@ def expected(program: Any, *parts: list[Any]) -> Counter[Any]:
     return Counter(map(tuple, harness.take().rows))
 
 
-def job(spark: Any, tmp_path: Path, name: str) -> tuple[Any, dict[Any, MemorySink]]:
+ALL = (*PROGRAMS, *BY_EXPRESSION)
+
+
+def job(spark: Any, tmp_path: Path, name: str, programs: Any = ALL) -> tuple[Any, dict[Any, MemorySink]]:
     env = environment(spark, tmp_path / name)
     files = FileSource(
         str(tmp_path / "orders"), JsonLines(), ORDERS, discovery=Discovery.CONTINUOUS, discover_every_ms=100
     )
     orders = env.from_source(files, BY_AT, uid="orders")
     sinks: dict[Any, MemorySink] = {}
-    for program in (*PROGRAMS, *BY_EXPRESSION):
+    for program in programs:
         sinks[program] = MemorySink(f"{tmp_path}/{name}-{program.__name__}")
         stream = program(orders)
         stream.sink_to(sinks[program], uid=f"to-{program.__name__}")
@@ -168,12 +171,18 @@ def layout(folder: Path, name: str = "layout-0") -> PlanLayout:
 
 
 def run(
-    spark: Any, tmp_path: Path, name: str, count: int, savepoint: str = "", restore: str = ""
+    spark: Any,
+    tmp_path: Path,
+    name: str,
+    count: int,
+    savepoint: str = "",
+    restore: str = "",
+    programs: Any = ALL,
 ) -> dict[Any, MemorySink]:
     """Run the job until it has emitted what `count` files come to; then stop it."""
     feed(tmp_path / "orders", str(count), PARTS[count - 1])
     restored = RestoreSettings(str(tmp_path / restore)) if restore else None
-    env, sinks = job(spark, tmp_path, name)
+    env, sinks = job(spark, tmp_path, name, programs)
     wanted = {
         f"to-{program.__name__}": expected(program, *PARTS[:count]).total()
         - expected(program, *PARTS[: count - 1]).total()
@@ -197,8 +206,7 @@ def all_of(*runs: dict[Any, MemorySink]) -> dict[str, Counter[Any]]:
     }
 
 
-def truth(count: int) -> dict[str, Counter[Any]]:
-    programs = (*PROGRAMS, odd_ones, *BY_EXPRESSION)
+def truth(count: int, programs: Any = (*ALL, odd_ones)) -> dict[str, Counter[Any]]:
     return {program.__name__: expected(program, *PARTS[:count]) for program in programs}
 
 
@@ -208,7 +216,7 @@ def test_operators_over_one_source_share_tasks_and_nothing_else(spark: Any, tmp_
     second = run(spark, tmp_path, "first", 2, savepoint="savepoint")
     began = layout(tmp_path / "first")
     (shared,) = began.shared
-    assert len(shared) == len(PROGRAMS) + len(BY_EXPRESSION)
+    assert len(shared) == len(ALL)
     assert {one.number for one in began.states} == {0}
     assert Counter(scan.uid for scan in began.scans) == SCANS
     third = run(spark, tmp_path, "second", 3, restore="savepoint")
@@ -224,9 +232,7 @@ def test_a_log_goes_on_as_it_began(spark: Any, tmp_path: Path, monkeypatch: Any)
         run(spark, tmp_path, "first", 1)
     second = run(spark, tmp_path, "first", 2, savepoint="savepoint")
     began = layout(tmp_path / "first")
-    assert not began.shared and len({one.number for one in began.states}) == len(PROGRAMS) + len(
-        BY_EXPRESSION
-    )
+    assert not began.shared and len({one.number for one in began.states}) == len(ALL)
     third = run(spark, tmp_path, "second", 3, restore="savepoint")
     assert layout(tmp_path / "second").shared
     assert all_of(second, third) == truth(3)

@@ -120,6 +120,8 @@ def test_elements_that_are_counted_anew_are_read_in_one_chain() -> None:
     asked = ask(total(orders(env)))
     out(asked, "one")
     out(asked.key_by("user").sum("amount", uid="sums"), "two")
+    assert readers(env, Stream.OF_MICRO_BATCH) == {Readers.SEVERAL_WAYS}
+    env.graph.begun_chains = frozenset({"totals", "sums"})
     with pytest.raises(GraphError, match="do not read them together"):
         readers(env, Stream.OF_MICRO_BATCH)
 

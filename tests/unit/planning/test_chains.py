@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -126,6 +127,43 @@ def test_an_operator_that_others_read_on_several_ways_stands_in_a_chain_once() -
         ("second", 1, "b"),
     ]
     assert has_ways_that_meet(last) and not has_ways_that_meet(second) and not has_ways_that_meet(third)
+
+
+def test_operators_that_sinks_read_stand_in_one_chain_if_they_read_one_operator() -> None:
+    first = keyed("first", transform(A))
+    side = SideNode(first, OutputTag("late", "user STRING"), T.StructType([]))
+    second, third = keyed("second", first, B), keyed("third", side)
+    last, apart = keyed("last", second), keyed("apart", A)
+    made = graph(last, transform(side), third, apart, UnionNode((first, B)))
+    line = Chain(("a", "b"), ("first", "second", "last", "third"), ("third",))
+    assert [chains_to(made, sink.parent)[-1][0] for sink in made.sinks] == [
+        line,
+        line,
+        line,
+        Chain(("a",), ("apart",), ("apart",)),
+        line,
+    ]
+    assert inputs_of(replace(made, sources=[A, B])) == ("a", "b")
+    # In a job that has begun with a chain for each, they stay what they are.
+    begun = replace(made, begun_chains=frozenset({"last", "first", "third", "apart"}))
+    assert [chains_to(begun, sink.parent)[-1][0].name for sink in begun.sinks] == [
+        "last",
+        "first",
+        "third",
+        "apart",
+        "first",
+    ]
+    assert chains_to(replace(made, begun_chains=frozenset({line.name})), last)[0][0] == line
+
+
+def test_a_function_of_dataframes_between_two_operators_keeps_sinks_apart() -> None:
+    """It would get the rows of all ways."""
+    first = keyed("first", A)
+    second = keyed("second", transform(first))
+    made = graph(first, second)
+    assert [chains_to(made, sink.parent)[0][0].name for sink in made.sinks] == ["first", "second"]
+    behind = graph(first, transform(keyed("third", first)))
+    assert [chains_to(behind, sink.parent)[0][0].name for sink in behind.sinks] == ["third"] * 2
 
 
 # -- how a chain of several sources begins -----------------------------------------------------------

@@ -108,6 +108,7 @@ def test_an_operator_that_two_chains_run_is_known_in_both(program: Program) -> N
     shared = program.keyed(orders, "first")
     program.sink(program.keyed(shared, "sums"), "out")
     program.sink(program.keyed(shared, "tops"), "top")
+    program.graph.begun_chains = frozenset({"sums", "tops"})
     found = program.plan()
     assert found.instances() == {
         "first.sums": "first",
@@ -179,12 +180,23 @@ def test_an_operator_in_two_chains_waits_for_both_and_so_do_those_behind_it(prog
     shared = program.keyed(timed(program, "orders"), "first")
     program.sink(program.keyed(shared, "sums"), "out")
     program.sink(program.keyed(shared.union(timed(program, "clicks")), "tops"), "top")
+    program.graph.begun_chains = frozenset({"sums", "tops"})
     both = {"orders.sums", "orders.tops"}
     found = program.plan()
     assert found.inputs == {"first": both, "sums": both, "tops": {*both, "clicks.tops"}}
     times = found.operator_times()
     assert times["first"].instances == {"first.sums", "first.tops"}
     assert (times["tops"].inputs, times["tops"].instances) == (found.inputs["tops"], {"tops"})
+
+
+def test_an_operator_that_runs_once_for_several_has_one_name(program: Program) -> None:
+    shared = program.keyed(timed(program, "orders"), "first")
+    program.sink(shared, "all")
+    program.sink(program.keyed(shared.union(timed(program, "clicks")), "tops"), "top")
+    found = program.plan()
+    assert found.inputs == {"first": {"orders.tops"}, "tops": {"orders.tops", "clicks.tops"}}
+    assert found.operator_times()["first"].instances == {"first"}
+    assert found.chains == {"all": ("tops",), "top": ("tops",)}
 
 
 def test_who_reads_nothing_that_reaches_a_sink_is_no_operator_of_the_plan(program: Program) -> None:
@@ -262,5 +274,7 @@ def test_so_is_an_operator_that_has_the_name_of_another_one_in_one_of_its_chains
     program.sink(program.keyed(shared, "sums"), "out")
     program.sink(program.keyed(shared, "tops"), "top")
     program.sink(program.keyed(program.source("clicks"), "first.sums"), "other")
+    program.plan()
+    program.graph.begun_chains = frozenset({"sums", "tops", "first.sums"})
     with pytest.raises(GraphError, match=r"'first' in front of 'sums' and 'first.sums' cannot"):
         program.plan()
