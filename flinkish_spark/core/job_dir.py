@@ -27,6 +27,7 @@ from flinkish_spark.protocol.decisions import Decision, Receipt, RewindIntent, T
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.job_graph import JobGraph
+from flinkish_spark.protocol.job_report import JobReport
 from flinkish_spark.protocol.lineage import LineageHistory, PastRewind, RewindOrder
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.replay import RestagedEpoch
@@ -45,6 +46,8 @@ REWINDING = "rewinding"
 _SPARK_VERSIONS = "spark-versions"
 REWIND_ORDER_KEY = "orders/rewind.json"
 TIMELINE_ORDER_KEY = "orders/timeline.json"
+#: Folder of what owners say about the job.
+_REPORTS = "reports"
 #: Folders of what each takeover began, and of what a user has accepted.
 _TIMELINE, _ACCEPTED = "timeline", "timeline/accepted"
 
@@ -170,6 +173,22 @@ class JobDir:
             return self.store.read(f"owners/{epoch}.{name}").decode("ascii", errors="replace")
         except ObjectMissing:
             return ""
+
+    # -- reports --------------------------------------------------------------------------------
+    def newest_report(self) -> JobReport | None:
+        """Return what the newest owner that has said anything says about the job; None if none has."""
+        newest = max(self._objects.numbers(_REPORTS), default=0)
+        return self._objects.optional(f"{_REPORTS}/{newest}.json", "report", JobReport.from_json)
+
+    def put_report(self, report: JobReport) -> None:
+        """Replace an owner's report."""
+        self.store.put(f"{_REPORTS}/{report.owner_epoch}.json", seal("report", report.to_json()))
+
+    def forget_reports_before(self, epoch: OwnerEpoch) -> None:
+        """Delete the reports of earlier owners."""
+        for number in self._objects.numbers(_REPORTS):
+            if number < epoch.value:
+                self.store.delete(f"{_REPORTS}/{number}.json")
 
     # -- timeline -------------------------------------------------------------------------------
     def begin_stretch(self, epoch: OwnerEpoch, stretch: Stretch) -> CreateResult:

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -41,6 +42,7 @@ from flinkish_spark.job.dependencies import Dependencies
 from flinkish_spark.job.engine import JobSettings, Standby
 from flinkish_spark.job.explanation import print_tree
 from flinkish_spark.job.graph_pictures import PlanForm, html, plan_in
+from flinkish_spark.job.reporting import JobReporter, reported_settings
 from flinkish_spark.job.spark_engine import SparkEngine
 from flinkish_spark.job.supervisor import Supervisor
 from flinkish_spark.planning.declare import check_max_parallelism, check_strategy, declared_uid
@@ -689,9 +691,12 @@ class StreamExecutionEnvironment:
             cached_files=self._dependencies.cached_files,
         )
         job_dir = open_job_dir(settings.job_dir)
-        return Supervisor(
-            SparkEngine(self.spark, self.graph.as_declared(), settings, job_dir), settings, job_dir
-        )
+        engine = SparkEngine(self.spark, self.graph.as_declared(), settings, job_dir)
+        reported = reported_settings(self.checkpoint, self.restart_strategy, settings.trigger_ms, partitions)
+        reporter = JobReporter(job_dir, settings.clock, engine.vertices, reported)
+        # It comes first: what a listener of the user's does then, it does with a report that is true.
+        listeners = (reporter, *settings.listeners)
+        return Supervisor(engine, replace(settings, listeners=listeners), job_dir)
 
 
 def _check_session(spark: SparkSession) -> None:
