@@ -90,13 +90,27 @@ def application(served: ServedJobs) -> Starlette:
         routes=[*_page(), *routes, Mount("/v1", routes=routes)],
         middleware=[Middleware(Guard, access=served.access)],
         exception_handlers={
-            Refused: lambda _, error: errors(error.status, error.text),  # type: ignore[attr-defined]
+            Refused: lambda _, error: errors(error.status, error.text),
             FlinkishError: lambda _, error: errors(500, str(error)),
             404: lambda _, error: errors(404, "there is no such path"),
             405: lambda _, error: errors(405, "the path does not take this method"),
             500: lambda _, error: errors(500, "an internal error; the server's log says more"),
         },
     )
+
+
+class _FlinkAnswer(JSONResponse):
+    """Leaves out what is not known: clients that were made from Flink's OpenAPI document take no null."""
+
+    def render(self, content: Any) -> bytes:
+        """Return the JSON."""
+        return super().render(_without_nulls(content))
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def _page() -> list[Route]:
@@ -127,11 +141,13 @@ class _Paths:
         """Return all paths."""
         job, vertex = "/jobs/{job}", "/jobs/{job}/vertices/{vertex}"
         return [
-            Route("/overview", lambda request: JSONResponse(flink.overview(self._all()))),
+            Route("/overview", lambda request: _FlinkAnswer(flink.overview(self._all()))),
             Route("/config", self._config),
             Route("/taskmanagers", lambda request: JSONResponse({"taskmanagers": []})),
             Route("/jobmanager/config", lambda request: JSONResponse([])),
             Route("/jobmanager/metrics", lambda request: JSONResponse([])),
+            Route("/jobmanager/logs", lambda request: JSONResponse({"logs": []})),
+            Route("/jars", lambda request: JSONResponse({"address": str(request.base_url), "files": []})),
             Route("/jobs", lambda request: self._list(flink.job_id_with_status)),
             Route("/jobs/overview", lambda request: self._list(flink.job_overview)),
             Route(job, self._of_job(flink.job_details), methods=["GET"]),
@@ -155,7 +171,8 @@ class _Paths:
             Route(f"{vertex}/subtasktimes", self._of_vertex(flink.vertex_times)),
             Route(f"{vertex}/backpressure", self._of_vertex(flink.vertex_back_pressure)),
             Route(f"{vertex}/watermarks", self._of_vertex(flink.vertex_watermarks)),
-            Route(f"{vertex}/metrics", self._vertex_metrics),
+            Route(f"{vertex}/metrics", self._vertex_metrics(flink.selected)),
+            Route(f"{vertex}/subtasks/metrics", self._vertex_metrics(flink.aggregated)),
             *self._own(f"{job}/flinkish"),
         ]
 
@@ -163,17 +180,17 @@ class _Paths:
         return [
             Route("/flinkish/unreadable", lambda request: JSONResponse(dict(self._jobs.found().unreadable))),
             Route("/flinkish/events", self._all_events),
-            Route(base, self._of_job(ours.job)),
-            Route(f"{base}/graph", self._of_job(ours.graph)),
-            Route(f"{base}/watermarks", self._of_job(ours.watermarks)),
-            Route(f"{base}/sinks", self._of_job(ours.sinks)),
-            Route(f"{base}/lineages", self._of_job(ours.lineages)),
+            Route(base, self._own_of_job(ours.job)),
+            Route(f"{base}/graph", self._own_of_job(ours.graph)),
+            Route(f"{base}/watermarks", self._own_of_job(ours.watermarks)),
+            Route(f"{base}/sinks", self._own_of_job(ours.sinks)),
+            Route(f"{base}/lineages", self._own_of_job(ours.lineages)),
             Route(f"{base}/checkpoints", self._listed(ours.checkpoints)),
             Route(f"{base}/checkpoints/{{checkpoint}}", self._own_checkpoint),
             Route(f"{base}/decisions", self._listed(ours.decisions)),
-            Route(f"{base}/audit", self._of_job(lambda one: ours.audit(one, _MOST_LISTED))),
-            Route(f"{base}/chained", self._of_job(lambda one: ours.chained(one, self._jobs.found()))),
-            Route(f"{base}/rewind", self._of_job(lambda one: ours.rewind(one, 50)), methods=["GET"]),
+            Route(f"{base}/audit", self._own_of_job(lambda one: ours.audit(one, _MOST_LISTED))),
+            Route(f"{base}/chained", self._own_of_job(lambda one: ours.chained(one, self._jobs.found()))),
+            Route(f"{base}/rewind", self._own_of_job(lambda one: ours.rewind(one, 50)), methods=["GET"]),
             Route(f"{base}/rewind", self._rewind, methods=["POST"]),
             Route(f"{base}/rewind/{{trigger}}", self._state_of(_REWIND)),
             Route(f"{base}/events", self._events),
@@ -191,7 +208,7 @@ class _Paths:
             except FlinkishError as error:
                 # One damaged directory must not hide all others.
                 LOG.warning("the job '%s' is not listed: %s", snapshot.job.name, error)
-        return JSONResponse({"jobs": found})
+        return _FlinkAnswer({"jobs": found})
 
     def _snapshot(self, request: Request) -> JobSnapshot:
         job_id = request.path_params["job"]
@@ -214,13 +231,18 @@ class _Paths:
             raise Refused(404, "nothing is known of that checkpoint")
         return view
 
-    def _of_job(self, view: Callable[[JobSnapshot], Any]) -> Callable[[Request], Response]:
-        return lambda request: JSONResponse(view(self._snapshot(request)))
+    def _of_job(
+        self, view: Callable[[JobSnapshot], Any], answer: type[JSONResponse] = _FlinkAnswer
+    ) -> Callable[[Request], Response]:
+        return lambda request: answer(view(self._snapshot(request)))
+
+    def _own_of_job(self, view: Callable[[JobSnapshot], Any]) -> Callable[[Request], Response]:
+        return self._of_job(view, JSONResponse)
 
     def _of_vertex(self, view: Callable[[JobSnapshot, JobVertex], Any]) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
             snapshot = self._snapshot(request)
-            return JSONResponse(view(snapshot, self._vertex(snapshot, request)))
+            return _FlinkAnswer(view(snapshot, self._vertex(snapshot, request)))
 
         return answer
 
@@ -232,32 +254,37 @@ class _Paths:
         return answer
 
     def _config(self, request: Request) -> Response:
-        return JSONResponse(flink.dashboard_config(can_change=self._served.access.can_change))
+        return _FlinkAnswer(flink.dashboard_config(can_change=self._served.access.can_change))
 
     def _exceptions(self, request: Request) -> Response:
         at_most = _number(request, "maxExceptions", _MOST_EXCEPTIONS) or 0
-        return JSONResponse(flink.job_exceptions(self._snapshot(request), at_most))
+        return _FlinkAnswer(flink.job_exceptions(self._snapshot(request), at_most))
 
     def _job_metrics(self, request: Request) -> Response:
         metrics = flink.job_metrics(self._snapshot(request))
-        return JSONResponse(flink.selected(metrics, request.query_params.get("get")))
+        return _FlinkAnswer(flink.selected(metrics, request.query_params.get("get")))
 
-    def _vertex_metrics(self, request: Request) -> Response:
-        snapshot = self._snapshot(request)
-        metrics = flink.vertex_metrics(snapshot, self._vertex(snapshot, request))
-        return JSONResponse(flink.selected(metrics, request.query_params.get("get")))
+    def _vertex_metrics(
+        self, view: Callable[[Mapping[str, str], str | None], Any]
+    ) -> Callable[[Request], Response]:
+        def answer(request: Request) -> Response:
+            snapshot = self._snapshot(request)
+            metrics = flink.vertex_metrics(snapshot, self._vertex(snapshot, request))
+            return JSONResponse(view(metrics, request.query_params.get("get")))
+
+        return answer
 
     def _checkpoints(self, request: Request) -> Response:
-        return JSONResponse(flink.checkpoints(self._snapshot(request), _FLINK_HISTORY))
+        return _FlinkAnswer(flink.checkpoints(self._snapshot(request), _FLINK_HISTORY))
 
     def _checkpoint(self, request: Request) -> Response:
         snapshot = self._snapshot(request)
-        return JSONResponse(flink.checkpoint_details(snapshot, self._view(snapshot, request)))
+        return _FlinkAnswer(flink.checkpoint_details(snapshot, self._view(snapshot, request)))
 
     def _subtasks(self, request: Request) -> Response:
         snapshot = self._snapshot(request)
         vertex = self._vertex(snapshot, request)
-        return JSONResponse(flink.checkpoint_subtasks(self._view(snapshot, request), vertex))
+        return _FlinkAnswer(flink.checkpoint_subtasks(self._view(snapshot, request), vertex))
 
     def _own_checkpoint(self, request: Request) -> Response:
         snapshot = self._snapshot(request)

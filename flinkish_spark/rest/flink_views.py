@@ -285,7 +285,6 @@ def _vertex(snapshot: JobSnapshot, vertex: JobVertex) -> dict[str, Any]:
     is_over = state.is_terminal
     return {
         "id": vertex.id,
-        "slotSharingGroupId": vertex.id,
         "name": vertex.name,
         "maxParallelism": _UNKNOWN if vertex.max_parallelism is None else vertex.max_parallelism,
         "parallelism": _UNKNOWN if vertex.parallelism is None else vertex.parallelism,
@@ -407,6 +406,16 @@ def vertex_metrics(snapshot: JobSnapshot, vertex: JobVertex) -> dict[str, str]:
     return {f"0.{name}": str(value) for name, value in found.items()}
 
 
+def aggregated(metrics: Mapping[str, str], wanted: str | None) -> list[dict[str, Any]]:
+    """Return metrics of a vertex over its subtasks, which is one: `/jobs/:id/vertices/:v/subtasks/metrics`."""
+    plain = {name.removeprefix("0."): value for name, value in metrics.items()}
+    found = selected(plain, wanted)
+    ways = ("min", "max", "avg", "sum")
+    return [
+        {"id": one["id"], **{way: float(one["value"]) for way in ways if "value" in one}} for one in found
+    ]
+
+
 def selected(metrics: Mapping[str, str], wanted: str | None) -> list[dict[str, str]]:
     """Return the names of all metrics; with names to select, separated by commas, those with their values."""
     if wanted is None:
@@ -424,7 +433,8 @@ def checkpoint_config(snapshot: JobSnapshot) -> dict[str, Any]:
     retention = settings.get("retention", "RETAIN_ON_CANCELLATION")
     tolerable = settings.get("tolerable_failures", _UNKNOWN)
     return {
-        "mode": str(settings.get("mode", "EXACTLY_ONCE")).lower(),
+        # As Flink's OpenAPI document has it.
+        "mode": str(settings.get("mode", "EXACTLY_ONCE")),
         "interval": settings.get("interval_ms", _UNKNOWN),
         "timeout": settings.get("timeout_ms", _UNKNOWN),
         "min_pause": settings.get("min_pause_ms", _UNKNOWN),
@@ -497,7 +507,7 @@ def checkpoint_subtasks(view: CheckpointView, vertex: JobVertex) -> dict[str, An
     """Return `/jobs/:id/checkpoints/details/:cp/subtasks/:vertex`."""
     participants = _participants(view, vertex)
     durations = view.durations
-    subtasks = []
+    subtasks: list[dict[str, Any]] = []
     for one in participants:
         # A sink by its channels, if it has any; whoever else once.
         for channel in one.channels or (None,):

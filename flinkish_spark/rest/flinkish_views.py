@@ -105,7 +105,7 @@ def _kind(vertex: JobVertex) -> str:
     kinds = {one.kind for one in vertex.operators}
     for kind in (OperatorKind.STATEFUL, OperatorKind.SOURCE, OperatorKind.SINK):
         if kind in kinds:
-            return kind.value
+            return str(kind.value)
     return OperatorKind.FUNCTION.value
 
 

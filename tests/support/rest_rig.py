@@ -23,7 +23,15 @@ from flinkish_spark.protocol.decisions import Decision, Receipt, Verdict
 from flinkish_spark.protocol.event_time import ChannelStatus, Valve, ValveChannel
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, Lineage, OwnerEpoch
-from flinkish_spark.protocol.job_graph import JobEdge, JobGraph, JobOperator, OperatorKind, RunsIn, ShipStrategy, Why
+from flinkish_spark.protocol.job_graph import (
+    JobEdge,
+    JobGraph,
+    JobOperator,
+    OperatorKind,
+    RunsIn,
+    ShipStrategy,
+    Why,
+)
 from flinkish_spark.protocol.job_report import JobReport
 from flinkish_spark.protocol.job_status import (
     JobEvent,
@@ -197,10 +205,10 @@ class ShownJob(JobOnDisk):
             0, Valve({0: ValveChannel(watermark_ms, ChannelStatus.ACTIVE, True)}, watermark_ms), {0: 0}
         )
         valve = Valve({"orders": ValveChannel(watermark_ms, ChannelStatus.ACTIVE, True)}, watermark_ms)
-        operators = {"totals": OperatorTime(frozenset({"orders"}), frozenset({"totals"}), valve, watermark_ms)}
-        return EventTime(
-            {"orders": assigner}, valve, self.at_ms(number), watermark_ms, operators=operators
-        )
+        operators = {
+            "totals": OperatorTime(frozenset({"orders"}), frozenset({"totals"}), valve, watermark_ms)
+        }
+        return EventTime({"orders": assigner}, valve, self.at_ms(number), watermark_ms, operators=operators)
 
     def measured(self, number: int, purpose: CheckpointPurpose = CheckpointPurpose.PERIODIC) -> None:
         """Note the statistics of a checkpoint that was completed."""
@@ -209,7 +217,14 @@ class ShownJob(JobOnDisk):
         participants = (
             ParticipantStatistics("totals", operator, ack_ms=4_100),
             ParticipantStatistics(
-                "table", sink, ack_ms=4_200, rows=1_000, bytes=20_000, sync_ms=3_000, commit_ms=250, barriers=1
+                "table",
+                sink,
+                ack_ms=4_200,
+                rows=1_000,
+                bytes=20_000,
+                sync_ms=3_000,
+                commit_ms=250,
+                barriers=1,
             ),
             ParticipantStatistics(
                 "topic", sink, ack_ms=4_200, rows=1_000, bytes=20_000, sync_ms=900, commit_ms=120, barriers=1
