@@ -313,7 +313,7 @@ class OwnerLife(enum.Enum):
 
 
 def life_of_owner(job_dir: JobDir, epoch: OwnerEpoch) -> OwnerLife:
-    """Return whether an owner's process lives; one of another machine is only known to have ended if it said so."""
+    """Return whether an owner's process lives; of one on another machine only its own word is known."""
     if job_dir.owner_note(epoch, _ENDED):
         return OwnerLife.ENDED
     process = (job_dir.owner(epoch) or {}).get("process")

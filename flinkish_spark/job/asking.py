@@ -1,7 +1,7 @@
 """Asking a running job: write the request, wait until it is taken, wait for the answer.
 
-The rules of the files are in :mod:`flinkish_spark.job.requests`. A request that nobody takes is taken back, so
-"nobody took it" means that it will never happen; "no answer in time" does not.
+The rules of the files are in :mod:`flinkish_spark.job.requests`. A request that nobody takes is taken back:
+"nobody took it" means that it will never happen, and "no answer in time" does not.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the owner of a job says about it for other processes: status, vertices, failures, settings.
 
-Status, checkpoints and decisions are in the job directory anyway, or can be concluded from it; what a job does at
-this moment, and why it was started again, only its owner knows. A report decides nothing. It is a value of
-bounded size, which is replaced with every change of the status.
+Checkpoints and decisions are in the job directory anyway. What a job does at this moment, and why it was
+started again, only its owner knows. A report decides nothing. It is a value of bounded size, which is
+replaced with every change of the status.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ReportedFailure(Stored):
 
 @dataclass(frozen=True, slots=True)
 class ReportedVertex(StoredRow):
-    """Where a vertex stands: its id in the job graph, its state, since when by the wall clock, its attempt."""
+    """Where a vertex stands: its id in the job graph, its state, since when (wall clock), its attempt."""
 
     vertex: str
     state: TaskState

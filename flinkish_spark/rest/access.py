@@ -1,8 +1,9 @@
 """Who may ask a server what: the names it answers to, where requests may come from, the token for changes.
 
-A page of somebody else's that is open in the same browser can send requests to any server on this machine. So:
+A page of somebody else's that is open in the same browser can send requests to any server of this machine:
 
-1. A request has to name this server as its host. One that was led here by another name (DNS rebinding) is refused.
+1. A request has to name this server as its host. One that another name has led here (DNS rebinding) is
+   refused.
 2. A request that a browser sends for a page (it says so by `Origin`) has to come from this server's own page.
 3. A change has to bring the token, in a header that no page of another origin can set. GET changes nothing.
 4. Where the server listens beyond this machine, reading needs the token, too.
@@ -23,7 +24,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 _MOST_BODY = 65_536
 _READING = frozenset({"GET", "HEAD"})
 _HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",

@@ -1,10 +1,11 @@
 """What Flink's REST paths answer, in Flink's shapes and by Flink's names, out of a snapshot of a job.
 
-Every member that a client of Flink's may look for is there. What Spark does not have, or what was not measured, is
--1 or left out, as Flink itself does where it does not know: never a number that means something else.
+Every member that a client of Flink's may look for is there. What Spark does not have, or what was not
+measured, is -1 or left out, as Flink itself does where it does not know: never a number that means something
+else.
 
-A task is here a whole vertex, since Spark schedules its partitions itself. So a vertex has one subtask, but in a
-checkpoint: there a sink has one for each channel that showed it a barrier.
+A task is here a whole vertex, since Spark schedules its partitions itself. So a vertex has one subtask, but in
+a checkpoint: there a sink has one for each channel that showed it a barrier.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which jobs a server shows, by id: job directories that were named, and those below a folder that was named."""
+"""Which jobs a server shows, by id: those in job directories, and in folders with job directories."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What was triggered over REST and takes its time: each has an id by which its asker hears what became of it.
 
-As in Flink, a trigger is answered at once, and its state is asked for until it is COMPLETED. What is under way is
-known to this server alone, and forgotten when it ends: the job goes on with it all the same.
+As in Flink, a trigger is answered at once, and its state is asked for until it is COMPLETED. What is under
+way is known to this server alone, and forgotten when it ends: the job goes on with it all the same.
 """
 
 from __future__ import annotations

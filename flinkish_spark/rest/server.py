@@ -6,7 +6,6 @@ import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import TYPE_CHECKING
 
 from flinkish_spark.core.clock import SystemClock
@@ -29,8 +28,9 @@ class UiConfig:
     Parameters
     ----------
     host
-        The address on which it listens. Loopback by default: nobody on another machine reaches it, and reading
-        needs no token. On any other address reading needs the token, too, and a proxy with TLS belongs in front.
+        The address on which it listens. Loopback by default: nobody on another machine reaches it, and
+        reading needs no token. On any other address reading needs the token, too, and a proxy with TLS
+        belongs in front.
     port
         0 for one that is free.
     token
@@ -96,8 +96,7 @@ class UiServer:
         self._server, self.token, host = _server(places, config)
         self._socket = _listening(config.host, config.port)
         shown = f"[{host}]" if ":" in host else host
-        #: Where the page is.
-        self.url = f"http://{shown}:{self._socket.getsockname()[1]}/"
+        self._url = f"http://{shown}:{self._socket.getsockname()[1]}/"
         self._thread = threading.Thread(target=self._run, name="flinkish-ui", daemon=True)
         self._thread.start()
         clock, began_ms = SystemClock(), SystemClock().monotonic_ms()
@@ -113,8 +112,13 @@ class UiServer:
             )
 
     @property
+    def url(self) -> str:
+        """Where the page is."""
+        return self._url
+
+    @property
     def link(self) -> str:
-        """The page with its token: whoever has it may change jobs. Browsers send no part behind `#` to anybody."""
+        """The page with its token: whoever has it may change jobs. Browsers send nothing behind `#`."""
         return f"{self.url}#token={self.token}"
 
     def join(self) -> None:
@@ -129,9 +133,6 @@ class UiServer:
 
     def _run(self) -> None:
         self._server.run(sockets=[self._socket])
-
-    def _repr_html_(self) -> str:
-        return f'<a href="{escape(self.link)}" target="_blank" rel="noopener">{escape(self.url)}</a>'
 
 
 def _server(places: Sequence[StoreSpec], config: UiConfig) -> tuple[uvicorn.Server, str, str]:

@@ -29,8 +29,8 @@ _MOST_LOOKED_AT = 50
 class Flow:
     """What went through a job between its two newest complete checkpoints.
 
-    Spark runs the vertices of a micro-batch as one query, so shares are the micro-batch's: a vertex in front of
-    the sinks has the same as any other.
+    Spark runs the vertices of a micro-batch as one query, so shares are the micro-batch's: a vertex in front
+    of the sinks has the same as any other.
 
     Parameters
     ----------
@@ -39,8 +39,8 @@ class Flow:
     ended_at_ms
         Wall clock time of the newer one.
     busy, back_pressured
-        Share of the time in which micro-batches were worked on, and in which they were held back since too much
-        was undecided; None where nobody has measured it.
+        Share of the time in which micro-batches were worked on, and in which they were held back since too
+        much was undecided; None where nobody has measured it.
     rows_by_sink, read_by_source
         Records; of a source as far as offsets of topics say it.
     sink_busy
@@ -97,7 +97,7 @@ class JobSnapshot:
 
     @cached_property
     def status(self) -> JobStatus:
-        """What the job does. One whose process has ended before it did is SUSPENDED: its next start goes on."""
+        """What the job does; SUSPENDED if its process has ended before it did, for its next start goes on."""
         report = self.report
         if self.owner_epoch.value == 0:
             return JobStatus.CREATED

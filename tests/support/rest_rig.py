@@ -1,4 +1,4 @@
-"""A job directory with everything that the REST server shows, written by the classes that jobs use; and a server."""
+"""A job directory with all that the REST server shows, written by the classes that jobs use; and a server."""
 
 from __future__ import annotations
 
