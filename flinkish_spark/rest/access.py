@@ -110,7 +110,7 @@ PUBLIC_PATHS = frozenset({"/", "/page.css", "/page.js", "/icon.svg"})
 
 
 class Guard:
-    """Applies the rules to each request before anything else sees it, and says so in each answer's headers."""
+    """Applies the rules to each request before anything else sees it; adds headers to each answer."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._access = app, access

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, TypeVar
 
@@ -53,6 +54,7 @@ _TAKEN_WITHIN_MS = 15_000
 _POLL_MS = 200
 #: Between two looks for changes that a page is told of, and between two signs of life.
 _LOOK_S, _LOOK_IN_BUCKET_S, _LIFE_S = 1.0, 5.0, 15.0
+_CLOSED_WITHIN_S = 0.2
 _MOST_LISTENERS = 64
 _SAVEPOINT, _STOP, _CHECKPOINT, _REWIND = "savepoint", "stop", "checkpoint", "rewind"
 
@@ -80,6 +82,8 @@ class ServedJobs:
     jobs: JobsInPlaces
     access: Access
     savepoint_dir: str = ""
+    #: Set when the server is to end: those who are told of changes are told of no more.
+    closing: threading.Event = field(default_factory=threading.Event)
 
 
 def application(served: ServedJobs) -> Starlette:
@@ -419,7 +423,7 @@ class _Paths:
         known, silent_s = None, 0.0
         self._listeners += 1
         try:
-            while True:
+            while not self._served.closing.is_set():
                 try:
                     found = json.dumps(await run_in_threadpool(look))
                 except FlinkishError as error:
@@ -430,10 +434,17 @@ class _Paths:
                 elif silent_s >= _LIFE_S:
                     silent_s = 0.0
                     yield ": nothing has changed\n\n"
-                await asyncio.sleep(every_s)
+                await self._slept(every_s)
                 silent_s += every_s
         finally:
             self._listeners -= 1
+
+    async def _slept(self, for_s: float) -> None:
+        """Wait, but not when the server is to end."""
+        for _ in range(round(for_s / _CLOSED_WITHIN_S)):
+            if self._served.closing.is_set():
+                return
+            await asyncio.sleep(_CLOSED_WITHIN_S)
 
 
 # ----------------------------------------------------------------------------------------------------------

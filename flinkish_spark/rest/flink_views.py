@@ -4,8 +4,8 @@ Every member that a client of Flink's may look for is there. What Spark does not
 measured, is -1 or left out, as Flink itself does where it does not know: never a number that means something
 else.
 
-A task is here a whole vertex, since Spark schedules its partitions itself. So a vertex has one subtask, but in
-a checkpoint: there a sink has one for each channel that showed it a barrier.
+A task is here a whole vertex, since Spark schedules its partitions itself. So a vertex has one subtask. In a
+checkpoint a sink has one for each channel that showed it a barrier.
 """
 
 from __future__ import annotations
@@ -408,7 +408,7 @@ def vertex_metrics(snapshot: JobSnapshot, vertex: JobVertex) -> dict[str, str]:
 
 
 def aggregated(metrics: Mapping[str, str], wanted: str | None) -> list[dict[str, Any]]:
-    """Return metrics of a vertex over its subtasks, which is one: `/jobs/:id/vertices/:v/subtasks/metrics`."""
+    """Return `/jobs/:id/vertices/:v/subtasks/metrics`: over all subtasks, of which there is one."""
     plain = {name.removeprefix("0."): value for name, value in metrics.items()}
     found = selected(plain, wanted)
     ways = ("min", "max", "avg", "sum")

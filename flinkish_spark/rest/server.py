@@ -93,8 +93,9 @@ class UiServer:
     """
 
     def __init__(self, places: Sequence[StoreSpec], config: UiConfig) -> None:
-        self._server, self.token, host = _server(places, config)
+        self._server, self._closing, self.token = _server(places, config)
         self._socket = _listening(config.host, config.port)
+        host = config.host.strip("[]")
         shown = f"[{host}]" if ":" in host else host
         self._url = f"http://{shown}:{self._socket.getsockname()[1]}/"
         self._thread = threading.Thread(target=self._run, name="flinkish-ui", daemon=True)
@@ -127,6 +128,7 @@ class UiServer:
 
     def stop(self) -> None:
         """End the server, and let its port go; a second call does nothing."""
+        self._closing.set()
         self._server.should_exit = True
         self._thread.join(_ENDED_WITHIN_S)
         self._socket.close()
@@ -135,7 +137,7 @@ class UiServer:
         self._server.run(sockets=[self._socket])
 
 
-def _server(places: Sequence[StoreSpec], config: UiConfig) -> tuple[uvicorn.Server, str, str]:
+def _server(places: Sequence[StoreSpec], config: UiConfig) -> tuple[uvicorn.Server, threading.Event, str]:
     try:
         import uvicorn
 
@@ -159,9 +161,9 @@ def _server(places: Sequence[StoreSpec], config: UiConfig) -> tuple[uvicorn.Serv
         lifespan="off",
         ws="none",
         server_header=False,
-        timeout_graceful_shutdown=1,
+        timeout_graceful_shutdown=3,
     )
-    return uvicorn.Server(settings), token, config.host
+    return uvicorn.Server(settings), served.closing, token
 
 
 def _listening(host: str, port: int) -> socket.socket:

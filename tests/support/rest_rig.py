@@ -95,7 +95,7 @@ GRAPH = JobGraph(
 
 
 class ShownJob(JobOnDisk):
-    """A job with a source, windows and two sinks, as it has left its directory; it seems to run in this process.
+    """A job with a source, windows and two sinks, by what it wrote; it seems to run in this process.
 
     Checkpoint n was triggered at `began_ms + n * INTERVAL_MS`, and read and wrote 1,000 records.
     """
@@ -276,7 +276,7 @@ class ShownJob(JobOnDisk):
 
 
 def shown_job(root: Path, checkpoints: int = 6) -> ShownJob:
-    """Return a job with a restart, complete checkpoints, one that was aborted, and one that is not confirmed."""
+    """Return a job with a restart, complete checkpoints, an aborted one, and one that is not confirmed."""
     job = ShownJob(root)
     for number in range(1, checkpoints + 1):
         if number == 4:

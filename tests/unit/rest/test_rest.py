@@ -315,9 +315,8 @@ def test_ids_are_checked_before_they_become_paths(server: UiServer, job: ShownJo
     base = f"/jobs/{job.uuid}"
     for path in ("/jobs/..", "/jobs/%2e%2e%2fetc", "/jobs/orders", f"{base}/vertices/{'f' * 32}", f"{base}x"):
         assert asked(server, path)[0] == 404, path
-    for number in ("0", "-1", "x", "1e3", "9" * 30, "..%2f5", "٥"):
-        path = f"{base}/checkpoints/details/{number.encode().hex() if not number.isascii() else number}"
-        assert asked(server, path)[0] == 404, path
+    for number in ("0", "-1", "x", "1e3", "9" * 30, "..%2f5", "%D9%A5"):
+        assert asked(server, f"{base}/checkpoints/details/{number}")[0] == 404, number
 
 
 def test_a_server_beyond_this_machine_wants_the_token_for_all_but_the_page(job: ShownJob) -> None:
