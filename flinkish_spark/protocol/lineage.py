@@ -223,5 +223,6 @@ def _why_no_commit(target: CheckpointId, known: Collection[CheckpointId]) -> str
         return "it was not completed"
     newest = max(known, default=None)
     if newest is None or target > newest:
-        return "the job has no checkpoints" if newest is None else f"it does not exist; the newest id is {newest}"
+        none = "the job has no checkpoints"
+        return none if newest is None else f"it does not exist; the newest id is {newest}"
     return "it is not retained any more"

@@ -182,6 +182,7 @@ class _Paths:
 
     def _own(self, base: str) -> list[Route]:
         return [
+            Route("/flinkish/jobs", lambda request: self._list(ours.listed_job)),
             Route("/flinkish/unreadable", lambda request: JSONResponse(dict(self._jobs.found().unreadable))),
             Route("/flinkish/events", self._all_events),
             Route(base, self._own_of_job(ours.job)),

@@ -19,6 +19,24 @@ from flinkish_spark.rest.jobs import FoundJobs
 from flinkish_spark.rest.snapshot import JobSnapshot
 
 
+def listed_job(snapshot: JobSnapshot) -> dict[str, Any]:
+    """Return a line about a job, out of four small objects of its directory."""
+    history, report = snapshot.history, snapshot.report
+    newest = history.newest_completed
+    return {
+        "id": snapshot.id,
+        "name": snapshot.job.name,
+        "status": snapshot.status.value,
+        "began_at_ms": snapshot.began_at_ms or None,
+        "now_ms": snapshot.now_ms,
+        "restarts": 0 if report is None else report.restarts,
+        "completed": history.counts.completed,
+        "failed": history.counts.failed,
+        "newest_at_ms": None if newest is None else newest.trigger_at_ms,
+        "newest_took_ms": None if newest is None else newest.durations.end_to_end_ms,
+    }
+
+
 def job(snapshot: JobSnapshot) -> dict[str, Any]:
     """Return who a job is, who runs it, and why it was started again."""
     report, owner = snapshot.report, snapshot.owner

@@ -129,22 +129,20 @@ function table(caption, columns, rows, none, kind = "stack") {
 
 // -- all jobs --------------------------------------------------------------------------------------
 async function allJobs() {
-  const [{ jobs }, unreadable] = await Promise.all([asked("jobs/overview"), asked("flinkish/unreadable")]);
-  const more = await Promise.all(jobs.map((job) => asked(`jobs/${job.jid}/checkpoints`).catch(() => null)));
-  const rows = jobs.map((job, place) => ({ ...job, checkpoints: more[place] }));
+  const [{ jobs }, unreadable] = await Promise.all([asked("flinkish/jobs"), asked("flinkish/unreadable")]);
   const broken = Object.entries(unreadable);
   return [
     h("h1", {}, "Jobs"),
     h("div", { class: "sheet" }, table("", [
-      ["job", (job) => h("a", { href: `#/job/${job.jid}/graph` }, job.name), "wide"],
-      ["state", (job) => badge(job.state)],
-      ["started", (job) => at(job["start-time"])],
-      ["for", (job) => lasted(job.duration), "number"],
-      ["vertices", (job) => count(job.tasks.total), "number"],
-      ["checkpoints", (job) => count(job.checkpoints?.counts.completed), "number"],
-      ["failed", (job) => count(job.checkpoints?.counts.failed), "number"],
-      ["the last took", (job) => lasted(job.checkpoints?.latest.completed?.end_to_end_duration), "number"],
-    ], rows, "There is no job in these directories yet. A job appears here with its first start.")),
+      ["job", (job) => h("a", { href: `#/job/${job.id}/graph` }, job.name), "wide"],
+      ["state", (job) => badge(job.status)],
+      ["started", (job) => at(job.began_at_ms)],
+      ["restarts", (job) => count(job.restarts), "number"],
+      ["checkpoints", (job) => count(job.completed), "number"],
+      ["failed", (job) => count(job.failed), "number"],
+      ["the last one", (job) => at(job.newest_at_ms)],
+      ["took", (job) => lasted(job.newest_took_ms), "number"],
+    ], jobs, "There is no job in these directories yet. A job appears here with its first start.")),
     broken.length ? [h("h2", {}, "Directories that cannot be read"), h("div", { class: "sheet" }, broken.map(([place, why]) =>
       h("p", {}, h("code", {}, place), h("br"), why)))] : null,
   ];
