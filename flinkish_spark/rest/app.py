@@ -454,7 +454,7 @@ class _Paths:
 
 def _refuse_if_down(snapshot: JobSnapshot) -> None:
     """Refuse at once what a job that does not run would never take."""
-    if snapshot.status.is_terminal or snapshot.owner_epoch.value == 0:
+    if snapshot.is_over or snapshot.owner_epoch.value == 0:
         raise Refused(409, f"the job '{snapshot.job.name}' does not run: it is {snapshot.status.value}")
 
 

@@ -48,6 +48,7 @@ def job(snapshot: JobSnapshot) -> dict[str, Any]:
         "job_dir": snapshot.job.place.url,
         "status": snapshot.status.value,
         "was_cut_off": snapshot.was_cut_off,
+        "heard_at_ms": snapshot.heard_at_ms or None,
         "began_at_ms": snapshot.began_at_ms or None,
         "ended_at_ms": snapshot.ended_at_ms,
         "now_ms": snapshot.now_ms,

@@ -21,6 +21,8 @@ from flinkish_spark.protocol.job_status import JobStatus
 from flinkish_spark.protocol.plan_layout import PlanLayout, ScanRole, offsets_in, source_of
 from flinkish_spark.protocol.statistics import StatisticsHistory
 
+#: An owner on another machine that has written nothing for so long is told of as gone.
+_SILENT_MS = 600_000
 #: How far back the newest commits are looked for among checkpoints that were aborted.
 _MOST_LOOKED_AT = 50
 
@@ -88,6 +90,37 @@ class JobSnapshot:
         return life_of_owner(self.job.job_dir, self.owner_epoch)
 
     @cached_property
+    def heard_at_ms(self) -> int:
+        """Wall clock time of the newest thing that an owner has written, as far as it says when."""
+        entries = self.history.entries[-1:]
+        found = [self.began_at_ms, *(one.decided_at_ms for one in self.newest_commits[:1])]
+        found += [one.trigger_at_ms + (one.durations.end_to_end_ms or 0) for one in entries]
+        return max([*found, *({} if self.report is None else self.report.since_ms).values()])
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether an owner has written nothing for long: no checkpoint, no report.
+
+        Its clock may be another one; so this is for people, and nothing is refused because of it.
+        """
+        settings = {} if self.report is None else self.report.settings
+        usual_ms = int(settings.get("timeout_ms", 0)) + 3 * int(settings.get("interval_ms", 0))
+        return self.now_ms - self.heard_at_ms > max(_SILENT_MS, usual_ms)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job certainly does not run."""
+        report = self.report
+        has_ended = report is not None and report.status.is_terminal
+        is_newest = report is not None and report.owner_epoch == self.owner_epoch
+        return self.life is OwnerLife.ENDED or (has_ended and is_newest)
+
+    @property
+    def seems_gone(self) -> bool:
+        """Whether its process is gone, or may be and nothing was heard of it for long."""
+        return self.life is OwnerLife.ENDED or (self.life is OwnerLife.UNKNOWN and self.is_silent)
+
+    @cached_property
     def report(self) -> JobReport | None:
         """What the newest owner says; None where it has said nothing, or what it said is damaged."""
         try:
@@ -101,22 +134,21 @@ class JobSnapshot:
         report = self.report
         if self.owner_epoch.value == 0:
             return JobStatus.CREATED
-        if report is None or report.owner_epoch < self.owner_epoch:
-            # An earlier version, which reports nothing; or one that has just taken the job over.
-            is_down = self.life is OwnerLife.ENDED
-            return (
-                JobStatus.SUSPENDED if is_down else JobStatus.RUNNING if report is None else JobStatus.CREATED
-            )
-        if not report.status.is_terminal and self.life is OwnerLife.ENDED:
+        if report is not None and report.owner_epoch == self.owner_epoch and report.status.is_terminal:
+            return report.status
+        if self.seems_gone:
             return JobStatus.SUSPENDED
-        return report.status
+        if report is None:
+            # An earlier version runs it, which reports nothing.
+            return JobStatus.RUNNING
+        return report.status if report.owner_epoch == self.owner_epoch else JobStatus.CREATED
 
     @property
     def was_cut_off(self) -> bool:
         """Whether its process has ended before it had come to an end."""
         report = self.report
         is_over = report is not None and report.status.is_terminal and report.owner_epoch == self.owner_epoch
-        return self.owner_epoch.value > 0 and self.life is OwnerLife.ENDED and not is_over
+        return self.owner_epoch.value > 0 and self.seems_gone and not is_over
 
     @cached_property
     def began_at_ms(self) -> int:
@@ -131,8 +163,7 @@ class JobSnapshot:
         report = self.report
         if report is not None and not self.was_cut_off:
             return report.since_ms.get(report.status.value, 0)
-        heard = [self.began_at_ms, *(one.decided_at_ms for one in self.newest_commits[:1])]
-        return max([*heard, *([] if report is None else report.since_ms.values())])
+        return self.heard_at_ms
 
     @property
     def changed_at_ms(self) -> int:

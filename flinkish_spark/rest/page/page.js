@@ -163,7 +163,8 @@ async function oneJob(id, tab, rest) {
   const since = job.ended_at_ms ? ["ended", at(job.ended_at_ms)] : ["runs for", job.began_at_ms ? lasted(job.now_ms - job.began_at_ms) : UNKNOWN];
   return [
     h("div", { class: "row" }, h("h1", {}, job.name), badge(job.status)),
-    job.was_cut_off ? h("p", { class: "badge warn" }, "Its process is gone; the next start goes on from its newest checkpoint.") : null,
+    job.was_cut_off ? h("p", { class: "badge warn" }, job.owner.life === "ENDED" ? "Its process is gone; the next start goes on from its newest checkpoint."
+      : `Nothing was heard of it since ${at(job.heard_at_ms)}; whether its process lives is not seen from this machine.`) : null,
     h("div", { class: "sheet" }, facts([
       ["started", at(job.began_at_ms)], since, ["restarts", count(job.restarts)], ["lineage", count(job.lineage)],
       ["driver", job.owner.host ? `${job.owner.host}, process ${job.owner.pid}` : UNKNOWN], ["owner", `epoch ${job.owner.epoch}`],
@@ -465,7 +466,7 @@ async function restartsTab(id, job) {
 // -- operating -------------------------------------------------------------------------------------
 async function operateTab(id, job) {
   const [rewind, config, lineages, chained] = await Promise.all([asked(`jobs/${id}/flinkish/rewind`), asked("config"), asked(`jobs/${id}/flinkish/lineages`), asked(`jobs/${id}/flinkish/chained`)]);
-  const running = ["RUNNING", "RESTARTING", "CREATED"].includes(job.status);
+  const running = ["RUNNING", "RESTARTING", "CREATED"].includes(job.status) || (job.was_cut_off && job.owner.life === "UNKNOWN");
   const can = config.features["web-cancel"];
   const target = h("input", { type: "text", id: "target", placeholder: "the server's --savepoint-dir", autocomplete: "off" });
   const drain = h("input", { type: "checkbox", id: "drain" });

@@ -17,6 +17,7 @@ from flinkish_spark.checkpoint import ownership
 from flinkish_spark.checkpoint.answers import CheckpointAnswer
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.job.requests import OutsideRequest, RequestKind, StopMode
+from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointPurpose
 from flinkish_spark.protocol.job_status import JobEvent, JobStatus
@@ -362,13 +363,41 @@ def test_a_job_whose_process_is_gone_is_suspended(
     assert asked(server, f"/jobs/{job.uuid}/checkpoints", {})[0] == 409
 
 
+def test_a_job_on_another_machine_is_as_it_reports_until_it_is_silent(tmp_path: Path) -> None:
+    now_ms = int(time.time() * 1_000)
+    here, silent = (
+        ShownJob(tmp_path / "here", now_ms - 60_000),
+        ShownJob(tmp_path / "silent", now_ms - 3_600_000),
+    )
+    for job in (here, silent):
+        elsewhere = {
+            "owner_epoch": 1,
+            "host": "far",
+            "pid": 7,
+            "taken_at_ms": job.began_ms,
+            "process": "a/b/7/1",
+        }
+        job.job_dir.store.put("owners/1.json", seal("owner", elsewhere))
+    with serving(tmp_path) as server:
+        states = {one["id"]: one["status"] for one in got(server, "/jobs")["jobs"]}
+        assert states == {str(here.uuid): "RUNNING", str(silent.uuid): "SUSPENDED"}
+        owner = got(server, f"/jobs/{silent.uuid}/flinkish")
+        assert (owner["owner"]["life"], owner["heard_at_ms"]) == ("UNKNOWN", silent.began_ms + 2_000)
+        # It may run all the same, so it is asked.
+        with silent.running(silent.carry_out):
+            base = f"/jobs/{silent.uuid}/checkpoints"
+            _, begun = asked(server, base, {})
+            assert ended(server, base, begun["request-id"]) == {"checkpointId": 1}
+
+
 def test_a_job_that_an_earlier_version_ran_is_shown_without_a_report(tmp_path: Path) -> None:
     job = JobOnDisk(tmp_path / "orders")
     job.complete(1, 2)
     never = JobOnDisk(tmp_path / "never", owners=0)
     with serving(tmp_path) as server:
         states = {one["id"]: one["status"] for one in got(server, "/jobs")["jobs"]}
-        assert states == {str(job.uuid): "RUNNING", str(never.uuid): "CREATED"}
+        # Nobody has written anything since 1970.
+        assert states == {str(job.uuid): "SUSPENDED", str(never.uuid): "CREATED"}
         for one in (job, never):
             for path in ("", "/plan", "/exceptions", "/checkpoints", "/checkpoints/config", "/metrics"):
                 got(server, f"/jobs/{one.uuid}{path}")
