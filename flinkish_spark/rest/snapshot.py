@@ -89,6 +89,10 @@ class JobSnapshot:
             return OwnerLife.ENDED
         return life_of_owner(self.job.job_dir, self.owner_epoch)
 
+    def fingerprint(self) -> tuple[object, ...]:
+        """Return what differs when the job has written something; for who asks every second."""
+        return self.owner_epoch, self.life, self.job.job_dir.written_mark()
+
     @cached_property
     def heard_at_ms(self) -> int:
         """Wall clock time of the newest thing that an owner has written, as far as it says when."""
