@@ -15,7 +15,10 @@ import pytest
 
 from flinkish_spark.checkpoint import ownership
 from flinkish_spark.checkpoint.answers import CheckpointAnswer
+from flinkish_spark.core import store_spec
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
+from flinkish_spark.core.job_dir import open_job_dir
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.requests import OutsideRequest, RequestKind, StopMode
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.failures import CheckpointFailureReason
@@ -428,6 +431,22 @@ def test_damaged_and_copied_directories_hide_no_others(job: ShownJob, tmp_path: 
         assert len(got(server, "/jobs/overview")["jobs"]) == 2
         status, answer = asked(server, f"/jobs/{damaged.uuid}")
         assert status == 500 and "graph.json" in answer["errors"][0]
+
+
+def test_jobs_in_a_bucket_are_found_by_their_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(self: StoreSpec) -> Any:
+        return store_spec._opened(StoreSpec.parse(self.url.replace("s3://", "memory://rest-")))
+
+    monkeypatch.setattr(StoreSpec, "open_bucket", opened)
+    folder = StoreSpec.parse("s3://bucket/jobs", {"region": "eu-central-1"})
+    uuid, _ = open_job_dir(folder.below("orders")).read_or_create_job({"job": "orders"})
+    for place in (folder, folder.below("orders")):
+        server = UiServer([place], UiConfig(token=TOKEN))
+        try:
+            assert got(server, "/jobs") == {"jobs": [{"id": str(uuid), "status": "CREATED"}]}
+            assert got(server, f"/jobs/{uuid}/checkpoints")["history"] == []
+        finally:
+            server.stop()
 
 
 def test_what_cannot_be_served_is_refused_in_words(job: ShownJob) -> None:
