@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -17,9 +18,11 @@ WIDE, NARROW = {"width": 1120, "height": 700}, {"width": 390, "height": 780}
 
 def main(out: Path) -> None:
     """Write the pictures into a folder."""
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        root = Path(folder)
-        (root / "empty").mkdir()
+    # Its name is on the pictures.
+    root = Path(tempfile.gettempdir()) / "flinkish"
+    shutil.rmtree(root, ignore_errors=True)
+    with pytest.MonkeyPatch.context() as patch:
+        (root / "empty").mkdir(parents=True)
         job = shown_job(root / "jobs" / "orders", checkpoints=12)
         many = ten_thousand(root / "many" / "orders", patch)
         with serving(root / "jobs") as jobs, serving(root / "empty") as empty, serving(root / "many") as all_:

@@ -211,7 +211,7 @@ function drawnGraph(vertices) {
   const [width, height] = isNarrow ? [breadth, length] : [length, breadth];
   const placed = new Map();
   columns.forEach((column, x) => column.forEach((one, y) => {
-    const aside = (breadth - column.length * beside) / 2 + y * beside + (isNarrow ? 7 : BOX.down / 2), ahead = 3 + x * along;
+    const aside = isNarrow ? 3 + y * beside : (breadth - column.length * beside) / 2 + y * beside + BOX.down / 2, ahead = 3 + x * along;
     placed.set(one.id, isNarrow ? { left: aside, top: ahead } : { left: ahead, top: aside });
   }));
   const edges = vertices.flatMap((one) => one.inputs.map((way) => {
