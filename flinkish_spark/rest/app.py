@@ -10,7 +10,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -42,7 +42,6 @@ from flinkish_spark.rest.operations import (
 from flinkish_spark.rest.snapshot import JobSnapshot
 
 LOG = logging.getLogger(__name__)
-T = TypeVar("T")
 
 #: Checkpoints of one answer: by default as many as Flink's history has, and at most.
 _FLINK_HISTORY, _MOST_LISTED = 10, 500

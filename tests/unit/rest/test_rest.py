@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from flinkish_spark.checkpoint import ownership
 from flinkish_spark.checkpoint.answers import CheckpointAnswer
 from flinkish_spark.core import store_spec
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
@@ -354,16 +355,21 @@ def test_the_page_is_static_and_may_load_nothing_from_elsewhere(server: UiServer
 
 
 # -- jobs that are down, damaged, or not there -------------------------------------------------------
-def test_a_job_whose_process_is_gone_is_suspended(
-    server: UiServer, job: ShownJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ownership, "has_ended", lambda process: True)
-    (listed,) = got(server, "/jobs/overview")["jobs"]
-    assert (listed["state"], listed["tasks"]["canceled"]) == ("SUSPENDED", 4)
-    assert listed["end-time"] == job.at_ms(7) + 5_000
-    assert got(server, f"/jobs/{job.uuid}/flinkish")["was_cut_off"] is True
-    assert got(server, f"/jobs/{job.uuid}/vertices/{TOTALS}/backpressure")["status"] == "deprecated"
-    assert asked(server, f"/jobs/{job.uuid}/checkpoints", {})[0] == 409
+def test_a_job_whose_process_is_gone_is_suspended(tmp_path: Path) -> None:
+    # It writes its directory, and ends without a word.
+    program = "import sys, pathlib; from tests.support.rest_rig import shown_job; shown_job(pathlib.Path(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "orders")], check=True, timeout=120)
+    with serving(tmp_path) as server:
+        (listed,) = got(server, "/jobs/overview")["jobs"]
+        assert (listed["state"], listed["tasks"]["canceled"]) == ("SUSPENDED", 4)
+        base = f"/jobs/{listed['jid']}"
+        found = got(server, f"{base}/flinkish")
+        assert (found["was_cut_off"], found["owner"]["life"]) == (True, "ENDED")
+        # When it was heard of last, which was the decision of checkpoint 7.
+        assert listed["end-time"] == listed["start-time"] + 7 * INTERVAL_MS + 5_000
+        assert got(server, f"{base}/vertices/{TOTALS}/backpressure")["status"] == "deprecated"
+        status, answer = asked(server, f"{base}/checkpoints", {})
+        assert status == 409 and "does not run" in answer["errors"][0]
 
 
 def test_a_job_on_another_machine_is_as_it_reports_until_it_is_silent(tmp_path: Path) -> None:
