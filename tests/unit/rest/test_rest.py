@@ -357,7 +357,8 @@ def test_the_page_is_static_and_may_load_nothing_from_elsewhere(server: UiServer
 # -- jobs that are down, damaged, or not there -------------------------------------------------------
 def test_a_job_whose_process_is_gone_is_suspended(tmp_path: Path) -> None:
     # It writes its directory, and ends without a word.
-    program = "import sys, pathlib; from tests.support.rest_rig import shown_job; shown_job(pathlib.Path(sys.argv[1]))"
+    program = "from pathlib import Path; from tests.support.rest_rig import shown_job; import sys; "
+    program += "shown_job(Path(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "orders")], check=True, timeout=120)
     with serving(tmp_path) as server:
         (listed,) = got(server, "/jobs/overview")["jobs"]
