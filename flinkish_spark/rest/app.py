@@ -342,7 +342,7 @@ class _Paths:
         tables = _tables(given)
 
         def work(job: StoredJob) -> dict[str, Any]:
-            return _rewound(job, CheckpointId(number), tables)
+            return _rewound(self._snapshot(request), CheckpointId(number), tables)
 
         return await run_in_threadpool(self._begin, request, _REWIND, work, given)
 
@@ -472,9 +472,17 @@ def _asked(job: StoredJob, kind: RequestKind, target: str = "", mode: StopMode =
     return reply
 
 
-def _rewound(job: StoredJob, target: CheckpointId, tables: Tables) -> dict[str, Any]:
+def _rewound(snapshot: JobSnapshot, target: CheckpointId, tables: Tables) -> dict[str, Any]:
     """Order the job to go back, tell it if it runs, and wait until the order is closed."""
+    job = snapshot.job
     order = order_rewind(job.job_dir, job.pins(), job.clock, target, tables, "ordered over REST")
+    waits = {
+        "outcome": "WAITS_FOR_START",
+        "text": f"ordered: the next start goes back to checkpoint {target}",
+        "lineage": None,
+    }
+    if snapshot.is_over:
+        return waits
     patience = Patience.of_seconds(_ANSWERED_WITHIN_S, _TAKEN_WITHIN_MS)
     owner, begin_ms = job.job_dir.newest_owner(), job.clock.monotonic_ms()
     reply = ask_until_interrupted(job, RequestKind.REWIND, patience, target=order.order_id)
@@ -487,8 +495,7 @@ def _rewound(job: StoredJob, target: CheckpointId, tables: Tables) -> dict[str, 
                 "lineage": None if status.lineage is None else int(status.lineage),
             }
         if reply.kind is ReplyKind.NOT_TAKEN and job.job_dir.newest_owner() == owner:
-            text = f"ordered: the next start goes back to checkpoint {target}"
-            return {"outcome": "WAITS_FOR_START", "text": text, "lineage": None}
+            return waits
         if job.clock.monotonic_ms() - begin_ms >= patience.answered_within_ms:
             raise OperationFailed(f"ordered, and not done yet: {describe(reply)}; the order stays")
         job.clock.sleep_ms(_POLL_MS)

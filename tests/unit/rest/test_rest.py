@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from flinkish_spark.checkpoint.answers import CheckpointAnswer
+from flinkish_spark.checkpoint.answers import AnswerKind, CheckpointAnswer
 from flinkish_spark.core import store_spec
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.core.job_dir import open_job_dir
@@ -266,6 +266,30 @@ def test_a_job_that_is_down_is_sent_back_at_its_next_start(server: UiServer, job
     _, begun = asked(server, base, {"checkpoint": 4})
     assert "was not completed" in ended(server, base, begun["request-id"])["failure-cause"]["stack-trace"]
     assert got(server, base)["order"] is None
+    _, begun = asked(server, base, {"checkpoint": 3, "tables": "RESTORE"})
+    assert ended(server, base, begun["request-id"])["outcome"] == "WAITS_FOR_START"
+    order = job.job_dir.rewind_order()
+    assert order is not None and (order.target.value, order.tables.value) == (3, "RESTORE")
+    assert got(server, base)["order"]["order_id"] == order.order_id
+    # One order at a time.
+    _, begun = asked(server, base, {"checkpoint": 2})
+    said = ended(server, base, begun["request-id"])["failure-cause"]["stack-trace"]
+    assert "another order to go back is waiting" in said
+
+
+def test_a_job_that_runs_is_told_to_go_back(server: UiServer, job: ShownJob) -> None:
+    def obey(request: OutsideRequest) -> CheckpointAnswer:
+        job.went_back(target=3, lineage=1, order_id=request.target)
+        return CheckpointAnswer(AnswerKind.COMPLETED)
+
+    with job.running(obey) as seen:
+        base = f"/jobs/{job.uuid}/flinkish/rewind"
+        _, begun = asked(server, base, {"checkpoint": 3})
+        done = ended(server, base, begun["request-id"])
+    assert [one.kind for one in seen] == [RequestKind.REWIND]
+    assert (done["outcome"], done["lineage"]) == ("DONE", 1)
+    lineages = got(server, f"/jobs/{job.uuid}/flinkish/lineages")
+    assert (lineages["live"], lineages["rewinds"][0]["checkpoint"]) == (1, 3)
 
 
 def test_what_a_request_brings_is_checked(server: UiServer, job: ShownJob) -> None:
