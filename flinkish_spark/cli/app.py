@@ -16,6 +16,7 @@ from flinkish_spark.cli.graph import graph
 from flinkish_spark.cli.rewind import rewind, timeline
 from flinkish_spark.cli.run import run
 from flinkish_spark.cli.savepoints import cancel, savepoint
+from flinkish_spark.cli.topics import topics
 from flinkish_spark.cli.transactions import transactions
 from flinkish_spark.core.errors import FlinkishError
 
@@ -65,5 +66,17 @@ def app() -> None:
     """
 
 
-for _command in (run, checkpoints, savepoint, rewind, timeline, cancel, transactions, graph, audit, doctor):
+for _command in (
+    run,
+    checkpoints,
+    savepoint,
+    rewind,
+    timeline,
+    cancel,
+    transactions,
+    topics,
+    graph,
+    audit,
+    doctor,
+):
     app.add_command(_command)

@@ -146,6 +146,36 @@ class ListedTransaction:
 
 
 @dataclass(frozen=True, slots=True)
+class ActiveProducer:
+    """What the leader of a partition remembers of a producer.
+
+    `last_sequence` is -1 before its first record of this epoch, `open_since` the offset at which its open
+    transaction begins in the partition, None if it has none there.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    open_since: int | None
+
+    @classmethod
+    def of(cls, row: Any) -> ActiveProducer:
+        """Return what a row of DescribeProducers says."""
+        start = int(row.current_transaction_start_offset)
+        return cls(
+            int(row.producer_id),
+            int(row.producer_epoch),
+            int(row.last_sequence),
+            start if start >= 0 else None,
+        )
+
+    @property
+    def handle(self) -> tuple[int, int]:
+        """Producer id and epoch."""
+        return (self.producer_id, self.producer_epoch)
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """The header of a record batch; `marker` is set for a transaction marker only."""
 
@@ -497,18 +527,27 @@ class KafkaWire(Connected):
         BrokerUnavailableError, AuthorizationError
             As for every request; nothing is concluded then.
         """
+        seen: dict[Place, int | None] = {}
+        for place, producers in self.producers(places).items():
+            mine = [one for one in producers if one.handle == (producer_id, producer_epoch)]
+            seen[place] = mine[0].last_sequence if mine and mine[0].last_sequence >= 0 else None
+        return seen
+
+    def producers(self, places: Iterable[Place]) -> dict[Place, tuple[ActiveProducer, ...]]:
+        """Return the producers that the leader of each partition remembers; Kafka wants READ on the topics.
+
+        Raises
+        ------
+        BrokerUnavailableError, AuthorizationError
+            As for every request.
+        """
         wanted = [TopicPartition(*place) for place in places]
 
-        def look(admin: Any) -> dict[Place, int | None]:
-            seen: dict[Place, int | None] = {}
-            for place, state in admin.describe_producers(wanted).items():
-                mine = [
-                    int(one.last_sequence)
-                    for one in state.active_producers
-                    if (one.producer_id, one.producer_epoch) == (producer_id, producer_epoch)
-                ]
-                seen[place.topic, place.partition] = mine[0] if mine and mine[0] >= 0 else None
-            return seen
+        def look(admin: Any) -> dict[Place, tuple[ActiveProducer, ...]]:
+            return {
+                (place.topic, place.partition): tuple(map(ActiveProducer.of, state.active_producers))
+                for place, state in admin.describe_producers(wanted).items()
+            }
 
         return self.call("describe producers", look) if wanted else {}
 
