@@ -292,13 +292,13 @@ def test_records_that_nobody_has_counted_make_the_checkpoint_dead(rig: Rig) -> N
     (committable,) = rig.committables(staged)
     one = KafkaStaged.of(committable.payload)
     assert one.next_sequences is not None
-    _append(rig, one)
+    append_as_a_zombie(rig, one)
     dead = rig.committer.why_dead([committable])
     assert list(dead) == [0]
     assert "were acknowledged" in dead[0]
 
 
-def _append(rig: Rig, one: KafkaStaged) -> None:
+def append_as_a_zombie(rig: Rig, one: KafkaStaged) -> None:
     """Write one more record into a transaction, as a zombie of a task would."""
     import pyarrow as pa
 
@@ -327,7 +327,7 @@ def test_a_task_that_outlives_its_transaction_cannot_write(rig: Rig) -> None:
     rig.commit(staged)
     (committable,) = rig.committables(staged)
     with pytest.raises(EnvironmentFault):
-        _append(rig, KafkaStaged.of(committable.payload))
+        append_as_a_zombie(rig, KafkaStaged.of(committable.payload))
     assert rig.seen() == Counter(names(0, 20))
     assert still_open(rig.client, rig.job) == []
 
