@@ -11,6 +11,7 @@ from flinkish_spark import __version__
 from flinkish_spark.cli.audit import audit
 from flinkish_spark.cli.checkpoints import checkpoints
 from flinkish_spark.cli.client import ExitStatus, complain, one_line, unforeseen
+from flinkish_spark.cli.dead_letters import replay_dead_letters
 from flinkish_spark.cli.doctor import doctor
 from flinkish_spark.cli.graph import graph
 from flinkish_spark.cli.rewind import rewind, timeline
@@ -75,6 +76,7 @@ for _command in (
     cancel,
     transactions,
     topics,
+    replay_dead_letters,
     graph,
     audit,
     doctor,
