@@ -49,7 +49,7 @@ from flinkish_spark.connectors.kafka.client.client import (
 )
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee, StagingSettings
-from flinkish_spark.connectors.kafka.client.transactions import Evidence, KafkaCommittable
+from flinkish_spark.connectors.kafka.client.transactions import Evidence, KafkaCommittable, TransactionClient
 from flinkish_spark.core.errors import (
     AuthorizationError,
     BrokerUnavailableError,
@@ -1078,7 +1078,7 @@ def free_transactional_id(
     names = [f"{prefix}-{partition}-{index}" for index in indexes]
     if attempt < _ATTEMPTS_PER_STAGE_ATTEMPT:
         with pool.wire(connection) as wire:
-            views = wire.describe_transactions(names)
+            views = TransactionClient.over(wire).described(names)
         for name in names:
             view = views.get(name)
             if view is None or view.code != Code.NONE or view.state != _ONGOING:

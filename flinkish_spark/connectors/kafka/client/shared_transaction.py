@@ -34,7 +34,7 @@ from flinkish_spark.connectors.kafka.client.client import (
 )
 from flinkish_spark.connectors.kafka.client.producer import Ticket, TransactionSession
 from flinkish_spark.connectors.kafka.client.settings import SharedProducer, StagingSettings
-from flinkish_spark.connectors.kafka.client.transactions import why_not_counted
+from flinkish_spark.connectors.kafka.client.transactions import TransactionClient, why_not_counted
 from flinkish_spark.protocol.ids import Place
 
 #: The task number in the transactional id; Spark numbers no partition so high.
@@ -118,14 +118,10 @@ class SharedTransaction:
 
     def tickets(self, names: Iterable[str]) -> dict[str, Ticket]:
         """Return the newest ticket under each name that has given out one."""
-        views = self._wire.describe_transactions(names)
-        for name, view in views.items():
-            if view.code not in (Code.NONE, Code.TRANSACTIONAL_ID_NOT_FOUND):
-                raise faults.StagingUnanswered(f"the coordinator of {name} cannot say who has written")
         return {
             name: Ticket(view.producer_id, view.producer_epoch)
-            for name, view in views.items()
-            if view.code == Code.NONE
+            for name, view in TransactionClient.over(self._wire).described(names).items()
+            if view.code != Code.TRANSACTIONAL_ID_NOT_FOUND
         }
 
     def advance(self, outcomes: Iterable[TaskOutcome]) -> None:

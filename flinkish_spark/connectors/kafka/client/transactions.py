@@ -461,7 +461,7 @@ class TransactionClient:
             If Kafka refuses the principal.
         """
         wanted = list(committables)
-        views = self._described(sorted({one.transactional_id for one in wanted}))
+        views = self.described(sorted({one.transactional_id for one in wanted}))
         return {one: _liveness(one, views[one.transactional_id]) for one in wanted}
 
     def why_not_counted(self, one: KafkaCommittable, next_sequences: Mapping[str, Sequence[int]]) -> str:
@@ -518,7 +518,7 @@ class TransactionClient:
         """
         name = str(transactional_id)
         try:
-            view = self._described([name])[name]
+            view = self.described([name])[name]
         except BrokerUnavailableError as lost:
             return CommitAnswer(Outcome.RETRY, str(lost))
         if view.code == Code.TRANSACTIONAL_ID_NOT_FOUND:
@@ -580,9 +580,18 @@ class TransactionClient:
                 break
         return code, lost_detail
 
-    def _described(self, transactional_ids: list[str]) -> dict[str, TransactionView]:
+    def described(self, transactional_ids: Iterable[str]) -> dict[str, TransactionView]:
+        """Return what the coordinators say about each id, once they can say it.
+
+        Raises
+        ------
+        BrokerUnavailableError
+            If a coordinator could not tell within the retry budget.
+        AuthorizationError
+            If Kafka refuses the principal.
+        """
         views: dict[str, TransactionView] = {}
-        waiting = transactional_ids
+        waiting = list(transactional_ids)
         for _left_ms in pauses_ms(self._budget_ms, self._wire.clock):
             views.update(self._wire.describe_transactions(waiting))
             waiting = [one for one in waiting if one not in views or views[one].code in UNSETTLED]
