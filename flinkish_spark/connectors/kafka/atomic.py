@@ -18,11 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
+from pyspark.sql.pandas.functions import arrow_udf
 
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
-from flinkish_spark.connectors.kafka.client.client import KafkaWire
+from flinkish_spark.connectors.kafka.client.client import WIRES, KafkaWire
 from flinkish_spark.connectors.kafka.client.producer import Ticket
 from flinkish_spark.connectors.kafka.client.settings import StagingSettings
 from flinkish_spark.connectors.kafka.client.shared_transaction import (
@@ -49,7 +50,6 @@ from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.routing import spark_hash_int
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
@@ -158,7 +158,6 @@ def _destination(partitions: Mapping[str, int], default_topic: str) -> Any:
 
     def destination(keys: pa.Array, topics: pa.Array, named: pa.Array, hashes: pa.Array) -> pa.Array:
         import numpy as np
-        import pyarrow as pa
 
         from flinkish_spark.connectors.kafka.client.admission import partitions_for_keys
 
@@ -178,7 +177,8 @@ def _destination(partitions: Mapping[str, int], default_topic: str) -> Any:
                 result[at] = chosen
         return pa.array(result, pa.int32())
 
-    made: Any = arrow_udf(destination, "int", ArrowUDFType.SCALAR)
+    # By its hints: a type in so many words makes PySpark warn.
+    made: Any = arrow_udf(destination, "int")  # type: ignore[call-overload]
     return made
 
 
@@ -197,13 +197,19 @@ class AtomicWriter(SinkWriter):
 
     def __init__(self, sink: KafkaSinkSettings, context: SinkContext, tasks: KafkaWriter) -> None:
         self._sink, self._context, self._tasks = sink, context, tasks
-        self._wire = KafkaWire(sink.connection)
         self._open: SharedTransaction | None = None
 
     def stage(self, request: StageRequest) -> StageResult:
         """Stage a micro-batch in the checkpoint's transaction; begin one, or go on with it."""
-        # This order matters: what raises below leaves the transaction in doubt, and nobody goes on with it.
-        transaction, self._open = self._open or self._begun(request), None
+        with WIRES.wire(self._sink.connection) as wire:
+            # This order matters: what raises below leaves the transaction in doubt; nobody goes on with it.
+            transaction, self._open = self._open, None
+            if transaction is None:
+                transaction = self._begun(wire, request)
+            transaction.ask_over(wire)
+            return self._staged(transaction, wire, request)
+
+    def _staged(self, transaction: SharedTransaction, wire: KafkaWire, request: StageRequest) -> StageResult:
         found = self._written(transaction, request)
         tasks = tuple(TaskAck.from_json(report) for report in found)
         checkpoint = checkpoint_in(tasks)
@@ -213,10 +219,10 @@ class AtomicWriter(SinkWriter):
         if checkpoint is None:
             self._open = transaction
         else:
-            self._commit_inputs(transaction, request, checkpoint)
+            self._commit_inputs(transaction, wire, request, checkpoint)
         return StageResult(tasks, tuple(self._committables(transaction, found)))
 
-    def _begun(self, request: StageRequest) -> SharedTransaction:
+    def _begun(self, wire: KafkaWire, request: StageRequest) -> SharedTransaction:
         """Begin a transaction under the block of its first micro-batch, which is leased until the receipt."""
         name = TransactionalId(self._context.job, self._context.owner_epoch, request.block, SHARED_TASK, 0)
         settings = StagingSettings(
@@ -224,7 +230,7 @@ class AtomicWriter(SinkWriter):
             transactional_id=str(name),
             transaction_timeout_ms=self._sink.transaction_timeout_ms,
         )
-        return SharedTransaction(self._wire, settings, self._sink.topics)
+        return SharedTransaction(wire, settings, self._sink.topics)
 
     def _written(self, transaction: SharedTransaction, request: StageRequest) -> Sequence[Mapping[str, Any]]:
         """Have the tasks write; return their reports once there is no doubt about them."""
@@ -252,14 +258,18 @@ class AtomicWriter(SinkWriter):
         return found
 
     def _commit_inputs(
-        self, transaction: SharedTransaction, request: StageRequest, checkpoint: CheckpointId
+        self,
+        transaction: SharedTransaction,
+        wire: KafkaWire,
+        request: StageRequest,
+        checkpoint: CheckpointId,
     ) -> None:
         """Put the input's position into the transaction, where the groups are on the same brokers."""
         note = self._context.timeline.mark_of(checkpoint).to_text(self._context.job)
         for one in request.input_offsets():
             if _servers(one.servers) != _servers(self._sink.connection.servers):
                 continue
-            known = KafkaAdmin.over(self._wire).committed_offsets(one.group)
+            known = KafkaAdmin.over(wire).committed_offsets(one.group)
             forward = {place: at for place, at in one.offsets.items() if at > known.get(place, -1)}
             if forward:
                 transaction.commit_offsets(one.group, forward, note)

@@ -763,8 +763,10 @@ class KafkaCommitter(Committer):
         if lost and not is_touched and unknown is None:
             return [_lost(lost, micro_batch, settled)]
         answers: list[CommitAnswer] = []
+        # By transaction: one that all tasks of a checkpoint share is ended once for all that tell of it.
+        ended: dict[tuple[str, int, int], CommitAnswer] = {}
         for position, one in enumerate(micro_batch):
-            known = settled.get(position)
+            known = settled.get(position) or ended.get(one.transaction)
             if unknown is not None and (known is None or not known.outcome.is_done):
                 # What became of the rest of the micro-batch is to be known first.
                 answers.append(unknown)
@@ -772,6 +774,7 @@ class KafkaCommitter(Committer):
                 answers.append(_lost(lost, micro_batch, settled))
             else:
                 answers.append(known or self._ended(checkpoint, one, alive))
+                ended[one.transaction] = answers[-1]
             if not answers[-1].outcome.is_done:
                 break
         return answers

@@ -107,11 +107,16 @@ class ProducerSession:
     is_transactional = False
 
     def __init__(self, wire: KafkaWire, settings: StagingSettings) -> None:
-        self.wire, self.client, self.settings = wire, ProduceClient(wire), settings
+        self.settings = settings
+        self.use(wire)
         self._layouts = _known.setdefault(wire.connection, {})
         self.producer_id = -1
         self.producer_epoch = -1
         self.is_begun = False
+
+    def use(self, wire: KafkaWire) -> None:
+        """Ask over `wire` from now on."""
+        self.wire, self.client = wire, ProduceClient(wire)
 
     def begin(self) -> None:
         """Become who writes.

@@ -69,7 +69,7 @@ class SharedTransaction:
     Parameters
     ----------
     wire
-        Used by one thread.
+        Borrowed for the micro-batch; see :meth:`ask_over`.
     settings
         With the transactional id of all tasks.
     topics
@@ -89,6 +89,11 @@ class SharedTransaction:
         self._session.refresh(topics)
         self._next = {topic: [0] * len(self._session.layout(topic).leaders) for topic in topics}
         self._session.join((t, p) for t, known in self._next.items() for p in range(len(known)))
+
+    def ask_over(self, wire: KafkaWire) -> None:
+        """Use this connection from now on: it is borrowed anew for each micro-batch."""
+        self._wire = wire
+        self._session.use(wire)
 
     @property
     def transactional_id(self) -> str:
@@ -140,7 +145,7 @@ class SharedTransaction:
             self._wire, self.next_sequences, self._session.producer_id, self._session.producer_epoch
         )
         if difference:
-            raise faults.StagingUnanswered(
+            raise faults.StagingFailed(
                 f"{self.transactional_id} does not hold what its tasks have written",
                 why=difference,
                 what_to_do="none: it is given up, and its micro-batches run again",

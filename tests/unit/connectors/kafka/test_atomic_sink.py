@@ -21,8 +21,8 @@ from flinkish_spark.connectors.kafka.client.transactions import (
 )
 from flinkish_spark.connectors.kafka.writer import KafkaCommitter, KafkaStaged
 from flinkish_spark.core.errors import ConfigError, CorruptObjectError
-from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch, TransactionalId
-from flinkish_spark.protocol.records import Committable
+from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch, TransactionalId
+from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome
 from flinkish_spark.transport.routing import spark_hash_int
 
 JOB = JobUuid("a" * 32)
@@ -172,6 +172,11 @@ class Broker:
 
     def __init__(self, why: str = "") -> None:
         self.why, self.asked = why, list[Any]()
+        self.commits = 0
+
+    def commit(self, handle: KafkaCommittable) -> CommitAnswer:
+        self.commits += 1
+        return CommitAnswer(Outcome.COMMITTED, handle.transactional_id)
 
     def is_alive(self, handles: Any) -> dict[KafkaCommittable, Liveness]:
         return {handle: Liveness(True, "Ongoing") for handle in handles}
@@ -198,3 +203,12 @@ def test_a_checkpoint_in_two_transactions_would_show_in_parts() -> None:
     broker = Broker()
     assert list(why_dead(broker, staged(1), staged(2), staged(2))) == [0]
     assert broker.asked == []
+
+
+def test_a_transaction_of_several_micro_batches_is_ended_once() -> None:
+    broker = Broker()
+    committer = KafkaCommitter(broker, SimpleNamespace(uid="out"), shows_whole=True)  # type: ignore[arg-type]
+    told = [Committable("out", one.to_payload()) for one in (staged(), staged(sequences=(9, 0)))]
+    answers = committer.commit(CheckpointId(5), told)
+    assert [one.outcome for one in answers] == [Outcome.COMMITTED] * 2
+    assert broker.commits == 1
