@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 # ----------------------------------------------------------------------------------------------------------
 # `flinkish transactions`: what a job has left open on Kafka's brokers, and ending it.
 #
-# The only command beside `flinkish audit` that talks to brokers.
+# Beside `flinkish topics` and `flinkish audit` the only command that talks to brokers.
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -85,7 +85,7 @@ def list_transactions(job: StoredJob, servers: str, config: Any, ended: bool, as
     Works whether the job runs or not. An id belongs to the job if it parses exactly as one of its
     own. Ids that this principal may not describe are left out by Kafka.
     """
-    with _wire(connection_of(servers, config)) as wire:
+    with open_wire(connection_of(servers, config)) as wire:
         found = transactions_of(job, wire, all_ids_of(job, wire) if ended else frozenset())
     if as_json:
         print_json({**job.to_json(), "transactions": [one.to_json() for one in found]})
@@ -149,7 +149,7 @@ def _end(
 
     plan, carry_out, verb = how
     wanted, lock = frozenset(ids), lock_of(job)
-    with _wire(connection) as wire:
+    with open_wire(connection) as wire:
         with holding(job, lock):
             found = transactions_of(job, wire, wanted)
             ends = plan(found, wanted)
@@ -220,7 +220,8 @@ def _seconds(duration_ms: int | None) -> float | None:
 
 
 @contextmanager
-def _wire(connection: KafkaConnection) -> Iterator[KafkaWire]:
+def open_wire(connection: KafkaConnection) -> Iterator[KafkaWire]:
+    """Lend requests to brokers for the length of a with block."""
     from flinkish_spark.connectors.kafka.client.client import KafkaWire
 
     wire = KafkaWire(connection)

@@ -58,6 +58,7 @@ from flinkish_spark.connectors.kafka.offsets import (
     store_offsets,
 )
 from flinkish_spark.connectors.rates import RateLimit
+from flinkish_spark.contracts.sink import GroupOffsets
 from flinkish_spark.contracts.source import JobPlace, SideOutput, SourceStart
 from flinkish_spark.core.errors import (
     BAD_TIME_MARKER,
@@ -645,6 +646,14 @@ class KafkaSource(EndsAtOffsets):
         check_topic_retention(self.connection, self.topics_now(), uid, needed_ms)
 
     # -- after the sinks ------------------------------------------------------------------------
+    def group_offsets(self, position: LoggedOffsets) -> GroupOffsets | None:
+        """Return the group's offsets; None without a group."""
+        if not self.group_id:
+            return None
+        offsets = self.before_end(self.offsets_in(position))
+        places = {(topic, p): at for topic, partitions in offsets.items() for p, at in partitions.items()}
+        return GroupOffsets(self.connection.servers, self.group_id, places) if places else None
+
     def commit_offsets(
         self, position: LoggedOffsets, note: str = ""
     ) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
