@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from flinkish_spark.cli.client import (
-    Job,
     brokers_options,
     connection_of,
     job_argument,
@@ -18,6 +17,7 @@ from flinkish_spark.cli.client import (
     print_table,
 )
 from flinkish_spark.cli.transactions import Found, Named, Names, Standing, open_wire, transactions_of
+from flinkish_spark.job.stored_job import StoredJob
 from flinkish_spark.protocol.ids import TransactionalId
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _OPEN = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 @click.argument("topic")
 @brokers_options
 @json_option
-def topics(job: Job, topic: str, servers: str, config: Any, as_json: bool) -> None:
+def topics(job: StoredJob, topic: str, servers: str, config: Any, as_json: bool) -> None:
     """Show a topic of a job: checkpoints in it, open transactions, what read_committed readers wait for.
 
     One table, by partition and offset. A checkpoint stands at a record of its own, for as long as the job
@@ -92,7 +92,7 @@ class TopicRow:
         }
 
 
-def rows_of(job: Job, topic: str, wire: KafkaWire) -> list[TopicRow]:
+def rows_of(job: StoredJob, topic: str, wire: KafkaWire) -> list[TopicRow]:
     """Return all lines, by partition and offset.
 
     Raises
@@ -131,7 +131,7 @@ class _Owner:
     whose: str
 
 
-def _owners(job: Job, wire: KafkaWire, of: Iterable[Sequence[ActiveProducer]]) -> dict[int, _Owner]:
+def _owners(job: StoredJob, wire: KafkaWire, of: Iterable[Sequence[ActiveProducer]]) -> dict[int, _Owner]:
     """Return whose each producer is that has a transaction open somewhere, by producer id."""
     wanted = {one.producer_id for producers in of for one in producers if one.open_since is not None}
     if not wanted:
