@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import types as T
 
 from flinkish_spark import Avro, BarrierRecords, DeadLetter, DeliveryGuarantee, Json, KafkaSink, OnBadRecord
-from flinkish_spark.connectors.kafka.avro import derived_schema
+from flinkish_spark.connectors.formats.avro_encoder import derived_schema
 from flinkish_spark.connectors.kafka.checks import letters_timeout_ms
 from flinkish_spark.connectors.kafka.client.admission import Addressed, Admission, prefixed
 from flinkish_spark.connectors.kafka.client.batches import (
