@@ -508,6 +508,8 @@ def _decoded(data: bytes, start: int, writer: Any, reader: Any) -> Any:
             why=str(mismatch)[:500].rstrip("."),
             what_to_do="give the source a schema that the registry calls compatible with both",
         ) from None
+    except EOFError:
+        raise Unreadable("the bytes end within a record of the Avro schema") from None
     except MemoryError:
         raise
     except Exception as error:

@@ -224,24 +224,35 @@ def _compiled(texts: Sequence[tuple[str, str]]) -> bytes:
 
 def index_path(message: Any) -> tuple[int, ...]:
     """Return where a message stands in its file: its number, within each message around it."""
-    path: list[int] = [message.index]
     around = message.containing_type
-    while around is not None:
-        path.insert(0, around.index)
-        around = around.containing_type
-    return tuple(path)
+    if around is None:
+        return (_names_within(message.file).index(message.name),)
+    return (*index_path(around), _names_within(around).index(message.name))
+
+
+def _names_within(around: Any) -> list[str]:
+    """Return the names of the messages of a file or a message, in the order of its text."""
+    from google.protobuf import descriptor_pb2
+
+    if hasattr(around, "message_types_by_name"):
+        file = descriptor_pb2.FileDescriptorProto()
+        around.CopyToProto(file)
+        return [one.name for one in file.message_type]
+    made = descriptor_pb2.DescriptorProto()
+    around.CopyToProto(made)
+    return [one.name for one in made.nested_type]
 
 
 def _message_at(file: Any, path: Sequence[int]) -> Any:
     """Return a message by its place; None if there is none."""
-    messages = sorted(file.message_types_by_name.values(), key=lambda one: one.index)
-    found = None
+    around = file
     for at in path:
-        if not 0 <= at < len(messages):
+        names = _names_within(around)
+        if not 0 <= at < len(names):
             return None
-        found = messages[at]
-        messages = list(found.nested_types)
-    return found
+        by_name = around.message_types_by_name if around is file else around.nested_types_by_name
+        around = by_name[names[at]]
+    return around
 
 
 def path_bytes(path: Sequence[int]) -> bytes:
@@ -619,6 +630,8 @@ def _setter(one: Any, path: str) -> Callable[[Any, Any], None]:
                 getattr(made, name).extend(_of_each(plain, value, path))
             else:
                 setattr(made, name, plain(value))
+        except Unreadable:
+            raise
         except (TypeError, ValueError) as error:
             raise Unreadable(f"the field '{path}' cannot be written: {error}") from None
 
@@ -650,9 +663,9 @@ def _set_map(name: str, entry: Any, path: str, made: Any, pairs: Any) -> None:
                 fill(target[key_of(key)], one)
             elif plain is not None:
                 target[key_of(key)] = plain(one)
+        except Unreadable:
+            raise
         except (TypeError, ValueError) as error:
-            if isinstance(error, Unreadable):
-                raise
             raise Unreadable(f"the map '{path}' cannot be written: {error}") from None
 
 
