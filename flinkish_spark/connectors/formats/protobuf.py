@@ -243,11 +243,23 @@ def _names_within(around: Any) -> list[str]:
     return [one.name for one in made.nested_type]
 
 
-def _message_at(file: Any, path: Sequence[int]) -> Any:
-    """Return a message by its place; None if there is none."""
+def _message_at(file: Any, path: Sequence[int], *, counts_entries: bool = True) -> Any:
+    """Return a message by its place; None if there is none.
+
+    Parameters
+    ----------
+    counts_entries
+        Whether what a map is made of counts among the messages within another: clients in Java say no.
+    """
     around = file
     for at in path:
-        names = _names_within(around)
+        names = [
+            name
+            for name in _names_within(around)
+            if counts_entries
+            or around is file
+            or not around.nested_types_by_name[name].GetOptions().map_entry
+        ]
         if not 0 <= at < len(names):
             return None
         by_name = around.message_types_by_name if around is file else around.nested_types_by_name
@@ -483,6 +495,9 @@ class _Writers:
         schema = registered(self.registry, schema_id, "PROTOBUF")
         file = file_of(files_of(schema))
         message = _message_at(file, path)
+        other = _message_at(file, path, counts_entries=False)
+        if other is not None and other.full_name == self.descriptor.full_name:
+            message = other
         if message is None:
             raise Unreadable(f"its schema {schema_id} has no message at {list(path)}")
         if message.full_name == self.descriptor.full_name:
