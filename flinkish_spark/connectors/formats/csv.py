@@ -45,7 +45,10 @@ def line_of(fields: T.StructType, delimiter: str) -> Column:
     """Return the line of a row."""
     values = []
     for one in fields:
-        text = exact_text(F.col(quoted(one.name)), one.dataType)
+        column = F.col(quoted(one.name))
+        # As in JSON: a line is text.
+        is_binary = isinstance(one.dataType, T.BinaryType)
+        text = F.base64(column) if is_binary else exact_text(column, one.dataType)
         special = re.escape(delimiter)
         is_special = text.rlike(f'[{special}"\\r\\n]') | (text == "")
         enclosed = F.concat(F.lit('"'), F.replace(text, F.lit('"'), F.lit('""')), F.lit('"'))

@@ -48,19 +48,54 @@ def read(schema: str, *values: bytes | None) -> list[dict[str, Any]]:
     [
         ("long", -(2**63), "bigint", -(2**63)),
         (["null", "string"], None, "string", None),
-        ({"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 10}, Decimal("-1234567890123456789012345678.0123456789"), "decimal(38,10)", Decimal("-1234567890123456789012345678.0123456789")),
-        ({"type": "fixed", "name": "F", "size": 8, "logicalType": "decimal", "precision": 18, "scale": 2}, Decimal("-0.01"), "decimal(18,2)", Decimal("-0.01")),
-        ({"type": "long", "logicalType": "timestamp-micros"}, dt.datetime(1, 1, 1, 0, 0, 0, 1, dt.UTC), "timestamp", dt.datetime(1, 1, 1, 0, 0, 0, 1, dt.UTC)),
-        ({"type": "long", "logicalType": "local-timestamp-millis"}, dt.datetime(9999, 12, 31, 23, 59, 59, 999000), "timestamp_ntz", dt.datetime(9999, 12, 31, 23, 59, 59, 999000)),
+        (
+            {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 10},
+            Decimal("-1234567890123456789012345678.0123456789"),
+            "decimal(38,10)",
+            Decimal("-1234567890123456789012345678.0123456789"),
+        ),
+        (
+            {"type": "fixed", "name": "F", "size": 8, "logicalType": "decimal", "precision": 18, "scale": 2},
+            Decimal("-0.01"),
+            "decimal(18,2)",
+            Decimal("-0.01"),
+        ),
+        (
+            {"type": "long", "logicalType": "timestamp-micros"},
+            dt.datetime(1, 1, 1, 0, 0, 0, 1, dt.UTC),
+            "timestamp",
+            dt.datetime(1, 1, 1, 0, 0, 0, 1, dt.UTC),
+        ),
+        (
+            {"type": "long", "logicalType": "local-timestamp-millis"},
+            dt.datetime(9999, 12, 31, 23, 59, 59, 999000),
+            "timestamp_ntz",
+            dt.datetime(9999, 12, 31, 23, 59, 59, 999000),
+        ),
         ({"type": "int", "logicalType": "date"}, dt.date(1582, 10, 10), "date", dt.date(1582, 10, 10)),
         ({"type": "long", "logicalType": "timestamp-nanos"}, 1_234_567_891, "bigint", 1_234_567_891),
         ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, "B", "string", "B"),
         ({"type": "map", "values": ["null", "int"]}, {"a": None}, "map<string,int>", [("a", None)]),
         (["int", "long"], 5, "bigint", 5),
-        (["null", "string", "long", {"type": "record", "name": "P", "fields": [{"name": "x", "type": "int"}]}], {"x": 7}, "struct<member0:string,member1:bigint,member2:struct<x:int>>", {"member0": None, "member1": None, "member2": {"x": 7}}),
-        (["null", "string", "long"], "7", "struct<member0:string,member1:bigint>", {"member0": "7", "member1": None}),
+        (
+            [
+                "null",
+                "string",
+                "long",
+                {"type": "record", "name": "P", "fields": [{"name": "x", "type": "int"}]},
+            ],
+            {"x": 7},
+            "struct<member0:string,member1:bigint,member2:struct<x:int>>",
+            {"member0": None, "member1": None, "member2": {"x": 7}},
+        ),
+        (
+            ["null", "string", "long"],
+            "7",
+            "struct<member0:string,member1:bigint>",
+            {"member0": "7", "member1": None},
+        ),
     ],
-)  # fmt: skip
+)
 def test_each_type_is_what_the_page_says(kind: Any, given: Any, column: str, value: Any) -> None:
     schema = record(("f", kind))
     assert reader(schema).kind.simpleString() == f"struct<f:{column}>"
@@ -123,6 +158,11 @@ def test_types_that_no_column_holds_are_refused_by_name(kind: Any, words: str) -
 def test_a_record_within_itself_is_refused() -> None:
     with pytest.raises(SchemaError, match="has itself within it, in 'next'"):
         reader(record(("next", ["null", "R"])))
+
+
+def test_a_value_that_is_no_record_is_one_column() -> None:
+    made = avro.avro_reader('"string"', "key", None, OnSchemaChange.FAIL)
+    assert made.kind.simpleString() == "struct<key:string>" and made.opened()(b"\4ab") == ("ab",)
 
 
 def test_references_are_put_where_they_are_first_named() -> None:

@@ -70,7 +70,7 @@ def serving(registry: Registry, certificate: Any = None) -> Iterator[Registry]:
             self.end_headers()
             self.wfile.write(data)
 
-        do_POST = do_GET
+        do_POST = do_GET  # noqa: N815 - the name that the server calls
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -121,7 +121,7 @@ def test_an_outage_is_asked_again_and_passes(served: Registry, status: int) -> N
 
 def test_an_outage_that_stays_is_no_answer_about_a_record(served: Registry) -> None:
     served.answers = [(503, {"message": "away"})] * 1_000
-    with pytest.raises(RegistryUnavailableError, match="schema 7. because it answers 503") as away:
+    with pytest.raises(RegistryUnavailableError, match="it answers 503") as away:
         client(served).by_id(7)
     assert away.value.restartable and not away.value.ends_when_repeated and len(served.asked) > 2
 
@@ -171,7 +171,7 @@ def test_a_sink_registers_or_finds_its_schema(served: Registry) -> None:
     assert client(served).id_of("orders-value", schema) == 7
     assert client(served, registration=Registration.REQUIRED).id_of("orders-value", schema) == 7
     assert [path for _, path in served.asked] == ["/subjects/orders-value/versions", "/subjects/orders-value"]
-    with pytest.raises(SchemaError, match="Registration.REQUIRED"):
+    with pytest.raises(SchemaError, match="REQUIRED"):
         client(served, registration=Registration.REQUIRED).id_of("other", schema)
 
 
