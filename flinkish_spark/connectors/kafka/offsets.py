@@ -15,6 +15,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from flinkish_spark.connectors.formats.decoding import schema_facts
 from flinkish_spark.connectors.kafka.checks import InputChecks, raise_if_it_stays
 from flinkish_spark.connectors.kafka.client.admin import (
     PREFLIGHT_TIMEOUT_MS,
@@ -107,7 +108,7 @@ def check_names(metadata: Sequence[str], fields: T.StructType) -> None:
     both = [name for name in names_of(metadata) if name in taken]
     if both:
         raise SchemaError(
-            f"the JSON schema has a field '{both[0]}', and metadata asks for a column of that name",
+            f"the records have a field '{both[0]}', and metadata asks for a column of that name",
             what_to_do=f"leave '{both[0][1:]}' out of metadata, or rename the field",
         )
 
@@ -604,8 +605,8 @@ class StartsAtOffsets(Source):
             raise_if_it_stays(lambda: checks.gone(uid, logged))
 
     def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Mapping[str, str]]:
-        """Return the ids of the topics as the job recorded them at its first start, by fact."""
-        names = [f"topic-{uid}-{topic}" for topic in self.topics_now()]
+        """Return ids of topics, and schemas, as the job recorded them at its first start, by fact."""
+        names = [*(f"topic-{uid}-{topic}" for topic in self.topics_now()), *schema_facts(uid)]
         facts = {name: job_dir.recorded(name) for name in names}
         return {name: fact for name, fact in facts.items() if fact is not None}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flinkish_spark.bridge.shim import refused_producer_setting
-from flinkish_spark.connectors.kafka.avro import check_avro
+from flinkish_spark.connectors.formats.encoding import check_written
 from flinkish_spark.connectors.kafka.client.admin import PREFLIGHT_TIMEOUT_MS, KafkaAdmin, unknown_topic
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
 from flinkish_spark.connectors.kafka.client.batches import require_codec
@@ -30,7 +30,6 @@ from flinkish_spark.connectors.kafka.writer import (
 from flinkish_spark.contracts.sink import Committer, Sink, SinkContext, SinkWriter
 from flinkish_spark.core.config import CheckpointingMode
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, raise_translated
-from flinkish_spark.core.formats import Avro
 from flinkish_spark.protocol.ids import OwnerEpoch, TransactionalId
 
 if TYPE_CHECKING:
@@ -89,8 +88,9 @@ def preflight(sink: KafkaSinkSettings, spark: SparkSession, context: SinkContext
     """Refuse what cannot work; see :meth:`~flinkish_spark.KafkaSink.preflight`."""
     check_columns(sink, context.schema, context.uid)
     for part, form in (("key", sink.key_format), ("value", sink.value)):
-        if isinstance(form, Avro):
-            check_avro(spark, form, context.schema, f"the {part} of sink '{context.uid}'")
+        if form is not None:
+            whose = f"the {part} of sink '{context.uid}'"
+            check_written(spark, form, context.schema, sink.data_topics, part, whose)
     _check_barriers(sink, context)
     _check_settings(sink, spark, context.uid)
     is_exact = sink.delivery is DeliveryGuarantee.EXACTLY_ONCE
@@ -206,11 +206,13 @@ class KafkaSink(KafkaSinkSettings, Sink):
     topic
         An existing topic; of the records that name no other.
     key
-        Column that becomes the record key (as its string; BINARY as it is), or ``Json("user STRING")`` or
-        ``Avro(schema)`` for the fields that these name; empty for no key.
+        Column that becomes the record key (as its string; BINARY as it is), or a format for the fields that
+        it names, such as ``Json("user STRING")``; empty for no key.
     value
-        ``Json()`` writes all fields as a JSON object, ``Json("user STRING")`` those that it names,
-        ``Avro(schema)`` a record of its schema, ``Raw("column")`` one column as it is.
+        The format, see `docs/formats.md`: ``Json()`` writes all fields as a JSON object, ``Json("user
+        STRING")`` those that it names, ``Csv(...)`` a line, ``Avro(schema)`` a record of its schema,
+        ``Protobuf(...)`` a message, ``JsonSchema(...)`` an object that is valid, ``String("column")`` and
+        ``Raw("column")`` one column.
     transaction_timeout_ms
         How long staged data may wait for its checkpoint, restarts included; at most the broker's
         transaction.max.timeout.ms, at least interval + restart budget. Of no meaning without
@@ -243,7 +245,7 @@ class KafkaSink(KafkaSinkSettings, Sink):
         The topics, beside `topic`, that records may name; they exist.
     on_bad_record
         What to do with a record that names a topic that is not declared or a partition that there is
-        not, has a timestamp before 1970 or after 9999, or does not fit its Avro schema.
+        not, has a timestamp before 1970 or after 9999, or does not fit its schema.
     record_headers
         Which headers of ours each record carries. `BATCH` tells readers, after a rewind to an older
         checkpoint, which records are left over from what was given up.

@@ -11,7 +11,16 @@ from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee, RecordHeaders
 from flinkish_spark.core.config import require_positive
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.formats import Avro, BadRecordPolicy, DeadLetter, Engine, Json, OnBadRecord, Raw
+from flinkish_spark.core.formats import (
+    BadRecordPolicy,
+    DeadLetter,
+    Engine,
+    Format,
+    Json,
+    OnBadRecord,
+    Raw,
+    check_format,
+)
 from flinkish_spark.core.validation import instance_of, values_by_name
 
 #: The broker's default for transaction.max.timeout.ms.
@@ -43,8 +52,8 @@ class KafkaSinkSettings:
 
     bootstrap_servers: str
     topic: str
-    key: str | Json | Raw | Avro = ""
-    value: Json | Raw | Avro = field(default_factory=Json)
+    key: str | Format = ""
+    value: Format = field(default_factory=Json)
     transaction_timeout_ms: int = DEFAULT_TRANSACTION_TIMEOUT_MS
     on_oversize: BadRecordPolicy | None = None
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -73,8 +82,8 @@ class KafkaSinkSettings:
         if not self.topic:
             raise ConfigError("the Kafka sink has no topic", what_to_do="name an existing topic")
         for name, form in (("key", self.key_format), ("value", self.value)):
-            if form is not None and not isinstance(form, Json | Raw | Avro):
-                raise ConfigError(f"{name} is {form!r}", what_to_do='use Json(), Avro(...) or Raw("column")')
+            if form is not None:
+                check_format(name, form)
         self._check_topics()
         self._check_headers()
         for name in ("options", "producer"):
@@ -135,7 +144,7 @@ class KafkaSinkSettings:
         return self.writer is Engine.JVM
 
     @property
-    def key_format(self) -> Json | Raw | Avro | None:
+    def key_format(self) -> Format | None:
         """How the key is made; None for no key."""
         if isinstance(self.key, str):
             return Raw(self.key) if self.key else None

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from flinkish_spark.connectors.json import bad_records, decoded, json_schema
+from flinkish_spark.connectors.formats.decoding import (
+    Part,
+    bad_records,
+    columns_of,
+    decoded,
+    part_of,
+    policy_of,
+    stated_columns,
+)
 from flinkish_spark.connectors.kafka.checks import (
     HEADERS,
     InputChecks,
@@ -58,13 +66,21 @@ from flinkish_spark.connectors.kafka.offsets import (
     store_offsets,
 )
 from flinkish_spark.connectors.rates import RateLimit
-from flinkish_spark.contracts.source import JobPlace, SideOutput, SourceStart
+from flinkish_spark.contracts.source import NO_JOB, JobPlace, SideOutput, SourceStart
 from flinkish_spark.core.errors import (
     BAD_TIME_MARKER,
     ConfigError,
     GraphError,
 )
-from flinkish_spark.core.formats import Engine, Json, OnBadRecord, Raw
+from flinkish_spark.core.formats import (
+    BadRecordPolicy,
+    Engine,
+    Format,
+    Json,
+    OnBadRecord,
+    Raw,
+    check_format,
+)
 from flinkish_spark.core.upstream_cut import UPSTREAM_KEY
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors, values_by_name
 from flinkish_spark.protocol.ids import JobUuid
@@ -358,7 +374,13 @@ class KafkaSource(EndsAtOffsets):
         Consumer group whose offsets are committed after every sink, so that lag tools see what is
         really done. No consumer of the group may be active. Empty: no offsets are committed.
     value
-        ``Json("field TYPE, ...")`` or ``Raw()``.
+        The format of values, see `docs/formats.md`: ``Json("field TYPE, ...")``, ``Csv(...)``, ``String()``,
+        ``Avro(...)``, ``Protobuf(...)``, ``JsonSchema(...)`` or ``Raw()``.
+    key
+        The format of keys, if their fields are to be columns, too; they stand in front of the value's. A
+        record without a key has null in them. With ``Raw(column)`` as value that column has its bytes.
+    key_fields_prefix
+        What the names of the key's columns begin with.
     starting_offsets
         Where the first start of the job begins: StartingOffsets.EARLIEST or LATEST, StartAtTimestamp(...),
         StartAtOffsets(...) or StartAtCommitted(...). Later starts go on from the checkpoint.
@@ -395,7 +417,7 @@ class KafkaSource(EndsAtOffsets):
     bootstrap_servers: str
     topics: tuple[str, ...]
     group_id: str = ""
-    value: Json | Raw = field(default_factory=Raw)
+    value: Format = field(default_factory=Raw)
     starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST
     max_offsets_per_trigger: int = 0
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -407,6 +429,8 @@ class KafkaSource(EndsAtOffsets):
     partitions: Partitions = field(default_factory=dict)
     pattern: str = ""
     max_offsets_per_second: float | Unlimited = UNLIMITED
+    key: Format | None = None
+    key_fields_prefix: str = ""
     _start: SourceStart | None = field(default=None, repr=False)
 
     def __init__(
@@ -416,7 +440,9 @@ class KafkaSource(EndsAtOffsets):
         *,
         pattern: str = "",
         group_id: str = "",
-        value: Json | Raw = Raw(),  # noqa: B008 - a frozen value
+        value: Format = Raw(),  # noqa: B008 - a frozen value
+        key: Format | None = None,
+        key_fields_prefix: str = "",
         starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST,
         max_offsets_per_trigger: int = 0,
         options: Mapping[str, str] | None = None,
@@ -438,6 +464,11 @@ class KafkaSource(EndsAtOffsets):
             ("topics", read.topics),
             ("group_id", group_id),
             ("value", value),
+            ("key", key),
+            (
+                "key_fields_prefix",
+                instance_of("key_fields_prefix", key_fields_prefix, str, what_to_do="give a text"),
+            ),
             ("starting_offsets", checked_start(starting_offsets, group_id)),
             ("max_offsets_per_trigger", max_offsets_per_trigger),
             ("options", values_by_name("options", options, what_to_do=_OPTIONS_TO_DO)),
@@ -460,10 +491,10 @@ class KafkaSource(EndsAtOffsets):
                     why="the source sets it itself, and exactly-once depends on it",
                     what_to_do="leave it out",
                 )
-        if not isinstance(value, Json | Raw):
-            raise ConfigError(f"value is {value!r}", what_to_do='use Json("field TYPE, ...") or Raw()')
-        if isinstance(value, Json):
-            check_names(self.metadata, json_schema(value))
+        check_format("value", value)
+        if key is not None:
+            check_format("key", key)
+        check_names(self.metadata, stated_columns(key, value, key_fields_prefix))
         check_upstream(
             self.aligned_with, self.reader, self.has_side_outputs, bool(self.partitions or self.pattern)
         )
@@ -486,7 +517,7 @@ class KafkaSource(EndsAtOffsets):
     @property
     def has_side_outputs(self) -> bool:
         """Whether unreadable records go to a dead-letter topic."""
-        return bool(letter_topic(self.value))
+        return bool(letter_topic(self._policy))
 
     @property
     def plan_name(self) -> str:
@@ -497,7 +528,27 @@ class KafkaSource(EndsAtOffsets):
     @property
     def drops_records(self) -> bool:
         """Whether the policy for bad records is to drop them."""
-        return isinstance(self.value, Json) and self.value.on_bad_record is OnBadRecord.DROP
+        return self._policy is OnBadRecord.DROP
+
+    @property
+    def _is_raw(self) -> bool:
+        """Whether records come as Kafka has them."""
+        return self.key is None and isinstance(self.value, Raw)
+
+    @property
+    def _policy(self) -> BadRecordPolicy:
+        return policy_of(self.key, self.value)
+
+    def _parts(self, uid: str, place: JobPlace) -> list[Part]:
+        """Return what is decoded; a registry is asked where it says what the columns are."""
+        forms = {"key": self.key, "value": self.value}
+        parts = [
+            part_of(form, name, uid, place, self.topics, self.key_fields_prefix if name == "key" else "")
+            for name, form in forms.items()
+            if form is not None
+        ]
+        check_names(self.metadata, columns_of(parts))
+        return parts
 
     @cached_property
     def _admin(self) -> KafkaAdmin:
@@ -512,7 +563,7 @@ class KafkaSource(EndsAtOffsets):
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         """Return the stream with fields, channel and offset."""
         check_alone(self.aligned_with, place)
-        return self._fields(self._raw(spark, place, {}), (C.CHANNEL, C.SEQUENCE), None)
+        return self._fields(self._raw(spark, place, {}), place, (C.CHANNEL, C.SEQUENCE), None)
 
     def load_marked(self, spark: SparkSession, place: JobPlace) -> DataFrame | None:
         """Return the Python reader's stream, whose partitions each end with a barrier."""
@@ -523,16 +574,19 @@ class KafkaSource(EndsAtOffsets):
         # of the records' values, and run that check first.
         is_barrier = F.col("topic").isNull()
         control = (C.KIND, C.CHECKPOINT, C.CHANNEL, C.SEQUENCE)
-        return self._fields(raw, control, is_barrier)
+        return self._fields(raw, place, control, is_barrier)
 
-    def _fields(self, raw: DataFrame, kept: Sequence[str], is_barrier: Column | None) -> DataFrame:
-        if isinstance(self.value, Raw):
+    def _fields(
+        self, raw: DataFrame, place: JobPlace, kept: Sequence[str], is_barrier: Column | None
+    ) -> DataFrame:
+        if self._is_raw:
             return raw
         # Two scans that begin at different places count apart what they drop.
         # A name of Spark's, in which a pattern might be anything.
         read = ("topics", *self.topics) if self.topics else ("pattern", self.fact("pattern"))
         counted_as = ("" if self._start is None else self._start.label, *read)
-        return decoded(raw, self.value, counted_as, (*names_of(self.metadata), *kept), is_barrier)
+        parts = self._parts(self._uid, place)
+        return decoded(raw, parts, counted_as, (*names_of(self.metadata), *kept), is_barrier)
 
     def side_uids(self, uid: str) -> tuple[str, ...]:
         """Return the uid of the dead-letter sink."""
@@ -542,23 +596,26 @@ class KafkaSource(EndsAtOffsets):
         self, spark: SparkSession, uid: str, place: JobPlace, peers: Sequence[Sink]
     ) -> tuple[SideOutput, ...]:
         """Return the dead-letter stream: a second scan that keeps the unreadable records only."""
-        if not isinstance(self.value, Json) or not self.has_side_outputs:
+        if not self.has_side_outputs:
             return ()
         raw = self._raw(spark, place, {"includeHeaders": "true"}, HEADERS)
-        return (letters_of(raw, self.value, uid, self.connection, self.reader, peers),)
+        bad = bad_records(raw, self._parts(uid, place))
+        return (letters_of(bad, self._policy, uid, self.connection, self.reader, peers),)
 
     def find_bad_record(
         self, spark: SparkSession, start: LoggedOffsets | None, end: LoggedOffsets
     ) -> tuple[str, int, int] | None:
         """Read one micro-batch's range again, without Spark's fail-fast, up to its first bad record."""
         ranges = ranges_between({} if start is None else self.offsets_in(start), self.offsets_in(end))
-        if not isinstance(self.value, Json) or ranges is None:
+        if not isinstance(self.value, Json) or self.key is not None or ranges is None:
+            # Of all others the error itself says which record it is.
             return None
         reader = spark.read.format(self._format_in(spark)).options(**self.connection.for_spark())
         reader = reader.options(failOnDataLoss="false")
         skip = {} if self.reader is Engine.JVM else SKIP
         reader = reader.options(**ranges, **{"kafka.isolation.level": "read_committed", **skip})
-        found = bad_records(reader.load(), self.value).select("topic", "partition", "offset").first()
+        bad = bad_records(reader.load(), self._parts(self._uid, NO_JOB))
+        found = bad.select("topic", "partition", "offset").first()
         return None if found is None else (found.topic, found.partition, found.offset)
 
     def _format_in(self, spark: SparkSession) -> str:
@@ -613,7 +670,7 @@ class KafkaSource(EndsAtOffsets):
     # -- checks ---------------------------------------------------------------------------------
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Refuse brokers that do not answer, and topics that do not exist or cannot be followed."""
-        letters = letter_topic(self.value)
+        letters = letter_topic(self._policy)
         check_letter_topic(uid, letters, self.topics or TopicPattern(self.pattern))
         wanted = [*self.topics, *filter(None, [letters])]
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any, Self
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.json import decoded, json_schema
+from flinkish_spark.connectors.formats.decoding import (
+    Part,
+    bad_records,
+    columns_of,
+    decoded,
+    part_of,
+    policy_of,
+    schema_facts,
+    stated_columns,
+)
 from flinkish_spark.connectors.kafka.checks import (
     HEADERS,
     InputChecks,
@@ -56,7 +65,7 @@ from flinkish_spark.connectors.splits import Offset, SplitPosition, SplitSource,
 from flinkish_spark.contracts.source import JobPlace, SideOutput
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.formats import Engine, Json, OnBadRecord
+from flinkish_spark.core.formats import BadRecordPolicy, Engine, Format, OnBadRecord, Raw
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable, values_by_name
@@ -77,7 +86,7 @@ if TYPE_CHECKING:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# JSON values of a source of Kafka records: the columns that decoding needs, and what comes of them.
+# What is decoded of Kafka records: the columns that decoding needs, and what comes of them.
 
 
 #: What the decoder looks at, and what metadata and event times are made of.
@@ -100,12 +109,12 @@ class Decoding:
     Parameters
     ----------
     value
-        Fields of the JSON objects, and what is done with values that are none.
+        The format of values, and what is done with those that cannot be read.
     metadata
         As for a :class:`~flinkish_spark.connectors.kafka.source.KafkaSource`.
     """
 
-    value: Json
+    value: Format
     metadata: tuple[str, ...]
 
     @classmethod
@@ -125,10 +134,10 @@ class Decoding:
                     what_to_do='name the fields: schema="value STRING, topic STRING, offset LONG"',
                 )
             return None
-        if not isinstance(value, Json):
+        if not isinstance(value, Format) or isinstance(value, Raw):
             to_do = 'give Json("field TYPE, ..."), or leave it out and name fields with schema='
-            raise unusable("value", value, wanted="a Json(...)", what_to_do=to_do)
-        check_names(names, json_schema(value))
+            raise unusable("value", value, wanted="a format, such as Json(...)", what_to_do=to_do)
+        check_names(names, stated_columns(None, value, ""))
         return cls(value, names)
 
     @property
@@ -139,21 +148,34 @@ class Decoding:
     @property
     def drops_records(self) -> bool:
         """Whether bad records are left out and counted."""
-        return self.value.on_bad_record is OnBadRecord.DROP
+        return self.policy is OnBadRecord.DROP
 
-    def applied(self, raw: DataFrame, counted_as: Sequence[str]) -> DataFrame:
+    @property
+    def policy(self) -> BadRecordPolicy:
+        """What is done with bad records."""
+        return policy_of(None, self.value)
+
+    def parts(self, uid: str, place: JobPlace, topics: Sequence[str]) -> list[Part]:
+        """Return what is decoded; a registry is asked where it says what the columns are."""
+        found = [part_of(self.value, "value", uid, place, topics)]
+        check_names(self.metadata, columns_of(found))
+        return found
+
+    def applied(self, raw: DataFrame, parts: Sequence[Part], counted_as: Sequence[str]) -> DataFrame:
         """Return the records' fields, metadata and what stands beside them.
 
         Parameters
         ----------
         raw
             Has the fields :attr:`needed`, and control columns.
+        parts
+            As of :meth:`parts`.
         counted_as
             Tells what is counted from what others count.
         """
         control = [column for column in raw.columns if column.startswith(PREFIX)]
         with_metadata = raw.select("*", *metadata_columns(self.metadata))
-        return decoded(with_metadata, self.value, counted_as, [*names_of(self.metadata), *control])
+        return decoded(with_metadata, parts, counted_as, [*names_of(self.metadata), *control])
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -203,9 +225,9 @@ class KafkaRecordsSource(SplitSource):
         Any of the fields key and value (BINARY, or STRING if all are UTF-8), topic, partition, offset and
         timestamp. Left out where `value` says what the fields are.
     value, metadata
-        ``Json("field TYPE, ...")`` with what is done with bad records, and columns beside its fields,
-        as for a KafkaSource; dead letters are written without the JAR. Not in a hybrid source. Without it
-        records come as they are.
+        A format with what is done with bad records, such as ``Json("field TYPE, ...")``, and columns beside
+        its fields, as for a KafkaSource; dead letters are written without the JAR. Not in a hybrid source.
+        Without it records come as they are.
     starting_offsets
         As for a KafkaSource, asked for when the source begins to be read: in a hybrid source, behind the part
         in front of it.
@@ -242,7 +264,7 @@ class KafkaRecordsSource(SplitSource):
         pattern: str = "",
         partitions: Mapping[str, Sequence[int]] | None = None,
         schema: str | T.StructType = "value STRING",
-        value: Json | None = None,
+        value: Format | None = None,
         metadata: Sequence[str] = (),
         starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST,
         starting_at_ms: int = 0,
@@ -406,7 +428,8 @@ class KafkaRecordsSource(SplitSource):
         if self.decoding is not None:
             # Two scans that begin at different places count apart what they drop.
             label = "" if self._fs_start is None else self._fs_start.label
-            return self.decoding.applied(frame, (label, "uid", self._fs_uid))
+            parts = self.decoding.parts(self._fs_uid, place, self._wanted.topics)
+            return self.decoding.applied(frame, parts, (label, "uid", self._fs_uid))
         return frame.drop(self._added) if self._added else frame
 
     @property
@@ -421,7 +444,7 @@ class KafkaRecordsSource(SplitSource):
 
     @property
     def _letters(self) -> str:
-        return "" if self.decoding is None else letter_topic(self.decoding.value)
+        return "" if self.decoding is None else letter_topic(self.decoding.policy)
 
     def side_uids(self, uid: str) -> tuple[str, ...]:
         """Return the uid of the dead-letter sink."""
@@ -436,7 +459,8 @@ class KafkaRecordsSource(SplitSource):
         scan = self._with("schema", T.StructType([*self.schema, _HEADERS]))
         scan = scan._with("_fs_format", f"{self._fs_format}-letters")
         raw = super(KafkaRecordsSource, scan).load(spark, place)
-        return (letters_of(raw, self.decoding.value, uid, self.connection, Engine.PYTHON, peers),)
+        bad = bad_records(raw, self.decoding.parts(uid, place, self._wanted.topics))
+        return (letters_of(bad, self.decoding.policy, uid, self.connection, Engine.PYTHON, peers),)
 
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Refuse brokers that do not answer, and topics and partitions that do not exist."""
@@ -469,8 +493,9 @@ class KafkaRecordsSource(SplitSource):
         raise_if_it_stays(lambda: checks.gone(uid, logged))
 
     def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
-        """Return the ids of the topics as the job recorded them when it first met each."""
-        facts = {name: job_dir.recorded(name) for name in (f"topic-{uid}-{t}" for t in self._topics_now())}
+        """Return ids of topics, and schemas, as the job recorded them when it first met each."""
+        names = [*(f"topic-{uid}-{t}" for t in self._topics_now()), *schema_facts(uid)]
+        facts = {name: job_dir.recorded(name) for name in names}
         return {name: fact for name, fact in facts.items() if fact is not None}
 
     def _topics_now(self) -> Sequence[str]:

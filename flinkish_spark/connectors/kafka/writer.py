@@ -17,8 +17,13 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge.plans import Selection
 from flinkish_spark.bridge.shim import stage_kafka
-from flinkish_spark.connectors.json import json_schema
-from flinkish_spark.connectors.kafka.avro import avro_column, avro_misfit
+from flinkish_spark.connectors.formats.encoding import (
+    check_encodable,
+    encoded,
+    json_bytes,
+    named_columns,
+    prefix_of,
+)
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords, BarrierWriter
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
@@ -36,13 +41,12 @@ from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
 from flinkish_spark.connectors.row_count import RowCount, reports
 from flinkish_spark.contracts.sink import Committer, SinkContext, SinkWriter, StageRequest, StageResult
 from flinkish_spark.core.errors import BrokerUnavailableError, CorruptObjectError, InternalError, SchemaError
-from flinkish_spark.core.formats import Avro, BadRecordPolicy, DeadLetter, Json, Raw
+from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter
 from flinkish_spark.protocol.ids import CheckpointId, TransactionalId
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
 from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.ddl import quoted
-from flinkish_spark.types.exact_text import exact_text, json_of, unfit_for_json, unfit_for_text
 from flinkish_spark.worker.daemon import freeze_modules
 
 if TYPE_CHECKING:
@@ -125,13 +129,12 @@ def _timestamps(transaction: StagedTransaction, column: Any) -> Any:
 # ----------------------------------------------------------------------------------------------------------
 # From a stream's fields to the parts of a Kafka record, as columns that both writers take.
 #
-# | part | from | null | |---|---|---| | key | one column, or several as JSON or Avro | no key | | value |
-# `Raw`: one column; `Json`, `Avro`: several | of `Raw` a tombstone; the others never are | | topic |
+# | part | from | null | |---|---|---| | key | one column, or several in a format | no key | | value |
+# `Raw`, `String`: one column; others: several | of one column a tombstone; others never are | | topic |
 # `topic_column` | the sink's topic | | partition | `partition` | the partitioner decides | | timestamp |
 # `timestamp` | the time of writing | | a header | its column in `headers` | the record does not have it |
 
 
-Format = Json | Raw | Avro
 #: The columns that every writer gets, before those that not every sink has.
 KEY, VALUE, TOPIC = "key", "value", "topic"
 _LIST_OF_HEADERS = "array<struct<key:string,value:binary>>"
@@ -147,9 +150,10 @@ def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> No
         With the role, the column and what to choose from.
     """
     for part, form in (("key", sink.key_format), ("value", sink.value)):
-        for name in _named(form):
-            _kind(schema, uid, part, name)
-        _check_types(part, form, schema, uid)
+        if form is not None:
+            for name in named_columns(form):
+                _kind(schema, uid, part, name)
+            check_encodable(form, schema, f"the {part} of sink '{uid}'")
     wanted: list[tuple[str, str, tuple[type[T.DataType], ...], str]] = [
         ("topic", sink.topic_column, (T.StringType,), "STRING"),
         ("partition", sink.partition, (T.ByteType, T.ShortType, T.IntegerType), "INT"),
@@ -180,25 +184,6 @@ def _check_list_of_headers(kind: T.DataType, column: str, uid: str) -> None:
         )
 
 
-def _check_types(part: str, form: Format | None, schema: T.StructType, uid: str) -> None:
-    """Refuse a field whose values have no bytes that say exactly what they are; Avro is asked elsewhere."""
-    match form:
-        case Raw():
-            unfit, names = unfit_for_text, [form.column]
-        case Json():
-            unfit, names = unfit_for_json, _named(form) or schema.names
-        case _:
-            return
-    for name in names:
-        if (why := unfit(schema[name].dataType)) is not None:
-            raise SchemaError(
-                f"the {part} of sink '{uid}' has the field '{name}', which cannot be written exactly",
-                why=why,
-                what_to_do="convert it in a transform, for example by a cast to STRING",
-                column=name,
-            )
-
-
 def _kind(schema: T.StructType, uid: str, role: str, column: str) -> T.DataType:
     if column not in schema.names:
         raise SchemaError(
@@ -208,27 +193,22 @@ def _kind(schema: T.StructType, uid: str, role: str, column: str) -> T.DataType:
     return schema[column].dataType
 
 
-def _named(form: Format | None) -> list[str]:
-    """Return the columns that a format names itself; those of an Avro schema are compared by Spark."""
-    match form:
-        case Raw():
-            return [form.column]
-        case Json() if form.schema:
-            return list(json_schema(form).names)
-        case _:
-            return []
-
-
 def record_columns(sink: KafkaSinkSettings, schema: T.StructType) -> dict[str, Column]:
     """Return the parts of a record by name, in the order in which the writers want them.
 
     Key, value and topic are always there; of the others those that the sink has.
     """
-    key_misfit, value_misfit = _misfit(sink.key_format, schema), _misfit(sink.value, schema)
+    key, value = (
+        encoded(form, schema, b"" if form is None else prefix_of(form, schema, sink.data_topics, part))
+        for part, form in (("key", sink.key_format), ("value", sink.value))
+    )
+    data = value.data
+    if value.misfit is not None:
+        # What a dead letter of a record that has no such form tells of it.
+        data = F.when(value.misfit.isNull(), data).otherwise(json_bytes(schema.names))
     found = {
-        KEY: _encoded(sink.key_format, schema, key_misfit, instead=None),
-        # What a dead letter of a record that has no Avro form tells of it.
-        VALUE: _encoded(sink.value, schema, value_misfit, instead=_json(schema.names)),
+        KEY: key.data,
+        VALUE: data,
         TOPIC: F.col(quoted(sink.topic_column)) if sink.topic_column else F.lit(None).cast("string"),
     }
     if sink.partition:
@@ -237,42 +217,10 @@ def record_columns(sink: KafkaSinkSettings, schema: T.StructType) -> dict[str, C
         found[TIMESTAMP] = _milliseconds(schema, sink.timestamp)
     if sink.headers:
         found[HEADERS] = _headers(sink.headers)
-    misfits = [one for one in (key_misfit, value_misfit) if one is not None]
+    misfits = [one.misfit for one in (key, value) if one.misfit is not None]
     if misfits:
         found[MISFIT] = F.coalesce(*misfits)
     return {name: column.alias(name) for name, column in found.items()}
-
-
-def _misfit(form: Format | None, schema: T.StructType) -> Column | None:
-    return avro_misfit(form, schema) if isinstance(form, Avro) else None
-
-
-def _encoded(
-    form: Format | None, schema: T.StructType, misfit: Column | None, *, instead: Column | None
-) -> Column:
-    match form:
-        case None:
-            return F.lit(None).cast("binary")
-        case Raw():
-            return _as_bytes(schema, form.column)
-        case Json():
-            return _json(list(json_schema(form).names) if form.schema else schema.names)
-        case Avro() if misfit is None:
-            return avro_column(form, schema)
-        case Avro():
-            fitting = F.when(misfit.isNull(), avro_column(form, schema))
-            return fitting if instead is None else fitting.otherwise(instead)
-
-
-def _json(names: list[str]) -> Column:
-    fields = F.struct(*[F.col(quoted(n)).alias(n) for n in names])
-    return json_of(fields, null_fields=True).cast("binary")
-
-
-def _as_bytes(schema: T.StructType, column: str) -> Column:
-    kind = schema[column].dataType
-    value = F.col(quoted(column))
-    return value if isinstance(kind, T.BinaryType) else exact_text(value, kind).cast("binary")
 
 
 def _milliseconds(schema: T.StructType, column: str) -> Column:

@@ -1,0 +1,403 @@
+"""Keys and values of a source as columns, in any format: what is bad, why, and what a policy makes of it.
+
+Formats that Spark itself reads exactly (JSON, text) are expressions. Of the others a function in Python reads
+the bytes, by the library of the format: of a record that names its writer's schema Spark's own functions
+know nothing, and of a bad one they do not say why.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from flinkish_spark.bridge.shim import from_json
+from flinkish_spark.connectors import json as plain_json
+from flinkish_spark.connectors.formats import avro, json_schema, protobuf
+from flinkish_spark.connectors.formats.csv import CsvReader, check_flat
+from flinkish_spark.connectors.formats.reader import Reader, made_of, read_column, reason_of
+from flinkish_spark.connectors.formats.registry import (
+    NoSuchSchema,
+    Registered,
+    client_of,
+    subject_of,
+)
+from flinkish_spark.contracts.source import JobPlace
+from flinkish_spark.core.errors import UNREADABLE_MARKER, ConfigError, SchemaError
+from flinkish_spark.core.formats import (
+    Avro,
+    BadRecordPolicy,
+    Csv,
+    Format,
+    Json,
+    JsonSchema,
+    OnBadRecord,
+    OnSchemaChange,
+    Protobuf,
+    Raw,
+    RegisteredFormat,
+    SchemaRegistry,
+    String,
+)
+from flinkish_spark.core.store import SealedObjects
+from flinkish_spark.protocol.envelope import seal
+from flinkish_spark.types.ddl import quoted
+
+#: Column of :func:`bad_records` that says why each is one.
+REASON = "_fs_reason"
+_CORRUPT = "_fs_corrupt"
+_KIND = "fact"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of each record, its key or its value, and the columns that it becomes.
+
+    Parameters
+    ----------
+    name
+        ``key`` or ``value``: the column with the bytes.
+    form
+        As the user said it.
+    fields
+        The columns.
+    reader
+        What reads the bytes in Python; None where Spark does.
+    prefix
+        Of the columns' names.
+    """
+
+    name: str
+    form: Format
+    fields: T.StructType
+    reader: Reader | None = None
+    prefix: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """What the columns are called."""
+        return [f"{self.prefix}{name}" for name in self.fields.names]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Which columns a format becomes: by its own schema, or by that of a registry's subject.
+
+
+def _stated(form: Format, name: str) -> Part | None:
+    """Return a part whose columns its format says itself; None if a registry's subject says them."""
+    match form:
+        case Raw():
+            return Part(name, form, T.StructType([T.StructField(form.column, T.BinaryType())]))
+        case String():
+            return Part(name, form, T.StructType([T.StructField(form.column, T.StringType())]))
+        case Json():
+            return Part(name, form, plain_json.json_schema(form))
+        case Csv():
+            fields = plain_json.json_schema(Json(form.schema), "CSV")
+            check_flat(fields, "the CSV schema")
+            return Part(name, form, fields, CsvReader(fields.json(), form.delimiter))
+        case Avro() if form.schema_id is not None:
+            raise ConfigError(
+                "Avro of a source has a schema_id",
+                why="each of its records names its own schema",
+                what_to_do="give a registry",
+            )
+        case Avro(schema="") | Protobuf(descriptor=b"") | JsonSchema(schema="") if form.registry is not None:
+            return None
+        case Avro(schema="") | Protobuf(descriptor=b"") | JsonSchema(schema=""):
+            raise ConfigError(
+                f"{type(form).__name__} of a source has neither a schema nor a registry",
+                what_to_do="give one of them",
+            )
+        case Avro():
+            return _of_text(form, name, Registered("AVRO", form.schema))
+        case Protobuf():
+            return _of_files(form, name, form.descriptor, form.message)
+        case JsonSchema():
+            return _of_text(form, name, Registered("JSON", form.schema))
+
+
+def _of_text(form: Avro | JsonSchema, name: str, schema: Registered) -> Part:
+    if isinstance(form, Avro):
+        text = json.dumps(avro.whole_schema(schema.text, schema.references), sort_keys=True)
+        reader = avro.avro_reader(text, name, form.registry, form.on_schema_change)
+        return Part(name, form, reader.kind, reader)
+    json_schema.validator_of(schema.text, schema.references)
+    if form.fields:
+        fields = plain_json.json_schema(Json(form.fields))
+    else:
+        fields = json_schema.fields_of(schema.text, schema.references)
+    of_json = json_schema.JsonSchemaReader(
+        schema.text, schema.references, fields.json(), form.registry, form.on_schema_change
+    )
+    return Part(name, form, fields, of_json)
+
+
+def _of_files(form: Protobuf, name: str, files: bytes, message: str) -> Part:
+    descriptor = protobuf.descriptor_of(files, message)
+    reader = protobuf.ProtobufReader(files, descriptor.full_name, form.registry, form.on_schema_change)
+    return Part(name, form, reader.kind, reader)
+
+
+def stated_columns(key: Format | None, value: Format, prefix: str) -> T.StructType:
+    """Return the columns that formats say themselves; called when a source is made.
+
+    Raises
+    ------
+    ConfigError, SchemaError
+        They cannot be, or two columns would have one name.
+    """
+    policy_of(key, value)
+    forms = [] if key is None else [("key", key)]
+    if forms or not isinstance(value, Raw):
+        forms.append(("value", value))
+    found = [(name, _stated(form, name)) for name, form in forms]
+    parts = [replace(one, prefix=prefix if name == "key" else "") for name, one in found if one is not None]
+    return columns_of(parts)
+
+
+def columns_of(parts: Sequence[Part]) -> T.StructType:
+    """Return the columns of some parts.
+
+    Raises
+    ------
+    SchemaError
+        Key and value have one of the same name; Spark does not tell names apart by case.
+    """
+    columns = T.StructType()
+    for part in parts:
+        taken = {name.lower() for name in columns.names}
+        for name, field in zip(part.names, part.fields, strict=True):
+            if name.lower() in taken:
+                raise SchemaError(
+                    f"key and value both have a field '{name}'",
+                    what_to_do='give key_fields_prefix="key_", or rename one of them',
+                )
+            columns = columns.add(name, field.dataType)
+    return columns
+
+
+def part_of(
+    form: Format, name: str, uid: str, place: JobPlace, topics: Sequence[str], prefix: str = ""
+) -> Part:
+    """Return a part with its columns; see :func:`_part_of`."""
+    return replace(_part_of(form, name, uid, place, topics), prefix=prefix)
+
+
+def _part_of(form: Format, name: str, uid: str, place: JobPlace, topics: Sequence[str]) -> Part:
+    """Return a part with its columns; the registry is asked where it says them, and the answer kept.
+
+    Called at each start of the query. Without EVOLVE a job reads by the schema of its first start for ever,
+    which is a fact in its directory and in its savepoints. With EVOLVE it takes the newest, and each that it
+    has read by is a fact.
+
+    Parameters
+    ----------
+    uid
+        Of the source.
+    topics
+        That it reads.
+    """
+    stated = _stated(form, name)
+    if stated is not None or not isinstance(form, RegisteredFormat) or form.registry is None:
+        assert stated is not None
+        return stated
+    kept = None if place.job_dir is None else _Kept(place, uid, name)
+    schema = None if kept is None or form.on_schema_change is OnSchemaChange.EVOLVE else kept.first()
+    if schema is None:
+        schema = _newest(form.registry, name, topics)
+        if kept is not None:
+            schema = kept.add(schema, form.on_schema_change)
+    wanted = {Avro: "AVRO", Protobuf: "PROTOBUF", JsonSchema: "JSON"}[type(form)]
+    if schema.kind != wanted:
+        raise SchemaError(
+            f"{schema.name} is {schema.kind}, and the {name} of source '{uid}' is read as {wanted}",
+            what_to_do="choose the format of the registry's schema, or another subject",
+        )
+    if isinstance(form, Protobuf):
+        files = protobuf.files_of(schema)
+        return _of_files(form, name, files, form.message or protobuf.first_message(files))
+    return _of_text(form, name, schema)
+
+
+def _newest(registry: SchemaRegistry, name: str, topics: Sequence[str]) -> Registered:
+    if not registry.subject and len(topics) != 1:
+        raise ConfigError(
+            f"the schema of the {name} comes from a registry, and the source reads {len(topics)} topics",
+            why="each of them has a subject of its own",
+            what_to_do='give the schema, or SchemaRegistry(..., subject="...")',
+        )
+    subject = subject_of(registry, topics[0] if topics else "", name, "")
+    try:
+        return client_of(registry).newest(subject)
+    except NoSuchSchema:
+        raise SchemaError(
+            f"the registry has no subject '{subject}'",
+            what_to_do="write a record first, register a schema, or give the schema to the source",
+            subject=subject,
+        ) from None
+
+
+def schema_facts(uid: str) -> tuple[str, ...]:
+    """Return the names under which a job keeps the schemas that its source began with."""
+    return tuple(f"schema-{uid}-{name}" for name in ("key", "value"))
+
+
+class _Kept:
+    """The schemas that a job has read by, in its directory."""
+
+    def __init__(self, place: JobPlace, uid: str, name: str) -> None:
+        assert place.job_dir is not None
+        self._store = place.job_dir.open()
+        self._objects = SealedObjects(self._store, "the job directory")
+        self._name = f"schema-{uid}-{name}"
+
+    def first(self) -> Registered | None:
+        found: Registered | None = self._objects.optional(
+            f"facts/{self._name}.json", _KIND, Registered.from_json
+        )
+        return found
+
+    def add(self, schema: Registered, change: OnSchemaChange) -> Registered:
+        """Keep a schema; return the one that is read by, which another process may have kept before."""
+        key = f"facts/{self._name}.json"
+        self._store.create_if_absent(key, seal(_KIND, schema.to_json()))
+        if change is not OnSchemaChange.EVOLVE:
+            return self._objects.read(key, _KIND, Registered.from_json)
+        numbered = f"facts/{self._name}-{schema.schema_id}.json"
+        self._store.create_if_absent(numbered, seal(_KIND, schema.to_json()))
+        return schema
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Reading them.
+
+
+def policy_of(key: Format | None, value: Format) -> BadRecordPolicy:
+    """Return what is done with a record of which a part cannot be read: key and value say the same.
+
+    Raises
+    ------
+    ConfigError
+        They do not.
+    """
+    said = [one.on_bad_record for one in (key, value) if one is not None and not isinstance(one, Raw)]
+    if len(set(said)) > 1:
+        raise ConfigError(
+            "key and value have different policies for bad records",
+            why="a record is left out or kept as a whole",
+            what_to_do="give both the same on_bad_record",
+        )
+    return said[0] if said else OnBadRecord.FAIL
+
+
+def decoded(
+    raw: DataFrame,
+    parts: Sequence[Part],
+    counted_as: Sequence[str],
+    kept: Sequence[str],
+    is_barrier: Column | None = None,
+) -> DataFrame:
+    """Return the columns of each good record and the columns `kept`, under the parts' policy.
+
+    Parameters
+    ----------
+    raw
+        Has at least `key`, `value`, `topic`, `partition`, `offset` and the columns `kept`.
+    counted_as
+        As of :func:`~flinkish_spark.connectors.json.dropped_metric`.
+    is_barrier
+        Which rows are no records: they pass, whatever the policy.
+    """
+    if len(parts) == 1 and isinstance(parts[0].form, Json) and not parts[0].prefix:
+        # Spark's parser says itself what it refuses, and looks at each record once.
+        return plain_json.decoded(raw, parts[0].form, counted_as, kept, is_barrier)
+    forms = {part.name: part.form for part in parts}
+    policy = policy_of(forms.get("key"), forms.get("value", Raw()))
+    passes = F.lit(False) if is_barrier is None else is_barrier
+    found = _with_reason(raw, parts)
+    is_good = passes | F.col(REASON).isNull()
+    if policy is OnBadRecord.FAIL:
+        place = F.to_json(F.struct("topic", "partition", "offset", F.col(REASON).alias("reason")))
+        failed = F.raise_error(F.concat(F.lit(UNREADABLE_MARKER), place)).cast("boolean")
+        found = found.where(F.when(is_good, F.lit(True)).otherwise(failed))
+    else:
+        if policy is OnBadRecord.DROP:
+            metric = plain_json.dropped_metric(counted_as)
+            found = found.observe(metric, F.count(F.when(~is_good, 1)).alias("dropped"))
+        found = found.where(is_good)
+    columns = [
+        F.col(f"{_read(part)}.{quoted(name)}").alias(f"{part.prefix}{name}")
+        for part in parts
+        for name in part.fields.names
+    ]
+    return found.select(*columns, *kept)
+
+
+def bad_records(raw: DataFrame, parts: Sequence[Part]) -> DataFrame:
+    """Return the rows of `raw` of which a part cannot be read, with the column :data:`REASON`."""
+    return _with_reason(raw, parts).where(F.col(REASON).isNotNull())
+
+
+def _read(part: Part) -> str:
+    return f"_fs_read_{part.name}"
+
+
+def _with_reason(raw: DataFrame, parts: Sequence[Part]) -> DataFrame:
+    """Add what each part is read as, and why a record is bad."""
+    reasons = []
+    for part in parts:
+        raw, reason = _with_part(raw, part)
+        told = reason if part.name == "value" else F.concat(F.lit(f"its {part.name}: "), reason)
+        reasons.append(told)
+    return raw.withColumn(REASON, F.coalesce(*reasons))
+
+
+def _with_part(raw: DataFrame, part: Part) -> tuple[DataFrame, Column]:
+    """Add the column with what a part is read as; return why it is not, null where it is."""
+    data, read = F.col(part.name), _read(part)
+    # A record may have no key; one without a value is bad.
+    missing = F.lit(None).cast("string")
+    if part.name == "value" and not isinstance(part.form, Raw):
+        missing = F.when(data.isNull(), F.lit("the record has no value"))
+    match part.form:
+        case Raw(column=column):
+            return raw.withColumn(read, F.struct(data.alias(column))), missing
+        case String(column=column):
+            text = data.cast("string")
+            bad = F.when(~F.is_valid_utf8(text), F.lit(f"the {part.name} is not UTF-8"))
+            return raw.withColumn(read, F.struct(text.alias(column))), F.coalesce(missing, bad)
+        case Json():
+            raw = raw.withColumn(read, plain_json.parsed(raw.sparkSession, part.form, data))
+            bad = F.when(
+                data.isNotNull() & plain_json.is_bad(F.col(read), data), plain_json.why_bad(part.form, data)
+            )
+            return raw, F.coalesce(missing, bad)
+    assert part.reader is not None
+    made = f"_fs_made_{part.name}"
+    raw = raw.withColumn(made, read_column(part.reader, data))
+    if not isinstance(part.reader.kind, T.StringType):
+        return raw.withColumn(read, made_of(F.col(made))), F.coalesce(missing, reason_of(F.col(made)))
+    raw, refused = _with_fields(raw, made_of(F.col(made)), part.fields, read)
+    return raw, F.coalesce(missing, reason_of(F.col(made)), refused)
+
+
+def _with_fields(raw: DataFrame, text: Column, fields: T.StructType, read: str) -> tuple[DataFrame, Column]:
+    """Add the fields of JSON texts; return why they are not what the fields can hold."""
+    schema = T.StructType([*fields, T.StructField(_CORRUPT, T.StringType())])
+    settings: dict[str, Any] = {
+        "mode": "PERMISSIVE",
+        "columnNameOfCorruptRecord": _CORRUPT,
+        "allowSingleQuotes": "false",
+    }
+    parsed = from_json(raw.sparkSession, text, schema, settings)
+    raw = raw.withColumn(read, F.when(text.isNotNull(), parsed))
+    wrong = F.col(read).isNull() | F.col(f"{read}.{_CORRUPT}").isNotNull()
+    listed = ", ".join(f"{one.name} {one.dataType.simpleString()}" for one in fields)
+    why = f"a value is none of its field's type, or there is one twice: {listed}"[:1_000]
+    return raw, F.when(text.isNotNull() & wrong, F.lit(why))

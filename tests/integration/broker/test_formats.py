@@ -1,0 +1,375 @@
+"""Keys and values in every format, through jobs that crash, with a real schema registry."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from google.protobuf import descriptor_pb2
+
+from flinkish_spark import (
+    Avro,
+    Csv,
+    DeadLetter,
+    FixedDelay,
+    Json,
+    JsonSchema,
+    KafkaSink,
+    KafkaSource,
+    OnBadRecord,
+    OnSchemaChange,
+    Protobuf,
+    Registration,
+    SchemaRegistry,
+    String,
+)
+from flinkish_spark.connectors.formats.json_schema import derived_schema
+from flinkish_spark.core.errors import BadRecordError, SchemaError
+from flinkish_spark.types.ddl import parse_ddl
+from tests.support.jobs import (
+    await_that,
+    environment,
+    failure_of,
+    produce,
+    read_committed,
+    run_until,
+    running,
+)
+from tests.support.two_phase_app import crash_at
+
+pytestmark = pytest.mark.timeout(300)
+
+PLAIN = "user STRING, n BIGINT, ratio DOUBLE, ok BOOLEAN"
+FIELDS = f"{PLAIN}, amount DECIMAL(20,4), at TIMESTAMP"
+ROWS = (
+    '{"user": "a", "n": 9223372036854775807, "ratio": 0.1, "ok": true, '
+    '"amount": 1234567890123456.7891, "at": "0001-01-01T00:00:00.000001Z"}',
+    '{"user": "\\u00e4 \\"quoted\\", with\\nlines", "n": -9223372036854775808, "ratio": 5e-324, "ok": false, '
+    '"amount": -0.0001, "at": "9999-12-31T23:59:59.999999Z"}',
+    '{"user": "", "n": 0, "ratio": 1.7976931348623157e308, "ok": true, '
+    '"amount": 0.0000, "at": "2026-10-25T01:30:00.123456Z"}',
+)
+AVRO = json.dumps(
+    {
+        "type": "record",
+        "name": "shop.Order",
+        "fields": [
+            {"name": "user", "type": "string"},
+            {"name": "n", "type": "long"},
+            {"name": "ratio", "type": "double"},
+            {"name": "ok", "type": "boolean"},
+            {
+                "name": "amount",
+                "type": {"type": "bytes", "logicalType": "decimal", "precision": 20, "scale": 4},
+            },
+            {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        ],
+    }
+)
+JSON_SCHEMA = json.dumps(
+    {
+        "title": "Order",
+        "type": "object",
+        "properties": {
+            "user": {"type": "string"},
+            "n": {"type": "integer"},
+            "ratio": {"type": "number"},
+            "ok": {"type": "boolean"},
+        },
+        "required": ["user"],
+    }
+)
+
+
+def order_descriptor() -> bytes:
+    """shop.Order as protoc would write it, the second message of its file."""
+    kinds = descriptor_pb2.FieldDescriptorProto
+    files = descriptor_pb2.FileDescriptorSet()
+    file = files.file.add(name="order.proto", package="shop", syntax="proto3")
+    file.message_type.add(name="Other")
+    message = file.message_type.add(name="Order")
+    types = (kinds.TYPE_STRING, kinds.TYPE_INT64, kinds.TYPE_DOUBLE, kinds.TYPE_BOOL)
+    for number, (name, kind) in enumerate(zip(("user", "n", "ratio", "ok"), types, strict=True), 1):
+        message.field.add(name=name, number=number, type=kind, label=kinds.LABEL_OPTIONAL)
+    return files.SerializeToString()
+
+
+PROTOBUF = order_descriptor()
+
+
+def forms(url: str):
+    """By name: what writes, what reads, and which fields it has."""
+    registry = SchemaRegistry(url)
+    return {
+        "csv": (Csv(FIELDS), Csv(FIELDS), FIELDS),
+        "avro": (Avro(AVRO), Avro(AVRO), FIELDS),
+        "protobuf": (Protobuf(PROTOBUF, "shop.Order"), Protobuf(PROTOBUF, "shop.Order"), PLAIN),
+        "json schema": (JsonSchema(JSON_SCHEMA), JsonSchema(JSON_SCHEMA), PLAIN),
+        "avro, registry": (Avro(AVRO, registry=registry), Avro(registry=registry), FIELDS),
+        "protobuf, registry": (
+            Protobuf(PROTOBUF, "shop.Order", registry=registry),
+            Protobuf(message="shop.Order", registry=registry),
+            PLAIN,
+        ),
+        "json schema, registry": (
+            JsonSchema(registry=registry),
+            JsonSchema(fields=FIELDS, registry=registry),
+            FIELDS,
+        ),
+    }
+
+
+def exact(text: bytes, names) -> str:
+    """An object with every number as it is written."""
+    found = json.loads(text, parse_float=str, parse_int=str)
+    return json.dumps([found.get(name) for name in names])
+
+
+def registered(registry, subject: str, form: str, fields: str) -> None:
+    """Let the subject be there: a source without a schema takes its newest."""
+    if form.startswith("avro"):
+        registry.register(subject, AVRO)
+    elif form.startswith("protobuf"):
+        text = 'syntax = "proto3"; package shop; message Other {} message Order { string user = 1; '
+        registry.register(subject, text + "int64 n = 2; double ratio = 3; bool ok = 4; }", "PROTOBUF")
+    else:
+        registry.register(subject, derived_schema(parse_ddl(fields)), "JSON")
+
+
+BY_DAY = {("avro, registry", "jvm")}
+CASES = [
+    pytest.param(form, engine, marks=[] if (form, engine) in BY_DAY else [pytest.mark.nightly])
+    for form in forms("http://nowhere")
+    for engine in ("jvm", "python")
+]
+
+
+@pytest.mark.parametrize(("form", "engine"), CASES)
+def test_a_round_trip_through_jobs_that_crash(spark, broker, topic, registry, job_dir, form, engine):
+    servers, source, between, out = broker.bootstrap_servers, topic(2), topic(2), topic(2)
+    writes, reads, fields = forms(registry.url)[form]
+    names = [one.split()[0] for one in fields.split(", ")]
+
+    def writer():
+        env = environment(spark, job_dir / "writer", job="writer")
+        given = env.from_source(
+            KafkaSource(servers, [source], value=Json(fields), reader=engine), uid="given"
+        )
+        sink = KafkaSink(servers, between, key=String("user"), value=writes, writer=engine)
+        given.sink_to(sink, uid="out")
+        return env
+
+    def reader():
+        env = environment(spark, job_dir / "reader", job="reader")
+        key = {"key": String("user"), "key_fields_prefix": "key_"}
+        found = env.from_source(
+            KafkaSource(servers, [between], value=reads, reader=engine, **key), uid="read"
+        )
+        found.sink_to(KafkaSink(servers, out, value=Json(), writer=engine), uid="out")
+        return env
+
+    if "registry" in form:
+        registered(registry, f"{between}-value", form, fields)
+    for job, into in ((writer, between), (reader, out)):
+        for point in ("decision:after:1", "sink-commit:before:1"):
+            if into == between:
+                produce(servers, source, [row.encode() for row in ROWS])
+            crash_at(job(), point)
+        if into == between:
+            produce(servers, source, [row.encode() for row in ROWS])
+        run_until(job(), lambda _, into=into: len(read_committed(servers, into)) >= 9)
+    found = read_committed(servers, out)
+    given = Counter(exact(row, names) for row in ROWS)
+    assert Counter(exact(one.value, names) for one in found) == {row: 3 for row in given}
+    assert {json.loads(one.value)["key_user"] for one in found} == {json.loads(row)["user"] for row in ROWS}
+
+
+ORDERS = '{"type": "record", "name": "Order", "fields": [{"name": "user", "type": "string"}%s]}'
+V1, V2 = ORDERS % "", ORDERS % ', {"name": "note", "type": ["null", "string"], "default": null}'
+
+
+def avro_record(number: int, *texts: str) -> bytes:
+    """A record of the wire format: a text, and a text in a union behind it."""
+    first, *rest = (bytes([2 * len(text)]) + text.encode() for text in texts)
+    return bytes([0]) + number.to_bytes(4, "big") + first + b"".join(b"\2" + one for one in rest)
+
+
+def users_job(spark, job_dir, servers, source, out, value, **settings):
+    env = environment(spark, job_dir, **settings)
+    users = env.from_source(KafkaSource(servers, [source], value=value, **{"reader": "python"}), uid="users")
+    users.sink_to(KafkaSink(servers, out, value=Json(), writer="python"), uid="out")
+    return env
+
+
+def written(servers, out) -> list[dict]:
+    found = [json.loads(one.value) for one in read_committed(servers, out)]
+    return sorted(found, key=lambda one: one["user"])
+
+
+def test_a_schema_that_changes_while_the_job_runs(spark, broker, topic, registry, job_dir):
+    """EVOLVE: the job starts again with a new column; FAIL: it ends, and names the field."""
+    servers, source, out = broker.bootstrap_servers, topic(1), topic(1)
+    first = registry.register(f"{source}-value", V1)
+    produce(servers, source, [avro_record(first, "a")])
+    evolving = Avro(registry=SchemaRegistry(registry.url), on_schema_change=OnSchemaChange.EVOLVE)
+    with running(users_job(spark, job_dir / "a", servers, source, out, evolving)) as client:
+        await_that(lambda: written(servers, out), client)
+        second = registry.register(f"{source}-value", V2)
+        produce(servers, source, [avro_record(second, "b", "new"), avro_record(first, "c")])
+        await_that(lambda: len(written(servers, out)) == 3, client)
+        client.stop_with_checkpoint()
+        assert client.wait(timeout_ms=180_000)
+    assert written(servers, out) == [
+        {"user": "a"},
+        {"user": "b", "note": "new"},
+        {"user": "c", "note": None},
+    ]
+    facts = {one.name for one in (job_dir / "a" / "facts").glob("schema-*")}
+    assert facts == {f"schema-users-value{number}.json" for number in ("", f"-{first}", f"-{second}")}
+    # Another job began with the first schema and keeps it, as its directory says.
+    other, its_out = topic(1), topic(1)
+    number = registry.register(f"{other}-value", V1)
+    produce(servers, other, [avro_record(number, "a")])
+    keeping = Avro(registry=SchemaRegistry(registry.url))
+    run_until(
+        users_job(spark, job_dir / "b", servers, other, its_out, keeping), lambda _: written(servers, its_out)
+    )
+    number = registry.register(f"{other}-value", V2)
+    produce(servers, other, [avro_record(number, "b", "new")])
+    error = failure_of(users_job(spark, job_dir / "b", servers, other, its_out, keeping))
+    assert isinstance(error, SchemaError) and "'note'" in str(error) and f"schema {number}" in str(error)
+    leaving = Avro(registry=SchemaRegistry(registry.url), on_schema_change=OnSchemaChange.LEAVE_OUT)
+    run_until(
+        users_job(spark, job_dir / "b", servers, other, its_out, leaving),
+        lambda _: len(written(servers, its_out)) == 2,
+    )
+    assert written(servers, its_out) == [{"user": "a"}, {"user": "b"}]
+
+
+@pytest.mark.nightly
+def test_a_registry_that_is_away_makes_no_record_bad(spark, broker, topic, own_registry, job_dir):
+    """A job whose policy is to drop waits, restarts, and loses nothing."""
+    servers, source, out = broker.bootstrap_servers, topic(1), topic(1)
+    registry = SchemaRegistry(own_registry.url, timeout_ms=500, retry_ms=1_500)
+    value = Avro(
+        V1, registry=registry, on_schema_change=OnSchemaChange.LEAVE_OUT, on_bad_record=OnBadRecord.DROP
+    )
+    first = own_registry.register(f"{source}-value", V1)
+    second = own_registry.register(f"{source}-value", V2)
+    produce(servers, source, [avro_record(first, "a")])
+    env = users_job(
+        spark, job_dir, servers, source, out, value, restart_strategy=FixedDelay(attempts=50, delay_ms=100)
+    )
+    with running(env) as client:
+        await_that(lambda: written(servers, out), client)
+        with own_registry.away():
+            produce(servers, source, [avro_record(second, "b", "x"), b"no record", avro_record(first, "c")])
+            await_that(lambda: client.progress.restarts >= 2, client)
+            assert written(servers, out) == [{"user": "a"}]
+        await_that(lambda: len(written(servers, out)) == 3, client)
+        client.stop_with_checkpoint()
+        assert client.wait(timeout_ms=180_000)
+    assert written(servers, out) == [{"user": "a"}, {"user": "b"}, {"user": "c"}]
+
+
+def letters_in(servers, topic) -> dict[bytes, str]:
+    found = {
+        one.value: dict(one.headers)["flinkish-detail"].decode() for one in read_committed(servers, topic)
+    }
+    return dict(sorted(found.items()))
+
+
+BAD = {
+    "string": (String("user"), [b"a"], {b"\xff": "the value is not UTF-8"}),
+    "csv": (
+        Csv("user STRING, n INT"),
+        [b"a,1"],
+        {
+            b"b": "the line has 1 values, and there are 2 fields",
+            b"c,x": "the field 'n' is no int: 'x'",
+            b"d,99999999999": "a value is none of its field's type",
+        },
+    ),
+    "avro": (Avro(V1), [b"\2a"], {b"\4a": "the bytes end within", b"\2ax": "1 bytes follow"}),
+    "protobuf": (
+        Protobuf(PROTOBUF, "shop.Order"),
+        [b"\n\1a"],
+        {b"\xff": "the bytes are no shop.Order", b"\n\1\xff": "the bytes are no shop.Order"},
+    ),
+    "json schema": (
+        JsonSchema(JSON_SCHEMA),
+        [b'{"user": "a"}'],
+        {
+            b'{"n": 1}': "it is not valid by its JSON Schema: the object: 'user' is a required property",
+            b'{"user": "b", "n": "x"}': "it is not valid by its JSON Schema: n: 'x' is not of type 'integer'",
+            b"{": "it is no JSON",
+        },
+    ),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("engine", ["jvm", "python"])
+@pytest.mark.parametrize("form", list(BAD))
+def test_bad_records_under_the_three_policies(spark, broker, topic, job_dir, form, engine):
+    servers, source, letters = broker.bootstrap_servers, topic(1), topic(1)
+    value, good, bad = BAD[form]
+    produce(servers, source, [*good, *bad])
+    for name, policy in (
+        ("letter", DeadLetter(letters)),
+        ("drop", OnBadRecord.DROP),
+        ("fail", OnBadRecord.FAIL),
+    ):
+        out = topic(1)
+        env = environment(spark, job_dir / name)
+        reads = replace(value, on_bad_record=policy)
+        found = env.from_source(KafkaSource(servers, [source], value=reads, reader=engine), uid="in")
+        found.sink_to(KafkaSink(servers, out, value=Json(), writer=engine), uid="out")
+        if name == "fail":
+            error = failure_of(env)
+            assert isinstance(error, BadRecordError), error
+            assert error.offset == len(good) and next(iter(bad.values())) in str(error)
+            continue
+        client = run_until(env, lambda _, out=out: written(servers, out))
+        assert [one["user"] for one in written(servers, out)] == ["a"]
+        if name == "drop":
+            assert client.progress.dropped == len(bad)
+    told = letters_in(servers, letters)
+    assert told.keys() == bad.keys()
+    assert all(told[data].startswith(why) for data, why in bad.items()), told
+
+
+@pytest.mark.nightly
+def test_rows_that_do_not_fit_and_schemas_that_are_not_compatible(spark, broker, topic, registry, job_dir):
+    servers, source, out, letters = broker.bootstrap_servers, topic(1), topic(1), topic(1)
+    rows_in = ['{"user": "a", "n": 1}', '{"n": 2}', '{"user": "c", "n": 3}']
+    produce(servers, source, [row.encode() for row in rows_in])
+    schema = JSON_SCHEMA.replace('"integer"', '"integer", "maximum": 2')
+
+    def job(value, name):
+        env = environment(spark, job_dir / name)
+        given = env.from_source(KafkaSource(servers, [source], value=Json(PLAIN), reader="python"), uid="in")
+        sink = KafkaSink(servers, out, value=value, writer="python", on_bad_record=DeadLetter(letters))
+        given.sink_to(sink, uid="out")
+        return env
+
+    env = job(JsonSchema(schema, registry=SchemaRegistry(registry.url)), "a")
+    run_until(env, lambda _: len(read_committed(servers, letters)) == 2)
+    (good,) = read_committed(servers, out)
+    assert good.value[:1] == b"\0" and json.loads(good.value[5:]) == {"user": "a", "n": 1}
+    assert sorted(letters_in(servers, letters).values()) == [
+        "it is not valid by its JSON Schema: n: 3 is greater than the maximum of 2",
+        "it is not valid by its JSON Schema: the object: 'user' is a required property",
+    ]
+    subject = f"{out}-value"
+    registry.ask(f"config/{subject}", {"compatibility": "FULL"}, "PUT")
+    other = JSON_SCHEMA.replace('"integer"', '"string"')
+    with pytest.raises(SchemaError, match=f"does not take the schema of subject '{subject}'"):
+        job(JsonSchema(other, fields="", registry=SchemaRegistry(registry.url)), "b").execute()
+    required = SchemaRegistry(registry.url, registration=Registration.REQUIRED)
+    with pytest.raises(
+        SchemaError, match=f"does not have the schema that is written under '{subject}'|{subject}"
+    ):
+        job(JsonSchema(other, registry=required), "c").execute()
