@@ -66,6 +66,7 @@ from .core.accumulators import IntCounter as IntCounter
 from .core.accumulators import LongCounter as LongCounter
 from .core.accumulators import LongMaximum as LongMaximum
 from .core.accumulators import LongMinimum as LongMinimum
+from .core.changelogs import RowKind as RowKind
 from .core.config import CancellationConfig as CancellationConfig
 from .core.config import CheckpointConfig as CheckpointConfig
 from .core.config import CheckpointingMode as CheckpointingMode
@@ -81,6 +82,7 @@ from .core.formats import Avro as Avro
 from .core.formats import DeadLetter as DeadLetter
 from .core.formats import Json as Json
 from .core.formats import OnBadRecord as OnBadRecord
+from .core.formats import OnTombstone as OnTombstone
 from .core.formats import Raw as Raw
 from .datastream.async_data_stream import AsyncDataStream as AsyncDataStream
 from .datastream.connected_streams import BroadcastConnectedStream as BroadcastConnectedStream

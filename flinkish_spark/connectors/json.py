@@ -109,18 +109,18 @@ def dropped_metric(counted_as: Sequence[str]) -> str:
     return DROPPED_METRIC + json.dumps(list(counted_as))
 
 
-def bad_records(raw: DataFrame, value: Json) -> DataFrame:
-    """Return the rows of `raw` whose value is not a JSON object of the declared schema."""
-    return raw.where(_is_bad(_parsed(raw.sparkSession, value)))
+def is_bad(spark: SparkSession, value: Json, column: str) -> Column:
+    """Return whether a column's bytes are no JSON object of the declared schema."""
+    return _is_bad(_parsed(spark, value, column), column)
 
 
-def _text() -> Column:
-    return F.col("value").cast("string")
+def _text(column: str = "value") -> Column:
+    return F.col(column).cast("string")
 
 
-def _is_object() -> Column:
+def _is_object(column: str = "value") -> Column:
     """Whether a value looks like one JSON object from outside; false for null."""
-    text = _text()
+    text = _text(column)
     trimmed = F.trim(text, F.lit(_WHITESPACE))
     is_braced = text.startswith("{") & text.endswith("}")
     # Trimming looks for each character in a set, which is slow, so it is only for values that need it. In an
@@ -129,11 +129,11 @@ def _is_object() -> Column:
     return F.coalesce(braced & F.is_valid_utf8(text), F.lit(False))
 
 
-def _parsed(spark: SparkSession, value: Json) -> Column:
+def _parsed(spark: SparkSession, value: Json, column: str = "value") -> Column:
     schema = T.StructType([*json_schema(value), T.StructField(_CORRUPT, T.StringType())])
     settings = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, **_STRICT}
-    return from_json(spark, _text(), schema, settings)
+    return from_json(spark, _text(column), schema, settings)
 
 
-def _is_bad(parsed: Column) -> Column:
-    return ~_is_object() | parsed.isNull() | parsed[_CORRUPT].isNotNull()
+def _is_bad(parsed: Column, column: str = "value") -> Column:
+    return ~_is_object(column) | parsed.isNull() | parsed[_CORRUPT].isNotNull()

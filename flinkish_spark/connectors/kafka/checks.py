@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from kafka.admin import ConfigResource, ConfigResourceType
 from pyspark.sql import functions as F
 
-from flinkish_spark.connectors.json import bad_records
 from flinkish_spark.connectors.kafka.client.admin import PREFLIGHT_TIMEOUT_MS, KafkaAdmin
 from flinkish_spark.connectors.kafka.client.client import KafkaWire, seen_to_stay
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
@@ -298,20 +297,25 @@ def letters_uid(uid: str) -> str:
 
 
 def letters_of(
-    raw: DataFrame,
+    bad: DataFrame,
+    why: Column,
     value: Json,
     uid: str,
     connection: KafkaConnection,
     writer: Engine,
     peers: Sequence[Sink],
 ) -> SideOutput:
-    """Return the records of `raw` that cannot be read, with the sink that takes them as they came.
+    """Return records that cannot be read with the sink that takes them as they came.
 
     Parameters
     ----------
-    raw
-        A scan of its own; has `key`, `value`, `topic`, `partition`, `offset`, `timestamp`, `headers`,
+    bad
+        Out of a scan of its own; has `key`, `value`, `topic`, `partition`, `offset`, `timestamp`, `headers`,
         channel and sequence.
+    why
+        What is wrong with each, as a text.
+    value
+        Has the policy.
     uid
         Of the source.
     writer
@@ -338,15 +342,15 @@ def letters_of(
     )
     # Before 1970 no sink writes; it is how a log says that it has no time.
     time = F.when(F.col("timestamp") >= F.timestamp_seconds(F.lit(0)), F.col("timestamp"))
-    bad = bad_records(raw, value).select(
+    letters = bad.select(
         "key",
         "value",
         time.alias("timestamp"),
-        _headers(value, uid).alias(HEADERS),
+        _headers(why, uid).alias(HEADERS),
         C.CHANNEL,
         C.SEQUENCE,
     )
-    return SideOutput(letters_uid(uid), bad, sink)
+    return SideOutput(letters_uid(uid), letters, sink)
 
 
 def letters_timeout_ms(value: Json, peers: Sequence[Sink]) -> int:
@@ -364,20 +368,15 @@ def letters_timeout_ms(value: Json, peers: Sequence[Sink]) -> int:
     return min(found, default=DEFAULT_TRANSACTION_TIMEOUT_MS)
 
 
-def _headers(value: Json, uid: str) -> Column:
+def _headers(why: Column, uid: str) -> Column:
     """Return the record's headers, and behind them ours."""
-    detail = (
-        F.when(F.col("value").isNull(), F.lit("the record has no value"))
-        .when(~F.is_valid_utf8(F.col("value").cast("string")), F.lit("the value is not UTF-8"))
-        .otherwise(F.lit(f"the value is no JSON object of the fields {value.schema}"[:_MOST_DETAIL]))
-    )
     ours = {
         "flinkish-error": F.lit("unreadable"),
         "flinkish-source": F.lit(uid),
         "flinkish-topic": F.col("topic"),
         "flinkish-partition": F.col("partition").cast("string"),
         "flinkish-offset": F.col("offset").cast("string"),
-        "flinkish-detail": detail,
+        "flinkish-detail": F.left(why, F.lit(_MOST_DETAIL)),
     }
     entries = [
         F.struct(F.lit(name).alias("key"), text.cast("binary").alias("value")) for name, text in ours.items()

@@ -35,6 +35,7 @@ from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable
 from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
 from flinkish_spark.connectors.row_count import RowCount, reports
 from flinkish_spark.contracts.sink import Committer, SinkContext, SinkWriter, StageRequest, StageResult
+from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
 from flinkish_spark.core.errors import BrokerUnavailableError, CorruptObjectError, InternalError, SchemaError
 from flinkish_spark.core.formats import Avro, BadRecordPolicy, DeadLetter, Json, Raw
 from flinkish_spark.protocol.ids import CheckpointId, TransactionalId
@@ -135,6 +136,7 @@ Format = Json | Raw | Avro
 #: The columns that every writer gets, before those that not every sink has.
 KEY, VALUE, TOPIC = "key", "value", "topic"
 _LIST_OF_HEADERS = "array<struct<key:string,value:binary>>"
+_MAPS_OF_HEADERS = ("map<string,binary>", "map<string,array<binary>>")
 PARTITION, TIMESTAMP, HEADERS, MISFIT = "partition", "timestamp", "headers", "misfit"
 
 
@@ -149,8 +151,9 @@ def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> No
     for part, form in (("key", sink.key_format), ("value", sink.value)):
         for name in _named(form):
             _kind(schema, uid, part, name)
-        _check_types(part, form, schema, uid)
+        _check_types(part, form, sink.fields_of(schema), uid)
     wanted: list[tuple[str, str, tuple[type[T.DataType], ...], str]] = [
+        ("row kind", sink.row_kind, (T.StringType,), "STRING"),
         ("topic", sink.topic_column, (T.StringType,), "STRING"),
         ("partition", sink.partition, (T.ByteType, T.ShortType, T.IntegerType), "INT"),
         ("timestamp", sink.timestamp, (T.TimestampType, T.LongType), "TIMESTAMP, or BIGINT in milliseconds"),
@@ -171,10 +174,10 @@ def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> No
 
 
 def _check_list_of_headers(kind: T.DataType, column: str, uid: str) -> None:
-    if kind.simpleString() != _LIST_OF_HEADERS:
+    if kind.simpleString() not in (_LIST_OF_HEADERS, *_MAPS_OF_HEADERS):
         raise SchemaError(
             f"the list of headers of sink '{uid}' is the column '{column}' of type {kind.simpleString()}",
-            why=f"it must be {_LIST_OF_HEADERS}",
+            why=f"it must be {_LIST_OF_HEADERS}, {' or '.join(_MAPS_OF_HEADERS)}",
             what_to_do='cast it in a transform, or name headers one by one: headers={"name": "column"}',
             column=column,
         )
@@ -224,11 +227,19 @@ def record_columns(sink: KafkaSinkSettings, schema: T.StructType) -> dict[str, C
 
     Key, value and topic are always there; of the others those that the sink has.
     """
-    key_misfit, value_misfit = _misfit(sink.key_format, schema), _misfit(sink.value, schema)
+    fields = sink.fields_of(schema)
+    key_misfit, value_misfit = _misfit(sink.key_format, fields), _misfit(sink.value, fields)
+    # What a dead letter of a record that has no Avro form tells of it.
+    value = _encoded(sink.value, fields, value_misfit, instead=_json(fields.names))
+    misfits = [one for one in (key_misfit, value_misfit) if one is not None]
+    if sink.row_kind:
+        kind = F.col(quoted(sink.row_kind))
+        # A retraction has no value that could not fit.
+        value = F.when(~F.coalesce(kind.isin(*RETRACTIONS), F.lit(False)), value)
+        misfits = [_no_kind(kind), *_unless_gone(kind, key_misfit, value_misfit)]
     found = {
-        KEY: _encoded(sink.key_format, schema, key_misfit, instead=None),
-        # What a dead letter of a record that has no Avro form tells of it.
-        VALUE: _encoded(sink.value, schema, value_misfit, instead=_json(schema.names)),
+        KEY: _encoded(sink.key_format, fields, key_misfit, instead=None),
+        VALUE: value,
         TOPIC: F.col(quoted(sink.topic_column)) if sink.topic_column else F.lit(None).cast("string"),
     }
     if sink.partition:
@@ -236,11 +247,20 @@ def record_columns(sink: KafkaSinkSettings, schema: T.StructType) -> dict[str, C
     if sink.timestamp:
         found[TIMESTAMP] = _milliseconds(schema, sink.timestamp)
     if sink.headers:
-        found[HEADERS] = _headers(sink.headers)
-    misfits = [one for one in (key_misfit, value_misfit) if one is not None]
+        found[HEADERS] = _headers(sink.headers, schema)
     if misfits:
         found[MISFIT] = F.coalesce(*misfits)
     return {name: column.alias(name) for name, column in found.items()}
+
+
+def _no_kind(kind: Column) -> Column:
+    is_kind = F.coalesce(kind.isin(*[one.value for one in RowKind]), F.lit(False))
+    return F.when(~is_kind, F.lit("it has no row kind"))
+
+
+def _unless_gone(kind: Column, key: Column | None, value: Column | None) -> list[Column]:
+    of_value = [] if value is None else [F.when(~kind.isin(*RETRACTIONS), value)]
+    return [*([] if key is None else [key]), *of_value]
 
 
 def _misfit(form: Format | None, schema: T.StructType) -> Column | None:
@@ -280,14 +300,28 @@ def _milliseconds(schema: T.StructType, column: str) -> Column:
     return F.unix_millis(value) if isinstance(schema[column].dataType, T.TimestampType) else value
 
 
-def _headers(headers: Mapping[str, str] | str) -> Column:
+def _headers(headers: Mapping[str, str] | str, schema: T.StructType) -> Column:
     if isinstance(headers, str):
-        return F.col(quoted(headers))
+        return _list_of_headers(F.col(quoted(headers)), schema[headers].dataType)
     entries = [
         F.struct(F.lit(name).alias("key"), F.col(quoted(column)).cast("binary").alias("value"))
         for name, column in headers.items()
     ]
     return F.filter(F.array(*entries), lambda entry: entry["value"].isNotNull())
+
+
+def _list_of_headers(headers: Column, kind: T.DataType) -> Column:
+    if not isinstance(kind, T.MapType):
+        return headers
+    if not isinstance(kind.valueType, T.ArrayType):
+        return F.map_entries(headers)
+
+    def of_name(entry: Column) -> Column:
+        return F.transform(
+            entry["value"], lambda value: F.struct(entry["key"].alias("key"), value.alias("value"))
+        )
+
+    return F.flatten(F.transform(F.map_entries(headers), of_name))
 
 
 # ----------------------------------------------------------------------------------------------------------
