@@ -8,7 +8,7 @@ parsed.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -21,6 +21,8 @@ from flinkish_spark.types.ddl import DdlError, parse_ddl, quoted
 from flinkish_spark.types.exact_text import unfit_for_json
 from flinkish_spark.types.hints import first_required, holds_nothing
 
+#: Of parsed fields, whether they are of no use.
+Misfit = Callable[[Column], Column]
 #: Name of the observed metric that counts dropped records; the source's topics follow.
 DROPPED_METRIC = "flinkish_dropped_"
 _CORRUPT = "_fs_corrupt"
@@ -69,6 +71,7 @@ def decoded(
     counted_as: Sequence[str],
     kept: Sequence[str],
     is_barrier: Column | None = None,
+    misfit: Misfit | None = None,
 ) -> DataFrame:
     """Return the fields of each good record and the columns `kept`, under the value's policy.
 
@@ -80,6 +83,8 @@ def decoded(
         What is read, told apart from what every other scan of a job reads; see :func:`dropped_metric`.
     is_barrier
         Which rows are no records: they pass, whatever the policy.
+    misfit
+        What else makes a record a bad one, of its parsed fields. Under FAIL whoever uses them raises.
     """
     passes = F.lit(False) if is_barrier is None else is_barrier
     if value.on_bad_record is OnBadRecord.FAIL:
@@ -91,7 +96,7 @@ def decoded(
         parsed = from_json(raw.sparkSession, _text(), json_schema(value), {"mode": "FAILFAST", **_STRICT})
         return raw.where(checked).select(parsed.alias(_PARSED), *kept).select(f"{_PARSED}.*", *kept)
     counted = raw.withColumn(_PARSED, _parsed(raw.sparkSession, value))
-    is_bad = ~passes & _is_bad(F.col(_PARSED))
+    is_bad = ~passes & _is_bad(F.col(_PARSED), misfit=misfit)
     if value.on_bad_record is OnBadRecord.DROP:
         counted = counted.observe(dropped_metric(counted_as), F.count(F.when(is_bad, 1)).alias("dropped"))
     names = [F.col(f"{_PARSED}.{quoted(name)}") for name in json_schema(value).names]
@@ -109,9 +114,9 @@ def dropped_metric(counted_as: Sequence[str]) -> str:
     return DROPPED_METRIC + json.dumps(list(counted_as))
 
 
-def is_bad(spark: SparkSession, value: Json, column: str) -> Column:
-    """Return whether a column's bytes are no JSON object of the declared schema."""
-    return _is_bad(_parsed(spark, value, column), column)
+def is_bad(spark: SparkSession, value: Json, column: str, misfit: Misfit | None = None) -> Column:
+    """Return whether a column's bytes are no JSON object of the declared schema, or one that does not fit."""
+    return _is_bad(_parsed(spark, value, column), column, misfit)
 
 
 def _text(column: str = "value") -> Column:
@@ -135,5 +140,6 @@ def _parsed(spark: SparkSession, value: Json, column: str = "value") -> Column:
     return from_json(spark, _text(column), schema, settings)
 
 
-def _is_bad(parsed: Column, column: str = "value") -> Column:
-    return ~_is_object(column) | parsed.isNull() | parsed[_CORRUPT].isNotNull()
+def _is_bad(parsed: Column, column: str = "value", misfit: Misfit | None = None) -> Column:
+    is_none = ~_is_object(column) | parsed.isNull() | parsed[_CORRUPT].isNotNull()
+    return is_none if misfit is None else is_none | F.coalesce(misfit(parsed), F.lit(True))

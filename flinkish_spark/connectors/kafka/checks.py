@@ -17,7 +17,7 @@ from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee
 from flinkish_spark.contracts.source import SideOutput
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, GraphError, InputLostError
-from flinkish_spark.core.formats import DeadLetter, Json, Raw
+from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter, Raw
 from flinkish_spark.transport import columns as C
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ _MOST_DETAIL = 1_000
 
 def letter_topic(value: object) -> str:
     """Return where unreadable records go; empty where none go anywhere."""
-    to = value.on_bad_record if isinstance(value, Json) else None
+    to = getattr(value, "on_bad_record", None)
     return to.topic if isinstance(to, DeadLetter) else ""
 
 
@@ -299,7 +299,7 @@ def letters_uid(uid: str) -> str:
 def letters_of(
     bad: DataFrame,
     why: Column,
-    value: Json,
+    policy: BadRecordPolicy,
     uid: str,
     connection: KafkaConnection,
     writer: Engine,
@@ -314,8 +314,8 @@ def letters_of(
         channel and sequence.
     why
         What is wrong with each, as a text.
-    value
-        Has the policy.
+    policy
+        A dead letter.
     uid
         Of the source.
     writer
@@ -325,13 +325,14 @@ def letters_of(
     """
     from flinkish_spark.connectors.kafka.sink import KafkaSink
 
-    topic = letter_topic(value)
+    assert isinstance(policy, DeadLetter)
+    topic = policy.topic
     sink = KafkaSink(
         connection.servers,
         topic,
         key="key",
         value=Raw("value"),
-        transaction_timeout_ms=letters_timeout_ms(value, peers),
+        transaction_timeout_ms=letters_timeout_ms(policy, peers),
         # What a topic holds fits another one that takes as much; where it takes less, its head is kept.
         on_oversize=DeadLetter(topic),
         options=connection.options,
@@ -353,12 +354,11 @@ def letters_of(
     return SideOutput(letters_uid(uid), letters, sink)
 
 
-def letters_timeout_ms(value: Json, peers: Sequence[Sink]) -> int:
+def letters_timeout_ms(policy: BadRecordPolicy, peers: Sequence[Sink]) -> int:
     """Return how long staged letters may wait: as long as what their job stages otherwise."""
     from flinkish_spark.connectors.kafka.sink import KafkaSink
     from flinkish_spark.connectors.kafka.sink_settings import DEFAULT_TRANSACTION_TIMEOUT_MS
 
-    policy = value.on_bad_record
     if isinstance(policy, DeadLetter) and policy.transaction_timeout_ms is not None:
         return policy.transaction_timeout_ms
     exact = DeliveryGuarantee.EXACTLY_ONCE

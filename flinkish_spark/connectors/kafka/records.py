@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.json import decoded, is_bad, json_schema
+from flinkish_spark.connectors.changelog import PLACE, Changelog
+from flinkish_spark.connectors.json import Misfit, decoded, is_bad, json_schema
 from flinkish_spark.connectors.kafka.checks import HEADERS, HEADERS_TYPE, letter_topic
 from flinkish_spark.connectors.kafka.client.settings import INCLUDE_LEADER_EPOCH
-from flinkish_spark.core.changelogs import ROW_KIND, RowKind
+from flinkish_spark.core.changelogs import ROW_KIND, Changes, RowKind
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.formats import Engine, Json, OnBadRecord, OnTombstone, Raw
 from flinkish_spark.core.validation import instance_of
@@ -78,6 +80,8 @@ _PARTS: Mapping[str, _Part] = {
 METADATA = tuple(_PARTS)
 #: What only the planner asks for: the record's timestamp as event time.
 OWN_TIME = "event time"
+#: In front of what the format of the value knows.
+_OF_VALUE = "value."
 _WITH_HEADERS = frozenset({"headers", "headers-map"})
 
 
@@ -96,13 +100,17 @@ def checked_metadata(metadata: Sequence[str]) -> tuple[str, ...]:
     """
     # A set is no list: columns have an order, the same in every process.
     is_list = isinstance(metadata, Sequence) and not isinstance(metadata, str)
-    if not is_list or not all(name in METADATA for name in metadata):
+    if not is_list or not all(name in METADATA or _is_of_value(name) for name in metadata):
         raise ConfigError(
             f"metadata is {metadata!r}",
             why=f"it must be a list of names among {', '.join(METADATA)}",
             what_to_do='give it like metadata=["topic", "partition", "offset"], or leave it out',
         )
     return tuple(dict.fromkeys(metadata))
+
+
+def _is_of_value(name: object) -> bool:
+    return isinstance(name, str) and name.startswith(_OF_VALUE)
 
 
 def check_readable(metadata: Sequence[str], reader: Engine) -> None:
@@ -117,19 +125,21 @@ def check_readable(metadata: Sequence[str], reader: Engine) -> None:
 
 def metadata_columns(metadata: Sequence[str]) -> list[Column]:
     """Return the columns, made from those of a Kafka reader."""
-    made = [F.unix_millis("timestamp") if name == OWN_TIME else _PARTS[name].column() for name in metadata]
-    return [one.alias(name) for one, name in zip(made, names_of(metadata), strict=True)]
+    own = [name for name in metadata if not _is_of_value(name)]
+    made = [F.unix_millis("timestamp") if name == OWN_TIME else _PARTS[name].column() for name in own]
+    return [one.alias(name) for one, name in zip(made, names_of(own), strict=True)]
 
 
 def names_of(metadata: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the columns.
+    """Return the names of the columns, without those that the value's format knows.
 
     Examples
     --------
     >>> names_of(["topic", "timestamp-type"])
     ('_topic', '_timestamp_type')
     """
-    return tuple(C.TIME if name == OWN_TIME else "_" + name.replace("-", "_") for name in metadata)
+    own = [name for name in metadata if not _is_of_value(name)]
+    return tuple(C.TIME if name == OWN_TIME else "_" + name.replace("-", "_") for name in own)
 
 
 def check_names(metadata: Sequence[str], fields: T.StructType) -> None:
@@ -157,6 +167,7 @@ def options_for(metadata: Sequence[str]) -> dict[str, str]:
 #: While a key is decoded, the columns of its record have this before their names.
 _ASIDE = f"{PREFIX}aside_"
 _KEY, _IS_TOMBSTONE = f"{PREFIX}key_fields", f"{PREFIX}is_tombstone"
+_IS_BARRIER = f"{PREFIX}is_barrier"
 
 
 @dataclass(frozen=True)
@@ -182,7 +193,7 @@ class Decoding:
         They contradict each other.
     """
 
-    value: Json
+    value: Json | Changes
     metadata: tuple[str, ...] = ()
     key: Json | None = None
     key_prefix: str = ""
@@ -210,10 +221,43 @@ class Decoding:
                 why="a record is good or bad as a whole",
                 what_to_do="give on_bad_record to the value",
             )
+        if not isinstance(self.value, Json) and self.tombstones in (OnTombstone.KEEP, OnTombstone.DELETE):
+            raise ConfigError(
+                f"tombstones is OnTombstone.{self.tombstones.name}, and the value is a format of changes",
+                why="a deletion is a record of its own there; the tombstone behind it is for compaction",
+                what_to_do="leave it out, or use OnTombstone.REFUSE",
+            )
+        if isinstance(self.value, Json) and self._of_value:
+            raise ConfigError(
+                f"metadata asks for '{_OF_VALUE}{self._of_value[0]}', and the value is Json",
+                what_to_do="leave it out: only formats of changes know such things",
+            )
         self._check_fields()
 
+    @cached_property
+    def _changelog(self) -> Changelog | None:
+        return None if isinstance(self.value, Json) else Changelog(self.value, self._of_value)
+
+    @property
+    def _of_value(self) -> tuple[str, ...]:
+        return tuple(one.removeprefix(_OF_VALUE) for one in self.metadata if _is_of_value(one))
+
+    @property
+    def _read(self) -> Json:
+        """How a value is read."""
+        return self.value if self._changelog is None else self._changelog.json  # type: ignore[return-value]
+
+    @property
+    def _fields(self) -> T.StructType:
+        """Fields of a value, as the stream has them."""
+        return json_schema(self._read) if self._changelog is None else self._changelog.fields
+
+    @property
+    def _misfit(self) -> Misfit | None:
+        return None if self._changelog is None else self._changelog.misfit
+
     def _check_fields(self) -> None:
-        values, keys = json_schema(self.value), self._key_fields
+        values, keys = self._fields, self._key_fields
         check_names(self.metadata, T.StructType([*values, *keys]))
         taken = {one.name.lower(): one for one in values}
         for one in keys:
@@ -233,7 +277,7 @@ class Decoding:
     @property
     def is_changelog(self) -> bool:
         """Whether the rows have kinds."""
-        return self.tombstones is OnTombstone.DELETE
+        return self.tombstones is OnTombstone.DELETE or self._changelog is not None
 
     @property
     def drops_records(self) -> bool:
@@ -276,11 +320,16 @@ class Decoding:
             raw = raw.where(~has_none)
         if self.key is not None:
             raw = self._with_key(raw, counted_as, is_barrier)
-        if self.tombstones in (OnTombstone.REFUSE, OnTombstone.DROP):
-            return self._named(decoded(raw, self.value, counted_as, self._beside(kept), is_barrier), kept)
-        raw = raw.withColumn(_IS_TOMBSTONE, has_none)
-        passes = F.col(_IS_TOMBSTONE) if is_barrier is None else F.col(_IS_TOMBSTONE) | is_barrier
-        return self._named(decoded(raw, self.value, counted_as, self._beside(kept), passes), kept)
+        passes, beside = is_barrier, self._beside(kept)
+        if self.tombstones in (OnTombstone.KEEP, OnTombstone.DELETE):
+            raw = raw.withColumn(_IS_TOMBSTONE, has_none)
+            passes = F.col(_IS_TOMBSTONE) if is_barrier is None else F.col(_IS_TOMBSTONE) | is_barrier
+        if self._changelog is None:
+            return self._named(decoded(raw, self._read, counted_as, beside, passes), kept)
+        raw = raw.withColumn(PLACE, F.to_json(F.struct("topic", "partition", "offset")))
+        raw = raw.withColumn(_IS_BARRIER, F.lit(False) if is_barrier is None else is_barrier)
+        said = decoded(raw, self._read, counted_as, (*beside, PLACE, _IS_BARRIER), passes, self._misfit)
+        return self._named(self._changelog.rows(said, beside, F.col(_IS_BARRIER)), kept)
 
     def _beside(self, kept: Sequence[str]) -> tuple[str, ...]:
         """Return the columns that go past the decoding of the value."""
@@ -304,12 +353,14 @@ class Decoding:
         """Return the columns of a stream: those of the key alone, of the value, the kind, those kept."""
         of_key = [] if self.key is None else json_schema(self.key).names
         keys = {self.key_prefix + name: F.col(_KEY)[name] for name in of_key}
-        values = {name: F.col(quoted(name)) for name in json_schema(self.value).names}
+        values = {name: F.col(quoted(name)) for name in self._fields.names}
         if self.tombstones in (OnTombstone.KEEP, OnTombstone.DELETE):
             for name in values.keys() & keys.keys():
                 values[name] = F.when(F.col(_IS_TOMBSTONE), keys[name]).otherwise(values[name])
         kind = []
-        if self.is_changelog:
+        if self._changelog is not None:
+            kind = [F.col(name) for name in (ROW_KIND, *self._changelog.names)]
+        elif self.is_changelog:
             deleted, updated = (F.lit(one.value) for one in (RowKind.DELETE, RowKind.UPDATE_AFTER))
             kind = [F.when(F.col(_IS_TOMBSTONE), deleted).otherwise(updated).alias(ROW_KIND)]
         alone = [column.alias(name) for name, column in keys.items() if name not in values]
@@ -319,7 +370,7 @@ class Decoding:
     def bad(self, raw: DataFrame) -> DataFrame:
         """Return the records of which no row can be made."""
         spark = raw.sparkSession
-        found = is_bad(spark, self.value, "value")
+        found = is_bad(spark, self._read, "value", self._misfit)
         if self.tombstones is not OnTombstone.REFUSE:
             found = F.col("value").isNotNull() & found
         if self.key is not None:
@@ -331,19 +382,19 @@ class Decoding:
 
     def why_bad(self, bad: DataFrame) -> Column:
         """Return what is wrong with the records of :meth:`bad`, as a text."""
-        why = _why_no_object("value", self.value)
+        what = "JSON object" if self._changelog is None else self._changelog.what
+        why = _why_none("value", f"no {what} of the fields {self.value.schema}")
         if self.key is None:
             return why
-        return F.when(is_bad(bad.sparkSession, self.key, "key"), _why_no_object("key", self.key)).otherwise(
-            why
-        )
+        why_key = _why_none("key", f"no JSON object of the fields {self.key.schema}")
+        return F.when(is_bad(bad.sparkSession, self.key, "key"), why_key).otherwise(why)
 
 
-def _why_no_object(part: str, form: Json) -> Column:
+def _why_none(part: str, otherwise: str) -> Column:
     return (
         F.when(F.col(part).isNull(), F.lit(f"the record has no {part}"))
         .when(~F.is_valid_utf8(F.col(part).cast("string")), F.lit(f"the {part} is not UTF-8"))
-        .otherwise(F.lit(f"the {part} is no JSON object of the fields {form.schema}"))
+        .otherwise(F.lit(f"the {part} is {otherwise}"))
     )
 
 
@@ -366,8 +417,9 @@ def decoding_of(
     ConfigError, SchemaError
         It cannot be.
     """
-    if isinstance(value, Json):
-        told = OnTombstone.REFUSE if tombstones is None else tombstones
+    if isinstance(value, Json | Changes):
+        usual = OnTombstone.REFUSE if isinstance(value, Json) else OnTombstone.DROP
+        told = usual if tombstones is None else tombstones
         return Decoding(value, tuple(metadata), key, key_prefix, told)
     if isinstance(value, Raw | None) and (key is not None or key_prefix or tombstones is not None):
         name = "tombstones" if tombstones is not None else "key" if key is not None else "key_prefix"

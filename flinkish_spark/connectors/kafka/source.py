@@ -62,6 +62,7 @@ from flinkish_spark.connectors.kafka.records import (
 )
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.contracts.source import JobPlace, SideOutput, SourceStart
+from flinkish_spark.core.changelogs import Changes
 from flinkish_spark.core.errors import (
     BAD_TIME_MARKER,
     ConfigError,
@@ -361,7 +362,8 @@ class KafkaSource(EndsAtOffsets):
         Consumer group whose offsets are committed after every sink, so that lag tools see what is
         really done. No consumer of the group may be active. Empty: no offsets are committed.
     value
-        ``Json("field TYPE, ...")`` or ``Raw()``.
+        ``Json("field TYPE, ...")`` or ``Raw()``; or, for the changes of a database's table,
+        ``DebeziumJson(...)``, ``CanalJson(...)`` or ``MaxwellJson(...)``: see `docs/changelogs.md`.
     starting_offsets
         Where the first start of the job begins: StartingOffsets.EARLIEST or LATEST, StartAtTimestamp(...),
         StartAtOffsets(...) or StartAtCommitted(...). Later starts go on from the checkpoint.
@@ -383,7 +385,8 @@ class KafkaSource(EndsAtOffsets):
         Columns of the stream beside the fields, called ``_topic`` and so on: any of ``"topic"``,
         ``"partition"``, ``"offset"``, ``"timestamp"``, ``"timestamp-type"``, ``"key"``, ``"headers"``,
         ``"headers-map"`` and, with the Python reader, ``"leader-epoch"``; see `docs/sources.md`. What
-        `flinkish audit` goes by (`docs/audit.md`).
+        `flinkish audit` goes by (`docs/audit.md`). Of changes also what their format knows, with
+        ``value.`` in front: ``"value.source.table"``.
     ending
         EndAtLatest(), EndAtOffsets(...) or EndAtTimestamp(...), fixed at the first start; the job ends
         when all of its sources have. None: the topics have no end.
@@ -396,8 +399,8 @@ class KafkaSource(EndsAtOffsets):
     key_prefix
         In front of the name of each field of the keys.
     tombstones
-        What becomes of a record without a value. None: a `Json` value says that it is bad, `Raw` that it is
-        null. See :class:`~flinkish_spark.OnTombstone`.
+        What becomes of a record without a value. None: where the value is `Json` it is bad, where it is
+        `Raw` null, and of changes it is left out. See :class:`~flinkish_spark.OnTombstone`.
 
     Notes
     -----
@@ -408,7 +411,7 @@ class KafkaSource(EndsAtOffsets):
     bootstrap_servers: str
     topics: tuple[str, ...]
     group_id: str = ""
-    value: Json | Raw = field(default_factory=Raw)
+    value: Json | Raw | Changes = field(default_factory=Raw)
     starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST
     max_offsets_per_trigger: int = 0
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -432,7 +435,7 @@ class KafkaSource(EndsAtOffsets):
         *,
         pattern: str = "",
         group_id: str = "",
-        value: Json | Raw = Raw(),  # noqa: B008 - a frozen value
+        value: Json | Raw | Changes = Raw(),  # noqa: B008 - a frozen value
         starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST,
         max_offsets_per_trigger: int = 0,
         options: Mapping[str, str] | None = None,
@@ -482,7 +485,7 @@ class KafkaSource(EndsAtOffsets):
                     why="the source sets it itself, and exactly-once depends on it",
                     what_to_do="leave it out",
                 )
-        if not isinstance(value, Json | Raw):
+        if not isinstance(value, Json | Raw | Changes):
             raise ConfigError(f"value is {value!r}", what_to_do='use Json("field TYPE, ...") or Raw()')
         check_readable(self.metadata, self.reader)
         _ = self._decoding  # Raises if its parts contradict each other.
@@ -575,8 +578,8 @@ class KafkaSource(EndsAtOffsets):
         if self._decoding is None or not self.has_side_outputs:
             return ()
         bad = self._decoding.bad(self._raw(spark, place, {"includeHeaders": "true"}, HEADERS))
-        why, value = self._decoding.why_bad(bad), self._decoding.value
-        return (letters_of(bad, why, value, uid, self.connection, self.reader, peers),)
+        why, policy = self._decoding.why_bad(bad), self._decoding.value.on_bad_record
+        return (letters_of(bad, why, policy, uid, self.connection, self.reader, peers),)
 
     def find_bad_record(
         self, spark: SparkSession, start: LoggedOffsets | None, end: LoggedOffsets

@@ -55,6 +55,7 @@ from flinkish_spark.connectors.kafka.source import with_known_times
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import Offset, SplitPosition, SplitSource, logged_positions
 from flinkish_spark.contracts.source import JobPlace, SideOutput
+from flinkish_spark.core.changelogs import Changes
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.formats import Engine, Json, OnTombstone
@@ -205,7 +206,7 @@ class KafkaRecordsSource(SplitSource):
         pattern: str = "",
         partitions: Mapping[str, Sequence[int]] | None = None,
         schema: str | T.StructType = "value STRING",
-        value: Json | None = None,
+        value: Json | Changes | None = None,
         metadata: Sequence[str] = (),
         key: Json | None = None,
         key_prefix: str = "",
@@ -408,8 +409,8 @@ class KafkaRecordsSource(SplitSource):
         scan = scan._with("_fs_format", f"{self._fs_format}-letters")
         raw = super(KafkaRecordsSource, scan).load(spark, place)
         bad = self.decoding.bad(raw)
-        why, value = self.decoding.why_bad(bad), self.decoding.value
-        return (letters_of(bad, why, value, uid, self.connection, Engine.PYTHON, peers),)
+        why, policy = self.decoding.why_bad(bad), self.decoding.value.on_bad_record
+        return (letters_of(bad, why, policy, uid, self.connection, Engine.PYTHON, peers),)
 
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Refuse brokers that do not answer, and topics and partitions that do not exist."""
