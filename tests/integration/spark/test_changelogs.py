@@ -178,7 +178,8 @@ LITERALS: dict[str, tuple[str, dict[str, Any], dict[str, Any], tuple[Any, ...]]]
     ),
     "sqlserver": (
         "bit BOOLEAN, tiny SMALLINT, money DECIMAL(19,4), num DECIMAL(38,0), f DOUBLE, name STRING, "
-        "day DATE, t BIGINT, dt TIMESTAMP_NTZ, dt2 TIMESTAMP_NTZ, dto TIMESTAMP, uid STRING, bin BINARY, x STRING",
+        "day DATE, t BIGINT, dt TIMESTAMP_NTZ, dt2 TIMESTAMP_NTZ, dto TIMESTAMP, uid STRING, bin BINARY, "
+        "x STRING",
         {"epoch_units": {"dt": EpochUnit.MILLISECONDS, "dt2": EpochUnit.NANOSECONDS}},
         {
             "bit": True, "tiny": 255, "money": base64_of(-9223372036854775808),
