@@ -182,7 +182,7 @@ class Decoding:
         What stands beside them.
     key
         Fields of the keys; None where these are not read. Bad ones are treated as bad values are.
-    key_prefix
+    key_fields_prefix
         In front of the name of each of a key's fields.
     tombstones
         What becomes of records without a value.
@@ -196,15 +196,15 @@ class Decoding:
     value: Json | Changes
     metadata: tuple[str, ...] = ()
     key: Json | None = None
-    key_prefix: str = ""
+    key_fields_prefix: str = ""
     tombstones: OnTombstone = OnTombstone.REFUSE
 
     def __post_init__(self) -> None:
         key_type = (Json, type(None))
         if not isinstance(self.key, key_type):
             raise ConfigError(f"key is {self.key!r}", what_to_do='give Json("id LONG"), or leave it out')
-        to_do = 'give a text, such as key_prefix="key_", or leave it out'
-        instance_of("key_prefix", self.key_prefix, str, what_to_do=to_do)
+        to_do = 'give a text, such as key_fields_prefix="key_", or leave it out'
+        instance_of("key_fields_prefix", self.key_fields_prefix, str, what_to_do=to_do)
         to_do = "use OnTombstone.REFUSE, DROP, KEEP or DELETE"
         instance_of("tombstones", self.tombstones, OnTombstone, what_to_do=to_do)
         if self.key is None and self.tombstones is OnTombstone.DELETE:
@@ -213,8 +213,8 @@ class Decoding:
                 why="a tombstone says by its key which row is deleted",
                 what_to_do='name the key\'s fields: key=Json("id LONG")',
             )
-        if self.key is None and self.key_prefix:
-            raise ConfigError("key_prefix is given, and key is not", what_to_do="leave it out")
+        if self.key is None and self.key_fields_prefix:
+            raise ConfigError("key_fields_prefix is given, and key is not", what_to_do="leave it out")
         if self.key is not None and self.key.on_bad_record is not OnBadRecord.FAIL:
             raise ConfigError(
                 "the key has a policy for bad records of its own",
@@ -266,7 +266,7 @@ class Decoding:
                 raise SchemaError(
                     f"key and value have fields '{one.name}' and '{other.name}' that are not the same",
                     why=f"they are {one.dataType.simpleString()} and {other.dataType.simpleString()}",
-                    what_to_do='give the key\'s fields other names: key_prefix="key_"',
+                    what_to_do='give the key\'s fields other names: key_fields_prefix="key_"',
                 )
         if self.is_changelog and ROW_KIND in {*taken, *(one.name.lower() for one in keys)}:
             raise SchemaError(
@@ -295,7 +295,7 @@ class Decoding:
             return T.StructType([])
         # Beside the value's: names as the stream has them.
         own = json_schema(self.key)
-        return T.StructType([T.StructField(self.key_prefix + one.name, one.dataType) for one in own])
+        return T.StructType([T.StructField(self.key_fields_prefix + one.name, one.dataType) for one in own])
 
     def applied(
         self,
@@ -352,7 +352,7 @@ class Decoding:
     def _named(self, frame: DataFrame, kept: Sequence[str]) -> DataFrame:
         """Return the columns of a stream: those of the key alone, of the value, the kind, those kept."""
         of_key = [] if self.key is None else json_schema(self.key).names
-        keys = {self.key_prefix + name: F.col(_KEY)[name] for name in of_key}
+        keys = {self.key_fields_prefix + name: F.col(_KEY)[name] for name in of_key}
         values = {name: F.col(quoted(name)) for name in self._fields.names}
         if self.tombstones in (OnTombstone.KEEP, OnTombstone.DELETE):
             for name in values.keys() & keys.keys():
@@ -407,7 +407,7 @@ def decoding_of(
     value: object,
     metadata: Sequence[str],
     key: Json | None,
-    key_prefix: str,
+    key_fields_prefix: str,
     tombstones: OnTombstone | None,
 ) -> Decoding | None:
     """Return what a user asked for; None if records come as they are.
@@ -420,9 +420,9 @@ def decoding_of(
     if isinstance(value, Json | Changes):
         usual = OnTombstone.REFUSE if isinstance(value, Json) else OnTombstone.DROP
         told = usual if tombstones is None else tombstones
-        return Decoding(value, tuple(metadata), key, key_prefix, told)
-    if isinstance(value, Raw | None) and (key is not None or key_prefix or tombstones is not None):
-        name = "tombstones" if tombstones is not None else "key" if key is not None else "key_prefix"
+        return Decoding(value, tuple(metadata), key, key_fields_prefix, told)
+    if isinstance(value, Raw | None) and (key is not None or key_fields_prefix or tombstones is not None):
+        name = "tombstones" if tombstones is not None else "key" if key is not None else "key_fields_prefix"
         raise ConfigError(
             f"{name} is given, and the value is not decoded",
             why="records come as they are, key and value as bytes, a tombstone with null",

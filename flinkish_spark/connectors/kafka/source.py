@@ -396,7 +396,7 @@ class KafkaSource(EndsAtOffsets):
     key
         ``Json("field TYPE, ...")`` for the fields of the keys, which become columns in front of the value's.
         One that both have is one column, the value's. None: keys are not decoded.
-    key_prefix
+    key_fields_prefix
         In front of the name of each field of the keys.
     tombstones
         What becomes of a record without a value. None: where the value is `Json` it is bad, where it is
@@ -424,7 +424,7 @@ class KafkaSource(EndsAtOffsets):
     pattern: str = ""
     max_offsets_per_second: float | Unlimited = UNLIMITED
     key: Json | None = None
-    key_prefix: str = ""
+    key_fields_prefix: str = ""
     tombstones: OnTombstone | None = None
     _start: SourceStart | None = field(default=None, repr=False)
 
@@ -447,7 +447,7 @@ class KafkaSource(EndsAtOffsets):
         partitions: Mapping[str, Sequence[int]] | None = None,
         max_offsets_per_second: float | Unlimited = UNLIMITED,
         key: Json | None = None,
-        key_prefix: str = "",
+        key_fields_prefix: str = "",
         tombstones: OnTombstone | None = None,
     ) -> None:
         read = Wanted.of(topics, pattern, partitions)
@@ -472,7 +472,7 @@ class KafkaSource(EndsAtOffsets):
             ("pattern", read.pattern),
             ("max_offsets_per_second", checked_pace(max_offsets_per_second, reader, aligned_with)),
             ("key", key),
-            ("key_prefix", key_prefix),
+            ("key_fields_prefix", key_fields_prefix),
             ("tombstones", tombstones),
             ("_start", None),
         ):
@@ -510,7 +510,7 @@ class KafkaSource(EndsAtOffsets):
 
     @cached_property
     def _decoding(self) -> Decoding | None:
-        return decoding_of(self.value, self.metadata, self.key, self.key_prefix, self.tombstones)
+        return decoding_of(self.value, self.metadata, self.key, self.key_fields_prefix, self.tombstones)
 
     @property
     def has_side_outputs(self) -> bool:

@@ -130,7 +130,11 @@ def _needed(decoding: Decoding) -> T.StructType:
 
 
 def _checked_decoding(
-    value: object, metadata: Sequence[str], key: Json | None, key_prefix: str, tombstones: OnTombstone | None
+    value: object,
+    metadata: Sequence[str],
+    key: Json | None,
+    key_fields_prefix: str,
+    tombstones: OnTombstone | None,
 ) -> Decoding | None:
     """Return what becomes of the records; None if they come as they are."""
     names = checked_metadata(metadata)
@@ -139,7 +143,7 @@ def _checked_decoding(
             "metadata is asked for, and nothing is decoded",
             what_to_do='name the fields: schema="value STRING, topic STRING, offset LONG"',
         )
-    found = decoding_of(value, names, key, key_prefix, tombstones)
+    found = decoding_of(value, names, key, key_fields_prefix, tombstones)
     if found is None and value is not None:
         to_do = 'give Json("field TYPE, ..."), or leave it out and name fields with schema='
         raise unusable("value", value, wanted="a Json(...)", what_to_do=to_do)
@@ -166,7 +170,7 @@ class KafkaRecordsSource(SplitSource):
         Any of the fields key and value (BINARY, or STRING if all are UTF-8), topic, partition, offset,
         timestamp, timestampType, headers and leaderEpoch, as Spark's Kafka source and
         `format("flinkish-kafka")` have them. Left out where `value` says what the fields are.
-    value, metadata, key, key_prefix, tombstones
+    value, metadata, key, key_fields_prefix, tombstones
         ``Json("field TYPE, ...")`` with what is done with bad records, and columns beside its fields,
         as for a KafkaSource; dead letters are written without the JAR. Not in a hybrid source. Without it
         records come as they are.
@@ -209,7 +213,7 @@ class KafkaRecordsSource(SplitSource):
         value: Json | Changes | None = None,
         metadata: Sequence[str] = (),
         key: Json | None = None,
-        key_prefix: str = "",
+        key_fields_prefix: str = "",
         tombstones: OnTombstone | None = None,
         starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST,
         starting_at_ms: int = 0,
@@ -225,7 +229,7 @@ class KafkaRecordsSource(SplitSource):
             values_by_name("options", options, what_to_do='give options by name: {"name": "value"}'),
         )
         self._wanted = Wanted.of(topics, pattern, partitions)
-        self.decoding = _checked_decoding(value, metadata, key, key_prefix, tombstones)
+        self.decoding = _checked_decoding(value, metadata, key, key_fields_prefix, tombstones)
         wanted = schema if self.decoding is None else _needed(self.decoding)
         self.schema: T.StructType = output_schema(wanted, "a source of Kafka records")
         for field in self.schema:

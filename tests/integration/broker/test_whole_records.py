@@ -90,7 +90,7 @@ def ended(spark: Any, broker: Any, topic: Any, tmp_path_factory: Any) -> Ended:
             servers,
             topics[f"keep-{reader}"],
             value=Json("name STRING, id LONG", DeadLetter(topics[f"letters-{reader}"])),
-            key_prefix="key_",
+            key_fields_prefix="key_",
             tombstones=OnTombstone.KEEP,
         )
         streams = {

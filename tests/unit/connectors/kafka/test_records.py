@@ -46,7 +46,7 @@ def test_the_examples_in_the_modules_do_what_they_say(module: Any) -> None:
         ({"value": VALUE, "tombstones": OnTombstone.DELETE}, "no key"),
         ({"value": VALUE, "tombstones": "drop"}, "tombstones"),
         ({"value": VALUE, "key": "id"}, "key is 'id'"),
-        ({"value": VALUE, "key_prefix": "key_"}, "key_prefix is given"),
+        ({"value": VALUE, "key_fields_prefix": "key_"}, "key_fields_prefix is given"),
         ({"value": VALUE, "key": Json("id LONG", OnBadRecord.DROP)}, "policy"),
         ({"value": VALUE, "key": Json("id LONG", DeadLetter("bad"))}, "policy"),
     ],
@@ -71,7 +71,7 @@ def test_names_that_would_be_those_of_two_columns_are_refused(settings: dict[str
 
 
 def test_parts_of_records_that_are_not_decoded_are_not_told_about() -> None:
-    for settings in ({"key": KEY}, {"tombstones": OnTombstone.DROP}, {"key_prefix": "k"}):
+    for settings in ({"key": KEY}, {"tombstones": OnTombstone.DROP}, {"key_fields_prefix": "k"}):
         for source in (KafkaSource, KafkaRecordsSource):
             with pytest.raises(ConfigError, match=f"{next(iter(settings))} is given"):
                 source("b:9092", ["in"], **settings)
