@@ -135,10 +135,6 @@ def _checked_decoding(
     key: Json | None,
     key_fields_prefix: str,
     tombstones: OnTombstone | None,
-    metadata: Sequence[str],
-    key: Json | None,
-    key_fields_prefix: str,
-    tombstones: OnTombstone | None,
 ) -> Decoding | None:
     """Return what becomes of the records; None if they come as they are."""
     names = checked_metadata(metadata)
