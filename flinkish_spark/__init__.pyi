@@ -66,6 +66,13 @@ from .core.accumulators import IntCounter as IntCounter
 from .core.accumulators import LongCounter as LongCounter
 from .core.accumulators import LongMaximum as LongMaximum
 from .core.accumulators import LongMinimum as LongMinimum
+from .core.changelogs import CanalJson as CanalJson
+from .core.changelogs import ChangelogMode as ChangelogMode
+from .core.changelogs import DebeziumJson as DebeziumJson
+from .core.changelogs import DecimalHandling as DecimalHandling
+from .core.changelogs import EpochUnit as EpochUnit
+from .core.changelogs import MaxwellJson as MaxwellJson
+from .core.changelogs import RowKind as RowKind
 from .core.config import CancellationConfig as CancellationConfig
 from .core.config import CheckpointConfig as CheckpointConfig
 from .core.config import CheckpointingMode as CheckpointingMode
@@ -84,6 +91,7 @@ from .core.formats import Json as Json
 from .core.formats import JsonSchema as JsonSchema
 from .core.formats import OnBadRecord as OnBadRecord
 from .core.formats import OnSchemaChange as OnSchemaChange
+from .core.formats import OnTombstone as OnTombstone
 from .core.formats import Protobuf as Protobuf
 from .core.formats import Raw as Raw
 from .core.formats import Registration as Registration

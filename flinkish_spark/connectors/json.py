@@ -142,8 +142,16 @@ def is_bad(found: Column, data: Column | None = None) -> Column:
     return ~_is_object(data) | found.isNull() | found[_CORRUPT].isNotNull()
 
 
-def why_bad(value: Json, data: Column) -> Column:
-    """Return why bytes are none, if they are not."""
-    told = f"the value is no JSON object of the fields {value.schema}"[:_MOST_DETAIL]
+def why_bad(part: str, what: str, data: Column) -> Column:
+    """Return why bytes are not what they should be, if they are not.
+
+    Parameters
+    ----------
+    part
+        The part of a record that they are.
+    what
+        What they should be, in words.
+    """
+    told = f"the {part} is no {what}"[:_MOST_DETAIL]
     not_text = ~F.is_valid_utf8(data.cast("string"))
-    return F.when(not_text, F.lit("the value is not UTF-8")).otherwise(F.lit(told))
+    return F.when(not_text, F.lit(f"the {part} is not UTF-8")).otherwise(F.lit(told))

@@ -58,6 +58,25 @@ class DeadLetter:
 BadRecordPolicy = OnBadRecord | DeadLetter
 
 
+class OnTombstone(enum.Enum):
+    """What a source makes of a record without a value: a tombstone, which says that its key is gone.
+
+    Examples
+    --------
+    >>> OnTombstone("drop")
+    <OnTombstone.DROP: 'drop'>
+    """
+
+    #: It cannot be read: `on_bad_record` of the value decides.
+    REFUSE = "refuse"
+    #: Leave it out.
+    DROP = "drop"
+    #: A row whose fields are null, beside those of the key and the metadata.
+    KEEP = "keep"
+    #: A deletion: the stream is a changelog with a column `_row_kind`, as that of Flink's `upsert-kafka`.
+    DELETE = "delete"
+
+
 class OnSchemaChange(enum.Enum):
     """What a source does with records whose writer's schema has what its own schema would leave out.
 

@@ -1,4 +1,4 @@
-"""Keys and values of a source as columns, in any format: what is bad, why, and what a policy makes of it.
+"""Keys and values of a source as columns, in any format: what is read of each, and why it is none.
 
 Formats that Spark itself reads exactly (JSON, text) are expressions. Of the others a function in Python reads
 the bytes, by the library of the format: of a record that names its writer's schema Spark's own functions
@@ -8,8 +8,8 @@ know nothing, and of a bad one they do not say why.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -46,11 +46,11 @@ from flinkish_spark.core.formats import (
 )
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.protocol.envelope import seal
-from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.schemas import PREFIX
 
-#: Column of :func:`bad_records` that says why each is one.
-REASON = "_fs_reason"
-_CORRUPT = "_fs_corrupt"
+#: The column that says why a record is bad.
+REASON = f"{PREFIX}reason"
+_CORRUPT = f"{PREFIX}corrupt"
 _KIND = "fact"
 
 
@@ -63,40 +63,47 @@ class Part:
     name
         ``key`` or ``value``: the column with the bytes.
     form
-        As the user said it.
+        How it is read.
     fields
         The columns.
     reader
         What reads the bytes in Python; None where Spark does.
-    prefix
-        Of the columns' names.
+    what
+        What the bytes should be, in words, where Spark reads them.
     """
 
     name: str
     form: Format
     fields: T.StructType
     reader: Reader | None = None
-    prefix: str = ""
+    what: str = ""
 
     @property
-    def names(self) -> list[str]:
-        """What the columns are called."""
-        return [f"{self.prefix}{name}" for name in self.fields.names]
+    def read(self) -> str:
+        """The column of :func:`with_part` that has the fields."""
+        return f"{PREFIX}read_{self.name}"
 
 
 # ----------------------------------------------------------------------------------------------------------
 # Which columns a format becomes: by its own schema, or by that of a registry's subject.
 
 
-def _stated(form: Format, name: str) -> Part | None:
-    """Return a part whose columns its format says itself; None if a registry's subject says them."""
+def stated_part(form: Format, name: str) -> Part | None:
+    """Return a part whose columns its format says itself; None if a registry's subject says them.
+
+    Raises
+    ------
+    ConfigError, SchemaError
+        They cannot be.
+    """
     match form:
         case Raw():
             return Part(name, form, T.StructType([T.StructField(form.column, T.BinaryType())]))
         case String():
             return Part(name, form, T.StructType([T.StructField(form.column, T.StringType())]))
         case Json():
-            return Part(name, form, plain_json.json_schema(form))
+            fields = plain_json.json_schema(form)
+            return Part(name, form, fields, what=f"JSON object of the fields {form.schema}")
         case Csv():
             fields = plain_json.json_schema(Json(form.schema), "CSV")
             check_flat(fields, "the CSV schema")
@@ -144,52 +151,7 @@ def _of_files(form: Protobuf, name: str, files: bytes, message: str) -> Part:
     return Part(name, form, reader.kind, reader)
 
 
-def stated_columns(key: Format | None, value: Format, prefix: str) -> T.StructType:
-    """Return the columns that formats say themselves; called when a source is made.
-
-    Raises
-    ------
-    ConfigError, SchemaError
-        They cannot be, or two columns would have one name.
-    """
-    policy_of(key, value)
-    forms = [] if key is None else [("key", key)]
-    if forms or not isinstance(value, Raw):
-        forms.append(("value", value))
-    found = [(name, _stated(form, name)) for name, form in forms]
-    parts = [replace(one, prefix=prefix if name == "key" else "") for name, one in found if one is not None]
-    return columns_of(parts)
-
-
-def columns_of(parts: Sequence[Part]) -> T.StructType:
-    """Return the columns of some parts.
-
-    Raises
-    ------
-    SchemaError
-        Key and value have one of the same name; Spark does not tell names apart by case.
-    """
-    columns = T.StructType()
-    for part in parts:
-        taken = {name.lower() for name in columns.names}
-        for name, field in zip(part.names, part.fields, strict=True):
-            if name.lower() in taken:
-                raise SchemaError(
-                    f"key and value both have a field '{name}'",
-                    what_to_do='give key_fields_prefix="key_", or rename one of them',
-                )
-            columns = columns.add(name, field.dataType)
-    return columns
-
-
-def part_of(
-    form: Format, name: str, uid: str, place: JobPlace, topics: Sequence[str], prefix: str = ""
-) -> Part:
-    """Return a part with its columns; see :func:`_part_of`."""
-    return replace(_part_of(form, name, uid, place, topics), prefix=prefix)
-
-
-def _part_of(form: Format, name: str, uid: str, place: JobPlace, topics: Sequence[str]) -> Part:
+def part_of(form: Format, name: str, uid: str, place: JobPlace, topics: Sequence[str]) -> Part:
     """Return a part with its columns; the registry is asked where it says them, and the answer kept.
 
     Called at each start of the query. Without EVOLVE a job reads by the schema of its first start for ever,
@@ -203,7 +165,7 @@ def _part_of(form: Format, name: str, uid: str, place: JobPlace, topics: Sequenc
     topics
         That it reads.
     """
-    stated = _stated(form, name)
+    stated = stated_part(form, name)
     if stated is not None or not isinstance(form, RegisteredFormat) or form.registry is None:
         assert stated is not None
         return stated
@@ -278,113 +240,73 @@ class _Kept:
 # Reading them.
 
 
-def policy_of(key: Format | None, value: Format) -> BadRecordPolicy:
-    """Return what is done with a record of which a part cannot be read: key and value say the same.
+def with_part(raw: DataFrame, part: Part) -> tuple[DataFrame, Column]:
+    """Add what a part is read as, the column :attr:`Part.read`; return why it is none.
 
-    Raises
-    ------
-    ConfigError
-        They do not.
+    The reason is null where the part is read, and where there are no bytes; its fields are null then.
     """
-    said = [one.on_bad_record for one in (key, value) if one is not None and not isinstance(one, Raw)]
-    if len(set(said)) > 1:
-        raise ConfigError(
-            "key and value have different policies for bad records",
-            why="a record is left out or kept as a whole",
-            what_to_do="give both the same on_bad_record",
-        )
-    return said[0] if said else OnBadRecord.FAIL
-
-
-def decoded(
-    raw: DataFrame,
-    parts: Sequence[Part],
-    counted_as: Sequence[str],
-    kept: Sequence[str],
-    is_barrier: Column | None = None,
-) -> DataFrame:
-    """Return the columns of each good record and the columns `kept`, under the parts' policy.
-
-    Parameters
-    ----------
-    raw
-        Has at least `key`, `value`, `topic`, `partition`, `offset` and the columns `kept`.
-    counted_as
-        As of :func:`~flinkish_spark.connectors.json.dropped_metric`.
-    is_barrier
-        Which rows are no records: they pass, whatever the policy.
-    """
-    if len(parts) == 1 and isinstance(parts[0].form, Json) and not parts[0].prefix:
-        # Spark's parser says itself what it refuses, and looks at each record once.
-        return plain_json.decoded(raw, parts[0].form, counted_as, kept, is_barrier)
-    forms = {part.name: part.form for part in parts}
-    policy = policy_of(forms.get("key"), forms.get("value", Raw()))
-    passes = F.lit(False) if is_barrier is None else is_barrier
-    found = _with_reason(raw, parts)
-    is_good = passes | F.col(REASON).isNull()
-    if policy is OnBadRecord.FAIL:
-        place = F.to_json(F.struct("topic", "partition", "offset", F.col(REASON).alias("reason")))
-        failed = F.raise_error(F.concat(F.lit(UNREADABLE_MARKER), place)).cast("boolean")
-        found = found.where(F.when(is_good, F.lit(True)).otherwise(failed))
-    else:
-        if policy is OnBadRecord.DROP:
-            metric = plain_json.dropped_metric(counted_as)
-            found = found.observe(metric, F.count(F.when(~is_good, 1)).alias("dropped"))
-        found = found.where(is_good)
-    columns = [
-        F.col(f"{_read(part)}.{quoted(name)}").alias(f"{part.prefix}{name}")
-        for part in parts
-        for name in part.fields.names
-    ]
-    return found.select(*columns, *kept)
-
-
-def bad_records(raw: DataFrame, parts: Sequence[Part]) -> DataFrame:
-    """Return the rows of `raw` of which a part cannot be read, with the column :data:`REASON`."""
-    return _with_reason(raw, parts).where(F.col(REASON).isNotNull())
-
-
-def _read(part: Part) -> str:
-    return f"_fs_read_{part.name}"
-
-
-def _with_reason(raw: DataFrame, parts: Sequence[Part]) -> DataFrame:
-    """Add what each part is read as, and why a record is bad."""
-    reasons = []
-    for part in parts:
-        raw, reason = _with_part(raw, part)
-        told = reason if part.name == "value" else F.concat(F.lit(f"its {part.name}: "), reason)
-        reasons.append(told)
-    return raw.withColumn(REASON, F.coalesce(*reasons))
-
-
-def _with_part(raw: DataFrame, part: Part) -> tuple[DataFrame, Column]:
-    """Add the column with what a part is read as; return why it is not, null where it is."""
-    data, read = F.col(part.name), _read(part)
-    # A record may have no key; one without a value is bad.
-    missing = F.lit(None).cast("string")
-    if part.name == "value" and not isinstance(part.form, Raw):
-        missing = F.when(data.isNull(), F.lit("the record has no value"))
+    data = F.col(part.name)
     match part.form:
         case Raw(column=column):
-            return raw.withColumn(read, F.struct(data.alias(column))), missing
+            return raw.withColumn(part.read, F.struct(data.alias(column))), F.lit(None).cast("string")
         case String(column=column):
             text = data.cast("string")
             bad = F.when(~F.is_valid_utf8(text), F.lit(f"the {part.name} is not UTF-8"))
-            return raw.withColumn(read, F.struct(text.alias(column))), F.coalesce(missing, bad)
+            return raw.withColumn(part.read, F.struct(text.alias(column))), bad
         case Json():
-            raw = raw.withColumn(read, plain_json.parsed(raw.sparkSession, part.form, data))
-            bad = F.when(
-                data.isNotNull() & plain_json.is_bad(F.col(read), data), plain_json.why_bad(part.form, data)
-            )
-            return raw, F.coalesce(missing, bad)
+            raw = raw.withColumn(part.read, _once(plain_json.parsed(raw.sparkSession, part.form, data)))
+            is_bad = data.isNotNull() & plain_json.is_bad(F.col(part.read), data)
+            return raw, F.when(is_bad, plain_json.why_bad(part.name, part.what, data))
     assert part.reader is not None
-    made = f"_fs_made_{part.name}"
+    made = f"{PREFIX}made_{part.name}"
     raw = raw.withColumn(made, read_column(part.reader, data))
-    if not isinstance(part.reader.kind, T.StringType):
-        return raw.withColumn(read, made_of(F.col(made))), F.coalesce(missing, reason_of(F.col(made)))
-    raw, refused = _with_fields(raw, made_of(F.col(made)), part.fields, read)
-    return raw, F.coalesce(missing, reason_of(F.col(made)), refused)
+    reason = reason_of(F.col(made))
+    if isinstance(part.reader.kind, T.StringType):
+        raw, refused = _with_fields(raw, made_of(F.col(made)), part.fields, part.read)
+        reason = F.coalesce(reason, refused)
+    else:
+        raw = raw.withColumn(part.read, made_of(F.col(made)))
+    return raw, reason if part.name == "value" else F.concat(F.lit(f"its {part.name}: "), reason)
+
+
+def unreadable(reason: Column, at: Callable[[str], Column] = F.col) -> Column:
+    """Return what raises the error that names a record and says why it is bad.
+
+    Parameters
+    ----------
+    at
+        Returns its topic, partition and offset, by name.
+    """
+    place = [at(name).alias(name) for name in ("topic", "partition", "offset")]
+    told = F.to_json(F.struct(*place, reason.alias("reason")))
+    return F.raise_error(F.concat(F.lit(UNREADABLE_MARKER), told))
+
+
+def without_bad(
+    found: DataFrame, policy: BadRecordPolicy, counted_as: Sequence[str], passes: Column
+) -> DataFrame:
+    """Return the rows without a :data:`REASON`; what becomes of the others the policy says.
+
+    Parameters
+    ----------
+    counted_as
+        As of :func:`~flinkish_spark.connectors.json.dropped_metric`.
+    passes
+        Which rows are no records.
+    """
+    is_good = passes | F.col(REASON).isNull()
+    if policy is OnBadRecord.FAIL:
+        failed = unreadable(F.col(REASON)).cast("boolean")
+        return found.where(F.when(is_good, F.lit(True)).otherwise(failed))
+    if policy is OnBadRecord.DROP:
+        metric = plain_json.dropped_metric(counted_as)
+        found = found.observe(metric, F.count(F.when(~is_good, 1)).alias("dropped"))
+    return found.where(is_good)
+
+
+def _once(parsed: Column) -> Column:
+    """Return what is not parsed again for each filter: Spark repeats what it takes for repeatable."""
+    return F.when(F.spark_partition_id() >= 0, parsed)
 
 
 def _with_fields(raw: DataFrame, text: Column, fields: T.StructType, read: str) -> tuple[DataFrame, Column]:
@@ -396,7 +318,7 @@ def _with_fields(raw: DataFrame, text: Column, fields: T.StructType, read: str) 
         "allowSingleQuotes": "false",
     }
     parsed = from_json(raw.sparkSession, text, schema, settings)
-    raw = raw.withColumn(read, F.when(text.isNotNull(), parsed))
+    raw = raw.withColumn(read, _once(F.when(text.isNotNull(), parsed)))
     wrong = F.col(read).isNull() | F.col(f"{read}.{_CORRUPT}").isNotNull()
     listed = ", ".join(f"{one.name} {one.dataType.simpleString()}" for one in fields)
     why = f"a value is none of its field's type, or there is one twice: {listed}"[:1_000]

@@ -90,7 +90,8 @@ def preflight(sink: KafkaSinkSettings, spark: SparkSession, context: SinkContext
     for part, form in (("key", sink.key_format), ("value", sink.value)):
         if form is not None:
             whose = f"the {part} of sink '{context.uid}'"
-            check_written(spark, form, context.schema, sink.data_topics, part, whose)
+            fields = sink.fields_of(context.schema)
+            check_written(spark, form, fields, sink.data_topics, part, whose)
     _check_barriers(sink, context)
     _check_settings(sink, spark, context.uid)
     is_exact = sink.delivery is DeliveryGuarantee.EXACTLY_ONCE
@@ -233,8 +234,9 @@ class KafkaSink(KafkaSinkSettings, Sink):
     delivery
         What is promised about the records; may differ from one start of a job to the next.
     headers
-        Name of a header -> the column (STRING or BINARY) with its value. Or one column with all headers,
-        in their order: ARRAY<STRUCT<key: STRING, value: BINARY>>.
+        Name of a header -> the column (STRING or BINARY) with its value. Or one column with all headers:
+        ARRAY<STRUCT<key: STRING, value: BINARY>>, in their order; or MAP<STRING, BINARY>, or
+        MAP<STRING, ARRAY<BINARY>> where a name comes more than once.
     timestamp
         Column (TIMESTAMP, or BIGINT in milliseconds since 1970) with the record's timestamp.
     partition
@@ -245,10 +247,14 @@ class KafkaSink(KafkaSinkSettings, Sink):
         The topics, beside `topic`, that records may name; they exist.
     on_bad_record
         What to do with a record that names a topic that is not declared or a partition that there is
-        not, has a timestamp before 1970 or after 9999, or does not fit its schema.
+        not, has a timestamp before 1970 or after 9999, does not fit its schema, or has no row kind.
     record_headers
         Which headers of ours each record carries. `BATCH` tells readers, after a rewind to an older
         checkpoint, which records are left over from what was given up.
+    row_kind
+        Of a changelog, the column with the kinds of its rows, ``"_row_kind"``: -D and -U are tombstones, +I
+        and +U records with a value. `key` says which row it is; the column is not written. As Flink's
+        `upsert-kafka`, for topics that are compacted by key.
     """
 
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from pyspark.sql import types as T
+
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee, RecordHeaders
@@ -68,6 +70,7 @@ class KafkaSinkSettings:
     other_topics: Sequence[str] = ()
     on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
     record_headers: RecordHeaders = RecordHeaders.NONE
+    row_kind: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "writer", Engine.of(self.writer, "writer"))
@@ -84,6 +87,12 @@ class KafkaSinkSettings:
         for name, form in (("key", self.key_format), ("value", self.value)):
             if form is not None:
                 check_format(name, form)
+        if self.row_kind and self.key_format is None:
+            raise ConfigError(
+                "row_kind is given, and the Kafka sink has no key",
+                why="a tombstone says by its key which row is gone",
+                what_to_do='name the key: key=Json("id LONG")',
+            )
         self._check_topics()
         self._check_headers()
         for name in ("options", "producer"):
@@ -149,6 +158,10 @@ class KafkaSinkSettings:
         if isinstance(self.key, str):
             return Raw(self.key) if self.key else None
         return self.key
+
+    def fields_of(self, schema: T.StructType) -> T.StructType:
+        """Return the fields of a stream that are a record's: all but the one with the kinds of rows."""
+        return T.StructType([one for one in schema if one.name != self.row_kind])
 
     @property
     def oversize_policy(self) -> BadRecordPolicy:

@@ -10,21 +10,11 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from flinkish_spark.connectors.formats.decoding import (
-    Part,
-    bad_records,
-    columns_of,
-    decoded,
-    part_of,
-    policy_of,
-    stated_columns,
-)
 from flinkish_spark.connectors.kafka.checks import (
     HEADERS,
     InputChecks,
     check_letter_topic,
     check_topic_retention,
-    letter_topic,
     letters_of,
     letters_uid,
     raise_if_it_stays,
@@ -55,32 +45,30 @@ from flinkish_spark.connectors.kafka.offsets import (
     Partitions,
     StartingOffsets,
     Wanted,
-    check_names,
     checked_end,
-    checked_metadata,
     checked_start,
     cut_at,
     group_marks,
+    store_offsets,
+)
+from flinkish_spark.connectors.kafka.records import (
+    Decoding,
+    check_readable,
+    checked_metadata,
+    decoding_of,
     metadata_columns,
     names_of,
-    store_offsets,
+    options_for,
 )
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.contracts.source import NO_JOB, JobPlace, SideOutput, SourceStart
+from flinkish_spark.core.changelogs import Changes
 from flinkish_spark.core.errors import (
     BAD_TIME_MARKER,
     ConfigError,
     GraphError,
 )
-from flinkish_spark.core.formats import (
-    BadRecordPolicy,
-    Engine,
-    Format,
-    Json,
-    OnBadRecord,
-    Raw,
-    check_format,
-)
+from flinkish_spark.core.formats import Engine, Format, Json, OnTombstone, Raw, check_format
 from flinkish_spark.core.upstream_cut import UPSTREAM_KEY
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors, values_by_name
 from flinkish_spark.protocol.ids import JobUuid
@@ -375,12 +363,8 @@ class KafkaSource(EndsAtOffsets):
         really done. No consumer of the group may be active. Empty: no offsets are committed.
     value
         The format of values, see `docs/formats.md`: ``Json("field TYPE, ...")``, ``Csv(...)``, ``String()``,
-        ``Avro(...)``, ``Protobuf(...)``, ``JsonSchema(...)`` or ``Raw()``.
-    key
-        The format of keys, if their fields are to be columns, too; they stand in front of the value's. A
-        record without a key has null in them. With ``Raw(column)`` as value that column has its bytes.
-    key_fields_prefix
-        What the names of the key's columns begin with.
+        ``Avro(...)``, ``Protobuf(...)``, ``JsonSchema(...)`` or ``Raw()``; or, for changes of a database,
+        ``DebeziumJson(...)``, ``CanalJson(...)`` or ``MaxwellJson(...)``: see `docs/changelogs.md`.
     starting_offsets
         Where the first start of the job begins: StartingOffsets.EARLIEST or LATEST, StartAtTimestamp(...),
         StartAtOffsets(...) or StartAtCommitted(...). Later starts go on from the checkpoint.
@@ -399,14 +383,25 @@ class KafkaSource(EndsAtOffsets):
         The job that writes the topics, if checkpoints are to be drawn at its checkpoints: see
         :class:`~flinkish_spark.UpstreamJob`. May change from start to start.
     metadata
-        Any of ``"topic"``, ``"partition"``, ``"offset"``, ``"timestamp"``: columns of the stream beside the
-        fields, called ``_topic`` and so on. What `flinkish audit` goes by (`docs/audit.md`).
+        Columns of the stream beside the fields, called ``_topic`` and so on: any of ``"topic"``,
+        ``"partition"``, ``"offset"``, ``"timestamp"``, ``"timestamp-type"``, ``"key"``, ``"headers"``,
+        ``"headers-map"`` and, with the Python reader, ``"leader-epoch"``; see `docs/sources.md`. What
+        `flinkish audit` goes by (`docs/audit.md`). Of changes also what their format knows, with
+        ``value.`` in front: ``"value.source.table"``.
     ending
         EndAtLatest(), EndAtOffsets(...) or EndAtTimestamp(...), fixed at the first start; the job ends
         when all of its sources have. None: the topics have no end.
     partitions
         By topic, those that are read, and no others however many there come to be. None for all, and for
         those that are added while the job runs.
+    key
+        The format of keys, if their fields are to be columns, too: in front of the value's. A field that both
+        have is one column, the value's. A record without a key has null in them. None: keys are not decoded.
+    key_fields_prefix
+        In front of the name of each field of the keys.
+    tombstones
+        What becomes of a record without a value. None: it is bad; of changes it is left out, and where the
+        value is `Raw` it is null. See :class:`~flinkish_spark.OnTombstone`.
 
     Notes
     -----
@@ -417,7 +412,7 @@ class KafkaSource(EndsAtOffsets):
     bootstrap_servers: str
     topics: tuple[str, ...]
     group_id: str = ""
-    value: Format = field(default_factory=Raw)
+    value: Format | Changes = field(default_factory=Raw)
     starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST
     max_offsets_per_trigger: int = 0
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -431,6 +426,7 @@ class KafkaSource(EndsAtOffsets):
     max_offsets_per_second: float | Unlimited = UNLIMITED
     key: Format | None = None
     key_fields_prefix: str = ""
+    tombstones: OnTombstone | None = None
     _start: SourceStart | None = field(default=None, repr=False)
 
     def __init__(
@@ -440,9 +436,7 @@ class KafkaSource(EndsAtOffsets):
         *,
         pattern: str = "",
         group_id: str = "",
-        value: Format = Raw(),  # noqa: B008 - a frozen value
-        key: Format | None = None,
-        key_fields_prefix: str = "",
+        value: Format | Changes = Raw(),  # noqa: B008 - a frozen value
         starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST,
         max_offsets_per_trigger: int = 0,
         options: Mapping[str, str] | None = None,
@@ -453,6 +447,9 @@ class KafkaSource(EndsAtOffsets):
         ending: KafkaEnd | None = None,
         partitions: Mapping[str, Sequence[int]] | None = None,
         max_offsets_per_second: float | Unlimited = UNLIMITED,
+        key: Format | None = None,
+        key_fields_prefix: str = "",
+        tombstones: OnTombstone | None = None,
     ) -> None:
         read = Wanted.of(topics, pattern, partitions)
         check_told_apart(read.topics)
@@ -464,11 +461,6 @@ class KafkaSource(EndsAtOffsets):
             ("topics", read.topics),
             ("group_id", group_id),
             ("value", value),
-            ("key", key),
-            (
-                "key_fields_prefix",
-                instance_of("key_fields_prefix", key_fields_prefix, str, what_to_do="give a text"),
-            ),
             ("starting_offsets", checked_start(starting_offsets, group_id)),
             ("max_offsets_per_trigger", max_offsets_per_trigger),
             ("options", values_by_name("options", options, what_to_do=_OPTIONS_TO_DO)),
@@ -480,6 +472,9 @@ class KafkaSource(EndsAtOffsets):
             ("partitions", read.partitions),
             ("pattern", read.pattern),
             ("max_offsets_per_second", checked_pace(max_offsets_per_second, reader, aligned_with)),
+            ("key", key),
+            ("key_fields_prefix", key_fields_prefix),
+            ("tombstones", tombstones),
             ("_start", None),
         ):
             object.__setattr__(self, name, content)
@@ -491,10 +486,10 @@ class KafkaSource(EndsAtOffsets):
                     why="the source sets it itself, and exactly-once depends on it",
                     what_to_do="leave it out",
                 )
-        check_format("value", value)
-        if key is not None:
-            check_format("key", key)
-        check_names(self.metadata, stated_columns(key, value, key_fields_prefix))
+        if not isinstance(value, Changes):
+            check_format("value", value)
+        check_readable(self.metadata, self.reader)
+        _ = self._decoding  # Raises if its parts contradict each other.
         check_upstream(
             self.aligned_with, self.reader, self.has_side_outputs, bool(self.partitions or self.pattern)
         )
@@ -514,10 +509,18 @@ class KafkaSource(EndsAtOffsets):
         """Brokers are asked, and nobody else."""
         return True
 
+    @cached_property
+    def _decoding(self) -> Decoding | None:
+        return decoding_of(self.value, self.metadata, self.key, self.key_fields_prefix, self.tombstones)
+
     @property
     def has_side_outputs(self) -> bool:
         """Whether unreadable records go to a dead-letter topic."""
-        return bool(letter_topic(self._policy))
+        return bool(self._letters)
+
+    @property
+    def _letters(self) -> str:
+        return "" if self._decoding is None else self._decoding.letter_topic
 
     @property
     def plan_name(self) -> str:
@@ -528,27 +531,7 @@ class KafkaSource(EndsAtOffsets):
     @property
     def drops_records(self) -> bool:
         """Whether the policy for bad records is to drop them."""
-        return self._policy is OnBadRecord.DROP
-
-    @property
-    def _is_raw(self) -> bool:
-        """Whether records come as Kafka has them."""
-        return self.key is None and isinstance(self.value, Raw)
-
-    @property
-    def _policy(self) -> BadRecordPolicy:
-        return policy_of(self.key, self.value)
-
-    def _parts(self, uid: str, place: JobPlace) -> list[Part]:
-        """Return what is decoded; a registry is asked where it says what the columns are."""
-        forms = {"key": self.key, "value": self.value}
-        parts = [
-            part_of(form, name, uid, place, self.topics, self.key_fields_prefix if name == "key" else "")
-            for name, form in forms.items()
-            if form is not None
-        ]
-        check_names(self.metadata, columns_of(parts))
-        return parts
+        return self._decoding is not None and self._decoding.drops_records
 
     @cached_property
     def _admin(self) -> KafkaAdmin:
@@ -579,14 +562,14 @@ class KafkaSource(EndsAtOffsets):
     def _fields(
         self, raw: DataFrame, place: JobPlace, kept: Sequence[str], is_barrier: Column | None
     ) -> DataFrame:
-        if self._is_raw:
+        if self._decoding is None:
             return raw
         # Two scans that begin at different places count apart what they drop.
         # A name of Spark's, in which a pattern might be anything.
         read = ("topics", *self.topics) if self.topics else ("pattern", self.fact("pattern"))
         counted_as = ("" if self._start is None else self._start.label, *read)
-        parts = self._parts(self._uid, place)
-        return decoded(raw, parts, counted_as, (*names_of(self.metadata), *kept), is_barrier)
+        rows_of = self._decoding.deserializer(self._uid, place, self.topics)
+        return rows_of.rows(raw, counted_as, (*names_of(self.metadata), *kept), is_barrier)
 
     def side_uids(self, uid: str) -> tuple[str, ...]:
         """Return the uid of the dead-letter sink."""
@@ -596,25 +579,25 @@ class KafkaSource(EndsAtOffsets):
         self, spark: SparkSession, uid: str, place: JobPlace, peers: Sequence[Sink]
     ) -> tuple[SideOutput, ...]:
         """Return the dead-letter stream: a second scan that keeps the unreadable records only."""
-        if not self.has_side_outputs:
+        if self._decoding is None or not self.has_side_outputs:
             return ()
         raw = self._raw(spark, place, {"includeHeaders": "true"}, HEADERS)
-        bad = bad_records(raw, self._parts(uid, place))
-        return (letters_of(bad, self._policy, uid, self.connection, self.reader, peers),)
+        bad = self._decoding.deserializer(uid, place, self.topics).bad(raw)
+        return (letters_of(bad, self._decoding.policy, uid, self.connection, self.reader, peers),)
 
     def find_bad_record(
         self, spark: SparkSession, start: LoggedOffsets | None, end: LoggedOffsets
     ) -> tuple[str, int, int] | None:
         """Read one micro-batch's range again, without Spark's fail-fast, up to its first bad record."""
         ranges = ranges_between({} if start is None else self.offsets_in(start), self.offsets_in(end))
-        if not isinstance(self.value, Json) or self.key is not None or ranges is None:
+        if not isinstance(self.value, Json) or self._decoding is None or ranges is None:
             # Of all others the error itself says which record it is.
             return None
         reader = spark.read.format(self._format_in(spark)).options(**self.connection.for_spark())
         reader = reader.options(failOnDataLoss="false")
         skip = {} if self.reader is Engine.JVM else SKIP
         reader = reader.options(**ranges, **{"kafka.isolation.level": "read_committed", **skip})
-        bad = bad_records(reader.load(), self._parts(self._uid, NO_JOB))
+        bad = self._decoding.deserializer(self._uid, NO_JOB, self.topics).bad(reader.load())
         found = bad.select("topic", "partition", "offset").first()
         return None if found is None else (found.topic, found.partition, found.offset)
 
@@ -657,6 +640,7 @@ class KafkaSource(EndsAtOffsets):
             **pace_option(self.max_offsets_per_second),
         }
         own = {**own, **SKIP} if self.reader is Engine.PYTHON else READER_DEFAULTS
+        own = {**own, **options_for(self.metadata)}
         reader = spark.readStream.format(self._format_in(spark)).options(**self.connection.for_spark())
         reader = reader.options(**{**own, **self.reader_options, **more})
         pattern = self.pattern if self.reader is Engine.PYTHON else for_jvm(self.pattern)
@@ -670,7 +654,7 @@ class KafkaSource(EndsAtOffsets):
     # -- checks ---------------------------------------------------------------------------------
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Refuse brokers that do not answer, and topics that do not exist or cannot be followed."""
-        letters = letter_topic(self._policy)
+        letters = self._letters
         check_letter_topic(uid, letters, self.topics or TopicPattern(self.pattern))
         wanted = [*self.topics, *filter(None, [letters])]
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:

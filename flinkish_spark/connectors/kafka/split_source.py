@@ -6,29 +6,18 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.formats.decoding import (
-    Part,
-    bad_records,
-    columns_of,
-    decoded,
-    part_of,
-    policy_of,
-    schema_facts,
-    stated_columns,
-)
+from flinkish_spark.connectors.formats.decoding import schema_facts
 from flinkish_spark.connectors.kafka.checks import (
     HEADERS,
     InputChecks,
     check_letter_topic,
     check_topic_retention,
-    letter_topic,
     letters_of,
     letters_uid,
     raise_if_it_stays,
@@ -47,25 +36,30 @@ from flinkish_spark.connectors.kafka.offsets import (
     KafkaStart,
     StartingOffsets,
     Wanted,
-    check_names,
     checked_end,
-    checked_metadata,
     checked_start,
     commit_places,
     first_at_least_as_late,
     group_marks,
-    metadata_columns,
-    names_of,
     places_in,
     start_offsets,
+)
+from flinkish_spark.connectors.kafka.records import (
+    LEADER_EPOCH,
+    Decoding,
+    checked_metadata,
+    decoding_of,
+    metadata_columns,
+    names_of,
 )
 from flinkish_spark.connectors.kafka.source import with_known_times
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import Offset, SplitPosition, SplitSource, logged_positions
 from flinkish_spark.contracts.source import JobPlace, SideOutput
+from flinkish_spark.core.changelogs import Changes
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.formats import BadRecordPolicy, Engine, Format, OnBadRecord, Raw
+from flinkish_spark.core.formats import Engine, Format, OnTombstone
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable, values_by_name
@@ -86,99 +80,6 @@ if TYPE_CHECKING:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What is decoded of Kafka records: the columns that decoding needs, and what comes of them.
-
-
-#: What the decoder looks at, and what metadata and event times are made of.
-_NEEDED = T.StructType(
-    [
-        T.StructField("key", T.BinaryType()),
-        T.StructField("value", T.BinaryType()),
-        T.StructField("topic", T.StringType()),
-        T.StructField("partition", T.IntegerType()),
-        T.StructField("offset", T.LongType()),
-        T.StructField("timestamp", T.TimestampType()),
-    ]
-)
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """What becomes of the records of a source.
-
-    Parameters
-    ----------
-    value
-        The format of values, and what is done with those that cannot be read.
-    metadata
-        As for a :class:`~flinkish_spark.connectors.kafka.source.KafkaSource`.
-    """
-
-    value: Format
-    metadata: tuple[str, ...]
-
-    @classmethod
-    def of(cls, value: object, metadata: Sequence[str]) -> Decoding | None:
-        """Return what a user asked for; None if records come as they are.
-
-        Raises
-        ------
-        ConfigError, SchemaError
-            It cannot be.
-        """
-        names = checked_metadata(metadata)
-        if value is None:
-            if names:
-                raise ConfigError(
-                    "metadata is asked for, and nothing is decoded",
-                    what_to_do='name the fields: schema="value STRING, topic STRING, offset LONG"',
-                )
-            return None
-        if not isinstance(value, Format) or isinstance(value, Raw):
-            to_do = 'give Json("field TYPE, ..."), or leave it out and name fields with schema='
-            raise unusable("value", value, wanted="a format, such as Json(...)", what_to_do=to_do)
-        check_names(names, stated_columns(None, value, ""))
-        return cls(value, names)
-
-    @property
-    def needed(self) -> T.StructType:
-        """The fields that are read."""
-        return _NEEDED
-
-    @property
-    def drops_records(self) -> bool:
-        """Whether bad records are left out and counted."""
-        return self.policy is OnBadRecord.DROP
-
-    @property
-    def policy(self) -> BadRecordPolicy:
-        """What is done with bad records."""
-        return policy_of(None, self.value)
-
-    def parts(self, uid: str, place: JobPlace, topics: Sequence[str]) -> list[Part]:
-        """Return what is decoded; a registry is asked where it says what the columns are."""
-        found = [part_of(self.value, "value", uid, place, topics)]
-        check_names(self.metadata, columns_of(found))
-        return found
-
-    def applied(self, raw: DataFrame, parts: Sequence[Part], counted_as: Sequence[str]) -> DataFrame:
-        """Return the records' fields, metadata and what stands beside them.
-
-        Parameters
-        ----------
-        raw
-            Has the fields :attr:`needed`, and control columns.
-        parts
-            As of :meth:`parts`.
-        counted_as
-            Tells what is counted from what others count.
-        """
-        control = [column for column in raw.columns if column.startswith(PREFIX)]
-        with_metadata = raw.select("*", *metadata_columns(self.metadata))
-        return decoded(with_metadata, parts, counted_as, [*names_of(self.metadata), *control])
-
-
-# ----------------------------------------------------------------------------------------------------------
 # Kafka as a source of splits, which can stand behind history in a hybrid source.
 #
 # A split is a partition, its offset Kafka's. Records are read by this package's reader of ranges, without a
@@ -189,11 +90,27 @@ _CLOCK = SystemClock()
 _COMMITTED = Isolation.READ_COMMITTED
 #: How often the brokers are asked which partitions there are.
 _TOPICS_EVERY_S = 5.0
-#: Read for dead letters only.
 _HEADERS = T.StructField(
     HEADERS,
     T.ArrayType(T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())])),
 )
+#: What is read where records are decoded; behind it what only some metadata are made of.
+_DECODED = (
+    T.StructField("key", T.BinaryType()),
+    T.StructField("value", T.BinaryType()),
+    T.StructField("topic", T.StringType()),
+    T.StructField("partition", T.IntegerType()),
+    T.StructField("offset", T.LongType()),
+    T.StructField("timestamp", T.TimestampType()),
+)
+_TIMESTAMP_TYPE = T.StructField("timestampType", T.IntegerType())
+_LEADER_EPOCH = T.StructField(LEADER_EPOCH, T.IntegerType())
+_FOR_METADATA: Mapping[str, T.StructField] = {
+    "timestamp-type": _TIMESTAMP_TYPE,
+    "headers": _HEADERS,
+    "headers-map": _HEADERS,
+    "leader-epoch": _LEADER_EPOCH,
+}
 #: Fields that a record can have, with the types of each.
 _FIELDS: Mapping[str, tuple[T.DataType, ...]] = {
     "key": (T.BinaryType(), T.StringType()),
@@ -202,7 +119,38 @@ _FIELDS: Mapping[str, tuple[T.DataType, ...]] = {
     "partition": (T.IntegerType(), T.LongType()),
     "offset": (T.LongType(),),
     "timestamp": (T.TimestampType(),),
+    _TIMESTAMP_TYPE.name: (_TIMESTAMP_TYPE.dataType,),
+    _HEADERS.name: (_HEADERS.dataType,),
+    _LEADER_EPOCH.name: (_LEADER_EPOCH.dataType,),
 }
+
+
+def _needed(decoding: Decoding) -> T.StructType:
+    more = dict.fromkeys(_FOR_METADATA[name] for name in decoding.metadata if name in _FOR_METADATA)
+    return T.StructType([*_DECODED, *more])
+
+
+def _checked_decoding(
+    value: Format | Changes | None,
+    metadata: Sequence[str],
+    key: Format | None,
+    key_fields_prefix: str,
+    tombstones: OnTombstone | None,
+) -> Decoding | None:
+    """Return what becomes of the records; None if they come as they are."""
+    to_do = 'give Json("field TYPE, ..."), or leave it out and name fields with schema='
+    if value is not None and not isinstance(value, Format | Changes):
+        raise unusable("value", value, wanted="a format, such as Json(...)", what_to_do=to_do)
+    names = checked_metadata(metadata)
+    if value is None and names:
+        raise ConfigError(
+            "metadata is asked for, and nothing is decoded",
+            what_to_do='name the fields: schema="value STRING, topic STRING, offset LONG"',
+        )
+    found = decoding_of(value, names, key, key_fields_prefix, tombstones)
+    if found is None and value is not None:
+        raise unusable("value", value, wanted="a format, such as Json(...)", what_to_do=to_do)
+    return found
 
 
 class KafkaRecordsSource(SplitSource):
@@ -222,9 +170,10 @@ class KafkaRecordsSource(SplitSource):
         A regular expression that the whole name of a topic matches, ``"orders-.*"``; also of topics that
         come later.
     schema
-        Any of the fields key and value (BINARY, or STRING if all are UTF-8), topic, partition, offset and
-        timestamp. Left out where `value` says what the fields are.
-    value, metadata
+        Any of the fields key and value (BINARY, or STRING if all are UTF-8), topic, partition, offset,
+        timestamp, timestampType, headers and leaderEpoch, as Spark's Kafka source and
+        `format("flinkish-kafka")` have them. Left out where `value` says what the fields are.
+    value, metadata, key, key_fields_prefix, tombstones
         A format with what is done with bad records, such as ``Json("field TYPE, ...")``, and columns beside
         its fields, as for a KafkaSource; dead letters are written without the JAR. Not in a hybrid source.
         Without it records come as they are.
@@ -264,8 +213,11 @@ class KafkaRecordsSource(SplitSource):
         pattern: str = "",
         partitions: Mapping[str, Sequence[int]] | None = None,
         schema: str | T.StructType = "value STRING",
-        value: Format | None = None,
+        value: Format | Changes | None = None,
         metadata: Sequence[str] = (),
+        key: Format | None = None,
+        key_fields_prefix: str = "",
+        tombstones: OnTombstone | None = None,
         starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST,
         starting_at_ms: int = 0,
         ending: KafkaEnd | None = None,
@@ -280,8 +232,8 @@ class KafkaRecordsSource(SplitSource):
             values_by_name("options", options, what_to_do='give options by name: {"name": "value"}'),
         )
         self._wanted = Wanted.of(topics, pattern, partitions)
-        self.decoding = Decoding.of(value, metadata)
-        wanted = schema if self.decoding is None else self.decoding.needed
+        self.decoding = _checked_decoding(value, metadata, key, key_fields_prefix, tombstones)
+        wanted = schema if self.decoding is None else _needed(self.decoding)
         self.schema: T.StructType = output_schema(wanted, "a source of Kafka records")
         for field in self.schema:
             if field.dataType not in _FIELDS.get(field.name, ()):
@@ -401,7 +353,9 @@ class KafkaRecordsSource(SplitSource):
 
         topic, partition = _place(split)
         names = self.record_type.names
-        settings = ReaderSettings(include_headers=HEADERS in names)
+        settings = ReaderSettings(
+            include_headers=HEADERS in names, include_leader_epoch=LEADER_EPOCH in names
+        )
         reader = RangeReader(self.connection, settings)
         for batch in reader.read(OffsetRange(topic, partition, start, end)):
             yield batch.select(names)
@@ -428,8 +382,11 @@ class KafkaRecordsSource(SplitSource):
         if self.decoding is not None:
             # Two scans that begin at different places count apart what they drop.
             label = "" if self._fs_start is None else self._fs_start.label
-            parts = self.decoding.parts(self._fs_uid, place, self._wanted.topics)
-            return self.decoding.applied(frame, parts, (label, "uid", self._fs_uid))
+            control = [column for column in frame.columns if column.startswith(PREFIX)]
+            frame = frame.select("*", *metadata_columns(self.decoding.metadata))
+            kept = (*names_of(self.decoding.metadata), *control)
+            rows_of = self.decoding.deserializer(self._fs_uid, place, self._wanted.topics)
+            return rows_of.rows(frame, (label, "uid", self._fs_uid), kept)
         return frame.drop(self._added) if self._added else frame
 
     @property
@@ -444,7 +401,7 @@ class KafkaRecordsSource(SplitSource):
 
     @property
     def _letters(self) -> str:
-        return "" if self.decoding is None else letter_topic(self.decoding.policy)
+        return "" if self.decoding is None else self.decoding.letter_topic
 
     def side_uids(self, uid: str) -> tuple[str, ...]:
         """Return the uid of the dead-letter sink."""
@@ -456,10 +413,10 @@ class KafkaRecordsSource(SplitSource):
         """Return the dead-letter stream: a second scan that keeps the unreadable records only."""
         if self.decoding is None or not self.has_side_outputs:
             return ()
-        scan = self._with("schema", T.StructType([*self.schema, _HEADERS]))
+        scan = self._with("schema", T.StructType(list(dict.fromkeys([*self.schema, _HEADERS]))))
         scan = scan._with("_fs_format", f"{self._fs_format}-letters")
         raw = super(KafkaRecordsSource, scan).load(spark, place)
-        bad = bad_records(raw, self.decoding.parts(uid, place, self._wanted.topics))
+        bad = self.decoding.deserializer(uid, place, self._wanted.topics).bad(raw)
         return (letters_of(bad, self.decoding.policy, uid, self.connection, Engine.PYTHON, peers),)
 
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:

@@ -40,6 +40,7 @@ from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable
 from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
 from flinkish_spark.connectors.row_count import RowCount, reports
 from flinkish_spark.contracts.sink import Committer, SinkContext, SinkWriter, StageRequest, StageResult
+from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
 from flinkish_spark.core.errors import BrokerUnavailableError, CorruptObjectError, InternalError, SchemaError
 from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter
 from flinkish_spark.protocol.ids import CheckpointId, TransactionalId
@@ -138,6 +139,7 @@ def _timestamps(transaction: StagedTransaction, column: Any) -> Any:
 #: The columns that every writer gets, before those that not every sink has.
 KEY, VALUE, TOPIC = "key", "value", "topic"
 _LIST_OF_HEADERS = "array<struct<key:string,value:binary>>"
+_MAPS_OF_HEADERS = ("map<string,binary>", "map<string,array<binary>>")
 PARTITION, TIMESTAMP, HEADERS, MISFIT = "partition", "timestamp", "headers", "misfit"
 
 
@@ -149,12 +151,14 @@ def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> No
     SchemaError
         With the role, the column and what to choose from.
     """
+    fields = sink.fields_of(schema)
     for part, form in (("key", sink.key_format), ("value", sink.value)):
         if form is not None:
             for name in named_columns(form):
-                _kind(schema, uid, part, name)
-            check_encodable(form, schema, f"the {part} of sink '{uid}'")
+                _kind(fields, uid, part, name)
+            check_encodable(form, fields, f"the {part} of sink '{uid}'")
     wanted: list[tuple[str, str, tuple[type[T.DataType], ...], str]] = [
+        ("row kind", sink.row_kind, (T.StringType,), "STRING"),
         ("topic", sink.topic_column, (T.StringType,), "STRING"),
         ("partition", sink.partition, (T.ByteType, T.ShortType, T.IntegerType), "INT"),
         ("timestamp", sink.timestamp, (T.TimestampType, T.LongType), "TIMESTAMP, or BIGINT in milliseconds"),
@@ -175,10 +179,10 @@ def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> No
 
 
 def _check_list_of_headers(kind: T.DataType, column: str, uid: str) -> None:
-    if kind.simpleString() != _LIST_OF_HEADERS:
+    if kind.simpleString() not in (_LIST_OF_HEADERS, *_MAPS_OF_HEADERS):
         raise SchemaError(
             f"the list of headers of sink '{uid}' is the column '{column}' of type {kind.simpleString()}",
-            why=f"it must be {_LIST_OF_HEADERS}",
+            why=f"it must be {_LIST_OF_HEADERS}, {' or '.join(_MAPS_OF_HEADERS)}",
             what_to_do='cast it in a transform, or name headers one by one: headers={"name": "column"}',
             column=column,
         )
@@ -198,14 +202,22 @@ def record_columns(sink: KafkaSinkSettings, schema: T.StructType) -> dict[str, C
 
     Key, value and topic are always there; of the others those that the sink has.
     """
+    fields = sink.fields_of(schema)
     key, value = (
-        encoded(form, schema, b"" if form is None else prefix_of(form, schema, sink.data_topics, part))
+        encoded(form, fields, b"" if form is None else prefix_of(form, fields, sink.data_topics, part))
         for part, form in (("key", sink.key_format), ("value", sink.value))
     )
-    data = value.data
+    data, misfits = value.data, [one.misfit for one in (key, value) if one.misfit is not None]
     if value.misfit is not None:
         # What a dead letter of a record that has no such form tells of it.
-        data = F.when(value.misfit.isNull(), data).otherwise(json_bytes(schema.names))
+        data = F.when(value.misfit.isNull(), data).otherwise(json_bytes(fields.names))
+    if sink.row_kind:
+        kind = F.col(quoted(sink.row_kind))
+        has_value = ~F.coalesce(kind.isin(*RETRACTIONS), F.lit(False))
+        # A retraction has no value that could not fit.
+        data = F.when(has_value, data)
+        of_value = None if value.misfit is None else F.when(has_value, value.misfit)
+        misfits = [one for one in (_no_kind(kind), key.misfit, of_value) if one is not None]
     found = {
         KEY: key.data,
         VALUE: data,
@@ -216,11 +228,15 @@ def record_columns(sink: KafkaSinkSettings, schema: T.StructType) -> dict[str, C
     if sink.timestamp:
         found[TIMESTAMP] = _milliseconds(schema, sink.timestamp)
     if sink.headers:
-        found[HEADERS] = _headers(sink.headers)
-    misfits = [one.misfit for one in (key, value) if one.misfit is not None]
+        found[HEADERS] = _headers(sink.headers, schema)
     if misfits:
         found[MISFIT] = F.coalesce(*misfits)
     return {name: column.alias(name) for name, column in found.items()}
+
+
+def _no_kind(kind: Column) -> Column:
+    is_kind = F.coalesce(kind.isin(*[one.value for one in RowKind]), F.lit(False))
+    return F.when(~is_kind, F.lit("it has no row kind"))
 
 
 def _milliseconds(schema: T.StructType, column: str) -> Column:
@@ -228,14 +244,28 @@ def _milliseconds(schema: T.StructType, column: str) -> Column:
     return F.unix_millis(value) if isinstance(schema[column].dataType, T.TimestampType) else value
 
 
-def _headers(headers: Mapping[str, str] | str) -> Column:
+def _headers(headers: Mapping[str, str] | str, schema: T.StructType) -> Column:
     if isinstance(headers, str):
-        return F.col(quoted(headers))
+        return _list_of_headers(F.col(quoted(headers)), schema[headers].dataType)
     entries = [
         F.struct(F.lit(name).alias("key"), F.col(quoted(column)).cast("binary").alias("value"))
         for name, column in headers.items()
     ]
     return F.filter(F.array(*entries), lambda entry: entry["value"].isNotNull())
+
+
+def _list_of_headers(headers: Column, kind: T.DataType) -> Column:
+    if not isinstance(kind, T.MapType):
+        return headers
+    if not isinstance(kind.valueType, T.ArrayType):
+        return F.map_entries(headers)
+
+    def of_name(entry: Column) -> Column:
+        return F.transform(
+            entry["value"], lambda value: F.struct(entry["key"].alias("key"), value.alias("value"))
+        )
+
+    return F.flatten(F.transform(F.map_entries(headers), of_name))
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ import pytest
 
 from flinkish_spark import KafkaSource
 from flinkish_spark.connectors.formats import decoding
-from flinkish_spark.connectors.formats.decoding import columns_of, part_of, stated_columns
+from flinkish_spark.connectors.formats.decoding import part_of
 from flinkish_spark.connectors.formats.registry import NoSuchSchema, Registered
+from flinkish_spark.connectors.kafka.records import Decoding
 from flinkish_spark.contracts.source import NO_JOB, JobPlace
 from flinkish_spark.core.errors import ConfigError, FlinkishError, SchemaError
 from flinkish_spark.core.formats import (
@@ -141,7 +142,7 @@ def test_columns_that_a_format_says_itself(form: Format, found: str) -> None:
         lambda: KafkaSource("b:9092", ["t"], value="json"),  # type: ignore[arg-type]
         lambda: KafkaSource("b:9092", ["t"], value=Json("a INT"), key="a"),  # type: ignore[arg-type]
         lambda: KafkaSource("b:9092", ["t"], value=Json("a INT"), key=Json("A INT")),
-        lambda: KafkaSource("b:9092", ["t"], value=Json("a INT", OnBadRecord.DROP), key=String("k")),
+        lambda: KafkaSource("b:9092", ["t"], value=Json("a INT"), key=String("k", OnBadRecord.DROP)),
         lambda: KafkaSource("b:9092", ["t"], value=String("_topic"), metadata=["topic"]),
         lambda: Csv("a INT", delimiter='"'),
         lambda: JsonSchema("{"),
@@ -154,8 +155,12 @@ def test_formats_that_cannot_be_are_refused_when_they_are_made(make: Callable[[]
 
 
 def test_key_and_value_stand_beside_each_other() -> None:
-    found = stated_columns(Json("a INT"), Json("a STRING"), "key_")
-    assert found.simpleString() == "struct<key_a:int,a:string>"
-    assert columns_of([]).simpleString() == "struct<>"
-    source = KafkaSource("b:9092", ["t"], value=Raw(), key=String("k"))
-    assert stated_columns(source.key, source.value, "").simpleString() == "struct<k:string,value:binary>"
+    for key, value, prefix, found in (
+        (Json("a INT"), Json("a STRING"), "key_", "key_a:int,a:string"),
+        (String("k"), Raw(), "", "k:string,value:binary"),
+        (Json("a INT, b INT"), Csv("c INT, a INT"), "", "b:int,c:int,a:int"),
+        (Avro(FIELDS % ""), String(), "k.", "k.a:int,value:string"),
+    ):
+        decoding = Decoding(value, key=key, key_fields_prefix=prefix)
+        columns = decoding.deserializer("in", NO_JOB, ["t"]).fields
+        assert columns.simpleString() == f"struct<{found}>"
