@@ -122,8 +122,9 @@ def forms(url: str):
 
 
 def exact(text: bytes, names) -> str:
-    """An object with every number as it is written."""
+    """An object with every number as it is written, but for a DOUBLE, which has several texts."""
     found = json.loads(text, parse_float=str, parse_int=str)
+    found["ratio"] = float(found["ratio"])
     return json.dumps([found.get(name) for name in names])
 
 
