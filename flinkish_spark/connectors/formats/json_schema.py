@@ -324,7 +324,7 @@ def derived_schema(fields: T.StructType) -> str:
 
     Examples
     --------
-    >>> derived_schema(T.StructType().add("n", "long"))[-60:]
+    >>> derived_schema(T.StructType().add("n", "long"))[-61:]
     '"object", "properties": {"n": {"type": ["integer", "null"]}}}'
     """
     draft = "http://json-schema.org/draft-07/schema#"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections import Counter
 from dataclasses import replace
 
@@ -25,7 +26,9 @@ from flinkish_spark import (
     SchemaRegistry,
     String,
 )
+from flinkish_spark.connectors.formats.avro import avro_reader, whole_schema
 from flinkish_spark.connectors.formats.json_schema import derived_schema
+from flinkish_spark.connectors.formats.registry import NoSuchSchema, client_of
 from flinkish_spark.core.errors import BadRecordError, SchemaError
 from flinkish_spark.types.ddl import parse_ddl
 from tests.support.jobs import (
@@ -185,6 +188,29 @@ def test_a_round_trip_through_jobs_that_crash(spark, broker, topic, registry, jo
     given = Counter(exact(row, names) for row in ROWS)
     assert Counter(exact(one.value, names) for one in found) == {row: 3 for row in given}
     assert {json.loads(one.value)["key_user"] for one in found} == {json.loads(row)["user"] for row in ROWS}
+
+
+def test_a_real_registry_answers_as_its_client_expects(registry):
+    client = client_of(SchemaRegistry(registry.url))
+    item = (
+        '{"type": "record", "name": "Item", "namespace": "shop", "fields": [{"name": "q", "type": "long"}]}'
+    )
+    subject = f"item-{uuid.uuid4().hex}"
+    registry.register(subject, item)
+    order = ORDERS % ', {"name": "item", "type": "shop.Item"}'
+    references = [{"name": "shop.Item", "subject": subject, "version": 1}]
+    number = registry.register(f"{subject}-order", order, references=references)
+    found = client.by_id(number)
+    assert (found.kind, found.references) == ("AVRO", (("shop.Item", item),))
+    whole = json.dumps(whole_schema(found.text, found.references))
+    kind = avro_reader(whole, "value", None, OnSchemaChange.FAIL).kind
+    assert kind.simpleString() == "struct<user:string,item:struct<q:bigint>>"
+    newest = client.newest(f"{subject}-order")
+    assert (newest.schema_id, newest.version) == (number, 1)
+    with pytest.raises(NoSuchSchema):
+        client.by_id(2**31 - 1)
+    with pytest.raises(NoSuchSchema):
+        client.newest(f"{subject}-missing")
 
 
 ORDERS = '{"type": "record", "name": "Order", "fields": [{"name": "user", "type": "string"}%s]}'
