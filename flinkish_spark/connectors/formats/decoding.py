@@ -8,6 +8,7 @@ know nothing, and of a bad one they do not say why.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,14 +45,13 @@ from flinkish_spark.core.formats import (
     SchemaRegistry,
     String,
 )
-from flinkish_spark.core.store import SealedObjects
-from flinkish_spark.protocol.envelope import seal
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.types.schemas import PREFIX
 
 #: The column that says why a record is bad.
 REASON = f"{PREFIX}reason"
 _CORRUPT = f"{PREFIX}corrupt"
-_KIND = "fact"
 
 
 @dataclass(frozen=True)
@@ -155,8 +155,8 @@ def part_of(form: Format, name: str, uid: str, place: JobPlace, topics: Sequence
     """Return a part with its columns; the registry is asked where it says them, and the answer kept.
 
     Called at each start of the query. Without EVOLVE a job reads by the schema of its first start for ever,
-    which is a fact in its directory and in its savepoints. With EVOLVE it takes the newest, and each that it
-    has read by is a fact.
+    which is a fact in its directory and in its savepoints. With EVOLVE it takes the newest, and from which
+    checkpoint on it has read by each is a fact.
 
     Parameters
     ----------
@@ -169,12 +169,17 @@ def part_of(form: Format, name: str, uid: str, place: JobPlace, topics: Sequence
     if stated is not None or not isinstance(form, RegisteredFormat) or form.registry is None:
         assert stated is not None
         return stated
-    kept = None if place.job_dir is None else _Kept(place, uid, name)
-    schema = None if kept is None or form.on_schema_change is OnSchemaChange.EVOLVE else kept.first()
+    kept = None if place.job_dir is None else _Kept(place.job_dir, uid, name)
+    evolves = form.on_schema_change is OnSchemaChange.EVOLVE
+    schema = None if kept is None or evolves else kept.first()
     if schema is None:
         schema = _newest(form.registry, name, topics)
         if kept is not None:
-            schema = kept.add(schema, form.on_schema_change)
+            first = kept.began_with(schema)
+            if evolves:
+                kept.goes_on_with(schema)
+            else:
+                schema = first
     wanted = {Avro: "AVRO", Protobuf: "PROTOBUF", JsonSchema: "JSON"}[type(form)]
     if schema.kind != wanted:
         raise SchemaError(
@@ -211,29 +216,31 @@ def schema_facts(uid: str) -> tuple[str, ...]:
 
 
 class _Kept:
-    """The schemas that a job has read by, in its directory."""
+    """The schemas that a job has read by, as facts in its directory."""
 
-    def __init__(self, place: JobPlace, uid: str, name: str) -> None:
-        assert place.job_dir is not None
-        self._store = place.job_dir.open()
-        self._objects = SealedObjects(self._store, "the job directory")
+    def __init__(self, place: StoreSpec, uid: str, name: str) -> None:
+        self._job_dir = JobDir(place.open(), place)
         self._name = f"schema-{uid}-{name}"
 
     def first(self) -> Registered | None:
-        found: Registered | None = self._objects.optional(
-            f"facts/{self._name}.json", _KIND, Registered.from_json
-        )
-        return found
+        """Return what the job began with; None before its first start."""
+        found = self._job_dir.recorded(self._name)
+        return None if found is None else Registered.from_json(found)
 
-    def add(self, schema: Registered, change: OnSchemaChange) -> Registered:
-        """Keep a schema; return the one that is read by, which another process may have kept before."""
-        key = f"facts/{self._name}.json"
-        self._store.create_if_absent(key, seal(_KIND, schema.to_json()))
-        if change is not OnSchemaChange.EVOLVE:
-            return self._objects.read(key, _KIND, Registered.from_json)
-        numbered = f"facts/{self._name}-{schema.schema_id}.json"
-        self._store.create_if_absent(numbered, seal(_KIND, schema.to_json()))
-        return schema
+    def began_with(self, schema: Registered) -> Registered:
+        """Keep a schema as the first one; return the one that is, which another process may have kept."""
+        return Registered.from_json(self._job_dir.recorded_once(self._name, schema.to_json()))
+
+    def goes_on_with(self, schema: Registered) -> None:
+        """Note from which checkpoint on a schema is read by, unless it was read by before."""
+        at = 1 + max((one.value for one in self._job_dir.decided_ids()), default=0)
+        numbered = re.compile(rf"facts/{re.escape(self._name)}-([0-9]+)-([0-9]+)\.json")
+        found = map(numbered.fullmatch, self._job_dir.store.list("facts"))
+        past = [(int(one[1]), int(one[2])) for one in found if one is not None]
+        # A rewind leaves notes about checkpoints that come again.
+        before = max((one for one in past if one[0] <= at), default=None)
+        if before is None or before[1] != schema.schema_id:
+            self._job_dir.recorded_once(f"{self._name}-{at}-{schema.schema_id}", schema.to_json())
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -180,21 +180,22 @@ class RegistryClient:
         if schema_id in self._unknown:
             raise NoSuchSchema(schema_id)
         if schema_id not in self._by_id:
-            started = time.monotonic()
-            pauses_ms = backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
-            while True:
-                try:
-                    found = self._asked(
-                        f"schema {schema_id}", lambda: self._client.get_schema(schema_id, fmt=None)
-                    )
-                    break
-                except NoSuchSchema:
-                    if (time.monotonic() - started) * 1_000 > _UNKNOWN_MS:
-                        self._unknown.add(schema_id)
-                        raise
-                    time.sleep(next(pauses_ms) / 1_000)
-            self._by_id[schema_id] = self._whole(found, schema_id=schema_id)
+            self._by_id[schema_id] = self._whole(self._found(schema_id), schema_id)
         return self._by_id[schema_id]
+
+    def _found(self, schema_id: int) -> Schema:
+        believed_at = time.monotonic() + _UNKNOWN_MS / 1_000
+        is_asked_again = False
+        for pause_ms in backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS):
+            try:
+                return self._asked(f"schema {schema_id}", lambda: self._client.get_schema(schema_id))
+            except NoSuchSchema:
+                if is_asked_again and time.monotonic() > believed_at:
+                    self._unknown.add(schema_id)
+                    raise
+            time.sleep(pause_ms / 1_000)
+            is_asked_again = True
+        raise AssertionError("pauses never end")
 
     def newest(self, subject: str) -> Registered:
         """Return the newest schema of a subject; raises as :meth:`by_id`."""

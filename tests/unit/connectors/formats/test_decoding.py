@@ -28,7 +28,9 @@ from flinkish_spark.core.formats import (
     SchemaRegistry,
     String,
 )
+from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.protocol.ids import CheckpointId
 
 REGISTRY = SchemaRegistry("http://registry")
 FIELDS = '{"type": "record", "name": "Order", "fields": [{"name": "a", "type": "int"}%s]}'
@@ -72,10 +74,29 @@ def test_a_job_reads_by_the_schema_that_it_began_with(newest: Newest, place: Job
     assert columns(Avro(registry=REGISTRY), NO_JOB) == "struct<a:int,b:string>"
     assert newest.subjects == ["orders-value"] * 2
     evolving = Avro(registry=REGISTRY, on_schema_change=OnSchemaChange.EVOLVE)
-    assert columns(evolving, place) == "struct<a:int,b:string>"
     assert place.job_dir is not None
+    for _ in range(2):
+        assert columns(evolving, place) == "struct<a:int,b:string>"
     kept = sorted(place.job_dir.open().list("facts"))
-    assert kept == ["facts/schema-in-value-8.json", "facts/schema-in-value.json"]
+    assert kept == ["facts/schema-in-value-1-8.json", "facts/schema-in-value.json"]
+
+
+def test_a_checkpoint_tells_by_which_schema_it_was_read(
+    newest: Newest, place: JobPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evolving = Avro(registry=REGISTRY, on_schema_change=OnSchemaChange.EVOLVE)
+    decided = [CheckpointId(1)]
+    monkeypatch.setattr(JobDir, "decided_ids", lambda _: tuple(decided))
+    assert place.job_dir is not None
+    columns(evolving, place)
+    newest.schema = Registered("AVRO", FIELDS % MORE, (), 8, "orders-value", 2)
+    decided.append(CheckpointId(5))
+    for _ in range(2):
+        columns(evolving, place)
+    del decided[1:]  # A rewind.
+    columns(evolving, place)
+    kept = [one for one in place.job_dir.open().list("facts") if "-7" in one or "-8" in one]
+    assert sorted(kept) == [f"facts/schema-in-value-{one}.json" for one in ("2-7", "2-8", "6-8")]
 
 
 def test_what_a_job_keeps_holds_all_that_its_schema_refers_to(newest: Newest, place: JobPlace) -> None:

@@ -91,19 +91,24 @@ def test_nothing_is_fetched() -> None:
 
 
 def test_what_a_reader_leaves_out() -> None:
-    writer, ours = parse_ddl("a INT, n STRUCT<x: INT, y: INT>, b INT"), parse_ddl("a INT, n STRUCT<x: INT>")
-    assert json_schema.differences(writer, ours).left_out == ["n.y", "b"]
+    inner = {"oneOf": [{"type": "null"}, {"properties": {"x": {}, "y": {"type": ["string", "number"]}}}]}
+    writer = an_object(a={}, n=inner, l={"items": {"$ref": "item.json"}}, b=True, m={"$ref": "#/nowhere"})
+    ours = parse_ddl("a INT, n STRUCT<x: INT>, l ARRAY<STRUCT<p: INT>>, m MAP<STRING, INT>")
+    references = [("item.json", an_object(p={}, q={}))]
+    assert json_schema.differences(writer, references, ours).left_out == ["n.y", "l[].q", "b"]
 
 
 def test_a_derived_schema_takes_what_a_sink_writes() -> None:
-    fields = parse_ddl("a BIGINT, f DOUBLE, s STRING, l ARRAY<STRUCT<x: INT>>, m MAP<STRING, BOOLEAN>")
+    fields = parse_ddl("a BIGINT, f DOUBLE, s STRING, l ARRAY<STRUCT<x: BIGINT>>, m MAP<STRING, BOOLEAN>")
     text = json_schema.derived_schema(fields)
     write = json_schema.JsonSchemaWriter(text, b"\0").opened()
     for row in (
-        {"a": 1, "f": "NaN", "s": "x", "l": [{"x": None}, None], "m": {"k": True}},
+        {"a": 1, "f": 5e-324, "s": "x", "l": [{"x": None}, None], "m": {"k": True}},
         {"a": None, "f": 0.5, "s": None, "l": None, "m": None},
     ):
         data = json.dumps(row).encode()
         assert write(data) == b"\0" + data
-    with pytest.raises(Unreadable):
-        write(b'{"a": "x"}')
+    for text in (b'{"a": "x"}', b'{"f": "NaN"}'):
+        with pytest.raises(Unreadable):
+            write(text)
+    assert json_schema.fields_of(json_schema.derived_schema(fields)) == fields
