@@ -90,7 +90,8 @@ class _Texts:
             case T.BooleanType():
                 return text.try_cast(kind)
         # Its text is JSON.
-        return F.from_json(text, T.StructType([T.StructField("v", kind)]))["v"]
+        whole = F.concat(F.lit('{"v":'), text, F.lit("}"))
+        return F.from_json(whole, T.StructType([T.StructField("v", kind)]))["v"]
 
     def _decimal(self, text: Column, kind: T.DecimalType) -> Column:
         if self.decimals is not DecimalHandling.PRECISE:
