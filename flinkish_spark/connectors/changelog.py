@@ -92,7 +92,8 @@ class _Texts:
             case T.BooleanType():
                 return text.try_cast(kind)
         # Its text is JSON.
-        return F.from_json(text, T.StructType([T.StructField("v", kind)]))["v"]
+        whole = F.concat(F.lit('{"v":'), text, F.lit("}"))
+        return F.from_json(whole, T.StructType([T.StructField("v", kind)]))["v"]
 
     def _decimal(self, text: Column, kind: T.DecimalType) -> Column:
         if self.decimals is not DecimalHandling.PRECISE:
@@ -150,8 +151,11 @@ def _unscaled(text: Column) -> Column:
     begin = F.when(first >= 128, first - 256).otherwise(first).cast("decimal(38,0)")
 
     def add(so_far: Column, place: Column) -> Column:
-        shifted = F.try_multiply(so_far, F.lit(256).cast("decimal(3,0)")).cast("decimal(38,0)")
-        return F.try_add(shifted, byte(place)).cast("decimal(38,0)")
+        # A step must not be further from zero than the number in the end, which may have all 38 digits.
+        borrowed = F.when(so_far < 0, F.lit(1)).otherwise(F.lit(0)).cast("decimal(1,0)")
+        shifted = F.try_multiply((so_far + borrowed).cast("decimal(38,0)"), F.lit(256).cast("decimal(3,0)"))
+        more = (byte(place) - borrowed * 256).cast("decimal(38,0)")
+        return F.try_add(shifted.cast("decimal(38,0)"), more).cast("decimal(38,0)")
 
     rest = F.when(F.length(data) > 1, F.sequence(F.lit(2), F.length(data))).otherwise(
         F.array().cast("array<int>")
@@ -291,7 +295,9 @@ class _Debezium(_Envelope):
         if self.is_upsert:
             update, was_needed = _entries(_entry(RowKind.UPDATE_AFTER, after)), F.lit(True)
         else:
-            was_needed = was_there
+            # Of PostgreSQL's other identities it has the key alone.
+            missing = F.array_except(F.map_keys(after), F.map_keys(before))
+            was_needed = was_there & (F.size(missing) == 0)
         return (
             F.when(op.isin("c", "r") & is_there, _entries(_entry(RowKind.INSERT, after)))
             .when((op == "u") & is_there & was_needed, update)

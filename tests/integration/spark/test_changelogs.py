@@ -39,7 +39,7 @@ MARIE = {**ANNE, "first_name": "Anne Marie"}
 UTC = dt.UTC
 
 
-@pytest.fixture(params=["with our parser", "with Spark's"])
+@pytest.fixture(params=["with our parser", pytest.param("with Spark's", marks=pytest.mark.nightly)])
 def parsers(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if request.param == "with Spark's":
         monkeypatch.setattr(shim, "has_class", lambda *_: False)
@@ -109,7 +109,7 @@ SOURCES: dict[str, dict[str, Any]] = {
 WITH_SCHEMA = {"type": "struct", "optional": False, "name": "Envelope", "fields": [{"field": "before"}]}
 
 
-@pytest.mark.parametrize("has_schema", [False, True])
+@pytest.mark.parametrize("has_schema", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_customer_of_each_database(spark: Any, parsers: None, has_schema: bool) -> None:
     for source in SOURCES.values():
         changes: list[Any] = [
@@ -240,7 +240,9 @@ def comparable(value: Any) -> Any:
     return tuple(map(comparable, value)) if isinstance(value, tuple) else value
 
 
-@pytest.mark.parametrize("database", LITERALS)
+@pytest.mark.parametrize(
+    "database", [one if one == "mysql" else pytest.param(one, marks=pytest.mark.nightly) for one in LITERALS]
+)
 def test_the_types_of_each_database(spark: Any, parsers: None, database: str) -> None:
     ddl, settings, written, by_hand = LITERALS[database]
     frame = decoded(spark, DebeziumJson(ddl, **settings), change("c", None, written))
@@ -256,6 +258,7 @@ def test_the_types_of_each_database(spark: Any, parsers: None, database: str) ->
     assert tuple(comparable(tuple(one) if hasattr(one, "asDict") else one) for one in found) == wanted
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("ddl", "settings", "bad"),
     [
@@ -288,12 +291,14 @@ def test_what_is_no_value_of_its_column_is_a_bad_record(
             rows(spark, DebeziumJson(ddl, **settings), good, one)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "value",
     [
         change("t", None, None),
         change("x", ANNE, ANNE),
         change("u", None, ANNE),
+        change("u", {"id": 1004}, ANNE),
         change("c", ANNE, None),
         change("d", None, ANNE),
         {"before": None, "after": ANNE},
@@ -393,6 +398,7 @@ def test_canal(spark: Any, parsers: None) -> None:
     assert row["_sql_type"] == {"id": 4}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "value",
     [

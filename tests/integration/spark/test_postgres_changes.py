@@ -126,7 +126,8 @@ def compacted(servers: str, topic: str) -> Rows:
     return set(found.values())
 
 
-@pytest.mark.parametrize("reader", ["python", pytest.param("jvm", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("reader", ["python", "jvm"])
 def test_copies_equal_the_table_after_each_checkpoint(
     spark: Any, postgres_database: TestDatabase, accounts: Accounts, topic: Any, tmp_path: Path, reader: str
 ) -> None:
