@@ -140,27 +140,32 @@ def _exactly(text: Column, kind: T.DecimalType) -> Column:
     return F.when(value == text.try_cast(T.DecimalType(_MOST_DIGITS, places)), value)
 
 
+#: So many times 256 is the first number with 39 digits.
+_TOO_MANY = 10**38 // 256
+
+
 def _unscaled(text: Column) -> Column:
-    """Return the whole number whose two's complement, the greatest byte first, a text has in base64."""
+    """Return the whole number whose two's complement, the greatest byte first, a text has in base64.
+
+    Null for what has more than 38 digits.
+    """
     data = F.try_to_binary(text, F.lit("base64"))
 
-    def byte(place: Column | Any) -> Column:
-        return F.conv(F.hex(F.substring(data, place, 1)), 16, 10).cast("decimal(38,0)")
+    def byte(place: Column) -> Column:
+        return F.conv(F.hex(F.substring(data, place, 1)), 16, 10).cast("decimal(3,0)")
 
-    first = byte(F.lit(1))
-    begin = F.when(first >= 128, first - 256).otherwise(first).cast("decimal(38,0)")
-
-    def add(so_far: Column, place: Column) -> Column:
-        # A step must not be further from zero than the number in the end, which may have all 38 digits.
+    def with_byte(so_far: Column, place: Column) -> Column:
+        # No step is further from zero than the number in the end, which may have all 38 digits.
         borrowed = F.when(so_far < 0, F.lit(1)).otherwise(F.lit(0)).cast("decimal(1,0)")
-        shifted = F.try_multiply((so_far + borrowed).cast("decimal(38,0)"), F.lit(256).cast("decimal(3,0)"))
-        more = (byte(place) - borrowed * 256).cast("decimal(38,0)")
-        return F.try_add(shifted.cast("decimal(38,0)"), more).cast("decimal(38,0)")
+        shifted = ((so_far + borrowed) * F.lit(256).cast("decimal(3,0)")).cast("decimal(38,0)")
+        return (shifted + (byte(place) - borrowed * 256)).cast("decimal(38,0)")
 
-    rest = F.when(F.length(data) > 1, F.sequence(F.lit(2), F.length(data))).otherwise(
-        F.array().cast("array<int>")
-    )
-    return F.when(F.length(data).between(1, 16), F.aggregate(rest, begin, add))
+    size = F.length(data)
+    sign = F.when(byte(F.lit(1)) >= 128, F.lit(-1)).otherwise(F.lit(0)).cast("decimal(38,0)")
+    places = F.when(size > 1, F.sequence(F.lit(1), size - 1)).otherwise(F.array().cast("array<int>"))
+    but_last, many = F.aggregate(places, sign, with_byte), F.lit(_TOO_MANY).cast("decimal(38,0)")
+    fits = (but_last < many) & ((but_last > -many) | ((but_last == -many) & (byte(size) > 0)))
+    return F.when(size.between(1, 16) & fits, with_byte(but_last, size))
 
 
 def _pointed(unscaled: Column, places: Column) -> Column:

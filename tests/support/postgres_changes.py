@@ -106,6 +106,7 @@ class PostgresChanges:
     key: Sequence[str]
     _columns: list[_Column] = field(default_factory=list)
     _transaction: dict[str, Any] = field(default_factory=dict)
+    _newest: str = ""
 
     def __post_init__(self) -> None:
         self.slot = f"changes_of_{self.table}"
@@ -115,26 +116,35 @@ class PostgresChanges:
         run(f'CREATE PUBLICATION "{self.slot}" FOR TABLE "{self.table}"')
         run("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (self.slot,))
 
-    def send(self, servers: str, topic: str) -> int:
-        """Send what has been committed since the last call; return how many records that were."""
+    def take(self) -> list[tuple[bytes, bytes | None]]:
+        """Return key and value of what has been committed and was not confirmed."""
         found = self.connection.execute(
             "SELECT lsn::text, data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, "
             "'proto_version', '1', 'publication_names', %s)",
             (self.slot, self.slot),
         ).fetchall()
-        if not found:
-            return 0
-        producer, sent = KafkaProducer(bootstrap_servers=servers), []
-        for lsn, data in found:
-            for key, value in self._records(lsn, _Bytes(bytes(data))):
-                # As Kafka's partitioner does: by the key.
-                sent.append(producer.send(topic, key=_json(key), value=value and _json(value)))
+        self._newest = found[-1][0] if found else ""
+        return [
+            (_json(key), value and _json(value))
+            for lsn, data in found
+            for key, value in self._records(lsn, _Bytes(bytes(data)))
+        ]
+
+    def confirm(self) -> None:
+        """Let what was taken not come again."""
+        if self._newest:
+            advance = "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)"
+            self.connection.execute(advance, (self.slot, self._newest))
+
+    def send(self, servers: str, topic: str) -> int:
+        """Send what has been committed since the last call; return how many records that were."""
+        producer = KafkaProducer(bootstrap_servers=servers)
+        # To partitions as Kafka's partitioner has it: by the key.
+        sent = [producer.send(topic, key=key, value=value) for key, value in self.take()]
         for one in sent:
             one.get(timeout=30)
         producer.close()
-        self.connection.execute(
-            "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", (self.slot, found[-1][0])
-        )
+        self.confirm()
         return len(sent)
 
     def drop(self) -> None:

@@ -18,6 +18,7 @@ from flinkish_spark import (
     ChangelogMode,
     DebeziumJson,
     DeltaSink,
+    EpochUnit,
     Fold,
     Json,
     KafkaSink,
@@ -25,6 +26,7 @@ from flinkish_spark import (
     OnTombstone,
     Upsert,
 )
+from flinkish_spark.connectors.kafka.records import Decoding
 from tests.support.databases import TestDatabase
 from tests.support.jobs import await_that, environment, read_committed, running
 from tests.support.postgres_changes import PostgresChanges
@@ -105,6 +107,41 @@ def accounts(postgres_database: TestDatabase, broker: Any, topic: Any) -> Iterat
     yield made
     made.changes.drop()
     made.connection.close()
+
+
+def test_the_changes_of_a_table_come_to_the_table(spark: Any, postgres_database: TestDatabase) -> None:
+    """Values of PostgreSQL's own, in the encodings that a connector has by default."""
+    connection = postgres_database.session.connection
+    connection.autocommit = True
+    ddl = "id INT, n DECIMAL(12,2), any DECIMAL(38,10), day DATE, at TIMESTAMP_NTZ, ok BOOLEAN, data BINARY"
+    connection.execute(
+        'CREATE TABLE things (id INT PRIMARY KEY, n NUMERIC(12,2), "any" NUMERIC, day DATE, at TIMESTAMP, '
+        "ok BOOLEAN, data BYTEA)"
+    )
+    changes = PostgresChanges(connection, "things", ["id"])
+    try:
+        row = "-0.01, -3.14159, '1969-12-31', '2018-06-20 15:13:16.945104', true, '\\x0001ff'"
+        connection.execute(f"INSERT INTO things VALUES (1, {row}), (2, NULL, NULL, NULL, NULL, NULL, NULL)")
+        connection.execute("UPDATE things SET n = 9999999999.99, ok = NULL WHERE id = 1")
+        connection.execute("UPDATE things SET id = 3, data = '' WHERE id = 2")
+        connection.execute("INSERT INTO things VALUES (4)")
+        connection.execute("DELETE FROM things WHERE id = 4")
+        taken = [(*one, "t", 0, at) for at, one in enumerate(changes.take())]
+        there = connection.execute("SELECT * FROM things").fetchall()
+    finally:
+        changes.drop()
+    records = spark.createDataFrame(
+        taken, "key BINARY, value BINARY, topic STRING, partition INT, offset LONG"
+    )
+    form = DebeziumJson(ddl, epoch_units={"at": EpochUnit.MICROSECONDS})
+    table: dict[int, Any] = {}
+    for row in Decoding(form, tombstones=OnTombstone.DROP).applied(records, ["t"], []).collect():
+        *fields, kind = row
+        if kind in ("+I", "+U"):
+            table[fields[0]] = tuple(fields)
+        else:
+            assert table.pop(fields[0]) == tuple(fields)
+    assert set(table.values()) == {tuple(row) for row in there} and len(table) == 2
 
 
 def delta(spark: Any, path: Path, version: int | None = None) -> Rows:
