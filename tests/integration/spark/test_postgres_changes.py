@@ -27,6 +27,7 @@ from flinkish_spark import (
     Upsert,
 )
 from flinkish_spark.connectors.kafka.records import Decoding
+from flinkish_spark.contracts.source import NO_JOB
 from tests.support.databases import TestDatabase
 from tests.support.jobs import await_that, environment, read_committed, running
 from tests.support.postgres_changes import PostgresChanges
@@ -135,7 +136,8 @@ def test_the_changes_of_a_table_come_to_the_table(spark: Any, postgres_database:
     )
     form = DebeziumJson(ddl, epoch_units={"at": EpochUnit.MICROSECONDS})
     table: dict[int, Any] = {}
-    for row in Decoding(form, tombstones=OnTombstone.DROP).applied(records, ["t"], []).collect():
+    made = Decoding(form, tombstones=OnTombstone.DROP).deserializer("in", NO_JOB, ["t"])
+    for row in made.rows(records, ["t"], []).collect():
         *fields, kind = row
         if kind in ("+I", "+U"):
             table[fields[0]] = tuple(fields)
