@@ -68,6 +68,7 @@ from .core.accumulators import LongMaximum as LongMaximum
 from .core.accumulators import LongMinimum as LongMinimum
 from .core.changelogs import CanalJson as CanalJson
 from .core.changelogs import ChangelogMode as ChangelogMode
+from .core.changelogs import DebeziumAvro as DebeziumAvro
 from .core.changelogs import DebeziumJson as DebeziumJson
 from .core.changelogs import DecimalHandling as DecimalHandling
 from .core.changelogs import EpochUnit as EpochUnit

@@ -26,6 +26,7 @@ from flinkish_spark.core.changelogs import (
     CanalJson,
     ChangelogMode,
     Changes,
+    DebeziumAvro,
     DebeziumJson,
     DecimalHandling,
     EpochUnit,
@@ -42,7 +43,7 @@ from flinkish_spark.types.schemas import PREFIX
 At = Callable[[str], Column]
 
 _VALUES = "map<string,string>"
-_ENTRIES = f"array<struct<kind:string,row:{_VALUES}>>"
+_TEXTS = T.MapType(T.StringType(), T.StringType())
 _ENTRY, _PLACE = f"{PREFIX}entry", f"{PREFIX}place"
 _WHOLE = r"^-?[0-9]+$"
 _MOST_DIGITS = 38
@@ -204,8 +205,11 @@ class _Envelope(ABC):
     #: What is most often wrong.
     hint: str
 
-    def __init__(self, form: Any) -> None:
+    def __init__(self, form: Any, row: T.DataType = _TEXTS) -> None:
         self.is_upsert = form.mode is ChangelogMode.UPSERT
+        entry = T.StructType([T.StructField("kind", T.StringType()), T.StructField("row", row)])
+        #: Of :meth:`entries`: a kind and a row for each.
+        self.kind = T.ArrayType(entry)
 
     def schema(self, metadata: Sequence[str]) -> str:
         """Return the fields of the envelope, as DDL."""
@@ -220,17 +224,12 @@ class _Envelope(ABC):
     def entries(self, at: At) -> Column:
         """Return what a record says; null where that is nothing that is known."""
 
+    def _entries(self, *entries: Column) -> Column:
+        return F.array(*entries).cast(self.kind)
+
 
 def _entry(kind: RowKind, row: Column) -> Column:
     return F.struct(F.lit(kind.value).alias("kind"), row.alias("row"))
-
-
-def _entries(*entries: Column) -> Column:
-    return F.array(*entries).cast(_ENTRIES)
-
-
-def _nothing() -> Column:
-    return F.array().cast(_ENTRIES)
 
 
 def _differs(before: Column, after: Column, names: Column) -> Column:
@@ -296,22 +295,64 @@ class _Debezium(_Envelope):
     def entries(self, at: At) -> Column:
         before, after, op = at("before"), at("after"), at("op")
         is_there, was_there = after.isNotNull(), before.isNotNull()
-        update = _entries(_entry(RowKind.UPDATE_BEFORE, before), _entry(RowKind.UPDATE_AFTER, after))
+        update = self._entries(_entry(RowKind.UPDATE_BEFORE, before), _entry(RowKind.UPDATE_AFTER, after))
         if self.is_upsert:
-            update, was_needed = _entries(_entry(RowKind.UPDATE_AFTER, after)), F.lit(True)
+            update, was_needed = self._entries(_entry(RowKind.UPDATE_AFTER, after)), F.lit(True)
         else:
             # Of PostgreSQL's other identities it has the key alone.
             missing = F.array_except(F.map_keys(after), F.map_keys(before))
             was_needed = was_there & (F.size(missing) == 0)
         return (
-            F.when(op.isin("c", "r") & is_there, _entries(_entry(RowKind.INSERT, after)))
+            F.when(op.isin("c", "r") & is_there, self._entries(_entry(RowKind.INSERT, after)))
             .when((op == "u") & is_there & was_needed, update)
-            .when((op == "d") & was_there, _entries(_entry(RowKind.DELETE, before)))
+            .when((op == "d") & was_there, self._entries(_entry(RowKind.DELETE, before)))
         )
 
 
 def _member(at: At, name: str) -> Column:
     return F.try_element_at(at("source"), F.lit(name))
+
+
+class _DebeziumRecord(_Debezium):
+    """The envelope as a record, with what its schema has."""
+
+    def __init__(self, form: DebeziumAvro, envelope: T.StructType) -> None:
+        kinds = {one.name: one.dataType for one in envelope}
+        row, op = kinds.get("after"), kinds.get("op")
+        is_envelope = isinstance(row, T.StructType) and kinds.get("before") == row
+        if not is_envelope or not isinstance(op, T.StringType) or not isinstance(row, T.StructType):
+            raise SchemaError(
+                "the Avro schema of DebeziumAvro is no envelope of Debezium's",
+                why=f"it has no op, or before and after are not records of one schema: {', '.join(kinds)}",
+                what_to_do="give the schema of the topic's values; of topics without an envelope, use Avro",
+            )
+        _Envelope.__init__(self, form, row)
+        self.row = row
+        source, transaction = kinds.get("source"), kinds.get("transaction")
+        self._source = set(source.names) if isinstance(source, T.StructType) else set()
+        needs = {
+            "ingestion-timestamp": "ts_ms" in kinds,
+            "source.timestamp": "ts_ms" in self._source,
+            "source.database": "db" in self._source,
+            "source.schema": "schema" in self._source,
+            "source.table": "table" in self._source,
+            "source.properties": bool(self._source),
+        }
+        of_transaction = transaction.names if isinstance(transaction, T.StructType) else []
+        needs |= {f"transaction.{name.replace('_', '-')}": True for name in of_transaction}
+        self.said = {name: one for name, one in _Debezium.said.items() if needs.get(name)}
+
+    def at(self, read: At) -> At:
+        """Return the members; what is known of the source as texts, as in JSON."""
+
+        def member(name: str) -> Column:
+            if name != "source":
+                return read(name)
+            names = sorted(self._source)
+            texts = [read(name)[one].cast("string") for one in names]
+            return F.map_from_arrays(F.array(*map(F.lit, names)), F.array(*texts))
+
+        return member
 
 
 class _OfTables(_Envelope):
@@ -330,7 +371,7 @@ class _OfTables(_Envelope):
         is_mine = F.lit(True)
         for name, wanted in self._wanted.items():
             is_mine = is_mine & F.coalesce(at(name) == wanted, F.lit(False))
-        return F.when(is_mine, found).otherwise(_nothing())
+        return F.when(is_mine, found).otherwise(self._entries())
 
     @abstractmethod
     def _entries_of_mine(self, at: At) -> Column: ...
@@ -341,10 +382,10 @@ class _OfTables(_Envelope):
         before = F.map_concat(same, changed)
         is_new = _entry(RowKind.UPDATE_AFTER, after)
         if not self.is_upsert:
-            found = _entries(_entry(RowKind.UPDATE_BEFORE, before), is_new)
+            found = self._entries(_entry(RowKind.UPDATE_BEFORE, before), is_new)
         else:
-            moved = _entries(_entry(RowKind.DELETE, before), is_new)
-            found = F.when(_differs(before, after, key), moved).otherwise(_entries(is_new))
+            moved = self._entries(_entry(RowKind.DELETE, before), is_new)
+            found = F.when(_differs(before, after, key), moved).otherwise(self._entries(is_new))
         return F.when(after.isNotNull() & changed.isNotNull(), found)
 
 
@@ -381,8 +422,8 @@ class _Canal(_OfTables):
             F.when((what == "INSERT") & has_rows, F.transform(data, lambda row: _entry(RowKind.INSERT, row)))
             .when((what == "DELETE") & has_rows, F.transform(data, lambda row: _entry(RowKind.DELETE, row)))
             .when((what == "UPDATE") & has_rows & is_known, F.flatten(updates))
-            .when(what.isin(*self._PASSED_OVER), _nothing())
-            .cast(_ENTRIES)
+            .when(what.isin(*self._PASSED_OVER), self._entries())
+            .cast(self.kind)
         )
 
 
@@ -416,10 +457,10 @@ class _Maxwell(_OfTables):
         has_row = data.isNotNull()
         inserted, deleted = _entry(RowKind.INSERT, data), _entry(RowKind.DELETE, data)
         return (
-            F.when(what.isin("insert", "bootstrap-insert") & has_row, _entries(inserted))
+            F.when(what.isin("insert", "bootstrap-insert") & has_row, self._entries(inserted))
             .when((what == "update") & has_row, self._update(data, old, at("primary_key_columns")))
-            .when((what == "delete") & has_row, _entries(deleted))
-            .when(what.isin(*self._PASSED_OVER), _nothing())
+            .when((what == "delete") & has_row, self._entries(deleted))
+            .when(what.isin(*self._PASSED_OVER), self._entries())
         )
 
 
@@ -438,7 +479,7 @@ def column_of(name: str) -> str:
     return "_" + name.replace(".", "_").replace("-", "_")
 
 
-def _envelope_of(form: Changes) -> _Envelope:
+def _envelope_of(form: DebeziumJson | CanalJson | MaxwellJson) -> _Envelope:
     match form:
         case DebeziumJson():
             return _Debezium(form)
@@ -448,8 +489,114 @@ def _envelope_of(form: Changes) -> _Envelope:
             return _Maxwell(form)
 
 
-class Changelog:
-    """What a changelog format makes of records.
+class Changelog(ABC):
+    """What a changelog format makes of records whose values have been read: their envelopes.
+
+    Raises
+    ------
+    ConfigError
+        The format does not know what is asked for.
+    SchemaError
+        A column has the name of that with the kinds.
+    """
+
+    #: The columns of a row.
+    fields: T.StructType
+
+    def __init__(
+        self, form: Changes, envelope: _Envelope, fields: T.StructType, metadata: Sequence[str]
+    ) -> None:
+        self.fields, self._envelope, self._metadata = fields, envelope, tuple(metadata)
+        self._name = type(form).__name__
+        self._listed = ", ".join(f"{one.name} {one.dataType.simpleString()}" for one in fields)
+        known = envelope.said
+        for one in metadata:
+            if one not in known:
+                raise ConfigError(
+                    f"metadata asks for 'value.{one}', which {self._name} does not know",
+                    what_to_do=f"choose among {', '.join('value.' + each for each in known)}",
+                )
+        if ROW_KIND in (one.lower() for one in fields.names):
+            raise SchemaError(
+                f"{self._name} has a field '{ROW_KIND}', which says the kinds of a changelog's rows",
+                what_to_do="leave it out",
+            )
+
+    @property
+    def what(self) -> str:
+        """What a record should be, in words."""
+        return f"change in {self._name} ({self._envelope.hint}) of the fields {self._listed}"
+
+    @property
+    def why(self) -> str:
+        """Why a record that is none is a bad one."""
+        return f"the value is no {self.what}"[:_MOST_DETAIL]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns that are asked for beside the rows."""
+        return tuple(map(column_of, self._metadata))
+
+    def misfit(self, envelope: Column) -> Column:
+        """Return whether an envelope says nothing about rows of the schema.
+
+        Parameters
+        ----------
+        envelope
+            What the value was read as.
+        """
+        entries = self._envelope.entries(self._envelope.at(lambda name: envelope[name]))
+        is_none = entries.isNull() | F.exists(entries, lambda one: self._is_no_row(one["row"]))
+        return F.coalesce(is_none, F.lit(True))
+
+    def _is_no_row(self, row: Column) -> Column:
+        wrong = F.lit(False)
+        for one in self.fields:
+            wrong = wrong | self._value(row, one)[1]
+        return wrong
+
+    @abstractmethod
+    def _value(self, row: Column, one: T.StructField) -> tuple[Column, Column]:
+        """Return the value of a column in a row of an entry, and whether what is there is none."""
+
+    def rows(
+        self, frame: DataFrame, envelope: Column, kept: Sequence[str], passes: Column | None
+    ) -> DataFrame:
+        """Return the rows that envelopes say, with kinds, and what stands beside them.
+
+        The task ends at a record that says nothing about rows, unless such have been left out.
+
+        Parameters
+        ----------
+        frame
+            Has `topic`, `partition`, `offset` and the columns `kept`.
+        envelope
+            As for :meth:`misfit`.
+        passes
+            Rows that come out as they are, without a kind.
+        """
+        at = self._envelope.at(lambda name: envelope[name])
+        why = F.lit(self.why)
+        entries = F.coalesce(self._envelope.entries(at), unreadable(why).cast(self._envelope.kind))
+        if passes is not None:
+            nobody = F.array(F.struct(F.lit(None).alias("kind"), F.lit(None).alias("row")))
+            entries = F.when(passes, nobody.cast(self._envelope.kind)).otherwise(entries)
+        beside = [
+            self._envelope.said[one].column(at).alias(name)
+            for one, name in zip(self._metadata, self.names, strict=True)
+        ]
+        place = F.struct("topic", "partition", "offset").alias(_PLACE)
+        one_each = frame.select(F.explode(entries).alias(_ENTRY), *beside, *kept, place)
+        misread = unreadable(why, lambda name: F.col(_PLACE)[name])
+        row, own = F.col(_ENTRY)["row"], []
+        for one in self.fields:
+            value, is_none = self._value(row, one)
+            own.append(F.coalesce(value, F.when(is_none, misread.cast(one.dataType))).alias(one.name))
+        return one_each.select(*own, F.col(_ENTRY)["kind"].alias(ROW_KIND), *self.names, *kept)
+
+
+class JsonChangelog(Changelog):
+    """What a changelog format in JSON makes of records.
 
     Parameters
     ----------
@@ -466,27 +613,15 @@ class Changelog:
         The format does not know what is asked for; a unit is given for what is no time.
     """
 
-    def __init__(self, form: Changes, metadata: Sequence[str] = ()) -> None:
-        self._form, self._envelope = form, _envelope_of(form)
-        self.fields: T.StructType = json_schema(Json(form.schema))
-        self._check(metadata)
-        self._metadata = tuple(metadata)
+    def __init__(self, form: DebeziumJson | CanalJson | MaxwellJson, metadata: Sequence[str] = ()) -> None:
+        super().__init__(form, _envelope_of(form), json_schema(Json(form.schema)), metadata)
+        self._form = form
+        self._check()
         #: How the envelope is read.
         self.json = Json(self._envelope.schema(metadata), form.on_bad_record)
 
-    def _check(self, metadata: Sequence[str]) -> None:
-        known, name = self._envelope.said, type(self._form).__name__
-        for one in metadata:
-            if one not in known:
-                raise ConfigError(
-                    f"metadata asks for 'value.{one}', which {name} does not know",
-                    what_to_do=f"choose among {', '.join('value.' + each for each in known)}",
-                )
-        if ROW_KIND in (one.lower() for one in self.fields.names):
-            raise SchemaError(
-                f"the schema of {name} has a field '{ROW_KIND}', which says the kinds of a changelog's rows",
-                what_to_do="leave it out",
-            )
+    def _check(self) -> None:
+        name = type(self._form).__name__
         unfit = (T.BinaryType, T.StructType, T.ArrayType, T.MapType)
         for column in self.fields:
             kind = column.dataType
@@ -507,76 +642,36 @@ class Changelog:
                 what_to_do=f"choose among {', '.join(times)}" if times else "leave it out",
             )
 
-    @property
-    def what(self) -> str:
-        """What a record should be, in words."""
-        return (
-            f"change in {type(self._form).__name__} ({self._envelope.hint}) of the fields {self._form.schema}"
-        )
+    def _value(self, row: Column, one: T.StructField) -> tuple[Column, Column]:
+        text = F.try_element_at(row, F.lit(one.name))
+        value = self._envelope.texts.value(text, one.name, one.dataType)
+        return value, text.isNotNull() & value.isNull()
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the columns that are asked for beside the rows."""
-        return tuple(map(column_of, self._metadata))
 
-    def misfit(self, envelope: Column) -> Column:
-        """Return whether an envelope says nothing about rows of the schema.
+class AvroChangelog(Changelog):
+    """What Debezium's records in Avro say: their rows are typed, and every value is one.
 
-        Parameters
-        ----------
-        envelope
-            A struct of the fields of :attr:`json`.
-        """
-        entries = self._envelope.entries(self._envelope.at(lambda name: envelope[name]))
-        is_none = entries.isNull() | F.exists(entries, lambda one: self._is_no_row(one["row"]))
-        return F.coalesce(is_none, F.lit(True))
+    Parameters
+    ----------
+    form
+        As the user gave it.
+    envelope
+        The fields of the records.
+    metadata
+        As of :class:`JsonChangelog`.
 
-    def _is_no_row(self, row: Column) -> Column:
-        wrong = F.lit(False)
-        for one in self.fields:
-            text = F.try_element_at(row, F.lit(one.name))
-            value = self._envelope.texts.value(text, one.name, one.dataType)
-            wrong = wrong | (text.isNotNull() & value.isNull())
-        return wrong
+    Raises
+    ------
+    SchemaError
+        They are no envelope.
+    """
 
-    def rows(
-        self, frame: DataFrame, envelope: Column, kept: Sequence[str], passes: Column | None
-    ) -> DataFrame:
-        """Return the rows that envelopes say, with kinds, and what stands beside them.
+    def __init__(self, form: DebeziumAvro, envelope: T.StructType, metadata: Sequence[str] = ()) -> None:
+        made = _DebeziumRecord(form, envelope)
+        super().__init__(form, made, made.row, metadata)
 
-        The task ends at a record that says nothing about rows, unless such have been left out.
-
-        Parameters
-        ----------
-        frame
-            Has `topic`, `partition`, `offset` and the columns `kept`.
-        envelope
-            As for :meth:`misfit`.
-        passes
-            Rows that come out as they are, without a kind.
-        """
-        at = self._envelope.at(lambda name: envelope[name])
-        why = F.lit(f"the value is no {self.what}"[:_MOST_DETAIL])
-        entries = F.coalesce(self._envelope.entries(at), unreadable(why).cast(_ENTRIES))
-        if passes is not None:
-            nobody = F.struct(
-                F.lit(None).cast("string").alias("kind"), F.lit(None).cast(_VALUES).alias("row")
-            )
-            entries = F.when(passes, F.array(nobody).cast(_ENTRIES)).otherwise(entries)
-        beside = [
-            self._envelope.said[one].column(at).alias(name)
-            for one, name in zip(self._metadata, self.names, strict=True)
-        ]
-        place = F.struct("topic", "partition", "offset").alias(_PLACE)
-        one_each = frame.select(F.explode(entries).alias(_ENTRY), *beside, *kept, place)
-        misread = unreadable(why, lambda name: F.col(_PLACE)[name])
-        row, own = F.col(_ENTRY)["row"], []
-        for one in self.fields:
-            text = F.try_element_at(row, F.lit(one.name))
-            value = self._envelope.texts.value(text, one.name, one.dataType)
-            no_value = F.when(text.isNotNull(), misread.cast(one.dataType))
-            own.append(F.coalesce(value, no_value).alias(one.name))
-        return one_each.select(*own, F.col(_ENTRY)["kind"].alias(ROW_KIND), *self.names, *kept)
+    def _value(self, row: Column, one: T.StructField) -> tuple[Column, Column]:
+        return row[one.name], F.lit(False)
 
 
 _NEVER = (T.DayTimeIntervalType, T.YearMonthIntervalType)

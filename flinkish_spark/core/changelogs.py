@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.formats import BadRecordPolicy, OnBadRecord
+from flinkish_spark.core.formats import Avro, BadRecordPolicy, OnBadRecord, OnSchemaChange, SchemaRegistry
 from flinkish_spark.core.validation import instance_of
 
 #: The column of a stream with the kind of each row.
@@ -191,4 +191,50 @@ class MaxwellJson(_ChangesOfTables):
     """
 
 
-Changes = DebeziumJson | CanalJson | MaxwellJson
+@dataclass(frozen=True)
+class DebeziumAvro:
+    """Changes as Debezium's connectors write them in Avro, with a schema registry as a rule.
+
+    The envelope is a record, and so are the rows in it: their fields are the columns, of the types that
+    `docs/formats.md` says. The kinds are those of :class:`DebeziumJson`.
+
+    Parameters
+    ----------
+    schema, registry, on_schema_change, on_bad_record
+        Of the envelope, as of :class:`~flinkish_spark.Avro`. A record is bad, too, if it is no change.
+    mode
+        What is made of an update.
+
+    Raises
+    ------
+    ConfigError
+        Something contradicts something else.
+
+    Examples
+    --------
+    >>> DebeziumAvro(registry=SchemaRegistry("http://registry:8081")).mode
+    <ChangelogMode.ALL: 'all'>
+    """
+
+    schema: str = ""
+    registry: SchemaRegistry | None = None
+    on_schema_change: OnSchemaChange = OnSchemaChange.FAIL
+    on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
+    mode: ChangelogMode = ChangelogMode.ALL
+
+    def __post_init__(self) -> None:
+        instance_of("mode", self.mode, ChangelogMode, what_to_do="use ChangelogMode.ALL or UPSERT")
+        _ = self.envelope  # Raises if it cannot be.
+
+    @property
+    def envelope(self) -> Avro:
+        """How the envelope is read."""
+        return Avro(
+            self.schema,
+            registry=self.registry,
+            on_schema_change=self.on_schema_change,
+            on_bad_record=self.on_bad_record,
+        )
+
+
+Changes = DebeziumJson | DebeziumAvro | CanalJson | MaxwellJson

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors import json as plain_json
-from flinkish_spark.connectors.changelog import Changelog, column_of
+from flinkish_spark.connectors.changelog import AvroChangelog, Changelog, JsonChangelog, column_of
 from flinkish_spark.connectors.formats.decoding import (
     REASON,
     Part,
@@ -24,7 +24,7 @@ from flinkish_spark.connectors.formats.decoding import (
 from flinkish_spark.connectors.kafka.checks import HEADERS, HEADERS_TYPE, letter_topic
 from flinkish_spark.connectors.kafka.client.settings import INCLUDE_LEADER_EPOCH
 from flinkish_spark.contracts.source import JobPlace
-from flinkish_spark.core.changelogs import ROW_KIND, Changes, RowKind
+from flinkish_spark.core.changelogs import ROW_KIND, Changes, DebeziumAvro, RowKind
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.formats import (
     BadRecordPolicy,
@@ -246,7 +246,8 @@ class Decoding:
                 what_to_do="leave it out: only formats of changes know such things",
             )
         key = None if self.key is None else stated_part(self.key, "key")
-        self._check_fields(key, self._envelope or stated_part(self._format, "value"))
+        value = self._envelope or stated_part(self._format, "value")
+        self._check_fields(key, value, None if value is None else self._changelog_of(value))
 
     @property
     def policy(self) -> BadRecordPolicy:
@@ -273,8 +274,9 @@ class Decoding:
         """
         key = None if self.key is None else part_of(self.key, "key", uid, place, topics)
         value = self._envelope or part_of(self._format, "value", uid, place, topics)
-        self._check_fields(key, value)
-        return Deserializer(self, key, value, self._changelog)
+        changelog = self._changelog_of(value)
+        self._check_fields(key, value, changelog)
+        return Deserializer(self, key, value, changelog)
 
     def fields_of(self, key: Part | None) -> T.StructType:
         """Return the fields of a key as the stream has them."""
@@ -284,19 +286,28 @@ class Decoding:
         )
 
     @cached_property
-    def _changelog(self) -> Changelog | None:
-        return Changelog(self.value, self._of_value) if isinstance(self.value, Changes) else None
-
-    @cached_property
-    def _envelope(self) -> Part | None:
-        """How the values of a changelog are read."""
-        if self._changelog is None:
+    def _json_changelog(self) -> JsonChangelog | None:
+        if not isinstance(self.value, Changes) or isinstance(self.value, DebeziumAvro):
             return None
-        form = self._changelog.json
-        return Part("value", form, plain_json.json_schema(form), what=self._changelog.what)
+        return JsonChangelog(self.value, self._of_value)
+
+    def _changelog_of(self, value: Part) -> Changelog | None:
+        if isinstance(self.value, DebeziumAvro):
+            return AvroChangelog(self.value, value.fields, self._of_value)
+        return self._json_changelog
+
+    @property
+    def _envelope(self) -> Part | None:
+        """How the values of a changelog in JSON are read."""
+        if self._json_changelog is None:
+            return None
+        form = self._json_changelog.json
+        return Part("value", form, plain_json.json_schema(form), what=self._json_changelog.what)
 
     @property
     def _format(self) -> Format:
+        if isinstance(self.value, DebeziumAvro):
+            return self.value.envelope
         assert not isinstance(self.value, Changes)
         return self.value
 
@@ -304,11 +315,9 @@ class Decoding:
     def _of_value(self) -> tuple[str, ...]:
         return tuple(one.removeprefix(_OF_VALUE) for one in self.metadata if _is_of_value(one))
 
-    def _check_fields(self, key: Part | None, value: Part | None) -> None:
+    def _check_fields(self, key: Part | None, value: Part | None, changelog: Changelog | None) -> None:
         """Refuse fields that would be one column; None stands for a part that is not known yet."""
-        values = [] if value is None else list(value.fields)
-        if self._changelog is not None:
-            values = list(self._changelog.fields)
+        values = [] if value is None else list(value.fields if changelog is None else changelog.fields)
         keys = self.fields_of(key)
         check_names(self.metadata, T.StructType([*values, *keys]))
         taken = {one.name.lower(): one for one in values}
@@ -320,7 +329,7 @@ class Decoding:
                     why=f"they are {one.dataType.simpleString()} and {other.dataType.simpleString()}",
                     what_to_do='give the key\'s fields other names: key_fields_prefix="key_"',
                 )
-        is_changelog = self.tombstones is OnTombstone.DELETE or self._changelog is not None
+        is_changelog = self.tombstones is OnTombstone.DELETE or isinstance(self.value, Changes)
         if is_changelog and ROW_KIND in {*taken, *(one.name.lower() for one in keys)}:
             raise SchemaError(
                 f"the records have a field '{ROW_KIND}', in which a changelog has the kinds of its rows",
@@ -459,8 +468,7 @@ class Deserializer:
 
     def _misfit(self, changelog: Changelog) -> Column:
         """Return why a value that was read is no change of rows; null where it is one."""
-        why = plain_json.why_bad("value", changelog.what, F.col("value"))
-        return F.when(changelog.misfit(F.col(self.value.read)), why)
+        return F.when(changelog.misfit(F.col(self.value.read)), F.lit(changelog.why))
 
     def _named(self, frame: DataFrame, kept: Sequence[str]) -> DataFrame:
         """Return the columns of a stream: those of the key alone, of the value, the kind, those kept."""

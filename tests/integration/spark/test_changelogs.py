@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import io
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+import fastavro
 import pytest
 from pyspark.sql import DataFrame
 
 from flinkish_spark import (
     CanalJson,
     ChangelogMode,
+    DebeziumAvro,
     DebeziumJson,
     DecimalHandling,
     EpochUnit,
@@ -498,3 +502,103 @@ def test_what_formats_of_changes_refuse() -> None:
         DebeziumJson("at TIMESTAMP", epoch_units={"at": "ms"})  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="mode"):
         MaxwellJson("i INT", mode="upsert")  # type: ignore[arg-type]
+
+
+def an_envelope() -> dict[str, Any]:
+    """The schema of a connector's values as Confluent's converter has it, with the attributes it adds."""
+    long_time = {"type": "long", "connect.version": 1, "connect.name": "io.debezium.time.MicroTimestamp"}
+    number = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}
+    day = {"type": "int", "connect.name": "io.debezium.time.Date", "logicalType": "date"}
+    row = {
+        "type": "record",
+        "name": "Value",
+        "fields": [
+            {"name": "id", "type": "int"},
+            *({"name": n, "type": ["null", k], "default": None} for n, k in (("n", number), ("day", day))),
+            {"name": "at", "type": long_time},
+        ],
+        "connect.name": "server.public.things.Value",
+    }
+    texts = [
+        {"name": name, "type": ["null", "string"], "default": None} for name in ("db", "schema", "table")
+    ]
+    source = {"type": "record", "name": "Source", "namespace": "io.debezium.connector", "fields": [
+        {"name": "ts_ms", "type": "long"}, *texts, {"name": "lsn", "type": ["null", "long"], "default": None},
+    ]}  # fmt: skip
+    block = {"type": "record", "name": "block", "namespace": "event", "fields": [
+        {"name": "id", "type": "string"},
+        *({"name": n, "type": "long"} for n in ("total_order", "data_collection_order")),
+    ]}  # fmt: skip
+    return {
+        "type": "record",
+        "name": "Envelope",
+        "namespace": "server.public.things",
+        "fields": [
+            {"name": "before", "type": ["null", row], "default": None},
+            {"name": "after", "type": ["null", "Value"], "default": None},
+            {"name": "source", "type": source},
+            {"name": "op", "type": "string"},
+            {"name": "ts_ms", "type": ["null", "long"], "default": None},
+            {"name": "transaction", "type": ["null", block], "default": None},
+        ],
+    }
+
+
+def in_avro(op: str, before: Any, after: Any) -> bytes:
+    made = io.BytesIO()
+    fields = ("id", "n", "day", "at")
+    rows = [None if row is None else dict(zip(fields, row, strict=True)) for row in (before, after)]
+    source = {"ts_ms": 1559033904863, "db": "postgres", "schema": "public", "table": "things", "lsn": None}
+    block = {"id": "571", "total_order": 1, "data_collection_order": 2}
+    envelope = {"before": rows[0], "after": rows[1], "source": source, "op": op, "ts_ms": 7}
+    fastavro.schemaless_writer(made, fastavro.parse_schema(an_envelope()), {**envelope, "transaction": block})
+    return made.getvalue()
+
+
+def test_debezium_in_avro(spark: Any) -> None:
+    one = (1, Decimal("-12.34"), dt.date(1969, 12, 31), 1529507596945104)
+    two = (1, None, None, 0)
+    form = DebeziumAvro(json.dumps(an_envelope()))
+    values = [in_avro("r", None, one), in_avro("u", one, two), in_avro("d", two, None), None]
+    assert rows(spark, form, *values) == [("+I", *one), ("-U", *one), ("+U", *two), ("-D", *two)]
+    upsert = replace(form, mode=ChangelogMode.UPSERT)
+    assert rows(spark, upsert, *values) == [("+I", *one), ("+U", *two), ("-D", *two)]
+    bad = [in_avro("u", None, two), in_avro("t", None, None), in_avro("c", None, one)[:-1], b""]
+    dropping = replace(form, on_bad_record=OnBadRecord.DROP)
+    assert rows(spark, dropping, *bad, values[0]) == [("+I", *one)]
+    made = Decoding(form, tombstones=OnTombstone.DROP).deserializer("in", NO_JOB, ["t"])
+    told = [row[REASON] for row in made.bad(records(spark, [*bad, *values])).collect()]
+    assert len(told) == 4 and all(
+        why.startswith("the value is no change in DebeziumAvro") for why in told[:2]
+    )
+    assert all(why.startswith("the bytes") for why in told[2:])
+    with pytest.raises(Exception, match="FLINKISH_UNREADABLE"):
+        rows(spark, form, bad[0])
+    known = (
+        *("value.ingestion-timestamp", "value.source.timestamp", "value.source.database"),
+        *("value.source.schema", "value.source.table", "value.source.properties", "value.transaction.id"),
+        *("value.transaction.total-order", "value.transaction.data-collection-order"),
+    )
+    keys = [{"key": 9}]
+    frame = decoded(spark, form, values[0], metadata=known, keys=keys, key=Json("key INT"))
+    (row,) = frame.selectExpr("*", "unix_millis(_source_timestamp) AS ms").collect()
+    assert (row.key, row["_row_kind"], row.ms, row["_source_table"]) == (9, "+I", 1559033904863, "things")
+    assert row["_source_properties"]["db"] == "postgres" and row["_source_properties"]["lsn"] is None
+    assert (row["_transaction_id"], row["_transaction_total_order"]) == ("571", 1)
+
+
+def test_what_is_no_envelope_in_avro_is_refused() -> None:
+    for wrong in ("before", "op"):
+        schema = an_envelope()
+        schema["fields"] = [one for one in schema["fields"] if one["name"] != wrong]
+        if wrong == "before":
+            schema["fields"][0]["type"] = ["null", an_envelope()["fields"][0]["type"][1]]
+        with pytest.raises(SchemaError, match="no envelope"):
+            Decoding(DebeziumAvro(json.dumps(schema)), tombstones=OnTombstone.DROP)
+    with pytest.raises(ConfigError, match=r"value\.schema"):
+        form = DebeziumAvro(json.dumps(an_envelope()))
+        Decoding(form, ("value.schema",), tombstones=OnTombstone.DROP)
+    with pytest.raises(ConfigError, match="neither a schema nor a registry"):
+        Decoding(DebeziumAvro(), tombstones=OnTombstone.DROP)
+    with pytest.raises(ConfigError, match="mode"):
+        DebeziumAvro(mode="upsert")  # type: ignore[arg-type]

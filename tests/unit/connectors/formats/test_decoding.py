@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark import KafkaSource
+from flinkish_spark import DebeziumAvro, KafkaSource, OnTombstone
 from flinkish_spark.connectors.formats import decoding
 from flinkish_spark.connectors.formats.decoding import part_of
 from flinkish_spark.connectors.formats.registry import NoSuchSchema, Registered
@@ -185,3 +185,19 @@ def test_key_and_value_stand_beside_each_other() -> None:
         decoding = Decoding(value, key=key, key_fields_prefix=prefix)
         columns = decoding.deserializer("in", NO_JOB, ["t"]).fields
         assert columns.simpleString() == f"struct<{found}>"
+
+
+def test_the_columns_of_debezium_in_avro_are_those_of_its_rows(newest: Newest, place: JobPlace) -> None:
+    row = FIELDS % MORE
+    before = f'{{"name": "before", "type": ["null", {row}]}}'
+    others = '{"name": "after", "type": ["null", "Order"]}, {"name": "op", "type": "string"}'
+    envelope = f'{{"type": "record", "name": "Envelope", "fields": [{before}, {others}]}}'
+    newest.schema = Registered("AVRO", envelope, (), 7, "orders-value", 1)
+    decoding = Decoding(DebeziumAvro(registry=REGISTRY), key=Json("k INT"), tombstones=OnTombstone.DROP)
+    made = decoding.deserializer("in", place, ["orders"])
+    assert made.fields.simpleString() == "struct<k:int,a:int,b:string>"
+    assert place.job_dir is not None
+    assert list(place.job_dir.open().list("facts")) == ["facts/schema-in-value.json"]
+    newest.schema = Registered("AVRO", row, (), 8, "orders-value", 2)
+    with pytest.raises(SchemaError, match="no envelope"):
+        decoding.deserializer("in", NO_JOB, ["orders"])
