@@ -163,8 +163,10 @@ def _unscaled(text: Column) -> Column:
 
     size = F.length(data)
     sign = F.when(byte(F.lit(1)) >= 128, F.lit(-1)).otherwise(F.lit(0)).cast("decimal(38,0)")
-    places = F.when(size > 1, F.sequence(F.lit(1), size - 1)).otherwise(F.array().cast("array<int>"))
-    but_last, many = F.aggregate(places, sign, with_byte), F.lit(_TOO_MANY).cast("decimal(38,0)")
+    # Whether more bytes are looked at or not, Spark decides: an overflow would end the task.
+    few = F.sequence(F.lit(1), F.least(size - 1, F.lit(15)))
+    places = F.when(size > 1, few).otherwise(F.array().cast("array<int>"))
+    but_last, many = F.aggregate(places, sign, with_byte), F.lit(str(_TOO_MANY)).cast("decimal(38,0)")
     fits = (but_last < many) & ((but_last > -many) | ((but_last == -many) & (byte(size) > 0)))
     return F.when(size.between(1, 16) & fits, with_byte(but_last, size))
 
