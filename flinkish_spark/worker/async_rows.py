@@ -132,7 +132,7 @@ class AsyncRows(ExpandRows):
         Among how many the limits of the job are shared.
     stream
         What the places of elements mean.
-    key_fields_prefix
+    key_prefix
         Of idempotency keys: job, operator and way.
     side
         Name of the side output; empty for the main output.
@@ -147,7 +147,7 @@ class AsyncRows(ExpandRows):
     kept_as: str
     workers: int = 1
     stream: Stream = Stream.OF_SOURCE
-    key_fields_prefix: str = ""
+    key_prefix: str = ""
     side: str = ""
     answers: AnswerPlace | None = None
     report: Callable[[AsyncStatistics], None] | None = None
@@ -266,7 +266,7 @@ class _Task:
         if self._rows.stream is Stream.OF_MICRO_BATCH:
             # Sequences begin anew in each micro-batch.
             place = f"{self._micro_batch.lineage}-{self._micro_batch.number}/{place}"
-        return f"{self._rows.key_fields_prefix}/{place}"
+        return f"{self._rows.key_prefix}/{place}"
 
     async def _answered(
         self, values: Sequence[Any], asked: Sequence[AskedAbout], found: dict[int, Answer]
