@@ -42,12 +42,12 @@ AVRO = '{"type": "record", "name": "Key", "fields": [{"name": "id", "type": "str
 SCHEMA = '{"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}'
 #: By name: the format with a field `id`, one whose `id` is "a", and what it cannot be.
 FORMS: dict[str, tuple[Any, bytes, bytes]] = {
-    "json": (Json("id STRING"), b'{"id": "a"}', b'{"id": '),
+    "json": (Json("id STRING"), b'{"id":"a"}', b'{"id": '),
     "string": (String("id"), b"a", b"\xff"),
     "csv": (Csv("id STRING"), b"a", b'"'),
     "avro": (Avro(AVRO), b"\2a", b"\4a"),
     "protobuf": (Protobuf(message(), "Key"), b"\n\1a", b"\xff"),
-    "json schema": (JsonSchema(SCHEMA), b'{"id": "a"}', b"{}"),
+    "json schema": (JsonSchema(SCHEMA), b'{"id":"a"}', b"{}"),
 }
 
 
