@@ -188,6 +188,7 @@ from .protocol.statistics import Quantity as Quantity
 from .protocol.statistics import RestoredCheckpoint as RestoredCheckpoint
 from .protocol.statistics import StatisticsHistory as StatisticsHistory
 from .protocol.statistics import Summary as Summary
+from .rest.server import UiConfig as UiConfig
 from .savepoints.comparison import Comparison as Comparison
 from .savepoints.comparison import Fate as Fate
 from .savepoints.files import RestoreSettings as RestoreSettings

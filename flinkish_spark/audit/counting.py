@@ -218,6 +218,41 @@ class KeyOrder:
             self._last = np.insert(self._last, at[new], last[new])
 
 
+class BatchOrder:
+    """The micro-batches of one output partition, in the order of their records.
+
+    They are written one after the other, so that the records of one lie behind those of all earlier ones.
+
+    Examples
+    --------
+    >>> order = BatchOrder()
+    >>> order.add([(0, 1), (0, 2), (0, 1), None]).tolist()
+    [False, False, True, False]
+    >>> order.add([(0, 1), (1, 0)]).tolist()
+    [True, False]
+    """
+
+    def __init__(self) -> None:
+        self._newest = (-1, -1)
+
+    def add(self, places: Sequence[tuple[int, int] | None]) -> Bools:
+        """Return which records lie behind one of a later micro-batch.
+
+        Parameters
+        ----------
+        places
+            Lineage and number of each record's micro-batch; None where it names none.
+        """
+        ranked = {place: rank for rank, place in enumerate(sorted({self._newest, *filter(None, places)}))}
+        ranks = np.array([-1 if place is None else ranked[place] for place in places], np.int64)
+        if not len(ranks):
+            return np.zeros(0, np.bool_)
+        highest = np.maximum(np.maximum.accumulate(ranks), ranked[self._newest])
+        self._newest = list(ranked)[int(highest[-1])]
+        behind: Bools = (ranks >= 0) & (ranks < highest)
+        return behind
+
+
 def _running_maximum(offsets: Int64s, begins: npt.NDArray[np.intp], before: Int64s) -> Int64s:
     """Return for each record the highest offset in front of it, within its run.
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from flinkish_spark.audit.counting import Place
 from flinkish_spark.core.errors import CorruptObjectError, UserError
 from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
 from flinkish_spark.protocol.lineage import LineageHistory, RewindKind
@@ -54,13 +56,14 @@ class BatchName:
 class DecidedCheckpoint:
     """A checkpoint that was decided COMMIT.
 
-    `rows` is what each sink wrote, by micro-batch.
+    `rows` is what each sink wrote, by micro-batch; `offsets_text` says up to where it has read.
     """
 
     checkpoint: int
     lineage: Lineage
     is_confirmed: bool
     rows: Mapping[str, Mapping[str, int]]
+    offsets_text: str = ""
 
     @classmethod
     def of(cls, decision: Decision, *, is_confirmed: bool) -> DecidedCheckpoint:
@@ -71,7 +74,8 @@ class DecidedCheckpoint:
             for ack in staged.acks:
                 written = sum(task.rows - task.dropped - task.dead_lettered for task in ack.tasks)
                 rows.setdefault(ack.sink, {})[name] = written
-        return cls(int(decision.checkpoint), decision.lineage, is_confirmed, rows)
+        number, position = int(decision.checkpoint), decision.offsets_text
+        return cls(number, decision.lineage, is_confirmed, rows, position)
 
     @property
     def batches(self) -> frozenset[str]:
@@ -149,25 +153,33 @@ def _commits(job_dir: JobDir) -> Iterator[tuple[CheckpointId, Decision]]:
 class Partial:
     """A checkpoint, or a micro-batch without one, that an output does not show exactly.
 
-    `what` names it; `decided_rows` is 0 for what no decision names.
+    `what` names it; `decided_rows` is 0 for what no decision names. `unread` is a record of the input that it
+    shows and had not read; then the numbers of rows may be right.
     """
 
     sink: str
     what: str
     decided_rows: int
     visible_rows: int
+    unread: str = ""
 
     def __str__(self) -> str:
+        if self.unread:
+            return f"'{self.sink}' shows in {self.what} a row of {self.unread}, which that had not read"
         return f"'{self.sink}' shows {self.visible_rows} rows of {self.what}, decided are {self.decided_rows}"
 
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """How many rows an output shows, by micro-batch or by checkpoint; the other one is None."""
+    """How many rows an output shows, by micro-batch or by checkpoint; the other one is None.
+
+    `newest` is the last record of the input that it names, by micro-batch and partition of the input.
+    """
 
     sink: str
     by_batch: Counter[str] | None = None
     by_checkpoint: Counter[int] | None = None
+    newest: Mapping[tuple[str, Place], int] = field(default_factory=dict)
 
 
 def partial_checkpoints(before: Decided, visible: Visible, after: Decided) -> list[Partial]:
@@ -189,7 +201,21 @@ def partial_checkpoints(before: Decided, visible: Visible, after: Decided) -> li
             # The sink was added to the job later.
             continue
         found += list(_differing(one, rows, visible))
-    return found + _undecided(known, after, visible)
+    return found + _undecided(known, after, visible) + list(_too_new(known, visible))
+
+
+def _too_new(known: Mapping[int, DecidedCheckpoint], visible: Visible) -> Iterator[Partial]:
+    """Yield micro-batches that name input which their checkpoint had not read: it comes from a later one."""
+    by_batch = {name: one for one in known.values() for name in one.rows.get(visible.sink, ())}
+    for (name, (topic, partition)), newest in sorted(visible.newest.items()):
+        one = by_batch.get(name)
+        if one is None:
+            continue
+        ends = LoggedOffsets.parse(one.offsets_text).kafka(frozenset([topic])).get(topic, {})
+        if newest >= ends.get(partition, newest + 1):
+            decided, shown = sum(one.rows[visible.sink].values()), (visible.by_batch or Counter())[name]
+            unread = f"{topic}-{partition} offset {newest}"
+            yield Partial(visible.sink, f"checkpoint {one.checkpoint}", decided, shown, unread)
 
 
 def _differing(one: DecidedCheckpoint, rows: Mapping[str, int], visible: Visible) -> Iterator[Partial]:

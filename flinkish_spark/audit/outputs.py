@@ -20,7 +20,15 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 from pyarrow import parquet
 
-from flinkish_spark.audit.counting import Bools, InputOffsets, Int64s, KeyOrder, NamedOffsets, Place
+from flinkish_spark.audit.counting import (
+    BatchOrder,
+    Bools,
+    InputOffsets,
+    Int64s,
+    KeyOrder,
+    NamedOffsets,
+    Place,
+)
 from flinkish_spark.audit.decided import BatchName, Decided, Visible
 from flinkish_spark.connectors.delta.table import app_id
 from flinkish_spark.connectors.kafka.checks import keeping_of
@@ -433,7 +441,10 @@ class OutputCounts:
     unnamed
         Rows that say nothing about where they come from.
     reordered
-        Records that come behind one of their key from a higher offset; None where there is no order.
+        Records that come behind one of their key from a higher offset, or behind one of a later micro-batch;
+        None where there is no order.
+    newest
+        The last offset of the input that each micro-batch names, by partition of the input.
     by_batch, by_checkpoint
         Rows by what wrote them; None where the output does not tell.
     notes
@@ -448,6 +459,7 @@ class OutputCounts:
     reordered: int | None = None
     by_batch: Counter[str] | None = None
     by_checkpoint: Counter[int] | None = None
+    newest: dict[tuple[str, Place], int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -458,7 +470,7 @@ class OutputCounts:
     @property
     def visible(self) -> Visible:
         """The rows by what wrote them."""
-        return Visible(self.spec.sink, self.by_batch, self.by_checkpoint)
+        return Visible(self.spec.sink, self.by_batch, self.by_checkpoint, self.newest)
 
     def count(self, origins: Origins) -> Any:
         """Count rows by origin; return which are the first of theirs inside the audited offsets."""
@@ -535,27 +547,47 @@ class OutputReader:
         for wanted in chain.from_iterable(ranges):
             if wanted.start:
                 counts.notes.append(f"{wanted.topic}-{wanted.partition} begins at offset {wanted.start}")
-            order = KeyOrder()
+            orders = KeyOrder(), BatchOrder()
             for batch in reader.read(wanted):
-                self._count_records(counts, origins, order, batch)
+                self._count_records(counts, origins, orders, batch)
         if counts.rows and not counts.by_batch and not counts.superseded:
             # Nobody asked the sink for it, which is the default.
             counts.by_batch = None
             counts.notes.append(f"no record has the header {BATCH_FIELD}, so checkpoints are not counted")
 
     def _count_records(
-        self, counts: OutputCounts, origins: OriginReader, order: KeyOrder, batch: pa.RecordBatch
+        self,
+        counts: OutputCounts,
+        origins: OriginReader,
+        orders: tuple[KeyOrder, BatchOrder],
+        batch: pa.RecordBatch,
     ) -> None:
         batch = without_barriers(batch)
         labels = texts(header_column(batch.column("headers"), BATCH_FIELD))
         batch = self._live(counts, batch, labels)
         found = origins.of_records(batch)
         first = counts.count(found)
+        written_by = texts(header_column(batch.column("headers"), BATCH_FIELD)).dictionary_encode()
+        self._note_newest(counts, found, written_by)
+        by_key, by_batch = orders
+        # Duplicates are counted as such, and no record counts twice.
+        late = by_batch.add(_batch_places(written_by)) & first
         keys = batch.column("key")
-        # Duplicates are counted as such, and records without key have no order.
-        ordered = np.flatnonzero(first & pc.is_valid(keys).to_numpy(zero_copy_only=False))
+        # Records without key have no order among themselves.
+        ordered = np.flatnonzero(first & ~late & pc.is_valid(keys).to_numpy(zero_copy_only=False))
         hashes = key_hashes(keys.take(pa.array(ordered)), found.places[ordered])
-        counts.reordered = (counts.reordered or 0) + order.add(hashes, found.offsets[ordered])
+        behind = by_key.add(hashes, found.offsets[ordered])
+        counts.reordered = (counts.reordered or 0) + behind + int(late.sum())
+
+    def _note_newest(self, counts: OutputCounts, found: Origins, written_by: Any) -> None:
+        """Note the last record of the input that each micro-batch names."""
+        codes = written_by.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        for code, name in enumerate(written_by.dictionary.to_pylist()):
+            for number, place in enumerate(self.expected.places):
+                offsets = found.offsets[(codes == code) & (found.places == number) & found.is_named]
+                if len(offsets):
+                    key = (name, place)
+                    counts.newest[key] = max(counts.newest.get(key, -1), int(offsets.max()))
 
     def _live(self, counts: OutputCounts, batch: pa.RecordBatch, labels: Any) -> pa.RecordBatch:
         """Count rows by micro-batch; return those that no rewind left behind."""
@@ -632,6 +664,13 @@ class OutputReader:
             else:
                 counts.rows += batch.num_rows
             counts.count(origins.of_rows(batch))
+
+
+def _batch_places(written_by: Any) -> list[tuple[int, int] | None]:
+    """Return lineage and number of each record's micro-batch; None where its header names none."""
+    names = [BatchName.of(word) for word in written_by.dictionary.to_pylist()]
+    known = [None if name is None else (int(name.lineage), int(name.batch)) for name in names]
+    return [None if code is None else known[code] for code in written_by.indices.to_pylist()]
 
 
 def ranges_of(connection: KafkaConnection, topic: str) -> Iterator[OffsetRange]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flinkish_spark.checkpoint.context import JobContext
@@ -126,13 +126,16 @@ class EpochWriter:
                 why="its checkpoint changed behind this owner's back",
                 what_to_do="make sure that only this job uses the job directory",
             )
+        came_ms = job.clock.monotonic_ms()
         with job.waiting(f"checkpoints to be confirmed, before micro-batch {batch} may be staged"):
             parts.gate.enter(parts.must_wait)
-        job.ownership.check()
         began_ms = job.clock.monotonic_ms()
+        job.ownership.check()
         parts.begins()
         with job.waiting(f"micro-batch {batch} to be staged"):
             staged = parts.time.noted(parts.staging.stage(frame, batch, next(parts.attempts)))
+        took_ms = job.clock.monotonic_ms() - began_ms
+        staged = replace(staged, held_ms=began_ms - came_ms or None, staging_ms=took_ms or None)
         job.observer.before(Step.STAGED_FILE, str(batch))
         job.job_dir.write_staged(staged)
         job.observer.after(Step.STAGED_FILE, str(batch))

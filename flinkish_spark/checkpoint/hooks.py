@@ -19,7 +19,7 @@ from flinkish_spark.core.errors import ConfigError, EnvironmentFault, JobDirErro
 from flinkish_spark.core.iterators import USER_ERRORS, pairs_of
 from flinkish_spark.core.watchdog import Waiting, unwatched
 from flinkish_spark.protocol.checkpoint import IllegalTransitionError, Participant, ParticipantKind
-from flinkish_spark.protocol.ids import CheckpointId, checked_name
+from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch, checked_name
 from flinkish_spark.protocol.job_graph import JobVertex
 from flinkish_spark.protocol.job_status import (
     Change,
@@ -279,6 +279,9 @@ class QuietListener:
     def on_checkpoint_aborted(self, checkpoint: CheckpointId, newest: CheckpointId | None) -> None:
         """Do nothing."""
 
+    def on_taken_over(self, epoch: OwnerEpoch) -> None:
+        """Do nothing; called when this process has become the job's owner, before anything is recovered."""
+
     def on_staged_data_aging(self, age: StagedAge) -> None:
         """Do nothing; called once per sink and epoch, when half of its data's lifetime has passed."""
 
@@ -376,12 +379,19 @@ class JobStates:
         for listener in self._listeners:
             self._safely(listener, lambda one=listener: one.on_checkpoint_aborted(checkpoint, newest))
 
+    def taken_over(self, epoch: OwnerEpoch) -> None:
+        """Tell those who want to know that the job is this process's."""
+        self._tell_those_with("on_taken_over", epoch)
+
     def aging(self, age: StagedAge) -> None:
         """Tell those who want to know that staged data grows old."""
+        self._tell_those_with("on_staged_data_aging", age)
+
+    def _tell_those_with(self, method: str, what: object) -> None:
         for listener in self._listeners:
-            tell = getattr(listener, "on_staged_data_aging", None)
+            tell = getattr(listener, method, None)
             if tell is not None:
-                self._safely(listener, lambda call=tell: call(age))
+                self._safely(listener, lambda call=tell: call(what))
 
     def _tell(self, changes: Sequence[Change]) -> None:
         # With the lock held: two threads change states, and listeners are promised the order.

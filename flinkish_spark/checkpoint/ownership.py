@@ -17,6 +17,7 @@ Only after that does the new owner read facts or abort anything.
 
 from __future__ import annotations
 
+import enum
 import fcntl
 import itertools
 import logging
@@ -300,6 +301,32 @@ def has_ended(process: object) -> bool:
     there = _process_key(int(place))
     # /proc may hide the processes of other users: what is not seen there may live.
     return _is_gone(int(place)) if there is None else there != process
+
+
+class OwnerLife(enum.Enum):
+    """Whether the process of a job's owner lives, as far as another one can tell."""
+
+    ALIVE = "ALIVE"
+    ENDED = "ENDED"
+    #: It is on another machine, or the operating system does not tell.
+    UNKNOWN = "UNKNOWN"
+
+
+def life_of_owner(job_dir: JobDir, epoch: OwnerEpoch) -> OwnerLife:
+    """Return whether an owner's process lives; of one on another machine only its own word is known."""
+    if job_dir.owner_note(epoch, _ENDED):
+        return OwnerLife.ENDED
+    process = (job_dir.owner(epoch) or {}).get("process")
+    if has_ended(process):
+        return OwnerLife.ENDED
+    mine = _process_key(os.getpid())
+    is_here = mine is not None and isinstance(process, str) and _machine(process) == _machine(mine)
+    return OwnerLife.ALIVE if is_here else OwnerLife.UNKNOWN
+
+
+def _machine(process: str) -> str:
+    """Return the part of a process's key that all processes of its machine share."""
+    return process.rpartition("/")[0].rpartition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)

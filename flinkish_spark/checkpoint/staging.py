@@ -44,12 +44,16 @@ def micro_batch_in(log: SparkLog, batch: BatchId) -> MicroBatch:
     """
     here = _logged(log, batch)
     if here is None:
-        raise CorruptObjectError(
-            f"Spark runs micro-batch {batch}, and its log has no entry {log.folder}/{OFFSETS}/{batch}",
-            what_to_do="make sure that only this job uses the job directory",
-        )
+        raise _no_entry(log, batch)
     earlier = None if batch == BatchId(0) else _logged(log, BatchId(batch.value - 1))
     return MicroBatch.logged(batch.value, here, earlier)
+
+
+def _no_entry(log: SparkLog, batch: BatchId) -> CorruptObjectError:
+    return CorruptObjectError(
+        f"Spark runs micro-batch {batch}, and its log has no entry {log.folder}/{OFFSETS}/{batch}",
+        what_to_do="make sure that only this job uses the job directory",
+    )
 
 
 def _logged(log: SparkLog, batch: BatchId) -> LoggedOffsets | None:
@@ -87,6 +91,19 @@ class StagingContext:
         newest = self._drawn(batch)
         before = CheckpointId(0) if batch == BatchId(0) else self._drawn(BatchId(batch.value - 1))
         return newest if newest > before else newest.next()
+
+    def position_behind(self, batch: BatchId) -> LoggedOffsets:
+        """Return up to where the sources are read once `batch` is; of a micro-batch that runs.
+
+        Raises
+        ------
+        CorruptObjectError
+            The entry is missing, cut off or was changed.
+        """
+        logged = _logged(self.log, batch)
+        if logged is None:
+            raise _no_entry(self.log, batch)
+        return logged
 
     def _drawn(self, batch: BatchId) -> CheckpointId:
         logged = _logged(self.log, batch)

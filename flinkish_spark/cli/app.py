@@ -11,12 +11,15 @@ from flinkish_spark import __version__
 from flinkish_spark.cli.audit import audit
 from flinkish_spark.cli.checkpoints import checkpoints
 from flinkish_spark.cli.client import ExitStatus, complain, one_line, unforeseen
+from flinkish_spark.cli.dead_letters import replay_dead_letters
 from flinkish_spark.cli.doctor import doctor
 from flinkish_spark.cli.graph import graph
 from flinkish_spark.cli.rewind import rewind, timeline
 from flinkish_spark.cli.run import run
 from flinkish_spark.cli.savepoints import cancel, savepoint
+from flinkish_spark.cli.topics import topics
 from flinkish_spark.cli.transactions import transactions
+from flinkish_spark.cli.ui import ui
 from flinkish_spark.core.errors import FlinkishError
 
 
@@ -65,5 +68,19 @@ def app() -> None:
     """
 
 
-for _command in (run, checkpoints, savepoint, rewind, timeline, cancel, transactions, graph, audit, doctor):
+for _command in (
+    run,
+    checkpoints,
+    savepoint,
+    rewind,
+    timeline,
+    cancel,
+    transactions,
+    topics,
+    replay_dead_letters,
+    graph,
+    audit,
+    doctor,
+    ui,
+):
     app.add_command(_command)

@@ -11,7 +11,6 @@ import click
 
 from flinkish_spark.cli.client import (
     ExitStatus,
-    Job,
     brokers_options,
     complain,
     connection_of,
@@ -20,6 +19,9 @@ from flinkish_spark.cli.client import (
     json_option,
     print_line,
     print_table,
+)
+from flinkish_spark.job.stored_job import (
+    StoredJob,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +66,7 @@ _OFFSETS_EXAMPLE = '{"orders": {"0": 100, "1": 100}}'
 @click.option("--to", "end", metavar="JSON", help="Offsets to end before, in place of the newest checkpoint.")
 @json_option
 def audit(
-    job: Job,
+    job: StoredJob,
     servers: str,
     config: Any,
     inputs: tuple[str, ...],

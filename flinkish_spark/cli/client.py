@@ -9,10 +9,7 @@ import os
 import re
 import stat
 import unicodedata
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +21,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flinkish_spark.core.clock import Clock, SystemClock
 from flinkish_spark.core.errors import (
     ConfigError,
     CorruptObjectError,
@@ -34,24 +30,12 @@ from flinkish_spark.core.errors import (
     JobDirError,
     StoreError,
 )
-from flinkish_spark.core.job_dir import JOB_KEY, JobDir, job_place, open_job_dir
+from flinkish_spark.core.job_dir import JOB_KEY, job_place, open_job_dir
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.job.requests import (
-    KEPT_MS,
-    Claim,
-    Claimant,
-    OutsideAnswer,
-    OutsideRequest,
-    RequestFiles,
-    RequestKind,
-    StopMode,
-)
-from flinkish_spark.protocol.codec import Stored, stored
-from flinkish_spark.protocol.failures import CheckpointFailureReason
-from flinkish_spark.protocol.ids import CheckpointId, JobUuid, checked_name
+from flinkish_spark.job.asking import Reply, ReplyKind, describe
+from flinkish_spark.job.stored_job import StoredJob
 
 if TYPE_CHECKING:
-    from flinkish_spark.checkpoint.retention import CheckpointPins
     from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 
 
@@ -285,30 +269,7 @@ def _shown(cell: object) -> str:
 # the command line ends with a line and a status, never with a traceback.
 
 
-#: What taking a stored value apart raises if it has a shape that no job writes.
-WRONG_SHAPE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 _PACKAGE = __package__.partition(".")[0]
-
-
-@contextmanager
-def as_damage(what: str) -> Iterator[None]:
-    """Raise CorruptObjectError where reading `what` fails because of its shape.
-
-    Examples
-    --------
-    >>> with as_damage("job.json"):
-    ...     {}["uuid"]
-    Traceback (most recent call last):
-    flinkish_spark.core.errors.CorruptObjectError: job.json is damaged. because KeyError: 'uuid'. ...
-    """
-    try:
-        yield
-    except WRONG_SHAPE as error:
-        raise CorruptObjectError(
-            f"{what} is damaged",
-            why=_in_words(error),
-            what_to_do="restore the file from a backup",
-        ) from error
 
 
 def unforeseen(error: Exception) -> FlinkishError:
@@ -320,14 +281,10 @@ def unforeseen(error: Exception) -> FlinkishError:
             what_to_do="check the disk, and where the output goes to",
         )
     return InternalError(
-        f"the command cannot go on: {_in_words(error)} in {_place_of(error.__traceback__)}",
+        f"the command cannot go on: {type(error).__name__}: {error} in {_place_of(error.__traceback__)}",
         why="something that it read is not what a job writes, or this is a bug in flinkish_spark",
         what_to_do="restore the directory from a backup if somebody changed it, else report this line",
     )
-
-
-def _in_words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _place_of(traceback: TracebackType | None) -> str:
@@ -355,42 +312,6 @@ _UNUSABLE = ("Cc", "Cs")
 _LONGEST_S = 1e9
 #: No id is higher, and one of thousands of digits is no file's name.
 _HIGHEST_ID = 2**63 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """The job in a directory.
-
-    Parameters
-    ----------
-    place
-        Where the directory is.
-    job_dir
-        Typed access to it.
-    name, uuid
-        Of the job.
-    clock
-        Of this command.
-    """
-
-    place: StoreSpec
-    job_dir: JobDir
-    name: str
-    uuid: JobUuid
-    clock: Clock
-
-    def pins(self) -> CheckpointPins:
-        """Return what is kept for checkpoints; only to be asked, never to be changed."""
-        # Here and not above: with it comes Arrow, which most commands can do without.
-        from flinkish_spark.checkpoint.retention import pins_of
-        from flinkish_spark.checkpoint.spark_log import log_of
-
-        log = log_of(self.job_dir.store, self.place, self.job_dir.newest_owner())
-        return pins_of(log, self.place, self.clock)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what `--json` says about it."""
-        return {"job_dir": self.place.url, "job": self.name, "job_uuid": str(self.uuid)}
 
 
 def job_argument(command: F) -> F:
@@ -452,7 +373,7 @@ def _directory(value: str) -> Path:
     return path
 
 
-def _job(ctx: click.Context, param: click.Parameter, value: str) -> Job:
+def _job(ctx: click.Context, param: click.Parameter, value: str) -> StoredJob:
     """Return the job in a directory; end with USAGE if there is none that can be read."""
     if "://" in value.removeprefix(_LOCAL):
         return _job_in_bucket(ctx, value)
@@ -464,29 +385,21 @@ def _job(ctx: click.Context, param: click.Parameter, value: str) -> Job:
         # A pipe would be waited for.
         raise click.BadParameter(f"there is no job in {root}: {JOB_KEY} is no file.")
     try:
-        return _read_job(StoreSpec(str(root)))
+        return StoredJob.read(StoreSpec(str(root)))
     except CorruptObjectError as error:
         complain(f"{root} is no usable job directory: {error}")
         ctx.exit(ExitStatus.USAGE)
 
 
-def _job_in_bucket(ctx: click.Context, value: str) -> Job:
+def _job_in_bucket(ctx: click.Context, value: str) -> StoredJob:
     try:
         place = job_place(value, store_options())
         if open_job_dir(place).known_settings() is None:
             raise click.BadParameter(f"there is no job in {place.url}: it has no {JOB_KEY}.")
-        return _read_job(place)
+        return StoredJob.read(place)
     except (ConfigError, StoreError, CorruptObjectError, JobDirError) as error:
         complain(f"{value} is no usable job directory: {error}")
         ctx.exit(ExitStatus.USAGE)
-
-
-def _read_job(place: StoreSpec) -> Job:
-    job_dir = open_job_dir(place)
-    with as_damage(f"{JOB_KEY} in the job directory"):
-        settings = job_dir.known_settings() or {}
-        name = checked_name(settings["job"], "job name")
-        return Job(place, job_dir, name, JobUuid(settings["uuid"]), SystemClock())
 
 
 def _target(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -588,45 +501,11 @@ def confirm(explanation: str, question: str, yes: bool, as_json: bool) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Asking a running job: write the request, wait until it is taken, wait for the answer.
-#
-# The rules of the files are in `job/requests.py`. A request that nobody takes is taken back, so "nobody
-# took it" means that it will never happen; "no answer in time" does not.
+# Saying what a job answered, and ending the command with its status.
 
 
-_POLL_MS = 100
-#: A job takes a request within half a second, also while it recovers or waits for its restart, unless
-#: it is just taking over: then it needs longer.
-TAKEN_WITHIN_MS = 30_000
-_LEFT_TO_NEXT_START = (
-    "the next start finishes the checkpoint if it was decided, and writes no savepoint of it; "
-    "look at `flinkish checkpoints list`"
-)
-
-assert KEPT_MS > 100 * _POLL_MS, "an answer must not be deleted before its asker can have read it"
-
-
-class ReplyKind(enum.Enum):
-    """What an asker knows in the end: an `OutsideOutcome`, or that there is no answer."""
-
-    COMPLETED = "COMPLETED"
-    REFUSED = "REFUSED"
-    ABORTED = "ABORTED"
-    SAVEPOINT_FAILED = "SAVEPOINT_FAILED"
-    LEFT_TO_NEXT_START = "LEFT_TO_NEXT_START"
-    UNKNOWN = "UNKNOWN"
-    #: Nobody took the request, and it was taken back: nothing was done and nothing will be.
-    NOT_TAKEN = "NOT_TAKEN"
-    #: The job took the request and has not answered in time: it may still be carried out.
-    NOT_ANSWERED = "NOT_ANSWERED"
-
-    @property
-    def exit_status(self) -> ExitStatus:
-        """Return the status with which the command ends."""
-        return _EXIT_STATUS[self]
-
-
-_EXIT_STATUS = {
+#: By what an asker knows in the end.
+EXIT_STATUS = {
     ReplyKind.COMPLETED: ExitStatus.DONE,
     ReplyKind.REFUSED: ExitStatus.NOT_DONE,
     ReplyKind.ABORTED: ExitStatus.NOT_DONE,
@@ -636,162 +515,6 @@ _EXIT_STATUS = {
     ReplyKind.NOT_TAKEN: ExitStatus.NO_ANSWER,
     ReplyKind.NOT_ANSWERED: ExitStatus.NO_ANSWER,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Reply(Stored):
-    """How asking ended.
-
-    Parameters
-    ----------
-    kind
-        See :class:`ReplyKind`.
-    checkpoint
-        The checkpoint that was taken for it; None if there was none, or nobody said.
-    reason
-        Why it was not completed, where the job gave a reason.
-    text
-        The reason in words; for a savepoint that is complete, where it is.
-    """
-
-    kind: ReplyKind = field(metadata=stored("outcome"))
-    checkpoint: CheckpointId | None = None
-    reason: CheckpointFailureReason | None = None
-    text: str = ""
-
-    @classmethod
-    def of(cls, answer: OutsideAnswer) -> Reply:
-        """Return the reply that the job gave."""
-        kind, text = ReplyKind(answer.outcome.value), answer.text
-        if kind is ReplyKind.LEFT_TO_NEXT_START:
-            text = f"{text}: {_LEFT_TO_NEXT_START}" if text else _LEFT_TO_NEXT_START
-        return cls(kind, answer.checkpoint, answer.reason, text)
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long an asker waits, in milliseconds: until the request is taken, and in all."""
-
-    taken_within_ms: int
-    answered_within_ms: int
-
-    @classmethod
-    def of_seconds(cls, timeout_s: float, taken_within_ms: int = TAKEN_WITHIN_MS) -> Patience:
-        """Return the patience of `--timeout-s`."""
-        timeout_ms = max(1, round(timeout_s * 1_000))
-        return cls(min(timeout_ms, taken_within_ms), timeout_ms)
-
-
-class AskingInterrupted(KeyboardInterrupt):
-    """Ctrl-C while an asker waited; `reply` says what becomes of the request."""
-
-    def __init__(self, reply: Reply) -> None:
-        super().__init__(reply.text)
-        self.reply = reply
-
-
-def ask(
-    job: Job,
-    kind: RequestKind,
-    patience: Patience,
-    *,
-    target: str = "",
-    stop_mode: StopMode = StopMode.SUSPEND,
-) -> Reply:
-    """Ask the job and wait, also for what an interrupt (Ctrl-C) leaves to be said.
-
-    For the rest see :func:`ask_until_interrupted`.
-    """
-    try:
-        return ask_until_interrupted(job, kind, patience, target=target, stop_mode=stop_mode)
-    except AskingInterrupted as interrupted:
-        return interrupted.reply
-
-
-def ask_until_interrupted(
-    job: Job,
-    kind: RequestKind,
-    patience: Patience,
-    *,
-    target: str = "",
-    stop_mode: StopMode = StopMode.SUSPEND,
-) -> Reply:
-    """Ask the job and wait; whatever happens, the request's files are deleted in the end.
-
-    Raises
-    ------
-    AskingInterrupted
-        By Ctrl-C; the request was taken back if nobody had taken it yet.
-    StoreError
-        The job directory cannot be written.
-    CorruptObjectError
-        The answer cannot be read.
-    """
-    owner = job.job_dir.newest_owner()
-    if owner.value == 0:
-        return Reply(ReplyKind.NOT_TAKEN, text="the job has never run")
-    name = uuid.uuid4().hex
-    request = OutsideRequest(name, kind, owner, job.clock.wall_ms(), target, stop_mode)
-    files = RequestFiles(job.job_dir, name)
-    try:
-        files.create(request)
-        return _wait(job, request, files, patience)
-    except KeyboardInterrupt:
-        taken_back = _take_back(request, files)
-        raise AskingInterrupted(_interrupted(taken_back)) from None
-    finally:
-        files.delete()
-
-
-def _wait(job: Job, request: OutsideRequest, files: RequestFiles, patience: Patience) -> Reply:
-    begin_ms, is_taken = job.clock.monotonic_ms(), False
-    while True:
-        answer = files.answer()
-        if answer is not None:
-            return Reply.of(answer)
-        waited_ms = job.clock.monotonic_ms() - begin_ms
-        is_taken = is_taken or files.claimed() is not None
-        if not is_taken and waited_ms >= patience.taken_within_ms:
-            if _take_back(request, files):
-                return Reply(ReplyKind.NOT_TAKEN, text=_not_taken(job, request, waited_ms))
-            is_taken = True
-        if waited_ms >= patience.answered_within_ms:
-            return Reply(
-                ReplyKind.NOT_ANSWERED,
-                text=f"the job took the request and has not answered within {_seconds(waited_ms)}: "
-                "it may still be carried out; look at `flinkish checkpoints list` before you ask again",
-            )
-        job.clock.sleep_ms(_POLL_MS)
-
-
-def _take_back(request: OutsideRequest, files: RequestFiles) -> bool:
-    """Claim the request; return whether nobody else had."""
-    return files.claim(Claim(Claimant.ASKER, request.owner_epoch)).by is Claimant.ASKER
-
-
-def _not_taken(job: Job, request: OutsideRequest, waited_ms: int) -> str:
-    newest = job.job_dir.newest_owner()
-    if newest != request.owner_epoch:
-        return f"the job was taken over by owner {newest} meanwhile; ask again"
-    return (
-        f"nobody took the request within {_seconds(waited_ms)}, and it was taken back: "
-        "the job does not run, or has only begun to start; a standby takes none"
-    )
-
-
-def _interrupted(taken_back: bool) -> Reply:
-    if taken_back:
-        return Reply(ReplyKind.NOT_TAKEN, text="interrupted; the request was taken back")
-    text = "interrupted; the job has taken the request and carries it out"
-    return Reply(ReplyKind.NOT_ANSWERED, text=text)
-
-
-def _seconds(duration_ms: int) -> str:
-    return f"{duration_ms / 1_000:g} s"
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Saying what a job answered, and ending the command with its status.
 
 
 def print_json(value: Any) -> None:
@@ -815,28 +538,4 @@ def report(reply: Reply, asked: Mapping[str, Any], done: Callable[[Reply], str],
         say(done(reply))
     else:
         complain(describe(reply))
-    end_with(reply.kind.exit_status)
-
-
-def describe(reply: Reply) -> str:
-    """Return a reply that is not COMPLETED as one line.
-
-    Examples
-    --------
-    >>> describe(Reply(ReplyKind.REFUSED, text="ask again"))
-    'refused: ask again'
-    """
-    match reply.kind:
-        case ReplyKind.REFUSED:
-            what = "refused"
-        case ReplyKind.ABORTED:
-            what = f"checkpoint {reply.checkpoint} was aborted"
-        case ReplyKind.SAVEPOINT_FAILED:
-            what = f"checkpoint {reply.checkpoint} is complete, but its savepoint could not be written"
-        case ReplyKind.LEFT_TO_NEXT_START:
-            what = f"no answer about checkpoint {reply.checkpoint}"
-        case _:
-            what = "no answer"
-    reason = "" if reply.reason is None else reply.reason.value
-    text = reply.text or ("" if reply.reason is None else reply.reason.text)
-    return f"{what}: {', '.join(filter(None, (reason, text)))}"
+    end_with(EXIT_STATUS[reply.kind])

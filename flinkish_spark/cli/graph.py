@@ -8,13 +8,15 @@ import click
 
 from flinkish_spark.cli.client import (
     ExitStatus,
-    Job,
-    as_damage,
     complain,
     end_with,
     job_argument,
     json_option,
     print_json,
+)
+from flinkish_spark.job.stored_job import (
+    StoredJob,
+    as_damage,
 )
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 @click.option("--dot", "form", flag_value="DOT", help="As DOT for Graphviz.")
 @click.option("--svg", "form", flag_value="SVG", help="As a picture.")
 @json_option
-def graph(job: Job, form: str | None, as_json: bool) -> None:
+def graph(job: StoredJob, form: str | None, as_json: bool) -> None:
     """Show which operators a job has, which run in the same tasks and why, and what they cost last.
 
     The job need not run. What is shown is what its newest start has run.

@@ -8,18 +8,12 @@ from typing import Any
 
 import click
 
-from flinkish_spark.cli.checkpoints import CheckpointView, checkpoint_views
 from flinkish_spark.cli.client import (
     UNKNOWN,
     ExitStatus,
-    Job,
-    Patience,
-    ReplyKind,
-    ask_until_interrupted,
     checkpoint_argument,
     complain,
     confirm,
-    describe,
     end_with,
     job_argument,
     json_option,
@@ -30,8 +24,19 @@ from flinkish_spark.cli.client import (
     yes_option,
 )
 from flinkish_spark.core.store import CreateResult
+from flinkish_spark.job.asking import (
+    Patience,
+    ReplyKind,
+    ask_until_interrupted,
+    describe,
+)
 from flinkish_spark.job.requests import RequestKind
 from flinkish_spark.job.rewind import RewindStatus, what_became_of
+from flinkish_spark.job.stored_job import (
+    CheckpointView,
+    StoredJob,
+    checkpoint_views,
+)
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.lineage import RewindOrder, Tables
 from flinkish_spark.protocol.statistics import CheckpointStatus
@@ -94,7 +99,7 @@ class OrderReport:
 @yes_option
 @timeout_option
 @json_option
-def rewind(job: Job, checkpoint: int, tables: str, yes: bool, timeout_s: float, as_json: bool) -> None:
+def rewind(job: StoredJob, checkpoint: int, tables: str, yes: bool, timeout_s: float, as_json: bool) -> None:
     """Set a job back to checkpoint ID.
 
     Its state and its input go back; every later checkpoint is left behind for good. A running job
@@ -127,13 +132,13 @@ def rewind(job: Job, checkpoint: int, tables: str, yes: bool, timeout_s: float, 
 
 
 # -- before -----------------------------------------------------------------------------------------
-def _same_order(job: Job, target: CheckpointId, tables: Tables) -> RewindOrder | None:
+def _same_order(job: StoredJob, target: CheckpointId, tables: Tables) -> RewindOrder | None:
     """Return the order that waits, if it is the same."""
     order = job.job_dir.rewind_order()
     return order if order is not None and (order.target, order.tables) == (target, tables) else None
 
 
-def _check(job: Job, target: CheckpointId) -> None:
+def _check(job: StoredJob, target: CheckpointId) -> None:
     """Refuse before anybody is asked to confirm."""
     # Here and not above: with it comes Arrow, which other commands can do without.
     from flinkish_spark.job.rewind import RewindRefused, why_refused
@@ -154,7 +159,7 @@ def _check(job: Job, target: CheckpointId) -> None:
         )
 
 
-def _order(job: Job, target: CheckpointId, tables: Tables) -> RewindOrder:
+def _order(job: StoredJob, target: CheckpointId, tables: Tables) -> RewindOrder:
     from flinkish_spark.job.rewind import order_rewind
 
     return order_rewind(job.job_dir, job.pins(), job.clock, target, tables, "ordered by `flinkish rewind`")
@@ -172,7 +177,7 @@ def _left_behind(views: tuple[CheckpointView, ...], target: CheckpointId) -> tup
 
 
 def _what_happens(
-    job: Job, target: CheckpointId, tables: Tables, left_behind: tuple[CheckpointId, ...]
+    job: StoredJob, target: CheckpointId, tables: Tables, left_behind: tuple[CheckpointId, ...]
 ) -> str:
     decision = job.job_dir.decision(target)
     taken = UNKNOWN if decision is None else local_time(decision.decided_at_ms)
@@ -192,7 +197,7 @@ def _what_happens(
 
 
 # -- after ------------------------------------------------------------------------------------------
-def _follow(job: Job, order: RewindOrder, owner: OwnerEpoch, timeout_s: float) -> OrderReport:
+def _follow(job: StoredJob, order: RewindOrder, owner: OwnerEpoch, timeout_s: float) -> OrderReport:
     """Tell the job, and wait until the order is closed; `owner` is the newest one before the order."""
     patience = Patience.of_seconds(timeout_s, _TAKEN_WITHIN_MS)
     begin_ms = job.clock.monotonic_ms()
@@ -214,7 +219,7 @@ def _follow(job: Job, order: RewindOrder, owner: OwnerEpoch, timeout_s: float) -
         job.clock.sleep_ms(_POLL_MS)
 
 
-def _interrupted(job: Job, order: RewindOrder) -> OrderReport:
+def _interrupted(job: StoredJob, order: RewindOrder) -> OrderReport:
     """Return what is to be said after Ctrl-C: an order is not taken back with the message."""
     status = what_became_of(job.job_dir, order)
     if status.state.is_closed:
@@ -231,7 +236,7 @@ def _closed(status: RewindStatus) -> OrderReport:
 
 
 def _to_json(
-    job: Job, order: RewindOrder, left_behind: tuple[CheckpointId, ...], report: OrderReport
+    job: StoredJob, order: RewindOrder, left_behind: tuple[CheckpointId, ...], report: OrderReport
 ) -> dict[str, Any]:
     return {
         **job.to_json(),
@@ -259,7 +264,7 @@ def timeline() -> None:
 @job_argument
 @yes_option
 @json_option
-def accept(job: Job, yes: bool, as_json: bool) -> None:
+def accept(job: StoredJob, yes: bool, as_json: bool) -> None:
     """Let the next start go on, whatever the sinks hold.
 
     For a job that refuses to start because a sink, a source or the manifest holds a checkpoint that

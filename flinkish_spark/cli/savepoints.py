@@ -13,10 +13,6 @@ import click
 from flinkish_spark.cli.client import (
     SAVEPOINT_FILE,
     ExitStatus,
-    Job,
-    Patience,
-    as_damage,
-    ask,
     complain,
     confirm,
     directories_argument,
@@ -33,7 +29,15 @@ from flinkish_spark.cli.client import (
     yes_option,
 )
 from flinkish_spark.core.errors import CorruptObjectError, FlinkishError
+from flinkish_spark.job.asking import (
+    Patience,
+    ask,
+)
 from flinkish_spark.job.requests import RequestKind, StopMode
+from flinkish_spark.job.stored_job import (
+    StoredJob,
+    as_damage,
+)
 from flinkish_spark.protocol.savepoints import SavepointMetadata
 
 # ----------------------------------------------------------------------------------------------------------
@@ -53,7 +57,7 @@ def savepoint() -> None:
 @target_argument
 @timeout_option
 @json_option
-def trigger_savepoint(job: Job, target: str, timeout_s: float, as_json: bool) -> None:
+def trigger_savepoint(job: StoredJob, target: str, timeout_s: float, as_json: bool) -> None:
     """Ask a running job for a savepoint in the new directory TARGET, and wait until it is whole.
 
     The job goes on. TARGET must be on a file system that driver and executors share.
@@ -81,7 +85,7 @@ def trigger_savepoint(job: Job, target: str, timeout_s: float, as_json: bool) ->
 )
 @timeout_option
 @json_option
-def stop_with_savepoint(job: Job, target: str, stop_mode: str, timeout_s: float, as_json: bool) -> None:
+def stop_with_savepoint(job: StoredJob, target: str, stop_mode: str, timeout_s: float, as_json: bool) -> None:
     """Ask a running job to stop with a savepoint in the new directory TARGET.
 
     Nothing behind the savepoint is committed. If it fails the job does not stop: it goes back to
@@ -99,7 +103,7 @@ def _written(checkpoint: object, target: str) -> str:
     return f"savepoint of checkpoint {checkpoint}: {target}"
 
 
-def _refuse_inside(job: Job, target: str) -> None:
+def _refuse_inside(job: StoredJob, target: str) -> None:
     if not job.place.is_local or "://" in target:
         # The job refuses it.
         return
@@ -246,7 +250,7 @@ def _metadata_json(metadata: SavepointMetadata) -> dict[str, Any]:
 @yes_option
 @timeout_option
 @json_option
-def cancel(job: Job, yes: bool, timeout_s: float, as_json: bool) -> None:
+def cancel(job: StoredJob, yes: bool, timeout_s: float, as_json: bool) -> None:
     """End a running job at once, without a last checkpoint.
 
     What it staged since its last checkpoint is finished or given up by the next start. If the job

@@ -13,8 +13,6 @@ import click
 
 from flinkish_spark.cli.client import (
     ExitStatus,
-    Job,
-    as_damage,
     brokers_options,
     complain,
     confirm,
@@ -31,6 +29,10 @@ from flinkish_spark.cli.client import (
 from flinkish_spark.core.clock import SystemThreads
 from flinkish_spark.core.errors import OwnedElsewhereError
 from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.job.stored_job import (
+    StoredJob,
+    as_damage,
+)
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.records import CommitAnswer, Committable
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
 # ----------------------------------------------------------------------------------------------------------
 # `flinkish transactions`: what a job has left open on Kafka's brokers, and ending it.
 #
-# The only command beside `flinkish audit` that talks to brokers.
+# Beside `flinkish topics` and `flinkish audit` the only command that talks to brokers.
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -77,13 +79,13 @@ def transactions() -> None:
 @brokers_options
 @click.option("--all", "ended", is_flag=True, help="Also the ids under which nothing is open.")
 @json_option
-def list_transactions(job: Job, servers: str, config: Any, ended: bool, as_json: bool) -> None:
+def list_transactions(job: StoredJob, servers: str, config: Any, ended: bool, as_json: bool) -> None:
     """List the transactions of a job that are open, or wait for their end in the job directory.
 
     Works whether the job runs or not. An id belongs to the job if it parses exactly as one of its
     own. Ids that this principal may not describe are left out by Kafka.
     """
-    with _wire(connection_of(servers, config)) as wire:
+    with open_wire(connection_of(servers, config)) as wire:
         found = transactions_of(job, wire, all_ids_of(job, wire) if ended else frozenset())
     if as_json:
         print_json({**job.to_json(), "transactions": [one.to_json() for one in found]})
@@ -101,7 +103,7 @@ def list_transactions(job: Job, servers: str, config: Any, ended: bool, as_json:
 @yes_option
 @json_option
 def commit_transactions(
-    job: Job, ids: tuple[str, ...], servers: str, config: Any, dry_run: bool, yes: bool, as_json: bool
+    job: StoredJob, ids: tuple[str, ...], servers: str, config: Any, dry_run: bool, yes: bool, as_json: bool
 ) -> None:
     """Commit what a decision in the job directory names and no receipt confirms.
 
@@ -119,7 +121,7 @@ def commit_transactions(
 @yes_option
 @json_option
 def abort_transactions(
-    job: Job, ids: tuple[str, ...], servers: str, config: Any, dry_run: bool, yes: bool, as_json: bool
+    job: StoredJob, ids: tuple[str, ...], servers: str, config: Any, dry_run: bool, yes: bool, as_json: bool
 ) -> None:
     """Abort open leftovers: what no decision and no staged file of the job directory names.
 
@@ -130,11 +132,11 @@ def abort_transactions(
 
 
 _Plan = Callable[[Sequence["Found"], frozenset[str]], "list[Ending]"]
-_Carry = Callable[[Job, "TransactionClient", Sequence["Ending"]], "list[Ending]"]
+_Carry = Callable[[StoredJob, "TransactionClient", Sequence["Ending"]], "list[Ending]"]
 
 
 def _end(
-    job: Job,
+    job: StoredJob,
     ids: tuple[str, ...],
     connection: KafkaConnection,
     how: tuple[_Plan, _Carry, str],
@@ -147,7 +149,7 @@ def _end(
 
     plan, carry_out, verb = how
     wanted, lock = frozenset(ids), lock_of(job)
-    with _wire(connection) as wire:
+    with open_wire(connection) as wire:
         with holding(job, lock):
             found = transactions_of(job, wire, wanted)
             ends = plan(found, wanted)
@@ -172,7 +174,7 @@ def _what_happens(ends: Sequence[Ending], verb: str) -> str:
 
 
 def _report(
-    job: Job, ends: Sequence[Ending], strangers: Sequence[str], verb: str, dry_run: bool, as_json: bool
+    job: StoredJob, ends: Sequence[Ending], strangers: Sequence[str], verb: str, dry_run: bool, as_json: bool
 ) -> None:
     if as_json:
         print_json(
@@ -218,7 +220,8 @@ def _seconds(duration_ms: int | None) -> float | None:
 
 
 @contextmanager
-def _wire(connection: KafkaConnection) -> Iterator[KafkaWire]:
+def open_wire(connection: KafkaConnection) -> Iterator[KafkaWire]:
+    """Lend requests to brokers for the length of a with block."""
     from flinkish_spark.connectors.kafka.client.client import KafkaWire
 
     wire = KafkaWire(connection)
@@ -482,12 +485,12 @@ class Found:
         }
 
 
-def all_ids_of(job: Job, wire: KafkaWire) -> frozenset[str]:
+def all_ids_of(job: StoredJob, wire: KafkaWire) -> frozenset[str]:
     """Return every id of the job that the brokers remember; they forget one after a week or so."""
     return frozenset(map(str, _parsed(job, (row.transactional_id for row in wire.list_transactions()))))
 
 
-def transactions_of(job: Job, wire: KafkaWire, also: frozenset[str] = frozenset()) -> tuple[Found, ...]:
+def transactions_of(job: StoredJob, wire: KafkaWire, also: frozenset[str] = frozenset()) -> tuple[Found, ...]:
     """Return the job's transactions that are open, to be decided or to be finished, by id.
 
     Parameters
@@ -515,7 +518,7 @@ def transactions_of(job: Job, wire: KafkaWire, also: frozenset[str] = frozenset(
     return tuple(_found(one, views.get(str(one)), names, now_ms) for one in sorted(listed))
 
 
-def _parsed(job: Job, texts: Iterable[str]) -> Iterable[TransactionalId]:
+def _parsed(job: StoredJob, texts: Iterable[str]) -> Iterable[TransactionalId]:
     for text in texts:
         parsed = TransactionalId.parse(text)
         # Leading zeros parse to the same numbers; only the spelling we write is ours.
@@ -609,7 +612,7 @@ class Ending:
         }
 
 
-def lock_of(job: Job) -> OwnerLock:
+def lock_of(job: StoredJob) -> OwnerLock:
     """Return the job's lock. In a bucket, what tells that nobody has the job.
 
     There nothing keeps a start away. It does no harm: it takes an epoch of its own, which is part of the ids
@@ -628,7 +631,7 @@ def lock_of(job: Job) -> OwnerLock:
 
 
 @contextmanager
-def holding(job: Job, lock: OwnerLock) -> Iterator[None]:
+def holding(job: StoredJob, lock: OwnerLock) -> Iterator[None]:
     """Hold the job's lock: nobody owns it meanwhile, and a start in between is refused.
 
     Raises
@@ -650,7 +653,7 @@ def holding(job: Job, lock: OwnerLock) -> Iterator[None]:
         lock.release()
 
 
-def _acquire(job: Job, lock: OwnerLock) -> None:
+def _acquire(job: StoredJob, lock: OwnerLock) -> None:
     from flinkish_spark.checkpoint.ownership import LivenessUnknown
 
     is_said = False
@@ -719,7 +722,7 @@ def _why_not_aborted(one: Found) -> str:
     return "" if one.state in _OPEN else f"nothing is open under it (state {one.state})"
 
 
-def commit(job: Job, client: TransactionClient, ends: Sequence[Ending]) -> list[Ending]:
+def commit(job: StoredJob, client: TransactionClient, ends: Sequence[Ending]) -> list[Ending]:
     """Commit what each sink has in the decision, by the rules and in the order of the job's own committer."""
     done: list[Ending] = []
     for _, group in groupby(
@@ -729,7 +732,7 @@ def commit(job: Job, client: TransactionClient, ends: Sequence[Ending]) -> list[
     return done
 
 
-def _committed(job: Job, client: TransactionClient, ends: list[Ending]) -> list[Ending]:
+def _committed(job: StoredJob, client: TransactionClient, ends: list[Ending]) -> list[Ending]:
     named = [end.found.named for end in ends]
     checkpoint = None if named[0] is None else named[0].checkpoint
     if checkpoint is None or any(end.refusal for end in ends):
@@ -743,7 +746,7 @@ def _committed(job: Job, client: TransactionClient, ends: list[Ending]) -> list[
     return [*(replace(end, answer=answer) for end, answer in tried), *behind]
 
 
-def _committer(job: Job, client: TransactionClient, uid: str) -> KafkaCommitter:
+def _committer(job: StoredJob, client: TransactionClient, uid: str) -> KafkaCommitter:
     from pyspark.sql.types import StructType
 
     from flinkish_spark.connectors.kafka.writer import KafkaCommitter
@@ -763,7 +766,7 @@ def _committer(job: Job, client: TransactionClient, uid: str) -> KafkaCommitter:
     return KafkaCommitter(client, context)
 
 
-def abort(_job: Job, client: TransactionClient, ends: Sequence[Ending]) -> list[Ending]:
+def abort(_job: StoredJob, client: TransactionClient, ends: Sequence[Ending]) -> list[Ending]:
     """Abort what is open under each id and fence whoever wrote it."""
     return [one if one.refusal else replace(one, answer=client.abort_open(one.found.name)) for one in ends]
 

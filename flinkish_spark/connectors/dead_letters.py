@@ -141,6 +141,7 @@ class DeadLetterCommitter(Committer):
         self._notes = VisibleNotes(place)
         lifetimes = [one.staged_lifetime_ms for one in (main, dead)]
         self.staged_lifetime_ms = min((one for one in lifetimes if one is not None), default=None)
+        self.shows_whole = main.shows_whole or dead.shows_whole
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
         """Commit all dead letters, then the records up to the first dead letter that is not committed."""

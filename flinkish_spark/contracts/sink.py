@@ -39,7 +39,15 @@ from typing import TYPE_CHECKING, Any
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import AnotherTimelineError
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, JobUuid, Lineage, OwnerEpoch
+from flinkish_spark.protocol.ids import (
+    BatchId,
+    CheckpointId,
+    CheckpointPurpose,
+    JobUuid,
+    Lineage,
+    OwnerEpoch,
+    Place,
+)
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
 from flinkish_spark.protocol.timeline import NO_TIMELINE, Mark, Timeline
 
@@ -144,6 +152,25 @@ def another_timeline(
     )
 
 
+@dataclass(frozen=True)
+class GroupOffsets:
+    """Where a consumer group is to stand behind a checkpoint.
+
+    Parameters
+    ----------
+    servers
+        Of its brokers, as the source names them.
+    group
+        Its id.
+    offsets
+        By topic and partition.
+    """
+
+    servers: str
+    group: str
+    offsets: Mapping[Place, int]
+
+
 @dataclass(frozen=True, slots=True)
 class StageRequest:
     """One micro-batch to stage.
@@ -163,6 +190,9 @@ class StageRequest:
     count_records
         Counts the records, without the barriers; a Spark job, unless a sink of the same stream has
         counted them already. Only for writers that declare more than one pass.
+    input_offsets
+        Returns where the groups of the sources are to stand behind the micro-batch, for a sink whose system
+        commits that together with its records.
     """
 
     rows: DataFrame
@@ -171,6 +201,7 @@ class StageRequest:
     block: int
     checkpoint: CheckpointId
     count_records: Callable[[], int]
+    input_offsets: Callable[[], Sequence[GroupOffsets]] = tuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +269,9 @@ class Committer(ABC):
     #: How long after its staging data can be committed, in milliseconds; None for as long as one likes.
     #: The job warns when half of it has passed.
     staged_lifetime_ms: int | None = None
+    #: Whether all that a checkpoint shows of this sink was staged as one. Then nothing is handed on: what an
+    #: earlier start of the query staged and no decision contains counts as dead, and the job goes back.
+    shows_whole = False
 
     @abstractmethod
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:

@@ -17,7 +17,7 @@ from flinkish_spark.protocol.timeline import Mark
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from flinkish_spark.contracts.sink import Sink
+    from flinkish_spark.contracts.sink import GroupOffsets, Sink
     from flinkish_spark.core.job_dir import JobDir
     from flinkish_spark.core.offset_log import LoggedOffsets
 
@@ -291,6 +291,14 @@ class Source(ABC):
         """Return topic, partition and offset of an unreadable record between `start` and `end`.
 
         Called once after a failure, to name the record; `start` is None for the first micro-batch.
+        """
+        return None
+
+    def group_offsets(self, position: LoggedOffsets) -> GroupOffsets | None:
+        """Return what :meth:`commit_offsets` would store, for a sink that commits it with its records.
+
+        None if there is nothing of the kind. Behind the sinks it is stored all the same, which then changes
+        nothing.
         """
         return None
 

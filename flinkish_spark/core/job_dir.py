@@ -5,6 +5,8 @@ The only module that knows the keys (layout in `docs/internals.md`).
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import re
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -27,6 +29,7 @@ from flinkish_spark.protocol.decisions import Decision, Receipt, RewindIntent, T
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.job_graph import JobGraph
+from flinkish_spark.protocol.job_report import JobReport
 from flinkish_spark.protocol.lineage import LineageHistory, PastRewind, RewindOrder
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.replay import RestagedEpoch
@@ -45,6 +48,9 @@ REWINDING = "rewinding"
 _SPARK_VERSIONS = "spark-versions"
 REWIND_ORDER_KEY = "orders/rewind.json"
 TIMELINE_ORDER_KEY = "orders/timeline.json"
+_STATISTICS_KEY = "statistics.json"
+#: Folder of what owners say about the job.
+_REPORTS = "reports"
 #: Folders of what each takeover began, and of what a user has accepted.
 _TIMELINE, _ACCEPTED = "timeline", "timeline/accepted"
 
@@ -171,6 +177,32 @@ class JobDir:
         except ObjectMissing:
             return ""
 
+    # -- reports --------------------------------------------------------------------------------
+    def newest_report(self) -> JobReport | None:
+        """Return what the newest owner that has said anything says about the job; None if none has."""
+        newest = max(self._objects.numbers(_REPORTS), default=0)
+        return self._objects.optional(f"{_REPORTS}/{newest}.json", "report", JobReport.from_json)
+
+    def written_mark(self) -> bytes:
+        """Return a digest that differs when statistics, report or lineage have changed; nothing is parsed."""
+        digest = hashlib.blake2b(digest_size=16)
+        newest = max(self._objects.numbers(_REPORTS), default=0)
+        for key in (_STATISTICS_KEY, f"{_REPORTS}/{newest}.json"):
+            with contextlib.suppress(ObjectMissing):
+                digest.update(self.store.read(key))
+        digest.update(str(self.lineage()).encode())
+        return digest.digest()
+
+    def put_report(self, report: JobReport) -> None:
+        """Replace an owner's report."""
+        self.store.put(f"{_REPORTS}/{report.owner_epoch}.json", seal("report", report.to_json()))
+
+    def forget_reports_before(self, epoch: OwnerEpoch) -> None:
+        """Delete the reports of earlier owners."""
+        for number in self._objects.numbers(_REPORTS):
+            if number < epoch.value:
+                self.store.delete(f"{_REPORTS}/{number}.json")
+
     # -- timeline -------------------------------------------------------------------------------
     def begin_stretch(self, epoch: OwnerEpoch, stretch: Stretch) -> CreateResult:
         """Write down what an owner begins; called once, when no older owner can decide an id any more."""
@@ -241,11 +273,11 @@ class JobDir:
     # -- statistics -----------------------------------------------------------------------------
     def statistics(self) -> StatisticsHistory | None:
         """Return the stored history of checkpoints, or None before the first."""
-        return self._objects.optional("statistics.json", "statistics", StatisticsHistory.from_json)
+        return self._objects.optional(_STATISTICS_KEY, "statistics", StatisticsHistory.from_json)
 
     def put_statistics(self, history: StatisticsHistory) -> None:
         """Replace the stored history."""
-        self.store.put("statistics.json", seal("statistics", history.to_json()))
+        self.store.put(_STATISTICS_KEY, seal("statistics", history.to_json()))
 
     # -- the job graph --------------------------------------------------------------------------
     def job_graph(self) -> JobGraph | None:

@@ -184,7 +184,8 @@ class LocalStore:
             return ()
         except OSError as error:
             raise self._failed("list", prefix, error) from error
-        return tuple(str(PurePosixPath(prefix) / name) for name in names)
+        above = PurePosixPath(prefix)
+        return tuple(f"{above}/{name}" for name in names)
 
     def delete(self, key: str) -> None:
         """Delete the object; a missing one is no error."""

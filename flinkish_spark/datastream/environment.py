@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -41,6 +44,7 @@ from flinkish_spark.job.dependencies import Dependencies
 from flinkish_spark.job.engine import JobSettings, Standby
 from flinkish_spark.job.explanation import print_tree
 from flinkish_spark.job.graph_pictures import PlanForm, html, plan_in
+from flinkish_spark.job.reporting import JobReporter, reported_settings
 from flinkish_spark.job.spark_engine import SparkEngine
 from flinkish_spark.job.supervisor import Supervisor
 from flinkish_spark.planning.declare import check_max_parallelism, check_strategy, declared_uid
@@ -56,6 +60,7 @@ from flinkish_spark.protocol.ids import checked_name
 from flinkish_spark.protocol.limits import MOST_MS, Limit, checked_choice, checked_limit, checked_whole
 from flinkish_spark.protocol.restart import TRIES_WITHOUT_PROGRESS, RestartStrategy
 from flinkish_spark.protocol.savepoints import RestoreRules
+from flinkish_spark.rest.server import UiConfig, UiServer
 from flinkish_spark.savepoints.comparison import (
     Comparison,
     as_if_saved,
@@ -72,6 +77,9 @@ if TYPE_CHECKING:
     from flinkish_spark.planning.sink_rows import PlannedJob
     from flinkish_spark.protocol.job_graph import JobGraph
     from flinkish_spark.protocol.statistics import StatisticsHistory
+
+
+LOG = logging.getLogger(__name__)
 
 
 class StreamExecutionEnvironment:
@@ -188,6 +196,7 @@ class StreamExecutionEnvironment:
         self._parallelism: int | None = None
         self._executing, self._process = threading.Lock(), os.getpid()
         self._client: JobClient | None = None
+        self._ui: UiServer | None = None
 
     @classmethod
     def get_execution_environment(cls, job: str, job_dir: str, **settings: Any) -> Self:
@@ -534,10 +543,17 @@ class StreamExecutionEnvironment:
             return f"<pre>{escape(self.job)}: no sink yet</pre>"
         return html(job_graph(self.job, self.graph, shuffle_partitions(self.spark)))
 
-    def execute_async(self) -> JobClient:
+    def execute_async(self, *, ui: bool | UiConfig = False) -> JobClient:
         """Start the job and return at once; for notebooks and services.
 
         What is added to the environment later belongs to its next execution.
+
+        Parameters
+        ----------
+        ui
+            Whether this process also serves the job's page, and Flink's REST paths; see `JobClient.ui`. On
+            loopback and a port that is free, unless a UiConfig says something else. It is there until the
+            process ends, or this environment serves another one.
 
         Raises
         ------
@@ -552,16 +568,34 @@ class StreamExecutionEnvironment:
             interval_ms = self.latency_tracking_interval_ms
             latencies = None if interval_ms is None else LatencyTracker(interval_ms)
             try:
+                page = self._page(ui)
                 supervisor = self._supervisor(latencies)
                 self._hooks.claim()
             except Exception as error:
+                self._close_page()
                 for listener in self._execution_listeners:
                     told(listener.on_job_submitted, None, error)
                 raise
-            self._client = JobClient(supervisor, latencies, self._execution_listeners)
+            self._client = JobClient(supervisor, latencies, self._execution_listeners, page)
             for listener in self._execution_listeners:
                 told(listener.on_job_submitted, self._client, None)
             return self._client
+
+    def _page(self, ui: bool | UiConfig) -> UiServer | None:
+        """Return a page of the job that is served, if one is wanted; an earlier one is closed."""
+        self._close_page()
+        if ui is False:
+            return None
+        wanted = UiConfig() if ui is True else ui
+        config = instance_of("ui", wanted, UiConfig, what_to_do="give True, or UiConfig(port=...)")
+        self._ui = UiServer([self._place], config)
+        LOG.info("the page of the job '%s' is at %s", self.job, self._ui.url)
+        return self._ui
+
+    def _close_page(self) -> None:
+        if self._ui is not None:
+            self._ui.stop()
+            self._ui = None
 
     def _check_idle(self, what: str) -> None:
         """Refuse `what` while this environment's job runs; nothing of the job is touched."""
@@ -581,11 +615,17 @@ class StreamExecutionEnvironment:
                 holder=f"process {os.getpid()} on {socket.gethostname()}",
             )
 
-    def execute(self) -> JobExecutionResult:
+    def execute(self, *, ui: bool | UiConfig = False) -> JobExecutionResult:
         """Run the job until it ends; SIGTERM and Ctrl-C stop it with a last checkpoint.
 
+        With `ui` the link to its page, which brings the token for changes, is printed to standard error.
         A last checkpoint waits for the micro-batch that runs. So a second signal cancels the job, and so does
         the time of `CancellationConfig` if no micro-batch and no checkpoint ends for so long.
+
+        Parameters
+        ----------
+        ui
+            As of :meth:`execute_async`.
 
         Returns
         -------
@@ -598,7 +638,9 @@ class StreamExecutionEnvironment:
             The job was refused, or failed for good. Everything up to the last checkpoint is
             committed, nothing behind it is visible.
         """
-        client = self.execute_async()
+        client = self.execute_async(ui=ui)
+        if client.ui is not None:
+            print(f"flinkish: the page of the job '{self.job}': {client.ui.link}", file=sys.stderr)
         stop = SignalledStop(client, self.cancellation, SystemClock())
         with _stop_signals(stop):
             while not client.wait(timeout_ms=200):
@@ -689,9 +731,12 @@ class StreamExecutionEnvironment:
             cached_files=self._dependencies.cached_files,
         )
         job_dir = open_job_dir(settings.job_dir)
-        return Supervisor(
-            SparkEngine(self.spark, self.graph.as_declared(), settings, job_dir), settings, job_dir
-        )
+        engine = SparkEngine(self.spark, self.graph.as_declared(), settings, job_dir)
+        reported = reported_settings(self.checkpoint, self.restart_strategy, settings.trigger_ms, partitions)
+        reporter = JobReporter(job_dir, settings.clock, engine.vertices, reported)
+        # It comes first: what a listener of the user's does then, it does with a report that is true.
+        listeners = (reporter, *settings.listeners)
+        return Supervisor(engine, replace(settings, listeners=listeners), job_dir)
 
 
 def _check_session(spark: SparkSession) -> None:

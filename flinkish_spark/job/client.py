@@ -6,7 +6,8 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from html import escape
+from typing import Any, Protocol
 
 from flinkish_spark.checkpoint.answers import Asked, PendingAnswer
 from flinkish_spark.checkpoint.event_time import LatencyTracker
@@ -87,6 +88,21 @@ class ExecutionListener:
         """Note the end of an execution; called by a thread of the job, with the error if it failed."""
 
 
+class JobPage(Protocol):
+    """The page of a job, served by its process."""
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+
+    @property
+    def link(self) -> str:
+        """The same with the token that changes need: whoever has it may stop the job."""
+
+    def stop(self) -> None:
+        """Serve it no more."""
+
+
 class JobClient:
     """A running job, as `execute_async` returns it.
 
@@ -98,7 +114,9 @@ class JobClient:
         supervisor: Supervisor,
         latencies: LatencyTracker | None = None,
         listeners: Sequence[ExecutionListener] = (),
+        ui: JobPage | None = None,
     ) -> None:
+        self._ui = ui
         self._supervisor, self._latencies, self._listeners = supervisor, latencies, tuple(listeners)
         self._failure: BaseException | None = None
         self._clock, self._ended_ms = SystemClock(), 0
@@ -133,6 +151,25 @@ class JobClient:
         return JobExecutionResult(self.job_id, self.status, took_ms, self.get_accumulators())
 
     # -- looking --------------------------------------------------------------------------------
+    @property
+    def ui(self) -> JobPage | None:
+        """The page of the job, if this process serves one: `execute_async(ui=True)`.
+
+        Examples
+        --------
+        >>> client.ui.url  # doctest: +SKIP
+        'http://127.0.0.1:43127/'
+        """
+        return self._ui
+
+    def _repr_html_(self) -> str:
+        page = self._ui
+        said = f"job {escape(self.job_id)}: {self.status.value}"
+        if page is None:
+            return f"<pre>{said}</pre>"
+        link = f'<a href="{escape(page.link)}" target="_blank" rel="noopener">{escape(page.url)}</a>'
+        return f"<pre>{said}, its page is {link}</pre>"
+
     @property
     def progress(self) -> JobProgress:
         """Counters of this process's part of the job."""

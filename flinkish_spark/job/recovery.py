@@ -251,6 +251,8 @@ class Recovery:
         for sink, committables in _by_sink(staged.committables).items():
             if sink not in self._committers:
                 return f"the job has no sink '{sink}' any more"
+            if self._committers[sink].shows_whole:
+                return f"sink '{sink}' shows a checkpoint as one, and an earlier start staged this part of it"
             dead = self._patiently(partial(self._committers[sink].why_dead, committables))
             if dead:
                 return str(next(iter(dead.values())))

@@ -31,7 +31,7 @@ from flinkish_spark.protocol.limits import checked_whole
 # ----------------------------------------------------------------------------------------------------------
 # What may be asked of a running job from outside, what it answers, and the files of both.
 #
-# Shared by the asker (`cli/client.py`) and the owner (`job/requests.py`, which has the rules). All values
+# Shared by the asker (`job/asking.py`) and the owner (`job/requests.py`, which has the rules). All values
 # are immutable and check themselves; `to_json` and `from_json` are exact inverses, and a stored value that
 # does not fit raises ValueError: reading runs no code.
 

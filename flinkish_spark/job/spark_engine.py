@@ -43,7 +43,7 @@ from flinkish_spark.checkpoint.spark_log import (
 )
 from flinkish_spark.checkpoint.staging import OwnerLock, Staging, StagingContext, micro_batch_in
 from flinkish_spark.contracts.manifest import NO_MANIFEST, ManifestWriter
-from flinkish_spark.contracts.sink import Committer, SinkContext, SinkWriter, StageRequest
+from flinkish_spark.contracts.sink import Committer, GroupOffsets, SinkContext, SinkWriter, StageRequest
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.clock import span
 from flinkish_spark.core.distributed_cache import CACHED_FILES_PROPERTY
@@ -184,6 +184,8 @@ class SinkStaging:
         Where tasks find registered files below Spark's own, by name.
     run_all
         Has sinks stage beside each other once the rows are evaluated.
+    sources
+        Of the job.
     """
 
     def __init__(
@@ -195,8 +197,9 @@ class SinkStaging:
         bases: StoreSpec | None = None,
         cached_files: Mapping[str, str] = MappingProxyType({}),
         run_all: Callable[[Sequence[Callable[[], Any]]], list[Any]] = in_turn,
+        sources: Sequence[SourceNode] = (),
     ) -> None:
-        self._run_all = run_all
+        self._run_all, self._sources = run_all, tuple(sources)
         self._tallies, self._bases = tallies, None if bases is None else bases.to_text()
         self._cached_files = json.dumps(dict(cached_files))
         self._sinks, self._writers, self._context = tuple(sinks), writers, context
@@ -274,7 +277,8 @@ class SinkStaging:
             # A sink of the same rows has counted them; the digests must agree in the end.
             count = partial(int, done[0][0].rows) if done else partial(self._count_records, rows)
             block = parts.leased[sink.uid]
-            request = StageRequest(rows, context.lineage, parts.batch, block, parts.checkpoint, count)
+            inputs = partial(self._input_offsets, parts.batch)
+            request = StageRequest(rows, context.lineage, parts.batch, block, parts.checkpoint, count, inputs)
             began_ms = context.clock.monotonic_ms()
             try:
                 with span(f"micro-batch {parts.batch} to be staged in sink '{sink.uid}'"):
@@ -285,6 +289,11 @@ class SinkStaging:
             took_ms = context.clock.monotonic_ms() - began_ms
             done.append((SinkAck(sink.uid, result.tasks, took_ms, result.bytes), result.payloads))
         return done
+
+    def _input_offsets(self, batch: BatchId) -> list[GroupOffsets]:
+        position = self._context.position_behind(batch)
+        found = (node.source.group_offsets(position) for node in self._sources)
+        return [offsets for offsets in found if offsets is not None]
 
     @staticmethod
     def _count_records(rows: DataFrame) -> int:
@@ -472,7 +481,7 @@ class SparkEngine:
         self._job_dir.put_job_graph(job_graph(settings.name, self._graph, partitions, planned))
         self._keeper = self._savepoints.keeper()
         dropped = self._dropped if any(n.source.drops_records for n in self.sources) else None
-        return SparkPlan(self._spark, planned, settings, dropped, partitions, self._costs)
+        return SparkPlan(self._spark, planned, settings, dropped, partitions, self._costs, self.sources)
 
     def why_no_savepoint_at(self, target: str) -> str:
         """Return why no savepoint can be written to `target`; empty if one can."""
@@ -525,9 +534,10 @@ class SparkPlan:
         dropped: DroppedRecords | None,
         shuffle_partitions: int,
         costs: Accumulator[Mapping[str, AsyncStatistics]],
+        sources: Sequence[SourceNode],
     ) -> None:
         self._spark, self._planned, self._settings, self._dropped = spark, planned, settings, dropped
-        self._costs = costs
+        self._costs, self._sources = costs, sources
         self._shuffle_partitions = shuffle_partitions
 
     @property
@@ -548,7 +558,7 @@ class SparkPlan:
         bases = place_of_bases(self._settings.job_dir, context.log)
         tallies, files = TaskTallies(self._spark), self._settings.cached_files
         together = JobThreads(self._spark)
-        staging = SinkStaging(sinks, writers, context, tallies, bases, files, together)
+        staging = SinkStaging(sinks, writers, context, tallies, bases, files, together, self._sources)
         tracker = self._settings.latencies
         if tracker is None:
             return staging

@@ -632,6 +632,7 @@ class Supervisor:
             ownership = take_over(self._job_dir, settings.clock, settings.token)
             if self._lock is not None:
                 self._lock.took_over(ownership.epoch)
+        self.states.taken_over(ownership.epoch)
         with waiting("Spark's log to be fenced"):
             log = engine.fenced_log(ownership)
         with waiting("the sinks to be connected"):

@@ -14,7 +14,7 @@ Rules:
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -182,7 +182,7 @@ class RetainedCheckpoint:
 
 def why_not_rewindable(
     target: CheckpointId,
-    known: Iterable[CheckpointId],
+    known: Collection[CheckpointId],
     commits: Iterable[RetainedCheckpoint],
     history: LineageHistory,
 ) -> str:
@@ -199,11 +199,10 @@ def why_not_rewindable(
     history
         The rewinds so far.
     """
-    ids = sorted(known)
     found = {one.checkpoint: one for one in commits}
     one = found.get(target)
     if one is None:
-        return _why_no_commit(target, ids)
+        return _why_no_commit(target, known)
     dead = history.superseded_by(target, one.lineage)
     if dead is not None:
         return f"the rewind to checkpoint {dead.target}, which began lineage {dead.lineage}, left it behind"
@@ -219,9 +218,11 @@ def why_not_rewindable(
     return ""
 
 
-def _why_no_commit(target: CheckpointId, ids: list[CheckpointId]) -> str:
-    if target in ids:
+def _why_no_commit(target: CheckpointId, known: Collection[CheckpointId]) -> str:
+    if target in known:
         return "it was not completed"
-    if not ids or target > ids[-1]:
-        return f"it does not exist; the newest id is {ids[-1]}" if ids else "the job has no checkpoints"
+    newest = max(known, default=None)
+    if newest is None or target > newest:
+        none = "the job has no checkpoints"
+        return none if newest is None else f"it does not exist; the newest id is {newest}"
     return "it is not retained any more"

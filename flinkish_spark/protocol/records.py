@@ -149,7 +149,9 @@ class StagedBatch(Stored):
     version staged it. `times` is what it says about time; None in a job without any. `late_dropped` is
     how many late records operators have dropped, by uid, without those that dropped none; `counts` is what
     else they have counted, by uid and name. `accumulators` is what functions have added in it,
-    and `bases` the files of big key groups that its tasks have written in a bucket.
+    and `bases` the files of big key groups that its tasks have written in a bucket. `held_ms` is how long it
+    was held back before, since too much was undecided, and `staging_ms` how long its staging took; both are
+    for people, and None where nobody measured it or it took no time.
     """
 
     lineage: Lineage
@@ -165,6 +167,8 @@ class StagedBatch(Stored):
     counts: Mapping[Uid, Mapping[str, _Counted]] = field(default_factory=dict, metadata=LEFT_OUT)
     accumulators: Mapping[str, AccumulatorValue] = field(default_factory=dict, metadata=LEFT_OUT)
     bases: tuple[Base, ...] = field(default=(), metadata=LEFT_OUT)
+    held_ms: int | None = field(default=None, metadata=LEFT_OUT)
+    staging_ms: int | None = field(default=None, metadata=LEFT_OUT)
 
     @property
     def checkpoints(self) -> frozenset[CheckpointId]:

@@ -147,21 +147,27 @@ def _shape(transport, fields, output, work):
     return RowShape((own,), transport.key_types, (output,), with_times=work != "sum")
 
 
-def rows_of(number, batch, keys, work, hot=0.0):
-    """Return a micro-batch as it comes to the packers: two tasks, with every second event each."""
+def drawn(number, batch, keys, hot=0.0):
+    """Return the user of each event."""
     rng = np.random.default_rng(number)
-    at = np.arange(number * batch, (number + 1) * batch)
     users = rng.integers(0, keys, batch)
     if hot:
         users[rng.random(batch) < hot] = 0
+    return users
+
+
+def rows_of(number, users, work, bundles=BUNDLES):
+    """Return a micro-batch as it comes to the packers: two tasks, with every second event each."""
+    batch = len(users)
+    at = np.arange(number * batch, (number + 1) * batch)
     hashes = (users.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
-    amounts = rng.integers(0, 1000, batch)
+    amounts = np.random.default_rng((number, 1)).integers(0, 1000, batch)
     schema = arrow_schema([T.StructField(C.ROUTE, T.IntegerType()), *transport_of(work).schema])
     for channel in (0, 1):
         own = slice(channel, None, 2)
         times = [] if work == "sum" else [at[own] + FIRST_MS]
         count = len(at[own])
-        columns = [hashes[own] % GROUPS % BUNDLES, hashes[own], np.full(count, channel), at[own] // 2, *times]
+        columns = [hashes[own] % GROUPS % bundles, hashes[own], np.full(count, channel), at[own] // 2, *times]
         names = pa.array([f"user-{user}" for user in users[own]])
         arrays = [*map(pa.array, columns), names, pa.array(amounts[own])]
         if work in PATTERNS:
@@ -228,7 +234,7 @@ def main():
 def measure(variant, args):
     job, taken, profile = Job(variant), [], cProfile.Profile()
     for number in range(args.batches + 2):
-        tasks = list(rows_of(number, args.batch, args.keys, job.work, args.hot))
+        tasks = list(rows_of(number, drawn(number, args.batch, args.keys, args.hot), job.work))
         watermark_ms = FIRST_MS + number * args.batch - LATE_MS if number else MIN_WATERMARK_MS
         job.rows = 0
         counts = number >= 2

@@ -25,7 +25,16 @@ from tests.support.two_phase_page import Ledger, sqlite_sink_class
 
 #: Behind the last of them the query fails in the middle of a checkpoint's commits.
 BEFORE_FAILURE = ("kafka-jvm", "delta", "files", "jdbc-postgres", "foreach", "foreach-checkpoint")
-BEHIND_FAILURE = ("kafka-python", "delta-upsert", "jdbc-sqlite", "two-phase", "letters", "memory", "print")
+BEHIND_FAILURE = (
+    "kafka-python",
+    "kafka-atomic",
+    "delta-upsert",
+    "jdbc-sqlite",
+    "two-phase",
+    "letters",
+    "memory",
+    "print",
+)
 BY_NIGHT = ("jdbc-mariadb",)
 #: Uids, in the order in which they commit.
 UIDS = (*BEFORE_FAILURE, *BEHIND_FAILURE, *(BY_NIGHT if effort.is_night else ()))

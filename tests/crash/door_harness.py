@@ -123,8 +123,7 @@ class DoorRun:
         self._directory, self._seed, self._rate = directory, seed, rate
         self._servers = broker.bootstrap_servers
         self._input, self._output, self._group = (
-            f"{re.sub(r'[^A-Za-z0-9_-]', '-', directory.name)}.{one}"
-            for one in ("in", "out", "group")
+            f"{re.sub(r'[^A-Za-z0-9_-]', '-', directory.name)}.{one}" for one in ("in", "out", "group")
         )
         self._chance = random.Random(seed)
         self._checkpoint, self._wire = directory / "checkpoint", directory / "tripwire"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
@@ -13,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.window import Window
 
-from flinkish_spark.bridge.settings import SETTINGS, settings_of
+from flinkish_spark.bridge.settings import SETTINGS, SHUFFLE_PARTITIONS, settings_of
 from flinkish_spark.connectors.delta.table import (
     Append,
     OverwritePartitions,
@@ -308,6 +309,10 @@ def _type(kind: Json) -> T.DataType:
 
 
 _CONF = "spark.databricks.delta."
+#: How many tasks read a table's log: Delta's setting, its default, and the most files for a task.
+_LOG_TASKS, _MOST_LOG_TASKS, _FILES_PER_TASK = f"{_CONF}snapshotPartitions", 50, 100_000
+#: How much of a table, as it lies on disk, a task of a MERGE is to have.
+_MERGE_TASK_BYTES = 16 * 1024 * 1024
 _VIEW = "flinkish_staged"
 
 
@@ -421,6 +426,7 @@ class DeltaRows:
         marker: Mapping[str, str],
     ) -> None:
         session = self._session()
+        self._fit_tasks(session, path)
         session.conf.set(f"{_CONF}write.txnAppId", marker["txnAppId"])
         session.conf.set(f"{_CONF}write.txnVersion", marker["txnVersion"])
         session.conf.set(f"{_CONF}commitInfo.userMetadata", marker["userMetadata"])
@@ -430,6 +436,26 @@ class DeltaRows:
         by_sequence = mode.sequence_by in names and info.has_column(str(mode.sequence_by))
         text = merge_statement(path, mode, names, evolution, by_sequence=by_sequence)
         session.sql(text).collect()
+
+    def _fit_tasks(self, session: SparkSession, path: str) -> None:
+        """Give a MERGE as many tasks as its table is worth, unless the user has said how many.
+
+        By default it gets fifty to read the log and hundreds for rows, for a table of one file, too.
+        """
+        context, said = getattr(session, "sparkContext", None), SETTINGS.all(self._spark)
+        if context is None:
+            # Spark Connect says nothing of its cores.
+            return
+        cores = context.defaultParallelism
+        if _LOG_TASKS not in said:
+            session.conf.set(_LOG_TASKS, str(min(cores, _MOST_LOG_TASKS)))
+        detail = session.sql(f"DESCRIBE DETAIL {table_name(path)}").collect()[0]
+        if _LOG_TASKS not in said:
+            wanted = max(cores, int(detail.numFiles) // _FILES_PER_TASK)
+            session.conf.set(_LOG_TASKS, str(min(wanted, _MOST_LOG_TASKS)))
+        wanted = max(cores, math.ceil(int(detail.sizeInBytes) / _MERGE_TASK_BYTES))
+        most = int(str(session.conf.get(SHUFFLE_PARTITIONS)))
+        session.conf.set(SHUFFLE_PARTITIONS, str(min(wanted, most)))
 
     def _session(self) -> SparkSession:
         """Return a session of our own: settings of a commit must not get into what others write."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from flinkish_spark.bridge.shim import refused_producer_setting
 from flinkish_spark.connectors.formats.encoding import check_written
+from flinkish_spark.connectors.kafka.atomic import AtomicWriter, check_atomic
 from flinkish_spark.connectors.kafka.client.admin import PREFLIGHT_TIMEOUT_MS, KafkaAdmin, unknown_topic
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
 from flinkish_spark.connectors.kafka.client.batches import require_codec
@@ -104,6 +105,8 @@ def preflight(sink: KafkaSinkSettings, spark: SparkSession, context: SinkContext
             if topic not in found:
                 raise unknown_topic(topic, sink.connection.servers, of=f"sink '{context.uid}'")
         _check_rights(sink, wire, context.uid)
+        if sink.atomic:
+            check_atomic(sink, spark, wire, context.uid)
         if is_exact:
             # Block 0 of owner 0 is never leased, and it has the prefix that ACLs are written for.
             probe = TransactionalId(context.job, OwnerEpoch(0), 0, 0, 0)
@@ -255,6 +258,10 @@ class KafkaSink(KafkaSinkSettings, Sink):
         Of a changelog, the column with the kinds of its rows, ``"_row_kind"``: -D and -U are tombstones, +I
         and +U records with a value. `key` says which row it is; the column is not written. As Flink's
         `upsert-kafka`, for topics that are compacted by key.
+    atomic
+        Whether a checkpoint is one transaction, with the offsets of the sources' groups in it: readers of
+        all partitions see it whole or not at all. Wants EXACTLY_ONCE, no dead letters, no barrier records,
+        Kafka 3.7 or later and the right to READ the topics (`docs/kafka-sink.md`).
     """
 
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
@@ -268,7 +275,8 @@ class KafkaSink(KafkaSinkSettings, Sink):
 
     def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
         """Return the staging half."""
-        return JvmWriter(self, context) if self.needs_shim else PythonWriter(self, context)
+        tasks = JvmWriter(self, context) if self.needs_shim else PythonWriter(self, context)
+        return AtomicWriter(self, context, tasks) if self.atomic else tasks
 
     def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
         """Return the committing half; without transactions it ends those that an earlier start left."""
@@ -276,6 +284,6 @@ class KafkaSink(KafkaSinkSettings, Sink):
         marks = None
         if self.topics and self.delivery is DeliveryGuarantee.EXACTLY_ONCE:
             marks = KafkaMarks(KafkaAdmin.over(wire), context.job, context.uid, min(self.topics))
-        committer = KafkaCommitter(TransactionClient.over(wire), context, marks)
+        committer = KafkaCommitter(TransactionClient.over(wire), context, marks, shows_whole=self.atomic)
         committer.staged_lifetime_ms = self.transaction_timeout_ms
         return committer

@@ -71,6 +71,7 @@ class KafkaSinkSettings:
     on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
     record_headers: RecordHeaders = RecordHeaders.NONE
     row_kind: str = ""
+    atomic: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "writer", Engine.of(self.writer, "writer"))
@@ -110,6 +111,31 @@ class KafkaSinkSettings:
                 what_to_do="give it to the sink",
             )
         check_producer(self.producer, self.delivery)
+        instance_of("atomic", self.atomic, bool, what_to_do="use atomic=True, or leave it out")
+        if self.atomic:
+            self._check_atomic()
+
+    def _check_atomic(self) -> None:
+        """Refuse what cannot be in a transaction that all tasks of a checkpoint share."""
+        if self.delivery is not DeliveryGuarantee.EXACTLY_ONCE:
+            raise ConfigError(
+                f"a sink cannot be atomic with DeliveryGuarantee.{self.delivery.name}",
+                why="then it has no transactions",
+                what_to_do="use DeliveryGuarantee.EXACTLY_ONCE, or leave atomic out",
+            )
+        if self.barriers is not BarrierRecords.NONE:
+            raise ConfigError(
+                "a sink with barrier records cannot be atomic",
+                why="they are in a transaction of their own, so that readers would see them apart",
+                what_to_do="leave out barriers or atomic",
+            )
+        if self.dead_letter_topics:
+            raise ConfigError(
+                f"an atomic sink cannot write dead letters (to '{self.dead_letter_topics[0]}')",
+                why="each partition has one task that writes it, and any task may have a letter to write",
+                what_to_do="sort records out in front of the sink and write them with another one, use "
+                "OnBadRecord.FAIL or OnBadRecord.DROP, or leave atomic out",
+            )
 
     def _check_topics(self) -> None:
         others = self.other_topics

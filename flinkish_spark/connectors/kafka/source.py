@@ -61,6 +61,7 @@ from flinkish_spark.connectors.kafka.records import (
     options_for,
 )
 from flinkish_spark.connectors.rates import RateLimit
+from flinkish_spark.contracts.sink import GroupOffsets
 from flinkish_spark.contracts.source import NO_JOB, JobPlace, SideOutput, SourceStart
 from flinkish_spark.core.changelogs import Changes
 from flinkish_spark.core.errors import (
@@ -687,6 +688,14 @@ class KafkaSource(EndsAtOffsets):
         check_topic_retention(self.connection, self.topics_now(), uid, needed_ms)
 
     # -- after the sinks ------------------------------------------------------------------------
+    def group_offsets(self, position: LoggedOffsets) -> GroupOffsets | None:
+        """Return the group's offsets; None without a group."""
+        if not self.group_id:
+            return None
+        offsets = self.before_end(self.offsets_in(position))
+        places = {(topic, p): at for topic, partitions in offsets.items() for p, at in partitions.items()}
+        return GroupOffsets(self.connection.servers, self.group_id, places) if places else None
+
     def commit_offsets(
         self, position: LoggedOffsets, note: str = ""
     ) -> Mapping[str, Mapping[str, Mapping[str, int]]]:

@@ -34,6 +34,7 @@ from flinkish_spark.connectors.kafka.client.settings import (
     OnRefusal,
     ProducerSettings,
     RecordHeaders,
+    SharedProducer,
     StagingSettings,
 )
 from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable, Liveness, TransactionClient
@@ -88,11 +89,13 @@ class StageInPython:
         task = TaskContext.get()
         if task is None:
             raise InternalError("rows are staged outside of a task")
-        name = self.settings.transactional_id
-        if name is not None:
+        name, shared = self.settings.transactional_id, self.settings.shared
+        if shared is not None:
+            shared = replace(shared, ticket=ticket_of(shared.ticket, task.partitionId()))
+        elif name is not None:
             partition, attempt = task.partitionId(), task.attemptNumber()
             name = free_transactional_id(self.settings.connection, name, partition, attempt)
-        settings = replace(self.settings, transactional_id=name)
+        settings = replace(self.settings, transactional_id=name, shared=shared)
         ack = RowCount(task.partitionId())
         with StagedTransaction(settings, common_headers=self.headers) as transaction:
             for batch in batches:
@@ -100,9 +103,16 @@ class StageInPython:
                 if records.num_rows:
                     _write(transaction, records)
             prepared = transaction.prepare()
-            counts = transaction.counts
+            counts, written, ticket = (
+                transaction.counts,
+                transaction.acknowledged_by_place(),
+                transaction.ticket,
+            )
         done = replace(ack.done(), dropped=counts.dropped, dead_lettered=counts.dead_lettered)
         report = {**done.to_json(), "committable": None if prepared is None else prepared.to_json()}
+        if shared is not None:
+            report["written"] = [[topic, partition, count] for (topic, partition), count in written.items()]
+            report["ticket"] = None if ticket is None else [ticket.producer_id, ticket.producer_epoch]
         yield pa.record_batch([pa.array([json.dumps(report)])], names=["report"])
 
 
@@ -280,12 +290,12 @@ def _list_of_headers(headers: Column, kind: T.DataType) -> Column:
 LOG = logging.getLogger(__name__)
 #: The task number in the transactional id of barrier records; Spark numbers no partition so high.
 BARRIER_TASK = 999_999_999
-_BARRIER = "barrier_of"
+_BARRIER, _SEQUENCES = "barrier_of", "next_sequences"
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaStaged:
-    """A committable of a Kafka sink: the records of a task, or the barrier records of a checkpoint.
+    """A committable of a Kafka sink: the records of a task or micro-batch, or a checkpoint's barrier records.
 
     Parameters
     ----------
@@ -293,14 +303,20 @@ class KafkaStaged:
         Of the transaction.
     barrier_of
         The checkpoint; None for data.
+    next_sequences
+        Of a transaction that all tasks of a checkpoint write into, what it holds once the micro-batch is
+        staged: by topic, the next sequence number of each partition. None for a transaction of one task.
     """
 
     handle: KafkaCommittable
     barrier_of: CheckpointId | None = None
+    next_sequences: Mapping[str, tuple[int, ...]] | None = None
 
     def to_payload(self) -> dict[str, Any]:
-        """Return the stored form; data is stored as its handle alone."""
-        more = {} if self.barrier_of is None else {_BARRIER: int(self.barrier_of)}
+        """Return the stored form; a task's records are stored as their handle alone."""
+        more: dict[str, Any] = {} if self.barrier_of is None else {_BARRIER: int(self.barrier_of)}
+        if self.next_sequences is not None:
+            more[_SEQUENCES] = {topic: list(known) for topic, known in self.next_sequences.items()}
         return {**self.handle.to_json(), **more}
 
     @classmethod
@@ -313,16 +329,31 @@ class KafkaStaged:
             A field is missing, unknown or out of range.
         """
         fields = dict(payload)
-        barrier_of = fields.pop(_BARRIER, None)
+        barrier_of, sequences = fields.pop(_BARRIER, None), fields.pop(_SEQUENCES, None)
         try:
             checkpoint = None if barrier_of is None else CheckpointId(barrier_of)
+            known = None if sequences is None else _sequences(sequences)
         except ValueError as wrong:
             raise CorruptObjectError("a stored Kafka committable cannot be read", why=str(wrong)) from wrong
-        return cls(KafkaCommittable.from_json(fields), checkpoint)
+        return cls(KafkaCommittable.from_json(fields), checkpoint, known)
+
+    @property
+    def transaction(self) -> tuple[str, int, int]:
+        """Which transaction it is: of a shared one several committables tell."""
+        return (self.handle.transactional_id, self.handle.producer_id, self.handle.producer_epoch)
 
     def belongs_to(self, checkpoint: CheckpointId) -> bool:
         """Whether committing `checkpoint` makes this visible."""
         return self.barrier_of in (None, checkpoint)
+
+
+def _sequences(stored: Any) -> dict[str, tuple[int, ...]]:
+    if not isinstance(stored, Mapping) or not all(isinstance(known, list) for known in stored.values()):
+        raise ValueError(f"{_SEQUENCES} is {stored!r}")
+    for known in stored.values():
+        if any(not isinstance(one, int) or isinstance(one, bool) or one < 0 for one in known):
+            raise ValueError(f"{_SEQUENCES} has the numbers {known!r}")
+    return {str(topic): tuple(known) for topic, known in stored.items()}
 
 
 def checkpoint_in(tasks: Iterable[TaskAck]) -> CheckpointId | None:
@@ -377,6 +408,9 @@ BATCH_HEADER = "flinkish-batch"
 class KafkaWriter(SinkWriter):
     """Writes the records of a micro-batch into one output per task."""
 
+    #: Whether tasks that write into a shared transaction take tickets; else only their first attempts write.
+    takes_tickets = False
+
     def __init__(self, sink: KafkaSinkSettings, context: SinkContext) -> None:
         self._sink, self._context = sink, context
         with KafkaAdmin(sink.connection) as admin:
@@ -407,11 +441,46 @@ class KafkaWriter(SinkWriter):
             staged.append(stage_barrier(self._barriers, checkpoint, request, self._context))
         return StageResult(tasks, tuple(one.to_payload() for one in staged))
 
+    def shared_reports(
+        self,
+        request: StageRequest,
+        owned: Callable[[DataFrame], DataFrame],
+        partitions: Mapping[str, int],
+        transactional_id: str,
+        producer: SharedProducer,
+    ) -> Sequence[Mapping[str, Any]]:
+        """Write into a transaction that is not the tasks' own; return each task's report.
+
+        Beside its ack and its committable that says what it has `written`, and its `ticket` if it took one.
+
+        Parameters
+        ----------
+        owned
+            Brings the rows to the tasks that own their partitions, and names these.
+        partitions
+            How many each topic has.
+        """
+        names = self._names if PARTITION in self._names else (*self._names, PARTITION)
+        rows = owned(self._parts.of(request.rows))
+        return self._shared(rows, names, request, partitions, transactional_id, producer)
+
     @abstractmethod
     def _reports(
         self, rows: DataFrame, columns: Sequence[str], request: StageRequest
     ) -> Sequence[Mapping[str, Any]]:
         """Write; return each task's ack with its committable. `columns` come behind the control columns."""
+
+    @abstractmethod
+    def _shared(
+        self,
+        rows: DataFrame,
+        columns: Sequence[str],
+        request: StageRequest,
+        partitions: Mapping[str, int],
+        transactional_id: str,
+        producer: SharedProducer,
+    ) -> Sequence[Mapping[str, Any]]:
+        """Write as :meth:`shared_reports` says."""
 
     def _prefix(self, request: StageRequest) -> str:
         return TransactionalId.prefix(self._context.job, self._context.owner_epoch, request.block)
@@ -440,20 +509,47 @@ class KafkaWriter(SinkWriter):
             return {name: info.partitions for name, info in admin.topics(self._sink.data_topics).items()}
 
 
+def ticket_of(prefix: str, task: int) -> str:
+    """Return the transactional id under which the attempts of a task are counted."""
+    return f"{prefix}-{task}-0"
+
+
 class PythonWriter(KafkaWriter):
     """Runs the writer in Python workers."""
+
+    #: PySpark does not tell which attempt of its stage a task belongs to.
+    takes_tickets = True
 
     def _reports(
         self, rows: DataFrame, columns: Sequence[str], request: StageRequest
     ) -> Sequence[Mapping[str, Any]]:
+        settings = self._settings(self._prefix(request), self._partitions())
+        return reports(rows, StageInPython(settings, self._encoded_headers(request)))
+
+    def _shared(
+        self,
+        rows: DataFrame,
+        columns: Sequence[str],
+        request: StageRequest,
+        partitions: Mapping[str, int],
+        transactional_id: str,
+        producer: SharedProducer,
+    ) -> Sequence[Mapping[str, Any]]:
+        settings = replace(self._settings(transactional_id, partitions), shared=producer)
+        return reports(rows, StageInPython(settings, self._encoded_headers(request)))
+
+    def _encoded_headers(self, request: StageRequest) -> tuple[tuple[str, bytes], ...]:
+        return tuple((name, text.encode()) for name, text in self._headers(request).items())
+
+    def _settings(self, transactional_id: str, partitions: Mapping[str, int] | None) -> StagingSettings:
         sink = self._sink
         is_exact = sink.delivery is DeliveryGuarantee.EXACTLY_ONCE
         oversize, letters = _policy(sink.oversize_policy)
         bad_record, bad_letters = _policy(sink.on_bad_record)
         declared = self._declared()
-        settings = StagingSettings(
+        return StagingSettings(
             connection=sink.connection,
-            transactional_id=self._prefix(request) if is_exact else None,
+            transactional_id=transactional_id if is_exact else None,
             transaction_timeout_ms=sink.transaction_timeout_ms,
             guarantee=sink.delivery,
             uid=self._context.uid,
@@ -461,15 +557,13 @@ class PythonWriter(KafkaWriter):
             max_dead_letter_bytes=self._max_dead_letter_bytes,
             default_topic=sink.topic,
             topics=None if declared is None else frozenset(declared),
-            partitions=self._partitions(),
+            partitions=partitions,
             oversize=oversize,
             dead_letter_topic=letters,
             bad_record=bad_record,
             bad_record_topic=bad_letters,
             producer=ProducerSettings.of(sink.producer, sink.delivery),
         )
-        headers = tuple((name, text.encode()) for name, text in self._headers(request).items())
-        return reports(rows, StageInPython(settings, headers))
 
 
 class JvmWriter(KafkaWriter):
@@ -478,19 +572,40 @@ class JvmWriter(KafkaWriter):
     def _reports(
         self, rows: DataFrame, columns: Sequence[str], request: StageRequest
     ) -> Sequence[Mapping[str, Any]]:
+        return stage_kafka(rows, self._options(columns, request, self._partitions()))
+
+    def _shared(
+        self,
+        rows: DataFrame,
+        columns: Sequence[str],
+        request: StageRequest,
+        partitions: Mapping[str, int],
+        transactional_id: str,
+        producer: SharedProducer,
+    ) -> Sequence[Mapping[str, Any]]:
+        shared = {
+            "transactional_id": transactional_id,
+            "producer_id": producer.producer_id,
+            "producer_epoch": producer.producer_epoch,
+            "next_sequences": {topic: list(known) for topic, known in producer.next_sequences.items()},
+        }
+        return stage_kafka(rows, {**self._options(columns, request, partitions), "shared": shared})
+
+    def _options(
+        self, columns: Sequence[str], request: StageRequest, partitions: Mapping[str, int] | None
+    ) -> dict[str, Any]:
         places = {name: len(C.SINK_CONTROL) + place for place, name in enumerate(columns)}
         optional = (PARTITION, TIMESTAMP, HEADERS, MISFIT)
-        options = {
+        return {
             **jvm_options(self._sink, self._max_record_bytes),
             "transactional_id_prefix": self._prefix(request),
             "headers": self._headers(request),
             "uid": self._context.uid,
             "max_dead_letter_bytes": self._max_dead_letter_bytes,
             "topics": self._declared(),
-            "partitions": self._partitions(),
+            "partitions": partitions,
             "columns": {name: places[name] for name in optional if name in places},
         }
-        return stage_kafka(rows, options)
 
 
 def jvm_options(sink: KafkaSinkSettings, max_record_bytes: int) -> dict[str, Any]:
@@ -550,12 +665,20 @@ class KafkaCommitter(Committer):
         Asks the coordinators; closed with the committer.
     marks
         Says at the brokers which checkpoint was committed; None for nothing.
+    shows_whole
+        Whether a checkpoint is one transaction.
     """
 
     def __init__(
-        self, client: TransactionClient, context: SinkContext, marks: KafkaMarks | None = None
+        self,
+        client: TransactionClient,
+        context: SinkContext,
+        marks: KafkaMarks | None = None,
+        *,
+        shows_whole: bool = False,
     ) -> None:
         self._client, self._context, self._marks = client, context, marks
+        self.shows_whole = shows_whole
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
         """Commit whole micro-batches in the given order, stopping at what is not done.
@@ -618,8 +741,10 @@ class KafkaCommitter(Committer):
         if lost and not is_touched and unknown is None:
             return [_lost(lost, micro_batch, settled)]
         answers: list[CommitAnswer] = []
+        # By transaction: one that all tasks of a checkpoint share is ended once for all that tell of it.
+        ended: dict[tuple[str, int, int], CommitAnswer] = {}
         for position, one in enumerate(micro_batch):
-            known = settled.get(position)
+            known = settled.get(position) or ended.get(one.transaction)
             if unknown is not None and (known is None or not known.outcome.is_done):
                 # What became of the rest of the micro-batch is to be known first.
                 answers.append(unknown)
@@ -627,6 +752,7 @@ class KafkaCommitter(Committer):
                 answers.append(_lost(lost, micro_batch, settled))
             else:
                 answers.append(known or self._ended(checkpoint, one, alive))
+                ended[one.transaction] = answers[-1]
             if not answers[-1].outcome.is_done:
                 break
         return answers
@@ -646,20 +772,39 @@ class KafkaCommitter(Committer):
 
     def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
         """Ask the transaction coordinators."""
-        handles = {index: one.handle for index, one in bound(staged_in(committables)).items()}
+        staged = staged_in(committables)
+        handles = {index: one.handle for index, one in bound(staged).items()}
         alive = self._client.is_alive(handles.values())
         who = f"sink '{self._context.uid}', transaction"
-        return {
+        dead = {
             index: f"{who} {handle.transactional_id}: {alive[handle].reason}"
             for index, handle in handles.items()
             if not alive[handle].alive
         }
+        return dead or self._why_not_whole(staged, who)
+
+    def _why_not_whole(self, staged: Sequence[KafkaStaged], who: str) -> Mapping[int, str]:
+        """Return why a checkpoint cannot be shown as one, by position; asked right before its decision."""
+        shared = [(index, one) for index, one in enumerate(staged) if one.next_sequences is not None]
+        if not shared:
+            return {}
+        index, newest = shared[-1]
+        others = [at for at, one in shared if one.transaction != newest.transaction]
+        if others:
+            why = "holds a part of the checkpoint only: a checkpoint that was aborted had begun before"
+            return {others[0]: f"{who} {staged[others[0]].handle.transactional_id} {why}"}
+        assert newest.next_sequences is not None
+        # What is compared here cannot change any more but by a task that has outlived its micro-batch, which
+        # would have been noticed by its ticket.
+        why = self._client.why_not_counted(newest.handle, newest.next_sequences)
+        return {index: f"{who} {newest.handle.transactional_id}: {why}"} if why else {}
 
     def task_of(self, committable: Committable) -> int | None:
-        """Return the Spark partition that a transaction's id names; None for barrier records."""
+        """Return the Spark partition that a transaction's id names; None if it is not a task's."""
         staged = KafkaStaged.of(committable.payload)
         name = TransactionalId.parse(staged.handle.transactional_id)
-        return None if name is None or staged.barrier_of is not None else name.task
+        is_of_a_task = staged.barrier_of is None and staged.next_sequences is None
+        return name.task if name is not None and is_of_a_task else None
 
     def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
         """Abort open transactions of this job that nobody will decide."""

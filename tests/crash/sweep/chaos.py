@@ -91,6 +91,7 @@ def _keep_busy(life: Life, lane: Lane, is_over: threading.Event) -> None:
             life.say(lane.sink, "trigger")
             for _ in range(_LOOKS):
                 lane.subject.follow()
+                lane.subject.watch()
                 is_over.wait(_ASKS_EVERY_S / _LOOKS)
 
 

@@ -36,12 +36,19 @@ class Looker(Protocol):
 
 
 class TopicLooker:
-    """A read_committed consumer that has read on since it last looked."""
+    """A read_committed consumer that has read on since it last looked.
+
+    Attributes
+    ----------
+    by_batch
+        Visible rows by the micro-batch that they name.
+    """
 
     def __init__(self, servers: str, topic: str) -> None:
         self._consumer = consumer_of(servers, topic, PARTITIONS)
         self._places = [TopicPartition(topic, number) for number in range(PARTITIONS)]
         self._rows: Counter[Total] = Counter()
+        self.by_batch: Counter[str] = Counter()
 
     def look(self) -> Counter[Total]:
         ends = self._consumer.end_offsets(self._places)
@@ -54,6 +61,7 @@ class TopicLooker:
                 for record in records:
                     body = json.loads(record.value)
                     self._rows[body["user"], body["total"], body["orders"]] += 1
+                    self.by_batch[dict(record.headers).get("flinkish-batch", b"").decode()] += 1
         return Counter(self._rows)
 
     def close(self) -> None:

@@ -40,6 +40,8 @@ class SinkUnderTest:
         How many staged rows the visible ones stand for.
     needs_postgres
         Whether its place has a database of a server.
+    shows_whole
+        Whether readers see a checkpoint whole or not at all, whatever dies.
     """
 
     name: str
@@ -49,6 +51,7 @@ class SinkUnderTest:
     expected: Callable[[Iterable[bytes]], Counter[Total]] = expected_totals
     weight: Callable[[Counter[Total]], int] = Counter.total
     needs_postgres: bool = False
+    shows_whole: bool = False
 
 
 def newest_totals(values: Iterable[bytes]) -> Counter[Total]:
@@ -64,7 +67,7 @@ def orders_in(rows: Counter[Total]) -> int:
     return sum(orders * times for (_, _, orders), times in rows.items())
 
 
-def _kafka(writer: str) -> Callable[[Place], Sink]:
+def _kafka(writer: str, *, atomic: bool = False) -> Callable[[Place], Sink]:
     return lambda place: KafkaSink(
         place.servers,
         place.output_topic,
@@ -73,6 +76,7 @@ def _kafka(writer: str) -> Callable[[Place], Sink]:
         writer=writer,
         # By which the audit counts partial checkpoints.
         record_headers=RecordHeaders.BATCH,
+        atomic=atomic,
     )
 
 
@@ -141,6 +145,8 @@ def _two_phase_table(place: Place) -> Looker:
 _ALL: Sequence[SinkUnderTest] = (
     SinkUnderTest("kafka-jvm", "jvm", _kafka("jvm"), _topic),
     SinkUnderTest("kafka-python", "python", _kafka("python"), _topic),
+    SinkUnderTest("kafka-atomic", "jvm", _kafka("jvm", atomic=True), _topic, shows_whole=True),
+    SinkUnderTest("kafka-atomic-python", "python", _kafka("python", atomic=True), _topic, shows_whole=True),
     SinkUnderTest("delta", "jvm", lambda place: DeltaSink(str(place.output)), _table),
     SinkUnderTest("delta-upsert", "jvm", _delta_upsert, _table, newest_totals, orders_in),
     SinkUnderTest("files", "jvm", lambda place: FileSink(str(place.output), FileFormat.JSON), _json_files),

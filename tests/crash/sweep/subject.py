@@ -15,6 +15,7 @@ from demo.orders import Order, Total, generate
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from tests.crash.sweep.life import Life
+from tests.crash.sweep.looking import TopicLooker
 from tests.crash.sweep.places import PARTITIONS, Place
 from tests.crash.sweep.points import Call, Effect, Run, first_checkpoint, trace_from_json
 from tests.crash.sweep.sinks import SINKS
@@ -66,6 +67,8 @@ class Subject:
         self._producer = KafkaProducer(bootstrap_servers=place.broker, linger_ms=5)
         self._looker = self.sink.looker(place)
         self._book = DecisionBook(place.job_dir)
+        self._part = ""
+        self.looks = 0
         self.notes: list[str] = []
 
     def close(self) -> None:
@@ -103,14 +106,41 @@ class Subject:
         return any(store.list(lineage) for lineage in store.list("staged"))
 
     # -- judging --------------------------------------------------------------------------------
+    def watch(self) -> None:
+        """Look whether readers see a part of a checkpoint, where they must not; what is found is kept.
+
+        Brokers write the markers of a transaction one after the other, for a moment behind its end.
+        """
+        if not self.sink.shows_whole:
+            return
+        deadline = time.monotonic() + _MARKERS_S
+        while True:
+            self._looker.look()
+            self.follow()
+            part = self._part_of_a_checkpoint()
+            self.looks += 1
+            if not part or time.monotonic() > deadline:
+                break
+        self._part = self._part or part
+
+    def _part_of_a_checkpoint(self) -> str:
+        assert isinstance(self._looker, TopicLooker)
+        seen = self._looker.by_batch
+        for one in self._book.checkpoints.values():
+            visible, wanted = sum(seen[batch] for batch in one.batches), one.rows_of("out") if one.rows else 0
+            if visible not in (0, wanted):
+                return f"{visible} of the {wanted} rows of checkpoint {one.checkpoint} are visible"
+        return ""
+
     def too_early(self) -> Verdict:
-        """Look for rows that are visible and that no decision covers."""
+        """Look for rows that are visible and that no decision covers, and for parts of checkpoints."""
         # This order matters: a decision read before the rows could be older than they are.
         weight = self.sink.weight(self._looker.look())
         decided = self._decided()
-        if weight <= decided:
-            return Verdict()
-        return Verdict(partial=1, detail=f"{weight} rows visible, {decided} decided")
+        if weight > decided:
+            return Verdict(partial=1, detail=f"{weight} rows visible, {decided} decided")
+        self.watch()
+        return Verdict(partial=1, detail=self._part) if self._part else Verdict()
 
     def verdict(self) -> Verdict:
         """Compare all that is visible with all that was fed and decided; the job has settled."""

@@ -99,6 +99,31 @@ def test_an_upsert_by_sequence_with_deletions(spark, tmp_path) -> None:
     assert rig.rows() == Counter([(1, 5, "new"), (4, None, "d")])
 
 
+def test_a_merge_has_as_many_tasks_as_its_table_is_worth(spark, tmp_path) -> None:
+    """By default Delta reads the log of a table of one file with fifty tasks, more than once."""
+    log_tasks, shuffle = "spark.databricks.delta.snapshotPartitions", "spark.sql.shuffle.partitions"
+    before = {name: spark.conf.get(name) for name in (log_tasks, shuffle)}
+    store = spark.sparkContext._jsc.sc().statusStore()
+
+    def tasks() -> int:
+        jobs = store.jobsList(None)
+        return sum(jobs.apply(at).numTasks() - jobs.apply(at).numSkippedTasks() for at in range(jobs.size()))
+
+    try:
+        spark.conf.unset(log_tasks)
+        spark.conf.set(shuffle, "200")
+        rig = DeltaRig(spark, tmp_path / "t", ROW, mode=BY_ID)
+        rig.put(1, [(1, "a", "x"), (2, "b", "x")])
+        staged, began = rig.stage(1, [(2, "c", "x"), (3, "d", "x")]), tasks()
+        assert rig.commit(2, staged).outcome is Outcome.COMMITTED
+        assert tasks() - began < 50
+        assert rig.rows() == Counter([(1, "a", "x"), (2, "c", "x"), (3, "d", "x")])
+        assert spark.conf.get(shuffle) == "200"
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
+
+
 @pytest.mark.nightly
 def test_an_upsert_into_a_table_that_others_write(spark, tmp_path) -> None:
     properties = "'delta.enableDeletionVectors' = 'true', 'delta.columnMapping.mode' = 'name'"

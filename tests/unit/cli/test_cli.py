@@ -13,11 +13,12 @@ import pytest
 
 import flinkish_spark.cli
 from flinkish_spark.checkpoint.answers import CheckpointAnswer
-from flinkish_spark.cli import client as asking
-from flinkish_spark.cli.client import ExitStatus, describe
+from flinkish_spark.cli.client import EXIT_STATUS, ExitStatus
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import StoreError
 from flinkish_spark.core.store import LocalStore
+from flinkish_spark.job import asking
+from flinkish_spark.job.asking import describe
 from flinkish_spark.job.requests import (
     Inbox,
     OutsideAnswer,
@@ -211,7 +212,7 @@ def test_an_owner_that_dies_before_it_answers_leaves_it_open(job: JobOnDisk) -> 
 @pytest.mark.parametrize("outcome", OutsideOutcome)
 def test_whatever_a_job_answers_is_understood(outcome: OutsideOutcome) -> None:
     reply = asking.Reply.of(OutsideAnswer(outcome, CheckpointId(7), None, "in words"))
-    assert reply.kind.value == outcome.value and isinstance(reply.kind.exit_status, ExitStatus)
+    assert reply.kind.value == outcome.value and isinstance(EXIT_STATUS[reply.kind], ExitStatus)
     assert "in words" in describe(reply)
 
 

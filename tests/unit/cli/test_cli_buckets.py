@@ -9,11 +9,11 @@ import pytest
 
 from flinkish_spark.checkpoint import ownership
 from flinkish_spark.checkpoint.ownership import take_over
-from flinkish_spark.cli.client import Job
 from flinkish_spark.cli.transactions import holding, lock_of
 from flinkish_spark.core.errors import OwnedElsewhereError
 from flinkish_spark.core.job_dir import open_job_dir
 from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.job.stored_job import StoredJob
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from tests.support.cli_rig import flinkish
 from tests.support.clocks import ManualClock
@@ -68,7 +68,7 @@ def test_transactions_are_ended_where_nobody_has_the_job(
     job_dir = open_job_dir(place)
     job_dir.read_or_create_job({"job": "orders"}, {"spark": "4.2.0"})
     clock = ManualClock()
-    job = Job(place, job_dir, "orders", JobUuid("1" * 32), clock)
+    job = StoredJob(place, job_dir, "orders", JobUuid("1" * 32), clock)
     take_over(job_dir, clock)
     lock, began_ms = lock_of(job), clock.monotonic_ms()
     with holding(job, lock):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from flinkish_spark.checkpoint.answers import CheckpointAnswer
-from flinkish_spark.cli import checkpoints
 from flinkish_spark.core.upstream_cut import UpstreamCut
+from flinkish_spark.job import stored_job
 from flinkish_spark.job.requests import RequestKind
 from flinkish_spark.protocol.checkpoint import CheckpointRequest
 from flinkish_spark.protocol.checkpoint import ParticipantKind as Kind
@@ -410,7 +410,7 @@ def test_show_looks_at_the_kept_state_files(job: JobOnDisk) -> None:
 
 def test_show_names_the_upstream_cut(job: JobOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     upstream = UpstreamCut(job.uuid, CheckpointId(9), {("orders", 1): (4, 8)}, 12, 345)
-    monkeypatch.setattr(checkpoints, "upstream_cut", lambda text: {"orders": upstream})
+    monkeypatch.setattr(stored_job, "upstream_cut", lambda text: {"orders": upstream})
     job.complete(1)
     told = said(flinkish("checkpoints", "show", job.root, 1, "--json"))
     assert told["upstream"] == [

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from flinkish_spark.checkpoint.answers import CheckpointAnswer
-from flinkish_spark.cli import client as asking
 from flinkish_spark.cli import rewind
 from flinkish_spark.cli.client import local_time, one_line, unforeseen
+from flinkish_spark.job import asking
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointId
 from tests.support.cli_hostile_rig import COMMANDS, EVIL, assert_civil, full_job, words_of

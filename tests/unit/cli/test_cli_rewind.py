@@ -11,9 +11,9 @@ import pytest
 
 from flinkish_spark.checkpoint.answers import CheckpointAnswer
 from flinkish_spark.cli import rewind
-from flinkish_spark.cli.client import Reply, ReplyKind
 from flinkish_spark.cli.rewind import OrderOutcome
 from flinkish_spark.core.clock import SystemClock
+from flinkish_spark.job.asking import Reply, ReplyKind
 from flinkish_spark.job.requests import Inbox, OutsideRequest, RequestKind
 from flinkish_spark.job.rewind import RewindState
 from flinkish_spark.protocol.failures import CheckpointFailureReason

@@ -278,6 +278,19 @@ def fenced(transactional_id: str | None, code: int) -> StagingUnanswered:
     )
 
 
+def written_twice(place: tuple[str, int], transactional_id: str) -> StagingFailed:
+    """Return the error for a partition of a shared transaction that somebody else has written to."""
+    topic, partition = place
+    return StagingFailed(
+        f"partition {partition} of topic {topic} is not as it was when the micro-batch began",
+        why="another attempt of the same task has written to it, and a broker cannot tell the two apart",
+        what_to_do="none: the checkpoint's transaction is given up, and its micro-batches run again",
+        transactional_id=transactional_id,
+        topic=topic,
+        partition=partition,
+    )
+
+
 #: Codes whose name does not say what to change.
 _EXPLAINED = {
     int(Code.INVALID_TRANSACTION_TIMEOUT): "the transaction timeout is above the broker's "

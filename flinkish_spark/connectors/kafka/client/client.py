@@ -146,6 +146,36 @@ class ListedTransaction:
 
 
 @dataclass(frozen=True, slots=True)
+class ActiveProducer:
+    """What the leader of a partition remembers of a producer.
+
+    `last_sequence` is -1 before its first record of this epoch, `open_since` the offset at which its open
+    transaction begins in the partition, None if it has none there.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    open_since: int | None
+
+    @classmethod
+    def of(cls, row: Any) -> ActiveProducer:
+        """Return what a row of DescribeProducers says."""
+        start = int(row.current_transaction_start_offset)
+        return cls(
+            int(row.producer_id),
+            int(row.producer_epoch),
+            int(row.last_sequence),
+            start if start >= 0 else None,
+        )
+
+    @property
+    def handle(self) -> tuple[int, int]:
+        """Producer id and epoch."""
+        return (self.producer_id, self.producer_epoch)
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """The header of a record batch; `marker` is set for a transaction marker only."""
 
@@ -223,6 +253,7 @@ PINNED_VERSION = "3.0.12"
 #: The newest Fetch that names topics by name; later ones want the topic id.
 _FETCH_VERSION = 12
 _INIT_PRODUCER_ID_VERSION = 4
+_PRODUCE_VERSION_OF_3_7 = 10
 _MAX_CACHED_COORDINATORS = 10_000
 _THROTTLE_POLL_S = 0.005
 
@@ -236,7 +267,7 @@ try:
     from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
     from kafka.protocol.consumer import FetchRequest
     from kafka.protocol.metadata import CoordinatorType
-    from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
+    from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest, ProduceRequest
     from kafka.record import MemoryRecords
 
     from flinkish_spark.connectors.kafka.client.connection import connected_admin
@@ -483,6 +514,55 @@ class KafkaWire(Connected):
             return found
 
         return self.call("list transactions", _blocking(body))
+
+    def last_sequences(
+        self, places: Iterable[Place], producer_id: int, producer_epoch: int
+    ) -> dict[Place, int | None]:
+        """Return the last sequence number that the leader of each partition has of a producer.
+
+        None where it has none of this epoch. Kafka wants READ on the topics.
+
+        Raises
+        ------
+        BrokerUnavailableError, AuthorizationError
+            As for every request; nothing is concluded then.
+        """
+        seen: dict[Place, int | None] = {}
+        for place, producers in self.producers(places).items():
+            mine = [one for one in producers if one.handle == (producer_id, producer_epoch)]
+            seen[place] = mine[0].last_sequence if mine and mine[0].last_sequence >= 0 else None
+        return seen
+
+    def producers(self, places: Iterable[Place]) -> dict[Place, tuple[ActiveProducer, ...]]:
+        """Return the producers that the leader of each partition remembers; Kafka wants READ on the topics.
+
+        Raises
+        ------
+        BrokerUnavailableError, AuthorizationError
+            As for every request.
+        """
+        wanted = [TopicPartition(*place) for place in places]
+
+        def look(admin: Any) -> dict[Place, tuple[ActiveProducer, ...]]:
+            return {
+                (place.topic, place.partition): tuple(map(ActiveProducer.of, state.active_producers))
+                for place, state in admin.describe_producers(wanted).items()
+            }
+
+        return self.call("describe producers", look) if wanted else {}
+
+    def verifies_partitions(self) -> bool:
+        """Return whether the brokers refuse records for a partition that is not in an open transaction.
+
+        They do since Kafka 3.6 (KIP-890); the requests of 3.7 are the first ones that show it for sure.
+        """
+
+        def look(admin: Any) -> bool:
+            known = admin._manager.broker_version_data
+            _, newest = known.api_versions.get(ProduceRequest.API_KEY, (0, 0))
+            return int(newest) >= _PRODUCE_VERSION_OF_3_7
+
+        return self.call("ask for the versions of its requests", look)
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -792,11 +872,19 @@ def _answer_of(response: Any, places: Iterable[Place]) -> FetchAnswer:
 try:
     import kafka.errors as kafka_errors
     from kafka.protocol.metadata import MetadataRequest
-    from kafka.protocol.producer import AddPartitionsToTxnRequest, InitProducerIdRequest, ProduceRequest
+    from kafka.protocol.producer import (
+        AddOffsetsToTxnRequest,
+        AddPartitionsToTxnRequest,
+        InitProducerIdRequest,
+        ProduceRequest,
+        TxnOffsetCommitRequest,
+    )
 except ImportError as missing:
     raise EnvironmentFault(_WRONG_CLIENT, why=str(missing)) from missing
 
 _ADD_PARTITIONS_VERSION = 3
+#: As of AddPartitionsToTxn: from TxnOffsetCommit 5 on a broker adds the group by itself.
+_ADD_OFFSETS_VERSION, _TXN_OFFSET_COMMIT_VERSION = 3, 3
 _PRODUCE_VERSION = 11
 #: The oldest Metadata that can tell what a principal may do with a topic, as numbers of bits; two of these.
 _TELLS_RIGHTS_VERSION = 8
@@ -975,6 +1063,81 @@ class ProduceClient:
         if Code.NOT_COORDINATOR in codes.values() or Code.COORDINATOR_NOT_AVAILABLE in codes.values():
             self._wire._forget_coordinator(transactional_id)
         return {place: codes[place] for place in wanted}
+
+    def add_group(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        group: str,
+        *,
+        connect_within_ms: int,
+    ) -> int:
+        """Ask once to make a group's offsets part of the transaction; return the error code.
+
+        Must be acknowledged before :meth:`commit_in_transaction`. May be repeated.
+        """
+        request = AddOffsetsToTxnRequest(
+            transactional_id=transactional_id,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            group_id=group,
+            max_version=_ADD_OFFSETS_VERSION,
+        )
+        what = f"add group {group} to transaction {transactional_id}"
+        answer = self._wire._ask_coordinator(what, transactional_id, request, connect_within_ms)
+        return answer if isinstance(answer, int) else int(answer.error_code)
+
+    def commit_in_transaction(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        group: str,
+        offsets: Mapping[Place, int],
+        note: str,
+        *,
+        connect_within_ms: int,
+    ) -> dict[Place, int]:
+        """Store offsets that show when the transaction is committed; return each partition's error code.
+
+        As no member of the group, which Kafka takes also while it has members. May be repeated.
+        """
+        topic_type = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+        rows: dict[str, list[Any]] = defaultdict(list)
+        for (topic, partition), offset in offsets.items():
+            rows[topic].append(
+                topic_type.TxnOffsetCommitRequestPartition(
+                    partition_index=partition, committed_offset=offset, committed_metadata=note
+                )
+            )
+        request = TxnOffsetCommitRequest(
+            transactional_id=transactional_id,
+            group_id=group,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            topics=[topic_type(name=topic, partitions=some) for topic, some in rows.items()],
+            max_version=_TXN_OFFSET_COMMIT_VERSION,
+        )
+
+        async def body(admin: Any) -> dict[Place, int]:
+            nodes = await admin._find_coordinator_ids([group], CoordinatorType.GROUP)
+            response = await admin._manager.send(request, node_id=nodes[group])
+            return {
+                (topic.name, row.partition_index): int(row.error_code)
+                for topic in response.topics
+                for row in topic.partitions
+            }
+
+        what = f"store the offsets of group {group} in transaction {transactional_id}"
+        try:
+            codes = self._wire.attempt(what, _blocking(body), connect_within_ms=connect_within_ms)
+        except kafka_errors.BrokerResponseError as refused:
+            codes = dict.fromkeys(offsets, int(refused.errno))
+        moved = (Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR)
+        if self._wire._admin is not None and any(code in moved for code in codes.values()):
+            self._wire._admin._manager.cluster._coordinators.pop((CoordinatorType.GROUP, group), None)
+        return codes
 
     def begin_produce(
         self,

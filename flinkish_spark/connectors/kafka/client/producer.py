@@ -49,7 +49,7 @@ from flinkish_spark.connectors.kafka.client.client import (
 )
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee, StagingSettings
-from flinkish_spark.connectors.kafka.client.transactions import Evidence, KafkaCommittable
+from flinkish_spark.connectors.kafka.client.transactions import Evidence, KafkaCommittable, TransactionClient
 from flinkish_spark.core.errors import (
     AuthorizationError,
     BrokerUnavailableError,
@@ -107,11 +107,16 @@ class ProducerSession:
     is_transactional = False
 
     def __init__(self, wire: KafkaWire, settings: StagingSettings) -> None:
-        self.wire, self.client, self.settings = wire, ProduceClient(wire), settings
+        self.settings = settings
+        self.use(wire)
         self._layouts = _known.setdefault(wire.connection, {})
         self.producer_id = -1
         self.producer_epoch = -1
         self.is_begun = False
+
+    def use(self, wire: KafkaWire) -> None:
+        """Ask over `wire` from now on."""
+        self.wire, self.client = wire, ProduceClient(wire)
 
     def begin(self) -> None:
         """Become who writes.
@@ -126,8 +131,12 @@ class ProducerSession:
     def join(self, places: Iterable[Place]) -> None:
         """Make partitions part of what is written, unless they are; raises as :meth:`begin`."""
 
+    def first_sequence(self, place: Place) -> int:
+        """Return the sequence number of the first record that is written to a partition."""
+        return 0
+
     def _take(self, what: str, right: str, ask: Callable[[int], ProducerGrant]) -> None:
-        grant = self._asked(what, right, ask, lambda grant: self._unsettled(what, [grant.code]))
+        grant = self.asked(what, right, ask, lambda grant: self.unsettled(what, [grant.code]))
         self.producer_id, self.producer_epoch = grant.producer_id, grant.producer_epoch
         self.is_begun = True
 
@@ -176,9 +185,9 @@ class ProducerSession:
             for topic, code in codes.items():
                 if code in believed:
                     raise faults.no_such_topic(topic, self.wire.connection.servers)
-            return self._unsettled(f"describe topics {', '.join(wanted)}", codes.values())
+            return self.unsettled(f"describe topics {', '.join(wanted)}", codes.values())
 
-        found = self._asked(
+        found = self.asked(
             f"describe topics {', '.join(wanted)}",
             f"DESCRIBE on topics [{', '.join(wanted)}]",
             lambda left_ms: self.client.layouts(wanted, connect_within_ms=left_ms),
@@ -189,7 +198,7 @@ class ProducerSession:
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _asked(self, what: str, right: str, ask: Callable[[int], _T], unsettled: Callable[[_T], str]) -> _T:
+    def asked(self, what: str, right: str, ask: Callable[[int], _T], unsettled: Callable[[_T], str]) -> _T:
         """Ask until `unsettled` has nothing to say about the answer; it raises on a refusal."""
         budget_ms = self.settings.producer.delivery_timeout_ms
         last = ""
@@ -208,7 +217,7 @@ class ProducerSession:
                 return answer
         raise faults.unanswered(what, budget_ms, last)
 
-    def _unsettled(self, what: str, codes: Iterable[int]) -> str:
+    def unsettled(self, what: str, codes: Iterable[int]) -> str:
         """Return why to ask again, if so; raise if that cannot help."""
         last = ""
         for code in codes:
@@ -286,11 +295,92 @@ class TransactionSession(ProducerSession):
             if any(reaction_to(code) is Reaction.ASK_FOR_LEADER for code in codes.values()):
                 # Raises if the topic is gone; the coordinator may also just not know it yet.
                 self.refresh({topic for topic, _ in new})
-            return self._unsettled(what, codes.values())
+            return self.unsettled(what, codes.values())
 
         right = faults.missing_right(WriteCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, (), name)
-        self._asked(what, right, ask, unsettled)
+        self.asked(what, right, ask, unsettled)
         self._joined.update(new)
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What an attempt of a task got under its task's ticket id: every attempt gets another one, in order."""
+
+    producer_id: int
+    producer_epoch: int
+
+    def follows(self, other: Ticket | None) -> bool:
+        """Whether nobody has taken one in between; None stands for an id that nobody has used."""
+        if other is not None and other.producer_id == self.producer_id:
+            return self.producer_epoch == other.producer_epoch + 1
+        # A new id, or one whose epochs are used up.
+        return self.producer_epoch == 0
+
+
+class SharedSession(TransactionSession):
+    """Writes partitions of a transaction that the driver began and will end.
+
+    Spark may run a task again while an earlier attempt of it still writes, and brokers cannot tell the two
+    apart: a batch that has the sequence numbers of an earlier one is acknowledged and dropped. So an attempt
+    takes a ticket before anything else, which tells the driver about it for good, and then looks whether
+    somebody has written already. Two attempts that looked at the same time both have a ticket, and the driver
+    gives the transaction up.
+    """
+
+    #: Nothing is for a task to abort.
+    is_transactional = False
+
+    def __init__(self, wire: KafkaWire, settings: StagingSettings) -> None:
+        super().__init__(wire, settings)
+        assert settings.shared is not None
+        self._shared = settings.shared
+        self.ticket: Ticket | None = None
+
+    def begin(self) -> None:
+        """Take the attempt's ticket."""
+        name, timeout_ms = self._shared.ticket, self.settings.transaction_timeout_ms
+
+        def ask(left_ms: int) -> ProducerGrant:
+            return self.wire.init_producer_id(name, timeout_ms, connect_within_ms=left_ms)
+
+        right = faults.missing_right(WriteCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, (), name)
+        self._take(f"initialise transactional id {name}", right, ask)
+        self.ticket = Ticket(self.producer_id, self.producer_epoch)
+        self.producer_id, self.producer_epoch = self._shared.producer_id, self._shared.producer_epoch
+
+    def join(self, places: Iterable[Place]) -> None:
+        """Look whether partitions are as the driver has left them."""
+        new = sorted(set(places) - self._joined)
+        if not new:
+            return
+        found = self.asked(
+            f"describe the producers of {len(new)} partitions",
+            f"READ on topics [{', '.join(sorted({topic for topic, _ in new}))}]",
+            lambda _left_ms: self.wire.last_sequences(new, self.producer_id, self.producer_epoch),
+            lambda _found: "",
+        )
+        for place, last in found.items():
+            wanted = self._shared.next_in(place)
+            if wanted is None:
+                raise faults.StagingFailed(
+                    f"partition {place[1]} of topic {place[0]} is not in the checkpoint's transaction",
+                    why="it was added to the topic since the checkpoint began",
+                )
+            if last != _sequence_before(wanted):
+                raise faults.written_twice(place, self._name)
+        self._joined.update(new)
+
+    def first_sequence(self, place: Place) -> int:
+        """Return what the driver said."""
+        return self._shared.next_in(place) or 0
+
+
+def _sequence_before(sequence: int) -> int | None:
+    """Return the last sequence number of a partition whose next one this is; None if it has none.
+
+    Numbers begin anew behind 2**31 - 1 records; a transaction has fewer.
+    """
+    return sequence - 1 if sequence else None
 
 
 _SESSIONS = {
@@ -302,6 +392,8 @@ _SESSIONS = {
 
 def session_for(wire: KafkaWire, settings: StagingSettings) -> ProducerSession:
     """Return the session that the guarantee of `settings` needs; it is not begun yet."""
+    if settings.shared is not None:
+        return SharedSession(wire, settings)
     return _SESSIONS[settings.guarantee](wire, settings)
 
 
@@ -357,6 +449,7 @@ class _Lane:
     place: Place
     parcels: deque[_Parcel] = field(default_factory=deque)
     next_sequence: int = 0
+    acknowledged: int = 0
     is_under_way: bool = False
     pause_ms: int = 0
     not_before_ms: int = 0
@@ -418,6 +511,10 @@ class Outbox:
         self._advance()
         self._wait_until(0)
 
+    def acknowledged_by_place(self) -> dict[Place, int]:
+        """Return how many records the brokers have in each partition."""
+        return {place: lane.acknowledged for place, lane in self._lanes.items()}
+
     def hush(self, within_ms: int) -> bool:
         """Wait for what is under way without sending more; return whether nothing is any more."""
         end_ms = self._clock.monotonic_ms() + within_ms
@@ -432,7 +529,10 @@ class Outbox:
     # -- encoding -----------------------------------------------------------------------------
 
     def _parcels(self, place: Place, rows: Rows) -> Iterator[tuple[Place, _Parcel]]:
-        lane = self._lanes.setdefault(place, _Lane(place))
+        lane = self._lanes.get(place)
+        if lane is None:
+            lane = _Lane(place, next_sequence=self._session.first_sequence(place))
+            self._lanes[place] = lane
         first = lane.next_sequence
         lane.next_sequence = sequence_after(first, len(rows))
         for parcel in self._encoded(place[0], rows, first):
@@ -582,6 +682,7 @@ class Outbox:
     def _acknowledged(self, lane: _Lane, base_offset: int) -> None:
         batch = lane.parcels.popleft().batch
         lane.pause_ms = 0
+        lane.acknowledged += batch.records
         self.acknowledged += batch.records
         self._unacknowledged_bytes -= len(batch.data)
         if base_offset >= 0:
@@ -731,6 +832,15 @@ class StagedTransaction:
     ) -> None:
         if self._phase is not _Phase.PREPARED:
             self.abandon()
+
+    @property
+    def ticket(self) -> Ticket | None:
+        """Of this attempt, if the transaction is shared and something was written."""
+        return self._session.ticket if isinstance(self._session, SharedSession) else None
+
+    def acknowledged_by_place(self) -> dict[Place, int]:
+        """Return how many records the brokers have in each partition."""
+        return self._outbox.acknowledged_by_place()
 
     def now_ms(self) -> int:
         """Return the time that a record without a timestamp gets."""
@@ -973,7 +1083,7 @@ def free_transactional_id(
     names = [f"{prefix}-{partition}-{index}" for index in indexes]
     if attempt < _ATTEMPTS_PER_STAGE_ATTEMPT:
         with pool.wire(connection) as wire:
-            views = wire.describe_transactions(names)
+            views = TransactionClient.over(wire).described(names)
         for name in names:
             view = views.get(name)
             if view is None or view.code != Code.NONE or view.state != _ONGOING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from flinkish_spark.connectors.kafka.client.client import MAX_FRAME_BYTES, Fetch
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.core.config import require_positive
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.protocol.ids import Place
 
 # ----------------------------------------------------------------------------------------------------------
 # How a range of a partition is read: Kafka's consumer settings, as far as they mean something here.
@@ -347,6 +348,32 @@ class ProducerSettings:
         return cls(**parsed)
 
 
+@dataclass(frozen=True, slots=True)
+class SharedProducer:
+    """What a task is told of a transaction that all tasks of a checkpoint write into.
+
+    Parameters
+    ----------
+    producer_id, producer_epoch
+        Of the transaction, which the driver began.
+    next_sequences
+        By topic, the sequence number that comes next in each partition; all of them are in the transaction.
+    ticket
+        The transactional id under which the attempts of this task are counted; nothing is written with it.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    next_sequences: Mapping[str, Sequence[int]]
+    ticket: str
+
+    def next_in(self, place: Place) -> int | None:
+        """Return the next sequence number of a partition; None if it is not in the transaction."""
+        topic, partition = place
+        known = self.next_sequences.get(topic, ())
+        return known[partition] if partition < len(known) else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagingSettings:
     """Everything a task needs to write one transaction; safe to print, and to pickle into tasks.
@@ -384,6 +411,8 @@ class StagingSettings:
         The same for records that cannot be written for another reason.
     producer
         How batches are made and sent.
+    shared
+        The transaction, if it is not the task's own: then `transactional_id` is that of all tasks.
     """
 
     connection: KafkaConnection
@@ -401,6 +430,7 @@ class StagingSettings:
     bad_record: OnRefusal = OnRefusal.FAIL
     bad_record_topic: str | None = None
     producer: ProducerSettings = field(default_factory=ProducerSettings)
+    shared: SharedProducer | None = None
 
     def __post_init__(self) -> None:
         require_positive("transaction_timeout_ms", self.transaction_timeout_ms)

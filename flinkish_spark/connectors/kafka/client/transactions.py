@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from kafka import TopicPartition
 from kafka.admin import OffsetSpec
 
+from flinkish_spark.connectors.kafka.client.batches import sequence_after
 from flinkish_spark.connectors.kafka.client.client import (
     END_TXN_VERSION,
     UNAUTHORIZED,
@@ -340,6 +341,29 @@ class OpenTransaction:
     state: str
 
 
+def why_not_counted(
+    wire: KafkaWire, next_sequences: Mapping[str, Sequence[int]], producer_id: int, producer_epoch: int
+) -> str:
+    """Compare what a transaction should hold with what the leaders have; return the first difference, or "".
+
+    Raises
+    ------
+    BrokerUnavailableError, AuthorizationError
+        Nothing is concluded then.
+    """
+    places = [(topic, p) for topic, known in next_sequences.items() for p in range(len(known))]
+    seen = wire.last_sequences(places, producer_id, producer_epoch)
+    for topic, partition in places:
+        last, wanted = seen.get((topic, partition)), next_sequences[topic][partition]
+        found = 0 if last is None else sequence_after(last, 1)
+        if found != wanted:
+            return (
+                f"partition {partition} of topic {topic} has {found} records of producer {producer_id} "
+                f"epoch {producer_epoch}, and {wanted} were acknowledged"
+            )
+    return ""
+
+
 class TransactionClient:
     """Commits, aborts and looks up transactions that other processes prepared.
 
@@ -437,8 +461,25 @@ class TransactionClient:
             If Kafka refuses the principal.
         """
         wanted = list(committables)
-        views = self._described(sorted({one.transactional_id for one in wanted}))
+        views = self.described(sorted({one.transactional_id for one in wanted}))
         return {one: _liveness(one, views[one.transactional_id]) for one in wanted}
+
+    def why_not_counted(self, one: KafkaCommittable, next_sequences: Mapping[str, Sequence[int]]) -> str:
+        """Return the first partition that does not hold what its tasks wrote into a transaction; or "".
+
+        Parameters
+        ----------
+        next_sequences
+            By topic, the sequence number that comes next in each partition of the transaction.
+
+        Raises
+        ------
+        BrokerUnavailableError
+            If a leader could not tell; nothing is concluded then.
+        AuthorizationError
+            If the principal may not read a topic.
+        """
+        return why_not_counted(self._wire, next_sequences, one.producer_id, one.producer_epoch)
 
     def list_of_job(self, job: JobUuid) -> list[OpenTransaction]:
         """Return the open transactions of `job`, by exact parsing of their ids.
@@ -477,7 +518,7 @@ class TransactionClient:
         """
         name = str(transactional_id)
         try:
-            view = self._described([name])[name]
+            view = self.described([name])[name]
         except BrokerUnavailableError as lost:
             return CommitAnswer(Outcome.RETRY, str(lost))
         if view.code == Code.TRANSACTIONAL_ID_NOT_FOUND:
@@ -539,9 +580,18 @@ class TransactionClient:
                 break
         return code, lost_detail
 
-    def _described(self, transactional_ids: list[str]) -> dict[str, TransactionView]:
+    def described(self, transactional_ids: Iterable[str]) -> dict[str, TransactionView]:
+        """Return what the coordinators say about each id, once they can say it.
+
+        Raises
+        ------
+        BrokerUnavailableError
+            If a coordinator could not tell within the retry budget.
+        AuthorizationError
+            If Kafka refuses the principal.
+        """
         views: dict[str, TransactionView] = {}
-        waiting = transactional_ids
+        waiting = list(transactional_ids)
         for _left_ms in pauses_ms(self._budget_ms, self._wire.clock):
             views.update(self._wire.describe_transactions(waiting))
             waiting = [one for one in waiting if one not in views or views[one].code in UNSETTLED]

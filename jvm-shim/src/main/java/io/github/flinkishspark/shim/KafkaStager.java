@@ -52,6 +52,7 @@ public final class KafkaStager {
     TaskAck ack = new TaskAck(partition, task.attemptNumber());
     Admission admission = new Admission(options);
     String transactionalId = options.delivery != Delivery.EXACTLY_ONCE ? null
+        : options.shared != null ? options.shared.transactionalId()
         : options.transactionalIdPrefix + "-" + partition + "-" + attemptIndex(task, options.maxAttemptIndex);
     TaskOutput output = new TaskOutput(options, transactionalId, admission);
     try {

@@ -11,9 +11,11 @@ import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerConfig;
 import org.apache.kafka.common.KafkaException;
+import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.config.ConfigException;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 import org.apache.kafka.common.utils.AppInfoParser;
+import org.apache.kafka.common.utils.ProducerIdAndEpoch;
 
 /**
  * A Kafka producer whose transaction outlives it: its id and epoch can be read, so that any process can end the transaction,
@@ -132,6 +134,45 @@ final class ResumableProducer {
       }
       call(get(transactionManager, "txnPartitionMap"), "reset");
       return true;
+    }
+  }
+
+  /**
+   * Goes on with a transaction that another process began, in place of {@code initTransactions()} and {@code beginTransaction()}.
+   * All of its partitions were added to it, and none will be by this producer.
+   *
+   * <p>What the client would do about a refused sequence number, take another epoch, would abort the transaction of everybody.
+   * It does so only where it has seen that the coordinator can.
+   */
+  void resume(long producerId, short producerEpoch, Map<TopicPartition, Integer> nextSequences) {
+    synchronized (transactionManager) {
+      ProducerIdAndEpoch id = new ProducerIdAndEpoch(producerId, producerEpoch);
+      set(transactionManager, "producerIdAndEpoch", id);
+      set(transactionManager, "coordinatorSupportsBumpingEpoch", false);
+      Object entries = get(transactionManager, "txnPartitionMap");
+      call(entries, "reset");
+      @SuppressWarnings("unchecked")
+      Collection<Object> partitions = (Collection<Object>) get(transactionManager, "partitionsInTransaction");
+      partitions.clear();
+      nextSequences.forEach((partition, next) -> {
+        Object entry = created(entries, partition);
+        set(entry, "producerIdAndEpoch", id);
+        set(entry, "nextSequence", next);
+        set(entry, "lastAckedSequence", next - 1);
+        partitions.add(partition);
+      });
+      set(transactionManager, "transactionStarted", true);
+      set(transactionManager, "currentState", stateNamed("IN_TRANSACTION"));
+    }
+  }
+
+  private static Object created(Object entries, TopicPartition partition) {
+    try {
+      Method method = entries.getClass().getDeclaredMethod("getOrCreate", TopicPartition.class);
+      method.setAccessible(true);
+      return method.invoke(entries, partition);
+    } catch (ReflectiveOperationException | RuntimeException e) {
+      throw unknownInternals("getOrCreate", e);
     }
   }
 

@@ -8,6 +8,7 @@ import java.util.HashSet;
 import java.util.LinkedHashMap;
 import java.util.Locale;
 import java.util.Map;
+import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.header.internals.RecordHeaders;
 import org.apache.spark.sql.catalyst.InternalRow;
 
@@ -38,6 +39,10 @@ final class StageOptions implements Serializable {
     }
   }
 
+  /** A transaction that all tasks of a checkpoint write into, and the next sequence number of each of its partitions. */
+  record Shared(String transactionalId, long producerId, short producerEpoch, HashMap<TopicPartition, Integer> nextSequences)
+      implements Serializable {}
+
   final Delivery delivery;
   final String topic;
   /** Of the sink, for its dead letters; may be empty. */
@@ -47,6 +52,8 @@ final class StageOptions implements Serializable {
   final long maxRecordBytes;
   final long maxDeadLetterBytes;
   final Columns columns;
+  /** Null where each task has a transaction of its own. */
+  final Shared shared;
   private final Policy oversize;
   private final Policy badRecord;
   /** Null if records cannot name topics, or may name any. */
@@ -66,6 +73,7 @@ final class StageOptions implements Serializable {
     badRecord = policy(text(json, "bad_record", "fail"), text(json, "bad_record_topic", null));
     headers = new LinkedHashMap<>(texts(json, "headers"));
     columns = new Columns(column(json, "partition"), column(json, "timestamp"), column(json, "headers"), column(json, "misfit"));
+    shared = json.hasNonNull("shared") ? shared(json.get("shared")) : null;
     topics = json.hasNonNull("topics") ? new HashSet<>() : null;
     if (topics != null) {
       json.get("topics").forEach(name -> topics.add(name.asText()));
@@ -142,6 +150,17 @@ final class StageOptions implements Serializable {
     result.remove("key.serializer");
     result.remove("value.serializer");
     return result;
+  }
+
+  private static Shared shared(JsonNode json) {
+    HashMap<TopicPartition, Integer> next = new HashMap<>();
+    required(json, "next_sequences").properties().forEach(topic -> {
+      for (int partition = 0; partition < topic.getValue().size(); partition++) {
+        next.put(new TopicPartition(topic.getKey(), partition), topic.getValue().get(partition).asInt());
+      }
+    });
+    return new Shared(required(json, "transactional_id").asText(), required(json, "producer_id").asLong(),
+        (short) required(json, "producer_epoch").asInt(), next);
   }
 
   private static Policy policy(String name, String deadLetterTopic) {

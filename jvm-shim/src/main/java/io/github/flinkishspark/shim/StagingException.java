@@ -24,6 +24,11 @@ final class StagingException extends RuntimeException {
         + limit + "; lower spark.task.maxFailures or spark.stage.maxConsecutiveAttempts", null);
   }
 
+  static StagingException secondAttempt(String transactionalId) {
+    return new StagingException("this is not the first attempt of its task, so that " + transactionalId + " may hold records of"
+        + " an earlier one; the transaction is given up, and the micro-batches of its checkpoint run again", null);
+  }
+
   /** The record was seen to be one that cannot be written, before the client got it. */
   static StagingException refused(Refusal why) {
     return new StagingException(BAD_RECORD + why.sentence(), null);

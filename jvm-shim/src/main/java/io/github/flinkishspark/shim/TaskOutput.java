@@ -1,10 +1,15 @@
 package io.github.flinkishspark.shim;
 
+import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.time.Duration;
+import java.util.HashMap;
+import java.util.Map;
 import org.apache.kafka.clients.producer.Callback;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
+import org.apache.kafka.common.TopicPartition;
+import org.apache.spark.TaskContext;
 
 /**
  * What one task attempt writes: under {@link Delivery#EXACTLY_ONCE} an open Kafka transaction, else plain records.
@@ -14,7 +19,8 @@ import org.apache.kafka.clients.producer.RecordMetadata;
  * record is handed to the client, so a task without records leaves nothing behind at the broker.
  *
  * <p>InitProducerId runs for every transaction, re-used client or not. Without it a transactional id, producer id and epoch
- * would name two transactions, and committing the older handle would commit the newer data.
+ * would name two transactions, and committing the older handle would commit the newer data. In a transaction that all tasks of
+ * a checkpoint share the driver does that, and adds the partitions; a task only writes, and only its first attempt does.
  */
 final class TaskOutput {
   private static final Duration ABORT_BOUND = Duration.ofSeconds(3);
@@ -75,8 +81,16 @@ final class TaskOutput {
   }
 
   private void begin() {
+    StageOptions.Shared shared = options.shared;
+    TaskContext task = TaskContext.get();
+    if (shared != null && task.attemptNumber() + task.stageAttemptNumber() > 0) {
+      // An earlier attempt may have written, and may still do so; a broker cannot tell the two apart.
+      throw StagingException.secondAttempt(transactionalId);
+    }
     producer = ProducerPool.borrow(options.producerProperties(), transactionalId);
-    if (transactionalId != null) {
+    if (shared != null) {
+      producer.resume(shared.producerId(), shared.producerEpoch(), shared.nextSequences());
+    } else if (transactionalId != null) {
       producer.client().initTransactions();
       producer.client().beginTransaction();
     }
@@ -90,6 +104,10 @@ final class TaskOutput {
     ack.put("dropped", dropped).put("dead_lettered", deadLettered).put("bytes", bytes);
     if (producer != null) {
       flush();
+    }
+    if (options.shared != null) {
+      ArrayNode written = ack.putArray("written");
+      acks.counts.forEach((place, count) -> written.addArray().add(place.topic()).add(place.partition()).add(count));
     }
     ack.set("committable", producer == null || transactionalId == null ? null : committable());
     if (producer != null) {
@@ -130,7 +148,7 @@ final class TaskOutput {
     // A killed task arrives here interrupted, and the client would then give up at once instead of aborting.
     boolean interrupted = Thread.interrupted();
     try {
-      if (transactionalId == null) {
+      if (transactionalId == null || options.shared != null) {
         producer.closeLeavingOpen();
       } else {
         producer.closeAborting(ABORT_BOUND);
@@ -153,6 +171,7 @@ final class TaskOutput {
   /** One callback for all sends. Runs on the client's thread; {@link #flush} orders its plain writes. */
   private static final class Acks implements Callback {
     private long count;
+    private final Map<TopicPartition, Long> counts = new HashMap<>();
     private RecordMetadata last;
     private volatile String failedTopic;
     private volatile Exception error;
@@ -161,6 +180,7 @@ final class TaskOutput {
     public void onCompletion(RecordMetadata metadata, Exception exception) {
       if (exception == null) {
         count++;
+        counts.merge(new TopicPartition(metadata.topic(), metadata.partition()), 1L, Long::sum);
         if (metadata.hasOffset()) {
           last = metadata;
         }

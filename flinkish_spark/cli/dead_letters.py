@@ -1,0 +1,57 @@
+"""`flinkish replay-dead-letters`: letters back into the topics that they were meant for, each once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from flinkish_spark.cli.client import brokers_options, connection_of, json_option, print_json, print_line
+
+
+@click.command("replay-dead-letters")
+@click.argument("letters")
+@brokers_options
+@click.option("--where", multiple=True, metavar="NAME=VALUE", help="A header that a letter must have.")
+@click.option("--to", "target", default="", metavar="TOPIC", help="One topic for all, in place of their own.")
+@click.option("--group", default="", help="Who remembers what was put back; one for each topic of letters.")
+@click.option("--dry-run", is_flag=True, help="Count, and put nothing back.")
+@json_option
+def replay_dead_letters(
+    letters: str,
+    servers: str,
+    config: Any,
+    where: tuple[str, ...],
+    target: str,
+    group: str,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Put the letters of a dead-letter topic back into the topics that they name, each once.
+
+    A letter goes with the key, value, headers and timestamp of its record, and without the headers that say
+    why it was refused. What the filter does not choose is left behind for another run, and so is what is no
+    whole record. May be cut off and run again.
+    """
+    from flinkish_spark.connectors.kafka.letter_replay import LetterFilter, LetterReplay
+
+    replay = LetterReplay(
+        connection_of(servers, config),
+        letters,
+        group or f"flinkish-letters-{letters}",
+        LetterFilter.of(where),
+        target,
+    )
+    counts = replay.run(dry=dry_run)
+    if as_json:
+        print_json({"topic": letters, "dry_run": dry_run, **counts.to_json()})
+        return
+    verb = "would be put back" if dry_run else "were put back"
+    for topic, count in sorted(counts.put_back.items()):
+        print_line(f"{count} letters {verb} into {topic}")
+    if not counts.put_back:
+        print_line(f"no letters {verb}")
+    if left := counts.not_chosen + counts.not_whole:
+        print_line(
+            f"{left} are left behind: {counts.not_chosen} not chosen, {counts.not_whole} no whole records"
+        )

@@ -1,0 +1,237 @@
+"""`flinkish topics`: what of a job is in a topic, what is open in it, and what readers wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from flinkish_spark.cli.client import (
+    brokers_options,
+    connection_of,
+    job_argument,
+    json_option,
+    print_json,
+    print_table,
+)
+from flinkish_spark.cli.transactions import Found, Named, Names, Standing, open_wire, transactions_of
+from flinkish_spark.job.stored_job import StoredJob
+from flinkish_spark.protocol.ids import TransactionalId
+
+if TYPE_CHECKING:
+    from flinkish_spark.connectors.kafka.client.client import ActiveProducer, KafkaWire, TransactionView
+    from flinkish_spark.protocol.ids import Place
+
+_COLUMNS = ("partition", "offset", "what", "state", "age s", "whose")
+#: A transaction of which the log shows a part, and no coordinator knows anything.
+_HANGING = "HANGING"
+_OPEN = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
+
+
+@click.command()
+@job_argument
+@click.argument("topic")
+@brokers_options
+@json_option
+def topics(job: StoredJob, topic: str, servers: str, config: Any, as_json: bool) -> None:
+    """Show a topic of a job: checkpoints in it, open transactions, what read_committed readers wait for.
+
+    One table, by partition and offset. A checkpoint stands at a record of its own, for as long as the job
+    directory has its decision; an open transaction where it begins. Where readers stand is the last stable
+    offset; behind it stands which transaction holds it back, and whose that is. Works whether the job runs or
+    not, and changes nothing.
+    """
+    with open_wire(connection_of(servers, config)) as wire:
+        found = rows_of(job, topic, wire)
+    if as_json:
+        print_json({**job.to_json(), "topic": topic, "rows": [row.to_json() for row in found]})
+    else:
+        print_table(_COLUMNS, [row.cells() for row in found])
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRow:
+    """One line of the table.
+
+    Parameters
+    ----------
+    what
+        "checkpoint N", "open transaction" or "last stable offset".
+    state
+        What became of the checkpoint's records (COMMITTED, ABORTED, UNDECIDED, GONE); Kafka's word for a
+        transaction, or HANGING; how many offsets readers wait for.
+    age_ms
+        Since the transaction began, by the coordinator's clock.
+    whose
+        In words.
+    """
+
+    partition: int
+    offset: int
+    what: str
+    state: str
+    age_ms: int | None
+    whose: str
+
+    def cells(self) -> tuple[object, ...]:
+        """Return what the table shows."""
+        age_s = None if self.age_ms is None else self.age_ms / 1_000
+        return (self.partition, self.offset, self.what, self.state, age_s, self.whose)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `--json` says; see `docs/command-line.md`."""
+        return {
+            "partition": self.partition,
+            "offset": self.offset,
+            "what": self.what,
+            "state": self.state,
+            "age_ms": self.age_ms,
+            "whose": self.whose,
+        }
+
+
+def rows_of(job: StoredJob, topic: str, wire: KafkaWire) -> list[TopicRow]:
+    """Return all lines, by partition and offset.
+
+    Raises
+    ------
+    BrokerUnavailableError, AuthorizationError
+        The brokers cannot be asked, or refuse: READ on the topic is wanted.
+    ConfigError
+        There is no such topic.
+    CorruptObjectError
+        The job directory is damaged.
+    """
+    from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, unknown_topic
+
+    admin = KafkaAdmin.over(wire)
+    known = admin.topics([topic])
+    if topic not in known:
+        raise unknown_topic(topic, wire.connection.servers, of=f"the job '{job.name}'")
+    places = [(topic, partition) for partition in range(known[topic].partitions)]
+    # This order matters: what is open by now was named before, or is its newest owner's.
+    producers = wire.producers(places)
+    names = Names.of(job.job_dir)
+    owners = _owners(job, wire, producers.values())
+    opened = [row for place in places for row in _open_rows(place, producers[place], owners)]
+    rows = [*_checkpoint_rows(topic, names, wire), *opened, *_stable_rows(places, admin, opened)]
+    # The last stable offset comes behind what stands at the same offset: that is what holds it back.
+    return sorted(rows, key=lambda row: (row.partition, row.offset, row.what.startswith("last")))
+
+
+# -- open transactions ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    state: str
+    age_ms: int | None
+    whose: str
+
+
+def _owners(job: StoredJob, wire: KafkaWire, of: Iterable[Sequence[ActiveProducer]]) -> dict[int, _Owner]:
+    """Return whose each producer is that has a transaction open somewhere, by producer id."""
+    wanted = {one.producer_id for producers in of for one in producers if one.open_since is not None}
+    if not wanted:
+        return {}
+    listed = {row.producer_id: row.transactional_id for row in wire.list_transactions(_OPEN)}
+    ours = {str(one.name): one for one in transactions_of(job, wire)}
+    views = wire.describe_transactions([listed[one] for one in wanted if one in listed])
+    now_ms = job.clock.wall_ms()
+    return {one: _owner(one, listed.get(one), ours, views, now_ms) for one in wanted}
+
+
+def _owner(
+    producer_id: int,
+    name: str | None,
+    ours: Mapping[str, Found],
+    views: Mapping[str, TransactionView],
+    now_ms: int,
+) -> _Owner:
+    if name is None:
+        return _Owner(
+            _HANGING,
+            None,
+            f"nobody's: no coordinator shows an open transaction of producer {producer_id}",
+        )
+    view = views.get(name)
+    began_at_ms = None if view is None else view.began_at_ms
+    age_ms = None if began_at_ms is None else max(0, now_ms - began_at_ms)
+    state = "" if view is None else view.state
+    if name in ours:
+        return _Owner(state, age_ms, f"{name}: {ours[name].text}")
+    parsed = TransactionalId.parse(name)
+    whose = "of another program" if parsed is None else f"of the job {parsed.job}"
+    return _Owner(state, age_ms, f"{name}: {whose}")
+
+
+def _open_rows(
+    place: Place, producers: Sequence[ActiveProducer], owners: Mapping[int, _Owner]
+) -> Iterator[TopicRow]:
+    for one in producers:
+        if one.open_since is not None:
+            owner = owners[one.producer_id]
+            yield TopicRow(
+                place[1], one.open_since, "open transaction", owner.state, owner.age_ms, owner.whose
+            )
+
+
+# -- checkpoints ------------------------------------------------------------------------------------
+
+
+def _checkpoint_rows(topic: str, names: Names, wire: KafkaWire) -> Iterator[TopicRow]:
+    """Yield a line for each checkpoint, sink and partition in which a committable names a record."""
+    from flinkish_spark.connectors.kafka.client.transactions import EvidenceReader
+
+    reader, seen = EvidenceReader(wire, patience_ms=0), set[tuple[object, ...]]()
+    for one in names.named:
+        place = one.payload.get("evidence")
+        if one.checkpoint is None or not isinstance(place, Mapping) or place.get("topic") != topic:
+            continue
+        key = (one.checkpoint, one.sink, place.get("partition"))
+        if key not in seen:
+            seen.add(key)
+            yield _checkpoint_row(one, reader)
+
+
+def _checkpoint_row(one: Named, reader: Any) -> TopicRow:
+    from flinkish_spark.connectors.kafka.writer import KafkaStaged
+
+    staged = KafkaStaged.of(one.payload)
+    handle = staged.handle
+    fate = reader.read(handle.evidence, handle.producer_id, handle.producer_epoch).fate.value
+    told = {
+        Standing.CONFIRMED: "confirmed",
+        Standing.DECIDED: "decided and not confirmed",
+        Standing.LEFT_BEHIND: "decided and left behind",
+    }
+    where = handle.evidence
+    whose = f"sink '{one.sink}', {told[one.standing]}"
+    if staged.next_sequences is not None:
+        used = sum(sum(map(bool, known)) for known in staged.next_sequences.values())
+        whose += f", one transaction over {used} partitions"
+    return TopicRow(where.partition, where.offset, f"checkpoint {one.checkpoint}", fate, None, whose)
+
+
+# -- what readers wait for --------------------------------------------------------------------------
+
+
+def _stable_rows(places: Sequence[Place], admin: Any, opened: Sequence[TopicRow]) -> Iterator[TopicRow]:
+    from flinkish_spark.connectors.kafka.client.client import Isolation
+
+    stable = admin.end_offsets(places)
+    ends = admin.end_offsets(places, Isolation.READ_UNCOMMITTED)
+    for place in places:
+        partition, waiting = place[1], max(0, ends[place] - stable[place])
+        first = min(
+            (row for row in opened if row.partition == partition), key=lambda row: row.offset, default=None
+        )
+        if not waiting:
+            yield TopicRow(partition, stable[place], "last stable offset", "at the end", None, "")
+            continue
+        whose = "nothing any more: it has ended meanwhile" if first is None else first.whose
+        age_ms = None if first is None else first.age_ms
+        state = f"{waiting} offsets wait"
+        yield TopicRow(partition, stable[place], "last stable offset", state, age_ms, f"held back by {whose}")

@@ -1,0 +1,299 @@
+"""The staging half of an atomic Kafka sink: all micro-batches of a checkpoint in one transaction.
+
+The rules of the transaction are in :mod:`flinkish_spark.connectors.kafka.client.shared_transaction`. Here is
+which task owns which partition, when a transaction begins and when it goes on, and what goes into it beside
+records:
+
+- It begins with the first micro-batch behind a barrier, and goes on until the one with the next barrier.
+- A micro-batch that raises leaves it to the sweep: what of it was written nobody knows.
+- Nothing is handed on to another start of the query (:attr:`.Committer.shows_whole`): who begins anew does
+  not know which tasks of the old one still write.
+- One in which nothing was written is ended at once. It would hold readers back for nothing, and no record of
+  it could tell later what became of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.functions import arrow_udf
+
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
+from flinkish_spark.connectors.kafka.client.client import WIRES, KafkaWire
+from flinkish_spark.connectors.kafka.client.producer import Ticket
+from flinkish_spark.connectors.kafka.client.settings import StagingSettings
+from flinkish_spark.connectors.kafka.client.shared_transaction import (
+    SHARED_TASK,
+    SharedTransaction,
+    TaskOutcome,
+    why_other_attempts,
+)
+from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable
+from flinkish_spark.connectors.kafka.writer import (
+    KEY,
+    PARTITION,
+    TOPIC,
+    KafkaStaged,
+    KafkaWriter,
+    checkpoint_in,
+    ticket_of,
+)
+from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult
+from flinkish_spark.core.errors import AuthorizationError, ConfigError, EnvironmentFault
+from flinkish_spark.protocol.ids import CheckpointId, TransactionalId
+from flinkish_spark.protocol.records import TaskAck
+from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.routing import spark_hash_int
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
+
+
+class DoubtfulTransaction(EnvironmentFault):
+    """Nobody can say what a checkpoint's transaction holds; it is given up and staged again."""
+
+    restartable = True
+    ends_when_repeated = True
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What an atomic sink needs, beside what every Kafka sink does.
+
+
+def check_atomic(sink: KafkaSinkSettings, spark: SparkSession, wire: KafkaWire, uid: str) -> None:
+    """Refuse where a shared transaction is not sound, or cannot be counted.
+
+    Raises
+    ------
+    ConfigError
+        Spark runs copies of tasks, or the brokers do not refuse what is written behind a transaction's end.
+    AuthorizationError
+        The principal may not READ a topic, which DescribeProducers wants.
+    """
+    if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
+        raise ConfigError(
+            f"the sink '{uid}' is atomic, and spark.speculation is on",
+            why="a copy of a task would write the same partitions, and such a checkpoint is given up",
+            what_to_do="set spark.speculation=false, or leave atomic out",
+        )
+    if not wire.verifies_partitions():
+        raise ConfigError(
+            f"the sink '{uid}' is atomic, and its brokers are older than Kafka 3.7",
+            why="they take records of a task that has outlived its transaction, behind the transaction's end",
+            what_to_do="use Kafka 3.7 or later, or leave atomic out",
+        )
+    for topic in sink.topics:
+        try:
+            wire.last_sequences([(topic, 0)], 0, 0)
+        except AuthorizationError as denied:
+            raise AuthorizationError(
+                f"Kafka refuses this principal READ on the topic '{topic}' of the atomic sink '{uid}'",
+                why="before a checkpoint is decided DescribeProducers tells what its transaction holds",
+                what_to_do="add an ACL that allows READ on it, or leave atomic out",
+                topic=topic,
+            ) from denied
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Which task owns which partition.
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Tasks and the Kafka partitions that each of them writes alone.
+
+    Parameters
+    ----------
+    partitions
+        How many each topic has.
+    default_topic
+        Of records that name none.
+    most_tasks
+        No more than that.
+    """
+
+    partitions: Mapping[str, int]
+    default_topic: str
+    most_tasks: int
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks there are: no more than partitions, since each has one owner."""
+        return max(1, min(self.most_tasks, max(self.partitions.values())))
+
+    def owned(self, rows: DataFrame) -> DataFrame:
+        """Return rows with the partition that each is written to, in the task that owns it.
+
+        Rows of one of Spark's partitions keep their order, as all of a key behind a keyed operator.
+        """
+        named = F.col(PARTITION) if PARTITION in rows.columns else F.lit(None).cast("int")
+        destination = _destination(dict(self.partitions), self.default_topic)
+        placed = rows.withColumn(PARTITION, destination(F.col(KEY), F.col(TOPIC), named, F.col(C.HASH)))
+        routes = F.array(*map(F.lit, self._routes()))
+        route = F.element_at(routes, F.pmod(F.col(PARTITION), F.lit(self.tasks)) + 1)
+        return placed.repartition(self.tasks, route)
+
+    def _routes(self) -> list[int]:
+        """Return for each task an integer that Spark hashes to it."""
+        found: dict[int, int] = {}
+        candidate = 0
+        while len(found) < self.tasks:
+            found.setdefault(spark_hash_int(candidate) % self.tasks, candidate)
+            candidate += 1
+        return [found[task] for task in range(self.tasks)]
+
+
+def _destination(partitions: Mapping[str, int], default_topic: str) -> Any:
+    """Return a function of key, topic, named partition and hash: where a record goes.
+
+    The same whenever it is asked: a task of Spark's may run again. A partition that the topic does not have
+    is left as it is, for the writer to refuse.
+    """
+
+    def destination(keys: pa.Array, topics: pa.Array, named: pa.Array, hashes: pa.Array) -> pa.Array:
+        import numpy as np
+
+        from flinkish_spark.connectors.kafka.client.admission import partitions_for_keys
+
+        result = named.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32)
+        undecided = named.is_null().to_numpy(zero_copy_only=False)
+        spread = hashes.fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
+        coded = topics.fill_null(default_topic).dictionary_encode()
+        codes = coded.indices.to_numpy(zero_copy_only=False)
+        for code, topic in enumerate(coded.dictionary.to_pylist()):
+            # Of a topic that is not declared any partition will do: the record is refused.
+            count = partitions.get(topic, 1)
+            at = np.flatnonzero(undecided & (codes == code))
+            if len(at):
+                chosen = partitions_for_keys(keys.take(pa.array(at)), count)
+                keyless = chosen < 0
+                chosen[keyless] = (spread[at][keyless] % np.uint64(count)).astype(np.int32)
+                result[at] = chosen
+        return pa.array(result, pa.int32())
+
+    # By its hints: a type in so many words makes PySpark warn.
+    made: Any = arrow_udf(destination, "int")  # type: ignore[call-overload]
+    return made
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Staging.
+
+
+class AtomicWriter(SinkWriter):
+    """Stages the micro-batches of a checkpoint in one transaction.
+
+    Parameters
+    ----------
+    tasks
+        Runs the tasks that write.
+    """
+
+    def __init__(self, sink: KafkaSinkSettings, context: SinkContext, tasks: KafkaWriter) -> None:
+        self._sink, self._context, self._tasks = sink, context, tasks
+        self._open: SharedTransaction | None = None
+
+    def stage(self, request: StageRequest) -> StageResult:
+        """Stage a micro-batch in the checkpoint's transaction; begin one, or go on with it."""
+        with WIRES.wire(self._sink.connection) as wire:
+            # This order matters: what raises below leaves the transaction in doubt; nobody goes on with it.
+            transaction, self._open = self._open, None
+            if transaction is None:
+                transaction = self._begun(wire, request)
+            transaction.ask_over(wire)
+            return self._staged(transaction, wire, request)
+
+    def _staged(self, transaction: SharedTransaction, wire: KafkaWire, request: StageRequest) -> StageResult:
+        found = self._written(transaction, request)
+        tasks = tuple(TaskAck.from_json(report) for report in found)
+        checkpoint = checkpoint_in(tasks)
+        if transaction.is_empty:
+            transaction.abort()
+            return StageResult(tasks, ())
+        if checkpoint is None:
+            self._open = transaction
+        else:
+            self._commit_inputs(transaction, wire, request, checkpoint)
+        return StageResult(tasks, tuple(self._committables(transaction, found)))
+
+    def _begun(self, wire: KafkaWire, request: StageRequest) -> SharedTransaction:
+        """Begin a transaction under the block of its first micro-batch, which is leased until the receipt."""
+        name = TransactionalId(self._context.job, self._context.owner_epoch, request.block, SHARED_TASK, 0)
+        settings = StagingSettings(
+            connection=self._sink.connection,
+            transactional_id=str(name),
+            transaction_timeout_ms=self._sink.transaction_timeout_ms,
+        )
+        return SharedTransaction(wire, settings, self._sink.topics)
+
+    def _written(self, transaction: SharedTransaction, request: StageRequest) -> Sequence[Mapping[str, Any]]:
+        """Have the tasks write; return their reports once there is no doubt about them."""
+        most = int(request.rows.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
+        owners = Owners(transaction.partitions, self._sink.topic, most)
+        prefix = TransactionalId.prefix(self._context.job, self._context.owner_epoch, request.block)
+        names = [ticket_of(prefix, task) for task in range(owners.tasks)] if self._tasks.takes_tickets else []
+        before = transaction.tickets(names)
+        producer = transaction.producer(prefix)
+        found = self._tasks.shared_reports(
+            request, owners.owned, transaction.partitions, transaction.transactional_id, producer
+        )
+        outcomes = [_outcome(report) for report in found]
+        given: dict[str, Ticket | None] = dict.fromkeys(names)
+        given.update((ticket_of(prefix, one.task), one.ticket) for one in outcomes if names)
+        # This order matters: a ticket that is taken later belongs to an attempt that sees what is written.
+        why = why_other_attempts(before, transaction.tickets(names), given)
+        if why:
+            raise DoubtfulTransaction(
+                f"{transaction.transactional_id} may hold records of two attempts of a task",
+                why=why,
+                what_to_do="none: the job goes back to its last checkpoint",
+            )
+        transaction.advance(outcomes)
+        return found
+
+    def _commit_inputs(
+        self,
+        transaction: SharedTransaction,
+        wire: KafkaWire,
+        request: StageRequest,
+        checkpoint: CheckpointId,
+    ) -> None:
+        """Put the input's position into the transaction, where the groups are on the same brokers."""
+        note = self._context.timeline.mark_of(checkpoint).to_text(self._context.job)
+        for one in request.input_offsets():
+            if _servers(one.servers) != _servers(self._sink.connection.servers):
+                continue
+            known = KafkaAdmin.over(wire).committed_offsets(one.group)
+            forward = {place: at for place, at in one.offsets.items() if at > known.get(place, -1)}
+            if forward:
+                transaction.commit_offsets(one.group, forward, note)
+
+    def _committables(
+        self, transaction: SharedTransaction, found: Sequence[Mapping[str, Any]]
+    ) -> list[Mapping[str, Any]]:
+        handles = [KafkaCommittable.from_json(r["committable"]) for r in found if r["committable"]]
+        if not handles:
+            return []
+        one, records = handles[0], sum(handle.records for handle in handles)
+        handle = KafkaCommittable(
+            one.transactional_id, one.producer_id, one.producer_epoch, one.evidence, records
+        )
+        return [KafkaStaged(handle, next_sequences=transaction.next_sequences).to_payload()]
+
+
+def _outcome(report: Mapping[str, Any]) -> TaskOutcome:
+    written = {(str(topic), int(partition)): int(count) for topic, partition, count in report["written"]}
+    ticket = report.get("ticket")
+    return TaskOutcome(
+        int(report["partition"]), written, None if ticket is None else Ticket(*map(int, ticket))
+    )
+
+
+def _servers(text: str) -> frozenset[str]:
+    return frozenset(one.strip() for one in text.split(","))

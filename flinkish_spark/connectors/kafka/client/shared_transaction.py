@@ -1,0 +1,216 @@
+"""One transaction for all tasks of a checkpoint: the driver begins it, keeps count of it and hands it over.
+
+Why it is sound, condition by condition:
+
+- **A new epoch for every transaction.** InitProducerId comes first, so that producer id and epoch name one
+  transaction, and sequence numbers begin at 0.
+- **The driver adds the partitions**, all of them and before any task runs. Brokers refuse records for any
+  other partition, so a task that outlives its transaction can neither write into it nor open another one.
+- **One owner for each partition and micro-batch.** Rows are shuffled by their Kafka partition. A task goes on
+  where the micro-batch before ended; the driver hands the sequence numbers over.
+- **One attempt of each task.** An attempt takes a ticket before it writes. If any has been taken beside those
+  of the tasks whose result counts, nobody knows whose records the partitions have: the transaction is given
+  up.
+- **The count is compared.** What tasks were told is acknowledged must be what the leaders have: when a
+  micro-batch is staged by its tasks, and once more right before the decision.
+
+Any doubt is an error here. The job then goes back to its last checkpoint; the sweep aborts the transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from flinkish_spark.connectors.kafka.client import admission as faults
+from flinkish_spark.connectors.kafka.client.batches import sequence_after
+from flinkish_spark.connectors.kafka.client.client import (
+    UNSETTLED,
+    Code,
+    EndAction,
+    KafkaWire,
+    ProduceClient,
+    pauses_ms,
+)
+from flinkish_spark.connectors.kafka.client.producer import Ticket, TransactionSession
+from flinkish_spark.connectors.kafka.client.settings import SharedProducer, StagingSettings
+from flinkish_spark.connectors.kafka.client.transactions import TransactionClient, why_not_counted
+from flinkish_spark.protocol.ids import Place
+
+#: The task number in the transactional id; Spark numbers no partition so high.
+SHARED_TASK = 999_999_997
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOutcome:
+    """What a task says about its part of a shared transaction.
+
+    Parameters
+    ----------
+    task
+        Spark's partition.
+    written
+        How many records of it the brokers have acknowledged, by Kafka partition.
+    ticket
+        Of the attempt; None if it wrote nothing, or where another attempt cannot write at all.
+    """
+
+    task: int
+    written: Mapping[Place, int]
+    ticket: Ticket | None
+
+
+class SharedTransaction:
+    """One open transaction; lives on the driver, as long as its checkpoint is being staged.
+
+    A crash leaves it open under its transactional id; whoever takes the job over aborts it, or commits it if
+    the checkpoint was decided.
+
+    Parameters
+    ----------
+    wire
+        Borrowed for the micro-batch; see :meth:`ask_over`.
+    settings
+        With the transactional id of all tasks.
+    topics
+        Every topic that may be written.
+
+    Raises
+    ------
+    AuthorizationError, StagingFailed
+        By every method: Kafka refuses it, or nobody answered in time.
+    """
+
+    def __init__(self, wire: KafkaWire, settings: StagingSettings, topics: Sequence[str]) -> None:
+        self._wire, self._settings = wire, settings
+        self._session = TransactionSession(wire, settings)
+        self._session.begin()
+        # Now, and not as known from before: a partition that is added later is not in the transaction.
+        self._session.refresh(topics)
+        self._next = {topic: [0] * len(self._session.layout(topic).leaders) for topic in topics}
+        self._session.join((t, p) for t, known in self._next.items() for p in range(len(known)))
+
+    def ask_over(self, wire: KafkaWire) -> None:
+        """Use this connection from now on: it is borrowed anew for each micro-batch."""
+        self._wire = wire
+        self._session.use(wire)
+
+    @property
+    def transactional_id(self) -> str:
+        """The handle's first part; producer id and epoch are the others."""
+        return str(self._settings.transactional_id)
+
+    @property
+    def partitions(self) -> dict[str, int]:
+        """How many partitions each topic has."""
+        return {topic: len(known) for topic, known in self._next.items()}
+
+    @property
+    def next_sequences(self) -> dict[str, tuple[int, ...]]:
+        """By topic, the sequence number that comes next in each partition."""
+        return {topic: tuple(known) for topic, known in self._next.items()}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been written."""
+        return not any(any(known) for known in self._next.values())
+
+    def producer(self, ticket_prefix: str) -> SharedProducer:
+        """Return what tasks are told; each puts its own number behind `ticket_prefix`."""
+        return SharedProducer(
+            self._session.producer_id, self._session.producer_epoch, self.next_sequences, ticket_prefix
+        )
+
+    def tickets(self, names: Iterable[str]) -> dict[str, Ticket]:
+        """Return the newest ticket under each name that has given out one."""
+        return {
+            name: Ticket(view.producer_id, view.producer_epoch)
+            for name, view in TransactionClient.over(self._wire).described(names).items()
+            if view.code != Code.TRANSACTIONAL_ID_NOT_FOUND
+        }
+
+    def advance(self, outcomes: Iterable[TaskOutcome]) -> None:
+        """Take in what the tasks of a micro-batch have written.
+
+        Raises
+        ------
+        StagingFailed
+            The leaders have something else.
+        """
+        for outcome in outcomes:
+            for (topic, partition), records in outcome.written.items():
+                known = self._next[topic]
+                known[partition] = sequence_after(known[partition], records)
+        difference = why_not_counted(
+            self._wire, self.next_sequences, self._session.producer_id, self._session.producer_epoch
+        )
+        if difference:
+            raise faults.StagingFailed(
+                f"{self.transactional_id} does not hold what its tasks have written",
+                why=difference,
+                what_to_do="none: it is given up, and its micro-batches run again",
+            )
+
+    def commit_offsets(self, group: str, offsets: Mapping[Place, int], note: str) -> None:
+        """Make a consumer group's offsets show together with the records."""
+        session, client = self._session, ProduceClient(self._wire)
+        handle = (self.transactional_id, session.producer_id, session.producer_epoch)
+        right = f"READ on the consumer group {group}"
+
+        def settled(codes: Iterable[int]) -> str:
+            found = [code for code in codes if code != Code.NONE]
+            if Code.GROUP_AUTHORIZATION_FAILED in found:
+                raise faults.not_authorized(right)
+            return session.unsettled(f"store the offsets of group {group}", found)
+
+        session.asked(
+            f"add the group {group} to {self.transactional_id}",
+            right,
+            lambda left_ms: client.add_group(*handle, group, connect_within_ms=left_ms),
+            lambda code: settled([code]),
+        )
+        session.asked(
+            f"store the offsets of group {group}",
+            right,
+            lambda left_ms: client.commit_in_transaction(
+                *handle, group, offsets, note, connect_within_ms=left_ms
+            ),
+            lambda codes: settled(codes.values()),
+        )
+
+    def abort(self) -> None:
+        """Give up a transaction that nothing was written to; a sweep ends it if this cannot."""
+        session = self._session
+        for left_ms in pauses_ms(self._wire.timeout_ms, self._wire.clock):
+            code = self._wire.end_transaction(
+                self.transactional_id,
+                session.producer_id,
+                session.producer_epoch,
+                EndAction.ABORT,
+                connect_within_ms=left_ms,
+            )
+            if code not in UNSETTLED:
+                return
+
+
+def why_other_attempts(
+    before: Mapping[str, Ticket], after: Mapping[str, Ticket], given: Mapping[str, Ticket | None]
+) -> str:
+    """Return why an attempt beside those whose result counts may have written; empty if none can have.
+
+    Parameters
+    ----------
+    before, after
+        The newest ticket under each name, around the tasks.
+    given
+        By name, the ticket of the attempt whose result counts; None if that wrote nothing.
+    """
+    for name, ticket in given.items():
+        is_alone = (
+            after.get(name) == before.get(name)
+            if ticket is None
+            else after.get(name) == ticket and ticket.follows(before.get(name))
+        )
+        if not is_alone:
+            return f"another attempt of its task has a ticket under {name}"
+    return ""

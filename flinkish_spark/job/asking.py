@@ -1,0 +1,228 @@
+"""Asking a running job: write the request, wait until it is taken, wait for the answer.
+
+The rules of the files are in :mod:`flinkish_spark.job.requests`. A request that nobody takes is taken back:
+"nobody took it" means that it will never happen, and "no answer in time" does not.
+"""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from dataclasses import dataclass, field
+
+from flinkish_spark.job.requests import (
+    KEPT_MS,
+    Claim,
+    Claimant,
+    OutsideAnswer,
+    OutsideRequest,
+    RequestFiles,
+    RequestKind,
+    StopMode,
+)
+from flinkish_spark.job.stored_job import StoredJob
+from flinkish_spark.protocol.codec import Stored, stored
+from flinkish_spark.protocol.failures import CheckpointFailureReason
+from flinkish_spark.protocol.ids import CheckpointId
+
+_POLL_MS = 100
+#: A job takes a request within half a second, also while it recovers or waits for its restart, unless
+#: it is just taking over: then it needs longer.
+TAKEN_WITHIN_MS = 30_000
+_LEFT_TO_NEXT_START = (
+    "the next start finishes the checkpoint if it was decided, and writes no savepoint of it; "
+    "look at `flinkish checkpoints list`"
+)
+
+assert KEPT_MS > 100 * _POLL_MS, "an answer must not be deleted before its asker can have read it"
+
+
+class ReplyKind(enum.Enum):
+    """What an asker knows in the end: an `OutsideOutcome`, or that there is no answer."""
+
+    COMPLETED = "COMPLETED"
+    REFUSED = "REFUSED"
+    ABORTED = "ABORTED"
+    SAVEPOINT_FAILED = "SAVEPOINT_FAILED"
+    LEFT_TO_NEXT_START = "LEFT_TO_NEXT_START"
+    UNKNOWN = "UNKNOWN"
+    #: Nobody took the request, and it was taken back: nothing was done and nothing will be.
+    NOT_TAKEN = "NOT_TAKEN"
+    #: The job took the request and has not answered in time: it may still be carried out.
+    NOT_ANSWERED = "NOT_ANSWERED"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply(Stored):
+    """How asking ended.
+
+    Parameters
+    ----------
+    kind
+        See :class:`ReplyKind`.
+    checkpoint
+        The checkpoint that was taken for it; None if there was none, or nobody said.
+    reason
+        Why it was not completed, where the job gave a reason.
+    text
+        The reason in words; for a savepoint that is complete, where it is.
+    """
+
+    kind: ReplyKind = field(metadata=stored("outcome"))
+    checkpoint: CheckpointId | None = None
+    reason: CheckpointFailureReason | None = None
+    text: str = ""
+
+    @classmethod
+    def of(cls, answer: OutsideAnswer) -> Reply:
+        """Return the reply that the job gave."""
+        kind, text = ReplyKind(answer.outcome.value), answer.text
+        if kind is ReplyKind.LEFT_TO_NEXT_START:
+            text = f"{text}: {_LEFT_TO_NEXT_START}" if text else _LEFT_TO_NEXT_START
+        return cls(kind, answer.checkpoint, answer.reason, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long an asker waits, in milliseconds: until the request is taken, and in all."""
+
+    taken_within_ms: int
+    answered_within_ms: int
+
+    @classmethod
+    def of_seconds(cls, timeout_s: float, taken_within_ms: int = TAKEN_WITHIN_MS) -> Patience:
+        """Return the patience of `--timeout-s`."""
+        timeout_ms = max(1, round(timeout_s * 1_000))
+        return cls(min(timeout_ms, taken_within_ms), timeout_ms)
+
+
+class AskingInterrupted(KeyboardInterrupt):
+    """Ctrl-C while an asker waited; `reply` says what becomes of the request."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply.text)
+        self.reply = reply
+
+
+def ask(
+    job: StoredJob,
+    kind: RequestKind,
+    patience: Patience,
+    *,
+    target: str = "",
+    stop_mode: StopMode = StopMode.SUSPEND,
+) -> Reply:
+    """Ask the job and wait, also for what an interrupt (Ctrl-C) leaves to be said.
+
+    For the rest see :func:`ask_until_interrupted`.
+    """
+    try:
+        return ask_until_interrupted(job, kind, patience, target=target, stop_mode=stop_mode)
+    except AskingInterrupted as interrupted:
+        return interrupted.reply
+
+
+def ask_until_interrupted(
+    job: StoredJob,
+    kind: RequestKind,
+    patience: Patience,
+    *,
+    target: str = "",
+    stop_mode: StopMode = StopMode.SUSPEND,
+) -> Reply:
+    """Ask the job and wait; whatever happens, the request's files are deleted in the end.
+
+    Raises
+    ------
+    AskingInterrupted
+        By Ctrl-C; the request was taken back if nobody had taken it yet.
+    StoreError
+        The job directory cannot be written.
+    CorruptObjectError
+        The answer cannot be read.
+    """
+    owner = job.job_dir.newest_owner()
+    if owner.value == 0:
+        return Reply(ReplyKind.NOT_TAKEN, text="the job has never run")
+    name = uuid.uuid4().hex
+    request = OutsideRequest(name, kind, owner, job.clock.wall_ms(), target, stop_mode)
+    files = RequestFiles(job.job_dir, name)
+    try:
+        files.create(request)
+        return _wait(job, request, files, patience)
+    except KeyboardInterrupt:
+        taken_back = _take_back(request, files)
+        raise AskingInterrupted(_interrupted(taken_back)) from None
+    finally:
+        files.delete()
+
+
+def _wait(job: StoredJob, request: OutsideRequest, files: RequestFiles, patience: Patience) -> Reply:
+    begin_ms, is_taken = job.clock.monotonic_ms(), False
+    while True:
+        answer = files.answer()
+        if answer is not None:
+            return Reply.of(answer)
+        waited_ms = job.clock.monotonic_ms() - begin_ms
+        is_taken = is_taken or files.claimed() is not None
+        if not is_taken and waited_ms >= patience.taken_within_ms:
+            if _take_back(request, files):
+                return Reply(ReplyKind.NOT_TAKEN, text=_not_taken(job, request, waited_ms))
+            is_taken = True
+        if waited_ms >= patience.answered_within_ms:
+            return Reply(
+                ReplyKind.NOT_ANSWERED,
+                text=f"the job took the request and has not answered within {_seconds(waited_ms)}: "
+                "it may still be carried out; look at `flinkish checkpoints list` before you ask again",
+            )
+        job.clock.sleep_ms(_POLL_MS)
+
+
+def _take_back(request: OutsideRequest, files: RequestFiles) -> bool:
+    """Claim the request; return whether nobody else had."""
+    return files.claim(Claim(Claimant.ASKER, request.owner_epoch)).by is Claimant.ASKER
+
+
+def _not_taken(job: StoredJob, request: OutsideRequest, waited_ms: int) -> str:
+    newest = job.job_dir.newest_owner()
+    if newest != request.owner_epoch:
+        return f"the job was taken over by owner {newest} meanwhile; ask again"
+    return (
+        f"nobody took the request within {_seconds(waited_ms)}, and it was taken back: "
+        "the job does not run, or has only begun to start; a standby takes none"
+    )
+
+
+def _interrupted(taken_back: bool) -> Reply:
+    if taken_back:
+        return Reply(ReplyKind.NOT_TAKEN, text="interrupted; the request was taken back")
+    text = "interrupted; the job has taken the request and carries it out"
+    return Reply(ReplyKind.NOT_ANSWERED, text=text)
+
+
+def _seconds(duration_ms: int) -> str:
+    return f"{duration_ms / 1_000:g} s"
+
+
+def describe(reply: Reply) -> str:
+    """Return a reply that is not COMPLETED as one line.
+
+    Examples
+    --------
+    >>> describe(Reply(ReplyKind.REFUSED, text="ask again"))
+    'refused: ask again'
+    """
+    match reply.kind:
+        case ReplyKind.REFUSED:
+            what = "refused"
+        case ReplyKind.ABORTED:
+            what = f"checkpoint {reply.checkpoint} was aborted"
+        case ReplyKind.SAVEPOINT_FAILED:
+            what = f"checkpoint {reply.checkpoint} is complete, but its savepoint could not be written"
+        case ReplyKind.LEFT_TO_NEXT_START:
+            what = f"no answer about checkpoint {reply.checkpoint}"
+        case _:
+            what = "no answer"
+    reason = "" if reply.reason is None else reply.reason.value
+    text = reply.text or ("" if reply.reason is None else reply.reason.text)
+    return f"{what}: {', '.join(filter(None, (reason, text)))}"

@@ -1,0 +1,88 @@
+"""The owner's reports in the job directory: what a job does now, and why it was started again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flinkish_spark.checkpoint.hooks import QuietListener
+from flinkish_spark.core.clock import Clock
+from flinkish_spark.core.config import CheckpointConfig
+from flinkish_spark.core.errors import FlinkishError
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.protocol.ids import OwnerEpoch
+from flinkish_spark.protocol.job_graph import JobVertex
+from flinkish_spark.protocol.job_report import JobReport
+from flinkish_spark.protocol.job_status import Change, JobStatusChange
+
+LOG = logging.getLogger(__name__)
+
+
+class JobReporter(QuietListener):
+    """A listener that keeps the report of this owner; what the store refuses is only logged.
+
+    Each owner has a report of its own, so that one that has lost the job overwrites nothing of the next.
+
+    Parameters
+    ----------
+    vertices
+        Of the job graph.
+    settings
+        What :func:`reported_settings` returns.
+    """
+
+    def __init__(
+        self, job_dir: JobDir, clock: Clock, vertices: Iterable[JobVertex], settings: Mapping[str, Any]
+    ) -> None:
+        self._job_dir, self._clock = job_dir, clock
+        self._vertices, self._settings = tuple(vertices), settings
+        #: None before the takeover: until then the directory is somebody else's.
+        self._report: JobReport | None = None
+
+    def on_taken_over(self, epoch: OwnerEpoch) -> None:
+        """Begin a report, and delete those of earlier owners that it carries on."""
+        try:
+            earlier = self._job_dir.newest_report()
+        except FlinkishError as error:
+            LOG.warning("the reports begin anew: %s", error)
+            earlier = None
+        now_ms = self._clock.wall_ms()
+        self._report = JobReport.begun(epoch, now_ms, self._vertices, self._settings, earlier)
+        self._store(self._report)
+        self._job_dir.forget_reports_before(epoch)
+
+    def on_change(self, change: Change) -> None:
+        """Note a change, and store the report unless further changes follow at once."""
+        if self._report is None:
+            return
+        self._report = self._report.after(change)
+        if isinstance(change, JobStatusChange) or self._report.is_settled:
+            self._store(self._report)
+
+    def _store(self, report: JobReport) -> None:
+        try:
+            self._job_dir.put_report(report)
+        except FlinkishError as error:
+            LOG.warning("the report of what the job does is not stored: %s", error)
+
+
+def reported_settings(
+    checkpoint: CheckpointConfig, restart: object, trigger_ms: int, shuffle_partitions: int
+) -> dict[str, Any]:
+    """Return what other processes may know of a job's settings: names and numbers, nothing of the user's."""
+    tolerable = checkpoint.tolerable_failures
+    return {
+        "interval_ms": checkpoint.interval_ms,
+        "timeout_ms": checkpoint.timeout_ms,
+        "min_pause_ms": checkpoint.min_pause_ms,
+        "max_concurrent": checkpoint.max_concurrent,
+        # None for no limit.
+        "tolerable_failures": tolerable if isinstance(tolerable, int) else None,
+        "retained": checkpoint.retained,
+        "mode": checkpoint.mode.value,
+        "retention": checkpoint.retention.value,
+        "restart_strategy": type(restart).__name__,
+        "trigger_ms": trigger_ms,
+        "shuffle_partitions": shuffle_partitions,
+    }

@@ -1,0 +1,156 @@
+"""What the owner of a job says about it for other processes: status, vertices, failures, settings.
+
+Checkpoints and decisions are in the job directory anyway. What a job does at this moment, and why it was
+started again, only its owner knows. A report decides nothing. It is a value of bounded size, which is
+replaced with every change of the status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+from flinkish_spark.protocol.codec import Stored, StoredRow, whole
+from flinkish_spark.protocol.ids import OwnerEpoch
+from flinkish_spark.protocol.job_graph import JobVertex
+from flinkish_spark.protocol.job_status import Change, JobStatus, JobStatusChange, TaskState
+from flinkish_spark.protocol.statistics import MOST_TEXT
+
+#: Failures that are kept; as many as Flink keeps by default.
+MOST_FAILURES = 16
+
+_TimeMs = Annotated[int, whole(0)]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedFailure(Stored):
+    """Why a job was started again, or has ended.
+
+    Parameters
+    ----------
+    at_ms
+        Wall clock time.
+    cause
+        What happened, why, and what to do; at most :data:`.MOST_TEXT` characters.
+    vertex
+        Id of the vertex in which it happened; empty where that is not known.
+    attempt
+        Of the job; 1 for its first start in a process.
+    """
+
+    at_ms: _TimeMs
+    cause: str
+    vertex: str = ""
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedVertex(StoredRow):
+    """Where a vertex stands: its id in the job graph, its state, since when (wall clock), its attempt."""
+
+    vertex: str
+    state: TaskState
+    since_ms: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class JobReport(Stored):
+    """See the module's head.
+
+    Parameters
+    ----------
+    owner_epoch
+        Who reports.
+    status
+        What the job does.
+    began_at_ms
+        Wall clock time of the takeover.
+    since_ms
+        Wall clock time at which each status was reached last, by its name.
+    vertices
+        In the order of the job graph.
+    restarts
+        How often the query was started again, over all owners that have reported.
+    failures
+        The newest ones of all owners, oldest first.
+    settings
+        What was said of checkpoints and restarts, as JSON values by name.
+
+    Examples
+    --------
+    >>> from flinkish_spark.protocol.job_status import JobEvent
+    >>> report = JobReport.begun(OwnerEpoch(1), 1_000, (), {}, None)
+    >>> started = JobStatusChange(JobStatus.CREATED, JobStatus.RUNNING, JobEvent.STARTED, "", 2_000)
+    >>> failed = JobStatusChange(JobStatus.RUNNING, JobStatus.FAILING, JobEvent.FAILURE, "no broker", 9_000)
+    >>> report = report.after(started).after(failed)
+    >>> report.status.value, report.since_ms["RUNNING"], [one.cause for one in report.failures]
+    ('FAILING', 2000, ['no broker'])
+    """
+
+    owner_epoch: OwnerEpoch
+    status: JobStatus
+    began_at_ms: _TimeMs
+    since_ms: Mapping[str, _TimeMs]
+    vertices: tuple[ReportedVertex, ...] = ()
+    restarts: int = 0
+    failures: tuple[ReportedFailure, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def begun(
+        cls,
+        epoch: OwnerEpoch,
+        at_ms: int,
+        vertices: Iterable[JobVertex],
+        settings: Mapping[str, Any],
+        earlier: JobReport | None,
+    ) -> JobReport:
+        """Return the report of an owner that has just taken the job over.
+
+        Parameters
+        ----------
+        earlier
+            The newest one of another owner, whose failures and restarts are carried on.
+        """
+        return cls(
+            epoch,
+            JobStatus.CREATED,
+            at_ms,
+            {JobStatus.CREATED.value: at_ms},
+            tuple(ReportedVertex(one.id, TaskState.CREATED, at_ms, 1) for one in vertices),
+            0 if earlier is None else earlier.restarts,
+            () if earlier is None else earlier.failures,
+            settings,
+        )
+
+    def after(self, change: Change) -> JobReport:
+        """Return the report behind a change; changes come in the order in which they happened."""
+        if not isinstance(change, JobStatusChange):
+            moved = ReportedVertex(change.vertex, change.after, change.at_ms, change.attempt)
+            others = (moved if one.vertex == change.vertex else one for one in self.vertices)
+            return replace(self, vertices=tuple(others))
+        found = replace(
+            self, status=change.after, since_ms={**self.since_ms, change.after.value: change.at_ms}
+        )
+        match change.after:
+            case JobStatus.FAILING:
+                return found._failed(change)
+            case JobStatus.RESTARTING:
+                return replace(found, restarts=self.restarts + 1)
+        return found
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether its vertices are all in the same state, or at their end: worth to be stored."""
+        states = {one.state for one in self.vertices}
+        return len(states) == 1 or all(state.is_terminal for state in states)
+
+    def _failed(self, change: JobStatusChange) -> JobReport:
+        # A vertex that fails is told of before the job that fails with it.
+        failed = next((one for one in self.vertices if one.state is TaskState.FAILED), None)
+        attempt = max((one.attempt for one in self.vertices), default=1)
+        cause = change.cause if len(change.cause) <= MOST_TEXT else change.cause[: MOST_TEXT - 3] + "..."
+        one = ReportedFailure(change.at_ms, cause, "" if failed is None else failed.vertex, attempt)
+        return replace(self, failures=(*self.failures, one)[-MOST_FAILURES:])

@@ -1,0 +1,418 @@
+"""What Flink's REST server has no path for: sinks, decisions, going back, lineages, chained jobs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flinkish_spark.core.errors import CorruptObjectError
+from flinkish_spark.core.upstream_cut import upstream_cut
+from flinkish_spark.job.stored_job import CheckpointView, details_of
+from flinkish_spark.protocol.decisions import Decision, Receipt, Verdict
+from flinkish_spark.protocol.event_time import MAX_WATERMARK_MS
+from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.job_graph import JobGraph, JobVertex, OperatorKind
+from flinkish_spark.protocol.records import StagedBatch
+from flinkish_spark.protocol.statistics import ParticipantStatistics
+from flinkish_spark.rest.jobs import FoundJobs
+from flinkish_spark.rest.snapshot import JobSnapshot
+
+
+def listed_job(snapshot: JobSnapshot) -> dict[str, Any]:
+    """Return a line about a job, out of four small objects of its directory."""
+    history, report = snapshot.history, snapshot.report
+    newest = history.newest_completed
+    return {
+        "id": snapshot.id,
+        "name": snapshot.job.name,
+        "status": snapshot.status.value,
+        "began_at_ms": snapshot.began_at_ms or None,
+        "now_ms": snapshot.now_ms,
+        "restarts": 0 if report is None else report.restarts,
+        "completed": history.counts.completed,
+        "failed": history.counts.failed,
+        "newest_at_ms": None if newest is None else newest.trigger_at_ms,
+        "newest_took_ms": None if newest is None else newest.durations.end_to_end_ms,
+    }
+
+
+def job(snapshot: JobSnapshot) -> dict[str, Any]:
+    """Return who a job is, who runs it, and why it was started again."""
+    report, owner = snapshot.report, snapshot.owner
+    names = {vertex.id: vertex.name for vertex in snapshot.graph.vertices}
+    return {
+        "id": snapshot.id,
+        "name": snapshot.job.name,
+        "uuid": str(snapshot.job.uuid),
+        "job_dir": snapshot.job.place.url,
+        "status": snapshot.status.value,
+        "was_cut_off": snapshot.was_cut_off,
+        "heard_at_ms": snapshot.heard_at_ms or None,
+        "began_at_ms": snapshot.began_at_ms or None,
+        "ended_at_ms": snapshot.ended_at_ms,
+        "now_ms": snapshot.now_ms,
+        "owner": {
+            "epoch": snapshot.owner_epoch.value,
+            "host": owner.get("host"),
+            "pid": owner.get("pid"),
+            "life": snapshot.life.value,
+        },
+        "lineage": snapshot.job.job_dir.lineage().value,
+        "restarts": 0 if report is None else report.restarts,
+        "failures": []
+        if report is None
+        else [
+            {
+                "at_ms": one.at_ms,
+                "cause": one.cause,
+                "vertex": one.vertex or None,
+                "name": names.get(one.vertex),
+                "attempt": one.attempt,
+            }
+            for one in reversed(report.failures)
+        ],
+        "settings": {} if report is None else dict(report.settings),
+    }
+
+
+def graph(snapshot: JobSnapshot) -> dict[str, Any]:
+    """Return the job graph with what went through each vertex of late."""
+    found, flow = snapshot.graph, snapshot.flow
+    return {
+        "vertices": [_vertex(snapshot, found, vertex) for vertex in found.vertices],
+        "span_ms": None if flow is None else flow.span_ms,
+        "ended_at_ms": None if flow is None else flow.ended_at_ms,
+    }
+
+
+def _vertex(snapshot: JobSnapshot, found: JobGraph, vertex: JobVertex) -> dict[str, Any]:
+    flow, is_running = snapshot.flow, snapshot.status.value == "RUNNING"
+    busy, held = snapshot.shares_of(vertex)
+
+    def rate(counts: Mapping[str, int], uids: Iterable[str]) -> float | None:
+        known = [counts[uid] for uid in uids if uid in counts]
+        return flow.per_second(sum(known)) if flow is not None and known and is_running else None
+
+    report = snapshot.report
+    states = {} if report is None else {one.vertex: one.state.value for one in report.vertices}
+    return {
+        "id": vertex.id,
+        "name": vertex.name,
+        "state": "CANCELED" if snapshot.was_cut_off else states.get(vertex.id),
+        "kind": _kind(vertex),
+        "parallelism": vertex.parallelism,
+        "max_parallelism": vertex.max_parallelism,
+        "operators": [
+            {"uid": one.uid, "title": one.title, "does": one.does, "runs_in": one.runs_in.value}
+            for one in vertex.operators
+        ],
+        "inputs": [{"id": way.vertex, "ship": way.ship.value} for way in vertex.inputs],
+        "records_in_per_second": None
+        if flow is None
+        else rate(flow.read_by_source, snapshot.sources_of(vertex)),
+        "records_out_per_second": None
+        if flow is None
+        else rate(flow.rows_by_sink, snapshot.sinks_of(vertex)),
+        "busy": busy,
+        "back_pressured": held,
+        "watermark_ms": snapshot.watermark_of(vertex),
+    }
+
+
+def _kind(vertex: JobVertex) -> str:
+    kinds = {one.kind for one in vertex.operators}
+    for kind in (OperatorKind.STATEFUL, OperatorKind.SOURCE, OperatorKind.SINK):
+        if kind in kinds:
+            return str(kind.value)
+    return OperatorKind.FUNCTION.value
+
+
+def watermarks(snapshot: JobSnapshot) -> dict[str, Any]:
+    """Return the watermarks of all operators at the newest complete checkpoint, with their lags."""
+    commits = snapshot.newest_commits
+    by_uid = snapshot.graph.by_uid
+    return {
+        "checkpoint": int(commits[0].checkpoint) if commits else None,
+        "at_ms": commits[0].decided_at_ms if commits else None,
+        "operators": [
+            {
+                "uid": uid or None,
+                "name": by_uid[uid].title if uid in by_uid else "all operators",
+                "watermark_ms": None if watermark_ms == MAX_WATERMARK_MS else watermark_ms,
+                "is_at_end": watermark_ms == MAX_WATERMARK_MS,
+                "lag_ms": snapshot.lag_ms(watermark_ms),
+            }
+            for uid, watermark_ms in sorted(snapshot.watermarks_ms.items())
+        ],
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Checkpoints, and what was decided of them.
+
+
+def checkpoints(snapshot: JobSnapshot, at_most: int, before: int | None) -> dict[str, Any]:
+    """Return the newest checkpoints in front of an id, and how many there are."""
+    ids = snapshot.checkpoint_ids
+    views = snapshot.newest_checkpoints(at_most, before)
+    history = snapshot.history
+    older = bool(views) and views[-1].checkpoint > ids[0]
+    return {
+        "known": len(ids),
+        "checkpoints": [_with_participants(view) for view in views],
+        "older_than": int(views[-1].checkpoint) if older else None,
+        "counts": {**history.counts.to_json(), "in_progress": history.counts.in_progress},
+        "summary": {
+            quantity.value: {
+                "count": one.count,
+                "min": one.minimum,
+                "avg": round(one.average, 1),
+                "p50": one.p50,
+                "p99": one.p99,
+                "max": one.maximum,
+            }
+            for quantity, one in history.summary().items()
+        },
+    }
+
+
+def _with_participants(view: CheckpointView) -> dict[str, Any]:
+    participants = () if view.statistics is None else view.statistics.participants
+    return {**view.to_json(), "participants": [_participant(one) for one in participants]}
+
+
+def _participant(one: ParticipantStatistics) -> dict[str, Any]:
+    return {
+        "uid": one.uid,
+        "kind": one.kind.value,
+        "is_acknowledged": one.is_acknowledged,
+        "ack_ms": one.ack_ms,
+        "sync_ms": one.sync_ms,
+        "commit_ms": one.commit_ms,
+        "rows": one.rows,
+        "bytes": one.bytes,
+    }
+
+
+def checkpoint(snapshot: JobSnapshot, view: CheckpointView) -> dict[str, Any]:
+    """Return all that is known of a checkpoint, as `flinkish checkpoints show --json` does."""
+    return {**snapshot.job.to_json(), **details_of(snapshot.job, view)}
+
+
+def decisions(snapshot: JobSnapshot, at_most: int, before: int | None) -> dict[str, Any]:
+    """Return what was decided, the newest first."""
+    return {
+        "decisions": [
+            {
+                "checkpoint": int(view.checkpoint),
+                "verdict": view.decision.verdict.value,
+                "purpose": view.purpose.value,
+                "owner_epoch": int(view.decision.owner_epoch),
+                "lineage": int(view.decision.lineage),
+                "decided_at_ms": view.decision.decided_at_ms,
+                "confirmed_at_ms": None if view.receipt is None else view.receipt.confirmed_at_ms,
+                "rows": view.rows,
+                "reason": view.decision.reason,
+                "superseded_by_lineage": None if view.superseded_by is None else int(view.superseded_by),
+            }
+            for view in snapshot.newest_checkpoints(at_most, before)
+            if view.decision is not None
+        ]
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Sinks: what they hold that nobody sees yet, and what they have shown.
+
+
+def sinks(snapshot: JobSnapshot) -> dict[str, Any]:
+    """Return, by sink, what is staged, what is decided and not confirmed, and what is confirmed.
+
+    What a sink has staged and not committed is an *open* committable: a transaction of Kafka's, files that no
+    table names.
+    """
+    job_dir = snapshot.job.job_dir
+    staged = list(job_dir.staged_batches(job_dir.lineage()).values())
+    commits = snapshot.newest_commits
+    waiting = [one for one in commits if job_dir.receipt(one.checkpoint) is None]
+    confirmed = next((one for one in commits if one not in waiting), None)
+    receipt = None if confirmed is None else job_dir.receipt(confirmed.checkpoint)
+    decided = {(batch.lineage, batch.batch) for one in commits for batch in one.batches}
+    undecided = [one for one in staged if (one.lineage, one.batch) not in decided]
+    uids = [one.uid for one in snapshot.graph.operators if one.kind is OperatorKind.SINK]
+    seen = [ack.sink for batch in undecided for ack in batch.acks]
+    seen += [ack.sink for one in commits for batch in one.batches for ack in batch.acks]
+    return {
+        "sinks": [
+            _sink(snapshot, uid, undecided, waiting, confirmed, receipt)
+            for uid in dict.fromkeys([*uids, *seen])
+        ],
+        "now_ms": snapshot.now_ms,
+    }
+
+
+def _sink(
+    snapshot: JobSnapshot,
+    uid: str,
+    undecided: list[StagedBatch],
+    waiting: list[Decision],
+    confirmed: Decision | None,
+    receipt: Receipt | None,
+) -> dict[str, Any]:
+    unconfirmed = [*undecided, *(batch for one in waiting for batch in one.batches)]
+    open_in = [batch for batch in unconfirmed if any(c.sink == uid for c in batch.committables)]
+    began = [batch.began_at_ms for batch in open_in if batch.began_at_ms is not None]
+    known = snapshot.graph.by_uid.get(uid)
+    flow = snapshot.flow
+    return {
+        "uid": uid,
+        "does": None if known is None else known.does,
+        "staged_rows": _rows(undecided, uid),
+        "decided_rows": sum(_rows(one.batches, uid) for one in waiting),
+        "open_committables": sum(c.sink == uid for batch in open_in for c in batch.committables),
+        "oldest_open_ms": max(0, snapshot.now_ms - min(began)) if began else None,
+        "confirmed_checkpoint": None if confirmed is None else int(confirmed.checkpoint),
+        "confirmed_at_ms": None if receipt is None else receipt.confirmed_at_ms,
+        "confirmed_rows": None if confirmed is None else _rows(confirmed.batches, uid),
+        "answers": {} if receipt is None else dict(Counter(receipt.answers.get(uid, ()))),
+        "facts": {} if receipt is None else dict(receipt.facts.get(uid, {})),
+        "rows_per_second": None
+        if flow is None or uid not in flow.rows_by_sink
+        else flow.per_second(flow.rows_by_sink[uid]),
+    }
+
+
+def _rows(batches: Iterable[StagedBatch], uid: str) -> int:
+    return sum(ack.rows for batch in batches for ack in batch.acks if ack.sink == uid)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Going back, lineages, what an audit would look at.
+
+
+def rewind(snapshot: JobSnapshot, at_most: int) -> dict[str, Any]:
+    """Return whether an order to go back waits, and the newest checkpoints that the job could go back to."""
+    order = snapshot.job.job_dir.rewind_order()
+    views = snapshot.newest_checkpoints(at_most)
+    return {
+        "order": None
+        if order is None
+        else {
+            "order_id": order.order_id,
+            "checkpoint": int(order.target),
+            "tables": order.tables.value,
+            "ordered_at_ms": order.ordered_at_ms,
+        },
+        "targets": [
+            {"checkpoint": int(view.checkpoint), "triggered_at_ms": view.triggered_at_ms, "rows": view.rows}
+            for view in views
+            if not view.why_not_rewindable
+        ],
+    }
+
+
+def lineages(snapshot: JobSnapshot) -> dict[str, Any]:
+    """Return the rewinds of a job's life, oldest first, and the lineage that it is in."""
+    history = snapshot.job.job_dir.history()
+    return {
+        "live": int(history.live),
+        "rewinds": [
+            {
+                "lineage": int(one.lineage),
+                "kind": one.kind.value,
+                "checkpoint": None if one.target is None else int(one.target),
+                "first_removed": int(one.first_removed),
+            }
+            for one in history.rewinds
+        ],
+    }
+
+
+def audit(snapshot: JobSnapshot, at_most: int) -> dict[str, Any]:
+    """Return what outputs have to show, by the newest decisions; `flinkish audit` compares it with them."""
+    views = [view for view in snapshot.newest_checkpoints(at_most) if view.commit is not None]
+    return {
+        "checkpoints": [
+            {
+                "checkpoint": int(view.checkpoint),
+                "is_confirmed": view.receipt is not None,
+                "is_live": view.superseded_by is None,
+                "rows": _rows_by_sink(view.commit),
+            }
+            for view in views
+            if view.commit is not None
+        ],
+        "unconfirmed": [int(view.checkpoint) for view in views if view.receipt is None],
+    }
+
+
+def _rows_by_sink(decision: Decision) -> dict[str, int]:
+    assert decision.verdict is Verdict.COMMIT
+    return {
+        uid: _rows(decision.batches, uid)
+        for uid in dict.fromkeys(ack.sink for batch in decision.batches for ack in batch.acks)
+    }
+
+
+def chained(snapshot: JobSnapshot, jobs: FoundJobs) -> dict[str, Any]:
+    """Return the jobs that this one reads from or that read from it, as far as this server knows them."""
+    own = str(snapshot.job.uuid)
+    by_uuid = {str(one.uuid): (job_id, one) for job_id, one in jobs.by_id.items()}
+    downstream = []
+    for job_id, other in jobs.by_id.items():
+        if job_id != snapshot.id:
+            cuts = _cuts(JobSnapshot(job_id, other))
+            downstream += [
+                {"id": job_id, "name": other.name, **cut} for cut in cuts if cut["job_uuid"] == own
+            ]
+    return {
+        "upstream": [
+            {
+                "id": by_uuid[cut["job_uuid"]][0] if cut["job_uuid"] in by_uuid else None,
+                "name": by_uuid[cut["job_uuid"]][1].name if cut["job_uuid"] in by_uuid else None,
+                **cut,
+            }
+            for cut in _cuts(snapshot)
+        ],
+        "downstream": downstream,
+    }
+
+
+def _cuts(snapshot: JobSnapshot) -> list[dict[str, Any]]:
+    try:
+        commits = snapshot.newest_commits
+        cuts = upstream_cut(commits[0].offsets_text) if commits else {}
+    except CorruptObjectError:
+        return []
+    return [
+        {
+            "topic": topic,
+            "job_uuid": str(cut.job),
+            "upstream_checkpoint": int(cut.checkpoint),
+            "alignment_ms": cut.alignment_ms,
+        }
+        for topic, cut in sorted(cuts.items())
+    ]
+
+
+def change_mark(snapshot: JobSnapshot) -> dict[str, Any]:
+    """Return what differs when anything has changed that the page shows; costs three reads."""
+    history, report = snapshot.history, snapshot.report
+    newest = history.entries[-1] if history.entries else None
+    return {
+        "status": snapshot.status.value,
+        "restarts": 0 if report is None else report.restarts,
+        "changed_at_ms": snapshot.changed_at_ms,
+        "checkpoint": None if newest is None else int(newest.checkpoint),
+        "checkpoint_status": None if newest is None else newest.status.value,
+        "completed": history.counts.completed,
+        "failed": history.counts.failed,
+        "lineage": snapshot.job.job_dir.lineage().value,
+    }
+
+
+def checkpoint_id(text: str) -> CheckpointId | None:
+    """Return the id that a part of a path stands for; None if it is none."""
+    is_id = text.isascii() and text.isdecimal() and len(text) <= 18 and int(text) > 0
+    return CheckpointId(int(text)) if is_id else None

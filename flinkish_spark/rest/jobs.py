@@ -1,0 +1,128 @@
+"""Which jobs a server shows, by id: those in job directories, and in folders with job directories."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flinkish_spark.core.clock import Clock
+from flinkish_spark.core.errors import ConfigError, FlinkishError
+from flinkish_spark.core.job_dir import JOB_KEY, open_job_dir
+from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.job.stored_job import StoredJob
+
+#: How old a look at which jobs there are may be; in a bucket a look is a request per job.
+_LOOK_MS, _LOOK_IN_BUCKET_MS = 2_000, 30_000
+_ID = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundJobs:
+    """The jobs of one look.
+
+    Parameters
+    ----------
+    by_id
+        In the order of their names. An id is the job's uuid. Of a copied directory, which has the same, it
+        follows from the place.
+    unreadable
+        Why a directory that has a `job.json` is not among them, by its place.
+    """
+
+    by_id: Mapping[str, StoredJob]
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+
+class JobsInPlaces:
+    """Looks for jobs in places, at most every two seconds; any thread may ask.
+
+    Parameters
+    ----------
+    places
+        Each is a job directory, or a folder with job directories directly in it.
+    """
+
+    def __init__(self, places: Iterable[StoreSpec], clock: Clock) -> None:
+        self._places, self._clock = tuple(places), clock
+        self._lock = threading.Lock()
+        self._found = FoundJobs({})
+        self._looked_ms: int | None = None
+        is_local = all(place.is_local for place in self._places)
+        self._look_ms = _LOOK_MS if is_local else _LOOK_IN_BUCKET_MS
+
+    def found(self) -> FoundJobs:
+        """Return the jobs that there are."""
+        with self._lock:
+            now_ms = self._clock.monotonic_ms()
+            if self._looked_ms is None or now_ms - self._looked_ms >= self._look_ms:
+                self._found = self._look()
+                self._looked_ms = self._clock.monotonic_ms()
+            return self._found
+
+    def find(self, job_id: str) -> StoredJob | None:
+        """Return the job of an id, which is checked before it is looked for; None if there is none."""
+        return self.found().by_id.get(job_id) if _ID.fullmatch(job_id) else None
+
+    def _look(self) -> FoundJobs:
+        jobs: list[StoredJob] = []
+        unreadable: dict[str, str] = {}
+        for place in _job_places(self._places, unreadable):
+            try:
+                jobs.append(StoredJob.read(place))
+            except FlinkishError as error:
+                unreadable[place.url] = str(error)
+        by_id: dict[str, StoredJob] = {}
+        for job in sorted(jobs, key=lambda one: (one.name, one.place.url)):
+            by_id[str(job.uuid) if str(job.uuid) not in by_id else _id_of_copy(job)] = job
+        return FoundJobs(by_id, unreadable)
+
+
+def _id_of_copy(job: StoredJob) -> str:
+    return hashlib.blake2b(f"{job.uuid} {job.place.url}".encode(), digest_size=16).hexdigest()
+
+
+def _job_places(places: Iterable[StoreSpec], unreadable: dict[str, str]) -> Iterator[StoreSpec]:
+    for place in places:
+        try:
+            found = list(_in_folder(place.folder) if place.is_local else _in_bucket(place))
+        except (FlinkishError, OSError) as error:
+            unreadable[place.url] = str(error)
+            continue
+        yield from found
+
+
+def _in_folder(folder: Path) -> Iterator[StoreSpec]:
+    if _has_job(folder):
+        yield StoreSpec(str(folder))
+        return
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_dir())
+    for name in names:
+        if not name.startswith(".") and _has_job(folder / name):
+            yield StoreSpec(str(folder / name))
+
+
+def _has_job(folder: Path) -> bool:
+    # A pipe in its place would be waited for.
+    return (folder / JOB_KEY).is_file()
+
+
+def _in_bucket(place: StoreSpec) -> Iterator[StoreSpec]:
+    if open_job_dir(place).known_settings() is not None:
+        yield place
+        return
+    parent, _, name = place.url.rpartition("/")
+    try:
+        above = StoreSpec.parse(parent, dict(place.options)).open_bucket()
+    except ConfigError:
+        # It is the bucket's own name, which no store is above of.
+        return
+    for key in above.list(name):
+        below = place.below(key.rpartition("/")[2])
+        if open_job_dir(below).known_settings() is not None:
+            yield below

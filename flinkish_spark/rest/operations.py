@@ -1,0 +1,129 @@
+"""What was triggered over REST and takes its time: each has an id by which its asker hears what became of it.
+
+As in Flink, a trigger is answered at once, and its state is asked for until it is COMPLETED. What is under
+way is known to this server alone, and forgotten when it ends: the job goes on with it all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from flinkish_spark.core.clock import Threads
+from flinkish_spark.core.errors import FlinkishError
+
+LOG = logging.getLogger(__name__)
+#: Of those that have ended, and of those that have not.
+_MOST_KEPT, _MOST_RUNNING = 1_000, 32
+_ID = re.compile(r"[0-9a-f]{32}")
+
+
+class OperationFailed(Exception):
+    """What was asked for was not done; the text says why."""
+
+
+class TooManyOperations(Exception):
+    """So many are under way that no further one is begun."""
+
+
+class TriggerIdTaken(Exception):
+    """The asker has given the id of another operation."""
+
+
+@dataclass(slots=True)
+class Operation:
+    """One of them.
+
+    Parameters
+    ----------
+    job_id, kind
+        Of which job, and what; an id counts for both only.
+    result
+        What is told of it when it is done; None until then, and where it failed.
+    failure
+        Why it was not done.
+    """
+
+    job_id: str
+    kind: str
+    result: dict[str, Any] | None = None
+    failure: str | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is known what became of it."""
+        return self.result is not None or self.failure is not None
+
+
+class Operations:
+    """Those of a server; any thread may call."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, Operation] = OrderedDict()
+
+    def begin(
+        self, job_id: str, kind: str, work: Callable[[], dict[str, Any]], trigger_id: str | None = None
+    ) -> str:
+        """Begin an operation in a thread of its own; return its id.
+
+        Parameters
+        ----------
+        work
+            Returns what came of it; raises OperationFailed or FlinkishError.
+        trigger_id
+            One that the asker has chosen: with it the same request, sent again, begins nothing new.
+
+        Raises
+        ------
+        ValueError
+            It is no id.
+        TriggerIdTaken
+            Another operation has it.
+        TooManyOperations
+            There are too many.
+        """
+        name = uuid.uuid4().hex if trigger_id is None else trigger_id
+        if not _ID.fullmatch(name):
+            raise ValueError(f"a trigger id is 32 lower-case hexadecimal digits, got {name[:80]!r}")
+        operation = Operation(job_id, kind)
+        with self._lock:
+            known = self._known.get(name)
+            if known is not None:
+                if (known.job_id, known.kind) != (job_id, kind):
+                    raise TriggerIdTaken
+                return name
+            if sum(not one.has_ended for one in self._known.values()) >= _MOST_RUNNING:
+                raise TooManyOperations
+            self._known[name] = operation
+            self._forget()
+        self._threads.start(f"flinkish-rest-{kind}", lambda: self._run(operation, work))
+        return name
+
+    def find(self, job_id: str, kinds: frozenset[str], trigger_id: str) -> Operation | None:
+        """Return an operation of a job; None if there is none of these kinds, or it was forgotten."""
+        with self._lock:
+            found = self._known.get(trigger_id)
+        return found if found is not None and found.job_id == job_id and found.kind in kinds else None
+
+    def _forget(self) -> None:
+        ended = [name for name, one in self._known.items() if one.has_ended]
+        for name in ended[: max(0, len(ended) - _MOST_KEPT)]:
+            del self._known[name]
+
+    @staticmethod
+    def _run(operation: Operation, work: Callable[[], dict[str, Any]]) -> None:
+        try:
+            operation.result = work()
+        except (OperationFailed, FlinkishError) as error:
+            operation.failure = str(error)
+        except Exception as error:
+            LOG.exception("an operation of the REST server failed")
+            operation.failure = f"{type(error).__name__}: {error}"

@@ -1,0 +1,182 @@
+"""The server as a thread of a process: of `flinkish ui`, or of a job's driver."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from flinkish_spark.core.clock import SystemClock
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault
+from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.core.validation import instance_of
+
+if TYPE_CHECKING:
+    import uvicorn
+
+#: How long the server may take to start, and to end.
+_STARTED_WITHIN_S, _ENDED_WITHIN_S = 20.0, 5.0
+_MOST_PORT = 65_535
+
+
+@dataclass(frozen=True)
+class UiConfig:
+    """How the page and the REST server of a job are served.
+
+    Parameters
+    ----------
+    host
+        The address on which it listens. Loopback by default: nobody on another machine reaches it, and
+        reading needs no token. On any other address reading needs the token, too, and a proxy with TLS
+        belongs in front.
+    port
+        0 for one that is free.
+    token
+        What changes have to bring as `Authorization: Bearer TOKEN`. None for a new one at each start.
+    names
+        Further names under which it is reached, for example that of a proxy.
+    can_change
+        Whether the page can trigger checkpoints and savepoints, stop and cancel the job, or send it back.
+    savepoint_dir
+        Below which savepoints go where a request names no directory: an absolute path, or a URL.
+
+    Raises
+    ------
+    ConfigError
+        A setting cannot be used.
+
+    Examples
+    --------
+    >>> UiConfig(port=8081, savepoint_dir="/data/savepoints").host
+    '127.0.0.1'
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    token: str | None = field(default=None, repr=False)
+    names: Sequence[str] = ()
+    can_change: bool = True
+    savepoint_dir: str = ""
+
+    def __post_init__(self) -> None:
+        instance_of("host", self.host, str, what_to_do='give an address like "127.0.0.1"')
+        is_port = isinstance(self.port, int) and not isinstance(self.port, bool)
+        if not is_port or not 0 <= self.port <= _MOST_PORT:
+            what_to_do = "give a number from 1 to 65535, or 0 for a port that is free"
+            raise ConfigError(f"port={self.port!r} is no port", what_to_do=what_to_do)
+        if self.token is not None and (not isinstance(self.token, str) or len(self.token) < 16):
+            raise ConfigError(
+                "the token cannot be used",
+                why="it must be a text of 16 characters or more, so that nobody guesses it",
+                what_to_do="leave it out for a new one",
+            )
+        if self.savepoint_dir:
+            StoreSpec.parse(self.savepoint_dir)
+
+
+class UiServer:
+    """A server that runs, in a thread of its own that does not keep the process alive.
+
+    Parameters
+    ----------
+    places
+        Job directories, or folders with some.
+
+    Raises
+    ------
+    ConfigError
+        A package is missing.
+    EnvironmentFault
+        The port is taken, or the address is none of this machine.
+    """
+
+    def __init__(self, places: Sequence[StoreSpec], config: UiConfig) -> None:
+        self._server, self._closing, self.token = _server(places, config)
+        self._socket = _listening(config.host, config.port)
+        host = config.host.strip("[]")
+        shown = f"[{host}]" if ":" in host else host
+        self._url = f"http://{shown}:{self._socket.getsockname()[1]}/"
+        self._thread = threading.Thread(target=self._run, name="flinkish-ui", daemon=True)
+        self._thread.start()
+        clock, began_ms = SystemClock(), SystemClock().monotonic_ms()
+        while not self._server.started and self._thread.is_alive():
+            if clock.monotonic_ms() - began_ms > _STARTED_WITHIN_S * 1_000:
+                break
+            clock.sleep_ms(10)
+        if not self._server.started:
+            self.stop()
+            raise EnvironmentFault(
+                f"the page of the job does not come up at {self.url}",
+                what_to_do="look at the log of this process, or leave ui out",
+            )
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return self._url
+
+    @property
+    def link(self) -> str:
+        """The page with its token: whoever has it may change jobs. Browsers send nothing behind `#`."""
+        return f"{self.url}#token={self.token}"
+
+    def join(self) -> None:
+        """Wait until the server has ended."""
+        self._thread.join()
+
+    def stop(self) -> None:
+        """End the server, and let its port go; a second call does nothing."""
+        self._closing.set()
+        self._server.should_exit = True
+        self._thread.join(_ENDED_WITHIN_S)
+        self._socket.close()
+
+    def _run(self) -> None:
+        self._server.run(sockets=[self._socket])
+
+
+def _server(places: Sequence[StoreSpec], config: UiConfig) -> tuple[uvicorn.Server, threading.Event, str]:
+    try:
+        import uvicorn
+
+        from flinkish_spark.rest.access import Access, new_token
+        from flinkish_spark.rest.app import ServedJobs, application
+    except ImportError as error:
+        raise ConfigError(
+            f"the page needs the package {error.name}",
+            why="it is not installed in this Python",
+            what_to_do="pip install 'flinkish-spark[ui]'",
+        ) from None
+    from flinkish_spark.rest.jobs import JobsInPlaces
+
+    token = config.token or new_token()
+    access = Access(config.host, token, frozenset(config.names), config.can_change)
+    served = ServedJobs(JobsInPlaces(places, SystemClock()), access, config.savepoint_dir)
+    settings = uvicorn.Config(
+        application(served),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=3,
+    )
+    return uvicorn.Server(settings), served.closing, token
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host.strip("[]"), port))
+        listening.listen(128)
+        return listening
+    except OSError as error:
+        raise EnvironmentFault(
+            f"nobody can listen on port {port} of {host}",
+            why=str(error),
+            what_to_do="choose another port, or 0 for one that is free",
+        ) from None
