@@ -302,13 +302,16 @@ class _Debezium(_Envelope):
             update, was_needed = self._entries(_entry(RowKind.UPDATE_AFTER, after)), F.lit(True)
         else:
             # Of PostgreSQL's other identities it has the key alone.
-            missing = F.array_except(F.map_keys(after), F.map_keys(before))
-            was_needed = was_there & (F.size(missing) == 0)
+            was_needed = was_there & self._is_whole(before, after)
         return (
             F.when(op.isin("c", "r") & is_there, self._entries(_entry(RowKind.INSERT, after)))
             .when((op == "u") & is_there & was_needed, update)
             .when((op == "d") & was_there, self._entries(_entry(RowKind.DELETE, before)))
         )
+
+    def _is_whole(self, before: Column, after: Column) -> Column:
+        """Whether what was is known of each column: an update may come with the key alone of it."""
+        return F.size(F.array_except(F.map_keys(after), F.map_keys(before))) == 0
 
 
 def _member(at: At, name: str) -> Column:
@@ -355,6 +358,10 @@ class _DebeziumRecord(_Debezium):
             return F.map_from_arrays(F.array(*map(F.lit, names)), F.array(*texts))
 
         return member
+
+    def _is_whole(self, before: Column, after: Column) -> Column:
+        # A record has all of its fields.
+        return F.lit(True)
 
 
 class _OfTables(_Envelope):
