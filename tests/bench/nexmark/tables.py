@@ -76,7 +76,10 @@ _TRUTH = {
     """,
 }
 #: What is read of a table to be compared.
-_SHOWN = {"statistics": "SELECT auction, max(most) AS most, max(num) AS num FROM shown GROUP BY auction"}
+_SHOWN = {
+    "statistics": "SELECT auction, max(most) AS most, max(num) AS num FROM shown GROUP BY auction",
+    "last": 'SELECT bidder, auction, price, "dateTime" FROM shown',
+}
 
 
 def streams(env, source):
