@@ -561,12 +561,13 @@ class Changelog(ABC):
     def _is_no_row(self, row: Column) -> Column:
         wrong = F.lit(False)
         for one in self.fields:
-            wrong = wrong | self._value(row, one)[1]
+            value, is_there = self._value(row, one)
+            wrong = wrong | (is_there & value.isNull())
         return wrong
 
     @abstractmethod
     def _value(self, row: Column, one: T.StructField) -> tuple[Column, Column]:
-        """Return the value of a column in a row of an entry, and whether what is there is none."""
+        """Return the value of a column in a row of an entry, and whether one is there that may be none."""
 
     def rows(
         self, frame: DataFrame, envelope: Column, kept: Sequence[str], passes: Column | None
@@ -599,8 +600,8 @@ class Changelog(ABC):
         misread = unreadable(why, lambda name: F.col(_PLACE)[name])
         row, own = F.col(_ENTRY)["row"], []
         for one in self.fields:
-            value, is_none = self._value(row, one)
-            own.append(F.coalesce(value, F.when(is_none, misread.cast(one.dataType))).alias(one.name))
+            value, is_there = self._value(row, one)
+            own.append(F.coalesce(value, F.when(is_there, misread.cast(one.dataType))).alias(one.name))
         return one_each.select(*own, F.col(_ENTRY)["kind"].alias(ROW_KIND), *self.names, *kept)
 
 
@@ -654,7 +655,7 @@ class JsonChangelog(Changelog):
     def _value(self, row: Column, one: T.StructField) -> tuple[Column, Column]:
         text = F.try_element_at(row, F.lit(one.name))
         value = self._envelope.texts.value(text, one.name, one.dataType)
-        return value, text.isNotNull() & value.isNull()
+        return value, text.isNotNull()
 
 
 class AvroChangelog(Changelog):
