@@ -16,7 +16,7 @@ import numpy as np
 
 from flinkish_spark.testing._operator_harness import MemoryBases
 from tests.bench.checking import FIRST_MS
-from tests.bench.in_process import GROUPS, Job, rows_of
+from tests.bench.in_process import GROUPS, Job, rows_of_users
 
 _MOST_ROWS = 500_000
 
@@ -46,7 +46,7 @@ class CountedJob(Job):
     def micro_batch(self, users):
         """Return CPU seconds, and bytes of state written."""
         self._number += 1
-        tasks = list(rows_of(self._number, users, self.work, self._bundles))
+        tasks = list(rows_of_users(self._number, users, self.work, self._bundles))
         values, before = dict(self.values), self.bases.written_bytes
         began = time.process_time()
         self.run(self.pack(tasks), FIRST_MS)

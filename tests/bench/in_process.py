@@ -147,17 +147,17 @@ def _shape(transport, fields, output, work):
     return RowShape((own,), transport.key_types, (output,), with_times=work != "sum")
 
 
-def drawn(number, batch, keys, hot=0.0):
-    """Return the user of each event."""
+def rows_of(number, batch, keys, work, hot=0.0):
+    """Return a micro-batch of users that are drawn, as it comes to the packers."""
     rng = np.random.default_rng(number)
     users = rng.integers(0, keys, batch)
     if hot:
         users[rng.random(batch) < hot] = 0
-    return users
+    return rows_of_users(number, users, work)
 
 
-def rows_of(number, users, work, bundles=BUNDLES):
-    """Return a micro-batch as it comes to the packers: two tasks, with every second event each."""
+def rows_of_users(number, users, work, bundles=BUNDLES):
+    """Yield a micro-batch's two tasks, with every second event each."""
     batch = len(users)
     at = np.arange(number * batch, (number + 1) * batch)
     hashes = (users.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
@@ -234,7 +234,7 @@ def main():
 def measure(variant, args):
     job, taken, profile = Job(variant), [], cProfile.Profile()
     for number in range(args.batches + 2):
-        tasks = list(rows_of(number, drawn(number, args.batch, args.keys, args.hot), job.work))
+        tasks = list(rows_of(number, args.batch, args.keys, job.work, args.hot))
         watermark_ms = FIRST_MS + number * args.batch - LATE_MS if number else MIN_WATERMARK_MS
         job.rows = 0
         counts = number >= 2

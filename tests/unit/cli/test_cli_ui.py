@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,11 @@ from tests.support.cli_rig import JobOnDisk, flinkish
 def test_it_says_where_it_is_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     job = JobOnDisk(tmp_path / "orders")
     command = [sys.executable, "-u", "-m", "flinkish_spark.cli", "ui", str(tmp_path), "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # Whoever starts tests in the background lets them ignore Ctrl-C.
+    heeded = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heeded
+    )
     try:
         assert process.stdout is not None and process.stderr is not None
         said = re.fullmatch(
