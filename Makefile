@@ -37,7 +37,7 @@ export FLINKISH_SKIPPED := $(SKIPPED)
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
 STAGES := lint types unit integration crash
 
-.PHONY: help setup jars s3a hdfs flink shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-spark bench-recovery bench-latency bench-peers-env bench-start bench-state bench-operators bench-regressions bench-flink bench-full wheel clean
+.PHONY: help setup jars s3a hdfs flink registry shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-spark bench-recovery bench-latency bench-peers-env bench-start bench-state bench-operators bench-regressions bench-flink bench-full wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
@@ -51,7 +51,7 @@ help: ## this page
 setup: $(VENV)/.stamp jars shim ## virtual environment, JARs, the JVM side
 	@echo "ready: $(VENV)"
 
-jars: $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp s3a hdfs flink ## third-party JARs for Spark and the broker
+jars: $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp s3a hdfs flink registry ## third-party JARs for Spark and the broker
 
 shim: $(BUILD)/shim.stamp ## the JVM side, into flinkish_spark/jars/
 
@@ -210,6 +210,16 @@ hdfs: $(VENV)/.stamp
 # Flink's own pattern matcher. Without it the tests that compare ours with it are skipped, and counted.
 flink: $(VENV)/.stamp
 	@$(MAKE) $(BUILD)/flink-jars/.stamp || echo "no Flink: our pattern matcher is not compared with its own"
+
+# A schema registry with the REST API of Confluent's; 3.x needs Java 21. Without it its tests are skipped, and counted.
+REGISTRY := io.apicurio:apicurio-registry-app:2.6.13.Final
+registry:
+	@if [ -e $(BUILD)/registry/$(REGISTRY) ]; then exit 0; fi; \
+	tools/require.sh maven; mkdir -p $(BUILD)/registry; echo "fetching a schema registry into build/registry"; \
+	mvn -q -B -Dmaven.repo.local=$(BUILD)/m2 org.apache.maven.plugins:maven-dependency-plugin:3.6.1:unpack \
+	    -Dartifact=$(REGISTRY):tar.gz:all -DoutputDirectory=$(BUILD)/registry -DmarkersDirectory=$(BUILD)/registry/.markers \
+	    </dev/null > $(BUILD)/registry/maven.log 2>&1 && touch $(BUILD)/registry/$(REGISTRY) || \
+	    echo "no schema registry (build/registry/maven.log): the tests that ask one are skipped"
 
 # A server of Azure's blobs. Without npm its tests are skipped, and counted as such.
 AZURITE := azurite@3.37.0

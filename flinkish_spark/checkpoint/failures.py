@@ -83,23 +83,25 @@ class Outage(QueryFailed):
 
 
 class UnreadableRecordError(BadRecordError):
-    """An input value is not a JSON object of the declared schema and the policy is to fail."""
+    """A record of the input is not what its format says and the policy is to fail."""
 
     @classmethod
-    def at(cls, topic: str, partition: int, offset: int) -> UnreadableRecordError:
-        """Return the error that names the record."""
+    def at(cls, topic: str, partition: int, offset: int, reason: str = "") -> UnreadableRecordError:
+        """Return the error that names the record, and why it cannot be read if that is known."""
         return cls.about(
             f"the record at topic {topic}, partition {partition}, offset {offset}",
+            reason,
             topic=topic,
             partition=partition,
             offset=offset,
         )
 
     @classmethod
-    def about(cls, what: str, **facts: Any) -> UnreadableRecordError:
-        """Return the error about a record of which only `what` is known."""
+    def about(cls, what: str, reason: str = "", **facts: Any) -> UnreadableRecordError:
+        """Return the error about a record of which only `what` is known; no reason means it is no JSON."""
         return cls(
-            f"{what} is not a JSON object of the declared schema",
+            f"{what} cannot be read" if reason else f"{what} is not a JSON object of the declared schema",
+            why=reason.rstrip("."),
             what_to_do="choose on_bad_record=OnBadRecord.DROP and start again, then the job goes on from "
             "its last checkpoint; or DeadLetter(topic), for which it needs a new job_dir",
             **facts,

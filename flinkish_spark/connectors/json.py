@@ -26,12 +26,18 @@ DROPPED_METRIC = "flinkish_dropped_"
 _CORRUPT = "_fs_corrupt"
 _PARSED = "_fs_parsed"
 _WHITESPACE = " \t\r\n"
+_MOST_DETAIL = 1_000
 #: JSON has no single quotes; Spark allows them unless told otherwise.
 _STRICT = {"allowSingleQuotes": "false"}
 
 
-def json_schema(value: Json) -> T.StructType:
+def json_schema(value: Json, called: str = "JSON") -> T.StructType:
     """Return the declared fields.
+
+    Parameters
+    ----------
+    called
+        What messages call the format: another one whose fields are declared alike.
 
     Raises
     ------
@@ -41,22 +47,22 @@ def json_schema(value: Json) -> T.StructType:
     try:
         schema = parse_ddl(value.schema)
     except DdlError as error:
-        raise SchemaError("the JSON schema cannot be read", why=str(error)) from None
+        raise SchemaError(f"the {called} schema cannot be read", why=str(error)) from None
     if not isinstance(schema, T.StructType):
         raise SchemaError(
-            f"the JSON schema {value.schema!r} is not a list of fields",
-            what_to_do='write it like Json("user STRING, amount LONG")',
+            f"the {called} schema {value.schema!r} is not a list of fields",
+            what_to_do=f'write it like {called.title()}("user STRING, amount LONG")',
         )
     if (name := first_required(schema)) is not None:
         raise SchemaError(
-            f"the JSON schema says that {name!r} is NOT NULL",
+            f"the {called} schema says that {name!r} is NOT NULL",
             why="a record may leave any field out, and Spark reads null then",
             what_to_do="leave NOT NULL away, and filter the stream",
         )
     unfit = "void: it holds nothing" if holds_nothing(schema) else unfit_for_json(schema)
     if unfit is not None:
         raise SchemaError(
-            "the JSON schema has a type that JSON cannot hold",
+            f"the {called} schema has a type that {called} cannot hold",
             why=unfit,
             what_to_do="declare STRING, and convert it in a transform",
         )
@@ -88,14 +94,14 @@ def decoded(
         place = F.to_json(F.struct("topic", "partition", "offset"))
         message = F.concat(F.lit(UNREADABLE_MARKER), place)
         checked = F.when(passes | _is_object(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
-        parsed = from_json(raw.sparkSession, _text(), json_schema(value), {"mode": "FAILFAST", **_STRICT})
-        return raw.where(checked).select(parsed.alias(_PARSED), *kept).select(f"{_PARSED}.*", *kept)
-    counted = raw.withColumn(_PARSED, _parsed(raw.sparkSession, value))
-    is_bad = ~passes & _is_bad(F.col(_PARSED))
+        fields = from_json(raw.sparkSession, _text(), json_schema(value), {"mode": "FAILFAST", **_STRICT})
+        return raw.where(checked).select(fields.alias(_PARSED), *kept).select(f"{_PARSED}.*", *kept)
+    counted = raw.withColumn(_PARSED, parsed(raw.sparkSession, value))
+    wrong = ~passes & is_bad(F.col(_PARSED))
     if value.on_bad_record is OnBadRecord.DROP:
-        counted = counted.observe(dropped_metric(counted_as), F.count(F.when(is_bad, 1)).alias("dropped"))
+        counted = counted.observe(dropped_metric(counted_as), F.count(F.when(wrong, 1)).alias("dropped"))
     names = [F.col(f"{_PARSED}.{quoted(name)}") for name in json_schema(value).names]
-    return counted.where(~is_bad).select(*names, *kept)
+    return counted.where(~wrong).select(*names, *kept)
 
 
 def dropped_metric(counted_as: Sequence[str]) -> str:
@@ -109,18 +115,13 @@ def dropped_metric(counted_as: Sequence[str]) -> str:
     return DROPPED_METRIC + json.dumps(list(counted_as))
 
 
-def bad_records(raw: DataFrame, value: Json) -> DataFrame:
-    """Return the rows of `raw` whose value is not a JSON object of the declared schema."""
-    return raw.where(_is_bad(_parsed(raw.sparkSession, value)))
+def _text(data: Column | None = None) -> Column:
+    return (F.col("value") if data is None else data).cast("string")
 
 
-def _text() -> Column:
-    return F.col("value").cast("string")
-
-
-def _is_object() -> Column:
+def _is_object(data: Column | None = None) -> Column:
     """Whether a value looks like one JSON object from outside; false for null."""
-    text = _text()
+    text = _text(data)
     trimmed = F.trim(text, F.lit(_WHITESPACE))
     is_braced = text.startswith("{") & text.endswith("}")
     # Trimming looks for each character in a set, which is slow, so it is only for values that need it. In an
@@ -129,11 +130,28 @@ def _is_object() -> Column:
     return F.coalesce(braced & F.is_valid_utf8(text), F.lit(False))
 
 
-def _parsed(spark: SparkSession, value: Json) -> Column:
+def parsed(spark: SparkSession, value: Json, data: Column | None = None) -> Column:
+    """Return the fields of a value, or of the bytes `data`, with what :func:`is_bad` looks at."""
     schema = T.StructType([*json_schema(value), T.StructField(_CORRUPT, T.StringType())])
     settings = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, **_STRICT}
-    return from_json(spark, _text(), schema, settings)
+    return from_json(spark, _text(data), schema, settings)
 
 
-def _is_bad(parsed: Column) -> Column:
-    return ~_is_object() | parsed.isNull() | parsed[_CORRUPT].isNotNull()
+def is_bad(found: Column, data: Column | None = None) -> Column:
+    """Return whether what :func:`parsed` found is no JSON object of the declared schema."""
+    return ~_is_object(data) | found.isNull() | found[_CORRUPT].isNotNull()
+
+
+def why_bad(part: str, what: str, data: Column) -> Column:
+    """Return why bytes are not what they should be, if they are not.
+
+    Parameters
+    ----------
+    part
+        The part of a record that they are.
+    what
+        What they should be, in words.
+    """
+    told = f"the {part} is no {what}"[:_MOST_DETAIL]
+    not_text = ~F.is_valid_utf8(data.cast("string"))
+    return F.when(not_text, F.lit(f"the {part} is not UTF-8")).otherwise(F.lit(told))

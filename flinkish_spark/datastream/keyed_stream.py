@@ -6,9 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
+from pyspark.sql import types as T
+
+from flinkish_spark.core.changelogs import ROW_KIND
 from flinkish_spark.core.elements import OutputTag, OutputType
 from flinkish_spark.core.errors import ConfigError, GraphError, SchemaError
-from flinkish_spark.core.validation import check_aggregate, instance_of
+from flinkish_spark.core.validation import check_aggregate, function_object, instance_of
 from flinkish_spark.datastream.connected_streams import (
     BroadcastConnectedStream,
     BroadcastStream,
@@ -52,8 +55,11 @@ from flinkish_spark.planning.declare import (
 from flinkish_spark.planning.factories import (
     Aggregating,
     AggregatingColumns,
+    ChangelogAggregating,
+    ChangelogFolding,
     FoldingColumns,
     FoldingElements,
+    Normalizing,
     Reducing,
     ReducingColumns,
     RowPatterns,
@@ -61,6 +67,7 @@ from flinkish_spark.planning.factories import (
 from flinkish_spark.planning.stream_graph import KeyedEntry, StreamNode
 from flinkish_spark.state.descriptors import StateTtl
 from flinkish_spark.types.hints import StateType
+from flinkish_spark.types.schemas import output_schema
 from flinkish_spark.windows.assigners import WindowAssigner
 from flinkish_spark.windows.spec import WindowSpec, count_window, sliding_count_window
 
@@ -202,6 +209,23 @@ class KeyedRecords(ABC):
 # Keyed streams as a user writes them: what is done with the elements of each key.
 
 
+def check_retracts(aggregate: object, emit: Emit, uid: str) -> None:
+    """Refuse an aggregate that cannot take a row back.
+
+    Raises
+    ------
+    ConfigError
+        It has no `retract`, or is to emit once per key.
+    """
+    function_object(f"aggregate of '{uid}'", aggregate, "AggregateFunction with retract", "retract")
+    if emit is not Emit.PER_ELEMENT:
+        raise ConfigError(
+            f"aggregate() of '{uid}' is of a changelog, and is to emit once per key",
+            why="what tasks have aggregated is merged there, and rows of a changelog are taken back",
+            what_to_do="leave emit out",
+        )
+
+
 class KeyedStream(KeyedRecords):
     """A stream partitioned by key; :meth:`process` gives it a function with state."""
 
@@ -295,6 +319,7 @@ class KeyedStream(KeyedRecords):
         emit: Emit = Emit.PER_ELEMENT,
         ttl: StateTtl | None = None,
         max_parallelism: int | None = None,
+        row_kind: str = "",
     ) -> DataStream:
         """Emit, for each element, the result of its key's accumulator; not if that is None.
 
@@ -312,11 +337,16 @@ class KeyedStream(KeyedRecords):
             How long an accumulator lives; None: for ever.
         uid, max_parallelism
             As of :meth:`process`.
+        row_kind
+            Of a changelog, the field with the kinds of its rows, ``"_row_kind"``: a row that is taken back
+            goes to the function's `retract(value, accumulator)`, which returns the accumulator without it,
+            as `add` does with it. The results are a changelog, too: see :meth:`fold`.
 
         Raises
         ------
         ConfigError
-            It is to emit once per key, and the function has no `merge`.
+            It is to emit once per key, and the function has no `merge`; it is of a changelog, and the
+            function has no `retract`.
         """
         uid = declared_uid(self._environment.graph, uid, "aggregate", self._entry)
         check_emit(emit)
@@ -324,6 +354,11 @@ class KeyedStream(KeyedRecords):
         if output is None:
             output = aggregate_output(aggregate, None, f"'{uid}'")
         kind = accumulator_type(accumulator, uid)
+        if row_kind:
+            check_retracts(aggregate, emit, uid)
+            fields = [*output_schema(output, f"'{uid}'"), T.StructField(ROW_KIND, T.StringType())]
+            changes = ChangelogAggregating(row_kind, ttl, aggregate=aggregate, accumulator_type=kind)
+            return self._keyed(changes, T.StructType(fields), uid, max_parallelism)
         if emit is Emit.PER_ELEMENT:
             return self._keyed(Aggregating(aggregate, kind, ttl), output, uid, max_parallelism)
         if getattr(type(aggregate), "merge", AggregateFunction.merge) is AggregateFunction.merge:
@@ -419,6 +454,7 @@ class KeyedStream(KeyedRecords):
         uid: str | None = None,
         ttl: StateTtl | None = None,
         max_parallelism: int | None = None,
+        row_kind: str = "",
     ) -> DataStream:
         """Emit a row per key and micro-batch: the key's columns, then folds of fields of all its elements.
 
@@ -433,6 +469,11 @@ class KeyedStream(KeyedRecords):
             How long a key's row lives; None: for ever.
         uid, max_parallelism
             As of :meth:`process`.
+        row_kind
+            Of a changelog, the field with the kinds of its rows, ``"_row_kind"``. Each row that is taken back
+            is taken out of COUNT, SUM, MIN and MAX, and the results are a changelog by the key, with a field
+            `_row_kind`: for each element -U and +U where a result changes, +I at a key's first row, -D behind
+            its last one. See `docs/changelogs.md`.
 
         Raises
         ------
@@ -445,7 +486,41 @@ class KeyedStream(KeyedRecords):
                 f"fold() of '{uid}' got {columns!r}",
                 what_to_do='give it columns: AggregateColumn("total", Fold.SUM, "amount")',
             )
+        if row_kind:
+            keys = tuple(key for key in self._entry.keys if isinstance(key, str))
+            changes = ChangelogFolding(row_kind, ttl, columns=columns, keys=keys)
+            return self._keyed(changes, None, uid, max_parallelism)
         return self._keyed(FoldingColumns(columns, ttl), None, uid, max_parallelism)
+
+    def changelog_normalize(
+        self,
+        row_kind: str = ROW_KIND,
+        *,
+        uid: str | None = None,
+        ttl: StateTtl | None = None,
+        max_parallelism: int | None = None,
+    ) -> DataStream:
+        """Make a whole changelog of upserts: what a row was comes out as -U in front of what it is.
+
+        For a stream that says of an update only what is (`OnTombstone.DELETE`, `ChangelogMode.UPSERT`), in
+        front of an aggregate; and for one in which changes come again, which this leaves out. Flink has it as
+        ChangelogNormalize. The stream is keyed by the key of the table.
+
+        Parameters
+        ----------
+        row_kind
+            The field with the kinds.
+        ttl
+            How long a row is known after its last change; None: for ever.
+        uid, max_parallelism
+            As of :meth:`process`.
+
+        Examples
+        --------
+        >>> users.key_by("id").changelog_normalize(uid="users-as-they-were")  # doctest: +SKIP
+        """
+        uid = declared_uid(self._environment.graph, uid, "changelog_normalize", self._entry)
+        return self._keyed(Normalizing(row_kind, ttl), None, uid, max_parallelism)
 
     def _folding(
         self,

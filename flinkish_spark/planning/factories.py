@@ -11,9 +11,10 @@ from pyspark.sql import types as T
 from flinkish_spark.cep.conditions import Comparison
 from flinkish_spark.cep.expressions import Expression
 from flinkish_spark.cep.rows import RowsPerMatch
+from flinkish_spark.core.changelogs import ROW_KIND
 from flinkish_spark.core.elements import OutputTag, TimeDomain
 from flinkish_spark.core.errors import InternalError, SchemaError
-from flinkish_spark.core.validation import reducer
+from flinkish_spark.core.validation import instance_of, reducer
 from flinkish_spark.functions.aggregates import AggregateColumn, ElementAggregate, ElementChoice, Fold
 from flinkish_spark.functions.keyed import (
     AggregateFunction,
@@ -26,6 +27,13 @@ from flinkish_spark.functions.patterns import MeasuredMatches
 from flinkish_spark.joins.spec import IntervalJoin, TemporalJoin, WindowCoGroup, WindowJoin
 from flinkish_spark.operators.aggregates import AggregateOperator, ReduceOperator, element_reduce
 from flinkish_spark.operators.broadcast import KeyedBroadcastOperator
+from flinkish_spark.operators.changelogs import (
+    ChangelogAggregateOperator,
+    ChangelogFoldOperator,
+    NormalizeOperator,
+    RetractingFold,
+    retracting_fold,
+)
 from flinkish_spark.operators.columnar_aggregates import (
     AggregatedRows,
     ColumnAggregation,
@@ -150,6 +158,104 @@ class Aggregating:
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         """Return the operator."""
         return AggregateOperator(self.aggregate, self.accumulator_type, self.ttl)
+
+
+@dataclass(frozen=True)
+class OverChangelog:
+    """What is computed over the rows of a changelog; an :class:`OperatorFactory`.
+
+    Parameters
+    ----------
+    row_kind
+        The field with the kinds.
+    ttl
+        How long what is known of a key lives.
+    """
+
+    row_kind: str
+    ttl: StateTtl | None = None
+    needs_event_time: bool = False
+
+    def __post_init__(self) -> None:
+        check_ttl("ttl", self.ttl)
+        instance_of("row_kind", self.row_kind, str, what_to_do='give "_row_kind"')
+
+    def kind_at(self, schema: T.StructType) -> int:
+        """Return the place of the kinds among the fields.
+
+        Raises
+        ------
+        SchemaError
+            There is no such field.
+        """
+        if self.row_kind not in schema.names or schema[self.row_kind].dataType != T.StringType():
+            raise SchemaError(
+                f"a changelog has its kinds in the field '{self.row_kind}', and there is no such STRING",
+                what_to_do=f"choose from {', '.join(schema.names)}",
+            )
+        return schema.names.index(self.row_kind)
+
+
+@dataclass(frozen=True)
+class ChangelogAggregating(OverChangelog):
+    """An aggregate of the user's over a changelog."""
+
+    aggregate: AggregateFunction | None = None
+    accumulator_type: StateType = ""
+
+    def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
+        """Return the operator."""
+        assert self.aggregate is not None
+        at = self.kind_at(schemas[0])
+        return ChangelogAggregateOperator(at, self.aggregate, self.accumulator_type, self.ttl)
+
+
+@dataclass(frozen=True)
+class ChangelogFolding(OverChangelog):
+    """A table of folds over a changelog; those keys that are fields come out in front.
+
+    Parameters
+    ----------
+    columns
+        At least one.
+    keys
+        Names of the key's fields.
+    """
+
+    columns: tuple[AggregateColumn, ...] = ()
+    keys: tuple[str, ...] = ()
+
+    def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
+        """Return the operator."""
+        names = schemas[0].names
+        keys = [names.index(key) for key in self._own_keys(schemas[0])]
+        folds = [(fold, None if at is None else names.index(at)) for fold, _, at in self._folds(schemas[0])]
+        return ChangelogFoldOperator(self.kind_at(schemas[0]), keys, folds, self.ttl)
+
+    def output(self, *schemas: T.StructType) -> T.StructType:
+        """Return the fields of what is emitted: the key's, the columns, the kind."""
+        own = [T.StructField(key, schemas[0][key].dataType) for key in self._own_keys(schemas[0])]
+        named = zip(self.columns, self._folds(schemas[0]), strict=True)
+        made = [T.StructField(column.name, kind) for column, (_, kind, _) in named]
+        return T.StructType([*own, *made, T.StructField(ROW_KIND, T.StringType())])
+
+    def _own_keys(self, schema: T.StructType) -> list[str]:
+        return [key for key in self.keys if key in schema.names]
+
+    def _folds(self, schema: T.StructType) -> list[tuple[RetractingFold, T.DataType, str | None]]:
+        return [
+            (*retracting_fold(column, schema, number, self.ttl), column.field)
+            for number, column in enumerate(self.columns)
+        ]
+
+
+@dataclass(frozen=True)
+class Normalizing(OverChangelog):
+    """Whole changes out of upserts."""
+
+    def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
+        """Return the operator."""
+        return NormalizeOperator(self.kind_at(schemas[0]), schemas[0], self.ttl)
 
 
 @dataclass(frozen=True)

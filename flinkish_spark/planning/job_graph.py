@@ -500,6 +500,8 @@ def _key(key: Key) -> str:
 _OF_OURS = {
     "Aggregating": "running aggregate",
     "AggregatingColumns": "running aggregate",
+    "ChangelogAggregating": "aggregate over a changelog",
+    "ChangelogFolding": "fold over a changelog",
     "CoFlatMapRecords": "flat_map with state",
     "CoMapRecords": "map with state",
     "FilterRecords": "filter with state",
@@ -507,6 +509,7 @@ _OF_OURS = {
     "FoldingColumns": "running fold",
     "FoldingElements": "running fold",
     "MapRecords": "map with state",
+    "Normalizing": "changelog of upserts",
     "Reducing": "running reduce",
     "ReducingColumns": "running reduce",
     "RowPatterns": "row pattern",

@@ -37,6 +37,7 @@ from flinkish_spark.planning.declare import (
 )
 from flinkish_spark.planning.factories import (
     BroadcastFunctions,
+    ChangelogFolding,
     ColumnFolding,
     FoldingWindows,
     Joining,
@@ -1018,7 +1019,7 @@ def _renamed(fields: T.StructType, number: int) -> T.StructType:
 def _main_output(node: KeyedNode, schemas: Sequence[T.StructType], folded: Folded | None) -> T.StructType:
     if node.output is not None:
         return node.output
-    if isinstance(node.function, Joining | Windows | Patterns | RowPatterns):
+    if isinstance(node.function, ChangelogFolding | Joining | Windows | Patterns | RowPatterns):
         found = node.function.output(*schemas)
         # What the fields of the inputs are called is known now only.
         check_field_names(found, f"the output of '{node.uid}'")

@@ -11,7 +11,11 @@ from tests.support.debian import Apt, unpack
 from tests.support.local_server import HOST, LocalServer
 
 #: A server of tests may lose its data in a power cut, not when it is killed.
-_SETTINGS = {"fsync": "off", "unix_socket_directories": "", "jit": "off", "max_connections": "30"}
+_SETTINGS = {
+    **{"fsync": "off", "unix_socket_directories": "", "jit": "off", "max_connections": "30"},
+    # Changes can be read from it; see postgres_changes.py.
+    "wal_level": "logical",
+}
 
 
 def unpack_postgres(into: Path) -> Path:

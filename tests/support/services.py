@@ -30,6 +30,7 @@ from tests.support.buckets import LocalAzure, LocalS3
 from tests.support.hdfs import LocalHdfs
 from tests.support.mariadb import LocalMariaDb, unpack_mariadb
 from tests.support.postgres import LocalPostgres, unpack_postgres
+from tests.support.registry import LocalRegistry
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
@@ -68,6 +69,7 @@ STARTS: Mapping[str, Callable[[], contextlib.AbstractContextManager[Any]]] = Map
         "s3": LocalS3,
         "azure": lambda: LocalAzure(BUILD / "azurite"),
         "hdfs": lambda: LocalHdfs(BUILD / "hdfs-jars"),
+        "registry": lambda: LocalRegistry(BUILD / "registry"),
     }
 )
 

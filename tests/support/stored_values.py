@@ -220,6 +220,10 @@ class Drawn:
             ),
             "Valve": lambda: self._valves(NAMES),
             "Agenda": self._agendas,
+            "Upsert": lambda: st.one_of(
+                self._valid("Upsert", row_kind=st.none()),
+                self._valid("Upsert", row_kind=st.just("_row_kind"), delete_when=st.none()),
+            ),
         }
 
     def _accumulators(self) -> st.SearchStrategy[Any]:

@@ -40,6 +40,7 @@ from flinkish_spark.connectors.delta.transactions import (
     translated,
 )
 from flinkish_spark.connectors.partition_values import partition_conditions
+from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
 from flinkish_spark.core.errors import raise_translated
 from flinkish_spark.types.ddl import quoted
 
@@ -82,6 +83,8 @@ def write_rows(
     deletes = F.lit(False)
     if isinstance(mode, Upsert) and mode.delete_when is not None:
         deletes = F.coalesce(F.expr(mode.delete_when), F.lit(False))
+    elif isinstance(mode, Upsert) and mode.row_kind is not None:
+        deletes = F.col(quoted(mode.row_kind)).isin(*RETRACTIONS)
     row = F.substring(F.to_json(F.struct(*map(F.col, map(quoted, frame.columns)))), 1, _MOST_OF_A_ROW)
     flag = deletes
     # Also of a record that deletes: by such a value it would not find its row.
@@ -106,8 +109,13 @@ def write_rows(
 
 
 def _key_conditions(mode: WriteMode) -> Iterable[tuple[str, Column]]:
-    for key in mode.keys if isinstance(mode, Upsert) else ():
+    if not isinstance(mode, Upsert):
+        return
+    for key in mode.keys:
         yield f"the key {key} IS NOT NULL", F.col(quoted(key)).isNotNull()
+    if mode.row_kind is not None:
+        kinds = [kind.value for kind in RowKind]
+        yield f"the row kind {mode.row_kind} IN {', '.join(kinds)}", F.col(quoted(mode.row_kind)).isin(*kinds)
 
 
 def _conditions(frame: DataFrame, rules: Mapping[str, Any]) -> Iterable[tuple[str, Column]]:

@@ -163,7 +163,7 @@ def _check_columns(sink: DeltaSinkSettings, context: SinkContext) -> None:
     wanted = [("partitioned by", name) for name in sink.partition_by]
     if isinstance(sink.mode, Upsert):
         wanted += [("keyed by", name) for name in sink.mode.keys]
-        _require("leaves out", sink.mode.not_stored, context.schema.names, context)
+        _require("leaves out", sink.mode.left_out, context.schema.names, context)
         if sink.mode.sequence_by is not None:
             _require("ordered by", (sink.mode.sequence_by,), context.schema.names, context)
     for role, name in wanted:
@@ -214,6 +214,12 @@ def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> No
                 why="keys and sequences must be simple values, which can be compared",
                 what_to_do="make a column of a simple type in front of the sink",
             )
+    if mode.row_kind is not None and not isinstance(context.schema[mode.row_kind].dataType, T.StringType):
+        raise SchemaError(
+            f"row_kind of sink '{context.uid}' is the column '{mode.row_kind}', which is no STRING",
+            what_to_do="name the column that a changelog has its kinds in",
+            uid=context.uid,
+        )
     if mode.delete_when is not None:
         try:
             empty = spark.createDataFrame([], context.schema)

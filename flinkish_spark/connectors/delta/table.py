@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.protocol.codec import Stored, read
+from flinkish_spark.protocol.codec import LEFT_OUT, Stored, read
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.timeline import Mark, token_in
 
@@ -229,6 +229,10 @@ class Upsert(Stored):
     not_stored
         Columns of the stream that the table does not get, such as the one that says what a record does.
         If `sequence_by` is among them, records are compared with each other and not with the table.
+    row_kind
+        In place of `delete_when`, of a changelog: the column with the kinds of its rows, ``"_row_kind"``,
+        which the table does not get. -D and -U delete the row with their key, +I and +U replace it or
+        become one; a record in which something else stands is refused.
 
     Raises
     ------
@@ -247,6 +251,7 @@ class Upsert(Stored):
     sequence_by: str | None = None
     delete_when: str | None = None
     not_stored: tuple[str, ...] = ()
+    row_kind: str | None = field(default=None, metadata=LEFT_OUT)
 
     def __post_init__(self) -> None:
         for name in ("keys", "not_stored"):
@@ -269,6 +274,17 @@ class Upsert(Stored):
                 why="the row could not be found again",
                 what_to_do="take it out of not_stored",
             )
+        if self.row_kind is not None and (self.delete_when is not None or self.row_kind in self.keys):
+            raise ConfigError(
+                f"row_kind of Upsert is {self.row_kind!r}, which is a key, or delete_when is given as well",
+                why="the kind of a row says whether it is deleted, and is no part of it",
+                what_to_do="leave delete_when out, and name columns of the row as keys",
+            )
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Columns of the stream that the table does not get."""
+        return self.not_stored if self.row_kind is None else (*self.not_stored, self.row_kind)
 
 
 WriteMode = Append | Upsert | OverwritePartitions
@@ -276,7 +292,7 @@ WriteMode = Append | Upsert | OverwritePartitions
 
 def stored_fields(mode: WriteMode, names: Sequence[str]) -> tuple[str, ...]:
     """Return those of a stream's fields that the table gets."""
-    left_out = mode.not_stored if isinstance(mode, Upsert) else ()
+    left_out = mode.left_out if isinstance(mode, Upsert) else ()
     return tuple(name for name in names if name not in left_out)
 
 

@@ -32,7 +32,9 @@ from flinkish_spark.connectors.jdbc.settings import (
     Refusal,
     RefusedPolicy,
     Row,
+    deletions,
     why_no_key,
+    why_no_kind,
 )
 from flinkish_spark.contracts.sink import SinkContext
 from flinkish_spark.core.errors import BadRecordError, EnvironmentFault, FlinkishError
@@ -128,7 +130,8 @@ class CheckpointWrite:
     target
         The table; the columns are those of the rows.
     delete_when
-        Boolean column by which a record deletes the row with its key; empty for none. It is not written.
+        Column by which a record deletes the row with its key, of booleans or of row kinds; empty for none.
+        It is not written.
     policy
         For records that the database refuses.
     uid
@@ -335,7 +338,7 @@ class CheckpointWrite:
             if last.get(key, row.position) != row.position:
                 continue
             why = self._why_unfit(params, names, is_delete)
-            if why:
+            if why or is_delete is None:
                 self._refuse(row, why)
             else:
                 changes.append(Change(row, key, params, is_delete))
@@ -363,12 +366,15 @@ class CheckpointWrite:
         ]
         return ((*map(_comparable, key),) for key in zip(*columns, strict=True))
 
-    def _deletes(self, batch: pa.RecordBatch) -> list[bool]:
+    def _deletes(self, batch: pa.RecordBatch) -> list[bool | None]:
         if not self._delete_when:
             return [False] * batch.num_rows
-        return [bool(v) for v in batch.column(batch.schema.get_field_index(self._delete_when)).to_pylist()]
+        found: list[bool | None] = deletions(batch, self._delete_when).to_pylist()
+        return found
 
-    def _why_unfit(self, params: Params, names: Sequence[str], is_delete: bool) -> str:
+    def _why_unfit(self, params: Params, names: Sequence[str], is_delete: bool | None) -> str:
+        if is_delete is None:
+            return why_no_kind(self._delete_when)
         for name, value in zip(names, params, strict=True):
             is_key = self._target.mode is WriteMode.UPSERT and name in self._target.key
             if isinstance(value, Unfit) and (is_key or not is_delete):

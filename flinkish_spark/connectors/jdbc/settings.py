@@ -29,6 +29,7 @@ from flinkish_spark.connectors.jdbc.mysql import MySql
 from flinkish_spark.connectors.jdbc.names import JdbcUrl, TableName
 from flinkish_spark.connectors.jdbc.postgres import Postgres
 from flinkish_spark.connectors.jdbc.sqlite import Sqlite
+from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
 from flinkish_spark.core.errors import EnvironmentFault, SchemaError
 from flinkish_spark.core.formats import OnBadRecord
 from flinkish_spark.protocol.ids import CheckpointId
@@ -153,6 +154,11 @@ class RecordCheck:
 
     def __call__(self, batch: pa.RecordBatch) -> None:
         """Raise BadRecordError for the first record of a column that is refused."""
+        if self.delete_when:
+            without = deletions(batch, self.delete_when)
+            if without.null_count:
+                place = without.is_null().index(True).as_py()
+                self._refuse_row(batch, place, why_no_kind(self.delete_when))
         written = self._written(batch)
         for name in self.target.columns:
             rows = batch if self._is_key(name) else written
@@ -165,8 +171,7 @@ class RecordCheck:
 
         if not self.delete_when:
             return batch
-        deletes = batch.column(batch.schema.get_field_index(self.delete_when))
-        return batch.filter(pc.invert(pc.fill_null(deletes, False)))
+        return batch.filter(pc.invert(pc.fill_null(deletions(batch, self.delete_when), False)))
 
     def _is_key(self, name: str) -> bool:
         return self.target.mode is WriteMode.UPSERT and name in self.target.key
@@ -186,18 +191,38 @@ class RecordCheck:
         return next((f"{name}: {value}" for (value,) in found if isinstance(value, Unfit)), "")
 
     def _refuse(self, rows: pa.RecordBatch, name: str, column: pa.Array) -> None:
-        from flinkish_spark.connectors.two_phase import refused_record
-
         first, size = 0, len(column)
         while size > 1:
             half = size // 2
             is_before = bool(self._why(name, column.slice(first, half)))
             first, size = (first, half) if is_before else (first + half, size - half)
-        row = Row(rows, first, first)
+        self._refuse_row(rows, first, self._why(name, column.slice(first, 1)))
+
+    def _refuse_row(self, rows: pa.RecordBatch, place: int, why: str) -> None:
+        from flinkish_spark.connectors.two_phase import refused_record
+
+        row = Row(rows, place, place)
         shown = (row.key(self.target.key) if self.target.key else row.record)[:MOST_SHOWN]
         # The driver looks for markers in the text: a record must not bring one.
         shown = shown.replace("[FLINKISH", "[ FLINKISH")
-        raise refused_record(self.uid, f"{self._why(name, column.slice(first, 1))}: {shown}")
+        raise refused_record(self.uid, f"{why}: {shown}")
+
+
+def deletions(batch: pa.RecordBatch, column: str) -> pa.BooleanArray:
+    """Return which records delete, by a BOOLEAN column or one of row kinds; null for what is no kind."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    said = batch.column(batch.schema.get_field_index(column))
+    if pa.types.is_boolean(said.type):
+        return pc.fill_null(said, False)
+    is_kind = pc.is_in(said, pa.array([kind.value for kind in RowKind], said.type))
+    return pc.if_else(is_kind, pc.is_in(said, pa.array(RETRACTIONS, said.type)), None)
+
+
+def why_no_kind(column: str) -> str:
+    """Return what is said of a record without a row kind."""
+    return f"{column}: {', '.join(kind.value for kind in RowKind)} are row kinds, and this is none"
 
 
 def _alone(name: str, column: pa.Array) -> pa.RecordBatch:

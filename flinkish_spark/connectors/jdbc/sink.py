@@ -122,11 +122,15 @@ class Checks:
                     why="it is stored as JSON, which databases do not compare as a key",
                     what_to_do="choose columns with one value each",
                 )
-        if settings.delete_when and schema[settings.delete_when].dataType != T.BooleanType():
-            raise SchemaError(
-                f"delete_when of {self._where} is the column '{settings.delete_when}', which is no BOOLEAN",
-                what_to_do="compute one with transform(...)",
-            )
+        if settings.delete_when:
+            kind = schema[settings.delete_when].dataType
+            if not isinstance(kind, T.BooleanType | T.StringType):
+                raise SchemaError(
+                    f"{self._where} is to delete by the column '{settings.delete_when}', which is "
+                    f"{kind.simpleString()}",
+                    why="delete_when is BOOLEAN, row_kind is STRING",
+                    what_to_do="compute one with transform(...)",
+                )
         if not settings.target(schema).columns:
             raise SchemaError(f"{self._where} has no column to write", what_to_do="add fields to its stream")
 
@@ -230,11 +234,13 @@ def check_options(key: tuple[str, ...], mode: WriteMode, delete_when: str) -> No
         raise ConfigError("mode='upsert' needs a key", what_to_do='name the columns, as key=("id",)')
     if delete_when and mode is WriteMode.INSERT:
         raise ConfigError(
-            "delete_when needs mode='upsert'", why="rows are deleted by their key", what_to_do="set the mode"
+            f"deleting by '{delete_when}' needs mode='upsert'",
+            why="rows are deleted by their key",
+            what_to_do="set the mode",
         )
     if delete_when in key and delete_when:
         raise ConfigError(
-            f"delete_when='{delete_when}' is a column of the key",
+            f"the column '{delete_when}', by which rows are deleted, is one of the key",
             why="it says what happens to a row and is not stored",
             what_to_do="use a column of its own",
         )
@@ -277,6 +283,9 @@ class JdbcSink(BufferedSink):
         ``FileSecret("/path")``. It is shown and stored nowhere.
     delete_when
         A BOOLEAN column: a record in which it is true deletes the row with its key. It is not stored.
+    row_kind
+        In place of it, of a changelog: the STRING column with the kinds of its rows, ``"_row_kind"``. -D and
+        -U delete the row with their key, +I and +U take its place; what else stands there is refused.
     create_table
         Whether the table is created if it is missing, with columns that fit the stream.
     on_refused
@@ -307,6 +316,7 @@ class JdbcSink(BufferedSink):
     on_refused: RefusedPolicy = OnBadRecord.FAIL
     control_table: str = CONTROL_TABLE
     timeout_ms: int = DEFAULT_TIMEOUT_MS
+    row_kind: str = ""
     #: Of the table, by uid, as the preflight saw them: staging must go on while the database is away.
     _columns: dict[str, tuple[ColumnInfo, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -326,7 +336,13 @@ class JdbcSink(BufferedSink):
             )
         require_positive("timeout_ms", self.timeout_ms)
         settings = self.settings  # checks URL and names
-        check_options(self.key, settings.mode, self.delete_when)
+        if self.row_kind and self.delete_when:
+            raise ConfigError(
+                "row_kind and delete_when are set for one sink",
+                why="the kind of a row says whether it is deleted",
+                what_to_do="leave one of them out",
+            )
+        check_options(self.key, settings.mode, settings.delete_when)
         tables = settings.tables
         if len(set(tables)) < len(tables):
             raise ConfigError(
@@ -350,7 +366,7 @@ class JdbcSink(BufferedSink):
             TableName.parse(self.table),
             self.key,
             WriteMode.of(self.mode),
-            self.delete_when,
+            self.delete_when or self.row_kind,
             self.create_table,
             TableName.parse(self.control_table),
             self.on_refused,

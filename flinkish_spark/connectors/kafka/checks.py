@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kafka.admin import ConfigResource, ConfigResourceType
 from pyspark.sql import functions as F
 
-from flinkish_spark.connectors.json import bad_records
+from flinkish_spark.connectors.formats.decoding import REASON
 from flinkish_spark.connectors.kafka.client.admin import PREFLIGHT_TIMEOUT_MS, KafkaAdmin
 from flinkish_spark.connectors.kafka.client.client import KafkaWire, seen_to_stay
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
@@ -18,7 +18,7 @@ from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee
 from flinkish_spark.contracts.source import SideOutput
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, GraphError, InputLostError
-from flinkish_spark.core.formats import DeadLetter, Json, Raw
+from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter, Raw
 from flinkish_spark.transport import columns as C
 
 if TYPE_CHECKING:
@@ -283,13 +283,11 @@ HEADERS = "headers"
 #: Its type, in Spark's words.
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 _MOST_LETTER_BYTES = 32 * 1024 * 1024
-_MOST_DETAIL = 1_000
 
 
-def letter_topic(value: object) -> str:
+def letter_topic(policy: BadRecordPolicy) -> str:
     """Return where unreadable records go; empty where none go anywhere."""
-    to = value.on_bad_record if isinstance(value, Json) else None
-    return to.topic if isinstance(to, DeadLetter) else ""
+    return policy.topic if isinstance(policy, DeadLetter) else ""
 
 
 def letters_uid(uid: str) -> str:
@@ -298,20 +296,20 @@ def letters_uid(uid: str) -> str:
 
 
 def letters_of(
-    raw: DataFrame,
-    value: Json,
+    bad: DataFrame,
+    policy: BadRecordPolicy,
     uid: str,
     connection: KafkaConnection,
     writer: Engine,
     peers: Sequence[Sink],
 ) -> SideOutput:
-    """Return the records of `raw` that cannot be read, with the sink that takes them as they came.
+    """Return the records that cannot be read, with the sink that takes them as they came.
 
     Parameters
     ----------
-    raw
-        A scan of its own; has `key`, `value`, `topic`, `partition`, `offset`, `timestamp`, `headers`,
-        channel and sequence.
+    bad
+        They, out of a scan of its own; has `key`, `value`, `topic`, `partition`, `offset`, `timestamp`,
+        `headers`, channel and sequence, and why each is bad.
     uid
         Of the source.
     writer
@@ -321,13 +319,13 @@ def letters_of(
     """
     from flinkish_spark.connectors.kafka.sink import KafkaSink
 
-    topic = letter_topic(value)
+    topic = letter_topic(policy)
     sink = KafkaSink(
         connection.servers,
         topic,
         key="key",
         value=Raw("value"),
-        transaction_timeout_ms=letters_timeout_ms(value, peers),
+        transaction_timeout_ms=letters_timeout_ms(policy, peers),
         # What a topic holds fits another one that takes as much; where it takes less, its head is kept.
         on_oversize=DeadLetter(topic),
         options=connection.options,
@@ -338,23 +336,22 @@ def letters_of(
     )
     # Before 1970 no sink writes; it is how a log says that it has no time.
     time = F.when(F.col("timestamp") >= F.timestamp_seconds(F.lit(0)), F.col("timestamp"))
-    bad = bad_records(raw, value).select(
+    letters = bad.select(
         "key",
         "value",
         time.alias("timestamp"),
-        _headers(value, uid).alias(HEADERS),
+        _headers(uid).alias(HEADERS),
         C.CHANNEL,
         C.SEQUENCE,
     )
-    return SideOutput(letters_uid(uid), bad, sink)
+    return SideOutput(letters_uid(uid), letters, sink)
 
 
-def letters_timeout_ms(value: Json, peers: Sequence[Sink]) -> int:
+def letters_timeout_ms(policy: BadRecordPolicy, peers: Sequence[Sink]) -> int:
     """Return how long staged letters may wait: as long as what their job stages otherwise."""
     from flinkish_spark.connectors.kafka.sink import KafkaSink
     from flinkish_spark.connectors.kafka.sink_settings import DEFAULT_TRANSACTION_TIMEOUT_MS
 
-    policy = value.on_bad_record
     if isinstance(policy, DeadLetter) and policy.transaction_timeout_ms is not None:
         return policy.transaction_timeout_ms
     exact = DeliveryGuarantee.EXACTLY_ONCE
@@ -364,20 +361,15 @@ def letters_timeout_ms(value: Json, peers: Sequence[Sink]) -> int:
     return min(found, default=DEFAULT_TRANSACTION_TIMEOUT_MS)
 
 
-def _headers(value: Json, uid: str) -> Column:
+def _headers(uid: str) -> Column:
     """Return the record's headers, and behind them ours."""
-    detail = (
-        F.when(F.col("value").isNull(), F.lit("the record has no value"))
-        .when(~F.is_valid_utf8(F.col("value").cast("string")), F.lit("the value is not UTF-8"))
-        .otherwise(F.lit(f"the value is no JSON object of the fields {value.schema}"[:_MOST_DETAIL]))
-    )
     ours = {
         "flinkish-error": F.lit("unreadable"),
         "flinkish-source": F.lit(uid),
         "flinkish-topic": F.col("topic"),
         "flinkish-partition": F.col("partition").cast("string"),
         "flinkish-offset": F.col("offset").cast("string"),
-        "flinkish-detail": detail,
+        "flinkish-detail": F.col(REASON),
     }
     entries = [
         F.struct(F.lit(name).alias("key"), text.cast("binary").alias("value")) for name, text in ours.items()

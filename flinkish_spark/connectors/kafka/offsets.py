@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
-from pyspark.sql import types as T
 
+from flinkish_spark.connectors.formats.decoding import schema_facts
 from flinkish_spark.connectors.kafka.checks import InputChecks, raise_if_it_stays
 from flinkish_spark.connectors.kafka.client.admin import (
     PREFLIGHT_TIMEOUT_MS,
@@ -27,6 +27,7 @@ from flinkish_spark.connectors.kafka.client.admin import (
 from flinkish_spark.connectors.kafka.client.client import seen_to_stay
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.marks import newest_of
+from flinkish_spark.connectors.kafka.records import OWN_TIME
 from flinkish_spark.contracts.source import JobPlace, Source, SourceStart
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import (
@@ -35,7 +36,6 @@ from flinkish_spark.core.errors import (
     GraphError,
     InputLostError,
     JobDirError,
-    SchemaError,
 )
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
@@ -45,7 +45,6 @@ from flinkish_spark.protocol.ids import JobUuid, Place
 from flinkish_spark.protocol.limits import checked_choice, checked_whole
 from flinkish_spark.protocol.plan_layout import offsets_in
 from flinkish_spark.protocol.timeline import Mark
-from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.channels import channel_of, check_told_apart
 
 if TYPE_CHECKING:
@@ -53,63 +52,6 @@ if TYPE_CHECKING:
 
     from flinkish_spark.connectors.kafka.chaining.upstream import UpstreamJob
     from flinkish_spark.protocol.plan_layout import Position
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Where a record comes from, as columns beside its fields: for the audit, and for whoever needs it.
-
-
-#: What can be asked for; the column is called the same with an underscore in front.
-METADATA = ("topic", "partition", "offset", "timestamp")
-#: What only the planner asks for: the record's timestamp as event time.
-OWN_TIME = "event time"
-
-
-def checked_metadata(metadata: Sequence[str]) -> tuple[str, ...]:
-    """Return the names that a user asked for, each once.
-
-    Raises
-    ------
-    ConfigError
-        It is no list, or one of them is not known.
-
-    Examples
-    --------
-    >>> checked_metadata(["topic", "offset"])
-    ('topic', 'offset')
-    """
-    # A set is no list: columns have an order, the same in every process.
-    is_list = isinstance(metadata, Sequence) and not isinstance(metadata, str)
-    if not is_list or not all(name in METADATA for name in metadata):
-        raise ConfigError(
-            f"metadata is {metadata!r}",
-            why=f"it must be a list of names among {', '.join(METADATA)}",
-            what_to_do='give it like metadata=["topic", "partition", "offset"], or leave it out',
-        )
-    return tuple(dict.fromkeys(metadata))
-
-
-def metadata_columns(metadata: Sequence[str]) -> list[Column]:
-    """Return the columns, made from those of a Kafka reader."""
-    columns = {name: F.col(name) for name in METADATA} | {OWN_TIME: F.unix_millis("timestamp")}
-    return [columns[name].alias(column) for name, column in zip(metadata, names_of(metadata), strict=True)]
-
-
-def names_of(metadata: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the columns."""
-    return tuple(C.TIME if name == OWN_TIME else f"_{name}" for name in metadata)
-
-
-def check_names(metadata: Sequence[str], fields: T.StructType) -> None:
-    """Raise SchemaError if a field of the records has the name of a metadata column."""
-    # Spark does not tell names apart by case.
-    taken = {name.lower() for name in fields.names}
-    both = [name for name in names_of(metadata) if name in taken]
-    if both:
-        raise SchemaError(
-            f"the JSON schema has a field '{both[0]}', and metadata asks for a column of that name",
-            what_to_do=f"leave '{both[0][1:]}' out of metadata, or rename the field",
-        )
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -604,8 +546,8 @@ class StartsAtOffsets(Source):
             raise_if_it_stays(lambda: checks.gone(uid, logged))
 
     def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Mapping[str, str]]:
-        """Return the ids of the topics as the job recorded them at its first start, by fact."""
-        names = [f"topic-{uid}-{topic}" for topic in self.topics_now()]
+        """Return ids of topics, and schemas, as the job recorded them at its first start, by fact."""
+        names = [*(f"topic-{uid}-{topic}" for topic in self.topics_now()), *schema_facts(uid)]
         facts = {name: job_dir.recorded(name) for name in names}
         return {name: fact for name, fact in facts.items() if fact is not None}
 

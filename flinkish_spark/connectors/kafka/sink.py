@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flinkish_spark.bridge.shim import refused_producer_setting
+from flinkish_spark.connectors.formats.encoding import check_written
 from flinkish_spark.connectors.kafka.atomic import AtomicWriter, check_atomic
-from flinkish_spark.connectors.kafka.avro import check_avro
 from flinkish_spark.connectors.kafka.client.admin import PREFLIGHT_TIMEOUT_MS, KafkaAdmin, unknown_topic
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
 from flinkish_spark.connectors.kafka.client.batches import require_codec
@@ -31,7 +31,6 @@ from flinkish_spark.connectors.kafka.writer import (
 from flinkish_spark.contracts.sink import Committer, Sink, SinkContext, SinkWriter
 from flinkish_spark.core.config import CheckpointingMode
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, raise_translated
-from flinkish_spark.core.formats import Avro
 from flinkish_spark.protocol.ids import OwnerEpoch, TransactionalId
 
 if TYPE_CHECKING:
@@ -90,8 +89,10 @@ def preflight(sink: KafkaSinkSettings, spark: SparkSession, context: SinkContext
     """Refuse what cannot work; see :meth:`~flinkish_spark.KafkaSink.preflight`."""
     check_columns(sink, context.schema, context.uid)
     for part, form in (("key", sink.key_format), ("value", sink.value)):
-        if isinstance(form, Avro):
-            check_avro(spark, form, context.schema, f"the {part} of sink '{context.uid}'")
+        if form is not None:
+            whose = f"the {part} of sink '{context.uid}'"
+            fields = sink.fields_of(context.schema)
+            check_written(spark, form, fields, sink.data_topics, part, whose)
     _check_barriers(sink, context)
     _check_settings(sink, spark, context.uid)
     is_exact = sink.delivery is DeliveryGuarantee.EXACTLY_ONCE
@@ -209,11 +210,13 @@ class KafkaSink(KafkaSinkSettings, Sink):
     topic
         An existing topic; of the records that name no other.
     key
-        Column that becomes the record key (as its string; BINARY as it is), or ``Json("user STRING")`` or
-        ``Avro(schema)`` for the fields that these name; empty for no key.
+        Column that becomes the record key (as its string; BINARY as it is), or a format for the fields that
+        it names, such as ``Json("user STRING")``; empty for no key.
     value
-        ``Json()`` writes all fields as a JSON object, ``Json("user STRING")`` those that it names,
-        ``Avro(schema)`` a record of its schema, ``Raw("column")`` one column as it is.
+        The format, see `docs/formats.md`: ``Json()`` writes all fields as a JSON object, ``Json("user
+        STRING")`` those that it names, ``Csv(...)`` a line, ``Avro(schema)`` a record of its schema,
+        ``Protobuf(...)`` a message, ``JsonSchema(...)`` an object that is valid, ``String("column")`` and
+        ``Raw("column")`` one column.
     transaction_timeout_ms
         How long staged data may wait for its checkpoint, restarts included; at most the broker's
         transaction.max.timeout.ms, at least interval + restart budget. Of no meaning without
@@ -234,8 +237,9 @@ class KafkaSink(KafkaSinkSettings, Sink):
     delivery
         What is promised about the records; may differ from one start of a job to the next.
     headers
-        Name of a header -> the column (STRING or BINARY) with its value. Or one column with all headers,
-        in their order: ARRAY<STRUCT<key: STRING, value: BINARY>>.
+        Name of a header -> the column (STRING or BINARY) with its value. Or one column with all headers:
+        ARRAY<STRUCT<key: STRING, value: BINARY>>, in their order; or MAP<STRING, BINARY>, or
+        MAP<STRING, ARRAY<BINARY>> where a name comes more than once.
     timestamp
         Column (TIMESTAMP, or BIGINT in milliseconds since 1970) with the record's timestamp.
     partition
@@ -246,10 +250,14 @@ class KafkaSink(KafkaSinkSettings, Sink):
         The topics, beside `topic`, that records may name; they exist.
     on_bad_record
         What to do with a record that names a topic that is not declared or a partition that there is
-        not, has a timestamp before 1970 or after 9999, or does not fit its Avro schema.
+        not, has a timestamp before 1970 or after 9999, does not fit its schema, or has no row kind.
     record_headers
         Which headers of ours each record carries. `BATCH` tells readers, after a rewind to an older
         checkpoint, which records are left over from what was given up.
+    row_kind
+        Of a changelog, the column with the kinds of its rows, ``"_row_kind"``: -D and -U are tombstones, +I
+        and +U records with a value. `key` says which row it is; the column is not written. As Flink's
+        `upsert-kafka`, for topics that are compacted by key.
     atomic
         Whether a checkpoint is one transaction, with the offsets of the sources' groups in it: readers of
         all partitions see it whole or not at all. Wants EXACTLY_ONCE, no dead letters, no barrier records,

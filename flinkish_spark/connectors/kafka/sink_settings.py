@@ -6,12 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from pyspark.sql import types as T
+
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee, RecordHeaders
 from flinkish_spark.core.config import require_positive
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.formats import Avro, BadRecordPolicy, DeadLetter, Engine, Json, OnBadRecord, Raw
+from flinkish_spark.core.formats import (
+    BadRecordPolicy,
+    DeadLetter,
+    Engine,
+    Format,
+    Json,
+    OnBadRecord,
+    Raw,
+    check_format,
+)
 from flinkish_spark.core.validation import instance_of, values_by_name
 
 #: The broker's default for transaction.max.timeout.ms.
@@ -43,8 +54,8 @@ class KafkaSinkSettings:
 
     bootstrap_servers: str
     topic: str
-    key: str | Json | Raw | Avro = ""
-    value: Json | Raw | Avro = field(default_factory=Json)
+    key: str | Format = ""
+    value: Format = field(default_factory=Json)
     transaction_timeout_ms: int = DEFAULT_TRANSACTION_TIMEOUT_MS
     on_oversize: BadRecordPolicy | None = None
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -59,6 +70,7 @@ class KafkaSinkSettings:
     other_topics: Sequence[str] = ()
     on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
     record_headers: RecordHeaders = RecordHeaders.NONE
+    row_kind: str = ""
     atomic: bool = False
 
     def __post_init__(self) -> None:
@@ -74,8 +86,14 @@ class KafkaSinkSettings:
         if not self.topic:
             raise ConfigError("the Kafka sink has no topic", what_to_do="name an existing topic")
         for name, form in (("key", self.key_format), ("value", self.value)):
-            if form is not None and not isinstance(form, Json | Raw | Avro):
-                raise ConfigError(f"{name} is {form!r}", what_to_do='use Json(), Avro(...) or Raw("column")')
+            if form is not None:
+                check_format(name, form)
+        if self.row_kind and self.key_format is None:
+            raise ConfigError(
+                "row_kind is given, and the Kafka sink has no key",
+                why="a tombstone says by its key which row is gone",
+                what_to_do='name the key: key=Json("id LONG")',
+            )
         self._check_topics()
         self._check_headers()
         for name in ("options", "producer"):
@@ -161,11 +179,15 @@ class KafkaSinkSettings:
         return self.writer is Engine.JVM
 
     @property
-    def key_format(self) -> Json | Raw | Avro | None:
+    def key_format(self) -> Format | None:
         """How the key is made; None for no key."""
         if isinstance(self.key, str):
             return Raw(self.key) if self.key else None
         return self.key
+
+    def fields_of(self, schema: T.StructType) -> T.StructType:
+        """Return the fields of a stream that are a record's: all but the one with the kinds of rows."""
+        return T.StructType([one for one in schema if one.name != self.row_kind])
 
     @property
     def oversize_policy(self) -> BadRecordPolicy:

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from flinkish_spark.connectors.json import bad_records, decoded, json_schema
 from flinkish_spark.connectors.kafka.checks import (
     HEADERS,
     InputChecks,
     check_letter_topic,
     check_topic_retention,
-    letter_topic,
     letters_of,
     letters_uid,
     raise_if_it_stays,
@@ -47,25 +45,31 @@ from flinkish_spark.connectors.kafka.offsets import (
     Partitions,
     StartingOffsets,
     Wanted,
-    check_names,
     checked_end,
-    checked_metadata,
     checked_start,
     cut_at,
     group_marks,
+    store_offsets,
+)
+from flinkish_spark.connectors.kafka.records import (
+    Decoding,
+    check_readable,
+    checked_metadata,
+    decoding_of,
     metadata_columns,
     names_of,
-    store_offsets,
+    options_for,
 )
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.contracts.sink import GroupOffsets
-from flinkish_spark.contracts.source import JobPlace, SideOutput, SourceStart
+from flinkish_spark.contracts.source import NO_JOB, JobPlace, SideOutput, SourceStart
+from flinkish_spark.core.changelogs import Changes
 from flinkish_spark.core.errors import (
     BAD_TIME_MARKER,
     ConfigError,
     GraphError,
 )
-from flinkish_spark.core.formats import Engine, Json, OnBadRecord, Raw
+from flinkish_spark.core.formats import Engine, Format, Json, OnTombstone, Raw, check_format
 from flinkish_spark.core.upstream_cut import UPSTREAM_KEY
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors, values_by_name
 from flinkish_spark.protocol.ids import JobUuid
@@ -359,7 +363,10 @@ class KafkaSource(EndsAtOffsets):
         Consumer group whose offsets are committed after every sink, so that lag tools see what is
         really done. No consumer of the group may be active. Empty: no offsets are committed.
     value
-        ``Json("field TYPE, ...")`` or ``Raw()``.
+        The format of values, see `docs/formats.md`: ``Json("field TYPE, ...")``, ``Csv(...)``, ``String()``,
+        ``Avro(...)``, ``Protobuf(...)``, ``JsonSchema(...)`` or ``Raw()``; or, for changes of a database,
+        ``DebeziumJson(...)``, ``DebeziumAvro(...)``, ``CanalJson(...)`` or ``MaxwellJson(...)``: see
+        `docs/changelogs.md`.
     starting_offsets
         Where the first start of the job begins: StartingOffsets.EARLIEST or LATEST, StartAtTimestamp(...),
         StartAtOffsets(...) or StartAtCommitted(...). Later starts go on from the checkpoint.
@@ -378,14 +385,25 @@ class KafkaSource(EndsAtOffsets):
         The job that writes the topics, if checkpoints are to be drawn at its checkpoints: see
         :class:`~flinkish_spark.UpstreamJob`. May change from start to start.
     metadata
-        Any of ``"topic"``, ``"partition"``, ``"offset"``, ``"timestamp"``: columns of the stream beside the
-        fields, called ``_topic`` and so on. What `flinkish audit` goes by (`docs/audit.md`).
+        Columns of the stream beside the fields, called ``_topic`` and so on: any of ``"topic"``,
+        ``"partition"``, ``"offset"``, ``"timestamp"``, ``"timestamp-type"``, ``"key"``, ``"headers"``,
+        ``"headers-map"`` and, with the Python reader, ``"leader-epoch"``; see `docs/sources.md`. What
+        `flinkish audit` goes by (`docs/audit.md`). Of changes also what their format knows, with
+        ``value.`` in front: ``"value.source.table"``.
     ending
         EndAtLatest(), EndAtOffsets(...) or EndAtTimestamp(...), fixed at the first start; the job ends
         when all of its sources have. None: the topics have no end.
     partitions
         By topic, those that are read, and no others however many there come to be. None for all, and for
         those that are added while the job runs.
+    key
+        The format of keys, if their fields are to be columns, too: in front of the value's. A field that both
+        have is one column, the value's. A record without a key has null in them. None: keys are not decoded.
+    key_fields_prefix
+        In front of the name of each field of the keys.
+    tombstones
+        What becomes of a record without a value. None: it is bad; of changes it is left out, and where the
+        value is `Raw` it is null. See :class:`~flinkish_spark.OnTombstone`.
 
     Notes
     -----
@@ -396,7 +414,7 @@ class KafkaSource(EndsAtOffsets):
     bootstrap_servers: str
     topics: tuple[str, ...]
     group_id: str = ""
-    value: Json | Raw = field(default_factory=Raw)
+    value: Format | Changes = field(default_factory=Raw)
     starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST
     max_offsets_per_trigger: int = 0
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -408,6 +426,9 @@ class KafkaSource(EndsAtOffsets):
     partitions: Partitions = field(default_factory=dict)
     pattern: str = ""
     max_offsets_per_second: float | Unlimited = UNLIMITED
+    key: Format | None = None
+    key_fields_prefix: str = ""
+    tombstones: OnTombstone | None = None
     _start: SourceStart | None = field(default=None, repr=False)
 
     def __init__(
@@ -417,7 +438,7 @@ class KafkaSource(EndsAtOffsets):
         *,
         pattern: str = "",
         group_id: str = "",
-        value: Json | Raw = Raw(),  # noqa: B008 - a frozen value
+        value: Format | Changes = Raw(),  # noqa: B008 - a frozen value
         starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST,
         max_offsets_per_trigger: int = 0,
         options: Mapping[str, str] | None = None,
@@ -428,6 +449,9 @@ class KafkaSource(EndsAtOffsets):
         ending: KafkaEnd | None = None,
         partitions: Mapping[str, Sequence[int]] | None = None,
         max_offsets_per_second: float | Unlimited = UNLIMITED,
+        key: Format | None = None,
+        key_fields_prefix: str = "",
+        tombstones: OnTombstone | None = None,
     ) -> None:
         read = Wanted.of(topics, pattern, partitions)
         check_told_apart(read.topics)
@@ -450,6 +474,9 @@ class KafkaSource(EndsAtOffsets):
             ("partitions", read.partitions),
             ("pattern", read.pattern),
             ("max_offsets_per_second", checked_pace(max_offsets_per_second, reader, aligned_with)),
+            ("key", key),
+            ("key_fields_prefix", key_fields_prefix),
+            ("tombstones", tombstones),
             ("_start", None),
         ):
             object.__setattr__(self, name, content)
@@ -461,10 +488,10 @@ class KafkaSource(EndsAtOffsets):
                     why="the source sets it itself, and exactly-once depends on it",
                     what_to_do="leave it out",
                 )
-        if not isinstance(value, Json | Raw):
-            raise ConfigError(f"value is {value!r}", what_to_do='use Json("field TYPE, ...") or Raw()')
-        if isinstance(value, Json):
-            check_names(self.metadata, json_schema(value))
+        if not isinstance(value, Changes):
+            check_format("value", value)
+        check_readable(self.metadata, self.reader)
+        _ = self._decoding  # Raises if its parts contradict each other.
         check_upstream(
             self.aligned_with, self.reader, self.has_side_outputs, bool(self.partitions or self.pattern)
         )
@@ -484,10 +511,18 @@ class KafkaSource(EndsAtOffsets):
         """Brokers are asked, and nobody else."""
         return True
 
+    @cached_property
+    def _decoding(self) -> Decoding | None:
+        return decoding_of(self.value, self.metadata, self.key, self.key_fields_prefix, self.tombstones)
+
     @property
     def has_side_outputs(self) -> bool:
         """Whether unreadable records go to a dead-letter topic."""
-        return bool(letter_topic(self.value))
+        return bool(self._letters)
+
+    @property
+    def _letters(self) -> str:
+        return "" if self._decoding is None else self._decoding.letter_topic
 
     @property
     def plan_name(self) -> str:
@@ -498,7 +533,7 @@ class KafkaSource(EndsAtOffsets):
     @property
     def drops_records(self) -> bool:
         """Whether the policy for bad records is to drop them."""
-        return isinstance(self.value, Json) and self.value.on_bad_record is OnBadRecord.DROP
+        return self._decoding is not None and self._decoding.drops_records
 
     @cached_property
     def _admin(self) -> KafkaAdmin:
@@ -513,7 +548,7 @@ class KafkaSource(EndsAtOffsets):
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         """Return the stream with fields, channel and offset."""
         check_alone(self.aligned_with, place)
-        return self._fields(self._raw(spark, place, {}), (C.CHANNEL, C.SEQUENCE), None)
+        return self._fields(self._raw(spark, place, {}), place, (C.CHANNEL, C.SEQUENCE), None)
 
     def load_marked(self, spark: SparkSession, place: JobPlace) -> DataFrame | None:
         """Return the Python reader's stream, whose partitions each end with a barrier."""
@@ -524,16 +559,19 @@ class KafkaSource(EndsAtOffsets):
         # of the records' values, and run that check first.
         is_barrier = F.col("topic").isNull()
         control = (C.KIND, C.CHECKPOINT, C.CHANNEL, C.SEQUENCE)
-        return self._fields(raw, control, is_barrier)
+        return self._fields(raw, place, control, is_barrier)
 
-    def _fields(self, raw: DataFrame, kept: Sequence[str], is_barrier: Column | None) -> DataFrame:
-        if isinstance(self.value, Raw):
+    def _fields(
+        self, raw: DataFrame, place: JobPlace, kept: Sequence[str], is_barrier: Column | None
+    ) -> DataFrame:
+        if self._decoding is None:
             return raw
         # Two scans that begin at different places count apart what they drop.
         # A name of Spark's, in which a pattern might be anything.
         read = ("topics", *self.topics) if self.topics else ("pattern", self.fact("pattern"))
         counted_as = ("" if self._start is None else self._start.label, *read)
-        return decoded(raw, self.value, counted_as, (*names_of(self.metadata), *kept), is_barrier)
+        rows_of = self._decoding.deserializer(self._uid, place, self.topics)
+        return rows_of.rows(raw, counted_as, (*names_of(self.metadata), *kept), is_barrier)
 
     def side_uids(self, uid: str) -> tuple[str, ...]:
         """Return the uid of the dead-letter sink."""
@@ -543,23 +581,26 @@ class KafkaSource(EndsAtOffsets):
         self, spark: SparkSession, uid: str, place: JobPlace, peers: Sequence[Sink]
     ) -> tuple[SideOutput, ...]:
         """Return the dead-letter stream: a second scan that keeps the unreadable records only."""
-        if not isinstance(self.value, Json) or not self.has_side_outputs:
+        if self._decoding is None or not self.has_side_outputs:
             return ()
         raw = self._raw(spark, place, {"includeHeaders": "true"}, HEADERS)
-        return (letters_of(raw, self.value, uid, self.connection, self.reader, peers),)
+        bad = self._decoding.deserializer(uid, place, self.topics).bad(raw)
+        return (letters_of(bad, self._decoding.policy, uid, self.connection, self.reader, peers),)
 
     def find_bad_record(
         self, spark: SparkSession, start: LoggedOffsets | None, end: LoggedOffsets
     ) -> tuple[str, int, int] | None:
         """Read one micro-batch's range again, without Spark's fail-fast, up to its first bad record."""
         ranges = ranges_between({} if start is None else self.offsets_in(start), self.offsets_in(end))
-        if not isinstance(self.value, Json) or ranges is None:
+        if not isinstance(self.value, Json) or self._decoding is None or ranges is None:
+            # Of all others the error itself says which record it is.
             return None
         reader = spark.read.format(self._format_in(spark)).options(**self.connection.for_spark())
         reader = reader.options(failOnDataLoss="false")
         skip = {} if self.reader is Engine.JVM else SKIP
         reader = reader.options(**ranges, **{"kafka.isolation.level": "read_committed", **skip})
-        found = bad_records(reader.load(), self.value).select("topic", "partition", "offset").first()
+        bad = self._decoding.deserializer(self._uid, NO_JOB, self.topics).bad(reader.load())
+        found = bad.select("topic", "partition", "offset").first()
         return None if found is None else (found.topic, found.partition, found.offset)
 
     def _format_in(self, spark: SparkSession) -> str:
@@ -601,6 +642,7 @@ class KafkaSource(EndsAtOffsets):
             **pace_option(self.max_offsets_per_second),
         }
         own = {**own, **SKIP} if self.reader is Engine.PYTHON else READER_DEFAULTS
+        own = {**own, **options_for(self.metadata)}
         reader = spark.readStream.format(self._format_in(spark)).options(**self.connection.for_spark())
         reader = reader.options(**{**own, **self.reader_options, **more})
         pattern = self.pattern if self.reader is Engine.PYTHON else for_jvm(self.pattern)
@@ -614,7 +656,7 @@ class KafkaSource(EndsAtOffsets):
     # -- checks ---------------------------------------------------------------------------------
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Refuse brokers that do not answer, and topics that do not exist or cannot be followed."""
-        letters = letter_topic(self.value)
+        letters = self._letters
         check_letter_topic(uid, letters, self.topics or TopicPattern(self.pattern))
         wanted = [*self.topics, *filter(None, [letters])]
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:

@@ -6,20 +6,18 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.json import decoded, json_schema
+from flinkish_spark.connectors.formats.decoding import schema_facts
 from flinkish_spark.connectors.kafka.checks import (
     HEADERS,
     InputChecks,
     check_letter_topic,
     check_topic_retention,
-    letter_topic,
     letters_of,
     letters_uid,
     raise_if_it_stays,
@@ -38,25 +36,30 @@ from flinkish_spark.connectors.kafka.offsets import (
     KafkaStart,
     StartingOffsets,
     Wanted,
-    check_names,
     checked_end,
-    checked_metadata,
     checked_start,
     commit_places,
     first_at_least_as_late,
     group_marks,
-    metadata_columns,
-    names_of,
     places_in,
     start_offsets,
+)
+from flinkish_spark.connectors.kafka.records import (
+    LEADER_EPOCH,
+    Decoding,
+    checked_metadata,
+    decoding_of,
+    metadata_columns,
+    names_of,
 )
 from flinkish_spark.connectors.kafka.source import with_known_times
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import Offset, SplitPosition, SplitSource, logged_positions
 from flinkish_spark.contracts.source import JobPlace, SideOutput
+from flinkish_spark.core.changelogs import Changes
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.formats import Engine, Json, OnBadRecord
+from flinkish_spark.core.formats import Engine, Format, OnTombstone
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable, values_by_name
@@ -77,86 +80,6 @@ if TYPE_CHECKING:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# JSON values of a source of Kafka records: the columns that decoding needs, and what comes of them.
-
-
-#: What the decoder looks at, and what metadata and event times are made of.
-_NEEDED = T.StructType(
-    [
-        T.StructField("key", T.BinaryType()),
-        T.StructField("value", T.BinaryType()),
-        T.StructField("topic", T.StringType()),
-        T.StructField("partition", T.IntegerType()),
-        T.StructField("offset", T.LongType()),
-        T.StructField("timestamp", T.TimestampType()),
-    ]
-)
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """What becomes of the records of a source.
-
-    Parameters
-    ----------
-    value
-        Fields of the JSON objects, and what is done with values that are none.
-    metadata
-        As for a :class:`~flinkish_spark.connectors.kafka.source.KafkaSource`.
-    """
-
-    value: Json
-    metadata: tuple[str, ...]
-
-    @classmethod
-    def of(cls, value: object, metadata: Sequence[str]) -> Decoding | None:
-        """Return what a user asked for; None if records come as they are.
-
-        Raises
-        ------
-        ConfigError, SchemaError
-            It cannot be.
-        """
-        names = checked_metadata(metadata)
-        if value is None:
-            if names:
-                raise ConfigError(
-                    "metadata is asked for, and nothing is decoded",
-                    what_to_do='name the fields: schema="value STRING, topic STRING, offset LONG"',
-                )
-            return None
-        if not isinstance(value, Json):
-            to_do = 'give Json("field TYPE, ..."), or leave it out and name fields with schema='
-            raise unusable("value", value, wanted="a Json(...)", what_to_do=to_do)
-        check_names(names, json_schema(value))
-        return cls(value, names)
-
-    @property
-    def needed(self) -> T.StructType:
-        """The fields that are read."""
-        return _NEEDED
-
-    @property
-    def drops_records(self) -> bool:
-        """Whether bad records are left out and counted."""
-        return self.value.on_bad_record is OnBadRecord.DROP
-
-    def applied(self, raw: DataFrame, counted_as: Sequence[str]) -> DataFrame:
-        """Return the records' fields, metadata and what stands beside them.
-
-        Parameters
-        ----------
-        raw
-            Has the fields :attr:`needed`, and control columns.
-        counted_as
-            Tells what is counted from what others count.
-        """
-        control = [column for column in raw.columns if column.startswith(PREFIX)]
-        with_metadata = raw.select("*", *metadata_columns(self.metadata))
-        return decoded(with_metadata, self.value, counted_as, [*names_of(self.metadata), *control])
-
-
-# ----------------------------------------------------------------------------------------------------------
 # Kafka as a source of splits, which can stand behind history in a hybrid source.
 #
 # A split is a partition, its offset Kafka's. Records are read by this package's reader of ranges, without a
@@ -167,11 +90,27 @@ _CLOCK = SystemClock()
 _COMMITTED = Isolation.READ_COMMITTED
 #: How often the brokers are asked which partitions there are.
 _TOPICS_EVERY_S = 5.0
-#: Read for dead letters only.
 _HEADERS = T.StructField(
     HEADERS,
     T.ArrayType(T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())])),
 )
+#: What is read where records are decoded; behind it what only some metadata are made of.
+_DECODED = (
+    T.StructField("key", T.BinaryType()),
+    T.StructField("value", T.BinaryType()),
+    T.StructField("topic", T.StringType()),
+    T.StructField("partition", T.IntegerType()),
+    T.StructField("offset", T.LongType()),
+    T.StructField("timestamp", T.TimestampType()),
+)
+_TIMESTAMP_TYPE = T.StructField("timestampType", T.IntegerType())
+_LEADER_EPOCH = T.StructField(LEADER_EPOCH, T.IntegerType())
+_FOR_METADATA: Mapping[str, T.StructField] = {
+    "timestamp-type": _TIMESTAMP_TYPE,
+    "headers": _HEADERS,
+    "headers-map": _HEADERS,
+    "leader-epoch": _LEADER_EPOCH,
+}
 #: Fields that a record can have, with the types of each.
 _FIELDS: Mapping[str, tuple[T.DataType, ...]] = {
     "key": (T.BinaryType(), T.StringType()),
@@ -180,7 +119,38 @@ _FIELDS: Mapping[str, tuple[T.DataType, ...]] = {
     "partition": (T.IntegerType(), T.LongType()),
     "offset": (T.LongType(),),
     "timestamp": (T.TimestampType(),),
+    _TIMESTAMP_TYPE.name: (_TIMESTAMP_TYPE.dataType,),
+    _HEADERS.name: (_HEADERS.dataType,),
+    _LEADER_EPOCH.name: (_LEADER_EPOCH.dataType,),
 }
+
+
+def _needed(decoding: Decoding) -> T.StructType:
+    more = dict.fromkeys(_FOR_METADATA[name] for name in decoding.metadata if name in _FOR_METADATA)
+    return T.StructType([*_DECODED, *more])
+
+
+def _checked_decoding(
+    value: Format | Changes | None,
+    metadata: Sequence[str],
+    key: Format | None,
+    key_fields_prefix: str,
+    tombstones: OnTombstone | None,
+) -> Decoding | None:
+    """Return what becomes of the records; None if they come as they are."""
+    to_do = 'give Json("field TYPE, ..."), or leave it out and name fields with schema='
+    if value is not None and not isinstance(value, Format | Changes):
+        raise unusable("value", value, wanted="a format, such as Json(...)", what_to_do=to_do)
+    names = checked_metadata(metadata)
+    if value is None and names:
+        raise ConfigError(
+            "metadata is asked for, and nothing is decoded",
+            what_to_do='name the fields: schema="value STRING, topic STRING, offset LONG"',
+        )
+    found = decoding_of(value, names, key, key_fields_prefix, tombstones)
+    if found is None and value is not None:
+        raise unusable("value", value, wanted="a format, such as Json(...)", what_to_do=to_do)
+    return found
 
 
 class KafkaRecordsSource(SplitSource):
@@ -200,12 +170,13 @@ class KafkaRecordsSource(SplitSource):
         A regular expression that the whole name of a topic matches, ``"orders-.*"``; also of topics that
         come later.
     schema
-        Any of the fields key and value (BINARY, or STRING if all are UTF-8), topic, partition, offset and
-        timestamp. Left out where `value` says what the fields are.
-    value, metadata
-        ``Json("field TYPE, ...")`` with what is done with bad records, and columns beside its fields,
-        as for a KafkaSource; dead letters are written without the JAR. Not in a hybrid source. Without it
-        records come as they are.
+        Any of the fields key and value (BINARY, or STRING if all are UTF-8), topic, partition, offset,
+        timestamp, timestampType, headers and leaderEpoch, as Spark's Kafka source and
+        `format("flinkish-kafka")` have them. Left out where `value` says what the fields are.
+    value, metadata, key, key_fields_prefix, tombstones
+        A format with what is done with bad records, such as ``Json("field TYPE, ...")``, and columns beside
+        its fields, as for a KafkaSource; dead letters are written without the JAR. Not in a hybrid source.
+        Without it records come as they are.
     starting_offsets
         As for a KafkaSource, asked for when the source begins to be read: in a hybrid source, behind the part
         in front of it.
@@ -242,8 +213,11 @@ class KafkaRecordsSource(SplitSource):
         pattern: str = "",
         partitions: Mapping[str, Sequence[int]] | None = None,
         schema: str | T.StructType = "value STRING",
-        value: Json | None = None,
+        value: Format | Changes | None = None,
         metadata: Sequence[str] = (),
+        key: Format | None = None,
+        key_fields_prefix: str = "",
+        tombstones: OnTombstone | None = None,
         starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST,
         starting_at_ms: int = 0,
         ending: KafkaEnd | None = None,
@@ -258,8 +232,8 @@ class KafkaRecordsSource(SplitSource):
             values_by_name("options", options, what_to_do='give options by name: {"name": "value"}'),
         )
         self._wanted = Wanted.of(topics, pattern, partitions)
-        self.decoding = Decoding.of(value, metadata)
-        wanted = schema if self.decoding is None else self.decoding.needed
+        self.decoding = _checked_decoding(value, metadata, key, key_fields_prefix, tombstones)
+        wanted = schema if self.decoding is None else _needed(self.decoding)
         self.schema: T.StructType = output_schema(wanted, "a source of Kafka records")
         for field in self.schema:
             if field.dataType not in _FIELDS.get(field.name, ()):
@@ -379,7 +353,9 @@ class KafkaRecordsSource(SplitSource):
 
         topic, partition = _place(split)
         names = self.record_type.names
-        settings = ReaderSettings(include_headers=HEADERS in names)
+        settings = ReaderSettings(
+            include_headers=HEADERS in names, include_leader_epoch=LEADER_EPOCH in names
+        )
         reader = RangeReader(self.connection, settings)
         for batch in reader.read(OffsetRange(topic, partition, start, end)):
             yield batch.select(names)
@@ -406,7 +382,11 @@ class KafkaRecordsSource(SplitSource):
         if self.decoding is not None:
             # Two scans that begin at different places count apart what they drop.
             label = "" if self._fs_start is None else self._fs_start.label
-            return self.decoding.applied(frame, (label, "uid", self._fs_uid))
+            control = [column for column in frame.columns if column.startswith(PREFIX)]
+            frame = frame.select("*", *metadata_columns(self.decoding.metadata))
+            kept = (*names_of(self.decoding.metadata), *control)
+            rows_of = self.decoding.deserializer(self._fs_uid, place, self._wanted.topics)
+            return rows_of.rows(frame, (label, "uid", self._fs_uid), kept)
         return frame.drop(self._added) if self._added else frame
 
     @property
@@ -421,7 +401,7 @@ class KafkaRecordsSource(SplitSource):
 
     @property
     def _letters(self) -> str:
-        return "" if self.decoding is None else letter_topic(self.decoding.value)
+        return "" if self.decoding is None else self.decoding.letter_topic
 
     def side_uids(self, uid: str) -> tuple[str, ...]:
         """Return the uid of the dead-letter sink."""
@@ -433,10 +413,11 @@ class KafkaRecordsSource(SplitSource):
         """Return the dead-letter stream: a second scan that keeps the unreadable records only."""
         if self.decoding is None or not self.has_side_outputs:
             return ()
-        scan = self._with("schema", T.StructType([*self.schema, _HEADERS]))
+        scan = self._with("schema", T.StructType(list(dict.fromkeys([*self.schema, _HEADERS]))))
         scan = scan._with("_fs_format", f"{self._fs_format}-letters")
         raw = super(KafkaRecordsSource, scan).load(spark, place)
-        return (letters_of(raw, self.decoding.value, uid, self.connection, Engine.PYTHON, peers),)
+        bad = self.decoding.deserializer(uid, place, self._wanted.topics).bad(raw)
+        return (letters_of(bad, self.decoding.policy, uid, self.connection, Engine.PYTHON, peers),)
 
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Refuse brokers that do not answer, and topics and partitions that do not exist."""
@@ -469,8 +450,9 @@ class KafkaRecordsSource(SplitSource):
         raise_if_it_stays(lambda: checks.gone(uid, logged))
 
     def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
-        """Return the ids of the topics as the job recorded them when it first met each."""
-        facts = {name: job_dir.recorded(name) for name in (f"topic-{uid}-{t}" for t in self._topics_now())}
+        """Return ids of topics, and schemas, as the job recorded them when it first met each."""
+        names = [*(f"topic-{uid}-{t}" for t in self._topics_now()), *schema_facts(uid)]
+        facts = {name: job_dir.recorded(name) for name in names}
         return {name: fact for name, fact in facts.items() if fact is not None}
 
     def _topics_now(self) -> Sequence[str]:

@@ -17,8 +17,13 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge.plans import Selection
 from flinkish_spark.bridge.shim import stage_kafka
-from flinkish_spark.connectors.json import json_schema
-from flinkish_spark.connectors.kafka.avro import avro_column, avro_misfit
+from flinkish_spark.connectors.formats.encoding import (
+    check_encodable,
+    encoded,
+    json_bytes,
+    named_columns,
+    prefix_of,
+)
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords, BarrierWriter
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
@@ -36,14 +41,14 @@ from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable
 from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
 from flinkish_spark.connectors.row_count import RowCount, reports
 from flinkish_spark.contracts.sink import Committer, SinkContext, SinkWriter, StageRequest, StageResult
+from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
 from flinkish_spark.core.errors import BrokerUnavailableError, CorruptObjectError, InternalError, SchemaError
-from flinkish_spark.core.formats import Avro, BadRecordPolicy, DeadLetter, Json, Raw
+from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter
 from flinkish_spark.protocol.ids import CheckpointId, TransactionalId
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
 from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.ddl import quoted
-from flinkish_spark.types.exact_text import exact_text, json_of, unfit_for_json, unfit_for_text
 from flinkish_spark.worker.daemon import freeze_modules
 
 if TYPE_CHECKING:
@@ -135,16 +140,16 @@ def _timestamps(transaction: StagedTransaction, column: Any) -> Any:
 # ----------------------------------------------------------------------------------------------------------
 # From a stream's fields to the parts of a Kafka record, as columns that both writers take.
 #
-# | part | from | null | |---|---|---| | key | one column, or several as JSON or Avro | no key | | value |
-# `Raw`: one column; `Json`, `Avro`: several | of `Raw` a tombstone; the others never are | | topic |
+# | part | from | null | |---|---|---| | key | one column, or several in a format | no key | | value |
+# `Raw`, `String`: one column; others: several | of one column a tombstone; others never are | | topic |
 # `topic_column` | the sink's topic | | partition | `partition` | the partitioner decides | | timestamp |
 # `timestamp` | the time of writing | | a header | its column in `headers` | the record does not have it |
 
 
-Format = Json | Raw | Avro
 #: The columns that every writer gets, before those that not every sink has.
 KEY, VALUE, TOPIC = "key", "value", "topic"
 _LIST_OF_HEADERS = "array<struct<key:string,value:binary>>"
+_MAPS_OF_HEADERS = ("map<string,binary>", "map<string,array<binary>>")
 PARTITION, TIMESTAMP, HEADERS, MISFIT = "partition", "timestamp", "headers", "misfit"
 
 
@@ -156,11 +161,14 @@ def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> No
     SchemaError
         With the role, the column and what to choose from.
     """
+    fields = sink.fields_of(schema)
     for part, form in (("key", sink.key_format), ("value", sink.value)):
-        for name in _named(form):
-            _kind(schema, uid, part, name)
-        _check_types(part, form, schema, uid)
+        if form is not None:
+            for name in named_columns(form):
+                _kind(fields, uid, part, name)
+            check_encodable(form, fields, f"the {part} of sink '{uid}'")
     wanted: list[tuple[str, str, tuple[type[T.DataType], ...], str]] = [
+        ("row kind", sink.row_kind, (T.StringType,), "STRING"),
         ("topic", sink.topic_column, (T.StringType,), "STRING"),
         ("partition", sink.partition, (T.ByteType, T.ShortType, T.IntegerType), "INT"),
         ("timestamp", sink.timestamp, (T.TimestampType, T.LongType), "TIMESTAMP, or BIGINT in milliseconds"),
@@ -181,32 +189,13 @@ def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> No
 
 
 def _check_list_of_headers(kind: T.DataType, column: str, uid: str) -> None:
-    if kind.simpleString() != _LIST_OF_HEADERS:
+    if kind.simpleString() not in (_LIST_OF_HEADERS, *_MAPS_OF_HEADERS):
         raise SchemaError(
             f"the list of headers of sink '{uid}' is the column '{column}' of type {kind.simpleString()}",
-            why=f"it must be {_LIST_OF_HEADERS}",
+            why=f"it must be {_LIST_OF_HEADERS}, {' or '.join(_MAPS_OF_HEADERS)}",
             what_to_do='cast it in a transform, or name headers one by one: headers={"name": "column"}',
             column=column,
         )
-
-
-def _check_types(part: str, form: Format | None, schema: T.StructType, uid: str) -> None:
-    """Refuse a field whose values have no bytes that say exactly what they are; Avro is asked elsewhere."""
-    match form:
-        case Raw():
-            unfit, names = unfit_for_text, [form.column]
-        case Json():
-            unfit, names = unfit_for_json, _named(form) or schema.names
-        case _:
-            return
-    for name in names:
-        if (why := unfit(schema[name].dataType)) is not None:
-            raise SchemaError(
-                f"the {part} of sink '{uid}' has the field '{name}', which cannot be written exactly",
-                why=why,
-                what_to_do="convert it in a transform, for example by a cast to STRING",
-                column=name,
-            )
 
 
 def _kind(schema: T.StructType, uid: str, role: str, column: str) -> T.DataType:
@@ -218,27 +207,30 @@ def _kind(schema: T.StructType, uid: str, role: str, column: str) -> T.DataType:
     return schema[column].dataType
 
 
-def _named(form: Format | None) -> list[str]:
-    """Return the columns that a format names itself; those of an Avro schema are compared by Spark."""
-    match form:
-        case Raw():
-            return [form.column]
-        case Json() if form.schema:
-            return list(json_schema(form).names)
-        case _:
-            return []
-
-
 def record_columns(sink: KafkaSinkSettings, schema: T.StructType) -> dict[str, Column]:
     """Return the parts of a record by name, in the order in which the writers want them.
 
     Key, value and topic are always there; of the others those that the sink has.
     """
-    key_misfit, value_misfit = _misfit(sink.key_format, schema), _misfit(sink.value, schema)
+    fields = sink.fields_of(schema)
+    key, value = (
+        encoded(form, fields, b"" if form is None else prefix_of(form, fields, sink.data_topics, part))
+        for part, form in (("key", sink.key_format), ("value", sink.value))
+    )
+    data, misfits = value.data, [one.misfit for one in (key, value) if one.misfit is not None]
+    if value.misfit is not None:
+        # What a dead letter of a record that has no such form tells of it.
+        data = F.when(value.misfit.isNull(), data).otherwise(json_bytes(fields.names))
+    if sink.row_kind:
+        kind = F.col(quoted(sink.row_kind))
+        has_value = ~F.coalesce(kind.isin(*RETRACTIONS), F.lit(False))
+        # A retraction has no value that could not fit.
+        data = F.when(has_value, data)
+        of_value = None if value.misfit is None else F.when(has_value, value.misfit)
+        misfits = [one for one in (_no_kind(kind), key.misfit, of_value) if one is not None]
     found = {
-        KEY: _encoded(sink.key_format, schema, key_misfit, instead=None),
-        # What a dead letter of a record that has no Avro form tells of it.
-        VALUE: _encoded(sink.value, schema, value_misfit, instead=_json(schema.names)),
+        KEY: key.data,
+        VALUE: data,
         TOPIC: F.col(quoted(sink.topic_column)) if sink.topic_column else F.lit(None).cast("string"),
     }
     if sink.partition:
@@ -246,43 +238,15 @@ def record_columns(sink: KafkaSinkSettings, schema: T.StructType) -> dict[str, C
     if sink.timestamp:
         found[TIMESTAMP] = _milliseconds(schema, sink.timestamp)
     if sink.headers:
-        found[HEADERS] = _headers(sink.headers)
-    misfits = [one for one in (key_misfit, value_misfit) if one is not None]
+        found[HEADERS] = _headers(sink.headers, schema)
     if misfits:
         found[MISFIT] = F.coalesce(*misfits)
     return {name: column.alias(name) for name, column in found.items()}
 
 
-def _misfit(form: Format | None, schema: T.StructType) -> Column | None:
-    return avro_misfit(form, schema) if isinstance(form, Avro) else None
-
-
-def _encoded(
-    form: Format | None, schema: T.StructType, misfit: Column | None, *, instead: Column | None
-) -> Column:
-    match form:
-        case None:
-            return F.lit(None).cast("binary")
-        case Raw():
-            return _as_bytes(schema, form.column)
-        case Json():
-            return _json(list(json_schema(form).names) if form.schema else schema.names)
-        case Avro() if misfit is None:
-            return avro_column(form, schema)
-        case Avro():
-            fitting = F.when(misfit.isNull(), avro_column(form, schema))
-            return fitting if instead is None else fitting.otherwise(instead)
-
-
-def _json(names: list[str]) -> Column:
-    fields = F.struct(*[F.col(quoted(n)).alias(n) for n in names])
-    return json_of(fields, null_fields=True).cast("binary")
-
-
-def _as_bytes(schema: T.StructType, column: str) -> Column:
-    kind = schema[column].dataType
-    value = F.col(quoted(column))
-    return value if isinstance(kind, T.BinaryType) else exact_text(value, kind).cast("binary")
+def _no_kind(kind: Column) -> Column:
+    is_kind = F.coalesce(kind.isin(*[one.value for one in RowKind]), F.lit(False))
+    return F.when(~is_kind, F.lit("it has no row kind"))
 
 
 def _milliseconds(schema: T.StructType, column: str) -> Column:
@@ -290,14 +254,28 @@ def _milliseconds(schema: T.StructType, column: str) -> Column:
     return F.unix_millis(value) if isinstance(schema[column].dataType, T.TimestampType) else value
 
 
-def _headers(headers: Mapping[str, str] | str) -> Column:
+def _headers(headers: Mapping[str, str] | str, schema: T.StructType) -> Column:
     if isinstance(headers, str):
-        return F.col(quoted(headers))
+        return _list_of_headers(F.col(quoted(headers)), schema[headers].dataType)
     entries = [
         F.struct(F.lit(name).alias("key"), F.col(quoted(column)).cast("binary").alias("value"))
         for name, column in headers.items()
     ]
     return F.filter(F.array(*entries), lambda entry: entry["value"].isNotNull())
+
+
+def _list_of_headers(headers: Column, kind: T.DataType) -> Column:
+    if not isinstance(kind, T.MapType):
+        return headers
+    if not isinstance(kind.valueType, T.ArrayType):
+        return F.map_entries(headers)
+
+    def of_name(entry: Column) -> Column:
+        return F.transform(
+            entry["value"], lambda value: F.struct(entry["key"].alias("key"), value.alias("value"))
+        )
+
+    return F.flatten(F.transform(F.map_entries(headers), of_name))
 
 
 # ----------------------------------------------------------------------------------------------------------

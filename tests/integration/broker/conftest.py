@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flinkish_spark.testing.broker import LocalBroker
+from tests.support.registry import LocalRegistry
 from tests.support.secure_broker import SecureBroker
-from tests.support.services import BROKER_JARS
+from tests.support.services import BROKER_JARS, BUILD
 from tests.support.tls import LocalCertificates, make_certificates
 
 
@@ -19,6 +21,25 @@ def own_broker(tmp_path: Path) -> Iterator[LocalBroker]:
     own = LocalBroker(tmp_path / "broker", jars_dir=BROKER_JARS)
     yield own
     own.kill()
+
+
+@pytest.fixture
+def registry(service: Callable[[str], Any]) -> Any:
+    """The schema registry that all tests share."""
+    why_not = LocalRegistry.why_not(BUILD / "registry")
+    if why_not:
+        pytest.skip(why_not)
+    return service("registry")
+
+
+@pytest.fixture
+def own_registry() -> Iterator[LocalRegistry]:
+    """One for this test alone, to be away for a while."""
+    why_not = LocalRegistry.why_not(BUILD / "registry")
+    if why_not:
+        pytest.skip(why_not)
+    with LocalRegistry(BUILD / "registry") as own:
+        yield own
 
 
 @pytest.fixture(scope="module")

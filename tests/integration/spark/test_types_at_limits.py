@@ -30,8 +30,8 @@ from flinkish_spark import (
     Upsert,
     ValueStateDescriptor,
 )
+from flinkish_spark.connectors.formats.avro_encoder import avro_schema, check_avro
 from flinkish_spark.connectors.json import decoded
-from flinkish_spark.connectors.kafka.avro import avro_schema, check_avro
 from flinkish_spark.connectors.kafka.writer import check_columns, record_columns
 from flinkish_spark.connectors.splits import SplitSource
 from flinkish_spark.core.errors import BadRecordError, SchemaError

@@ -7,7 +7,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark import Json, KafkaSource, Raw
 from flinkish_spark.connectors.kafka.checks import TopicKeeping, retention_too_short
-from flinkish_spark.connectors.kafka.offsets import check_names
+from flinkish_spark.connectors.kafka.records import check_names
 from flinkish_spark.connectors.kafka.sink import with_advice
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import ConfigError, SchemaError

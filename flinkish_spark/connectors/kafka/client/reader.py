@@ -13,10 +13,12 @@ import pyarrow as pa
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.batches import (
     HEADERS_TYPE,
+    BatchHeader,
     Codec,
     CorruptBatch,
     DecodedRecords,
     RawBatch,
+    TimestampType,
     UnreadableCompression,
     UnsupportedFormat,
     batches,
@@ -374,10 +376,11 @@ _EXPECTED_RATIO = 8
 _NO_PRODUCER = -1
 
 
-def record_schema(*, include_headers: bool) -> Any:
+def record_schema(*, include_headers: bool, include_leader_epoch: bool = False) -> Any:
     """Return the Arrow schema of what a :class:`RangeReader` yields."""
     headers = (("headers", HEADERS_TYPE),) if include_headers else ()
-    return pa.schema([*_COLUMNS, *headers])
+    epoch = (("leaderEpoch", pa.int32()),) if include_leader_epoch else ()
+    return pa.schema([*_COLUMNS, *headers, *epoch])
 
 
 class _BatchLike(Protocol):
@@ -473,7 +476,9 @@ class RangeReader:
     ) -> None:
         self._connection, self._settings = connection, settings
         self._pool, self._clock = pool, clock
-        self._schema = record_schema(include_headers=settings.include_headers)
+        self._schema = record_schema(
+            include_headers=settings.include_headers, include_leader_epoch=settings.include_leader_epoch
+        )
         self.losses: list[LostRange] = []
 
     def read(self, wanted: OffsetRange) -> Iterator[Any]:
@@ -522,13 +527,13 @@ class RangeReader:
             # The range may begin and end inside a batch.
             bounds = (max(wanted.start, fetched.start), wanted.end)
             first, end = np.searchsorted(records.offsets, bounds).tolist()
-            columns = self._columns(wanted, records, int(group[0].header.timestamp_type))
+            columns = self._columns(wanted, records, group[0].header)
             read = slice(first, end)
             check_times(wanted.topic, wanted.partition, records.offsets[read], records.timestamps_ms[read])
             if first < end:
                 yield columns.slice(first, end - first)
 
-    def _columns(self, wanted: OffsetRange, records: DecodedRecords, timestamp_type: int) -> Any:
+    def _columns(self, wanted: OffsetRange, records: DecodedRecords, header: BatchHeader) -> Any:
         offsets = records.offsets
         columns = [
             records.keys,
@@ -537,10 +542,12 @@ class RangeReader:
             pa.repeat(pa.scalar(wanted.partition, pa.int32()), len(offsets)),
             pa.array(offsets),
             pa.array(records.timestamps_ms * 1000).view(_TIMESTAMP),
-            pa.repeat(pa.scalar(timestamp_type, pa.int32()), len(offsets)),
+            pa.repeat(pa.scalar(int(header.timestamp_type), pa.int32()), len(offsets)),
         ]
         if self._settings.include_headers:
             columns.append(records.headers)
+        if self._settings.include_leader_epoch:
+            columns.append(pa.repeat(pa.scalar(header.partition_leader_epoch, pa.int32()), len(offsets)))
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
@@ -550,12 +557,12 @@ def _verified(raw: RawBatch) -> RawBatch:
 
 
 def _groups(batches: Iterable[RawBatch]) -> Iterator[list[RawBatch]]:
-    """Cut a run of batches into lists that are decoded at once, of one timestamp type each."""
+    """Cut a run of batches into lists that are decoded at once, alike in what each says for its records."""
     group: list[RawBatch] = []
     size = 0
     for raw in batches:
         more = len(raw.body) * (1 if raw.header.codec is Codec.NONE else _EXPECTED_RATIO)
-        alike = group and raw.header.timestamp_type is group[0].header.timestamp_type
+        alike = group and _said(raw) == _said(group[0])
         if group and (not alike or size + more > _DECODED_BYTES):
             yield group
             group, size = [], 0
@@ -563,6 +570,10 @@ def _groups(batches: Iterable[RawBatch]) -> Iterator[list[RawBatch]]:
         size += more
     if group:
         yield group
+
+
+def _said(raw: RawBatch) -> tuple[TimestampType, int]:
+    return raw.header.timestamp_type, raw.header.partition_leader_epoch
 
 
 def bounds_of(wire: KafkaWire, wanted: OffsetRange) -> tuple[int, int]:

@@ -44,6 +44,10 @@ HARMLESS_OPTIONS = frozenset(
 )
 
 
+#: Option of ours by which a source reads the column ``leaderEpoch``.
+INCLUDE_LEADER_EPOCH = "flinkish.include.leader.epoch"
+
+
 @dataclass(frozen=True, slots=True)
 class ReaderSettings:
     """Settings of a :class:`.RangeReader`, checked on construction.
@@ -58,8 +62,8 @@ class ReaderSettings:
         Which records are seen.
     fail_on_data_loss
         Whether a range that is no longer there is an error; otherwise it is skipped and noted.
-    include_headers
-        Whether the column ``headers`` is read.
+    include_headers, include_leader_epoch
+        Whether the columns ``headers`` and ``leaderEpoch`` are read.
     fetch_max_bytes, max_partition_fetch_bytes
         How much one answer may hold; the smaller one counts, since a Fetch is for one partition.
         A single larger batch is read nevertheless. A reader has two answers in memory.
@@ -90,6 +94,7 @@ class ReaderSettings:
     check_crcs: bool = True
     request_timeout_ms: int = 30_000
     default_api_timeout_ms: int = 60_000
+    include_leader_epoch: bool = False
 
     def __post_init__(self) -> None:
         for option, (name, least) in _NUMBERS.items():
@@ -108,6 +113,7 @@ class ReaderSettings:
         *,
         fail_on_data_loss: bool = True,
         include_headers: bool = False,
+        include_leader_epoch: bool = False,
     ) -> ReaderSettings:
         """Translate consumer settings, by Kafka's names with or without the prefix ``kafka.``.
 
@@ -141,7 +147,12 @@ class ReaderSettings:
             else:
                 name, values = _WORDS[bare]
                 given[name] = _word(option, text, values)
-        return cls(fail_on_data_loss=fail_on_data_loss, include_headers=include_headers, **given)
+        return cls(
+            fail_on_data_loss=fail_on_data_loss,
+            include_headers=include_headers,
+            include_leader_epoch=include_leader_epoch,
+            **given,
+        )
 
     @property
     def patience_ms(self) -> int:

@@ -17,7 +17,11 @@ from pyspark.sql import types as T
 from flinkish_spark.connectors.kafka.chaining.upstream import UpstreamJob
 from flinkish_spark.connectors.kafka.client.admin import TopicPattern
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, is_connection_option
-from flinkish_spark.connectors.kafka.client.settings import ProducerSettings, ReaderSettings
+from flinkish_spark.connectors.kafka.client.settings import (
+    INCLUDE_LEADER_EPOCH,
+    ProducerSettings,
+    ReaderSettings,
+)
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.protocol.ids import Place
@@ -52,7 +56,7 @@ READ_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp
 #: Ours, for reading.
 BARRIER_RECORDS = "flinkish.barrier.records"
 PER_SECOND = "flinkish.max.offsets.per.second"
-READ_OWN = ("flinkish.group.id", BARRIER_RECORDS, PER_SECOND)
+READ_OWN = ("flinkish.group.id", BARRIER_RECORDS, PER_SECOND, INCLUDE_LEADER_EPOCH)
 #: Options about consumers that do not exist here: accepted, so that only one word has to change.
 READ_WITHOUT_MEANING = (
     "groupIdPrefix",
@@ -349,6 +353,7 @@ def _parse(options: Mapping[str, str], extra: tuple[str, ...], *, otherwise: int
             consumer,
             fail_on_data_loss=given.flag("failOnDataLoss", True),
             include_headers=given.flag("includeHeaders", False),
+            include_leader_epoch=given.flag(INCLUDE_LEADER_EPOCH, False),
         ),
         subscription=_subscription(given),
         starting=_bound(given, "starting", otherwise),

@@ -69,6 +69,8 @@ SCHEMA = (
     "timestamp TIMESTAMP, timestampType INT"
 )
 HEADERS = ", headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+#: Ours.
+LEADER_EPOCH = ", leaderEpoch INT"
 #: Behind them inside an environment's job.
 CONTROL = f", {C.KIND} INT, {C.CHECKPOINT} BIGINT, {C.CHANNEL} BIGINT"
 
@@ -105,7 +107,9 @@ class WakePiece(InputPartition):
 
 def schema_of(options: SourceOptions) -> str:
     """Return the columns of the source."""
-    return SCHEMA + HEADERS * options.reader.include_headers + CONTROL * bool(options.control_path)
+    reader = options.reader
+    more = HEADERS * reader.include_headers + LEADER_EPOCH * reader.include_leader_epoch
+    return SCHEMA + more + CONTROL * bool(options.control_path)
 
 
 def read_piece(options: SourceOptions, partition: KafkaPiece) -> Iterator[pa.RecordBatch]:
@@ -196,7 +200,10 @@ def _nothing(options: SourceOptions, count: int) -> pa.RecordBatch:
 
     from flinkish_spark.connectors.kafka.client.reader import record_schema
 
-    columns = record_schema(include_headers=options.reader.include_headers)
+    reader = options.reader
+    columns = record_schema(
+        include_headers=reader.include_headers, include_leader_epoch=reader.include_leader_epoch
+    )
     return pa.RecordBatch.from_pylist([{}] * count, schema=columns)
 
 

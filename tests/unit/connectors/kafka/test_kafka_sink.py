@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import types as T
 
 from flinkish_spark import Avro, BarrierRecords, DeadLetter, DeliveryGuarantee, Json, KafkaSink, OnBadRecord
-from flinkish_spark.connectors.kafka.avro import derived_schema
+from flinkish_spark.connectors.formats.avro_encoder import derived_schema
 from flinkish_spark.connectors.kafka.checks import letters_timeout_ms
 from flinkish_spark.connectors.kafka.client.admission import Addressed, Admission, prefixed
 from flinkish_spark.connectors.kafka.client.batches import (
@@ -429,7 +429,7 @@ def test_a_dead_letter_that_is_cut_still_says_where_it_was_read() -> None:
 
 def test_letters_of_a_source_wait_as_long_as_what_the_job_stages() -> None:
     def timeout_ms(*peers: Any, **of_letters: Any) -> int:
-        return letters_timeout_ms(Json("n INT", DeadLetter("bad", **of_letters)), peers)
+        return letters_timeout_ms(DeadLetter("bad", **of_letters), peers)
 
     short, long = sink(transaction_timeout_ms=240_000), sink(transaction_timeout_ms=600_000)
     loose = sink(transaction_timeout_ms=1, delivery=DeliveryGuarantee.AT_LEAST_ONCE)

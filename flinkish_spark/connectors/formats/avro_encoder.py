@@ -1,4 +1,4 @@
-"""Avro for the Kafka sink: from a stream's fields to one binary column, by Spark's own encoder.
+"""Avro for sinks: from a stream's fields to one binary column, by Spark's own encoder.
 
 Spark encodes in the JVM whichever engine writes, so both write the same bytes. Its encoder ends the task at
 a record that does not fit a given schema. So what can be wrong with a record (types were compared before
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-#: Confluent's wire format: a zero, then the id of the schema in four bytes.
-_MAGIC = 0
 #: How the outermost record of a derived schema is called.
 _RECORD = "Record"
 _PRIMITIVES: Mapping[type[T.DataType], Any] = {
@@ -128,11 +125,7 @@ def avro_column(avro: Avro, schema: T.StructType) -> Column:
     """Return the encoded record of each row that fits; the task ends at one that does not."""
     wanted = avro_schema(avro, schema)
     record = F.struct(*[F.col(quoted(n)).alias(n) for n in avro_fields(avro, schema)])
-    encoded = F.call_function("to_avro", record, F.lit(json.dumps(wanted)))
-    if avro.schema_id is None:
-        return encoded
-    prefix = struct.pack(">bi", _MAGIC, avro.schema_id)
-    return F.concat(F.expr(f"X'{prefix.hex()}'"), encoded)
+    return F.call_function("to_avro", record, F.lit(json.dumps(wanted)))
 
 
 def avro_misfit(avro: Avro, schema: T.StructType) -> Column | None:

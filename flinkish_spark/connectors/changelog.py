@@ -1,0 +1,687 @@
+"""Changes of databases as rows with a kind: Debezium's, Canal's and Maxwell's records, in JSON.
+
+A record is read in two steps. Its envelope is a JSON object; what it says about rows are entries, each a kind
+and the row's values by column, as texts. An entry becomes a row when each text is a value of its column's
+type: what it is not is no value that is nearly right, but a bad record.
+
+What the formats mean follows their own documentation, and Flink's `debezium-json`, `canal-json` and
+`maxwell-json` where these say less.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from flinkish_spark.connectors.formats.decoding import unreadable
+from flinkish_spark.connectors.json import json_schema
+from flinkish_spark.core.changelogs import (
+    ROW_KIND,
+    CanalJson,
+    ChangelogMode,
+    Changes,
+    DebeziumAvro,
+    DebeziumJson,
+    DecimalHandling,
+    EpochUnit,
+    MaxwellJson,
+    RowKind,
+)
+from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.core.formats import Json
+from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.hints import parts_of
+from flinkish_spark.types.schemas import PREFIX
+
+#: A member of an envelope.
+At = Callable[[str], Column]
+
+_VALUES = "map<string,string>"
+_TEXTS = T.MapType(T.StringType(), T.StringType())
+_ENTRY, _PLACE = f"{PREFIX}entry", f"{PREFIX}place"
+_WHOLE = r"^-?[0-9]+$"
+_MOST_DIGITS = 38
+_MOST_DETAIL = 1_000
+
+
+# ----------------------------------------------------------------------------------------------------------
+# From texts to values.
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """What the texts of a format mean.
+
+    Parameters
+    ----------
+    days, epoch_units, decimals
+        Debezium's: whether a whole number is a DATE, of which unit it is a TIMESTAMP, and what a DECIMAL is.
+    """
+
+    days: bool = False
+    epoch_units: Mapping[str, EpochUnit] | None = None
+    decimals: DecimalHandling = DecimalHandling.STRING
+
+    def value(self, text: Column, name: str, kind: T.DataType) -> Column:
+        """Return the value of a column that a text is; null if it is none."""
+        match kind:
+            case T.StringType():
+                return text
+            case T.ByteType() | T.ShortType() | T.IntegerType() | T.LongType():
+                return F.when(text.rlike(_WHOLE), text.try_cast(kind))
+            case T.FloatType() | T.DoubleType():
+                number = text.try_cast(kind)
+                is_too_large = text.rlike("[0-9]") & F.abs(number).isin(float("inf"))
+                return F.when(~is_too_large, number)
+            case T.DecimalType():
+                return self._decimal(text, kind)
+            case T.BinaryType():
+                return F.try_to_binary(text, F.lit("base64"))
+            case T.DateType():
+                date = F.when(text.contains("-") & ~text.rlike(_WHOLE), text.try_cast(kind))
+                if not self.days:
+                    return date
+                return F.when(text.rlike(_WHOLE), F.date_from_unix_date(text.try_cast("int"))).otherwise(date)
+            case T.TimestampType() | T.TimestampNTZType():
+                return self._time(text, kind, (self.epoch_units or {}).get(name))
+            case T.BooleanType():
+                return text.try_cast(kind)
+        # Its text is JSON.
+        whole = F.concat(F.lit('{"v":'), text, F.lit("}"))
+        return F.from_json(whole, T.StructType([T.StructField("v", kind)]))["v"]
+
+    def _decimal(self, text: Column, kind: T.DecimalType) -> Column:
+        if self.decimals is not DecimalHandling.PRECISE:
+            return _exactly(text, kind)
+        # Of a column without a scale of its own, each value brings one.
+        member, scale = F.get_json_object(text, "$.value"), F.get_json_object(text, "$.scale")
+        is_own = text.startswith("{")
+        unscaled = _unscaled(F.when(is_own, member).otherwise(text))
+        places = F.when(is_own, scale.try_cast("int")).otherwise(F.lit(kind.scale))
+        return _exactly(F.when(places >= 0, _pointed(unscaled, places)), kind)
+
+    def _time(self, text: Column, kind: T.DataType, unit: EpochUnit | None) -> Column:
+        is_number = text.rlike(_WHOLE)
+        time = F.when(text.contains("-") & ~is_number, text.try_cast(kind))
+        if unit is None:
+            return time
+        number = text.try_cast("long")
+        micros = {
+            EpochUnit.MILLISECONDS: F.try_multiply(number, F.lit(1_000)),
+            EpochUnit.MICROSECONDS: number,
+            # What is finer than a microsecond is no value here.
+            EpochUnit.NANOSECONDS: F.when(
+                number % 1_000 == 0, F.floor(number / F.lit(1_000).cast("decimal"))
+            ),
+        }[unit].cast("long")
+        known = F.when(micros.between(_FIRST_MICRO, _LAST_MICRO), micros)
+        if isinstance(kind, T.TimestampType):
+            return F.when(is_number, F.timestamp_micros(known)).otherwise(time)
+        seconds = (known.cast("decimal(20,0)") / F.lit(1_000_000).cast("decimal(7,0)")).cast("decimal(18,6)")
+        zero = F.lit(0)
+        since = F.make_dt_interval(zero, zero, zero, seconds)
+        wall = F.lit("1970-01-01 00:00:00").cast("timestamp_ntz") + since
+        return F.when(is_number, wall).otherwise(time)
+
+
+#: Of the years 1 to 9999.
+_FIRST_MICRO, _LAST_MICRO = -62_135_596_800_000_000, 253_402_300_799_999_999
+
+
+def _exactly(text: Column, kind: T.DecimalType) -> Column:
+    """Return a decimal that a text is; null if it has more digits than there are places."""
+    value = text.try_cast(kind)
+    places = _MOST_DIGITS - (kind.precision - kind.scale)
+    return F.when(value == text.try_cast(T.DecimalType(_MOST_DIGITS, places)), value)
+
+
+#: So many times 256 is the first number with 39 digits.
+_TOO_MANY = 10**38 // 256
+
+
+def _unscaled(text: Column) -> Column:
+    """Return the whole number whose two's complement, the greatest byte first, a text has in base64.
+
+    Null for what has more than 38 digits.
+    """
+    data = F.try_to_binary(text, F.lit("base64"))
+
+    def byte(place: Column) -> Column:
+        return F.conv(F.hex(F.substring(data, place, 1)), 16, 10).cast("decimal(3,0)")
+
+    def with_byte(so_far: Column, place: Column) -> Column:
+        # No step is further from zero than the number in the end, which may have all 38 digits.
+        borrowed = F.when(so_far < 0, F.lit(1)).otherwise(F.lit(0)).cast("decimal(1,0)")
+        shifted = ((so_far + borrowed) * F.lit(256).cast("decimal(3,0)")).cast("decimal(38,0)")
+        return (shifted + (byte(place) - borrowed * 256)).cast("decimal(38,0)")
+
+    size = F.length(data)
+    sign = F.when(byte(F.lit(1)) >= 128, F.lit(-1)).otherwise(F.lit(0)).cast("decimal(38,0)")
+    # Whether more bytes are looked at or not, Spark decides: an overflow would end the task.
+    few = F.sequence(F.lit(1), F.least(size - 1, F.lit(15)))
+    places = F.when(size > 1, few).otherwise(F.array().cast("array<int>"))
+    but_last, many = F.aggregate(places, sign, with_byte), F.lit(str(_TOO_MANY)).cast("decimal(38,0)")
+    fits = (but_last < many) & ((but_last > -many) | ((but_last == -many) & (byte(size) > 0)))
+    return F.when(size.between(1, 16) & fits, with_byte(but_last, size))
+
+
+def _pointed(unscaled: Column, places: Column) -> Column:
+    """Return a number as text, with a point in front of its last digits."""
+    digits = F.lpad(
+        F.abs(unscaled).cast("string"),
+        F.greatest(places + 1, F.length(F.abs(unscaled).cast("string"))),
+        F.lit("0"),
+    )
+    whole = F.substring(digits, F.lit(1), F.length(digits) - places)
+    sign = F.when(unscaled < 0, F.lit("-")).otherwise(F.lit(""))
+    return F.when(places == 0, unscaled.cast("string")).otherwise(
+        F.concat(sign, whole, F.lit("."), F.right(digits, places))
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What the envelopes of the formats are, and what they say about rows.
+
+
+class _Said(NamedTuple):
+    """What can be asked for beside the rows, by its name without "value."."""
+
+    #: Members of the envelope that it is made of.
+    members: tuple[str, ...]
+    column: Callable[[At], Column]
+
+
+class _Envelope(ABC):
+    #: Members as DDL, by name.
+    members: Mapping[str, str]
+    #: Those that entries are made of.
+    needed: tuple[str, ...]
+    said: Mapping[str, _Said]
+    texts: _Texts
+    #: What is most often wrong.
+    hint: str
+
+    def __init__(self, form: Any, row: T.DataType = _TEXTS) -> None:
+        self.is_upsert = form.mode is ChangelogMode.UPSERT
+        entry = T.StructType([T.StructField("kind", T.StringType()), T.StructField("row", row)])
+        #: Of :meth:`entries`: a kind and a row for each.
+        self.kind = T.ArrayType(entry)
+
+    def schema(self, metadata: Sequence[str]) -> str:
+        """Return the fields of the envelope, as DDL."""
+        names = dict.fromkeys((*self.needed, *(m for one in metadata for m in self.said[one].members)))
+        return ", ".join(f"{quoted(name)} {self.members[name]}" for name in names)
+
+    def at(self, read: At) -> At:
+        """Return the members, wherever they stand."""
+        return read
+
+    @abstractmethod
+    def entries(self, at: At) -> Column:
+        """Return what a record says; null where that is nothing that is known."""
+
+    def _entries(self, *entries: Column) -> Column:
+        return F.array(*entries).cast(self.kind)
+
+
+def _entry(kind: RowKind, row: Column) -> Column:
+    return F.struct(F.lit(kind.value).alias("kind"), row.alias("row"))
+
+
+def _differs(before: Column, after: Column, names: Column) -> Column:
+    """Whether one of the named values differs; false if there are no names."""
+
+    def is_other(name: Column) -> Column:
+        return ~F.try_element_at(before, name).eqNullSafe(F.try_element_at(after, name))
+
+    return F.coalesce(F.exists(names, is_other), F.lit(False))
+
+
+class _Debezium(_Envelope):
+    hint = "op is c, r, u or d; d has before, and u in ChangelogMode.ALL: REPLICA IDENTITY FULL in PostgreSQL"
+    needed = ("before", "after", "op")
+    _TRANSACTION = "STRUCT<id: STRING, total_order: LONG, data_collection_order: LONG>"
+    members: Mapping[str, str] = {
+        "before": _VALUES,
+        "after": _VALUES,
+        "op": "STRING",
+        "ts_ms": "LONG",
+        "source": _VALUES,
+        "transaction": _TRANSACTION,
+        "schema": "STRING",
+    }
+    said: Mapping[str, _Said] = {
+        "schema": _Said(("schema",), lambda at: at("schema")),
+        "ingestion-timestamp": _Said(("ts_ms",), lambda at: F.timestamp_millis(at("ts_ms"))),
+        "source.timestamp": _Said(
+            ("source",), lambda at: F.timestamp_millis(_member(at, "ts_ms").try_cast("long"))
+        ),
+        "source.database": _Said(("source",), lambda at: _member(at, "db")),
+        "source.schema": _Said(("source",), lambda at: _member(at, "schema")),
+        "source.table": _Said(("source",), lambda at: _member(at, "table")),
+        "source.properties": _Said(("source",), lambda at: at("source")),
+        "transaction.id": _Said(("transaction",), lambda at: at("transaction")["id"]),
+        "transaction.total-order": _Said(("transaction",), lambda at: at("transaction")["total_order"]),
+        "transaction.data-collection-order": _Said(
+            ("transaction",), lambda at: at("transaction")["data_collection_order"]
+        ),
+    }
+
+    def __init__(self, form: DebeziumJson) -> None:
+        super().__init__(form)
+        self.texts = _Texts(True, form.epoch_units, form.decimals)
+
+    def schema(self, metadata: Sequence[str]) -> str:
+        alone = super().schema([one for one in metadata if one != "schema"])
+        inside = alone.replace("` ", "`: ")
+        around = ["`schema` STRING"] if "schema" in metadata else []
+        return ", ".join([alone, f"`payload` STRUCT<{inside}>", *around])
+
+    def at(self, read: At) -> At:
+        # With its schema, the change is the payload.
+        payload = read("payload")
+
+        def member(name: str) -> Column:
+            if name == "schema":
+                return read(name)
+            return F.when(payload.isNotNull(), payload[name]).otherwise(read(name))
+
+        return member
+
+    def entries(self, at: At) -> Column:
+        before, after, op = at("before"), at("after"), at("op")
+        is_there, was_there = after.isNotNull(), before.isNotNull()
+        update = self._entries(_entry(RowKind.UPDATE_BEFORE, before), _entry(RowKind.UPDATE_AFTER, after))
+        if self.is_upsert:
+            update, was_needed = self._entries(_entry(RowKind.UPDATE_AFTER, after)), F.lit(True)
+        else:
+            # Of PostgreSQL's other identities it has the key alone.
+            was_needed = was_there & self._is_whole(before, after)
+        return (
+            F.when(op.isin("c", "r") & is_there, self._entries(_entry(RowKind.INSERT, after)))
+            .when((op == "u") & is_there & was_needed, update)
+            .when((op == "d") & was_there, self._entries(_entry(RowKind.DELETE, before)))
+        )
+
+    def _is_whole(self, before: Column, after: Column) -> Column:
+        """Whether what was is known of each column: an update may come with the key alone of it."""
+        return F.size(F.array_except(F.map_keys(after), F.map_keys(before))) == 0
+
+
+def _member(at: At, name: str) -> Column:
+    return F.try_element_at(at("source"), F.lit(name))
+
+
+class _DebeziumRecord(_Debezium):
+    """The envelope as a record, with what its schema has."""
+
+    def __init__(self, form: DebeziumAvro, envelope: T.StructType) -> None:
+        kinds = {one.name: one.dataType for one in envelope}
+        row, op = kinds.get("after"), kinds.get("op")
+        is_envelope = isinstance(row, T.StructType) and kinds.get("before") == row
+        if not is_envelope or not isinstance(op, T.StringType) or not isinstance(row, T.StructType):
+            raise SchemaError(
+                "the Avro schema of DebeziumAvro is no envelope of Debezium's",
+                why=f"it has no op, or before and after are not records of one schema: {', '.join(kinds)}",
+                what_to_do="give the schema of the topic's values; of topics without an envelope, use Avro",
+            )
+        _Envelope.__init__(self, form, row)
+        self.row = row
+        source, transaction = kinds.get("source"), kinds.get("transaction")
+        self._source = set(source.names) if isinstance(source, T.StructType) else set()
+        needs = {
+            "ingestion-timestamp": "ts_ms" in kinds,
+            "source.timestamp": "ts_ms" in self._source,
+            "source.database": "db" in self._source,
+            "source.schema": "schema" in self._source,
+            "source.table": "table" in self._source,
+            "source.properties": bool(self._source),
+        }
+        of_transaction = transaction.names if isinstance(transaction, T.StructType) else []
+        needs |= {f"transaction.{name.replace('_', '-')}": True for name in of_transaction}
+        self.said = {name: one for name, one in _Debezium.said.items() if needs.get(name)}
+
+    def at(self, read: At) -> At:
+        """Return the members; what is known of the source as texts, as in JSON."""
+
+        def member(name: str) -> Column:
+            if name != "source":
+                return read(name)
+            names = sorted(self._source)
+            texts = [read(name)[one].cast("string") for one in names]
+            return F.map_from_arrays(F.array(*map(F.lit, names)), F.array(*texts))
+
+        return member
+
+    def _is_whole(self, before: Column, after: Column) -> Column:
+        # A record has all of its fields.
+        return F.lit(True)
+
+
+class _OfTables(_Envelope):
+    """Formats whose records name database and table."""
+
+    def __init__(self, form: CanalJson | MaxwellJson) -> None:
+        super().__init__(form)
+        self._wanted = {name: getattr(form, name) for name in ("database", "table") if getattr(form, name)}
+        self.needed = (*self.needed, *self._wanted)
+        self.texts = _Texts()
+
+    def entries(self, at: At) -> Column:
+        found = self._entries_of_mine(at)
+        if not self._wanted:
+            return found
+        is_mine = F.lit(True)
+        for name, wanted in self._wanted.items():
+            is_mine = is_mine & F.coalesce(at(name) == wanted, F.lit(False))
+        return F.when(is_mine, found).otherwise(self._entries())
+
+    @abstractmethod
+    def _entries_of_mine(self, at: At) -> Column: ...
+
+    def _update(self, after: Column, changed: Column, key: Column) -> Column:
+        """Return the entries of one row that was updated; null if it is not known what it was."""
+        same = F.map_filter(after, lambda name, _: ~F.map_contains_key(changed, name))
+        before = F.map_concat(same, changed)
+        is_new = _entry(RowKind.UPDATE_AFTER, after)
+        if not self.is_upsert:
+            found = self._entries(_entry(RowKind.UPDATE_BEFORE, before), is_new)
+        else:
+            moved = self._entries(_entry(RowKind.DELETE, before), is_new)
+            found = F.when(_differs(before, after, key), moved).otherwise(self._entries(is_new))
+        return F.when(after.isNotNull() & changed.isNotNull(), found)
+
+
+class _Canal(_OfTables):
+    hint = "type is INSERT, UPDATE or DELETE; each row of data has one of old if it was updated"
+    needed = ("data", "old", "type", "pkNames")
+    members: Mapping[str, str] = {
+        "data": f"ARRAY<{_VALUES}>",
+        "old": f"ARRAY<{_VALUES}>",
+        "type": "STRING",
+        "database": "STRING",
+        "table": "STRING",
+        "pkNames": "ARRAY<STRING>",
+        "sqlType": "MAP<STRING, INT>",
+        "ts": "LONG",
+        "es": "LONG",
+    }
+    said: Mapping[str, _Said] = {
+        "database": _Said(("database",), lambda at: at("database")),
+        "table": _Said(("table",), lambda at: at("table")),
+        "sql-type": _Said(("sqlType",), lambda at: at("sqlType")),
+        "pk-names": _Said(("pkNames",), lambda at: at("pkNames")),
+        "ingestion-timestamp": _Said(("ts",), lambda at: F.timestamp_millis(at("ts"))),
+        "event-timestamp": _Said(("es",), lambda at: F.timestamp_millis(at("es"))),
+    }
+    _PASSED_OVER = ("CREATE", "ALTER", "CINDEX", "DINDEX", "QUERY")
+
+    def _entries_of_mine(self, at: At) -> Column:
+        data, old, what, key = at("data"), at("old"), at("type"), at("pkNames")
+        has_rows = data.isNotNull() & ~F.exists(data, lambda row: row.isNull())
+        updates = F.transform(data, lambda row, place: self._update(row, F.get(old, place), key))
+        is_known = old.isNotNull() & ~F.exists(updates, lambda entries: entries.isNull())
+        return (
+            F.when((what == "INSERT") & has_rows, F.transform(data, lambda row: _entry(RowKind.INSERT, row)))
+            .when((what == "DELETE") & has_rows, F.transform(data, lambda row: _entry(RowKind.DELETE, row)))
+            .when((what == "UPDATE") & has_rows & is_known, F.flatten(updates))
+            .when(what.isin(*self._PASSED_OVER), self._entries())
+            .cast(self.kind)
+        )
+
+
+class _Maxwell(_OfTables):
+    hint = "type is insert, update, delete or bootstrap-insert; an update has old"
+    needed = ("data", "old", "type", "primary_key_columns")
+    members: Mapping[str, str] = {
+        "data": _VALUES,
+        "old": _VALUES,
+        "type": "STRING",
+        "database": "STRING",
+        "table": "STRING",
+        "primary_key_columns": "ARRAY<STRING>",
+        "ts": "LONG",
+        "xid": "LONG",
+    }
+    said: Mapping[str, _Said] = {
+        "database": _Said(("database",), lambda at: at("database")),
+        "table": _Said(("table",), lambda at: at("table")),
+        "primary-key-columns": _Said(("primary_key_columns",), lambda at: at("primary_key_columns")),
+        "ingestion-timestamp": _Said(("ts",), lambda at: F.timestamp_seconds(at("ts"))),
+        "transaction.id": _Said(("xid",), lambda at: at("xid")),
+    }
+    _PASSED_OVER = (
+        *("bootstrap-start", "bootstrap-complete"),
+        *("table-create", "table-alter", "database-create", "database-alter"),
+    )
+
+    def _entries_of_mine(self, at: At) -> Column:
+        data, old, what = at("data"), at("old"), at("type")
+        has_row = data.isNotNull()
+        inserted, deleted = _entry(RowKind.INSERT, data), _entry(RowKind.DELETE, data)
+        return (
+            F.when(what.isin("insert", "bootstrap-insert") & has_row, self._entries(inserted))
+            .when((what == "update") & has_row, self._update(data, old, at("primary_key_columns")))
+            .when((what == "delete") & has_row, self._entries(deleted))
+            .when(what.isin(*self._PASSED_OVER), self._entries())
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# From records to rows with a kind.
+
+
+def column_of(name: str) -> str:
+    """Return what the column is called in which stands what is asked for beside rows.
+
+    Examples
+    --------
+    >>> column_of("transaction.total-order")
+    '_transaction_total_order'
+    """
+    return "_" + name.replace(".", "_").replace("-", "_")
+
+
+def _envelope_of(form: DebeziumJson | CanalJson | MaxwellJson) -> _Envelope:
+    match form:
+        case DebeziumJson():
+            return _Debezium(form)
+        case CanalJson():
+            return _Canal(form)
+        case MaxwellJson():
+            return _Maxwell(form)
+
+
+class Changelog(ABC):
+    """What a changelog format makes of records whose values have been read: their envelopes.
+
+    Raises
+    ------
+    ConfigError
+        The format does not know what is asked for.
+    SchemaError
+        A column has the name of that with the kinds.
+    """
+
+    #: The columns of a row.
+    fields: T.StructType
+
+    def __init__(
+        self, form: Changes, envelope: _Envelope, fields: T.StructType, metadata: Sequence[str]
+    ) -> None:
+        self.fields, self._envelope, self._metadata = fields, envelope, tuple(metadata)
+        self._name = type(form).__name__
+        self._listed = ", ".join(f"{one.name} {one.dataType.simpleString()}" for one in fields)
+        known = envelope.said
+        for one in metadata:
+            if one not in known:
+                raise ConfigError(
+                    f"metadata asks for 'value.{one}', which {self._name} does not know",
+                    what_to_do=f"choose among {', '.join('value.' + each for each in known)}",
+                )
+        if ROW_KIND in (one.lower() for one in fields.names):
+            raise SchemaError(
+                f"{self._name} has a field '{ROW_KIND}', which says the kinds of a changelog's rows",
+                what_to_do="leave it out",
+            )
+
+    @property
+    def what(self) -> str:
+        """What a record should be, in words."""
+        return f"change in {self._name} ({self._envelope.hint}) of the fields {self._listed}"
+
+    @property
+    def why(self) -> str:
+        """Why a record that is none is a bad one."""
+        return f"the value is no {self.what}"[:_MOST_DETAIL]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns that are asked for beside the rows."""
+        return tuple(map(column_of, self._metadata))
+
+    def misfit(self, envelope: Column) -> Column:
+        """Return whether an envelope says nothing about rows of the schema.
+
+        Parameters
+        ----------
+        envelope
+            What the value was read as.
+        """
+        entries = self._envelope.entries(self._envelope.at(lambda name: envelope[name]))
+        is_none = entries.isNull() | F.exists(entries, lambda one: self._is_no_row(one["row"]))
+        return F.coalesce(is_none, F.lit(True))
+
+    def _is_no_row(self, row: Column) -> Column:
+        wrong = F.lit(False)
+        for one in self.fields:
+            value, is_there = self._value(row, one)
+            wrong = wrong | (is_there & value.isNull())
+        return wrong
+
+    @abstractmethod
+    def _value(self, row: Column, one: T.StructField) -> tuple[Column, Column]:
+        """Return the value of a column in a row of an entry, and whether one is there that may be none."""
+
+    def rows(
+        self, frame: DataFrame, envelope: Column, kept: Sequence[str], passes: Column | None
+    ) -> DataFrame:
+        """Return the rows that envelopes say, with kinds, and what stands beside them.
+
+        The task ends at a record that says nothing about rows, unless such have been left out.
+
+        Parameters
+        ----------
+        frame
+            Has `topic`, `partition`, `offset` and the columns `kept`.
+        envelope
+            As for :meth:`misfit`.
+        passes
+            Rows that come out as they are, without a kind.
+        """
+        at = self._envelope.at(lambda name: envelope[name])
+        why = F.lit(self.why)
+        entries = F.coalesce(self._envelope.entries(at), unreadable(why).cast(self._envelope.kind))
+        if passes is not None:
+            nobody = F.array(F.struct(F.lit(None).alias("kind"), F.lit(None).alias("row")))
+            entries = F.when(passes, nobody.cast(self._envelope.kind)).otherwise(entries)
+        beside = [
+            self._envelope.said[one].column(at).alias(name)
+            for one, name in zip(self._metadata, self.names, strict=True)
+        ]
+        place = F.struct("topic", "partition", "offset").alias(_PLACE)
+        one_each = frame.select(F.explode(entries).alias(_ENTRY), *beside, *kept, place)
+        misread = unreadable(why, lambda name: F.col(_PLACE)[name])
+        row, own = F.col(_ENTRY)["row"], []
+        for one in self.fields:
+            value, is_there = self._value(row, one)
+            own.append(F.coalesce(value, F.when(is_there, misread.cast(one.dataType))).alias(one.name))
+        return one_each.select(*own, F.col(_ENTRY)["kind"].alias(ROW_KIND), *self.names, *kept)
+
+
+class JsonChangelog(Changelog):
+    """What a changelog format in JSON makes of records.
+
+    Parameters
+    ----------
+    form
+        As the user gave it.
+    metadata
+        What is asked for beside the rows, without "value." in front.
+
+    Raises
+    ------
+    SchemaError
+        A column has a type of which the format has no values.
+    ConfigError
+        The format does not know what is asked for; a unit is given for what is no time.
+    """
+
+    def __init__(self, form: DebeziumJson | CanalJson | MaxwellJson, metadata: Sequence[str] = ()) -> None:
+        super().__init__(form, _envelope_of(form), json_schema(Json(form.schema)), metadata)
+        self._form = form
+        self._check()
+        #: How the envelope is read.
+        self.json = Json(self._envelope.schema(metadata), form.on_bad_record)
+
+    def _check(self) -> None:
+        name = type(self._form).__name__
+        unfit = (T.BinaryType, T.StructType, T.ArrayType, T.MapType)
+        for column in self.fields:
+            kind = column.dataType
+            is_unfit = any(isinstance(part, _NEVER) for part in parts_of(kind))
+            if is_unfit or (isinstance(self._form, CanalJson) and isinstance(kind, unfit)):
+                raise SchemaError(
+                    f"the column '{column.name}' of {name} is {kind.simpleString()}",
+                    why="its records have no such values",
+                    what_to_do="declare STRING, and convert it in a transform",
+                )
+        units = self._form.epoch_units if isinstance(self._form, DebeziumJson) else {}
+        is_time = (T.TimestampType, T.TimestampNTZType)
+        times = [column.name for column in self.fields if isinstance(column.dataType, is_time)]
+        wrong = [one for one in units if one not in times]
+        if wrong:
+            raise ConfigError(
+                f"epoch_units has '{wrong[0]}', which is no TIMESTAMP of the schema",
+                what_to_do=f"choose among {', '.join(times)}" if times else "leave it out",
+            )
+
+    def _value(self, row: Column, one: T.StructField) -> tuple[Column, Column]:
+        text = F.try_element_at(row, F.lit(one.name))
+        value = self._envelope.texts.value(text, one.name, one.dataType)
+        return value, text.isNotNull()
+
+
+class AvroChangelog(Changelog):
+    """What Debezium's records in Avro say: their rows are typed, and every value is one.
+
+    Parameters
+    ----------
+    form
+        As the user gave it.
+    envelope
+        The fields of the records.
+    metadata
+        As of :class:`JsonChangelog`.
+
+    Raises
+    ------
+    SchemaError
+        They are no envelope.
+    """
+
+    def __init__(self, form: DebeziumAvro, envelope: T.StructType, metadata: Sequence[str] = ()) -> None:
+        made = _DebeziumRecord(form, envelope)
+        super().__init__(form, made, made.row, metadata)
+
+    def _value(self, row: Column, one: T.StructField) -> tuple[Column, Column]:
+        return row[one.name], F.lit(False)
+
+
+_NEVER = (T.DayTimeIntervalType, T.YearMonthIntervalType)

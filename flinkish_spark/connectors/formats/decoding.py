@@ -1,0 +1,332 @@
+"""Keys and values of a source as columns, in any format: what is read of each, and why it is none.
+
+Formats that Spark itself reads exactly (JSON, text) are expressions. Of the others a function in Python reads
+the bytes, by the library of the format: of a record that names its writer's schema Spark's own functions
+know nothing, and of a bad one they do not say why.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from flinkish_spark.bridge.shim import from_json
+from flinkish_spark.connectors import json as plain_json
+from flinkish_spark.connectors.formats import avro, json_schema, protobuf
+from flinkish_spark.connectors.formats.csv import CsvReader, check_flat
+from flinkish_spark.connectors.formats.reader import Reader, made_of, read_column, reason_of
+from flinkish_spark.connectors.formats.registry import (
+    NoSuchSchema,
+    Registered,
+    client_of,
+    subject_of,
+)
+from flinkish_spark.contracts.source import JobPlace
+from flinkish_spark.core.errors import UNREADABLE_MARKER, ConfigError, SchemaError
+from flinkish_spark.core.formats import (
+    Avro,
+    BadRecordPolicy,
+    Csv,
+    Format,
+    Json,
+    JsonSchema,
+    OnBadRecord,
+    OnSchemaChange,
+    Protobuf,
+    Raw,
+    RegisteredFormat,
+    SchemaRegistry,
+    String,
+)
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.types.schemas import PREFIX
+
+#: The column that says why a record is bad.
+REASON = f"{PREFIX}reason"
+_CORRUPT = f"{PREFIX}corrupt"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of each record, its key or its value, and the columns that it becomes.
+
+    Parameters
+    ----------
+    name
+        ``key`` or ``value``: the column with the bytes.
+    form
+        How it is read.
+    fields
+        The columns.
+    reader
+        What reads the bytes in Python; None where Spark does.
+    what
+        What the bytes should be, in words, where Spark reads them.
+    """
+
+    name: str
+    form: Format
+    fields: T.StructType
+    reader: Reader | None = None
+    what: str = ""
+
+    @property
+    def read(self) -> str:
+        """The column of :func:`with_part` that has the fields."""
+        return f"{PREFIX}read_{self.name}"
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Which columns a format becomes: by its own schema, or by that of a registry's subject.
+
+
+def stated_part(form: Format, name: str) -> Part | None:
+    """Return a part whose columns its format says itself; None if a registry's subject says them.
+
+    Raises
+    ------
+    ConfigError, SchemaError
+        They cannot be.
+    """
+    match form:
+        case Raw():
+            return Part(name, form, T.StructType([T.StructField(form.column, T.BinaryType())]))
+        case String():
+            return Part(name, form, T.StructType([T.StructField(form.column, T.StringType())]))
+        case Json():
+            fields = plain_json.json_schema(form)
+            return Part(name, form, fields, what=f"JSON object of the fields {form.schema}")
+        case Csv():
+            fields = plain_json.json_schema(Json(form.schema), "CSV")
+            check_flat(fields, "the CSV schema")
+            return Part(name, form, fields, CsvReader(fields.json(), form.delimiter))
+        case Avro() if form.schema_id is not None:
+            raise ConfigError(
+                "Avro of a source has a schema_id",
+                why="each of its records names its own schema",
+                what_to_do="give a registry",
+            )
+        case Avro(schema="") | Protobuf(descriptor=b"") | JsonSchema(schema="") if form.registry is not None:
+            return None
+        case Avro(schema="") | Protobuf(descriptor=b"") | JsonSchema(schema=""):
+            raise ConfigError(
+                f"{type(form).__name__} of a source has neither a schema nor a registry",
+                what_to_do="give one of them",
+            )
+        case Avro():
+            return _of_text(form, name, Registered("AVRO", form.schema))
+        case Protobuf():
+            return _of_files(form, name, form.descriptor, form.message)
+        case JsonSchema():
+            return _of_text(form, name, Registered("JSON", form.schema))
+
+
+def _of_text(form: Avro | JsonSchema, name: str, schema: Registered) -> Part:
+    if isinstance(form, Avro):
+        text = json.dumps(avro.whole_schema(schema.text, schema.references), sort_keys=True)
+        reader = avro.avro_reader(text, name, form.registry, form.on_schema_change)
+        return Part(name, form, reader.kind, reader)
+    json_schema.validator_of(schema.text, schema.references)
+    if form.fields:
+        fields = plain_json.json_schema(Json(form.fields))
+    else:
+        fields = json_schema.fields_of(schema.text, schema.references)
+    of_json = json_schema.JsonSchemaReader(
+        schema.text, schema.references, fields.json(), form.registry, form.on_schema_change
+    )
+    return Part(name, form, fields, of_json)
+
+
+def _of_files(form: Protobuf, name: str, files: bytes, message: str) -> Part:
+    descriptor = protobuf.descriptor_of(files, message)
+    reader = protobuf.ProtobufReader(files, descriptor.full_name, form.registry, form.on_schema_change)
+    return Part(name, form, reader.kind, reader)
+
+
+def part_of(form: Format, name: str, uid: str, place: JobPlace, topics: Sequence[str]) -> Part:
+    """Return a part with its columns; the registry is asked where it says them, and the answer kept.
+
+    Called at each start of the query. Without EVOLVE a job reads by the schema of its first start for ever,
+    which is a fact in its directory and in its savepoints. With EVOLVE it takes the newest, and from which
+    checkpoint on it has read by each is a fact.
+
+    Parameters
+    ----------
+    uid
+        Of the source.
+    topics
+        That it reads.
+    """
+    stated = stated_part(form, name)
+    if stated is not None or not isinstance(form, RegisteredFormat) or form.registry is None:
+        assert stated is not None
+        return stated
+    kept = None if place.job_dir is None else _Kept(place.job_dir, uid, name)
+    evolves = form.on_schema_change is OnSchemaChange.EVOLVE
+    schema = None if kept is None or evolves else kept.first()
+    if schema is None:
+        schema = _newest(form.registry, name, topics)
+        if kept is not None:
+            first = kept.began_with(schema)
+            if evolves:
+                kept.goes_on_with(schema)
+            else:
+                schema = first
+    wanted = {Avro: "AVRO", Protobuf: "PROTOBUF", JsonSchema: "JSON"}[type(form)]
+    if schema.kind != wanted:
+        raise SchemaError(
+            f"{schema.name} is {schema.kind}, and the {name} of source '{uid}' is read as {wanted}",
+            what_to_do="choose the format of the registry's schema, or another subject",
+        )
+    if isinstance(form, Protobuf):
+        files = protobuf.files_of(schema)
+        return _of_files(form, name, files, form.message or protobuf.first_message(files))
+    return _of_text(form, name, schema)
+
+
+def _newest(registry: SchemaRegistry, name: str, topics: Sequence[str]) -> Registered:
+    if not registry.subject and len(topics) != 1:
+        raise ConfigError(
+            f"the schema of the {name} comes from a registry, and the source reads {len(topics)} topics",
+            why="each of them has a subject of its own",
+            what_to_do='give the schema, or SchemaRegistry(..., subject="...")',
+        )
+    subject = subject_of(registry, topics[0] if topics else "", name, "")
+    try:
+        return client_of(registry).newest(subject)
+    except NoSuchSchema:
+        raise SchemaError(
+            f"the registry has no subject '{subject}'",
+            what_to_do="write a record first, register a schema, or give the schema to the source",
+            subject=subject,
+        ) from None
+
+
+def schema_facts(uid: str) -> tuple[str, ...]:
+    """Return the names under which a job keeps the schemas that its source began with."""
+    return tuple(f"schema-{uid}-{name}" for name in ("key", "value"))
+
+
+class _Kept:
+    """The schemas that a job has read by, as facts in its directory."""
+
+    def __init__(self, place: StoreSpec, uid: str, name: str) -> None:
+        self._job_dir = JobDir(place.open(), place)
+        self._name = f"schema-{uid}-{name}"
+
+    def first(self) -> Registered | None:
+        """Return what the job began with; None before its first start."""
+        found = self._job_dir.recorded(self._name)
+        return None if found is None else Registered.from_json(found)
+
+    def began_with(self, schema: Registered) -> Registered:
+        """Keep a schema as the first one; return the one that is, which another process may have kept."""
+        return Registered.from_json(self._job_dir.recorded_once(self._name, schema.to_json()))
+
+    def goes_on_with(self, schema: Registered) -> None:
+        """Note from which checkpoint on a schema is read by, unless it was read by before."""
+        at = 1 + max((one.value for one in self._job_dir.decided_ids()), default=0)
+        numbered = re.compile(rf"facts/{re.escape(self._name)}-([0-9]+)-([0-9]+)\.json")
+        found = map(numbered.fullmatch, self._job_dir.store.list("facts"))
+        past = [(int(one[1]), int(one[2])) for one in found if one is not None]
+        # A rewind leaves notes about checkpoints that come again.
+        before = max((one for one in past if one[0] <= at), default=None)
+        if before is None or before[1] != schema.schema_id:
+            self._job_dir.recorded_once(f"{self._name}-{at}-{schema.schema_id}", schema.to_json())
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Reading them.
+
+
+def with_part(raw: DataFrame, part: Part) -> tuple[DataFrame, Column]:
+    """Add what a part is read as, the column :attr:`Part.read`; return why it is none.
+
+    The reason is null where the part is read, and where there are no bytes; its fields are null then.
+    """
+    data = F.col(part.name)
+    match part.form:
+        case Raw(column=column):
+            return raw.withColumn(part.read, F.struct(data.alias(column))), F.lit(None).cast("string")
+        case String(column=column):
+            text = data.cast("string")
+            bad = F.when(~F.is_valid_utf8(text), F.lit(f"the {part.name} is not UTF-8"))
+            return raw.withColumn(part.read, F.struct(text.alias(column))), bad
+        case Json():
+            raw = raw.withColumn(part.read, _once(plain_json.parsed(raw.sparkSession, part.form, data)))
+            is_bad = data.isNotNull() & plain_json.is_bad(F.col(part.read), data)
+            return raw, F.when(is_bad, plain_json.why_bad(part.name, part.what, data))
+    assert part.reader is not None
+    made = f"{PREFIX}made_{part.name}"
+    raw = raw.withColumn(made, read_column(part.reader, data))
+    reason = reason_of(F.col(made))
+    if isinstance(part.reader.kind, T.StringType):
+        raw, refused = _with_fields(raw, made_of(F.col(made)), part.fields, part.read)
+        reason = F.coalesce(reason, refused)
+    else:
+        raw = raw.withColumn(part.read, made_of(F.col(made)))
+    return raw, reason if part.name == "value" else F.concat(F.lit(f"its {part.name}: "), reason)
+
+
+def unreadable(reason: Column, at: Callable[[str], Column] = F.col) -> Column:
+    """Return what raises the error that names a record and says why it is bad.
+
+    Parameters
+    ----------
+    at
+        Returns its topic, partition and offset, by name.
+    """
+    place = [at(name).alias(name) for name in ("topic", "partition", "offset")]
+    told = F.to_json(F.struct(*place, reason.alias("reason")))
+    return F.raise_error(F.concat(F.lit(UNREADABLE_MARKER), told))
+
+
+def without_bad(
+    found: DataFrame, policy: BadRecordPolicy, counted_as: Sequence[str], passes: Column
+) -> DataFrame:
+    """Return the rows without a :data:`REASON`; what becomes of the others the policy says.
+
+    Parameters
+    ----------
+    counted_as
+        As of :func:`~flinkish_spark.connectors.json.dropped_metric`.
+    passes
+        Which rows are no records.
+    """
+    is_good = passes | F.col(REASON).isNull()
+    if policy is OnBadRecord.FAIL:
+        failed = unreadable(F.col(REASON)).cast("boolean")
+        return found.where(F.when(is_good, F.lit(True)).otherwise(failed))
+    if policy is OnBadRecord.DROP:
+        metric = plain_json.dropped_metric(counted_as)
+        found = found.observe(metric, F.count(F.when(~is_good, 1)).alias("dropped"))
+    return found.where(is_good)
+
+
+def _once(parsed: Column) -> Column:
+    """Return what is not parsed again for each filter: Spark repeats what it takes for repeatable."""
+    return F.when(F.spark_partition_id() >= 0, parsed)
+
+
+def _with_fields(raw: DataFrame, text: Column, fields: T.StructType, read: str) -> tuple[DataFrame, Column]:
+    """Add the fields of JSON texts; return why they are not what the fields can hold."""
+    schema = T.StructType([*fields, T.StructField(_CORRUPT, T.StringType())])
+    settings: dict[str, Any] = {
+        "mode": "PERMISSIVE",
+        "columnNameOfCorruptRecord": _CORRUPT,
+        "allowSingleQuotes": "false",
+    }
+    parsed = from_json(raw.sparkSession, text, schema, settings)
+    raw = raw.withColumn(read, _once(F.when(text.isNotNull(), parsed)))
+    wrong = F.col(read).isNull() | F.col(f"{read}.{_CORRUPT}").isNotNull()
+    listed = ", ".join(f"{one.name} {one.dataType.simpleString()}" for one in fields)
+    why = f"a value is none of its field's type, or there is one twice: {listed}"[:1_000]
+    return raw, F.when(text.isNotNull() & wrong, F.lit(why))

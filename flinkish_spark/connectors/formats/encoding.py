@@ -1,0 +1,276 @@
+"""Keys and values of a sink: from a stream's fields to bytes in any format, and why a row has none.
+
+What Spark writes exactly is an expression. Protobuf is written by its own library, and what JSON Schema says
+of a record by that of JSON Schema, in Python. A schema is registered before a job starts, and asked for again
+at each start: the number in front of its records is known then, and no task asks for it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from flinkish_spark.connectors.formats import protobuf
+from flinkish_spark.connectors.formats.avro_encoder import (
+    avro_column,
+    avro_misfit,
+    avro_schema,
+    check_avro,
+)
+from flinkish_spark.connectors.formats.csv import check_flat, line_of
+from flinkish_spark.connectors.formats.json_schema import (
+    JsonSchemaWriter,
+    derived_schema,
+    fields_of,
+    validator_of,
+)
+from flinkish_spark.connectors.formats.reader import made_of, reason_of, written_column
+from flinkish_spark.connectors.formats.registry import (
+    Registered,
+    client_of,
+    header,
+    record_name,
+    subject_of,
+)
+from flinkish_spark.connectors.json import json_schema
+from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.core.formats import (
+    Avro,
+    Csv,
+    Format,
+    Json,
+    JsonSchema,
+    Protobuf,
+    Raw,
+    RegisteredFormat,
+    SchemaRegistry,
+    String,
+)
+from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.exact_text import exact_text, json_of, unfit_for_json, unfit_for_text
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The bytes of each row.
+
+    Parameters
+    ----------
+    data
+        The bytes; of no meaning where there is a misfit.
+    misfit
+        Why a row has none, null where it has; None if every row has.
+    """
+
+    data: Column
+    misfit: Column | None = None
+
+
+def named_columns(form: Format) -> list[str]:
+    """Return the columns that a format names itself."""
+    match form:
+        case Raw() | String():
+            return [form.column]
+        case Json() | Csv() if form.schema:
+            return list(json_schema(Json(form.schema)).names)
+        case JsonSchema() if form.schema:
+            return list(fields_of(form.schema).names)
+    return []
+
+
+def check_encodable(form: Format, schema: T.StructType, whose: str) -> None:
+    """Refuse a format that does not fit a stream's fields; Avro is compared in :func:`check_written`.
+
+    Raises
+    ------
+    SchemaError
+        With the name of the field.
+    """
+    match form:
+        case Raw() | String():
+            unfit, names = unfit_for_text, [form.column]
+        case Json() | Csv() | JsonSchema():
+            unfit, names = unfit_for_json, named_columns(form) or schema.names
+        case Protobuf():
+            _check_message(form, schema, whose)
+            return
+        case Avro():
+            return
+    for name in names:
+        if (why := unfit(schema[name].dataType)) is not None:
+            raise SchemaError(
+                f"{whose} has the field '{name}', which cannot be written exactly",
+                why=why,
+                what_to_do="convert it in a transform, for example by a cast to STRING",
+                column=name,
+            )
+    if isinstance(form, Csv):
+        check_flat(T.StructType([schema[name] for name in names]), whose)
+
+
+def _check_message(form: Protobuf, schema: T.StructType, whose: str) -> None:
+    if not form.descriptor:
+        raise ConfigError(
+            f"{whose} is Protobuf without a descriptor",
+            what_to_do="take Protobuf.of(orders_pb2.Order), or give what protoc writes",
+        )
+    wanted = protobuf.fields_of(protobuf.descriptor_of(form.descriptor, form.message))
+    missing = [name for name in wanted.names if name not in schema.names]
+    if missing:
+        raise SchemaError(
+            f"{whose} has the field '{missing[0]}' in its Protobuf message, and its stream does not",
+            what_to_do=f"choose from {', '.join(schema.names)}",
+            column=missing[0],
+        )
+    given = T.StructType([schema[name] for name in wanted.names])
+    if (why := protobuf.unfit(given, wanted, "")) is not None:
+        raise SchemaError(
+            f"{whose} cannot be written as its Protobuf message",
+            why=why,
+            what_to_do="cast it in a transform; docs/formats.md says what each type of Protobuf is",
+        )
+
+
+def check_written(
+    spark: SparkSession, form: Format, schema: T.StructType, topics: Sequence[str], part: str, whose: str
+) -> None:
+    """Refuse what only Spark, or the registry, can say; called before anything starts."""
+    if isinstance(form, Avro):
+        check_avro(spark, form, schema, whose)
+    if isinstance(form, JsonSchema) and form.schema:
+        validator_of(form.schema)
+    prefix_of(form, schema, topics, part)
+
+
+def prefix_of(form: Format, schema: T.StructType, topics: Sequence[str], part: str) -> bytes:
+    """Return what stands in front of each record; with a registry its schema is registered for it.
+
+    Parameters
+    ----------
+    topics
+        That are written.
+    part
+        ``key`` or ``value``.
+
+    Raises
+    ------
+    SchemaError
+        The registry does not take the schema, or gives it another number for another topic.
+    RegistryUnavailableError
+        It does not answer.
+    """
+    if isinstance(form, Avro) and form.schema_id is not None:
+        return header(form.schema_id)
+    if not isinstance(form, RegisteredFormat) or form.registry is None:
+        return b""
+    numbers = {_number_of(form, form.registry, schema, topic, part) for topic in topics}
+    if len(numbers) != 1:
+        raise SchemaError(
+            f"the registry gives the schema of the {part} a number for each topic: {sorted(numbers)}",
+            why="the topics' subjects are in different contexts of it",
+            what_to_do="use a sink for each topic",
+        )
+    (number,) = numbers
+    if isinstance(form, Protobuf):
+        return protobuf.wire_prefix(number, form.descriptor, form.message)
+    return header(number)
+
+
+def _number_of(
+    form: RegisteredFormat, registry: SchemaRegistry, schema: T.StructType, topic: str, part: str
+) -> int:
+    client = client_of(registry)
+    match form:
+        case Avro():
+            written = Registered("AVRO", json.dumps(avro_schema(form, schema)))
+            name = record_name("AVRO", written.text)
+        case JsonSchema():
+            written = Registered("JSON", form.schema or derived_schema(schema))
+            name = record_name("JSON", written.text)
+        case Protobuf():
+            message = protobuf.descriptor_of(form.descriptor, form.message)
+            written, name = _file_of(message.file), message.full_name
+            subject = subject_of(registry, topic, part, name)
+            return client.id_of(subject, written, _dependencies(registry, message.file))
+    return client.id_of(subject_of(registry, topic, part, name), written)
+
+
+def _file_of(file: object) -> Registered:
+    from google.protobuf import descriptor_pb2
+
+    made = descriptor_pb2.FileDescriptorProto()
+    file.CopyToProto(made)  # type: ignore[attr-defined]
+    return Registered("PROTOBUF", base64.b64encode(made.SerializeToString(deterministic=True)).decode())
+
+
+def _dependencies(registry: SchemaRegistry, file: object) -> list[tuple[str, str, int]]:
+    """Register the files that one imports, each under its own name, as Confluent's writers do."""
+    found = []
+    for one in file.dependencies:  # type: ignore[attr-defined]
+        if one.name.startswith("google/protobuf/"):
+            continue
+        needs = _dependencies(registry, one)
+        written = _file_of(one)
+        client_of(registry).id_of(one.name, written, needs)
+        found.append((one.name, one.name, client_of(registry).version_of(one.name, written, needs)))
+    return found
+
+
+def encoded(form: Format | None, schema: T.StructType, prefix: bytes) -> Encoded:
+    """Return the bytes of each row of a stream with these fields.
+
+    Parameters
+    ----------
+    prefix
+        As of :func:`prefix_of`.
+    """
+    match form:
+        case None:
+            return Encoded(F.lit(None).cast("binary"))
+        case Raw() | String():
+            return Encoded(_as_bytes(schema, form.column))
+        case Json():
+            return Encoded(json_bytes(named_columns(form) or schema.names))
+        case Csv():
+            names = named_columns(form) or schema.names
+            line = line_of(T.StructType([schema[name] for name in names]), form.delimiter)
+            return Encoded(line.cast("binary"))
+        case Avro():
+            misfit = avro_misfit(form, schema)
+            bare = avro_column(replace(form, schema_id=None), schema)
+            data = F.concat(F.expr(f"X'{prefix.hex()}'"), bare) if prefix else bare
+            return Encoded(data if misfit is None else F.when(misfit.isNull(), data), misfit)
+        case Protobuf():
+            message = protobuf.descriptor_of(form.descriptor, form.message)
+            row = F.struct(*[F.col(quoted(name)).alias(name) for name in protobuf.fields_of(message).names])
+            writer = protobuf.ProtobufWriter(form.descriptor, message.full_name, prefix)
+            written = written_column(writer, row)
+            return Encoded(made_of(written), reason_of(written))
+        case JsonSchema():
+            names = named_columns(form) or schema.names
+            # A schema of the user's says of a field that it may be left out, seldom that it may be null.
+            text = json_bytes(names, null_fields=not form.schema)
+            written = written_column(JsonSchemaWriter(form.schema or derived_schema(schema), prefix), text)
+            return Encoded(made_of(written), reason_of(written))
+
+
+def json_bytes(names: Sequence[str], *, null_fields: bool = True) -> Column:
+    """Return some fields as the bytes of a JSON object."""
+    fields = F.struct(*[F.col(quoted(name)).alias(name) for name in names])
+    return json_of(fields, null_fields=null_fields).cast("binary")
+
+
+def _as_bytes(schema: T.StructType, column: str) -> Column:
+    kind = schema[column].dataType
+    value = F.col(quoted(column))
+    return value if isinstance(kind, T.BinaryType) else exact_text(value, kind).cast("binary")

@@ -1,0 +1,729 @@
+"""Protobuf messages: descriptors, what each type becomes, reading and writing, and the registry's part of it.
+
+Messages are read with the descriptor of the source, as Protobuf means it: what a newer writer has added is
+not in it. Protobuf cuts a number that is too long for its type without a word, and takes a field of another
+kind for an unknown one, so with a registry the writer's descriptor is compared before its messages are read.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import decimal
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import types as T
+
+from flinkish_spark.connectors.formats.avro import Difference, check_difference, registered
+from flinkish_spark.connectors.formats.reader import Reader, Unreadable, Writer
+from flinkish_spark.connectors.formats.registry import (
+    HEADER_BYTES,
+    Registered,
+    header,
+    needed,
+    schema_id_in,
+)
+from flinkish_spark.core.errors import SchemaError
+from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
+from flinkish_spark.types.schemas import check_field_names
+
+Convert = Callable[[Any], Any]
+#: By the name that Protobuf gives a type; unsigned numbers get a type that holds all of them.
+_KINDS: Mapping[str, T.DataType] = {
+    "double": T.DoubleType(),
+    "float": T.FloatType(),
+    "int32": T.IntegerType(),
+    "sint32": T.IntegerType(),
+    "sfixed32": T.IntegerType(),
+    "uint32": T.LongType(),
+    "fixed32": T.LongType(),
+    "int64": T.LongType(),
+    "sint64": T.LongType(),
+    "sfixed64": T.LongType(),
+    "uint64": T.DecimalType(20, 0),
+    "fixed64": T.DecimalType(20, 0),
+    "bool": T.BooleanType(),
+    "string": T.StringType(),
+    "bytes": T.BinaryType(),
+    "enum": T.StringType(),
+}
+_NAMES = (
+    *("", "double", "float", "int64", "uint64", "int32", "fixed64", "fixed32", "bool", "string", "group"),
+    *("message", "bytes", "uint32", "enum", "sfixed32", "sfixed64", "sint32", "sint64"),
+)
+#: Types of a writer that are read as another one without any value becoming another.
+_WIDENED = frozenset(
+    {("int32", "int64"), ("uint32", "uint64"), ("uint32", "int64"), ("sint32", "sint64")}
+    | {("bool", kind) for kind in ("int32", "int64", "uint32", "uint64")}
+    | {("string", "bytes")}
+)
+_UNSIGNED_64 = ("uint64", "fixed64")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Descriptors.
+
+
+def descriptor_of(files: bytes, message: str) -> Any:
+    """Return the descriptor of a message.
+
+    Parameters
+    ----------
+    files
+        A FileDescriptorSet; Google's own files may be missing.
+    message
+        Its full name; empty for the first one of the last file, which must be the only one.
+
+    Raises
+    ------
+    SchemaError
+        These are no files, or the message is not among them.
+    """
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool
+    except ImportError as missing:
+        raise needed("protobuf", "protobuf", missing) from None
+    found = descriptor_pb2.FileDescriptorSet()
+    pool = descriptor_pool.DescriptorPool()
+    try:
+        found.ParseFromString(files)
+        if not found.file:
+            raise ValueError("it has no file")
+        by_name = {one.name: one for one in found.file}
+        added: set[str] = set()
+        for one in found.file:
+            _add(pool, one.name, by_name, added)
+        if message:
+            return pool.FindMessageTypeByName(message)
+        last = pool.FindFileByName(found.file[-1].name)
+        messages = list(last.message_types_by_name.values())
+        if len(messages) != 1:
+            raise ValueError(f"its last file has {len(messages)} messages: name one")
+        return messages[0]
+    except Exception as wrong:
+        raise SchemaError(
+            f"the message '{message}' is not in the Protobuf descriptor"
+            if message
+            else "no Protobuf message",
+            why=f"{wrong}"[:500].rstrip("."),
+            what_to_do="give what protoc --descriptor_set_out --include_imports writes, and the full name",
+        ) from None
+
+
+def _add(pool: Any, name: str, known: Mapping[str, Any], added: set[str]) -> None:
+    from google.protobuf import descriptor_pb2
+
+    if name in added:
+        return
+    added.add(name)
+    file = known.get(name)
+    if file is None:
+        file = descriptor_pb2.FileDescriptorProto()
+        _of_google(name).CopyToProto(file)
+    for one in file.dependency:
+        _add(pool, one, known, added)
+    pool.Add(file)
+
+
+def _of_google(name: str) -> Any:
+    """Return a file that comes with Protobuf."""
+    import importlib
+
+    from google.protobuf import descriptor_pool
+
+    # These modules, and no others: the name comes from a schema.
+    if name not in _OF_GOOGLE:
+        raise ValueError(f"the file '{name}' is missing")
+    importlib.import_module(f"google.protobuf.{_OF_GOOGLE[name]}")
+    return descriptor_pool.Default().FindFileByName(name)
+
+
+_OF_GOOGLE = {
+    f"google/protobuf/{name}.proto": f"{name}_pb2"
+    for name in (
+        *("any", "api", "descriptor", "duration", "empty", "field_mask", "source_context", "struct"),
+        *("timestamp", "type", "wrappers"),
+    )
+}
+
+
+def files_of(schema: Registered) -> bytes:
+    """Return the descriptors of a registry's schema, which is text of Protobuf's language, or base64 of one.
+
+    Raises
+    ------
+    SchemaError
+        It is neither.
+    EnvironmentFault
+        It is text, and the compiler is not installed.
+    """
+    from google.protobuf import descriptor_pb2
+
+    texts = [*schema.references, ("schema.proto", schema.text)]
+    parsed = [_file_in(text, name) for name, text in texts]
+    if all(one is not None for one in parsed):
+        found = descriptor_pb2.FileDescriptorSet()
+        for one in parsed:
+            found.file.append(one)
+        return bytes(found.SerializeToString(deterministic=True))
+    return _compiled(texts)
+
+
+def _file_in(text: str, name: str) -> Any:
+    """Return the descriptor that a text is the base64 of; None if it is none."""
+    from google.protobuf import descriptor_pb2
+    from google.protobuf.message import DecodeError
+
+    try:
+        file = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
+    except (binascii.Error, ValueError, DecodeError):
+        return None
+    file.name = name
+    return file
+
+
+def _compiled(texts: Sequence[tuple[str, str]]) -> bytes:
+    """Return descriptors of sources, by Protobuf's own compiler, which sees no other files."""
+    try:
+        import grpc_tools
+        from grpc_tools import protoc
+    except ImportError as missing:
+        raise needed("protobuf", "grpcio-tools", missing) from None
+    with tempfile.TemporaryDirectory(prefix="flinkish-protobuf-") as folder:
+        for name, text in texts:
+            place = (Path(folder) / "in" / name).resolve()
+            if not place.is_relative_to((Path(folder) / "in").resolve()):
+                raise SchemaError(f"the registry's schema refers to '{name}', which is no name of a file")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text, encoding="utf-8")
+        made = Path(folder) / "out"
+        own = Path(grpc_tools.__file__).parent / "_proto"
+        status = protoc.main(
+            [
+                "protoc",
+                f"-I{folder}/in",
+                f"-I{own}",
+                "--include_imports",
+                f"--descriptor_set_out={made}",
+                texts[-1][0],
+            ]
+        )
+        if status:
+            raise SchemaError(
+                "the registry's Protobuf schema cannot be compiled",
+                why="the compiler has said why in the log of this process",
+                what_to_do="correct the schema, or give the source a descriptor",
+            )
+        return made.read_bytes()
+
+
+def index_path(message: Any) -> tuple[int, ...]:
+    """Return where a message stands in its file: its number, within each message around it."""
+    around = message.containing_type
+    if around is None:
+        return (_names_within(message.file).index(message.name),)
+    return (*index_path(around), _names_within(around).index(message.name))
+
+
+def _names_within(around: Any) -> list[str]:
+    """Return the names of the messages of a file or a message, in the order of its text."""
+    from google.protobuf import descriptor_pb2
+
+    if hasattr(around, "message_types_by_name"):
+        file = descriptor_pb2.FileDescriptorProto()
+        around.CopyToProto(file)
+        return [one.name for one in file.message_type]
+    made = descriptor_pb2.DescriptorProto()
+    around.CopyToProto(made)
+    return [one.name for one in made.nested_type]
+
+
+def _message_at(file: Any, path: Sequence[int], *, counts_entries: bool = True) -> Any:
+    """Return a message by its place; None if there is none.
+
+    Parameters
+    ----------
+    counts_entries
+        Whether what a map is made of counts among the messages within another: clients in Java say no.
+    """
+    around = file
+    for at in path:
+        names = [
+            name
+            for name in _names_within(around)
+            if counts_entries
+            or around is file
+            or not around.nested_types_by_name[name].GetOptions().map_entry
+        ]
+        if not 0 <= at < len(names):
+            return None
+        by_name = around.message_types_by_name if around is file else around.nested_types_by_name
+        around = by_name[names[at]]
+    return around
+
+
+def path_bytes(path: Sequence[int]) -> bytes:
+    r"""Return what names a message between the number of the schema and the record; most are the first.
+
+    Examples
+    --------
+    >>> path_bytes((0,)), path_bytes((1, 0))
+    (b'\x00', b'\x04\x02\x00')
+    """
+    if tuple(path) == (0,):
+        return b"\0"
+    return b"".join(_zigzag(number) for number in (len(path), *path))
+
+
+def _zigzag(number: int) -> bytes:
+    left, made = number << 1, bytearray()
+    while left > 0x7F:
+        made.append(left & 0x7F | 0x80)
+        left >>= 7
+    made.append(left)
+    return bytes(made)
+
+
+def path_in(data: bytes, start: int) -> tuple[tuple[int, ...], int]:
+    r"""Return which message it is, and where it begins; raises Unreadable.
+
+    Examples
+    --------
+    >>> path_in(b"\4\2\0rest", 0)
+    ((1, 0), 3)
+    """
+    count, at = _number(data, start)
+    if count == 0:
+        return (0,), at
+    if not 0 < count <= 64:
+        raise Unreadable("the indexes of its Protobuf message cannot be read")
+    path = []
+    for _ in range(count):
+        number, at = _number(data, at)
+        path.append(number)
+    return tuple(path), at
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    found = shift = 0
+    while at < len(data) and shift < 64:
+        found |= (data[at] & 0x7F) << shift
+        at += 1
+        if data[at - 1] < 0x80:
+            return (found >> 1) ^ -(found & 1), at
+        shift += 7
+    raise Unreadable("the indexes of its Protobuf message cannot be read")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What each type becomes, and how a column is made of a message.
+
+
+def _type_name(one: Any) -> str:
+    return _NAMES[one.type]
+
+
+def _is_map(one: Any) -> bool:
+    return bool(one.message_type is not None and one.message_type.GetOptions().map_entry)
+
+
+def fields_of(message: Any, path: str = "", within: tuple[str, ...] = ()) -> T.StructType:
+    """Return the columns of a message.
+
+    Raises
+    ------
+    SchemaError
+        It has itself within it, or two fields that Spark takes for one.
+    """
+    if message.full_name in within:
+        raise SchemaError(
+            f"the Protobuf message '{message.full_name}' has itself within it, in '{path}'",
+            why="Spark has no type that does",
+            what_to_do="give a descriptor without that field: readers pass over what they do not know",
+        )
+    around = (*within, message.full_name)
+    fields = [
+        T.StructField(one.name, _field_kind(one, f"{path}.{one.name}" if path else one.name, around))
+        for one in message.fields
+    ]
+    struct = T.StructType(fields)
+    check_field_names(struct, f"the Protobuf message '{message.full_name}'")
+    return struct
+
+
+def _field_kind(one: Any, path: str, within: tuple[str, ...]) -> T.DataType:
+    if _is_map(one):
+        key, value = (one.message_type.fields_by_name[name] for name in ("key", "value"))
+        return T.MapType(_single_kind(key, path, within), _single_kind(value, path, within))
+    kind = _single_kind(one, path, within)
+    return T.ArrayType(kind) if one.is_repeated else kind
+
+
+def _single_kind(one: Any, path: str, within: tuple[str, ...]) -> T.DataType:
+    if one.message_type is not None:
+        return fields_of(one.message_type, path, within)
+    return _KINDS[_type_name(one)]
+
+
+def _row_of(message: Any) -> Convert:
+    parts = tuple((one.name, _value_of(one), one.has_presence) for one in message.fields)
+
+    def convert(value: Any) -> tuple[Any, ...]:
+        return tuple(
+            None if may_miss and not value.HasField(name) else take(getattr(value, name))
+            for name, take, may_miss in parts
+        )
+
+    return convert
+
+
+def _value_of(one: Any) -> Convert:
+    if _is_map(one):
+        key, value = (_single_of(one.message_type.fields_by_name[name]) for name in ("key", "value"))
+        return lambda found: [(key(name), value(found[name])) for name in found]
+    single = _single_of(one)
+    return (lambda found: [single(each) for each in found]) if one.is_repeated else single
+
+
+def _single_of(one: Any) -> Convert:
+    if one.message_type is not None:
+        return _row_of(one.message_type)
+    if one.enum_type is not None:
+        # A number that the schema does not know keeps its digits.
+        names = {value.number: value.name for value in one.enum_type.values}
+        return lambda number: names.get(number) or str(number)
+    return decimal.Decimal if _type_name(one) in _UNSIGNED_64 else _same
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Reading.
+
+
+@dataclass(frozen=True)
+class ProtobufReader(Reader):
+    """Reads messages of one descriptor.
+
+    Parameters
+    ----------
+    files, message
+        As of :func:`descriptor_of`.
+    registry
+        Who knows the schemas that records name. None: they name none.
+    """
+
+    files: bytes
+    message: str
+    registry: SchemaRegistry | None
+    on_schema_change: OnSchemaChange
+
+    @property
+    def kind(self) -> T.StructType:  # type: ignore[override]
+        """The fields."""
+        return fields_of(descriptor_of(self.files, self.message))
+
+    def opened(self) -> Callable[[bytes], tuple[Any, ...]]:
+        """Make the message's class."""
+        from google.protobuf import message_factory
+        from google.protobuf.message import DecodeError
+
+        descriptor = descriptor_of(self.files, self.message)
+        made, convert = message_factory.GetMessageClass(descriptor), _row_of(descriptor)
+        is_needed = _has_required(descriptor, set())
+        start_of = _no_header if self.registry is None else _Writers(self.registry, self, descriptor).start_of
+
+        def read(data: bytes) -> tuple[Any, ...]:
+            start = start_of(data)
+            try:
+                found = made.FromString(data[start:] if start else data)
+            except DecodeError as error:
+                raise Unreadable(f"the bytes are no {descriptor.full_name}: {error}") from None
+            if is_needed and not found.IsInitialized():
+                missing = ", ".join(found.FindInitializationErrors())
+                raise Unreadable(f"the message has no {missing}, which is required")
+            row: tuple[Any, ...] = convert(found)
+            return row
+
+        return read
+
+
+def _no_header(data: bytes) -> int:
+    return 0
+
+
+def _has_required(message: Any, seen: set[str]) -> bool:
+    if message.full_name in seen:
+        return False
+    seen.add(message.full_name)
+    return any(
+        one.is_required or (one.message_type is not None and _has_required(one.message_type, seen))
+        for one in message.fields
+    )
+
+
+@dataclass
+class _Writers:
+    """The schemas that records name, each looked at once."""
+
+    registry: SchemaRegistry
+    reader: ProtobufReader
+    descriptor: Any
+    _known: dict[tuple[int, tuple[int, ...]], str] = field(default_factory=dict)
+
+    def start_of(self, data: bytes) -> int:
+        """Return where the message begins; its schema and its name are looked at before."""
+        schema_id = schema_id_in(data)
+        if schema_id is None:
+            raise Unreadable("it does not begin with a zero byte and the number of a schema")
+        path, start = path_in(data, HEADER_BYTES)
+        if (schema_id, path) not in self._known:
+            self._known[schema_id, path] = self._looked_at(schema_id, path)
+        name = self._known[schema_id, path]
+        if name != self.descriptor.full_name:
+            raise Unreadable(f"it is the message '{name}', and not '{self.descriptor.full_name}'")
+        return start
+
+    def _looked_at(self, schema_id: int, path: tuple[int, ...]) -> str:
+        schema = registered(self.registry, schema_id, "PROTOBUF")
+        file = file_of(files_of(schema))
+        message = _message_at(file, path)
+        other = _message_at(file, path, counts_entries=False)
+        if other is not None and other.full_name == self.descriptor.full_name:
+            message = other
+        if message is None:
+            raise Unreadable(f"its schema {schema_id} has no message at {list(path)}")
+        if message.full_name == self.descriptor.full_name:
+            found = Difference()
+            _compare(message, self.descriptor, "", found, set())
+            check_difference(schema, found, self.reader.on_schema_change)
+        return str(message.full_name)
+
+
+def file_of(files: bytes) -> Any:
+    """Return the descriptor of the last file of a set."""
+    from google.protobuf import descriptor_pb2, descriptor_pool
+
+    found = descriptor_pb2.FileDescriptorSet.FromString(files)
+    pool = descriptor_pool.DescriptorPool()
+    known, added = {one.name: one for one in found.file}, set[str]()
+    for one in found.file:
+        _add(pool, one.name, known, added)
+    return pool.FindFileByName(found.file[-1].name)
+
+
+def first_message(files: bytes) -> str:
+    """Return the full name of the first message of the last file, which is what a subject is about."""
+    found = _message_at(file_of(files), (0,))
+    if found is None:
+        raise SchemaError("the registry's Protobuf schema has no message")
+    return str(found.full_name)
+
+
+def _compare(writer: Any, reader: Any, path: str, found: Difference, seen: set[str]) -> None:
+    if writer.full_name in seen:
+        return
+    seen.add(writer.full_name)
+    known = {one.number: one for one in reader.fields}
+    for one in writer.fields:
+        name = f"{path}.{one.name}" if path else one.name
+        ours = known.get(one.number)
+        if ours is None:
+            found.left_out.append(name)
+            continue
+        theirs, kind = _type_name(one), _type_name(ours)
+        is_same = theirs == kind or (theirs, kind) in _WIDENED
+        if not is_same or one.is_repeated != ours.is_repeated or _is_map(one) != _is_map(ours):
+            many = ("repeated " if each.is_repeated else "" for each in (one, ours))
+            found.other.append(f"{name} ({next(many)}{theirs} is read as {next(many)}{kind})")
+        elif one.message_type is not None:
+            _compare(one.message_type, ours.message_type, name, found, seen)
+        elif one.enum_type is not None:
+            _compare_enums(one, ours, name, found)
+
+
+def _compare_enums(writer: Any, reader: Any, path: str, found: Difference) -> None:
+    names = {value.number: value.name for value in reader.enum_type.values}
+    for value in writer.enum_type.values:
+        if names.get(value.number, value.name) != value.name:
+            found.other.append(f"{path} ({value.name} is read as {names[value.number]})")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Writing.
+
+
+@dataclass(frozen=True)
+class ProtobufWriter(Writer):
+    """Writes rows as messages.
+
+    Parameters
+    ----------
+    prefix
+        What stands in front of each message.
+    """
+
+    files: bytes
+    message: str
+    prefix: bytes = b""
+
+    def opened(self) -> Callable[[Any], bytes]:
+        """Make the message's class."""
+        from google.protobuf import message_factory
+
+        descriptor = descriptor_of(self.files, self.message)
+        made, fill = message_factory.GetMessageClass(descriptor), _filler(descriptor, "")
+
+        def write(row: Mapping[str, Any]) -> bytes:
+            message = made()
+            fill(message, row)
+            if not message.IsInitialized():
+                missing = ", ".join(message.FindInitializationErrors())
+                raise Unreadable(f"the field '{missing}' is null, and required")
+            # Maps in one order: the same row is the same key.
+            return self.prefix + bytes(message.SerializeToString(deterministic=True))
+
+        return write
+
+
+def wire_prefix(schema_id: int, files: bytes, message: str) -> bytes:
+    """Return what stands in front of each message of the wire format."""
+    return header(schema_id) + path_bytes(index_path(descriptor_of(files, message)))
+
+
+def _filler(message: Any, path: str) -> Callable[[Any, Any], None]:
+    parts = [
+        (one.name, f"{path}.{one.name}" if path else one.name, one.has_presence or one.is_repeated)
+        for one in message.fields
+    ]
+    setters = {one.name: _setter(one, f"{path}.{one.name}" if path else one.name) for one in message.fields}
+    oneofs = [(one.name, [each.name for each in one.fields]) for one in message.oneofs if len(one.fields) > 1]
+
+    def fill(made: Any, row: Mapping[str, Any]) -> None:
+        for name, choices in oneofs:
+            given = [each for each in choices if row.get(each) is not None]
+            if len(given) > 1:
+                raise Unreadable(f"of the oneof '{name}' more than one field is set: {', '.join(given)}")
+        for name, where, may_miss in parts:
+            value = row.get(name)
+            if value is not None:
+                setters[name](made, value)
+            elif name in row and not may_miss:
+                raise Unreadable(f"the field '{where}' is null, which its message cannot say")
+
+    return fill
+
+
+def _setter(one: Any, path: str) -> Callable[[Any, Any], None]:
+    name = one.name
+    if _is_map(one):
+        return partial(_set_map, name, one.message_type, path)
+    if one.message_type is not None:
+        fill = _filler(one.message_type, path)
+        if one.is_repeated:
+            return partial(_add_each, name, fill, path)
+
+        def set_message(made: Any, value: Any) -> None:
+            inner = getattr(made, name)
+            # An empty message is there, too.
+            inner.SetInParent()
+            fill(inner, value)
+
+        return set_message
+    plain = _plain_of(one, path)
+
+    def set_value(made: Any, value: Any) -> None:
+        try:
+            if one.is_repeated:
+                getattr(made, name).extend(_of_each(plain, value, path))
+            else:
+                setattr(made, name, plain(value))
+        except Unreadable:
+            raise
+        except (TypeError, ValueError) as error:
+            raise Unreadable(f"the field '{path}' cannot be written: {error}") from None
+
+    return set_value
+
+
+def _of_each(plain: Convert, values: Sequence[Any], path: str) -> list[Any]:
+    if any(one is None for one in values):
+        raise Unreadable(f"the list '{path}' has a null, which Protobuf cannot say")
+    return [plain(one) for one in values]
+
+
+def _add_each(name: str, fill: Callable[[Any, Any], None], path: str, made: Any, values: Any) -> None:
+    for one in _of_each(_same, values, path):
+        fill(getattr(made, name).add(), one)
+
+
+def _set_map(name: str, entry: Any, path: str, made: Any, pairs: Any) -> None:
+    key_of, value = _plain_of(entry.fields_by_name["key"], path), entry.fields_by_name["value"]
+    target = getattr(made, name)
+    fill = None if value.message_type is None else _filler(value.message_type, path)
+    plain = None if fill is not None else _plain_of(value, path)
+    items = pairs.items() if isinstance(pairs, dict) else pairs
+    for key, one in items:
+        if one is None:
+            raise Unreadable(f"the map '{path}' has a null, which Protobuf cannot say")
+        try:
+            if fill is not None:
+                fill(target[key_of(key)], one)
+            elif plain is not None:
+                target[key_of(key)] = plain(one)
+        except Unreadable:
+            raise
+        except (TypeError, ValueError) as error:
+            raise Unreadable(f"the map '{path}' cannot be written: {error}") from None
+
+
+def _plain_of(one: Any, path: str) -> Convert:
+    if one.enum_type is not None:
+        numbers = {value.name: value.number for value in one.enum_type.values}
+
+        def number_of(text: str) -> int:
+            found = numbers.get(text)
+            if found is None and not text.lstrip("-").isdecimal():
+                raise Unreadable(f"the field '{path}' is no symbol of its enum")
+            return int(text) if found is None else found
+
+        return number_of
+    return int if _type_name(one) in _UNSIGNED_64 else _same
+
+
+def unfit(kind: T.DataType, wanted: T.DataType, path: str) -> str | None:
+    """Return why columns of a type cannot be written as those that a message gives; None if they can."""
+    match kind, wanted:
+        case T.StructType(), T.StructType():
+            known = {one.name: one.dataType for one in wanted}
+            for one in kind:
+                name = f"{path}.{one.name}" if path else one.name
+                if one.name not in known:
+                    return f"the message has no field '{name}'"
+                if (why := unfit(one.dataType, known[one.name], name)) is not None:
+                    return why
+            return None
+        case T.ArrayType(), T.ArrayType():
+            return unfit(kind.elementType, wanted.elementType, f"{path}[]")
+        case T.MapType(), T.MapType():
+            return unfit(kind.keyType, wanted.keyType, f"{path}[]") or unfit(
+                kind.valueType, wanted.valueType, f"{path}[]"
+            )
+        case ((T.ByteType() | T.ShortType() | T.IntegerType()), (T.IntegerType() | T.LongType())):
+            return None
+        case ((T.ByteType() | T.ShortType() | T.IntegerType() | T.LongType()), T.DecimalType()):
+            return None
+        case T.FloatType(), T.DoubleType():
+            return None
+        case T.DecimalType(), T.DecimalType() if kind.scale == 0:
+            return None
+    if type(kind) is type(wanted) and not isinstance(kind, T.DecimalType):
+        return None
+    return f"the field '{path}' is {kind.simpleString()}, and the message has {wanted.simpleString()}"

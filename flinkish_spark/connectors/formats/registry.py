@@ -1,0 +1,391 @@
+"""A schema registry: schemas by number and by subject, and the wire format that names them in records.
+
+Who asks is told apart by what the answer means: one that does not come is asked for again and then an
+outage, for which a job restarts; a refusal is the user's to mend; and a number that the registry does not
+know, when asked more than once, is a fact about a record.
+
+Confluent's own client asks. Whatever it answers is data: nothing of it is executed or fetched.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from flinkish_spark.core.clock import backoff_ms
+from flinkish_spark.core.errors import (
+    AuthorizationError,
+    EnvironmentFault,
+    SchemaError,
+    raise_translated,
+)
+from flinkish_spark.core.formats import Registration, SchemaRegistry, SubjectNameStrategy
+
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+
+#: What begins each record of the wire format; four bytes follow with the number of the schema.
+MAGIC = 0
+HEADER_BYTES = 5
+_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
+#: For so long a registry is asked for a number that it does not know: a replica may lag behind.
+_UNKNOWN_MS = 2_000
+#: What an outage answers; all other numbers are answers.
+_AWAY = frozenset({408, 425, 429, 500, 502, 503, 504})
+_DEEPEST = 32
+T = TypeVar("T")
+
+
+class RegistryUnavailableError(EnvironmentFault):
+    """The schema registry did not answer for as long as it was asked. No record is bad for that."""
+
+    restartable = True
+
+
+class SchemaChangedError(EnvironmentFault):
+    """A record was written with a newer schema than the job reads with; it starts again with the newest."""
+
+    restartable = True
+    ends_when_repeated = True
+
+
+class NoSuchSchema(LookupError):
+    """The registry answers that it has no schema of that number, subject or version."""
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A schema as a registry has it.
+
+    Parameters
+    ----------
+    kind
+        ``AVRO``, ``PROTOBUF`` or ``JSON``.
+    text
+        The schema.
+    references
+        The name under which it names each other schema, and the text of that: what a schema needs stands
+        in front of it. What is named within another one is among them, too.
+    schema_id, subject, version
+        Where it stands; 0 and empty where that was not asked for.
+    """
+
+    kind: str
+    text: str
+    references: tuple[tuple[str, str], ...] = ()
+    schema_id: int = 0
+    subject: str = ""
+    version: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stored form."""
+        return {
+            "kind": self.kind,
+            "text": self.text,
+            "references": [list(one) for one in self.references],
+            "schema_id": self.schema_id,
+            "subject": self.subject,
+            "version": self.version,
+        }
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Registered:
+        """Read the stored form."""
+        references = tuple((str(name), str(text)) for name, text in stored["references"])
+        return cls(
+            str(stored["kind"]),
+            str(stored["text"]),
+            references,
+            int(stored["schema_id"]),
+            str(stored["subject"]),
+            int(stored["version"]),
+        )
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        where = f" of subject '{self.subject}', version {self.version}" if self.subject else ""
+        return f"schema {self.schema_id}{where}"
+
+
+def subject_of(registry: SchemaRegistry, topic: str, part: str, record: str) -> str:
+    """Return the subject of a schema.
+
+    Parameters
+    ----------
+    part
+        ``key`` or ``value``.
+    record
+        Full name of the record; empty if nobody knows it.
+
+    Raises
+    ------
+    SchemaError
+        The strategy needs the record's name.
+
+    Examples
+    --------
+    >>> subject_of(SchemaRegistry("http://r"), "orders", "value", "")
+    'orders-value'
+    """
+    if registry.subject:
+        return registry.subject
+    if registry.strategy is SubjectNameStrategy.TOPIC_NAME:
+        return f"{topic}-{part}"
+    if not record:
+        raise SchemaError(
+            f"SubjectNameStrategy.{registry.strategy.name} needs the name of the record",
+            why="there is no schema yet that says it",
+            what_to_do='give the schema, or SchemaRegistry(..., subject="...")',
+        )
+    return record if registry.strategy is SubjectNameStrategy.RECORD_NAME else f"{topic}-{record}"
+
+
+@functools.lru_cache(maxsize=16)
+def client_of(settings: SchemaRegistry) -> RegistryClient:
+    """Return the client of a registry: one for each in a process, with what it has learned."""
+    return RegistryClient(settings)
+
+
+@dataclass
+class RegistryClient:
+    """Asks one registry; may be used by several threads."""
+
+    settings: SchemaRegistry
+    _by_id: dict[int, Registered] = field(default_factory=dict)
+    _unknown: set[int] = field(default_factory=set)
+
+    @functools.cached_property
+    def _client(self) -> SchemaRegistryClient:
+        try:
+            from confluent_kafka.schema_registry import SchemaRegistryClient
+        except ImportError as missing:
+            raise needed("schema-registry", "confluent-kafka", missing) from None
+        return SchemaRegistryClient(_options(self.settings))
+
+    def by_id(self, schema_id: int) -> Registered:
+        """Return a schema, from memory if it was asked for before.
+
+        Raises
+        ------
+        NoSuchSchema
+            The registry says so, more than once.
+        RegistryUnavailableError, AuthorizationError
+            It does not answer, or refuses this client.
+        """
+        if schema_id in self._unknown:
+            raise NoSuchSchema(schema_id)
+        if schema_id not in self._by_id:
+            self._by_id[schema_id] = self._whole(self._found(schema_id), schema_id)
+        return self._by_id[schema_id]
+
+    def _found(self, schema_id: int) -> Schema:
+        believed_at = time.monotonic() + _UNKNOWN_MS / 1_000
+        is_asked_again = False
+        for pause_ms in backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS):
+            try:
+                return self._asked(f"schema {schema_id}", lambda: self._client.get_schema(schema_id))
+            except NoSuchSchema:
+                if is_asked_again and time.monotonic() > believed_at:
+                    self._unknown.add(schema_id)
+                    raise
+            time.sleep(pause_ms / 1_000)
+            is_asked_again = True
+        raise AssertionError("pauses never end")
+
+    def newest(self, subject: str) -> Registered:
+        """Return the newest schema of a subject; raises as :meth:`by_id`."""
+        found = self._asked(f"subject '{subject}'", lambda: self._client.get_version(subject, "latest"))
+        return self._whole(found.schema, int(found.schema_id or 0), subject, int(found.version or 0))
+
+    def id_of(self, subject: str, schema: Registered, needs: Sequence[tuple[str, str, int]] = ()) -> int:
+        """Return the number of a sink's schema, registered if the settings say so.
+
+        Parameters
+        ----------
+        needs
+            What it refers to: under which name, and the subject and version of that.
+
+        Raises
+        ------
+        SchemaError
+            It is not there, or not compatible with those that are.
+        """
+        wanted = _schema(schema, needs)
+        who = f"the schema of subject '{subject}'"
+        if self.settings.registration is Registration.AUTOMATIC:
+            return int(self._asked(who, lambda: self._client.register_schema(subject, wanted)))
+        try:
+            found = self._asked(who, lambda: self._client.lookup_schema(subject, wanted))
+            return int(found.schema_id or 0)
+        except NoSuchSchema:
+            raise SchemaError(
+                f"the registry does not have the schema that is written under subject '{subject}'",
+                why="the sink has Registration.REQUIRED",
+                what_to_do="register it, or choose Registration.AUTOMATIC",
+                subject=subject,
+            ) from None
+
+    def version_of(self, subject: str, schema: Registered, needs: Sequence[tuple[str, str, int]]) -> int:
+        """Return which version of a subject a schema is; raises as :meth:`id_of`."""
+        wanted = _schema(schema, needs)
+        who = f"the schema of subject '{subject}'"
+        return int(self._asked(who, lambda: self._client.lookup_schema(subject, wanted)).version or 0)
+
+    def _whole(self, found: Schema, schema_id: int, subject: str = "", version: int = 0) -> Registered:
+        references: dict[str, str] = {}
+        self._collect(found, references, 0)
+        kind, text = str(found.schema_type or "AVRO"), str(found.schema_str)
+        return Registered(kind, text, tuple(references.items()), schema_id, subject, version)
+
+    def _collect(self, schema: Schema, known: dict[str, str], depth: int) -> None:
+        """Add what a schema refers to, what is needed first in front."""
+        if depth > _DEEPEST:
+            raise SchemaError("the schemas of the registry refer to each other without an end")
+        for one in schema.references or ():
+            if one.name in known:
+                continue
+            inner = self._version(str(one.subject), int(one.version or 0))
+            self._collect(inner, known, depth + 1)
+            known[str(one.name)] = str(inner.schema_str)
+
+    def _version(self, subject: str, version: int) -> Schema:
+        # Of another subject it may be deleted by now, and records that need it are still there.
+        ask = functools.partial(self._client.get_version, subject, version, deleted=True)
+        found: Schema = self._asked(f"version {version} of subject '{subject}'", ask).schema
+        return found
+
+    def _asked(self, what: str, ask: Callable[[], T]) -> T:
+        """Ask until there is an answer, for as long as the settings allow."""
+        deadline = time.monotonic() + self.settings.retry_ms / 1_000
+        pauses_ms = backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
+        while True:
+            try:
+                return ask()
+            except Exception as error:
+                known = _meaning(error, what)
+                if isinstance(known, RegistryUnavailableError):
+                    pause_s = next(pauses_ms) / 1_000
+                    if time.monotonic() + pause_s < deadline:
+                        time.sleep(pause_s)
+                        continue
+                raise_translated(known, error)
+
+
+def _options(settings: SchemaRegistry) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "url": settings.url,
+        "timeout": settings.timeout_ms / 1_000,
+        # This module asks again itself, for as long as its settings say.
+        "max.retries": 0,
+    }
+    if settings.username:
+        options["basic.auth.user.info"] = f"{settings.username}:{settings.password}"
+    if settings.token:
+        options |= {
+            "bearer.auth.credentials.source": "STATIC_TOKEN",
+            "bearer.auth.token": settings.token,
+            # Of Confluent's cloud; the client wants them to be there.
+            "bearer.auth.logical.cluster": "",
+            "bearer.auth.identity.pool.id": "",
+        }
+    files = {
+        "ssl.ca.location": settings.ca_location,
+        "ssl.certificate.location": settings.certificate_location,
+        "ssl.key.location": settings.key_location,
+    }
+    return options | {name: path for name, path in files.items() if path}
+
+
+def _schema(schema: Registered, needs: Sequence[tuple[str, str, int]]) -> Schema:
+    from confluent_kafka.schema_registry import Schema, SchemaReference
+
+    references = [SchemaReference(name, subject, version) for name, subject, version in needs]
+    return Schema(schema.text, schema_type=schema.kind, references=references)
+
+
+def _meaning(error: Exception, what: str) -> BaseException:
+    """Return what an exception of the client's means."""
+    status, said = getattr(error, "http_status_code", None), str(getattr(error, "error_message", error))
+    if isinstance(error, NoSuchSchema | SchemaError | EnvironmentFault):
+        return error
+    if status in (401, 403):
+        return AuthorizationError(
+            f"the schema registry refuses this client {what}",
+            why=f"it answers {status}",
+            what_to_do="correct username and password, or token, of SchemaRegistry, or its rights there",
+        )
+    if status == 404:
+        return NoSuchSchema(what)
+    if status in (409, 422):
+        return SchemaError(
+            f"the schema registry does not take {what}",
+            why=said[:1_000].rstrip("."),
+            what_to_do="change the schema so that it is compatible, or the compatibility of the subject",
+        )
+    is_transport = type(error).__module__.startswith(("httpx", "httpcore"))
+    if status in _AWAY or is_transport or isinstance(error, OSError):
+        why = f"it answers {status}" if status else type(error).__name__
+        return RegistryUnavailableError(
+            f"the schema registry does not answer about {what}", why=why, what_to_do="see to the registry"
+        )
+    if status is not None:
+        return EnvironmentFault(
+            f"the schema registry refuses {what}", why=f"it answers {status}: {said:.500}"
+        )
+    return error
+
+
+def needed(extra: str, package: str, missing: ImportError) -> EnvironmentFault:
+    """Return the error about a library that a format needs and that is not there."""
+    return EnvironmentFault(
+        f"a format needs {package}, which is not installed here",
+        why=str(missing),
+        what_to_do=f"pip install 'flinkish-spark[{extra}]', on every machine that runs tasks",
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The wire format: a zero byte, the number of the schema, for Protobuf which message of its file, the record.
+
+
+def schema_id_in(data: bytes) -> int | None:
+    r"""Return the number in front of a record; None if there is none.
+
+    Examples
+    --------
+    >>> schema_id_in(b"\0\0\0\0\7..."), schema_id_in(b"{}")
+    (7, None)
+    """
+    if len(data) < HEADER_BYTES or data[0] != MAGIC:
+        return None
+    return int.from_bytes(data[1:HEADER_BYTES], "big")
+
+
+def header(schema_id: int) -> bytes:
+    r"""Return what stands in front of a record.
+
+    Examples
+    --------
+    >>> header(7)
+    b'\x00\x00\x00\x00\x07'
+    """
+    return bytes([MAGIC]) + schema_id.to_bytes(4, "big")
+
+
+def record_name(kind: str, text: str) -> str:
+    """Return the full name of what an Avro schema or a JSON Schema describes; empty if it has none."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return ""
+    if not isinstance(found, dict):
+        return ""
+    if kind == "JSON":
+        return str(found.get("title", ""))
+    name, namespace = str(found.get("name", "")), str(found.get("namespace", ""))
+    return name if "." in name or not namespace else f"{namespace}.{name}"

@@ -1,0 +1,240 @@
+"""Changelogs: streams whose records say what happens to a row of a table."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.formats import Avro, BadRecordPolicy, OnBadRecord, OnSchemaChange, SchemaRegistry
+from flinkish_spark.core.validation import instance_of
+
+#: The column of a stream with the kind of each row.
+ROW_KIND = "_row_kind"
+
+
+class RowKind(enum.Enum):
+    """What a row of a changelog says: Flink's kinds, under the short names that Flink prints.
+
+    An update may come as two rows, that which was and that which is; both are of one record of the log, and
+    follow each other.
+
+    Examples
+    --------
+    >>> RowKind("-U"), RowKind.UPDATE_BEFORE.is_retraction
+    (<RowKind.UPDATE_BEFORE: '-U'>, True)
+    """
+
+    INSERT = "+I"
+    UPDATE_BEFORE = "-U"
+    UPDATE_AFTER = "+U"
+    DELETE = "-D"
+
+    @property
+    def is_retraction(self) -> bool:
+        """Whether the row is taken back, and not added."""
+        return self in (RowKind.UPDATE_BEFORE, RowKind.DELETE)
+
+
+#: The kinds that take a row back.
+RETRACTIONS = tuple(kind.value for kind in RowKind if kind.is_retraction)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Formats in which changes of databases come.
+
+
+class ChangelogMode(enum.Enum):
+    """Which rows a source makes of an update; Flink's word."""
+
+    #: The row that was, -U, and the row that is, +U: what an aggregate needs, which retracts the one.
+    ALL = "all"
+    #: The row that is, +U, alone: enough for a sink that keeps one row per key.
+    UPSERT = "upsert"
+
+
+class EpochUnit(enum.Enum):
+    """What a number counts since 1970, where it stands for a time."""
+
+    MILLISECONDS = 1_000
+    MICROSECONDS = 1_000_000
+    NANOSECONDS = 1_000_000_000
+
+
+class DecimalHandling(enum.Enum):
+    """How Debezium writes decimals: its `decimal.handling.mode`."""
+
+    #: The unscaled number in base64. The declared scale is the column's, which the number does not say.
+    PRECISE = "precise"
+    #: As text.
+    STRING = "string"
+    #: As a number.
+    DOUBLE = "double"
+
+
+@dataclass(frozen=True)
+class _Changes:
+    schema: str
+    on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
+    mode: ChangelogMode = ChangelogMode.ALL
+
+    def __post_init__(self) -> None:
+        instance_of("mode", self.mode, ChangelogMode, what_to_do="use ChangelogMode.ALL or UPSERT")
+
+
+@dataclass(frozen=True)
+class DebeziumJson(_Changes):
+    """Changes as Debezium's connectors write them in JSON, with their schema in each record or without.
+
+    ``c`` and ``r`` (a row of a snapshot) are +I, ``u`` -U and +U, ``d`` -D. Everything else, such as ``t``
+    for a table that was emptied, cannot be said of rows, and is a bad record; so is an update without
+    `before` in ChangelogMode.ALL.
+
+    Parameters
+    ----------
+    schema
+        Columns of the table as DDL.
+    on_bad_record
+        What to do with a record that is no change of such a row.
+    mode
+        What is made of an update.
+    epoch_units
+        By column, what a number counts where it stands for a TIMESTAMP: milliseconds for
+        `io.debezium.time.Timestamp`, microseconds for `MicroTimestamp`, nanoseconds for `NanoTimestamp`.
+        Without it such a column wants a text.
+    decimals
+        The connector's `decimal.handling.mode`.
+
+    Raises
+    ------
+    ConfigError
+        Something contradicts something else.
+
+    Examples
+    --------
+    >>> DebeziumJson("id LONG, at TIMESTAMP", epoch_units={"at": EpochUnit.MICROSECONDS}).mode
+    <ChangelogMode.ALL: 'all'>
+    """
+
+    epoch_units: Mapping[str, EpochUnit] = field(default_factory=dict)
+    decimals: DecimalHandling = DecimalHandling.PRECISE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        instance_of("decimals", self.decimals, DecimalHandling, what_to_do="use DecimalHandling.PRECISE")
+        units = self.epoch_units
+        if not isinstance(units, Mapping) or not all(isinstance(one, EpochUnit) for one in units.values()):
+            raise ConfigError(
+                f"epoch_units is {units!r}",
+                what_to_do='give units by column: {"created_at": EpochUnit.MICROSECONDS}',
+            )
+
+
+@dataclass(frozen=True)
+class _ChangesOfTables(_Changes):
+    database: str = ""
+    table: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("database", "table"):
+            instance_of(name, getattr(self, name), str, what_to_do="give a name, or leave it out")
+
+
+@dataclass(frozen=True)
+class CanalJson(_ChangesOfTables):
+    """Changes of MySQL as Canal writes them in JSON: of several rows in a record, values as text.
+
+    ``INSERT`` is +I, ``UPDATE`` -U and +U, ``DELETE`` -D. Records about definitions (``CREATE``, ``ALTER``,
+    indexes) are passed over; ``TRUNCATE``, ``ERASE`` and ``RENAME``, after which rows are gone, are bad.
+
+    Parameters
+    ----------
+    schema
+        Columns of the table as DDL; BINARY and nested ones are none.
+    on_bad_record, mode
+        As of :class:`DebeziumJson`. In ChangelogMode.UPSERT, an update of a column that `pkNames` names is
+        -D and +U.
+    database, table
+        Records of others are left out. Empty: none are.
+
+    Examples
+    --------
+    >>> CanalJson("id LONG, name STRING", table="products").table
+    'products'
+    """
+
+
+@dataclass(frozen=True)
+class MaxwellJson(_ChangesOfTables):
+    """Changes of MySQL as Maxwell writes them in JSON.
+
+    ``insert`` and ``bootstrap-insert`` are +I, ``update`` -U and +U, ``delete`` -D. Records about
+    definitions, and the begin and end of a bootstrap, are passed over; ``table-drop`` and ``database-drop``
+    are bad.
+
+    Parameters
+    ----------
+    schema
+        Columns of the table as DDL.
+    on_bad_record, mode
+        As of :class:`DebeziumJson`. In ChangelogMode.UPSERT, an update of a column that
+        `primary_key_columns` names, if the records have it, is -D and +U.
+    database, table
+        As of :class:`CanalJson`.
+
+    Examples
+    --------
+    >>> MaxwellJson("id LONG, name STRING").database
+    ''
+    """
+
+
+@dataclass(frozen=True)
+class DebeziumAvro:
+    """Changes as Debezium's connectors write them in Avro, with a schema registry as a rule.
+
+    The envelope is a record, and so are the rows in it: their fields are the columns, of the types that
+    `docs/formats.md` says. The kinds are those of :class:`DebeziumJson`.
+
+    Parameters
+    ----------
+    schema, registry, on_schema_change, on_bad_record
+        Of the envelope, as of :class:`~flinkish_spark.Avro`. A record is bad, too, if it is no change.
+    mode
+        What is made of an update.
+
+    Raises
+    ------
+    ConfigError
+        Something contradicts something else.
+
+    Examples
+    --------
+    >>> DebeziumAvro(registry=SchemaRegistry("http://registry:8081")).mode
+    <ChangelogMode.ALL: 'all'>
+    """
+
+    schema: str = ""
+    registry: SchemaRegistry | None = None
+    on_schema_change: OnSchemaChange = OnSchemaChange.FAIL
+    on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
+    mode: ChangelogMode = ChangelogMode.ALL
+
+    def __post_init__(self) -> None:
+        instance_of("mode", self.mode, ChangelogMode, what_to_do="use ChangelogMode.ALL or UPSERT")
+        _ = self.envelope  # Raises if it cannot be.
+
+    @property
+    def envelope(self) -> Avro:
+        """How the envelope is read."""
+        return Avro(
+            self.schema,
+            registry=self.registry,
+            on_schema_change=self.on_schema_change,
+            on_bad_record=self.on_bad_record,
+        )
+
+
+Changes = DebeziumJson | DebeziumAvro | CanalJson | MaxwellJson

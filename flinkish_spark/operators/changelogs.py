@@ -1,0 +1,433 @@
+"""Operators over changelogs, whose elements say whether a row comes or goes: aggregates, and upserts.
+
+An aggregate says what it said before -U and what it says now +U; +I when a key gets its first row, -D when it
+loses its last one, and nothing while it stays the same. That is Flink's group aggregate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import types as T
+
+from flinkish_spark.core.changelogs import ROW_KIND, RowKind
+from flinkish_spark.core.elements import TimeDomain, Timer
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.functions.aggregates import AggregateColumn, Fold
+from flinkish_spark.functions.keyed import AggregateFunction
+from flinkish_spark.operators.aggregates import value_fold
+from flinkish_spark.operators.columnar_aggregates import AggregateOverflow
+from flinkish_spark.operators.context import FunctionContext, close_part, open_part
+from flinkish_spark.operators.process import KeyedStreamOperator, Processor
+from flinkish_spark.state.descriptors import MapStateDescriptor, StateTtl, ValueStateDescriptor
+from flinkish_spark.state.keyed_states import KeyedStates
+from flinkish_spark.state.timers import Timers
+from flinkish_spark.types.arrow_types import arrow_type
+from flinkish_spark.types.ddl import ddl_of
+from flinkish_spark.types.hints import StateType
+
+_KINDS: Mapping[str, RowKind] = {kind.value: kind for kind in RowKind}
+
+
+def kind_of(value: Any) -> RowKind:
+    """Return the kind that an element says.
+
+    Raises
+    ------
+    ValueError
+        It is none; the job ends with the place of the element.
+
+    Examples
+    --------
+    >>> kind_of("-D")
+    <RowKind.DELETE: '-D'>
+    """
+    kind = _KINDS.get(value)
+    if kind is None:
+        raise ValueError(f"{value!r} is no row kind: {', '.join(_KINDS)}")
+    return kind
+
+
+class _OverChangelog(KeyedStreamOperator, ABC):
+    """An operator that is told the place of the field with the kinds."""
+
+    def __init__(self, kind_at: int) -> None:
+        self._kind_at = kind_at
+
+    def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
+        """Do nothing: nobody registers one."""
+
+    def processors(self) -> tuple[Processor, ...]:
+        """Return what handles an element."""
+        return (self._process,)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    @abstractmethod
+    def _process(self, value: Any, context: FunctionContext) -> Iterable[Any]:
+        """Return the rows that an element makes, each with its kind as the last field."""
+
+
+def _change(before: Any, after: Any) -> Iterable[Any]:
+    """Return the rows by which a result becomes another one; None is no result."""
+    if before == after:
+        return ()
+    if before is None:
+        return (_with_kind(after, RowKind.INSERT),)
+    if after is None:
+        return (_with_kind(before, RowKind.DELETE),)
+    return _with_kind(before, RowKind.UPDATE_BEFORE), _with_kind(after, RowKind.UPDATE_AFTER)
+
+
+def _with_kind(row: Any, kind: RowKind) -> Any:
+    if dataclasses.is_dataclass(row) and not isinstance(row, type):
+        row = {one.name: getattr(row, one.name) for one in dataclasses.fields(row)}
+    elif hasattr(row, "asDict"):
+        row = row.asDict()
+    if isinstance(row, Mapping):
+        return {**row, ROW_KIND: kind.value}
+    return (*row, kind.value)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Folds of fields, of which each row can be taken back.
+
+
+class RetractingFold(ABC):
+    """One column of an aggregate over the rows that a key has now.
+
+    Parameters
+    ----------
+    number
+        Of the column; its states have it in their names.
+    """
+
+    #: Fields of what is kept beside the other columns', as DDL types.
+    kept: tuple[str, ...] = ()
+
+    def open(self, states: KeyedStates) -> None:
+        """Declare what is kept in a state of its own."""
+
+    @property
+    @abstractmethod
+    def nothing(self) -> tuple[Any, ...]:
+        """What is kept of no rows."""
+
+    @abstractmethod
+    def added(self, kept: Sequence[Any], value: Any, count: int) -> tuple[Any, ...]:
+        """Return what is kept when a row has come (1) or gone (-1)."""
+
+    @abstractmethod
+    def result(self, kept: Sequence[Any]) -> Any:
+        """Return the value of the column."""
+
+    def clear(self) -> None:
+        """Forget a key that has no rows."""
+
+
+class RetractingCount(RetractingFold):
+    """How many rows have a value."""
+
+    kept = ("LONG",)
+    nothing = (0,)
+
+    def added(self, kept: Sequence[Any], value: Any, count: int) -> tuple[Any, ...]:
+        """Count it unless it is null."""
+        return (kept[0] + (0 if value is None else count),)
+
+    def result(self, kept: Sequence[Any]) -> Any:
+        """Return the number."""
+        return kept[0]
+
+
+class RetractingSum(RetractingFold):
+    """The sum of the values; null if there are none."""
+
+    def __init__(self, name: str, kind: T.DataType) -> None:
+        self._add = value_fold(Fold.SUM, name, kind)
+        self._is_float = isinstance(kind, T.FloatType | T.DoubleType)
+        self._name, self._kind = name, kind
+        #: The sum, of how many, and how many of them are no finite numbers: these are not in the sum, which
+        #: could not be rid of them again.
+        self.kept = (kind.simpleString(), *["LONG"] * (4 if self._is_float else 1))
+
+    @property
+    def nothing(self) -> tuple[Any, ...]:
+        """Return a sum that is not there."""
+        return (None, *[0] * (len(self.kept) - 1))
+
+    def added(self, kept: Sequence[Any], value: Any, count: int) -> tuple[Any, ...]:
+        """Add the value, or take it away."""
+        if value is None:
+            return tuple(kept)
+        total, number, *others = kept
+        if self._is_float and not math.isfinite(value):
+            at = 0 if math.isnan(value) else 1 if value > 0 else 2
+            others[at] += count
+            return (total, number + count, *others)
+        number += count
+        if number - sum(others) == 0:
+            # Nothing is left of what numbers without an exact sum have left behind.
+            return (None, number, *others)
+        try:
+            return (self._add(total, value if count > 0 else -value), number, *others)
+        except AggregateOverflow:
+            raise AggregateOverflow(self._name, arrow_type(self._kind)) from None
+
+    def result(self, kept: Sequence[Any]) -> Any:
+        """Return the sum, as it would be of the values there are."""
+        total, number, *others = kept
+        if not number:
+            return None
+        nans, above, below = others if self._is_float else (0, 0, 0)
+        if nans or (above and below):
+            return math.nan
+        return math.inf if above else -math.inf if below else total
+
+
+class RetractingExtreme(RetractingFold):
+    """The least or the greatest of the values; null if there are none.
+
+    All values are kept, each with how often it is there: the next one counts when one goes.
+    """
+
+    def __init__(self, fold: Fold, kind: T.DataType, number: int, ttl: StateTtl | None) -> None:
+        self._better = value_fold(fold, "", kind)
+        self._is_float = isinstance(kind, T.FloatType | T.DoubleType)
+        self.kept = (kind.simpleString(), "LONG")
+        # NaN is not equal to itself, and so cannot be found again as a key.
+        key = "STRING" if self._is_float else kind.simpleString()
+        self._descriptor = MapStateDescriptor(f"values-{number}", key, "LONG", ttl)
+
+    def open(self, states: KeyedStates) -> None:
+        """Declare the values."""
+        self._values = states.get_map_state(self._descriptor)
+
+    @property
+    def nothing(self) -> tuple[Any, ...]:
+        """Return none, of no values."""
+        return (None, 0)
+
+    def added(self, kept: Sequence[Any], value: Any, count: int) -> tuple[Any, ...]:
+        """Keep the value, or take one away that is equal."""
+        best, number = kept
+        if value is None:
+            return tuple(kept)
+        key = self._key(value)
+        left = (self._values.get(key) or 0) + count
+        if left == 0:
+            self._values.remove(key)
+        else:
+            self._values.put(key, left)
+        number += count
+        if count > 0:
+            return (value if number == 1 else self._better(best, value), number)
+        if left > 0 or key != self._key(best):
+            return (best, number)
+        best = None
+        for one in self._values:
+            found = float(one) if self._is_float else one
+            best = found if best is None else self._better(best, found)
+        return (best, number)
+
+    def _key(self, value: Any) -> Any:
+        if not self._is_float or value is None:
+            return value
+        return repr(float(value) + 0.0)
+
+    def result(self, kept: Sequence[Any]) -> Any:
+        """Return the value."""
+        return kept[0]
+
+    def clear(self) -> None:
+        """Forget the values."""
+        self._values.clear()
+
+
+def retracting_fold(
+    column: AggregateColumn, fields: T.StructType, number: int, ttl: StateTtl | None
+) -> tuple[RetractingFold, T.DataType]:
+    """Return what computes a column, and its type.
+
+    Raises
+    ------
+    ConfigError
+        The field is not there, or cannot be folded so.
+    """
+    if column.field is None and column.fold is Fold.COUNT:
+        return RetractingCount(), T.LongType()
+    if column.field not in fields.names:
+        raise ConfigError(
+            f"the aggregate '{column.name}' is of the field {column.field!r}, which the stream does not have",
+            what_to_do=f"choose among {', '.join(fields.names)}",
+        )
+    kind = fields[str(column.field)].dataType
+    match column.fold:
+        case Fold.COUNT:
+            return RetractingCount(), T.LongType()
+        case Fold.SUM if isinstance(kind, T.NumericType):
+            return RetractingSum(column.name, kind), kind
+        case Fold.MIN | Fold.MAX if isinstance(kind, T.AtomicType):
+            return RetractingExtreme(column.fold, kind, number, ttl), kind
+    raise ConfigError(
+        f"the aggregate '{column.name}' is Fold.{column.fold.name} of a field of type {kind.simpleString()}",
+        why="rows of a changelog can be taken back, and come in no order of their own",
+        what_to_do="take COUNT, SUM of numbers, or MIN or MAX of values that can be compared",
+    )
+
+
+class ChangelogFoldOperator(_OverChangelog):
+    """Folds of fields over the rows that a key has now, as a changelog.
+
+    Parameters
+    ----------
+    kind_at, key_at
+        Places of the kinds and of the keys among an element's fields.
+    folds
+        A fold each, with the place of its field; None for all rows.
+    """
+
+    def __init__(
+        self,
+        kind_at: int,
+        key_at: Sequence[int],
+        folds: Sequence[tuple[RetractingFold, int | None]],
+        ttl: StateTtl | None,
+    ) -> None:
+        super().__init__(kind_at)
+        self._key_at, self._folds = tuple(key_at), tuple(folds)
+        kinds = ["LONG", *(kind for fold, _ in folds for kind in fold.kept)]
+        fields = ", ".join(f"f{at} {kind}" for at, kind in enumerate(kinds))
+        self._descriptor = ValueStateDescriptor("folded", fields, ttl=ttl)
+
+    def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
+        """Declare the states."""
+        self._state = states.get_state(self._descriptor)
+        for fold, _ in self._folds:
+            fold.open(states)
+
+    def _process(self, value: Any, context: FunctionContext) -> Iterable[Any]:
+        kept, count = self._state.value(), -1 if kind_of(value[self._kind_at]).is_retraction else 1
+        if kept is None and count < 0:
+            # Nothing is known of what goes.
+            return ()
+        kept = tuple(kept) if kept is not None else (0, *(v for fold, _ in self._folds for v in fold.nothing))
+        key = tuple(value[at] for at in self._key_at)
+        before = self._row(key, kept)
+        now = [kept[0] + count]
+        for fold, mine, at in self._parts(kept):
+            now += fold.added(mine, 1 if at is None else value[at], count)
+        if now[0] > 0:
+            self._state.update(tuple(now))
+        else:
+            self._state.clear()
+            for fold, _ in self._folds:
+                fold.clear()
+        return _change(before, self._row(key, now))
+
+    def _parts(self, kept: Sequence[Any]) -> Iterable[tuple[RetractingFold, Sequence[Any], int | None]]:
+        begin = 1
+        for fold, at in self._folds:
+            end = begin + len(fold.kept)
+            yield fold, kept[begin:end], at
+            begin = end
+
+    def _row(self, key: tuple[Any, ...], kept: Sequence[Any]) -> tuple[Any, ...] | None:
+        if kept[0] <= 0:
+            return None
+        return (*key, *(fold.result(mine) for fold, mine, _ in self._parts(kept)))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Aggregates of the user's, and upserts.
+
+
+class ChangelogAggregateOperator(_OverChangelog):
+    """An aggregate of the user's over the rows that a key has now, as a changelog.
+
+    Parameters
+    ----------
+    aggregate
+        Has `retract` beside the methods of an AggregateFunction.
+    accumulator_type, ttl
+        As of :class:`~flinkish_spark.operators.aggregates.AggregateOperator`.
+    """
+
+    def __init__(
+        self, kind_at: int, aggregate: AggregateFunction, accumulator_type: StateType, ttl: StateTtl | None
+    ) -> None:
+        super().__init__(kind_at)
+        self._aggregate: Any = aggregate
+        self._descriptors = (
+            ValueStateDescriptor("accumulator", accumulator_type, ttl=ttl),
+            ValueStateDescriptor("rows", "LONG", ttl=ttl),
+        )
+
+    def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
+        """Declare the states, and open the function."""
+        open_part(self._aggregate, states.uid, states.max_parallelism)
+        self._accumulator, self._rows = map(states.get_state, self._descriptors)
+
+    def _process(self, value: Any, context: FunctionContext) -> Iterable[Any]:
+        is_retraction = kind_of(value[self._kind_at]).is_retraction
+        rows, accumulator = self._rows.value() or 0, self._accumulator.value()
+        if not rows:
+            if is_retraction:
+                return ()
+            before, accumulator = None, self._aggregate.create_accumulator()
+        else:
+            before = self._aggregate.get_result(accumulator)
+        change = self._aggregate.retract if is_retraction else self._aggregate.add
+        accumulator, rows = change(value, accumulator), rows + (-1 if is_retraction else 1)
+        if not rows:
+            self._accumulator.clear()
+            self._rows.clear()
+            return _change(before, None)
+        after = self._aggregate.get_result(accumulator)
+        self._accumulator.update(accumulator)
+        self._rows.update(rows)
+        return _change(before, after)
+
+    def close(self) -> None:
+        """Close the function."""
+        close_part(self._aggregate)
+
+
+class NormalizeOperator(_OverChangelog):
+    """Makes whole changes of upserts: Flink's ChangelogNormalize.
+
+    Of a row that takes another's place, that one comes out as -U; of one that was there already, nothing; a
+    deletion has the fields of what is deleted, and none comes out for a key without a row.
+
+    Parameters
+    ----------
+    fields
+        Of an element, that with the kinds among them.
+    """
+
+    def __init__(self, kind_at: int, fields: T.StructType, ttl: StateTtl | None) -> None:
+        super().__init__(kind_at)
+        own = T.StructType([one for at, one in enumerate(fields) if at != kind_at])
+        self._descriptor = ValueStateDescriptor("row", ddl_of(own), ttl=ttl)
+
+    def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
+        """Declare the state."""
+        self._state = states.get_state(self._descriptor)
+
+    def _process(self, value: Any, context: FunctionContext) -> Iterable[Any]:
+        at, kept = self._kind_at, self._state.value()
+        before = None if kept is None else tuple(kept)
+        if kind_of(value[at]).is_retraction:
+            self._state.clear()
+            return self._in_place(_change(before, None))
+        row = (*value[:at], *value[at + 1 :])
+        self._state.update(row)
+        return self._in_place(_change(before, row))
+
+    def _in_place(self, rows: Iterable[Any]) -> Iterable[Any]:
+        return tuple((*row[: self._kind_at], row[-1], *row[self._kind_at : -1]) for row in rows)

@@ -1,0 +1,114 @@
+"""JSON Schema: columns, validity with its reasons, and schemas of rows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from flinkish_spark.connectors.formats import json_schema
+from flinkish_spark.connectors.formats.reader import Unreadable
+from flinkish_spark.core.errors import SchemaError
+from flinkish_spark.core.formats import OnSchemaChange
+from flinkish_spark.types.ddl import parse_ddl
+
+
+def an_object(**properties: Any) -> str:
+    return json.dumps({"type": "object", "properties": properties})
+
+
+@pytest.mark.parametrize(
+    ("schema", "column"),
+    [
+        ({"type": "string"}, "string"),
+        ({"type": ["null", "integer"]}, "bigint"),
+        ({"type": ["integer", "number"]}, "double"),
+        ({"oneOf": [{"type": "null"}, {"type": "boolean"}]}, "boolean"),
+        ({"enum": ["A", "B", None]}, "string"),
+        ({"type": "array", "items": {"type": "number"}}, "array<double>"),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, "map<string,bigint>"),
+        ({"type": "object", "properties": {"x": {"type": "integer"}}}, "struct<x:bigint>"),
+        ({"$ref": "item.json"}, "struct<q:bigint>"),
+        ({"allOf": [{"$ref": "item.json#/properties/q"}]}, "bigint"),
+    ],
+)
+def test_each_type_is_what_the_page_says(schema: Any, column: str) -> None:
+    references = [("item.json", an_object(q={"type": "integer"}))]
+    found = json_schema.fields_of(an_object(f=schema), references)
+    assert found.simpleString() == f"struct<f:{column}>"
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"type": ["string", "integer"]}, "may be of 2 types"),
+        ({}, "is of type None"),
+        (True, "may be anything"),
+        ({"$ref": "http://example.com/schema.json"}, "which is not there"),
+        ({"$ref": "#"}, "has itself within it"),
+        ({"type": "array"}, "is of type array"),
+    ],
+)
+def test_what_is_no_column_is_refused_by_name(schema: Any, why: str) -> None:
+    with pytest.raises(SchemaError, match="no column follows from the JSON Schema for 'f") as refused:
+        json_schema.fields_of(an_object(f=schema))
+    assert why in str(refused.value)
+
+
+def reader(schema: str, *references: tuple[str, str]) -> Any:
+    fields = parse_ddl("a BIGINT").json()
+    made = json_schema.JsonSchemaReader(schema, references, fields, None, OnSchemaChange.FAIL)
+    return made.opened()
+
+
+def test_what_is_valid_is_given_as_it_stands_there() -> None:
+    text = '{"a": 1.00000000000000000000001, "more": "\u00e4"}'
+    assert reader(an_object(a={"type": "number"}))(text.encode()) == text
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b'{"a": "x"}', "it is not valid by its JSON Schema: a: 'x' is not of type 'integer'"),
+        (b"[]", "it is not valid by its JSON Schema: the object: [] is not of type 'object'"),
+        (b"{", "it is no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        (b'{"a": NaN}', "it is no JSON: NaN is no number of JSON"),
+        (b"\xff", "it is no UTF-8: invalid start byte"),
+    ],
+)
+def test_what_is_not_valid_has_a_reason(data: bytes, why: str) -> None:
+    with pytest.raises(Unreadable) as refused:
+        reader(an_object(a={"type": "integer"}))(data)
+    assert str(refused.value) == why
+
+
+def test_nothing_is_fetched() -> None:
+    with pytest.raises(SchemaError, match="cannot be used"):
+        reader(an_object(a={"$ref": "http://127.0.0.1:1/schema.json"}))(b'{"a": 1}')
+    known = ("item.json", '{"type": "integer"}')
+    assert reader(an_object(a={"$ref": "item.json"}), known)(b'{"a": 1}') == '{"a": 1}'
+
+
+def test_what_a_reader_leaves_out() -> None:
+    inner = {"oneOf": [{"type": "null"}, {"properties": {"x": {}, "y": {"type": ["string", "number"]}}}]}
+    writer = an_object(a={}, n=inner, l={"items": {"$ref": "item.json"}}, b=True, m={"$ref": "#/nowhere"})
+    ours = parse_ddl("a INT, n STRUCT<x: INT>, l ARRAY<STRUCT<p: INT>>, m MAP<STRING, INT>")
+    references = [("item.json", an_object(p={}, q={}))]
+    assert json_schema.differences(writer, references, ours).left_out == ["n.y", "l[].q", "b"]
+
+
+def test_a_derived_schema_takes_what_a_sink_writes() -> None:
+    fields = parse_ddl("a BIGINT, f DOUBLE, s STRING, l ARRAY<STRUCT<x: BIGINT>>, m MAP<STRING, BOOLEAN>")
+    text = json_schema.derived_schema(fields)
+    write = json_schema.JsonSchemaWriter(text, b"\0").opened()
+    for row in (
+        {"a": 1, "f": 5e-324, "s": "x", "l": [{"x": None}, None], "m": {"k": True}},
+        {"a": None, "f": 0.5, "s": None, "l": None, "m": None},
+    ):
+        data = json.dumps(row).encode()
+        assert write(data) == b"\0" + data
+    for text in (b'{"a": "x"}', b'{"f": "NaN"}'):
+        with pytest.raises(Unreadable):
+            write(text)
+    assert json_schema.fields_of(json_schema.derived_schema(fields)) == fields
