@@ -16,6 +16,7 @@ from flinkish_spark.cli.graph import graph
 from flinkish_spark.cli.rewind import rewind, timeline
 from flinkish_spark.cli.run import run
 from flinkish_spark.cli.savepoints import cancel, savepoint
+from flinkish_spark.cli.top import top
 from flinkish_spark.cli.transactions import transactions
 from flinkish_spark.cli.ui import ui
 from flinkish_spark.core.errors import FlinkishError
@@ -78,5 +79,6 @@ for _command in (
     audit,
     doctor,
     ui,
+    top,
 ):
     app.add_command(_command)
