@@ -13,6 +13,7 @@ from flinkish_spark.cli.checkpoints import checkpoints
 from flinkish_spark.cli.client import ExitStatus, complain, one_line, unforeseen
 from flinkish_spark.cli.doctor import doctor
 from flinkish_spark.cli.graph import graph
+from flinkish_spark.cli.new import new
 from flinkish_spark.cli.rewind import rewind, timeline
 from flinkish_spark.cli.run import run
 from flinkish_spark.cli.savepoints import cancel, savepoint
@@ -80,5 +81,6 @@ for _command in (
     doctor,
     ui,
     top,
+    new,
 ):
     app.add_command(_command)

@@ -56,9 +56,7 @@ _STATE_STYLES = {
 
 @click.command()
 @job_argument
-@click.option(
-    "--once", is_flag=True, help="Print one view and end; so it is where the output is no terminal."
-)
+@click.option("--once", is_flag=True, help="Print one view and end, as a pipe does.")
 @click.option(
     "--interval-s",
     type=Seconds(min=0.2, max=3_600.0),
