@@ -172,6 +172,13 @@ def is_gateway_gone(error: BaseException) -> bool:
 _ENDING_S = 1
 
 
+def hold_stage_bars(spark: SparkSession) -> None:
+    """Have Spark draw no bars about its stages for half a second; where it draws none, nothing."""
+    bars = spark.sparkContext._jsc.sc().progressBar()
+    if bars.isDefined():
+        bars.get().finishAll()
+
+
 def exit_code_of_jvm() -> int | None:
     """Return with what the JVM has ended that this process started, a signal below zero.
 

@@ -29,6 +29,7 @@ from flinkish_spark.cli.client import (
     table_of,
 )
 from flinkish_spark.core.errors import FlinkishError
+from flinkish_spark.job.live_line import duration_text
 from flinkish_spark.job.stored_job import StoredJob
 from flinkish_spark.rest import flinkish_views
 from flinkish_spark.rest.snapshot import JobSnapshot
@@ -212,7 +213,7 @@ class _Views:
         graph = flinkish_views.graph(self._snapshot)
         lags = {one["uid"]: one["lag_ms"] for one in flinkish_views.watermarks(self._snapshot)["operators"]}
         span = graph["span_ms"]
-        title = "Vertices" if span is None else f"Vertices, over the {_duration(span)} of the last checkpoint"
+        over = "" if span is None else f", over the {duration_text(span)} of the last checkpoint"
         rows = [
             [
                 one["name"],
@@ -221,13 +222,14 @@ class _Views:
                 one["records_out_per_second"],
                 _share(one["busy"]),
                 _share(one["back_pressured"]),
-                _duration(_most(lags.get(operator["uid"]) for operator in one["operators"])),
+                duration_text(_most(lags.get(operator["uid"]) for operator in one["operators"])),
                 one["parallelism"],
             ]
             for one in graph["vertices"]
         ]
         columns = ["vertex", "state", "in/s", "out/s", "busy", "held back", "lag", "tasks"]
-        return self._section(title, columns, rows, narrow=5, none="its graph is not written down yet")
+        none = "its graph is not written down yet"
+        return self._section(f"Vertices{over}", columns, rows, narrow=5, none=none)
 
     def _causes(self, facts: dict[str, Any]) -> RenderableType | None:
         rows = [[local_time(one["at_ms"]), one["name"], one["cause"]] for one in facts["failures"][:_CAUSES]]
@@ -245,12 +247,12 @@ class _Views:
         if counts["in_progress"]:
             title += f", {counts['in_progress']} in progress"
         if summary is not None:
-            title += f"; took {_duration(summary['p50'])} (p50), {_duration(summary['p99'])} (p99)"
+            title += f"; took {duration_text(summary['p50'])} (p50), {duration_text(summary['p99'])} (p99)"
         rows = [
             [
                 one["id"],
                 one["status"],
-                _duration(one["durations"]["end_to_end_ms"]),
+                duration_text(one["durations"]["end_to_end_ms"]),
                 one["rows"],
                 local_time(one["triggered_at_ms"]),
                 one["purpose"],
@@ -268,7 +270,7 @@ class _Views:
                 one["staged_rows"],
                 one["decided_rows"],
                 one["open_committables"],
-                _duration(one["oldest_open_ms"]),
+                duration_text(one["oldest_open_ms"]),
                 one["confirmed_checkpoint"],
                 one["confirmed_rows"],
             ]
@@ -282,7 +284,7 @@ class _Views:
             [
                 one["name"],
                 "end of input" if one["is_at_end"] else local_time(one["watermark_ms"]),
-                _duration(one["lag_ms"]),
+                duration_text(one["lag_ms"]),
             ]
             for one in flinkish_views.watermarks(self._snapshot)["operators"]
         ]
@@ -311,7 +313,7 @@ def _since(facts: dict[str, Any]) -> str:
         return ""
     if facts["ended_at_ms"] is not None:
         return f"since {local_time(facts['ended_at_ms'])}"
-    return f"for {_duration(facts['now_ms'] - facts['began_at_ms'])}"
+    return f"for {duration_text(facts['now_ms'] - facts['began_at_ms'])}"
 
 
 def _of_life(facts: dict[str, Any]) -> str:
@@ -330,24 +332,3 @@ def _most(values: Iterable[int | None]) -> int | None:
 
 def _share(share: float | None) -> str:
     return UNKNOWN if share is None else f"{share:.0%}"
-
-
-def _duration(ms: int | None) -> str:
-    """Return a time for people, two units at most.
-
-    Examples
-    --------
-    >>> [_duration(ms) for ms in (None, 640, 5_400, 125_000, 7_380_000, 200_000_000)]
-    ['-', '640 ms', '5.4 s', '2 min 5 s', '2 h 3 min', '2 d 7 h']
-    """
-    if ms is None:
-        return UNKNOWN
-    if ms < 1_000:
-        return f"{ms:.0f} ms"
-    seconds = ms / 1_000
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    for unit, small, length_s, part_s in (("min", "s", 60, 1), ("h", "min", 3_600, 60)):
-        if seconds < length_s * (60 if unit == "min" else 24):
-            return f"{seconds // length_s:.0f} {unit} {seconds % length_s // part_s:.0f} {small}"
-    return f"{seconds // 86_400:.0f} d {seconds % 86_400 // 3_600:.0f} h"

@@ -11,11 +11,12 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from flinkish_spark.bridge.session import refuse_connect, refuse_other_target, scratch_folder
+from flinkish_spark.bridge.session import hold_stage_bars, refuse_connect, refuse_other_target, scratch_folder
 from flinkish_spark.checkpoint.event_time import LatencyTracker
 from flinkish_spark.checkpoint.hooks import JobListener, MasterHooks, UnknownHookState
 from flinkish_spark.connectors.collection import CollectionSource
@@ -44,6 +45,7 @@ from flinkish_spark.job.dependencies import Dependencies
 from flinkish_spark.job.engine import JobSettings, Standby
 from flinkish_spark.job.explanation import print_tree
 from flinkish_spark.job.graph_pictures import PlanForm, html, plan_in
+from flinkish_spark.job.live_line import LiveLine, can_show
 from flinkish_spark.job.reporting import JobReporter, reported_settings
 from flinkish_spark.job.spark_engine import SparkEngine
 from flinkish_spark.job.supervisor import Supervisor
@@ -615,7 +617,7 @@ class StreamExecutionEnvironment:
                 holder=f"process {os.getpid()} on {socket.gethostname()}",
             )
 
-    def execute(self, *, ui: bool | UiConfig = False) -> JobExecutionResult:
+    def execute(self, *, ui: bool | UiConfig = False, live_line: bool = True) -> JobExecutionResult:
         """Run the job until it ends; SIGTERM and Ctrl-C stop it with a last checkpoint.
 
         With `ui` the link to its page, which brings the token for changes, is printed to standard error.
@@ -626,6 +628,10 @@ class StreamExecutionEnvironment:
         ----------
         ui
             As of :meth:`execute_async`.
+        live_line
+            Whether a terminal shows a line about the job, on standard error, in place of Spark's bars:
+            records in and out at the newest checkpoint, the checkpoint, lag, restarts, and of a bounded
+            input how much of it was read. Elsewhere, and in a notebook, there is none.
 
         Returns
         -------
@@ -642,10 +648,16 @@ class StreamExecutionEnvironment:
         if client.ui is not None:
             print(f"flinkish: the page of the job '{self.job}': {client.ui.link}", file=sys.stderr)
         stop = SignalledStop(client, self.cancellation, SystemClock())
-        with _stop_signals(stop):
+        with _stop_signals(stop), self._line(client, live_line):
             while not client.wait(timeout_ms=200):
                 stop.look()
         return client.get_job_execution_result()
+
+    def _line(self, client: JobClient, is_wanted: bool) -> contextlib.AbstractContextManager[object]:
+        if not is_wanted or not can_show(sys.stderr):
+            return contextlib.nullcontext()
+        hold_bars = partial(hold_stage_bars, self.spark)
+        return LiveLine(self.job, client, self.graph.sources, sys.stderr, hold_bars, SystemClock())
 
     def add_master_hook(self, hook: MasterHook) -> None:
         """Let a system outside Spark take part in every checkpoint; before `execute`.

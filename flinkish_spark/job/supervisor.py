@@ -37,7 +37,6 @@ from flinkish_spark.checkpoint.spark_log import log_of
 from flinkish_spark.checkpoint.staging import OwnerLock, StagingContext
 from flinkish_spark.checkpoint.statistics import CheckpointTracker
 from flinkish_spark.checkpoint.transactional_ids import BlockPool
-from flinkish_spark.core.accumulators import as_results
 from flinkish_spark.core.clock import GivenUp, RunningThread, outcome_of
 from flinkish_spark.core.errors import (
     CancellationTimedOut,
@@ -804,7 +803,7 @@ class Supervisor:
         told = Told.at(newest, self._job_dir.history().log_began_in)
         accumulators = AccumulatorKeeper(told, recovered.kept)
         if newest is not None:
-            self.progress.accumulators = as_results(newest.accumulators)
+            self.progress.stood_at(newest)
         gate = AdmissionGate(job.clock)
         coordinator = CheckpointCoordinator(
             CoordinatorParts(
