@@ -29,6 +29,7 @@ from flinkish_spark.core.config import CancellationConfig, CheckpointConfig, Exp
 from flinkish_spark.core.errors import (
     ConfigError,
     CorruptObjectError,
+    FlinkishError,
     GraphError,
     OwnedElsewhereError,
     StoreError,
@@ -45,10 +46,11 @@ from flinkish_spark.job.dependencies import Dependencies
 from flinkish_spark.job.engine import JobSettings, Standby
 from flinkish_spark.job.explanation import print_tree
 from flinkish_spark.job.graph_pictures import PlanForm, html, plan_in
-from flinkish_spark.job.live_line import LiveLine, can_show
+from flinkish_spark.job.live_line import LiveLine, can_show, is_notebook
 from flinkish_spark.job.reporting import JobReporter, reported_settings
 from flinkish_spark.job.spark_engine import SparkEngine
 from flinkish_spark.job.supervisor import Supervisor
+from flinkish_spark.job.trace_log import with_trace_in_file
 from flinkish_spark.planning.declare import check_max_parallelism, check_strategy, declared_uid
 from flinkish_spark.planning.job_graph import job_graph
 from flinkish_spark.planning.partitioning import (
@@ -642,15 +644,22 @@ class StreamExecutionEnvironment:
         ------
         FlinkishError
             The job was refused, or failed for good. Everything up to the last checkpoint is
-            committed, nothing behind it is visible.
+            committed, nothing behind it is visible. In a terminal and in a notebook the trace, with Spark's,
+            is in a file, which the error's last line names; elsewhere it is part of the error.
         """
         client = self.execute_async(ui=ui)
         if client.ui is not None:
             print(f"flinkish: the page of the job '{self.job}': {client.ui.link}", file=sys.stderr)
         stop = SignalledStop(client, self.cancellation, SystemClock())
-        with _stop_signals(stop), self._line(client, live_line):
-            while not client.wait(timeout_ms=200):
-                stop.look()
+        try:
+            with _stop_signals(stop), self._line(client, live_line):
+                while not client.wait(timeout_ms=200):
+                    stop.look()
+        except FlinkishError as error:
+            if not can_show(sys.stderr) and not is_notebook():
+                # Who reads a log wants all of it there.
+                raise
+            raise with_trace_in_file(error, self.job) from None
         return client.get_job_execution_result()
 
     def _line(self, client: JobClient, is_wanted: bool) -> contextlib.AbstractContextManager[object]:
