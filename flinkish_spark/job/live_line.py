@@ -129,7 +129,9 @@ class LiveLine:
         """Return the line; what does not fit is left out, the last first."""
         progress, newest = self._client.progress, self._client.statistics.newest_completed
         self._look()
-        parts = [f"{self._name} {self._client.status.value}", *self._end()]
+        restarts = f"restarts {progress.restarts}"
+        parts = [f"{self._name} {self._client.status.value}", *([restarts] if progress.restarts else [])]
+        parts += self._end()
         if self._begin is not None and self._now is not None:
             parts.append(f"in {max(0, self._now.records - self._begin.records):,}")
         parts.append(f"out {sum(progress.rows_by_sink.values()):,}")
@@ -138,7 +140,8 @@ class LiveLine:
             parts.append(f"checkpoint {newest.checkpoint} in {duration_text(took_ms)}")
         if progress.watermark_lag_ms is not None:
             parts.append(f"lag {duration_text(progress.watermark_lag_ms)}")
-        parts.append(f"restarts {progress.restarts}")
+        if not progress.restarts:
+            parts.append(restarts)
         while len(parts) > 1 and len(" | ".join(parts)) > width:
             parts.pop()
         return " | ".join(parts)[: max(0, width)]

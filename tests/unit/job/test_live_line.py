@@ -76,15 +76,15 @@ def test_it_says_what_went_in_and_out_up_to_the_newest_checkpoint() -> None:
     begun = CheckpointStatistics.triggered(CheckpointId(7), CheckpointPurpose.PERIODIC, 0)
     done = begun.completed(CheckpointDurations(end_to_end_ms=1_200), rows=1_240)
     shown.client.statistics = StatisticsHistory().ended(done)
-    # 250 of 1,000 in 10 s: 30 s for the rest, of which 2 have passed since.
-    assert shown.parts()[1] == "25%, 30.0 s left"
+    # 250 of 1,000 in 10 s: 30 s for the rest, of which 2 have passed since. A restart matters more.
+    assert shown.parts()[1:3] == ["restarts 2", "25%, 30.0 s left"]
     shown.clock.now_ms = 12_000
     assert shown.parts() == [
-        *("orders RUNNING", "25%, 28.0 s left", "in 250", "out 1,240"),
-        *("checkpoint 7 in 1.2 s", "lag 3.4 s", "restarts 2"),
+        *("orders RUNNING", "restarts 2", "25%, 28.0 s left", "in 250", "out 1,240"),
+        *("checkpoint 7 in 1.2 s", "lag 3.4 s"),
     ]
     shown.progress.offsets_text = logged(of_splits("in0", **{"0": 500, "1": 500}))
-    assert shown.parts()[1:3] == ["100%", "in 1,000"]
+    assert shown.parts()[2:4] == ["100%", "in 1,000"]
 
 
 def test_a_narrow_terminal_has_what_comes_first() -> None:
