@@ -16,7 +16,13 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from flinkish_spark.bridge.session import hold_stage_bars, refuse_connect, refuse_other_target, scratch_folder
+from flinkish_spark.bridge.session import (
+    hold_stage_bars,
+    refuse_connect,
+    refuse_other_target,
+    scratch_folder,
+    without_traces,
+)
 from flinkish_spark.checkpoint.event_time import LatencyTracker
 from flinkish_spark.checkpoint.hooks import JobListener, MasterHooks, UnknownHookState
 from flinkish_spark.connectors.collection import CollectionSource
@@ -662,11 +668,15 @@ class StreamExecutionEnvironment:
             raise with_trace_in_file(error, self.job) from None
         return client.get_job_execution_result()
 
-    def _line(self, client: JobClient, is_wanted: bool) -> contextlib.AbstractContextManager[object]:
+    @contextlib.contextmanager
+    def _line(self, client: JobClient, is_wanted: bool) -> Iterator[None]:
         if not is_wanted or not can_show(sys.stderr):
-            return contextlib.nullcontext()
+            yield
+            return
         hold_bars = partial(hold_stage_bars, self.spark)
-        return LiveLine(self.job, client, self.graph.sources, sys.stderr, hold_bars, SystemClock())
+        line = LiveLine(self.job, client, self.graph.sources, sys.stderr, hold_bars, SystemClock())
+        with without_traces(self.spark), line:
+            yield
 
     def add_master_hook(self, hook: MasterHook) -> None:
         """Let a system outside Spark take part in every checkpoint; before `execute`.
