@@ -28,8 +28,8 @@ from flinkish_spark.cli.client import (
     output_console,
     table_of,
 )
+from flinkish_spark.core.clock import duration_text
 from flinkish_spark.core.errors import FlinkishError
-from flinkish_spark.job.live_line import duration_text
 from flinkish_spark.job.stored_job import StoredJob
 from flinkish_spark.rest import flinkish_views
 from flinkish_spark.rest.snapshot import JobSnapshot

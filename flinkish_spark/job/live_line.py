@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from flinkish_spark.contracts.source import Extent, SourceNode
-from flinkish_spark.core.clock import Clock
+from flinkish_spark.core.clock import Clock, duration_text
 from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.job.client import JobClient
@@ -175,24 +175,3 @@ class LiveLine:
         needed_ms = left * (now.at_ms - begin.at_ms) // done
         left_ms = max(0, needed_ms - (self._clock.monotonic_ms() - now.at_ms))
         return [f"{share:.0%}, {duration_text(left_ms)} left"]
-
-
-def duration_text(ms: int | None) -> str:
-    """Return a time for people, two units at most.
-
-    Examples
-    --------
-    >>> [duration_text(ms) for ms in (None, 640, 5_400, 125_000, 7_380_000, 200_000_000)]
-    ['-', '640 ms', '5.4 s', '2 min 5 s', '2 h 3 min', '2 d 7 h']
-    """
-    if ms is None:
-        return "-"
-    if ms < 1_000:
-        return f"{ms:.0f} ms"
-    seconds = ms / 1_000
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    for unit, small, length_s, part_s in (("min", "s", 60, 1), ("h", "min", 3_600, 60)):
-        if seconds < length_s * (60 if unit == "min" else 24):
-            return f"{seconds // length_s:.0f} {unit} {seconds % length_s // part_s:.0f} {small}"
-    return f"{seconds // 86_400:.0f} d {seconds % 86_400 // 3_600:.0f} h"
