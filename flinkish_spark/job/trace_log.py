@@ -41,10 +41,12 @@ def with_trace_in_file(error: FlinkishError, job: str) -> FlinkishError:
     The file is in the folder for temporary files, and only this user can read it. An error that comes from
     nothing else stays as it is; and so does any if no file can be written.
     """
-    inner = error.facts.get("trace")
-    if inner is None and len(list(causes_of(error))) == 1:
+    inner, causes = error.facts.get("trace"), list(causes_of(error))
+    if inner is None and len(causes) == 1:
         return error
-    whole = "".join(traceback.format_exception(error))
+    # Also those that are not shown.
+    traces = ("".join(traceback.format_exception(one, chain=False)) for one in reversed(causes))
+    whole = "\nand so:\n\n".join(traces)
     if inner is not None:
         whole += f"\nFrom the inside out:\n{inner}\n"
     try:

@@ -15,7 +15,7 @@ import pytest
 
 from flinkish_spark import StreamExecutionEnvironment
 from flinkish_spark.checkpoint.failures import QueryFailed
-from flinkish_spark.core.errors import ConfigError, FlinkishError, raise_translated
+from flinkish_spark.core.errors import ConfigError, FlinkishError, UserFunctionError, raise_translated
 from flinkish_spark.job.client import JobClient
 from flinkish_spark.job.engine import JobProgress
 from flinkish_spark.job.trace_log import with_trace_in_file, without_secrets
@@ -54,6 +54,15 @@ def test_the_trace_is_in_a_file_of_this_user(folder: Path) -> None:
     text = file.read_text(encoding="utf-8")
     assert "Trace of Spark, sasl.password=***" in text and "of a task; token: ***" in text
     assert "hunter2" not in text and "test_trace_log.py" in text
+
+
+def test_what_the_supervisor_does_not_show_is_in_the_file_too(folder: Path) -> None:
+    hidden = UserFunctionError("the function failed")
+    hidden.__context__, hidden.__suppress_context__ = ValueError("Spark's own"), True
+    with_trace_in_file(hidden, "orders")
+    (file,) = folder.iterdir()
+    text = file.read_text(encoding="utf-8")
+    assert text.index("Spark's own") < text.index("the function failed")
 
 
 def test_what_comes_from_nothing_stays_as_it_is(folder: Path) -> None:
