@@ -186,6 +186,7 @@ _TRACERS = (
     "org.apache.spark.sql.execution.datasources.FileFormatWriter",
     "org.apache.spark.sql.execution.streaming.MicroBatchExecution",
     "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
+    "org.apache.spark.storage.BlockManager",
     "org.apache.spark.util.Utils",
 )
 
