@@ -11,7 +11,7 @@ import tempfile
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -170,6 +170,49 @@ def is_gateway_gone(error: BaseException) -> bool:
 
 #: How long a JVM whose connections are gone may take until it has ended.
 _ENDING_S = 1
+
+
+def hold_stage_bars(spark: SparkSession) -> None:
+    """Have Spark draw no bars about its stages for half a second; where it draws none, nothing."""
+    bars = spark.sparkContext._jsc.sc().progressBar()
+    if bars.isDefined():
+        bars.get().finishAll()
+
+
+#: Who of Spark's logs the traces of failures that become errors of the job; named otherwise by some versions.
+_TRACERS = (
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.sql.execution.datasources.FileFormatWriter",
+    "org.apache.spark.sql.execution.streaming.MicroBatchExecution",
+    "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
+    "org.apache.spark.storage.BlockManager",
+    "org.apache.spark.util.Utils",
+)
+
+
+@contextmanager
+def without_traces(spark: SparkSession) -> Iterator[None]:
+    """Have the driver's JVM log no traces of failures for as long; loggers that somebody has set up stay.
+
+    Nothing happens where Spark logs by something else than Log4j, or the JVM has ended.
+    """
+    ours: list[str] = []
+    with suppress(Py4JError, OSError, TypeError):
+        log4j = jvm(spark).org.apache.logging.log4j
+        context = log4j.LogManager.getContext(False)
+        config = context.getConfiguration()
+        for name in _TRACERS:
+            if not config.getLoggers().containsKey(name):
+                log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+                ours.append(name)
+    try:
+        yield
+    finally:
+        with suppress(Py4JError, OSError):
+            for name in ours:
+                config.removeLogger(name)
+                context.updateLoggers()
 
 
 def exit_code_of_jvm() -> int | None:

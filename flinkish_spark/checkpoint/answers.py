@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from flinkish_spark.protocol.checkpoint import Urgency
 from flinkish_spark.protocol.coordination import Abort
 from flinkish_spark.protocol.failures import CheckpointFailureReason
+from flinkish_spark.protocol.html import html_table
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
 
 
@@ -53,6 +54,12 @@ class CheckpointAnswer:
     def is_completed(self) -> bool:
         """Whether what was asked for is there."""
         return self.kind is AnswerKind.COMPLETED
+
+    def _repr_html_(self) -> str:
+        facts = [("answer", self.kind.value), ("checkpoint", self.checkpoint)]
+        if self.reason is not None:
+            facts.append(("reason", self.reason.value))
+        return html_table([*facts, ("", self.text)] if self.text else facts)
 
     @classmethod
     def completed(cls, checkpoint: CheckpointId, place: str = "") -> CheckpointAnswer:
@@ -134,6 +141,10 @@ class PendingAnswer:
             if not self._done.is_set():
                 self._answer = answer
                 self._done.set()
+
+    def _repr_html_(self) -> str:
+        answer = self.wait(timeout_ms=0)
+        return "<pre>not answered yet: wait() waits</pre>" if answer is None else answer._repr_html_()
 
     def wait(self, timeout_ms: int | None = None) -> CheckpointAnswer | None:
         """Return the answer; None if it has not come within `timeout_ms`."""

@@ -14,9 +14,11 @@ from flinkish_spark.cli.client import ExitStatus, complain, one_line, unforeseen
 from flinkish_spark.cli.dead_letters import replay_dead_letters
 from flinkish_spark.cli.doctor import doctor
 from flinkish_spark.cli.graph import graph
+from flinkish_spark.cli.new import new
 from flinkish_spark.cli.rewind import rewind, timeline
 from flinkish_spark.cli.run import run
 from flinkish_spark.cli.savepoints import cancel, savepoint
+from flinkish_spark.cli.top import top
 from flinkish_spark.cli.topics import topics
 from flinkish_spark.cli.transactions import transactions
 from flinkish_spark.cli.ui import ui
@@ -82,5 +84,7 @@ for _command in (
     audit,
     doctor,
     ui,
+    top,
+    new,
 ):
     app.add_command(_command)

@@ -203,34 +203,38 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
     On a terminal cells are wrapped to its width. Elsewhere a row is one line, columns are
     separated by blanks only, and nothing is coloured.
     """
-    console = _console()
-    is_terminal = console.is_terminal
+    console = output_console()
+    console.print(table_of(columns, rows, is_drawn=console.is_terminal))
+
+
+def table_of(columns: Sequence[str], rows: Sequence[Sequence[object]], *, is_drawn: bool) -> Table:
+    """Return what :func:`print_table` prints, for a terminal or for elsewhere."""
     table = Table(
-        box=SIMPLE_HEAD if is_terminal else None,
+        box=SIMPLE_HEAD if is_drawn else None,
         pad_edge=False,
         show_edge=False,
-        header_style="bold" if is_terminal else "",
+        header_style="bold" if is_drawn else "",
     )
     for place, column in enumerate(columns):
         is_numeric = any(_is_number(row[place]) for row in rows)
-        table.add_column(Text(column), justify="right" if is_numeric else "left", no_wrap=not is_terminal)
+        table.add_column(Text(column), justify="right" if is_numeric else "left", no_wrap=not is_drawn)
     for row in rows:
         # Text, not str: what comes from a job must not be read as rich's markup.
         table.add_row(*(Text(_shown(cell)) for cell in row))
-    console.print(table)
+    return table
 
 
 def print_facts(facts: Sequence[tuple[str, object]]) -> None:
     """Print names and values, one a line."""
     width = max(len(name) for name, _ in facts)
-    console = _console()
+    console = output_console()
     for name, value in facts:
         console.print(Text(f"{name:<{width}}  {_shown(value)}"))
 
 
 def print_line(text: str = "") -> None:
     """Print a line."""
-    _console().print(Text(one_line(text)))
+    output_console().print(Text(one_line(text)))
 
 
 def local_time(wall_ms: int | None) -> str:
@@ -244,7 +248,8 @@ def local_time(wall_ms: int | None) -> str:
         return f"{wall_ms} ms"
 
 
-def _console() -> Console:
+def output_console() -> Console:
+    """Return where commands print: a terminal, or lines as long as they come."""
     # Made anew each time: it looks up sys.stdout when it is made.
     console = Console(highlight=False, soft_wrap=False)
     return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH, color_system=None)
@@ -455,7 +460,7 @@ def json_option(command: F) -> F:
     )
 
 
-class _Seconds(click.FloatRange):
+class Seconds(click.FloatRange):
     """A range that nan is not in: it compares with nothing."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -470,7 +475,7 @@ def timeout_option(command: F) -> F:
     """Give a command `--timeout-s`, as `timeout_s`."""
     return click.option(
         "--timeout-s",
-        type=_Seconds(min=0, min_open=True, max=_LONGEST_S),
+        type=Seconds(min=0, min_open=True, max=_LONGEST_S),
         default=600.0,
         show_default=True,
         help="How long to wait for the answer.",

@@ -71,6 +71,10 @@ class CollectionSource(SplitSource):
         """Return how many records a part has."""
         return len(self._part(split))
 
+    def record_count(self) -> int:
+        """Return how many there are."""
+        return len(self.values)
+
     def latest(self, split: str, start: int, limit: int | None) -> int:
         """Return the end, or what the limit allows."""
         end = self.end(split)

@@ -382,6 +382,10 @@ class DataGeneratorSource(SplitSource):
             return None
         return max(0, -(-(self._records - int(split)) // self._parts))
 
+    def record_count(self) -> int | None:
+        """Return how many records there are in all, if they come to an end."""
+        return None if isinstance(self._records, Unlimited) else self._records
+
     def latest(self, split: str, start: int, limit: int | None) -> int:
         """Return how far this micro-batch makes records."""
         wanted, end = start + (_AT_ONCE if limit is None else limit), self.end(split)

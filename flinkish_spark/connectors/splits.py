@@ -21,7 +21,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from flinkish_spark.checkpoint.control import read_held
 from flinkish_spark.connectors.rates import Pace, RateLimit, shares
-from flinkish_spark.contracts.source import JobPlace, Source, SourceStart
+from flinkish_spark.contracts.source import Extent, JobPlace, Source, SourceStart
 from flinkish_spark.core.errors import (
     ConfigError,
     CorruptObjectError,
@@ -509,6 +509,21 @@ class SplitSource(Source):
         """Whether every scan has logged the end."""
         scans = logged_positions(position, self._fs_uid)
         return bool(scans) and all(scan.is_ended for scan in scans)
+
+    def extent(self, position: LoggedOffsets | None) -> Extent | None:
+        """Return how much lies before a position, of a source whose offsets are numbers of records."""
+        if position is None:
+            # Where splits begin may have to be asked of a system.
+            return None if self._overrides("first") else Extent(0, self.record_count())
+        offsets = lowest_offsets(logged_positions(position, self._fs_uid)).values()
+        numbers = [offset for offset in offsets if type(offset) is int]
+        if not numbers or len(numbers) < len(offsets):
+            return None
+        return Extent(sum(numbers), self.record_count())
+
+    def record_count(self) -> int | None:
+        """Return how many records there are in all; None where that is not known without asking a system."""
+        return None
 
     # -- for sources made of others ------------------------------------------------------------------
     def splits_from(self, position: SplitPosition) -> Sequence[str]:

@@ -80,6 +80,23 @@ class SourceStart:
     label: str
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much of an input lies before a position, for people.
+
+    Parameters
+    ----------
+    records
+        Before it. Counted from anywhere, as offsets are: only differences mean something, unless
+        `all_records` is known.
+    all_records
+        Before the end of a bounded input; None where that is not known.
+    """
+
+    records: int
+    all_records: int | None = None
+
+
 class Source(ABC):
     """A replayable input. All methods are called on the driver, in the user's process."""
 
@@ -115,6 +132,18 @@ class Source(ABC):
         Called behind each micro-batch, in the query's thread, with the offsets that it was read up to.
         """
         return False
+
+    def extent(self, position: LoggedOffsets | None) -> Extent | None:
+        """Return how much lies before a position; None where a source cannot say it without asking a system.
+
+        Called by any thread, while the job runs, to show how far it is.
+
+        Parameters
+        ----------
+        position
+            As of :meth:`has_ended`; None for where a new job begins.
+        """
+        return None
 
     def with_own_time(self) -> Source | None:
         """Return this source with the time that its system gave each record, in the column ``_fs_time``.

@@ -1,4 +1,4 @@
-"""The one place that reads a clock; spans of time in the log; threads that are passed in."""
+"""The one place that reads a clock; spans of time in the log, and for people; threads that are passed in."""
 
 from __future__ import annotations
 
@@ -162,3 +162,28 @@ class SystemThreads:
         thread = threading.Thread(name=name, target=target, daemon=True)
         thread.start()
         return thread
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Durations for people.
+
+
+def duration_text(ms: int | None) -> str:
+    """Return a time for people, two units at most.
+
+    Examples
+    --------
+    >>> [duration_text(ms) for ms in (None, 640, 5_400, 125_000, 7_380_000, 200_000_000)]
+    ['-', '640 ms', '5.4 s', '2 min 5 s', '2 h 3 min', '2 d 7 h']
+    """
+    if ms is None:
+        return "-"
+    if ms < 1_000:
+        return f"{ms:.0f} ms"
+    seconds = ms / 1_000
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    for unit, small, length_s, part_s in (("min", "s", 60, 1), ("h", "min", 3_600, 60)):
+        if seconds < length_s * (60 if unit == "min" else 24):
+            return f"{seconds // length_s:.0f} {unit} {seconds % length_s // part_s:.0f} {small}"
+    return f"{seconds // 86_400:.0f} d {seconds % 86_400 // 3_600:.0f} h"

@@ -11,11 +11,18 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from flinkish_spark.bridge.session import refuse_connect, refuse_other_target, scratch_folder
+from flinkish_spark.bridge.session import (
+    hold_stage_bars,
+    refuse_connect,
+    refuse_other_target,
+    scratch_folder,
+    without_traces,
+)
 from flinkish_spark.checkpoint.event_time import LatencyTracker
 from flinkish_spark.checkpoint.hooks import JobListener, MasterHooks, UnknownHookState
 from flinkish_spark.connectors.collection import CollectionSource
@@ -28,6 +35,7 @@ from flinkish_spark.core.config import CancellationConfig, CheckpointConfig, Exp
 from flinkish_spark.core.errors import (
     ConfigError,
     CorruptObjectError,
+    FlinkishError,
     GraphError,
     OwnedElsewhereError,
     StoreError,
@@ -44,9 +52,11 @@ from flinkish_spark.job.dependencies import Dependencies
 from flinkish_spark.job.engine import JobSettings, Standby
 from flinkish_spark.job.explanation import print_tree
 from flinkish_spark.job.graph_pictures import PlanForm, html, plan_in
+from flinkish_spark.job.live_line import LiveLine, can_show, is_notebook
 from flinkish_spark.job.reporting import JobReporter, reported_settings
 from flinkish_spark.job.spark_engine import SparkEngine
 from flinkish_spark.job.supervisor import Supervisor
+from flinkish_spark.job.trace_log import with_trace_in_file
 from flinkish_spark.planning.declare import check_max_parallelism, check_strategy, declared_uid
 from flinkish_spark.planning.job_graph import job_graph
 from flinkish_spark.planning.partitioning import (
@@ -615,7 +625,7 @@ class StreamExecutionEnvironment:
                 holder=f"process {os.getpid()} on {socket.gethostname()}",
             )
 
-    def execute(self, *, ui: bool | UiConfig = False) -> JobExecutionResult:
+    def execute(self, *, ui: bool | UiConfig = False, live_line: bool = True) -> JobExecutionResult:
         """Run the job until it ends; SIGTERM and Ctrl-C stop it with a last checkpoint.
 
         With `ui` the link to its page, which brings the token for changes, is printed to standard error.
@@ -626,6 +636,10 @@ class StreamExecutionEnvironment:
         ----------
         ui
             As of :meth:`execute_async`.
+        live_line
+            Whether a terminal shows a line about the job, on standard error, in place of Spark's bars:
+            records in and out at the newest checkpoint, the checkpoint, lag, restarts, and of a bounded
+            input how much of it was read. Elsewhere, and in a notebook, there is none.
 
         Returns
         -------
@@ -636,16 +650,33 @@ class StreamExecutionEnvironment:
         ------
         FlinkishError
             The job was refused, or failed for good. Everything up to the last checkpoint is
-            committed, nothing behind it is visible.
+            committed, nothing behind it is visible. In a terminal and in a notebook the trace, with Spark's,
+            is in a file, which the error's last line names; elsewhere it is part of the error.
         """
         client = self.execute_async(ui=ui)
         if client.ui is not None:
             print(f"flinkish: the page of the job '{self.job}': {client.ui.link}", file=sys.stderr)
         stop = SignalledStop(client, self.cancellation, SystemClock())
-        with _stop_signals(stop):
-            while not client.wait(timeout_ms=200):
-                stop.look()
+        try:
+            with _stop_signals(stop), self._line(client, live_line):
+                while not client.wait(timeout_ms=200):
+                    stop.look()
+        except FlinkishError as error:
+            if not can_show(sys.stderr) and not is_notebook():
+                # Who reads a log wants all of it there.
+                raise
+            raise with_trace_in_file(error, self.job) from None
         return client.get_job_execution_result()
+
+    @contextlib.contextmanager
+    def _line(self, client: JobClient, is_wanted: bool) -> Iterator[None]:
+        if not is_wanted or not can_show(sys.stderr):
+            yield
+            return
+        hold_bars = partial(hold_stage_bars, self.spark)
+        line = LiveLine(self.job, client, self.graph.sources, sys.stderr, hold_bars, SystemClock())
+        with without_traces(self.spark), line:
+            yield
 
     def add_master_hook(self, hook: MasterHook) -> None:
         """Let a system outside Spark take part in every checkpoint; before `execute`.

@@ -20,6 +20,7 @@ from flinkish_spark.job.requests import StopMode
 from flinkish_spark.job.rewind import PendingRewind
 from flinkish_spark.job.supervisor import Supervisor
 from flinkish_spark.protocol.checkpoint import Schedule
+from flinkish_spark.protocol.html import html_table
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
 from flinkish_spark.protocol.job_status import JobStatus, TaskState, VertexStatus
 from flinkish_spark.protocol.latency import Latencies
@@ -51,6 +52,10 @@ class JobExecutionResult:
     status: JobStatus
     net_runtime_ms: int
     accumulators: Mapping[str, Any]
+
+    def _repr_html_(self) -> str:
+        facts = [("took", f"{self.net_runtime_ms} ms"), *sorted(self.accumulators.items())]
+        return html_table(facts, caption=f"Job {self.job_id}: {self.status.value}")
 
     def get_job_id(self) -> str:
         """Return the job's id."""
@@ -163,12 +168,21 @@ class JobClient:
         return self._ui
 
     def _repr_html_(self) -> str:
-        page = self._ui
-        said = f"job {escape(self.job_id)}: {self.status.value}"
+        progress, page = self.progress, self._ui
+        facts: list[tuple[str, object]] = [
+            ("restarts", progress.restarts),
+            ("micro-batches", progress.batches),
+            ("checkpoints", progress.checkpoints),
+            *((f"rows of {uid}", rows) for uid, rows in progress.rows_by_sink.items()),
+            *((one.name, one.state.value) for one in self.vertices),
+        ]
+        if progress.last_error:
+            facts.append(("last error", progress.last_error))
+        found = html_table(facts, caption=f"Job {self.job_id}: {self.status.value}")
         if page is None:
-            return f"<pre>{said}</pre>"
+            return found
         link = f'<a href="{escape(page.link)}" target="_blank" rel="noopener">{escape(page.url)}</a>'
-        return f"<pre>{said}, its page is {link}</pre>"
+        return f"{found}<p>Its page is {link}</p>"
 
     @property
     def progress(self) -> JobProgress:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import html
 import importlib.metadata
 import os
 import platform
@@ -46,6 +45,7 @@ from flinkish_spark.core.job_dir import job_place, open_job_dir
 from flinkish_spark.core.object_store import ObjectStore
 from flinkish_spark.core.store import AnswerLost, CreateResult, LocalStore
 from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.protocol.html import html_table
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 
 if TYPE_CHECKING:
@@ -109,14 +109,8 @@ class Diagnosis:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        rows = (
-            "".join(
-                f"<td>{html.escape(cell)}</td>"
-                for cell in (one.health.value, one.about, one.says, one.what_to_do)
-            )
-            for one in self.findings
-        )
-        return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+        rows = [(one.health.value, one.about, one.says, one.what_to_do) for one in self.findings]
+        return html_table(rows, columns=("", "what", "found", "to do"))
 
 
 def doctor(

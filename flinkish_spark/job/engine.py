@@ -33,6 +33,7 @@ from flinkish_spark.operators.async_wait import AsyncStatistics
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.cancellation import CancellationRules
 from flinkish_spark.protocol.decisions import Decision
+from flinkish_spark.protocol.event_time import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.job_graph import JobVertex
 from flinkish_spark.protocol.limits import Limit
@@ -249,16 +250,28 @@ class JobProgress:
     async_calls: Mapping[str, AsyncStatistics] = field(default_factory=dict)
     #: What accumulators held at the newest confirmed checkpoint, since the job began, by name.
     accumulators: dict[str, Any] = field(default_factory=dict)
+    #: Up to where sources were read at that checkpoint, as Spark logs it; empty before the first.
+    offsets_text: str = ""
+    #: How far the job's watermark was behind the wall clock there; None where there is no event time.
+    watermark_lag_ms: int | None = None
     last_error: str = ""
     is_running: bool = False
     #: Threads of the job that have waited for the same thing for a minute, the longest first.
     waits: tuple[Wait, ...] = ()
 
+    def stood_at(self, decision: Decision) -> None:
+        """Note where the job stands at its newest confirmed checkpoint."""
+        self.accumulators = as_results(decision.accumulators)
+        self.offsets_text = decision.offsets_text
+        watermark_ms = None if decision.times is None else decision.times.watermark_ms
+        is_time = watermark_ms not in (None, MIN_WATERMARK_MS, MAX_WATERMARK_MS)
+        self.watermark_lag_ms = max(0, decision.decided_at_ms - (watermark_ms or 0)) if is_time else None
+
     def confirmed(self, decision: Decision) -> int:
         """Count a confirmed checkpoint; return how many records its sinks have dropped."""
         self.checkpoints += 1
         self.newest = decision.checkpoint
-        self.accumulators = as_results(decision.accumulators)
+        self.stood_at(decision)
         for uid, count in late_of(decision.batches).items():
             self.late_dropped[uid] = self.late_dropped.get(uid, 0) + count
         for uid, counts in counts_of(decision.batches).items():

@@ -37,7 +37,6 @@ from flinkish_spark.checkpoint.spark_log import log_of
 from flinkish_spark.checkpoint.staging import OwnerLock, StagingContext
 from flinkish_spark.checkpoint.statistics import CheckpointTracker
 from flinkish_spark.checkpoint.transactional_ids import BlockPool
-from flinkish_spark.core.accumulators import as_results
 from flinkish_spark.core.clock import GivenUp, RunningThread, outcome_of
 from flinkish_spark.core.errors import (
     CancellationTimedOut,
@@ -703,6 +702,9 @@ class Supervisor:
         except FlinkishError:
             with self._waiting("the record to be found that failed"):
                 placed = self._engine.place_of(error, inputs)
+            if placed is error:
+                # Spark's own is not shown, but there for who writes it down.
+                placed.__context__ = error.__cause__
             raise placed from None
         self.progress.restarts += 1
         LOG.warning("restarting in %s ms after: %s", delay_ms, error)
@@ -804,7 +806,7 @@ class Supervisor:
         told = Told.at(newest, self._job_dir.history().log_began_in)
         accumulators = AccumulatorKeeper(told, recovered.kept)
         if newest is not None:
-            self.progress.accumulators = as_results(newest.accumulators)
+            self.progress.stood_at(newest)
         gate = AdmissionGate(job.clock)
         coordinator = CheckpointCoordinator(
             CoordinatorParts(

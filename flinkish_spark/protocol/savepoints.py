@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from flinkish_spark.protocol.codec import ADDED, INLINE, LEFT_OUT, Check, Stored, stored
 from flinkish_spark.protocol.envelope import NewerFormatError
+from flinkish_spark.protocol.html import html_table, utc_text
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, Uid, checked_name
 from flinkish_spark.protocol.plan_layout import Chain, Position, chain_of_older, lowest, offsets_in, source_of
 from flinkish_spark.protocol.watermarks import EventTime
@@ -208,6 +209,24 @@ class SavepointMetadata(Stored):
     def size_bytes(self) -> int:
         """Size of all files."""
         return sum(file.size_bytes for file in self.files)
+
+    def _repr_html_(self) -> str:
+        # What hooks gave belongs to systems outside, and may be a secret of theirs.
+        facts = [
+            ("job", self.job),
+            ("job_uuid", self.job_uuid),
+            ("checkpoint", self.checkpoint),
+            ("decided", utc_text(self.decided_at_ms)),
+            ("operators", ", ".join(self.operators)),
+            ("sources", ", ".join(self.sources)),
+            ("sinks", ", ".join(self.sinks)),
+            ("hooks", ", ".join(self.hooks)),
+            ("finished", ", ".join(self.finished)),
+            ("shuffle_partitions", self.shuffle_partitions),
+            ("rows", self.rows),
+            ("size_bytes", self.size_bytes),
+        ]
+        return html_table(facts, caption=f"Savepoint {self.savepoint}")
 
     def to_json(self) -> dict[str, Any]:
         """Return the stored form."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar
 from flinkish_spark.protocol.checkpoint import ParticipantKind
 from flinkish_spark.protocol.codec import Form, Presence, Stored, list_of, measured, member, read, text_of
 from flinkish_spark.protocol.failures import CheckpointFailureReason
+from flinkish_spark.protocol.html import html_table, utc_text
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, checked_name
 from flinkish_spark.protocol.limits import checked_whole
 
@@ -643,6 +644,36 @@ class StatisticsHistory(Stored):
     def summary(self) -> dict[Quantity, Summary]:
         """Return the summary over the window; a quantity that was never measured is left out."""
         return summarize(self.samples)
+
+    def _repr_html_(self) -> str:
+        counts = self.counts
+        said = f"{counts.completed} completed, {counts.failed} failed, {counts.in_progress} in progress"
+        newest = [
+            (
+                one.checkpoint,
+                one.purpose.value,
+                one.status.value,
+                utc_text(one.trigger_at_ms),
+                one.durations.end_to_end_ms,
+                one.durations.sync_ms,
+                one.rows,
+                one.bytes_staged,
+                None if one.failure is None else f"{one.failure.reason.value}: {one.failure.text}",
+            )
+            for one in reversed(self.entries)
+        ]
+        columns = ("id", "purpose", "status", "triggered", "end_to_end_ms", "sync_ms", "rows")
+        listed_now = html_table(
+            newest, columns=(*columns, "bytes_staged", "failure"), caption=f"Checkpoints: {said}"
+        )
+        spread = [
+            (name.value, one.count, one.minimum, round(one.average, 1), one.p50, one.p99, one.maximum)
+            for name, one in self.summary().items()
+        ]
+        if not spread:
+            return listed_now
+        columns = ("", "count", "min", "avg", "p50", "p99", "max")
+        return listed_now + html_table(spread, columns=columns, caption="Over the newest completed ones")
 
     # -- noting ---------------------------------------------------------------------------------
     def triggered(self, statistics: CheckpointStatistics) -> StatisticsHistory:

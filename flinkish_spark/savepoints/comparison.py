@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from flinkish_spark.planning.times import read_by
+from flinkish_spark.protocol.html import html_table
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.savepoints import (
     JobShape,
@@ -88,6 +89,11 @@ class Comparison:
     def uids(self, fate: Fate) -> tuple[str, ...]:
         """Return the uids with that fate."""
         return tuple(one.uid for one in self.parts if one.fate is fate)
+
+    def _repr_html_(self) -> str:
+        rows = [(one.uid, one.fate.value, one.what, one.says) for one in self.parts]
+        verdict = "The restore would be refused" if self.is_refused else "The restore would go through"
+        return html_table(rows, columns=("uid", "fate", "what", "says"), caption=verdict)
 
     def __str__(self) -> str:
         rows = [(one.uid, one.fate.value, one.what, one.says) for one in self.parts]

@@ -28,7 +28,7 @@ from flinkish_spark.connectors.kafka.client.client import seen_to_stay
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.marks import newest_of
 from flinkish_spark.connectors.kafka.records import OWN_TIME
-from flinkish_spark.contracts.source import JobPlace, Source, SourceStart
+from flinkish_spark.contracts.source import Extent, JobPlace, Source, SourceStart
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import (
     ConfigError,
@@ -696,6 +696,13 @@ class EndsAtOffsets(StartsAtOffsets):
                 for topic, found in read.items()
             }
         )
+
+    def extent(self, position: LoggedOffsets | None) -> Extent | None:
+        """Return the sum of the offsets of a position; where topics began, brokers would have to be asked."""
+        read = {} if position is None else self.offsets_in(position)
+        if not read:
+            return None
+        return Extent(sum(at for found in read.values() for at in found.values()))
 
     def check_end(self, admin: KafkaAdmin) -> None:
         """Raise ConfigError if the end does not fit the topics. Called before anything starts."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import SparkSession
 
-from flinkish_spark.bridge.session import configure_spark_with_jars
+from flinkish_spark.bridge.session import configure_spark_with_jars, hold_stage_bars, without_traces
 from flinkish_spark.jars import shim_jar
 
 if TYPE_CHECKING:
@@ -27,6 +27,25 @@ def test_a_delta_table_written_is_read(spark: SparkSession, tmp_path: Path) -> N
     spark.range(100).write.format("delta").save(table)
     assert spark.read.format("delta").load(table).count() == 100
     assert spark.sql(f"SELECT sum(id) AS total FROM delta.`{table}`").collect()[0].total == 4950
+
+
+def test_traces_and_bars_are_held_back_and_come_back(spark: SparkSession) -> None:
+    log4j = spark.sparkContext._jvm.org.apache.logging.log4j
+    executor, own = "org.apache.spark.executor.Executor", "org.apache.spark.util.Utils"
+
+    def level(name: str) -> str:
+        return str(log4j.LogManager.getLogger(name).getLevel())
+
+    log4j.core.config.Configurator.setLevel(own, log4j.Level.INFO)
+    before = level(executor)
+    with without_traces(spark):
+        # What somebody has set up is as it was.
+        assert (level(executor), level(own)) == ("OFF", "INFO")
+        hold_stage_bars(spark)
+    assert (level(executor), level(own)) == (before, "INFO") and before != "OFF"
+    context = log4j.LogManager.getContext(False)
+    context.getConfiguration().removeLogger(own)
+    context.updateLoggers()
 
 
 def test_a_kafka_topic_written_is_read(

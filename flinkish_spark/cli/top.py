@@ -1,0 +1,334 @@
+"""`flinkish top`: what a job does, live in a terminal, whether it runs or not."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.segment import Segment
+from rich.text import Text
+
+from flinkish_spark.cli.client import (
+    UNKNOWN,
+    Seconds,
+    job_argument,
+    local_time,
+    one_line,
+    output_console,
+    table_of,
+)
+from flinkish_spark.core.clock import duration_text
+from flinkish_spark.core.errors import FlinkishError
+from flinkish_spark.job.stored_job import StoredJob
+from flinkish_spark.rest import flinkish_views
+from flinkish_spark.rest.snapshot import JobSnapshot
+
+#: How many checkpoints and causes of restarts are shown, the newest.
+_CHECKPOINTS, _CAUSES = 8, 5
+#: Below this width, in columns of a terminal, tables have only what matters most.
+_WIDE = 90
+_QUIT, _UP, _DOWN = (b"q", b"Q", b"\x1b"), (b"k", b"\x1b[A", b"\x1bOA"), (b"j", b"\x1b[B", b"\x1bOB")
+_PAGE_UP, _PAGE_DOWN = (b"\x1b[5~",), (b"\x1b[6~", b" ")
+#: A key that is no letter sends several bytes at once.
+_KEY = re.compile(rb"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
+_STATE_STYLES = {
+    "RUNNING": "green",
+    "FINISHED": "green",
+    "COMPLETED": "green",
+    "IN_PROGRESS": "cyan",
+    "RESTARTING": "yellow",
+    "FAILING": "red",
+    "FAILED": "red",
+    "CANCELED": "yellow",
+    "SUSPENDED": "yellow",
+}
+
+
+@click.command()
+@job_argument
+@click.option("--once", is_flag=True, help="Print one view and end, as a pipe does.")
+@click.option(
+    "--interval-s",
+    type=Seconds(min=0.2, max=3_600.0),
+    default=2.0,
+    show_default=True,
+    help="How long a view stays; in a bucket each costs requests.",
+)
+def top(job: StoredJob, once: bool, interval_s: float) -> None:
+    """Show what a job does, live: rates, checkpoints, sinks, event time, restarts.
+
+    It reads the job directory and changes nothing, so the job may be down. q ends it; arrows, j, k and
+    space scroll.
+    """
+    console = output_console()
+    if once or not console.is_terminal or console.is_dumb_terminal:
+        console.print(_view(job, console))
+    else:
+        _show_live(job, interval_s, console)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Live: a screen of its own, from which lines are shown that fit.
+
+
+class _Window:
+    """The lines of a view that fit on the screen, and a line about the keys."""
+
+    def __init__(self) -> None:
+        self.view: RenderableType = Text("")
+        self.first, self._height = 0, 1
+
+    def scroll(self, lines: int = 0, pages: int = 0) -> None:
+        """Show other lines; how far it goes is known when they are drawn."""
+        self.first = max(0, self.first + lines + pages * max(1, self._height - 1))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(self.view, options.update(height=None), pad=False)
+        self._height = max(1, options.size.height - 1)
+        self.first = min(self.first, max(0, len(lines) - self._height))
+        shown = lines[self.first : self.first + self._height]
+        for line in shown:
+            yield from line
+            yield Segment.line()
+        for _ in range(self._height - len(shown)):
+            yield Segment.line()
+        below = len(lines) - self.first - len(shown)
+        more = f"   {below} more lines below: space, j, arrows" if below else ""
+        yield Text(f"q: quit{more}", style="dim", no_wrap=True, overflow="ellipsis", end="")
+
+
+def _show_live(job: StoredJob, interval_s: float, console: Console) -> None:
+    window = _Window()
+    with _keys() as keys, Live(window, console=console, screen=True, auto_refresh=False) as live:
+        try:
+            while True:
+                window.view = _view_or_error(job, window.view, console)
+                live.refresh()
+                for key in keys.pressed(interval_s):
+                    if key in _QUIT:
+                        return
+                    window.scroll((key in _DOWN) - (key in _UP), (key in _PAGE_DOWN) - (key in _PAGE_UP))
+                    live.refresh()
+        except KeyboardInterrupt:
+            return
+
+
+def _view_or_error(job: StoredJob, last: RenderableType, console: Console) -> RenderableType:
+    """Return the view; where the directory cannot be read just now, why, and behind it the last one."""
+    try:
+        return _view(job, console)
+    except FlinkishError as error:
+        # Whoever looks on through an outage wants to see its end, too.
+        shown = last.renderables[1] if isinstance(last, _Stale) else last
+        return _Stale(Text(f"cannot be read now: {one_line(str(error))}", style="red"), shown)
+
+
+class _Stale(Group):
+    """A view that was not read anew."""
+
+
+class _Keys:
+    """What is typed, key by key."""
+
+    def __init__(self, file: int | None) -> None:
+        self._file = file
+
+    def pressed(self, for_s: float) -> Iterator[bytes]:
+        """Yield the keys that are pressed within a time."""
+        until = time.monotonic() + for_s
+        while (left_s := until - time.monotonic()) > 0:
+            if self._file is None:
+                time.sleep(left_s)
+            elif select.select([self._file], [], [], left_s)[0]:
+                typed = os.read(self._file, 1_024)
+                yield from _KEY.findall(typed) if typed else _QUIT[:1]
+
+
+@contextmanager
+def _keys() -> Iterator[_Keys]:
+    """Take keys as they are pressed, unseen; without any where standard input is no terminal."""
+    if not sys.stdin.isatty():
+        yield _Keys(None)
+        return
+    file = sys.stdin.fileno()
+    before = termios.tcgetattr(file)
+    try:
+        tty.setcbreak(file)
+        yield _Keys(file)
+    finally:
+        termios.tcsetattr(file, termios.TCSADRAIN, before)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# One view: what the page shows, out of the same answers.
+
+
+def _view(job: StoredJob, console: Console) -> RenderableType:
+    # Ids are for servers, which have several jobs.
+    return _Views(JobSnapshot(str(job.uuid), job), console).all()
+
+
+class _Views:
+    """The parts of a view."""
+
+    def __init__(self, snapshot: JobSnapshot, console: Console) -> None:
+        self._snapshot = snapshot
+        self._is_drawn = console.is_terminal
+        self._is_wide = console.width >= _WIDE
+
+    def all(self) -> Group:
+        """Return everything, what matters most first."""
+        facts = flinkish_views.job(self._snapshot)
+        parts = (self._head(facts), self._vertices(), self._causes(facts), self._checkpoints())
+        return Group(*(part for part in (*parts, self._sinks(), self._watermarks()) if part is not None))
+
+    def _head(self, facts: dict[str, Any]) -> RenderableType:
+        owner, status = facts["owner"], facts["status"]
+        lines = Text()
+        lines.append(one_line(facts["name"]), "bold")
+        lines.append(f"  {status}", f"bold {_STATE_STYLES.get(status, '')}")
+        lines.append(f"  {_since(facts)}\n")
+        if owner["epoch"] == 0:
+            lines.append("it has never run\n")
+        else:
+            where = f"{owner['host'] or UNKNOWN}, process {owner['pid'] or UNKNOWN}"
+            lines.append(one_line(f"owner {owner['epoch']} on {where}: {_of_life(facts)}") + "\n")
+        lines.append(f"restarts {facts['restarts']}, lineage {facts['lineage']}")
+        lines.append(f", heard of at {local_time(facts['heard_at_ms'])}\n" if facts["was_cut_off"] else "\n")
+        lines.append(one_line(facts["job_dir"]), "dim")
+        return lines
+
+    def _vertices(self) -> RenderableType:
+        graph = flinkish_views.graph(self._snapshot)
+        lags = {one["uid"]: one["lag_ms"] for one in flinkish_views.watermarks(self._snapshot)["operators"]}
+        span = graph["span_ms"]
+        over = "" if span is None else f", over the {duration_text(span)} of the last checkpoint"
+        rows = [
+            [
+                one["name"],
+                one["state"],
+                one["records_in_per_second"],
+                one["records_out_per_second"],
+                _share(one["busy"]),
+                _share(one["back_pressured"]),
+                duration_text(_most(lags.get(operator["uid"]) for operator in one["operators"])),
+                one["parallelism"],
+            ]
+            for one in graph["vertices"]
+        ]
+        columns = ["vertex", "state", "in/s", "out/s", "busy", "held back", "lag", "tasks"]
+        none = "its graph is not written down yet"
+        return self._section(f"Vertices{over}", columns, rows, narrow=5, none=none)
+
+    def _causes(self, facts: dict[str, Any]) -> RenderableType | None:
+        rows = [[local_time(one["at_ms"]), one["name"], one["cause"]] for one in facts["failures"][:_CAUSES]]
+        if not rows:
+            return None
+        if self._is_wide or not self._is_drawn:
+            return self._section("Restarts", ["at", "vertex", "cause"], rows)
+        # The cause is the longest, and must be read.
+        return self._section("Restarts", ["cause"], [[f"{at}: {cause}"] for at, _, cause in rows])
+
+    def _checkpoints(self) -> RenderableType:
+        found = flinkish_views.checkpoints(self._snapshot, _CHECKPOINTS, None)
+        counts, summary = found["counts"], found["summary"].get("end_to_end_ms")
+        title = f"Checkpoints: {counts['completed']} completed, {counts['failed']} failed"
+        if counts["in_progress"]:
+            title += f", {counts['in_progress']} in progress"
+        if summary is not None:
+            title += f"; took {duration_text(summary['p50'])} (p50), {duration_text(summary['p99'])} (p99)"
+        rows = [
+            [
+                one["id"],
+                one["status"],
+                duration_text(one["durations"]["end_to_end_ms"]),
+                one["rows"],
+                local_time(one["triggered_at_ms"]),
+                one["purpose"],
+                _failure(one["failure"]),
+            ]
+            for one in found["checkpoints"]
+        ]
+        columns = ["id", "status", "took", "rows", "triggered", "purpose", "failure"]
+        return self._section(title, columns, rows, narrow=4, none="none yet")
+
+    def _sinks(self) -> RenderableType | None:
+        rows = [
+            [
+                one["uid"],
+                one["staged_rows"],
+                one["decided_rows"],
+                one["open_committables"],
+                duration_text(one["oldest_open_ms"]),
+                one["confirmed_checkpoint"],
+                one["confirmed_rows"],
+            ]
+            for one in flinkish_views.sinks(self._snapshot)["sinks"]
+        ]
+        columns = ["sink", "staged", "decided", "open", "oldest", "confirmed", "rows"]
+        return self._section("Sinks", columns, rows, narrow=5) if rows else None
+
+    def _watermarks(self) -> RenderableType | None:
+        rows = [
+            [
+                one["name"],
+                "end of input" if one["is_at_end"] else local_time(one["watermark_ms"]),
+                duration_text(one["lag_ms"]),
+            ]
+            for one in flinkish_views.watermarks(self._snapshot)["operators"]
+        ]
+        title = "Event time, at the newest checkpoint"
+        return self._section(title, ["operator", "watermark", "lag"], rows) if rows else None
+
+    def _section(
+        self,
+        title: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        narrow: int | None = None,
+        none: str = "",
+    ) -> RenderableType:
+        """Return a table under a title; on a narrow terminal only its first columns, if it says how many."""
+        heading = Text(f"\n{one_line(title)}", style="bold" if self._is_drawn else "")
+        if not rows:
+            return Group(heading, Text(none))
+        count = len(columns) if self._is_wide or narrow is None or not self._is_drawn else narrow
+        table = table_of(columns[:count], [row[:count] for row in rows], is_drawn=self._is_drawn)
+        return Group(heading, table)
+
+
+def _since(facts: dict[str, Any]) -> str:
+    if facts["began_at_ms"] is None:
+        return ""
+    if facts["ended_at_ms"] is not None:
+        return f"since {local_time(facts['ended_at_ms'])}"
+    return f"for {duration_text(facts['now_ms'] - facts['began_at_ms'])}"
+
+
+def _of_life(facts: dict[str, Any]) -> str:
+    if facts["was_cut_off"]:
+        return "it is gone, and the next start goes on"
+    return {"ALIVE": "it lives", "ENDED": "it has ended"}.get(facts["owner"]["life"], "not seen from here")
+
+
+def _failure(failure: dict[str, Any] | None) -> str:
+    return "" if failure is None else ": ".join(filter(None, (failure["reason"], failure["text"])))
+
+
+def _most(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _share(share: float | None) -> str:
+    return UNKNOWN if share is None else f"{share:.0%}"

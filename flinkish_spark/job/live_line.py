@@ -1,0 +1,177 @@
+"""The line that a terminal shows while `execute` waits: what went in and out, the checkpoint, the lag."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TextIO
+
+from flinkish_spark.contracts.source import Extent, SourceNode
+from flinkish_spark.core.clock import Clock, duration_text
+from flinkish_spark.core.errors import CorruptObjectError
+from flinkish_spark.core.offset_log import LoggedOffsets
+from flinkish_spark.job.client import JobClient
+
+LOG = logging.getLogger(__name__)
+#: More often than Spark draws its bars, which it does when it was left alone for half a second.
+_REFRESH_S = 0.25
+_CLEAR = "\r\x1b[K"
+
+
+def can_show(out: TextIO) -> bool:
+    """Whether a line that is overwritten makes sense there: on a terminal, and in no notebook.
+
+    A notebook shows what is written to it in a cell, and a file keeps each state of the line.
+    """
+    try:
+        return out.isatty() and os.environ.get("TERM", "") not in ("", "dumb") and not is_notebook()
+    except ValueError:
+        # It is closed.
+        return False
+
+
+def is_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    return "ipykernel" in sys.modules
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """How much was read at some time, over all sources that say it."""
+
+    at_ms: int
+    records: int
+    all_records: int | None
+
+    @classmethod
+    def of(cls, at_ms: int, extents: Sequence[Extent | None]) -> _Seen | None:
+        known = [one for one in extents if one is not None]
+        if not known:
+            return None
+        ends = [one.all_records for one in known if one.all_records is not None]
+        has_end = len(ends) == len(extents)
+        return cls(at_ms, sum(one.records for one in known), sum(ends) if has_end else None)
+
+
+class LiveLine:
+    """Draws the line in a thread of its own, and takes it away when the job has ended.
+
+    Parameters
+    ----------
+    name
+        Of the job.
+    sources
+        Whose positions say what was read.
+    out
+        A terminal.
+    hold_bars
+        Called before each drawing: has Spark draw no bars of its own for half a second.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        client: JobClient,
+        sources: Sequence[SourceNode],
+        out: TextIO,
+        hold_bars: Callable[[], None],
+        clock: Clock,
+    ) -> None:
+        self._name, self._client, self._sources = name, client, tuple(sources)
+        self._out, self._hold_bars, self._clock = out, hold_bars, clock
+        self._begin: _Seen | None = None
+        self._now: _Seen | None = None
+        self._offsets_text: str | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._draw, name="flinkish-live-line", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join(1)
+        # How it stood at the end stays, unless an error says that better.
+        self._write(_CLEAR if error is not None else f"{_CLEAR}{self.text(self._width())}\n")
+
+    def _draw(self) -> None:
+        try:
+            while not self._over.wait(_REFRESH_S):
+                self._hold_bars()
+                # Back to its beginning: what others write begins there, and not behind the line.
+                self._write(f"{_CLEAR}{self.text(self._width())}\r")
+        except Exception:
+            # The job goes on without it.
+            LOG.debug("the live line has ended", exc_info=True)
+
+    def _write(self, text: str) -> None:
+        try:
+            self._out.write(text)
+            self._out.flush()
+        except (OSError, ValueError):
+            # The terminal is gone.
+            self._over.set()
+
+    @staticmethod
+    def _width() -> int:
+        return shutil.get_terminal_size().columns - 1
+
+    def text(self, width: int) -> str:
+        """Return the line; what does not fit is left out, the last first."""
+        progress, newest = self._client.progress, self._client.statistics.newest_completed
+        self._look()
+        restarts = f"restarts {progress.restarts}"
+        parts = [f"{self._name} {self._client.status.value}", *([restarts] if progress.restarts else [])]
+        parts += self._end()
+        if self._begin is not None and self._now is not None:
+            parts.append(f"in {max(0, self._now.records - self._begin.records):,}")
+        parts.append(f"out {sum(progress.rows_by_sink.values()):,}")
+        if newest is not None:
+            took_ms = newest.durations.end_to_end_ms
+            parts.append(f"checkpoint {newest.checkpoint} in {duration_text(took_ms)}")
+        if progress.watermark_lag_ms is not None:
+            parts.append(f"lag {duration_text(progress.watermark_lag_ms)}")
+        if not progress.restarts:
+            parts.append(restarts)
+        while len(parts) > 1 and len(" | ".join(parts)) > width:
+            parts.pop()
+        return " | ".join(parts)[: max(0, width)]
+
+    def _look(self) -> None:
+        """Note how far sources were read, if a checkpoint has told it since."""
+        progress = self._client.progress
+        # Before the query runs it is not known whether the job begins or goes on.
+        if progress.offsets_text == self._offsets_text or (self._begin is None and not progress.is_running):
+            return
+        text = self._offsets_text = progress.offsets_text
+        try:
+            position = LoggedOffsets.parse(text) if text else None
+            extents = [node.source.extent(position) for node in self._sources]
+        except CorruptObjectError:
+            return
+        self._now = _Seen.of(self._clock.monotonic_ms(), extents)
+        if self._begin is None:
+            self._begin = self._now
+
+    def _end(self) -> list[str]:
+        """Return how much of a bounded input was read, and when the rest will be, if it goes on like this."""
+        begin, now = self._begin, self._now
+        if begin is None or now is None or not now.all_records:
+            return []
+        # Of the whole input, also if this start went on in the middle of it.
+        share = min(1.0, now.records / now.all_records)
+        done, left = now.records - begin.records, max(0, now.all_records - now.records)
+        if done <= 0 or left == 0:
+            return [f"{share:.0%}"]
+        needed_ms = left * (now.at_ms - begin.at_ms) // done
+        left_ms = max(0, needed_ms - (self._clock.monotonic_ms() - now.at_ms))
+        return [f"{share:.0%}, {duration_text(left_ms)} left"]

@@ -1,0 +1,63 @@
+"""Where the trace of an error goes that a person is to read: into a file, which the error names."""
+
+from __future__ import annotations
+
+import logging
+import re
+import tempfile
+import traceback
+
+from flinkish_spark.core.errors import FlinkishError, causes_of
+
+LOG = logging.getLogger(__name__)
+_HIDDEN = "***"
+#: What is behind such a name is hidden, as in what is said about options of Kafka.
+_SECRET = re.compile(
+    r"""(?ix)
+    ([\w.\-]*(?:passw|passphrase|jaas|secret|token|credential|(?:access|api|account|private|shared)[._-]?key)
+     [\w.\-]*["']?\s*[=:]\s*)
+    ("[^"\n]*"|'[^'\n]*'|[^\s,;&)}\]]+)
+    """
+)
+_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=\-]{8,}")
+_IN_URL = re.compile(r"(?<=://)[^\s/@:]*:[^\s/@]+@")
+
+
+def without_secrets(text: str) -> str:
+    """Return text with what looks like a secret hidden.
+
+    Examples
+    --------
+    >>> without_secrets("sasl.password=hunter2, at postgresql://ann:hunter2@db/orders")
+    'sasl.password=***, at postgresql://***@db/orders'
+    """
+    text = _SECRET.sub(rf"\g<1>{_HIDDEN}", text)
+    return _IN_URL.sub(f"{_HIDDEN}@", _BEARER.sub(rf"\g<1> {_HIDDEN}", text))
+
+
+def with_trace_in_file(error: FlinkishError, job: str) -> FlinkishError:
+    """Return the error for a person: what it came from is in a file of this machine, which a note names.
+
+    The file is in the folder for temporary files, and only this user can read it. An error that comes from
+    nothing else stays as it is; and so does any if no file can be written.
+    """
+    inner, causes = error.facts.get("trace"), list(causes_of(error))
+    if inner is None and len(causes) == 1:
+        return error
+    # Also those that are not shown.
+    traces = ("".join(traceback.format_exception(one, chain=False)) for one in reversed(causes))
+    whole = "\nand so:\n\n".join(traces)
+    if inner is not None:
+        whole += f"\nFrom the inside out:\n{inner}\n"
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", errors="replace", prefix=f"flinkish-{job}-", suffix=".log", delete=False
+        ) as file:
+            file.write(without_secrets(whole))
+    except OSError as trouble:
+        LOG.debug("the trace cannot be written: %s", trouble)
+        return error
+    error.add_note(f"The trace, with Spark's, is in {file.name}")
+    # What stays is where the user's program called; the rest is in the file.
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

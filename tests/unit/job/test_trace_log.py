@@ -1,0 +1,137 @@
+"""Errors for people: our message comes last, and the trace is in a file that it names, without secrets."""
+
+from __future__ import annotations
+
+import re
+import stat
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flinkish_spark import StreamExecutionEnvironment
+from flinkish_spark.checkpoint.failures import QueryFailed
+from flinkish_spark.core.errors import ConfigError, FlinkishError, UserFunctionError, raise_translated
+from flinkish_spark.job.client import JobClient
+from flinkish_spark.job.engine import JobProgress
+from flinkish_spark.job.trace_log import with_trace_in_file, without_secrets
+from flinkish_spark.protocol.job_status import JobStatus
+from tests.support.job_graphs import Session
+
+
+def failed() -> FlinkishError:
+    """Return an error as it comes out of a query of Spark's."""
+    try:
+        try:
+            raise ValueError("java.lang.X: Trace of Spark, sasl.password=hunter2")
+        except ValueError as inner:
+            known = QueryFailed("the query failed", what_to_do="look", trace="of a task; token: 'hunter2'")
+            raise_translated(known, inner)
+    except FlinkishError as error:
+        return error
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_the_trace_is_in_a_file_of_this_user(folder: Path) -> None:
+    error = with_trace_in_file(failed(), "orders")
+    (file,) = folder.iterdir()
+    shown = "".join(traceback.format_exception(error)).splitlines()
+    assert shown == [
+        "flinkish_spark.checkpoint.failures.QueryFailed: the query failed. To do: look.",
+        f"The trace, with Spark's, is in {file}",
+    ]
+    assert re.fullmatch(r"flinkish-orders-\w+\.log", file.name)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    text = file.read_text(encoding="utf-8")
+    assert "Trace of Spark, sasl.password=***" in text and "of a task; token: ***" in text
+    assert "hunter2" not in text and "test_trace_log.py" in text
+
+
+def test_what_the_supervisor_does_not_show_is_in_the_file_too(folder: Path) -> None:
+    hidden = UserFunctionError("the function failed")
+    hidden.__context__, hidden.__suppress_context__ = ValueError("Spark's own"), True
+    with_trace_in_file(hidden, "orders")
+    (file,) = folder.iterdir()
+    text = file.read_text(encoding="utf-8")
+    assert text.index("Spark's own") < text.index("the function failed")
+
+
+def test_what_comes_from_nothing_stays_as_it_is(folder: Path) -> None:
+    error = ConfigError("a setting is wrong")
+    assert with_trace_in_file(error, "orders") is error and not hasattr(error, "__notes__")
+    assert not list(folder.iterdir())
+
+
+def test_where_no_file_can_be_written_the_error_has_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    error = with_trace_in_file(failed(), "orders")
+    assert "Trace of Spark" in "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        (
+            'sasl.jaas.config=org.X required password="hunter2";',
+            "sasl.jaas.config=*** required password=***;",
+        ),
+        ("{'fs.s3a.secret.key': 'hunter2', 'region': 'eu'}", "{'fs.s3a.secret.key': ***, 'region': 'eu'}"),
+        ("Authorization: Bearer abcdefgh.ijk", "Authorization: Bearer ***"),
+        (
+            "jdbc:x://ann:hunter2@db:5432/orders?sslpassword=hunter2&a=1",
+            "jdbc:x://***@db:5432/orders?sslpassword=***&a=1",
+        ),
+        ("KeyError: 'user' at file:///lake/orders", "KeyError: 'user' at file:///lake/orders"),
+    ],
+)
+def test_secrets_are_hidden_and_nothing_else(text: str, hidden: str) -> None:
+    assert without_secrets(text) == hidden
+
+
+# -- execute ----------------------------------------------------------------------------------------
+class Supervisor:
+    """Runs a job that fails at once."""
+
+    job_id, progress, status = "a" * 32, JobProgress(), JobStatus.FAILED
+
+    def __init__(self) -> None:
+        self.states, self.vertices = self, ()
+
+    def run(self, on_left: Any) -> None:
+        raise failed()
+
+
+def executed(env: StreamExecutionEnvironment, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return what Python would print of the error of `execute`."""
+    supervisor: Any = Supervisor()
+    monkeypatch.setattr(env, "execute_async", lambda ui: JobClient(supervisor))
+    with pytest.raises(QueryFailed) as caught:
+        env.execute()
+    return "".join(traceback.format_exception(caught.value))
+
+
+def test_a_notebook_ends_with_our_message_and_a_log_has_all(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So that no terminal of whoever runs the tests counts.
+    monkeypatch.setenv("TERM", "dumb")
+    spark: Any = Session()
+    env = StreamExecutionEnvironment(spark, "orders", str(folder / "job"))
+    assert "Trace of Spark" in executed(env, monkeypatch)
+    assert not list(folder.glob("*.log"))
+    monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace())
+    shown = executed(env, monkeypatch)
+    (file,) = folder.glob("*.log")
+    assert "Trace of Spark" not in shown and shown.endswith(f"is in {file}\n")
+    assert "supervisor" not in shown
