@@ -583,7 +583,7 @@ class JdbcCommitter(BufferedCommitter):
                 session,
                 dialect,
                 settings.target(self._context.schema),
-                settings.delete_when,
+                settings.deletes_by,
                 settings.on_refused,
                 self._context.uid,
                 settings.ties(session, self._context.schema),

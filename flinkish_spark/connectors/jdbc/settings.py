@@ -326,7 +326,7 @@ class JdbcSettings:
     ----------
     url, user, secret, timeout_ms
         How the database is reached, and how long a transaction may take.
-    table_name, key, mode, delete_when, creates_table
+    table_name, key, mode, delete_when, row_kind, creates_table
         Where rows go and how.
     control_table, on_refused
         Further tables.
@@ -343,6 +343,12 @@ class JdbcSettings:
     creates_table: bool
     control_table: TableName
     on_refused: RefusedPolicy
+    row_kind: str = ""
+
+    @property
+    def deletes_by(self) -> str:
+        """The column that says which records delete; empty for none. It is not stored."""
+        return self.delete_when or self.row_kind
 
     @property
     def dialect(self) -> Dialect:
@@ -369,14 +375,14 @@ class JdbcSettings:
 
     def target(self, schema: T.StructType) -> Target:
         """Return where rows of a schema go."""
-        columns = tuple(name for name in schema.names if name != self.delete_when)
+        columns = tuple(name for name in schema.names if name != self.deletes_by)
         return Target(self.table_name, columns, self.key, self.mode)
 
     def ties(self, session: Session, schema: T.StructType) -> Ties:
         """Return what ties rows of the table together, as it is now."""
         target = self.target(schema)
         texts = [name for name in target.key if isinstance(schema[name].dataType, T.StringType)]
-        found = self.dialect.ties(session, target, texts, deletes=bool(self.delete_when))
+        found = self.dialect.ties(session, target, texts, deletes=bool(self.deletes_by))
         columns = {column.name for column in self.dialect.columns_of(session, self.table_name)}
         # A row that goes and comes again has lost what the sink does not write.
         return Ties.IN_PLACE if found is Ties.END_STATE and columns - set(target.columns) else found
@@ -412,7 +418,7 @@ class JdbcSettings:
     def _create_statement(self, schema: T.StructType) -> str:
         columns = []
         for one in schema.fields:
-            if one.name == self.delete_when:
+            if one.name == self.deletes_by:
                 continue
             type_ = self.dialect.type_for(one.dataType, in_key=one.name in self.key)
             if type_ is None:

@@ -100,7 +100,7 @@ class Checks:
     # -- the stream -----------------------------------------------------------------------------
     def _check_stream(self) -> None:
         settings, schema = self._settings, self._context.schema
-        for name in (*settings.key, *filter(None, [settings.delete_when])):
+        for name in (*settings.key, *filter(None, [settings.deletes_by])):
             if name not in schema.names:
                 raise SchemaError(
                     f"{self._where} names the column '{name}', which its stream does not have",
@@ -122,13 +122,15 @@ class Checks:
                     why="it is stored as JSON, which databases do not compare as a key",
                     what_to_do="choose columns with one value each",
                 )
-        if settings.delete_when:
-            kind = schema[settings.delete_when].dataType
-            if not isinstance(kind, T.BooleanType | T.StringType):
+        said = (
+            ("delete_when", settings.delete_when, T.BooleanType),
+            ("row_kind", settings.row_kind, T.StringType),
+        )
+        for setting, column, kind in said:
+            if column and not isinstance(schema[column].dataType, kind):
                 raise SchemaError(
-                    f"{self._where} is to delete by the column '{settings.delete_when}', which is "
-                    f"{kind.simpleString()}",
-                    why="delete_when is BOOLEAN, row_kind is STRING",
+                    f"{setting} of {self._where} is the column '{column}', which is no "
+                    f"{kind().simpleString().upper()}",
                     what_to_do="compute one with transform(...)",
                 )
         if not settings.target(schema).columns:
@@ -144,7 +146,7 @@ class Checks:
                 what_to_do="create it, or set create_table=True",
             )
         for declared in self._context.schema.fields:
-            if declared.name != settings.delete_when:
+            if declared.name != settings.deletes_by:
                 self._check_column(declared, columns)
         for table in settings.tables:
             why = dialect.why_unsafe(session, table)
@@ -221,7 +223,7 @@ class Checks:
         """Run the statements of a checkpoint without rows: the database checks rights by itself."""
         settings, context = self._settings, self._context
         target = settings.target(context.schema)
-        settings.dialect.probe(session, target, deletes=bool(settings.delete_when))
+        settings.dialect.probe(session, target, deletes=bool(settings.deletes_by))
         control = ControlTable(
             settings.dialect, settings.control_table, context.job, context.uid, context.owner_epoch
         )
@@ -240,7 +242,7 @@ def check_options(key: tuple[str, ...], mode: WriteMode, delete_when: str) -> No
         )
     if delete_when in key and delete_when:
         raise ConfigError(
-            f"the column '{delete_when}', by which rows are deleted, is one of the key",
+            f"the column '{delete_when}', by which rows are deleted, is a column of the key",
             why="it says what happens to a row and is not stored",
             what_to_do="use a column of its own",
         )
@@ -342,7 +344,7 @@ class JdbcSink(BufferedSink):
                 why="the kind of a row says whether it is deleted",
                 what_to_do="leave one of them out",
             )
-        check_options(self.key, settings.mode, settings.delete_when)
+        check_options(self.key, settings.mode, settings.deletes_by)
         tables = settings.tables
         if len(set(tables)) < len(tables):
             raise ConfigError(
@@ -366,10 +368,11 @@ class JdbcSink(BufferedSink):
             TableName.parse(self.table),
             self.key,
             WriteMode.of(self.mode),
-            self.delete_when or self.row_kind,
+            self.delete_when,
             self.create_table,
             TableName.parse(self.control_table),
             self.on_refused,
+            self.row_kind,
         )
 
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
@@ -387,7 +390,7 @@ class JdbcSink(BufferedSink):
             return None
         settings = self.settings
         target, columns = settings.target(context.schema), self._columns.get(context.uid, ())
-        return RecordCheck(context.uid, settings.dialect, target, settings.delete_when, columns)
+        return RecordCheck(context.uid, settings.dialect, target, settings.deletes_by, columns)
 
     def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
         """Return the committing half; it connects when it has something to commit."""
