@@ -110,6 +110,7 @@ def accounts(postgres_database: TestDatabase, broker: Any, topic: Any) -> Iterat
     made.connection.close()
 
 
+@pytest.mark.nightly(by_day="tests/integration/spark/test_changelogs.py")
 def test_the_changes_of_a_table_come_to_the_table(spark: Any, postgres_database: TestDatabase) -> None:
     """Values of PostgreSQL's own, in the encodings that a connector has by default."""
     connection = postgres_database.session.connection
