@@ -20,6 +20,7 @@ _COVERING = tuple(
         "checkpoint",
         "connectors/test_watermark_alignment.py",
         "core/test_records_and_store.py",
+        "job/test_notebook_views.py",
         "planning/test_job_graph.py",
         "planning/test_latency_tracking.py",
         "planning/test_time_plans.py",
