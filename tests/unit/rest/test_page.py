@@ -36,9 +36,13 @@ def opened(chromium: Any, troubles: list[str], **settings: Any) -> Any:
     page = chromium.new_context(**settings).new_page()
     page.on("pageerror", lambda error: troubles.append(str(error)))
     page.on("console", lambda said: troubles.append(said.text) if said.type == "error" else None)
-    page.on(
-        "requestfailed", lambda failed: troubles.append(failed.url) if "events" not in failed.url else None
-    )
+
+    def failed(request: Any) -> None:
+        # Events end with the server; and whoever leaves a page has its requests aborted.
+        if "events" not in request.url and request.failure != "net::ERR_ABORTED":
+            troubles.append(request.url)
+
+    page.on("requestfailed", failed)
     return page
 
 
