@@ -18,15 +18,17 @@ from typing import Any
 
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.formats.reader import Reader, Unreadable
+from flinkish_spark.connectors.formats.reader import (
+    Difference,
+    Reader,
+    Unreadable,
+    WriterSchemas,
+    check_difference,
+)
 from flinkish_spark.connectors.formats.registry import (
     HEADER_BYTES,
-    NoSuchSchema,
     Registered,
-    SchemaChangedError,
-    client_of,
     needed,
-    schema_id_in,
 )
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
@@ -133,16 +135,6 @@ def _kind(schema: Any) -> str:
         return "union"
     found = schema if isinstance(schema, str) else schema["type"]
     return str(found)
-
-
-@dataclass
-class Difference:
-    """What one schema has and another does not read, by path; found by :func:`differences`."""
-
-    #: Fields that a reader would leave out.
-    left_out: list[str] = field(default_factory=list)
-    #: Values that a reader would take for others.
-    other: list[str] = field(default_factory=list)
 
 
 def differences(writer: Any, reader: Any) -> Difference:
@@ -484,7 +476,13 @@ class AvroReader(Reader):
         ours = fastavro.parse_schema(_bare(own))
         if self.registry is None:
             return lambda data: convert(_decoded(data, 0, ours, None))
-        writers = _Writers(self.registry, own, self.on_schema_change)
+
+        def looked_at(found: Registered) -> Any:
+            writer = whole_schema(found.text, found.references)
+            check_difference(found, differences(writer, own), self.on_schema_change)
+            return fastavro.parse_schema(_bare(writer))
+
+        writers = WriterSchemas(self.registry, "AVRO", looked_at)
 
         def read(data: bytes) -> tuple[Any, ...]:
             row: tuple[Any, ...] = convert(_decoded(data, HEADER_BYTES, writers.of(data), ours))
@@ -517,85 +515,6 @@ def _decoded(data: bytes, start: int, writer: Any, reader: Any) -> Any:
     if stream.tell() != len(data):
         raise Unreadable(f"{len(data) - stream.tell()} bytes follow the record of the Avro schema")
     return value
-
-
-@dataclass
-class _Writers:
-    """The schemas that records name, each looked at once."""
-
-    registry: SchemaRegistry
-    reader: Any
-    on_schema_change: OnSchemaChange
-    _known: dict[int, Any] = field(default_factory=dict)
-
-    def of(self, data: bytes) -> Any:
-        """Return the schema that a record was written with."""
-        schema_id = schema_id_in(data)
-        if schema_id is None:
-            raise Unreadable("it does not begin with a zero byte and the number of a schema")
-        if schema_id not in self._known:
-            self._known[schema_id] = self._looked_at(schema_id)
-        return self._known[schema_id]
-
-    def _looked_at(self, schema_id: int) -> Any:
-        import fastavro
-
-        found = registered(self.registry, schema_id, "AVRO")
-        writer = whole_schema(found.text, found.references)
-        check_difference(found, differences(writer, self.reader), self.on_schema_change)
-        return fastavro.parse_schema(_bare(writer))
-
-
-def registered(registry: SchemaRegistry, schema_id: int, kind: str) -> Registered:
-    """Return the schema that a record names.
-
-    Raises
-    ------
-    Unreadable
-        There is none of that number, or it is one of another format.
-    """
-    try:
-        found = client_of(registry).by_id(schema_id)
-    except NoSuchSchema:
-        raise Unreadable(f"the registry has no schema {schema_id}") from None
-    if found.kind != kind:
-        raise Unreadable(f"its schema {schema_id} is {found.kind}, and not {kind}")
-    return found
-
-
-def check_difference(writer: Registered, found: Difference, policy: OnSchemaChange) -> None:
-    """Raise what the policy says about a writer's schema.
-
-    Raises
-    ------
-    SchemaError
-        It has fields that would be left out, and the policy is to fail; or values that would be others.
-    SchemaChangedError
-        It has fields that would be left out, and the policy is to evolve.
-    """
-    if found.other:
-        raise SchemaError(
-            f"records were written with {writer.name}, whose values the schema of the source reads as others",
-            why="; ".join(found.other[:5]),
-            what_to_do="give the source a schema with the same types",
-            schema_id=writer.schema_id,
-        )
-    if not found.left_out or policy is OnSchemaChange.LEAVE_OUT:
-        return
-    names = ", ".join(f"'{name}'" for name in found.left_out[:10])
-    if policy is OnSchemaChange.EVOLVE:
-        raise SchemaChangedError(
-            f"records were written with {writer.name}, which has the new fields {names}",
-            why="the job starts again and reads them",
-            schema_id=writer.schema_id,
-        )
-    raise SchemaError(
-        f"records were written with {writer.name}, which has fields that the source does not read: {names}",
-        why="on_schema_change is OnSchemaChange.FAIL",
-        what_to_do="choose OnSchemaChange.EVOLVE for new columns, OnSchemaChange.LEAVE_OUT to do without, or "
-        "give a schema with them",
-        schema_id=writer.schema_id,
-    )
 
 
 def avro_reader(

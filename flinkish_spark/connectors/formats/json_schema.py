@@ -9,14 +9,20 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.formats.avro import Difference, check_difference, registered
-from flinkish_spark.connectors.formats.reader import Reader, Unreadable, Writer
-from flinkish_spark.connectors.formats.registry import HEADER_BYTES, needed, schema_id_in
+from flinkish_spark.connectors.formats.reader import (
+    Difference,
+    Reader,
+    Unreadable,
+    Writer,
+    WriterSchemas,
+    check_difference,
+)
+from flinkish_spark.connectors.formats.registry import HEADER_BYTES, Registered, needed
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 from flinkish_spark.types.schemas import check_field_names
@@ -230,8 +236,16 @@ class JsonSchemaReader(Reader):
         if self.registry is None:
             validator = validator_of(self.text, self.references)
             return lambda data: _valid(data, 0, validator)
-        writers = _Writers(self.registry, self)
+        writers = WriterSchemas(self.registry, "JSON", self._looked_at)
         return lambda data: _valid(data, HEADER_BYTES, writers.of(data))
+
+    def _looked_at(self, found: Registered) -> Any:
+        """Return what holds a record against the schema it was written with."""
+        if self.on_schema_change is not OnSchemaChange.LEAVE_OUT:
+            read = T.StructType.fromJson(json.loads(self.fields))
+            left_out = differences(found.text, found.references, read)
+            check_difference(found, left_out, self.on_schema_change)
+        return validator_of(found.text, found.references)
 
 
 def _valid(data: bytes, start: int, validator: Any) -> str:
@@ -270,29 +284,6 @@ def _constant(name: str) -> Any:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_constant)
-
-
-@dataclass
-class _Writers:
-    """The schemas that records name, each looked at once."""
-
-    registry: SchemaRegistry
-    reader: JsonSchemaReader
-    _known: dict[int, Any] = field(default_factory=dict)
-
-    def of(self, data: bytes) -> Any:
-        """Return what holds a record against the schema it was written with."""
-        schema_id = schema_id_in(data)
-        if schema_id is None:
-            raise Unreadable("it does not begin with a zero byte and the number of a schema")
-        if schema_id not in self._known:
-            found = registered(self.registry, schema_id, "JSON")
-            if self.reader.on_schema_change is not OnSchemaChange.LEAVE_OUT:
-                read = T.StructType.fromJson(json.loads(self.reader.fields))
-                left_out = differences(found.text, found.references, read)
-                check_difference(found, left_out, self.reader.on_schema_change)
-            self._known[schema_id] = validator_of(found.text, found.references)
-        return self._known[schema_id]
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -19,14 +19,20 @@ from typing import Any
 
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.formats.avro import Difference, check_difference, registered
-from flinkish_spark.connectors.formats.reader import Reader, Unreadable, Writer
+from flinkish_spark.connectors.formats.reader import (
+    Difference,
+    Reader,
+    Unreadable,
+    Writer,
+    check_difference,
+    registered,
+    schema_id_of,
+)
 from flinkish_spark.connectors.formats.registry import (
     HEADER_BYTES,
     Registered,
     header,
     needed,
-    schema_id_in,
 )
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
@@ -480,9 +486,7 @@ class _Writers:
 
     def start_of(self, data: bytes) -> int:
         """Return where the message begins; its schema and its name are looked at before."""
-        schema_id = schema_id_in(data)
-        if schema_id is None:
-            raise Unreadable("it does not begin with a zero byte and the number of a schema")
+        schema_id = schema_id_of(data)
         path, start = path_in(data, HEADER_BYTES)
         if (schema_id, path) not in self._known:
             self._known[schema_id, path] = self._looked_at(schema_id, path)

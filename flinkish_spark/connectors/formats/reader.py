@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +17,15 @@ from pyspark.sql import Column
 from pyspark.sql import types as T
 from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
 
+from flinkish_spark.connectors.formats.registry import (
+    NoSuchSchema,
+    Registered,
+    SchemaChangedError,
+    client_of,
+    schema_id_in,
+)
+from flinkish_spark.core.errors import SchemaError
+from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 from flinkish_spark.types.arrow_types import arrow_type
 
 #: Names within what comes of a record: its row or its text, and why it has none.
@@ -122,3 +131,108 @@ def reason_of(read: Column) -> Column:
 def made_of(read: Column) -> Column:
     """Return what they made."""
     return read[READ]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Schemas that records name, and how far they are from the one that is read with.
+
+
+@dataclass
+class Difference:
+    """What one schema has and another does not read, by path; found by :func:`differences`."""
+
+    #: Fields that a reader would leave out.
+    left_out: list[str] = field(default_factory=list)
+    #: Values that a reader would take for others.
+    other: list[str] = field(default_factory=list)
+
+
+def check_difference(writer: Registered, found: Difference, policy: OnSchemaChange) -> None:
+    """Raise what the policy says about a writer's schema.
+
+    Raises
+    ------
+    SchemaError
+        It has fields that would be left out, and the policy is to fail; or values that would be others.
+    SchemaChangedError
+        It has fields that would be left out, and the policy is to evolve.
+    """
+    if found.other:
+        raise SchemaError(
+            f"records were written with {writer.name}, whose values the schema of the source reads as others",
+            why="; ".join(found.other[:5]),
+            what_to_do="give the source a schema with the same types",
+            schema_id=writer.schema_id,
+        )
+    if not found.left_out or policy is OnSchemaChange.LEAVE_OUT:
+        return
+    names = ", ".join(f"'{name}'" for name in found.left_out[:10])
+    if policy is OnSchemaChange.EVOLVE:
+        raise SchemaChangedError(
+            f"records were written with {writer.name}, which has the new fields {names}",
+            why="the job starts again and reads them",
+            schema_id=writer.schema_id,
+        )
+    raise SchemaError(
+        f"records were written with {writer.name}, which has fields that the source does not read: {names}",
+        why="on_schema_change is OnSchemaChange.FAIL",
+        what_to_do="choose OnSchemaChange.EVOLVE for new columns, OnSchemaChange.LEAVE_OUT to do without, or "
+        "give a schema with them",
+        schema_id=writer.schema_id,
+    )
+
+
+def registered(registry: SchemaRegistry, schema_id: int, kind: str) -> Registered:
+    """Return the schema that a record names.
+
+    Raises
+    ------
+    Unreadable
+        There is none of that number, or it is one of another format.
+    """
+    try:
+        found = client_of(registry).by_id(schema_id)
+    except NoSuchSchema:
+        raise Unreadable(f"the registry has no schema {schema_id}") from None
+    if found.kind != kind:
+        raise Unreadable(f"its schema {schema_id} is {found.kind}, and not {kind}")
+    return found
+
+
+def schema_id_of(data: bytes) -> int:
+    """Return the number of the schema that a record names.
+
+    Raises
+    ------
+    Unreadable
+        It names none.
+    """
+    schema_id = schema_id_in(data)
+    if schema_id is None:
+        raise Unreadable("it does not begin with a zero byte and the number of a schema")
+    return schema_id
+
+
+@dataclass
+class WriterSchemas:
+    """The schemas that records name, each asked for and looked at once in a process.
+
+    Parameters
+    ----------
+    kind
+        What the registry calls the format.
+    looked_at
+        Makes of a schema what its records are read by; raises what is wrong with it.
+    """
+
+    registry: SchemaRegistry
+    kind: str
+    looked_at: Callable[[Registered], Any]
+    _known: dict[int, Any] = field(default_factory=dict)
+
+    def of(self, data: bytes) -> Any:
+        """Return what was made of the schema that a record was written with."""
+        schema_id = schema_id_of(data)
+        if schema_id not in self._known:
+            self._known[schema_id] = self.looked_at(registered(self.registry, schema_id, self.kind))
+        return self._known[schema_id]
