@@ -438,19 +438,20 @@ class DeltaRows:
         session.sql(text).collect()
 
     def _fit_tasks(self, session: SparkSession, path: str) -> None:
-        """Give a MERGE as many tasks as its table is worth, unless the user has said how many.
+        """Give a MERGE as many tasks as its table is worth; what the user has said of the log's stays.
 
-        By default it gets fifty to read the log and hundreds for rows, for a table of one file, too.
+        By default it gets fifty to read the log and hundreds for rows, for a table of one file, too. The number
+        for rows that the user's session has is the most.
         """
-        context, said = getattr(session, "sparkContext", None), SETTINGS.all(self._spark)
+        context = getattr(session, "sparkContext", None)
         if context is None:
             # Spark Connect says nothing of its cores.
             return
-        cores = context.defaultParallelism
-        if _LOG_TASKS not in said:
+        cores, is_said = context.defaultParallelism, _LOG_TASKS in SETTINGS.all(self._spark)
+        if not is_said:
             session.conf.set(_LOG_TASKS, str(min(cores, _MOST_LOG_TASKS)))
         detail = session.sql(f"DESCRIBE DETAIL {table_name(path)}").collect()[0]
-        if _LOG_TASKS not in said:
+        if not is_said:
             wanted = max(cores, int(detail.numFiles) // _FILES_PER_TASK)
             session.conf.set(_LOG_TASKS, str(min(wanted, _MOST_LOG_TASKS)))
         wanted = max(cores, math.ceil(int(detail.sizeInBytes) / _MERGE_TASK_BYTES))
