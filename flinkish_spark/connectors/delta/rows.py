@@ -440,8 +440,8 @@ class DeltaRows:
     def _fit_tasks(self, session: SparkSession, path: str) -> None:
         """Give a MERGE as many tasks as its table is worth; what the user has said of the log's stays.
 
-        By default it gets fifty to read the log and hundreds for rows, for a table of one file, too. The number
-        for rows that the user's session has is the most.
+        By default it gets fifty to read the log and hundreds for rows, for a table of one file, too. Of those
+        for rows it gets at most as many as the user's session.
         """
         context = getattr(session, "sparkContext", None)
         if context is None:
