@@ -37,7 +37,7 @@ export FLINKISH_SKIPPED := $(SKIPPED)
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
 STAGES := lint types unit integration crash
 
-.PHONY: help setup jars s3a hdfs flink registry shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-spark bench-recovery bench-latency bench-peers-env bench-start bench-state bench-operators bench-regressions bench-flink bench-full wheel clean
+.PHONY: help docs setup jars s3a hdfs flink registry shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-spark bench-recovery bench-latency bench-peers-env bench-start bench-state bench-operators bench-regressions bench-flink bench-full wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
@@ -68,9 +68,14 @@ test: setup $(BUILD)/classes.jsa $(BUILD)/compiled.stamp ## everything CI runs: 
 	if [ -e $(SKIPPED) ]; then sort $(SKIPPED) | uniq -c; fi; \
 	echo "==== all passed in $$((SECONDS - started)) s, $$(cat $(SKIPPED) 2>/dev/null | wc -l) tests skipped"
 
-nightly: ## test, with the tests that are marked nightly, and what has become slower
+nightly: ## test, with the tests that are marked nightly, the docs, and what has become slower
 	@PYTEST_ADDOPTS="$(PYTEST_ADDOPTS) --nightly" $(MAKE) test
+	@$(MAKE) docs
 	@$(MAKE) bench-regressions
+
+docs: $(BUILD)/docs.stamp ## the documentation as a site, in build/site; a warning or a dead link fails
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
+	@echo "$(BUILD)/site/index.html"
 
 lint: $(VENV)/.stamp ## ruff; import-linter: which floor may import which
 	@$(PY) -m ruff check .
@@ -182,6 +187,10 @@ $(BUILD)/peers/%/.stamp: Makefile | $(VENV)/.stamp
 
 $(BUILD)/flink-classes/FlinkSql.class: tests/bench/nexmark/FlinkSql.java $(BUILD)/flink-cluster-jars/.stamp
 	@javac -nowarn -d $(BUILD)/flink-classes -cp "$(BUILD)/flink-cluster-jars/*" $<
+
+$(BUILD)/docs.stamp: setup.cfg | $(VENV)/.stamp
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
 
 $(BUILD)/plots.stamp: setup.cfg | $(VENV)/.stamp
 	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[bench]'

@@ -4,7 +4,7 @@
     python tools/matrix.py                                all rows and lanes, an environment for each row
     python tools/matrix.py --rows newest --lanes unit broker
     python tools/matrix.py --install                      make the environments, run nothing
-    python tools/matrix.py --table                        print what README.md quotes, and put it there
+    python tools/matrix.py --table                        print what docs/where-it-runs.md quotes, and put it there
 
 A row is an environment below build/matrix/, and the JARs of its broker. A lane is a choice of tests, or the
 move of a job to the row from another one. What came of each is in docs/versions.json, which is committed: the
@@ -30,7 +30,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 MATRIX = ROOT / "build" / "matrix"
 RESULTS = ROOT / "docs" / "versions.json"
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "where-it-runs.md"
 PINNED = "pinned"
 BEGIN, END = "<!-- versions -->\n", "<!-- end of versions -->\n"
 
@@ -290,7 +290,7 @@ def keep(row: Row, lane: str, found: dict[str, Any]) -> None:
     lanes = own.get("lanes", {}) if own.get("versions") == versions else {}
     known[row.name] = {"versions": versions, "lanes": {**lanes, lane: found}}
     RESULTS.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    write_readme()
+    write_page()
 
 
 def cell(found: dict[str, Any] | None) -> str:
@@ -317,7 +317,7 @@ def moved(row: Row, lanes: dict[str, Any]) -> str:
 
 
 def table(known: dict[str, dict[str, Any]]) -> str:
-    """Return the table of README.md."""
+    """Return the table of docs/where-it-runs.md."""
     head = ["pyspark", "Python", "pandas", "kafka-python", "broker", *LANES]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for row in ROWS:
@@ -330,12 +330,12 @@ def table(known: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_readme() -> None:
+def write_page() -> None:
     """Put the table between its marks."""
-    text = README.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    README.write_text(f"{before}{BEGIN}{table(results())}{END}{after}", encoding="utf-8")
+    PAGE.write_text(f"{before}{BEGIN}{table(results())}{END}{after}", encoding="utf-8")
 
 
 def main() -> None:
@@ -346,7 +346,7 @@ def main() -> None:
     parser.add_argument("--lanes", nargs="+", choices=list(LANES), default=list(LANES))
     parser.add_argument("--install", action="store_true", help="make the environments and run nothing")
     parser.add_argument(
-        "--table", action="store_true", help="print the table, put it into README.md, run nothing"
+        "--table", action="store_true", help="print the table, put it into its page, run nothing"
     )
     parser.add_argument(
         "--workers", type=int, default=2, help="processes of pytest, where a lane takes several"
@@ -366,7 +366,7 @@ def main() -> None:
             keep(row, lane, found)
             failed += found.get("failed", 0)
             print(f"{row.name} {lane}: {cell(found)}", flush=True)
-    write_readme()
+    write_page()
     print(table(results()), end="")
     sys.exit(1 if failed else 0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -439,6 +440,8 @@ def delta_conf(jars: Iterable[str | Path] = ()) -> dict[str, str]:
 
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+#: What Spark 4 runs on; up to 8 a version began with "1.".
+_LEAST_JAVA, _JAVA_VERSION = 17, re.compile(r'version "(?:1\.)?(\d+)')
 
 #: An executor ends with a task that does not end when it is cancelled; Flink's `task.cancellation.timeout`.
 REAPING_CONF = {"spark.task.reaper.enabled": "true", "spark.task.reaper.killTimeout": "180s"}
@@ -631,9 +634,7 @@ def _class_sharing(builder: SparkSession.Builder, folder: Path, jars: Iterable[s
     """
     import pyspark
 
-    java = shutil.which("java", path=os.path.join(os.environ.get("JAVA_HOME", ""), "bin")) or shutil.which(
-        "java"
-    )
+    java = _java()
     files = [*([] if java is None else [os.path.realpath(java)]), *map(str, jars)]
     facts = [pyspark.__version__, *(f"{file} {os.stat(file).st_mtime_ns}" for file in files)]
     name = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
@@ -644,6 +645,29 @@ def _class_sharing(builder: SparkSession.Builder, folder: Path, jars: Iterable[s
     # Without its remarks on classes that cannot be kept, and on archives that it cannot use.
     sharing = f'"-XX:{option}={archive}" -Xlog:cds=off -Xlog:cds+dynamic=off'
     return {_JAVA_OPTIONS: f"{given} {sharing}".strip()}
+
+
+def check_java() -> None:
+    """Raise EnvironmentFault if Spark would find no Java here, or one that is too old.
+
+    For commands that start a session for somebody who may have nothing installed: Spark itself says only
+    that its gateway has exited.
+    """
+    install = f"install a JDK, {_LEAST_JAVA} or newer; let JAVA_HOME name its folder, or PATH its bin"
+    java = _java()
+    if java is None:
+        where = "JAVA_HOME names a folder without one" if os.environ.get("JAVA_HOME") else "PATH has none"
+        raise EnvironmentFault("there is no Java", why=f"{where}, and Spark runs on it", what_to_do=install)
+    answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    version = _JAVA_VERSION.search(answer.stderr)
+    if version is not None and int(version[1]) < _LEAST_JAVA:
+        raise EnvironmentFault(f"Java {version[1]} is too old", why=f"Spark would run {java}", what_to_do=install)
+
+
+def _java() -> str | None:
+    """Return the Java that Spark runs: that of JAVA_HOME, if it is set, else the one on the path."""
+    home = os.environ.get("JAVA_HOME")
+    return shutil.which("java", path=os.path.join(home, "bin")) if home else shutil.which("java")
 
 
 # ----------------------------------------------------------------------------------------------------------

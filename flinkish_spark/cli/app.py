@@ -12,6 +12,7 @@ from flinkish_spark.cli.audit import audit
 from flinkish_spark.cli.checkpoints import checkpoints
 from flinkish_spark.cli.client import ExitStatus, complain, one_line, unforeseen
 from flinkish_spark.cli.dead_letters import replay_dead_letters
+from flinkish_spark.cli.demo import demo
 from flinkish_spark.cli.doctor import doctor
 from flinkish_spark.cli.graph import graph
 from flinkish_spark.cli.new import new
@@ -86,5 +87,6 @@ for _command in (
     ui,
     top,
     new,
+    demo,
 ):
     app.add_command(_command)

@@ -78,8 +78,9 @@ def doctor(
 def _session(master: str | None, jars: str | None) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    from flinkish_spark.bridge.session import configure_spark_with_jars
+    from flinkish_spark.bridge.session import check_java, configure_spark_with_jars
 
+    check_java()
     builder = SparkSession.builder.appName("flinkish doctor").config("spark.ui.showConsoleProgress", "false")
     builder = builder if master is None else builder.master(master)
     spark = (builder if jars is None else configure_spark_with_jars(builder, jars)).getOrCreate()

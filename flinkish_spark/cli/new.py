@@ -20,6 +20,12 @@ def new(folder: Path) -> None:
 
     DIR is made if it is missing. One with files in it is refused.
     """
+    write_project(folder)
+    say(f"written: {folder.absolute()}; README.md in it says how to run it")
+
+
+def write_project(folder: Path) -> None:
+    """Write the project; raise UsageError if there are files in the folder."""
     if folder.is_dir() and any(folder.iterdir()):
         raise click.UsageError(f"{str(folder)!r} has files in it; give a new directory.")
     folder.mkdir(parents=True, exist_ok=True)
@@ -27,4 +33,3 @@ def new(folder: Path) -> None:
         # Nothing is overwritten, whoever else writes at this moment.
         with (folder / file.name.removesuffix(_AS_DATA)).open("x", encoding="utf-8") as written:
             written.write(file.read_text(encoding="utf-8"))
-    say(f"written: {folder.absolute()}; README.md in it says how to run it")

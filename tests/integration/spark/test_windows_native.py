@@ -168,7 +168,7 @@ def check(spark: Any, tmp_path: Path, given: list[Reading], source: Any, kinds: 
         assert wanted.total() > 100 and early > 0.3 * wanted.total(), name
 
 
-@pytest.mark.nightly(by_day="tests/integration/spark/test_window_pages.py")
+@pytest.mark.nightly(by_day="tests/integration/spark/test_job_pages.py")
 def test_a_collection_in_micro_batches_gives_what_sparks_own_windows_give(spark: Any, tmp_path: Path) -> None:
     """Tumbling, sliding and session windows: out of order, nulls, before 1970, on the edges."""
     given = readings(seed=11)

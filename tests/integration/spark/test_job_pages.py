@@ -1,4 +1,4 @@
-"""The jobs of docs/windows.md, docs/cep.md and docs/joins.md do what they say."""
+"""The examples of pages in docs/ that need Spark do what they say."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
+PAGES = [
+    *("windows.md", "cep.md", "state.md", "tutorials/first-job.md", "migrate/foreach-batch.md"),
+    pytest.param("joins.md", marks=pytest.mark.nightly),
+]
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.mark.parametrize(
-    "page", ["windows.md", "cep.md", pytest.param("joins.md", marks=pytest.mark.nightly)]
-)
-def test_the_job_of_the_page_does_what_it_says(spark, tmp_path, page) -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_the_jobs_of_the_page_do_what_it_says(spark, tmp_path, page) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")
     blocks = re.findall(r"^```pycon spark\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert blocks

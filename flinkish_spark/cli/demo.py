@@ -1,0 +1,180 @@
+"""`flinkish demo`: the job of `flinkish new` is killed once and goes on; then its output is counted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from flinkish_spark.cli.client import ExitStatus, end_with, say
+from flinkish_spark.cli.new import write_project
+from flinkish_spark.core.errors import EnvironmentFault
+
+#: What the project's job makes, and how often it draws a checkpoint.
+_ORDERS, _INTERVAL_S = 10_000, 2.0
+#: How long one start of the job may take to show rows, or to end.
+_PATIENCE_S = 180.0
+_GLANCE_S = 0.1
+_LOG_LINES = 15
+
+
+@click.command()
+@click.argument(
+    "folder", metavar="[DIR]", required=False, type=click.Path(file_okay=False, path_type=Path)
+)
+def demo(folder: Path | None) -> None:
+    """Run a job on made-up orders, kill it once, let it go on, and count its output.
+
+    It takes half a minute, and needs Java but no Kafka. The job is that of `flinkish new`. It is written into
+    DIR, by default a new folder for temporary files, and stays there. The status is 1 if a row is lost, is
+    there twice, or has a wrong total.
+    """
+    # Here and not above: it imports pyspark.
+    from flinkish_spark.bridge.session import check_java
+
+    check_java()
+    folder = Path(tempfile.mkdtemp(prefix="flinkish-demo-")) if folder is None else folder.absolute()
+    write_project(folder)
+    began = time.monotonic()
+
+    def tell(text: str) -> None:
+        say(f"{time.monotonic() - began:5.1f} s  {text}")
+
+    tell(f"wrote a job with a test and a notebook: {folder}")
+    with _running(folder) as job:
+        tell(f"started it: {_ORDERS:,} orders, a running total per user, a checkpoint every {_INTERVAL_S:g} s")
+        seen = job.wait_until(lambda: sum(1 for _ in rows_in(folder)))
+        tell(f"{seen:,} rows are committed")
+        # By now the next checkpoint has staged rows, which nobody can see.
+        time.sleep(_INTERVAL_S / 2)
+    tell("killed it with SIGKILL in the middle of the next checkpoint: driver, JVM, workers")
+    with _running(folder) as job:
+        tell("started it again: it goes on from its last checkpoint")
+        job.wait_until(lambda: job.has_ended)
+    tell("it has read all orders, and has ended by itself")
+    found = count(rows_in(folder), _ORDERS)
+    say(str(found))
+    say(f"the rows: {folder / 'data' / 'totals'}; what to do next: {folder / 'README.md'}")
+    if not found.is_exact:
+        end_with(ExitStatus.NOT_DONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """What is wrong with the rows of the demo's job."""
+
+    orders: int
+    rows: int
+    lost: int
+    twice: int
+    wrong_totals: int
+
+    @property
+    def is_exact(self) -> bool:
+        return not (self.lost or self.twice or self.wrong_totals)
+
+    def __str__(self) -> str:
+        verdict = "EXACTLY ONCE" if self.is_exact else "NOT EXACTLY ONCE"
+        counts = f"{self.orders:,} orders, {self.rows:,} rows, {self.lost} lost, {self.twice} twice"
+        return f"{verdict}: {counts}, {self.wrong_totals} wrong totals"
+
+
+def count(rows: Iterable[dict[str, object]], orders: int) -> Count:
+    """Compare rows with what the orders 0, 1, ... must give, whatever their users and amounts are.
+
+    An order that is there twice, or not at all, is seen by its id. A total is wrong if it is not that of the
+    user's order before, and the amount: so a state that forgets, or adds twice, is seen, too.
+    """
+    times: dict[object, int] = defaultdict(int)
+    amounts: dict[object, list[tuple[int, int]]] = defaultdict(list)
+    for row in rows:
+        times[row["id"]] += 1
+        total, amount = row["total"], row["amount"]
+        assert isinstance(total, int) and isinstance(amount, int)
+        amounts[row["user"]].append((total, amount))
+    wrong = 0
+    for of_user in amounts.values():
+        before = 0
+        # Amounts are positive, so totals stand in the order of the orders.
+        for total, amount in sorted(of_user):
+            wrong += total != before + amount
+            before = total
+    return Count(
+        orders,
+        sum(times.values()),
+        sum(1 for order in range(orders) if order not in times),
+        sum(seen - 1 for seen in times.values()),
+        wrong,
+    )
+
+
+def rows_in(folder: Path) -> Iterator[dict[str, object]]:
+    """Yield the rows that a reader of the project's output sees."""
+    for file in sorted((folder / "data" / "totals").glob("*.json")):
+        with file.open(encoding="utf-8") as lines:
+            yield from map(json.loads, lines)
+
+
+class _Job:
+    """One start of the project's job."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self._process, self._log = process, log
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() == 0
+
+    def wait_until(self, look: Callable[[], int]) -> int:
+        """Return what is seen as soon as it is something; raise EnvironmentFault if that cannot come."""
+        until = time.monotonic() + _PATIENCE_S
+        while not (seen := look()):
+            status = self._process.poll()
+            if status is not None and not look():
+                raise self._failed(f"ended with status {status}")
+            if time.monotonic() > until:
+                raise self._failed(f"did not get on for {_PATIENCE_S:g} s")
+            time.sleep(_GLANCE_S)
+        return seen
+
+    def _failed(self, what: str) -> EnvironmentFault:
+        lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
+        said = [line.strip() for line in lines if line.strip()][-_LOG_LINES:]
+        return EnvironmentFault(
+            f"the job of the demo {what}",
+            why=f"its log, {self._log}, ends with: {' / '.join(said)}",
+            what_to_do="run `flinkish doctor`",
+        )
+
+
+@contextlib.contextmanager
+def _running(folder: Path) -> Iterator[_Job]:
+    """Run the job in a session of its own; behind it nothing of it is left, however far it is."""
+    log = folder / "job.log"
+    with log.open("ab") as written:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flinkish_spark.cli", "run", "--target", "local", "job.py"],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=written,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield _Job(process, log)
+    finally:
+        # The workers' daemon has a group of its own, and ends with the JVM.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
