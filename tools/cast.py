@@ -52,7 +52,9 @@ def picture(lines: Sequence[tuple[float, str]]) -> str:
     rules, texts = [], []
     for number, (at, text) in enumerate(lines):
         share = 100 * at / whole
-        rules.append(f"@keyframes k{number}{{0%,{share:.2f}%{{opacity:0}}{share + 0.05:.2f}%,100%{{opacity:1}}}}")
+        rules.append(
+            f"@keyframes k{number}{{0%,{share:.2f}%{{opacity:0}}{share + 0.05:.2f}%,100%{{opacity:1}}}}"
+        )
         kind = "p" if text.startswith("$ ") else "g" if text.startswith("EXACTLY") else ""
         kind = "r" if "SIGKILL" in text else kind
         style = f' style="animation:k{number} {whole:.1f}s linear infinite"' if at else ""
@@ -65,7 +67,9 @@ def picture(lines: Sequence[tuple[float, str]]) -> str:
             f"<title>{escape(lines[0][1])}: {escape(lines[-2][1] if len(lines) > 2 else '')}</title>",
             "<style>text{font:13.3px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace;"
             "fill:#cfd8dc;white-space:pre}.p{fill:#80cbc4;font-weight:bold}.g{fill:#a5d6a7;font-weight:bold}"
-            ".r{fill:#ffab91}" + "".join(rules) + "@media (prefers-reduced-motion:reduce){text{animation:none!important}}</style>",
+            ".r{fill:#ffab91}"
+            + "".join(rules)
+            + "@media (prefers-reduced-motion:reduce){text{animation:none!important}}</style>",
             f'<rect width="{width}" height="{height}" rx="8" fill="#1e272c"/>',
             '<circle cx="22" cy="20" r="6" fill="#ff5f57"/><circle cx="42" cy="20" r="6" fill="#febc2e"/>'
             '<circle cx="62" cy="20" r="6" fill="#28c840"/>',

@@ -11,6 +11,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,14 +29,23 @@ LOG = logging.getLogger("mkdocs.plugins.docs_site")
 #: Page, its title, and the modules whose public names it has; the first page that fits a name has it.
 API = (
     ("environment", "Environment and streams", ("datastream",)),
-    ("jobs", "Running jobs", ("job", "checkpoint", "rest", "contracts.hooks", "protocol.job_status", "latency")),
+    (
+        "jobs",
+        "Running jobs",
+        ("job", "checkpoint", "rest", "contracts.hooks", "protocol.job_status", "latency"),
+    ),
     ("settings", "Settings", ("core.config", "core.distributed_cache", "core.accumulators", "bridge")),
-    ("functions", "Functions", ("functions.keyed", "functions.stream", "functions.aggregates", "core.elements")),
+    (
+        "functions",
+        "Functions",
+        ("functions.keyed", "functions.stream", "functions.aggregates", "core.elements"),
+    ),
     ("batches", "Functions over batches", ("operators",)),
     ("async", "Calls to systems outside", ("functions.async_io",)),
     ("state", "State", ("state",)),
     ("time", "Event time", ("functions.watermark_strategy",)),
     ("windows", "Windows", ("windows",)),
+    ("joins", "Joins", ("joins",)),
     ("patterns", "Patterns", ("cep", "functions")),
     ("kafka", "Kafka", ("connectors.kafka",)),
     ("delta", "Delta", ("connectors.delta",)),
@@ -133,11 +143,17 @@ def api_pages() -> dict[str, str]:
 # Errors: the classes, and what they say, out of the code.
 
 
+@cache
+def _trees() -> dict[Path, ast.Module]:
+    return {file: ast.parse(file.read_text(encoding="utf-8")) for file in sorted(PACKAGE.rglob("*.py"))}
+
+
+@cache
 def error_classes() -> dict[str, tuple[str, str, bool, Path]]:
     """Return each error of the package: base, docstring, whether a restart may help, file."""
     classes: dict[str, tuple[list[str], ast.ClassDef, Path]] = {}
-    for file in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for file, tree in _trees().items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 classes[node.name] = ([ast.unparse(base).split(".")[-1] for base in node.bases], node, file)
 
@@ -166,11 +182,10 @@ def error_classes() -> dict[str, tuple[str, str, bool, Path]]:
 def error_table() -> str:
     """Return the table of docs/errors.md: the public classes of core/errors.py."""
     classes = error_classes()
-    rows = ["| error | what it means | may a restart help? |", "|---|---|---|"]
+    rows = ["| error | is a | what it means | may a restart help? |", "|---|---|---|---|"]
     for name in _defined(PACKAGE / "core" / "errors.py"):
         base, text, may_help, _ = classes[name]
-        of = f" (a `{base}`)" if base not in ("Exception", "") else ""
-        rows.append(f"| `{name}` | {_cell(text)}{of} | {'yes' if may_help else 'no'} |")
+        rows.append(f"| `{name}` | `{base}` | {_cell(text)} | {'yes' if may_help else 'no'} |")
     return "\n".join(rows)
 
 
@@ -178,8 +193,8 @@ def error_messages() -> str:
     """Return what each error says: what happened, why, what to do; parts that vary are in braces."""
     classes = error_classes()
     found: dict[str, set[tuple[str, str, str]]] = {}
-    for file in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for tree in _trees().values():
+        for node in ast.walk(tree):
             if not isinstance(node, ast.Call):
                 continue
             name = ast.unparse(node.func).split(".")[-1]
@@ -192,7 +207,14 @@ def error_messages() -> str:
                 found.setdefault(name, set()).add((what, given.get("why", ""), given.get("what_to_do", "")))
     text = []
     for name in sorted(found):
-        text += [f"### {name}", "", classes[name][1], "", "| what happened | why | what to do |", "|---|---|---|"]
+        text += [
+            f"### {name}",
+            "",
+            classes[name][1],
+            "",
+            "| what happened | why | what to do |",
+            "|---|---|---|",
+        ]
         text += [f"| {' | '.join(_cell(part) or '' for part in row)} |" for row in sorted(found[name])]
         text.append("")
     return "\n".join(text)
@@ -244,7 +266,8 @@ MADE: dict[str, str] = {}
 def made_pages() -> dict[str, str]:
     """Return all pages that are made when the site is built, by their path."""
     notebooks = {
-        f"notebooks/{file.stem}.md": notebook_page(file) for file in sorted((ROOT / "notebooks").glob("*.ipynb"))
+        f"notebooks/{file.stem}.md": notebook_page(file)
+        for file in sorted((ROOT / "notebooks").glob("*.ipynb"))
     }
     project = {place: (ROOT / name).read_text(encoding="utf-8") for name, place in PROJECT.items()}
     return {**api_pages(), **notebooks, **project}
@@ -257,21 +280,20 @@ def made_pages() -> dict[str, str]:
 def on_config(config: Any) -> Any:
     """Put what is made, and the pages of guarantees, into the navigation."""
     MADE.update(made_pages())
-    sections = {
+    sections: dict[str, list[Any]] = {
         "NOTEBOOKS": [path for path in MADE if path.startswith("notebooks/")],
         "API": [{title: f"api/{page}.md"} for page, title, _ in API],
         "PROJECT": list(PROJECT.values()),
-        "GUARANTEES": [
-            "guarantees/index.md",
-            *(
-                f"guarantees/{one.name}"
-                for one in sorted((ROOT / "docs" / "guarantees").glob("*.md"))
-                if one.name != "index.md"
-            ),
-        ],
+        "GUARANTEES": ["guarantees/index.md", *(f"guarantees/{page}" for page in guarantees())],
     }
     config.nav = _filled(config.nav, sections)
     return config
+
+
+def guarantees() -> list[str]:
+    """Return the pages of guarantees, in the order of their table."""
+    table = (ROOT / "docs" / "guarantees" / "index.md").read_text(encoding="utf-8")
+    return re.findall(r"^\| \[[^\]]+\]\(([a-z-]+\.md)\)", table, re.MULTILINE)
 
 
 def _filled(nav: Any, sections: dict[str, list[Any]]) -> Any:
@@ -380,8 +402,8 @@ def _paths(nav: Any) -> Iterator[str]:
 
 def first_sentence(markdown: str) -> str:
     """Return the first sentence behind a page's title, without markup."""
-    for block in re.split(r"\n\s*\n", markdown):
-        if block.strip() and not re.match(r"\s*(#|```|\||<|-|!|\d|:::)", block):
+    for block in re.split(r"\n\s*\n", _FENCE.sub("", markdown)):
+        if block.strip() and not re.match(r"\s*(#|\||<|>|-|!|\d|:::)", block):
             plain = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(block.split()))
-            return re.split(r"(?<=[.:]) ", plain)[0].replace("**", "")
+            return re.split(r"(?<=\.) ", plain)[0].replace("**", "")
     return ""

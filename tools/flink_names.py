@@ -14,11 +14,12 @@ import importlib
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = ROOT / "tools" / "pyflink.json"
+NAMES, INSTEAD = ROOT / "tools" / "pyflink.json", ROOT / "tools" / "flink_instead.json"
 PAGE = ROOT / "docs" / "migrate" / "flink-datastream.md"
 MARKS = "<!-- flink-names -->\n", "\n<!-- /flink-names -->"
 #: Files of PyFlink that the API is in, by chapter of the table.
@@ -85,8 +86,7 @@ def _members(node: ast.ClassDef) -> Iterator[str]:
     is_kind = node.name.endswith(("Trigger", "Windows", "WindowAssigner")) and node.name not in _BASES
     for one in node.body:
         if isinstance(one, ast.FunctionDef) and one.name[0] != "_" and "java" not in one.name:
-            if not is_kind or one.name in _FACTORIES:
-                yield one.name
+            yield from [one.name] if not is_kind or one.name in _FACTORIES else []
         is_enum = any("Enum" in ast.unparse(base) for base in node.bases)
         if is_enum and isinstance(one, ast.Assign):
             yield ast.unparse(one.targets[0])
@@ -115,14 +115,22 @@ def _member(owner: Any, name: str) -> Any:
 
 def answer(owner: str, member: str = "") -> str:
     """Return where a name of Flink's is here; empty if nobody has said."""
-    from tools.flink_instead import INSTEAD
-
-    name = f"{owner}.{member}" if member else owner
-    if name in INSTEAD:
-        return INSTEAD[name]
+    name, said = f"{owner}.{member}" if member else owner, instead()
+    if name in said:
+        return said[name]
     if ours(name) is not None:
         return "same"
-    return INSTEAD.get(f"{owner}.*", "") if member else ""
+    return said.get(f"{owner}.*", "") if member else ""
+
+
+@cache
+def instead() -> dict[str, str]:
+    """Return what is said of names that are not the same here; `Class.*` is for the rest of its members.
+
+    A backticked name that begins with a class of ours is looked up by a test.
+    """
+    found: dict[str, str] = json.loads(INSTEAD.read_text(encoding="utf-8"))
+    return found
 
 
 def rows() -> Iterator[tuple[str, str, str, str]]:
@@ -145,8 +153,14 @@ def table() -> str:
     ]
     for chapter in names()["chapters"]:
         text += ["", f"### {chapter}", "", "| Flink | here |", "|---|---|"]
-        for _, owner, member, there in (row for row in known if row[0] == chapter):
-            text.append(f"| {f'`.{member}`' if member else f'**`{owner}`**'} | {there} |")
+        for owner in names()["chapters"][chapter]:
+            # Members with one answer share a row.
+            answers: dict[str, list[str]] = {}
+            for _, of, member, there in known:
+                if of == owner and member:
+                    answers.setdefault(there, []).append(f"`.{member}`")
+            text.append(f"| **`{owner}`** | {answer(owner)} |")
+            text += [f"| {', '.join(members)} | {there} |" for there, members in answers.items()]
     return "\n".join(text)
 
 
@@ -158,7 +172,7 @@ def write() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description="Flink's names beside ours.")
     parser.add_argument("--read", type=Path, metavar="PYFLINK")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()

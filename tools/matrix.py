@@ -4,7 +4,7 @@
     python tools/matrix.py                                all rows and lanes, an environment for each row
     python tools/matrix.py --rows newest --lanes unit broker
     python tools/matrix.py --install                      make the environments, run nothing
-    python tools/matrix.py --table                        print what docs/where-it-runs.md quotes, and put it there
+    python tools/matrix.py --table                        print what docs/where-it-runs.md quotes, there
 
 A row is an environment below build/matrix/, and the JARs of its broker. A lane is a choice of tests, or the
 move of a job to the row from another one. What came of each is in docs/versions.json, which is committed: the

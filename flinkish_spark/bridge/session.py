@@ -661,7 +661,9 @@ def check_java() -> None:
     answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
     version = _JAVA_VERSION.search(answer.stderr)
     if version is not None and int(version[1]) < _LEAST_JAVA:
-        raise EnvironmentFault(f"Java {version[1]} is too old", why=f"Spark would run {java}", what_to_do=install)
+        raise EnvironmentFault(
+            f"Java {version[1]} is too old", why=f"Spark would run {java}", what_to_do=install
+        )
 
 
 def _java() -> str | None:

@@ -1,7 +1,7 @@
 """`flinkish`, the command line: run a program, look at its checkpoints, ask it for something, go back.
 
-But for `run`, `demo` and `doctor` it reads and writes the job directory and nothing else: no Spark, no JVM, no
-broker, no code from a file. What it says to programs is in `docs/command-line.md` and stays as it is.
+But for `run`, `demo` and `doctor` it reads and writes the job directory and nothing else: no Spark, no JVM,
+no broker, no code from a file. What it says to programs is in `docs/command-line.md` and stays as it is.
 """
 
 

@@ -30,9 +30,7 @@ _LOG_LINES = 15
 
 
 @click.command()
-@click.argument(
-    "folder", metavar="[DIR]", required=False, type=click.Path(file_okay=False, path_type=Path)
-)
+@click.argument("folder", metavar="[DIR]", required=False, type=click.Path(file_okay=False, path_type=Path))
 def demo(folder: Path | None) -> None:
     """Run a job on made-up orders, kill it once, let it go on, and count its output.
 
@@ -53,7 +51,9 @@ def demo(folder: Path | None) -> None:
 
     tell(f"wrote a job with a test and a notebook: {folder}")
     with _running(folder) as job:
-        tell(f"started it: {_ORDERS:,} orders, a running total per user, a checkpoint every {_INTERVAL_S:g} s")
+        tell(
+            f"started it: {_ORDERS:,} orders, a running total per user, a checkpoint every {_INTERVAL_S:g} s"
+        )
         seen = job.wait_until(lambda: sum(1 for _ in rows_in(folder)))
         tell(f"{seen:,} rows are committed")
         # By now the next checkpoint has staged rows, which nobody can see.

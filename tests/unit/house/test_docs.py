@@ -106,7 +106,7 @@ def test_paths_and_tests_that_are_named_exist(document: Path) -> None:
 
 
 def test_every_document_is_reached_from_the_readme() -> None:
-    """By links, and by those of the pages that they lead to; the site's navigation is not there in a checkout."""
+    """By links, and by those of the pages that they lead to: a checkout has no navigation."""
     reached, ahead = set(), [ROOT / "README.md"]
     while ahead:
         document = ahead.pop()

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from tools import docs_site, flink_names
-from tools.flink_instead import INSTEAD
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
@@ -39,7 +38,7 @@ def test_the_navigation_has_every_page_once() -> None:
 
 
 def test_the_page_of_guarantees_has_every_one_of_them() -> None:
-    listed = re.findall(r"\]\(([a-z-]+\.md)\) \|", (DOCS / "guarantees" / "index.md").read_text("utf-8"))
+    listed = docs_site.guarantees()
     assert sorted([*listed, "index.md"]) == sorted(page.name for page in (DOCS / "guarantees").iterdir())
 
 
@@ -76,19 +75,25 @@ def test_every_name_of_flink_has_an_answer() -> None:
     rows = list(flink_names.rows())
     assert len(rows) > 400
     assert [(owner, member) for _, owner, member, there in rows if not there] == []
-    assert [name for name in INSTEAD if not name.endswith(".*") and not _is_of_flink(name)] == []
+    assert [
+        name for name in flink_names.instead() if not name.endswith(".*") and not _is_of_flink(name)
+    ] == []
 
 
 def _is_of_flink(name: str) -> bool:
     owner, _, member = name.partition(".")
-    classes = {one: members for chapter in flink_names.names()["chapters"].values() for one, members in chapter.items()}
+    classes = {
+        one: members
+        for chapter in flink_names.names()["chapters"].values()
+        for one, members in chapter.items()
+    }
     return owner in classes and (not member or member in classes[owner])
 
 
 def test_what_is_said_to_be_here_is_here() -> None:
     named = {
         name
-        for text in INSTEAD.values()
+        for text in flink_names.instead().values()
         for name in re.findall(r"`([A-Z][A-Za-z]+(?:\.[A-Za-z_]+)?)(?=[`(])", text)
         if not name.startswith("ResourceProfile")
     }

@@ -1,4 +1,4 @@
-"""The examples of tutorials, of pages about migration and about errors, that need no Spark do what they say."""
+"""The examples of tutorials and of further pages that need no Spark do what they say."""
 
 from __future__ import annotations
 
