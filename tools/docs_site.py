@@ -351,9 +351,18 @@ def _link(match: re.Match[str], page: Any) -> str:
 _ROLE = re.compile(r":(?:class|func|meth|mod|data|attr|exc|obj):<code>(~?)([\w.]+)</code>")
 
 
+_CODE_IN_TABLE = re.compile(r"(?<=<td>).*?(?=</td>)", re.DOTALL)
+_LONG_CODE = re.compile(r"<code>([^<]{25,})</code>")
+
+
 def on_page_content(html: str, **_: Any) -> str:
-    """Show names in docstrings as names; roles are Sphinx's."""
-    return _ROLE.sub(lambda m: f"<code>{m[2].split('.')[-1] if m[1] else m[2]}</code>", html)
+    """Show names in docstrings as names; roles are Sphinx's. Let long code in tables break at its signs."""
+    html = _ROLE.sub(lambda m: f"<code>{m[2].split('.')[-1] if m[1] else m[2]}</code>", html)
+
+    def breaking(code: re.Match[str]) -> str:
+        return "<code>" + re.sub(r"([/._=(,]|::)", r"\1<wbr>", code[1]) + "</code>"
+
+    return _CODE_IN_TABLE.sub(lambda cell: _LONG_CODE.sub(breaking, cell[0]), html)
 
 
 _OUTSIDE = re.compile(r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=\"(?:https?:)?//[^\"]*\"")

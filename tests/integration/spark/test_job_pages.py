@@ -12,6 +12,7 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGES = [
     *("windows.md", "cep.md", "state.md", "tutorials/first-job.md", "migrate/foreach-batch.md"),
     pytest.param("joins.md", marks=pytest.mark.nightly),
+    pytest.param("migrate/stateful-spark.md", marks=pytest.mark.nightly),
 ]
 pytestmark = pytest.mark.timeout(600)
 
