@@ -24,7 +24,7 @@ from flinkish_spark.core.errors import EnvironmentFault
 #: What the project's job makes, and how often it draws a checkpoint.
 _ORDERS, _INTERVAL_S = 10_000, 2.0
 #: How long one start of the job may take to show rows, or to end.
-_PATIENCE_S = 180.0
+_PATIENCE_S = 300.0
 _GLANCE_S = 0.1
 _LOG_LINES = 15
 
@@ -47,7 +47,7 @@ def demo(folder: Path | None) -> None:
     began = time.monotonic()
 
     def tell(text: str) -> None:
-        say(f"{time.monotonic() - began:5.1f} s  {text}")
+        say(f"{time.monotonic() - began:04.1f} s  {text}")
 
     tell(f"wrote a job with a test and a notebook: {folder}")
     with _running(folder) as job:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -17,11 +23,16 @@ from flinkish_spark.cli.client import (
     store_option,
     store_options,
 )
+from flinkish_spark.core.errors import EnvironmentFault
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from flinkish_spark.job.doctor import Diagnosis
+
+_STDERR = 2
+#: Of what Spark said when it did not start.
+_LINES = 12
 
 
 @click.command()
@@ -57,6 +68,8 @@ def doctor(
         raise click.UsageError("--topic needs --bootstrap-servers.")
     kafka = connection_of(servers, config) if servers else None
     where, how = ("", {}) if kafka is None else (kafka.servers, kafka.options)
+    # PySpark's, about versions of libraries: the table says which there are.
+    warnings.simplefilter("ignore", FutureWarning)
     spark = _session(master, jars)
     try:
         found = running.doctor(
@@ -83,9 +96,37 @@ def _session(master: str | None, jars: str | None) -> SparkSession:
     check_java()
     builder = SparkSession.builder.appName("flinkish doctor").config("spark.ui.showConsoleProgress", "false")
     builder = builder if master is None else builder.master(master)
-    spark = (builder if jars is None else configure_spark_with_jars(builder, jars)).getOrCreate()
+    builder = builder if jars is None else configure_spark_with_jars(builder, jars)
+    with _errors_in_file() as said:
+        try:
+            spark = builder.getOrCreate()
+        except Exception as error:
+            said.seek(0)
+            lines = said.read().decode(errors="replace").split("\n")
+            raise EnvironmentFault(
+                "Spark does not start here",
+                why=" / ".join([*(line.strip() for line in lines[-_LINES:] if line.strip()), str(error)]),
+                what_to_do="mend what it says; a JDK, 17 or newer, is what Spark runs on",
+            ) from error
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+@contextmanager
+def _errors_in_file() -> Iterator[IO[bytes]]:
+    """Let standard error go into a file meanwhile; for a JVM that is started meanwhile, as long as it lives.
+
+    A dozen lines of Spark's in front of the table are the first thing that a new user would see.
+    """
+    sys.stderr.flush()
+    kept = os.dup(_STDERR)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), _STDERR)
+        try:
+            yield file
+        finally:
+            os.dup2(kept, _STDERR)
+            os.close(kept)
 
 
 def _print(found: Diagnosis, as_json: bool) -> None:
