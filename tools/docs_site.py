@@ -220,6 +220,29 @@ def error_messages() -> str:
     return "\n".join(text)
 
 
+#: What becomes of the job, in short; `Sort` says it in full.
+_THEN = {
+    "RECORD": "restarted once, then the job ends",
+    "OUTAGE": "restarted, as the strategy says",
+    "TRANSIENT": "restarted, but not for ever at the same micro-batch",
+}
+
+
+def foreign_errors() -> str:
+    """Return what errors of Spark, Delta, Kafka and Java mean for a job, by the names they have."""
+    from flinkish_spark.protocol.errors import RULES
+
+    text = ["| error | what it means | what to do | the job |", "|---|---|---|---|"]
+    for rule in RULES:
+        named = [*rule.conditions, *(f"{one}..." for one in rule.beginnings), *rule.classes]
+        named += [f"SQLSTATE {one}..." for one in rule.sqlstates]
+        if named:
+            then = _THEN.get(rule.sort.value, "ends")
+            shown = ", ".join(f"`{one}`" for one in named)
+            text.append(f"| {shown} | {_cell(rule.why)} | {_cell(rule.what_to_do)} | {then} |")
+    return "\n".join(text)
+
+
 def _said(node: ast.expr) -> str:
     """Return the text of an expression; what is known only when it runs is named in braces."""
     match node:
@@ -321,6 +344,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     """Let fences name one language, and links lead to what is on the site."""
     if page.file.src_uri == "errors.md":
         markdown = markdown.replace("<!-- messages -->", error_messages())
+        markdown = markdown.replace("<!-- foreign -->", foreign_errors())
     parts = _FENCE.split(markdown)
     return "".join(
         re.sub(r"^```pycon spark", "```pycon", part) if at % 2 else _LINK.sub(lambda m: _link(m, page), part)

@@ -58,6 +58,9 @@ def demo(folder: Path | None) -> None:
         tell(f"{seen:,} rows are committed")
         # By now the next checkpoint has staged rows, which nobody can see.
         time.sleep(_INTERVAL_S / 2)
+        was_faster = job.has_ended
+    if was_faster:
+        raise EnvironmentFault("the job of the demo has ended before it could be killed")
     tell("killed it with SIGKILL in the middle of the next checkpoint: driver, JVM, workers")
     with _running(folder) as job:
         tell("started it again: it goes on from its last checkpoint")

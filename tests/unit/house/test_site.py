@@ -71,6 +71,13 @@ def test_the_catalogue_of_errors_has_what_happened_why_and_what_to_do() -> None:
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 4 for line in rows)
 
 
+def test_errors_of_others_say_what_becomes_of_the_job() -> None:
+    rows = docs_site.foreign_errors().splitlines()[2:]
+    assert len(rows) > 15 and all(len(re.findall(r"(?<!\\)\|", row)) == 5 for row in rows)
+    (memory,) = [row for row in rows if "`OutOfMemoryError`" in row]
+    assert "memory ran out" in memory and "not for ever" in memory
+
+
 def test_every_name_of_flink_has_an_answer() -> None:
     rows = list(flink_names.rows())
     assert len(rows) > 400
