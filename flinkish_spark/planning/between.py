@@ -48,8 +48,8 @@ from flinkish_spark.planning.transforms import (
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.job_graph import Chained
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.branches import INPUT, ORIGIN, DealRows, DealtRows, InTurn, SideBySide
-from flinkish_spark.transport.columns import Origins, Worker, with_position
+from flinkish_spark.transport.branches import INPUT, ORIGIN, DealRows, DealtRows, SideBySide
+from flinkish_spark.transport.columns import InTurn, Origins, Worker, with_position
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.schemas import PREFIX, check_field_names
 from flinkish_spark.worker.functions import AppendColumns, TimeStage
@@ -586,7 +586,8 @@ def with_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStrea
         The times cannot be found.
     """
     stream = replace(stream.records_only(), is_timed=True)
-    plain, assigner = stream.records.drop(C.MARK), strategy.timestamps
+    records, assigner = stream.records, strategy.timestamps
+    plain = records.drop(C.MARK) if C.MARK in records.columns else records
     function = None if assigner is None or isinstance(assigner, str | Column) else assigner
     if strategy.generator is not None or function is not None:
         timed = plain if function is not None else plain.withColumn(C.TIME, time_column(plain, assigner))

@@ -39,8 +39,7 @@ from flinkish_spark.planning.stream_graph import (
     StreamGraph,
     StreamNode,
 )
-from flinkish_spark.transport.branches import InTurn
-from flinkish_spark.transport.columns import Origins, map_in_arrow
+from flinkish_spark.transport.columns import InTurn, Origins, map_in_arrow
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.hints import (
     NoSuchType,

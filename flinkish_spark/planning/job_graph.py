@@ -81,8 +81,9 @@ def job_graph(job: str, graph: StreamGraph, tasks: int, planned: PlannedJob | No
     tasks
         How many tasks operators with state have: Spark's shuffle partitions.
     planned
-        The plan of the same graph, which says what only Spark knows: whether all that a `transform()` in
-        front of a sink does is done row by row. Without one that is believed.
+        The plan of the same graph, which says what only Spark and the live log know: whether all that a
+        `transform()` on a branch does is done row by row, and what shares tasks and scans. Without one that
+        is believed.
     """
     return JobGraph(job, tuple(_Reading(graph, tasks, planned).operators()))
 
@@ -122,8 +123,6 @@ class _Way:
     ----------
     entry
         Of the operator that it leads to.
-    is_apart
-        Whether functions on it are called one by one over the evaluated micro-batch.
     shared_from
         With which step of it the part begins that each sink does for itself; None where none does.
     counts_from
@@ -137,7 +136,6 @@ class _Way:
     end: KeyedNode | SinkNode
     entry: int = 0
     distribution: Distribution | None = None
-    is_apart: bool = False
     shared_from: int | None = None
     counts_from: int = 0
     branch_from: int | None = None
@@ -175,11 +173,6 @@ class _Reading:
         if planned is not None:
             graph = replace(graph, begun_chains=planned.chain_names)
         self._graph, self._tasks = graph, tasks
-        self._apart = {
-            (sink.uid, number): part.is_apart
-            for sink in (() if planned is None else planned.sinks)
-            for number, part in enumerate(sink.parts)
-        }
         nodes = {node.uid: node for node in graph.operators}
         self._shared = (
             sharing_tasks(graph)
@@ -220,7 +213,7 @@ class _Reading:
         shared = {node: ways for group in self._shared for node, ways in self._ways_of_shared(group).items()}
         for sink in self._graph.sinks:
             self._runs[sink] += 1
-            for number, (chain, ways) in enumerate(chains_to(self._graph, sink.parent)):
+            for chain, ways in chains_to(self._graph, sink.parent):
                 is_new = chain not in seen
                 of_chain = seen.setdefault(chain, set())
                 for leg in ways:
@@ -234,9 +227,8 @@ class _Reading:
                     # What follows an operator runs on the evaluated micro-batch, for this sink.
                     counts = is_new or operator_of(leg.base) is not None
                     evaluated_from = shared_from(self._graph, leg, len(ways))
-                    is_apart = self._is_apart(sink, number, leg)
                     counts_from = 0 if counts else len(leg.steps)
-                    self._walk(_Way(leg, sink, 0, None, is_apart, evaluated_from, counts_from))
+                    self._walk(_Way(leg, sink, 0, None, evaluated_from, counts_from))
         for source in self._graph.sources:
             self._runs[source] += len(source.source.side_uids(source.uid))
 
@@ -298,18 +290,6 @@ class _Reading:
                 for leg in inlet.legs:
                     self._walk(_Way(leg, operator, inlet.entry, entry.distribution))
 
-    def _is_apart(self, sink: SinkNode, number: int, leg: Leg) -> bool:
-        moves = any(self._moves(leg.steps[:at]) for at in range(1, len(leg.steps) + 1))
-        return self._apart.get((sink.uid, number), moves)
-
-    def _moves(self, steps: Sequence[Step]) -> bool:
-        """Whether the last of some steps moves records."""
-        step = steps[-1]
-        settings = _settings_of(step)
-        has_own = settings is not None and settings.parallelism is not None
-        is_move = isinstance(step, TransformNode) and is_partitioning(step.function)
-        return has_own or is_move or is_set_apart(self._graph, steps)
-
     def _walk(self, way: _Way) -> None:
         """Note the edges of a way; a sink that reads what another one reads counts its last edge only."""
         base = way.leg.base
@@ -348,8 +328,8 @@ class _Reading:
         if way.is_in_branch(at) and _is_of_records(step):
             begins = not both or not way.is_in_branch(at - 1)
             return JobEdge("", ShipStrategy.FORWARD, Why.BRANCHES if begins else Why.SAME_PASS, 0, output)
-        is_fused = (way.is_behind_state or way.is_evaluated(at)) and not way.is_apart
-        why = Why.SAME_PASS if is_fused and both else Why.SAME_TASKS
+        is_one_pass = _ends_in_python(front) and _begins_in_python(step)
+        why = Why.SAME_PASS if is_one_pass else Why.SAME_TASKS
         return JobEdge("", ShipStrategy.FORWARD, why, 0, output)
 
     def _into_end(self, way: _Way, front: _Node, moved: Sequence[ShipStrategy], output: str) -> JobEdge:
@@ -495,6 +475,19 @@ def _settings_of(step: _Node) -> TransformSettings | None:
 
 def _is_of_records(node: _Node) -> bool:
     return _settings_of(node) is not None
+
+
+def _begins_in_python(node: _Node) -> bool:
+    """Whether the first that is done to a record there is done in a worker."""
+    if isinstance(node, TimedNode):
+        return _is_function(node.strategy.timestamps)
+    return _is_of_records(node)
+
+
+def _ends_in_python(node: _Node) -> bool:
+    if isinstance(node, TimedNode):
+        return _is_function(node.strategy.timestamps) or node.strategy.generator is not None
+    return _is_of_records(node)
 
 
 def _ship_of(step: TransformNode) -> ShipStrategy:

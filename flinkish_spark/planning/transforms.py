@@ -34,8 +34,8 @@ from flinkish_spark.planning.partitioning import LocatedTransform, Spread, is_pa
 from flinkish_spark.planning.stream_graph import Step, StreamNode, TransformNode, UnionNode
 from flinkish_spark.state.tables import as_fields
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.branches import DealRows, DealtRows, InTurn
-from flinkish_spark.transport.columns import Origins, Worker, map_in_arrow
+from flinkish_spark.transport.branches import DealRows, DealtRows
+from flinkish_spark.transport.columns import InTurn, Origins, Worker, map_in_arrow
 from flinkish_spark.types.ddl import ddl_of, parse_ddl, quoted
 from flinkish_spark.types.hints import unfit_for_rows
 from flinkish_spark.types.schemas import PREFIX, output_schema

@@ -78,20 +78,6 @@ def all_fed(workers: Iterable[Worker]) -> Iterator[list[_Fed]]:
 
 
 @dataclass(frozen=True)
-class InTurn:
-    """Workers one behind the other, as one; each makes one batch of each."""
-
-    workers: tuple[Worker, ...]
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Work through the batches of a task."""
-        made = iter(batches)
-        for worker in self.workers:
-            made = worker(made)
-        return made
-
-
-@dataclass(frozen=True)
 class SideBySide:
     """Workers over the same rows: what they make of a row comes together, in the order of the workers.
 
