@@ -77,7 +77,8 @@ def chains_of_sink(graph: StreamGraph, sink: SinkNode) -> tuple[Chain, ...]:
 def sharing_tasks(graph: StreamGraph) -> tuple[tuple[KeyedNode, ...], ...]:
     """Return the operators that share tasks: those of a group that read sources, and that only sinks read.
 
-    Each is a chain of its own, without another operator. Groups of one are left out.
+    Each is a chain of its own, without another operator. One alone is left out, if it does not read a source
+    several times, which is scanned once then.
     """
     groups: dict[str, list[KeyedNode]] = {}
     ends = {chain: ways[0] for sink in graph.sinks for chain, ways in chains_to(graph, sink.parent)}
@@ -85,7 +86,13 @@ def sharing_tasks(graph: StreamGraph) -> tuple[tuple[KeyedNode, ...], ...]:
         node = operator_of(leg.base)
         if node is not None and len(chain.operators) == 1:
             groups.setdefault(graph.slot_sharing.get(node.uid, "default"), []).append(node)
-    return tuple(tuple(group) for group in groups.values() if len(group) > 1)
+    return tuple(tuple(group) for group in groups.values() if len(group) > 1 or _scans_again(group[0]))
+
+
+def _scans_again(operator: KeyedNode) -> bool:
+    """Whether an operator reads a source several times."""
+    sources = [scan.source for scan in operator_scans(operator)]
+    return any(sources.count(source) > 1 for source in sources)
 
 
 def read_by(planned: PlannedJob) -> dict[Chain, tuple[str, ...]]:

@@ -34,8 +34,8 @@ from flinkish_spark.planning.partitioning import LocatedTransform, Spread, is_pa
 from flinkish_spark.planning.stream_graph import Step, StreamNode, TransformNode, UnionNode
 from flinkish_spark.state.tables import as_fields
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.branches import DealRows, DealtRows, InTurn
-from flinkish_spark.transport.columns import Origins, Worker, map_in_arrow
+from flinkish_spark.transport.branches import DealRows, DealtRows
+from flinkish_spark.transport.columns import InTurn, Origins, Worker, map_in_arrow
 from flinkish_spark.types.ddl import ddl_of, parse_ddl, quoted
 from flinkish_spark.types.hints import unfit_for_rows
 from flinkish_spark.types.schemas import PREFIX, output_schema
@@ -519,16 +519,34 @@ class RowByRow:
         `worker/time.py`.
         """
         control = [name for name in records.columns if name.startswith(PREFIX)]
-        has_place = F.col(C.SEQUENCE).isNotNull()
+        noted, has_place = self._noted(records, C.SEQUENCE), F.col(C.SEQUENCE).isNotNull()
+        own = [named_field(F.when(has_place, column), field) for column, field in self.fields]
+        return noted.select(*control, *own)
+
+    def beside(self, records: DataFrame, place: str, names: Sequence[str]) -> DataFrame:
+        """Return records with what comes out of each in more columns.
+
+        Parameters
+        ----------
+        place
+            Column that is null, or becomes so, in records of which nothing comes out.
+        names
+            Of the columns, by field.
+        """
+        noted, has_place = self._noted(records, place), F.col(place).isNotNull()
+        own = (F.when(has_place, column).alias(n) for n, (column, _) in zip(names, self.fields, strict=True))
+        return noted.select(*records.columns, *own)
+
+    def _noted(self, records: DataFrame, place: str) -> DataFrame:
+        has_place = F.col(place).isNotNull()
         for step in self.plan.steps:
             if isinstance(step, Keeping):
-                kept = F.when(has_place, F.when(step.condition, F.col(C.SEQUENCE)))
-                records = records.withColumn(C.SEQUENCE, kept)
+                kept = F.when(has_place, F.when(step.condition, F.col(place)))
+                records = records.withColumn(place, kept)
             else:
                 made = {one.name: F.when(has_place, one.value) for one in step.columns}
                 records = records.withColumns(made)
-        own = [named_field(F.when(has_place, column), field) for column, field in self.fields]
-        return records.select(*control, *own)
+        return records
 
     @property
     def drops(self) -> bool:

@@ -21,10 +21,10 @@ from flinkish_spark.transport.branches import (
     DealRows,
     DealtBlocks,
     DealtRows,
-    InTurn,
     SideBySide,
     Takes,
 )
+from flinkish_spark.transport.columns import InTurn
 from flinkish_spark.types.rows import arrow_schema
 from tests.support import two_ways
 from tests.support.two_ways import ORDERS, ROWS, TOTALS
