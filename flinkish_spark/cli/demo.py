@@ -60,7 +60,9 @@ def demo(folder: Path | None) -> None:
         time.sleep(_INTERVAL_S / 2)
         was_faster = job.has_ended
     if was_faster:
-        raise EnvironmentFault("the job of the demo has ended before it could be killed")
+        raise EnvironmentFault(
+            "the job of the demo has ended before it could be killed", what_to_do="run it again"
+        )
     tell("killed it with SIGKILL in the middle of the next checkpoint: driver, JVM, workers")
     with _running(folder) as job:
         tell("started it again: it goes on from its last checkpoint")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flinkish_spark.cli import demo
+from flinkish_spark.cli import demo, doctor
 from flinkish_spark.cli.demo import Count, count
 from flinkish_spark.core.errors import EnvironmentFault
 from tests.support.cli_rig import flinkish
@@ -58,6 +58,17 @@ def test_without_java_it_says_what_to_install(
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "PATH has none" in flinkish(command).stderr
+
+
+def test_what_spark_says_when_it_starts_does_not_stand_before_the_doctor_s_table(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with doctor._errors_in_file() as said:
+        os.write(2, b"noise of the JVM")
+        said.seek(0)
+        assert said.read() == b"noise of the JVM"
+    os.write(2, b"what is said behind it")
+    assert capfd.readouterr().err == "what is said behind it"
 
 
 @pytest.mark.parametrize(
