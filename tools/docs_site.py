@@ -356,7 +356,10 @@ def _link(match: re.Match[str], page: Any) -> str:
     mark, label, target, anchor = match[1], match[2], match[3], match[4] or ""
     if "://" in target or target.startswith("mailto:"):
         return match[0]
-    place = "CHANGELOG.md" if page.file.src_uri in PROJECT.values() else f"docs/{page.file.src_uri}"
+    # Where the text lies in the repository, from where its links are meant.
+    own = {place: name for name, place in PROJECT.items()}
+    uri = page.file.src_uri
+    place = own.get(uri, uri if uri.startswith("notebooks/") else f"docs/{uri}")
     file = (ROOT / place).parent.joinpath(target).resolve()
     if not file.is_relative_to(ROOT):
         return match[0]
@@ -368,7 +371,7 @@ def _link(match: re.Match[str], page: Any) -> str:
     if not path.startswith("docs/"):
         # A file of the repository: its name is what helps.
         return label if label.startswith("`") else f"{label} (`{path}`)"
-    depth = page.file.src_uri.count("/")
+    depth = uri.count("/")
     return f"{mark}[{label}]({'../' * depth}{path.removeprefix('docs/')}{anchor})"
 
 
