@@ -53,7 +53,7 @@ from flinkish_spark.transport.columns import InTurn, Origins, Worker, with_posit
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.schemas import PREFIX, check_field_names
 from flinkish_spark.worker.functions import AppendColumns, TimeStage
-from flinkish_spark.worker.time import KeepsTimes
+from flinkish_spark.worker.time import KeepsTimes, OnlyRecords
 
 # ----------------------------------------------------------------------------------------------------------
 # What lies between two keyed operators: functions of single records, on one way or several that meet.
@@ -106,9 +106,10 @@ def functions_between(uid: str, functions: Sequence[object]) -> tuple[RecordFunc
     if len(known) < len(found):
         raise GraphError(
             f"operator '{uid}' follows a transform() behind another keyed operator",
-            why="operators are read on several ways here, and the rows of all ways are in one DataFrame",
-            what_to_do="say it with functions of single records: map(), flat_map(), filter(), process(); or "
-            "do it in the function of the operator before it",
+            why="operators are read on several ways here, and the rows of all ways are in one DataFrame; "
+            "there a transform() can only stand first on a way of its own",
+            what_to_do="call it in front of the other functions of its way, and in front of no union(); "
+            "or say it with functions of single records: map(), flat_map(), filter(), process()",
             uid=uid,
         )
     return known
@@ -319,54 +320,118 @@ def shared_inputs(
         Outputs in the same frame that pass the operator; they come last, and have no keys.
     """
     frame_of_all = (*streams, *passing)[0]
-    control = T.StructType([f for f in frame_of_all.frame.schema if f.name in (*C.CONTROL, C.TIME)])
+    frame = frame_of_all.frame
+    control = T.StructType([f for f in frame.schema if f.name in (*C.CONTROL, C.TIME)])
     beside = [field for field in control if field.name not in (C.KIND, C.CHECKPOINT)]
     dealt, keys = [], []
     for number, (inlet, stream) in enumerate(zip(feed.inlets, streams, strict=True)):
-        given = T.StructType([*beside, *stream.schema])
-        worker, made = worker_between(node.uid, inlet, given)
+        way = _Begun(frame, stream.schema, _columns_of(stream), C.SEQUENCE, inlet)
+        if _has_frames_in_front(inlet):
+            way = _behind_frames_of(node.uid, way, stream, number)
+        frame, given = way.frame, T.StructType([*beside, *way.schema])
+        worker, made = worker_between(node.uid, way.inlet, given)
         own, key = _keys(node, inlet, made)
         workers = tuple(one for one in (worker, key) if one is not None)
         parts = [] if key is None else [field for field in key.columns if field.name in key.names]
         taken = T.StructType([*fields_of(made), *parts])
         names = tuple(f"{PREFIX}way{number}_{at}" for at in range(len(taken)))
-        columns = stream.outputs[stream.side] if stream.outputs else tuple(stream.schema.names)
-        dealt.append(DealtRows(stream.side, tuple(columns), given, InTurn(workers), taken, names))
+        dealt.append(DealtRows(stream.side, way.columns, given, InTurn(workers), taken, names, way.place))
         keys.append(own)
     for number, stream in enumerate(passing, start=len(dealt)):
         names = tuple(f"{PREFIX}way{number}_{at}" for at in range(len(stream.schema)))
-        columns = stream.outputs[stream.side] if stream.outputs else tuple(stream.schema.names)
         given = T.StructType([*beside, *stream.schema])
-        dealt.append(DealtRows(stream.side, tuple(columns), given, InTurn(()), stream.schema, names))
+        columns = _columns_of(stream)
+        dealt.append(DealtRows(stream.side, columns, given, InTurn(()), stream.schema, names))
         keys.append(())
-    frame, is_own = _dealt(frame_of_all, dealt, control)
-    return [
-        (
-            SharedRows(frame, own, tuple(zip(one.names, one.made.names, strict=True))),
-            fields_of(one.made),
-            key,
-        )
-        for one, own, key in zip(dealt, is_own, keys, strict=True)
+    rows = _dealt(replace(frame_of_all, frame=frame), dealt, control)
+    return [(own, fields_of(one.made), key) for own, one, key in zip(rows, dealt, keys, strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Begun:
+    """How far the plan of a way has come: the frame of all ways, its fields there, and what remains.
+
+    Parameters
+    ----------
+    columns
+        With its fields.
+    place
+        Column that is null in rows that are not its own, if DataFrame functions were on it.
+    """
+
+    frame: DataFrame
+    schema: T.StructType
+    columns: tuple[str, ...]
+    place: str
+    inlet: Inlet
+
+
+def _columns_of(stream: TaggedStream) -> tuple[str, ...]:
+    return stream.outputs[stream.side] if stream.outputs else tuple(stream.schema.names)
+
+
+def _has_frames_in_front(inlet: Inlet) -> bool:
+    return len(inlet.legs) == 1 and any(frame_function(step) is not None for step in inlet.legs[0].steps)
+
+
+def _behind_frames_of(uid: str, way: _Begun, stream: TaggedStream, number: int) -> _Begun:
+    """Return a way behind the DataFrame functions that it begins with, in more columns of the frame."""
+    (leg,) = way.inlet.legs
+    steps = [
+        step for step in leg.steps if not (isinstance(step, TransformNode) and is_partitioning(step.function))
     ]
+    behind = next((at for at, step in enumerate(steps) if frame_function(step) is None), len(steps))
+    frames = [step.function for step in steps[:behind] if isinstance(step, TransformNode)]
+    rest = replace(way.inlet, legs=(replace(leg, steps=tuple(steps[behind:])),))
+    if not frames:
+        return replace(way, inlet=rest)
+    spark = way.frame.sparkSession
+    schema, read = read_functions(spark, frames, stream.schema, way.columns)
+    if isinstance(read, Spoiler):
+        raise _not_row_by_row(uid, read)
+    check_field_names(schema, "the result of a transform")
+    place = f"{PREFIX}way{number}_place"
+    names = tuple(f"{PREFIX}way{number}_in{at}" for at in range(len(schema)))
+    marked = way.frame.withColumn(place, F.when(_is_of(stream), F.col(C.SEQUENCE)))
+    return _Begun(read.beside(marked, place, names), schema, names, place, rest)
 
 
-def _dealt(
-    stream: TaggedStream, inputs: Sequence[DealtRows], control: T.StructType
-) -> tuple[DataFrame, list[Column]]:
-    """Return the rows of all inputs in one frame, and of each whether a row is its own."""
-    if any(isinstance(one.worker, InTurn) and one.worker.workers for one in inputs):
-        deal = DealRows(tuple(inputs), control)
+def _is_of(stream: TaggedStream) -> Column:
+    """Whether a row of an operator's frame is a record of an output."""
+    is_record = F.col(C.KIND) == int(C.Kind.RECORD)
+    return is_record & (F.col(C.SIDE) == stream.side) if stream.outputs else is_record
+
+
+def _dealt(stream: TaggedStream, inputs: Sequence[DealtRows], control: T.StructType) -> list[SharedRows]:
+    """Return the rows of all inputs in one frame."""
+    if any(one.worker.workers for one in inputs):
+        deal = DealRows(tuple(map(_without_dropped, inputs)), control)
         frame = C.map_in_arrow(stream.frame, deal, deal.columns)
-        return frame, [F.col(INPUT) == number for number in range(len(inputs))]
+        return [
+            SharedRows(frame, F.col(INPUT) == number, tuple(zip(one.names, one.made.names, strict=True)))
+            for number, one in enumerate(inputs)
+        ]
     own = [
         F.col(quoted(column)).alias(name)
         for one in inputs
         for column, name in zip(one.columns, one.names, strict=True)
     ]
     sides = [C.SIDE] if stream.outputs else []
-    frame = stream.frame.select(*control.names, *sides, *own)
-    is_record = F.col(C.KIND) == int(C.Kind.RECORD)
-    return frame, [is_record & (F.col(C.SIDE) == one.side) if sides else is_record for one in inputs]
+    places = dict.fromkeys(one.place for one in inputs if one.place != C.SEQUENCE)
+    frame = stream.frame.select(*control.names, *sides, *places, *own)
+    found = []
+    for one in inputs:
+        is_own = _is_of(replace(stream, side=one.side))
+        columns = tuple(zip(one.names, one.made.names, strict=True))
+        found.append(SharedRows(frame, is_own & F.col(one.place).isNotNull(), columns))
+    return found
+
+
+def _without_dropped(one: DealtRows) -> DealtRows:
+    """Return an input whose worker does not see what DataFrame functions have dropped."""
+    if one.place == C.SEQUENCE:
+        return one
+    return replace(one, worker=InTurn((OnlyRecords(), *one.worker.workers)))
 
 
 def _keys(
@@ -443,17 +508,21 @@ def _behind_functions(uid: str, stream: TaggedStream, functions: Sequence[Transf
     frame = stream.frame
     schema, found = read_functions(frame.sparkSession, functions, stream.schema, stream.schema.names)
     if isinstance(found, Spoiler):
-        raise GraphError(
-            f"operator '{uid}' follows a transform() behind another keyed operator, and "
-            f"{named(found.function)} there does not look at each row by itself: it contains {found.what}",
-            why="barriers travel between the records, and pass by only what selects, computes and filters",
-            what_to_do="say it with select, withColumn, where and drop; with functions of single records: "
-            "map(), flat_map(), filter(), process(); or do it in one of the two operators",
-            uid=uid,
-        )
+        raise _not_row_by_row(uid, found)
     check_field_names(schema, "the result of a transform")
     control = [field.name for field in _control(stream)]
     return replace(stream, frame=found.over(frame).select(*control, *found.named_fields), schema=schema)
+
+
+def _not_row_by_row(uid: str, found: Spoiler) -> GraphError:
+    return GraphError(
+        f"operator '{uid}' follows a transform() behind another keyed operator, and "
+        f"{named(found.function)} there does not look at each row by itself: it contains {found.what}",
+        why="barriers travel between the records, and pass by only what selects, computes and filters",
+        what_to_do="say it with select, withColumn, where and drop; with functions of single records: "
+        "map(), flat_map(), filter(), process(); or do it in one of the two operators",
+        uid=uid,
+    )
 
 
 def _behind_workers(stream: TaggedStream, functions: Sequence[RecordFunction]) -> TaggedStream:
@@ -693,23 +762,25 @@ def branch_rows(stream: RecordStream, branches: Sequence[Branch]) -> list[Branch
         made_names = tuple(f"{PREFIX}way{number}_{at}" for at in range(len(taken)))
         dealt.append(DealtRows(0, names, given, worker, taken, made_names, place))
         keys.append(own)
-    rows = _rows_of_branches(frame, dealt, beside)
+    rows = _rows_of_branches(stream, frame, dealt, beside)
     return [
         BranchRows(own, fields_of(one.made), of_readers)
         for own, one, of_readers in zip(rows, dealt, keys, strict=True)
     ]
 
 
-def _rows_of_branches(frame: DataFrame, dealt: Sequence[DealtRows], beside: T.StructType) -> list[SharedRows]:
-    if any(isinstance(one.worker, InTurn) and one.worker.workers for one in dealt):
+def _rows_of_branches(
+    stream: RecordStream, frame: DataFrame, dealt: Sequence[DealtRows], beside: T.StructType
+) -> list[SharedRows]:
+    if any(one.worker.workers for one in dealt):
         wanted = [name for one in dealt for name in (one.place, *one.columns)]
-        deal = DealRows(tuple(dealt), beside)
+        deal = DealRows(tuple(dealt if stream.is_timed else map(_without_dropped, dealt)), beside)
         made = C.map_in_arrow(frame.select(*dict.fromkeys([*beside.names, *wanted])), deal, deal.columns)
         own = (tuple(zip(one.names, one.made.names, strict=True)) for one in dealt)
         return [SharedRows(made, F.col(INPUT) == number, columns) for number, columns in enumerate(own)]
     found = []
     for one in dealt:
-        is_own = F.lit(True) if C.TIME in beside.names else F.col(one.place).isNotNull()
+        is_own = F.lit(True) if stream.is_timed else F.col(one.place).isNotNull()
         columns = tuple(zip(one.columns, one.made.names, strict=True))
         found.append(SharedRows(frame, is_own, columns, one.place))
     return found
@@ -717,7 +788,7 @@ def _rows_of_branches(frame: DataFrame, dealt: Sequence[DealtRows], beside: T.St
 
 def _branch_worker(
     stream: RecordStream, branch: Branch, given: T.StructType
-) -> tuple[Worker, T.StructType, list[tuple[str | Column, ...]]]:
+) -> tuple[InTurn, T.StructType, list[tuple[str | Column, ...]]]:
     """Return what makes a branch's records and keys, the columns then, and what readers are keyed by."""
     workers: list[Worker] = []
     for function in branch.functions:

@@ -27,7 +27,7 @@ from flinkish_spark.planning.stream_graph import (
     operator_scans,
     operators_upto,
 )
-from flinkish_spark.planning.transforms import frame_function
+from flinkish_spark.planning.transforms import has_frames_first
 from flinkish_spark.protocol.event_time import AssignerRules, Untimed
 from flinkish_spark.protocol.latency import SUBTASK_MASK, place_of
 from flinkish_spark.protocol.plan_layout import Chain, input_names, source_of
@@ -157,11 +157,12 @@ def _ends(sinks: tuple[SinkNode, ...]) -> tuple[tuple[KeyedNode, ...], ...]:
 def _go_in_line(operators: Iterable[KeyedNode]) -> bool:
     """Whether operators can stand one behind the other, so that rows of one pass the next.
 
-    A `transform()` on a way between two of them would get the rows of all ways.
+    A `transform()` on a way between two of them would get the rows of all ways, if it does not stand first on
+    a way of its own.
     """
-    ways = (leg for one in operators for feed in feeds(one) for inlet in feed.inlets for leg in inlet.legs)
-    between = (leg for leg in ways if operator_of(leg.base) is not None)
-    return not any(frame_function(step) is not None for leg in between for step in leg.steps)
+    inlets = (inlet for one in operators for feed in feeds(one) for inlet in feed.inlets)
+    between = (inlet for inlet in inlets if operator_of(inlet.legs[0].base) is not None)
+    return all(map(has_frames_first, between))
 
 
 # ----------------------------------------------------------------------------------------------------------

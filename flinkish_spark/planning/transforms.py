@@ -31,7 +31,7 @@ from flinkish_spark.planning.declare import (
 )
 from flinkish_spark.planning.factories import joined_fields
 from flinkish_spark.planning.partitioning import LocatedTransform, Spread, is_partitioning
-from flinkish_spark.planning.stream_graph import Step, StreamNode, TransformNode, UnionNode
+from flinkish_spark.planning.stream_graph import Inlet, Step, StreamNode, TransformNode, UnionNode
 from flinkish_spark.state.tables import as_fields
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.branches import DealRows, DealtRows
@@ -737,6 +737,20 @@ def _check_types(name: str, schema: T.StructType) -> None:
                 why=why,
                 what_to_do="convert or drop it in front of the function",
             )
+
+
+def has_frames_first(inlet: Inlet) -> bool:
+    """Whether an input's DataFrame functions, if it has any, stand in front of all others on its one way."""
+    are_frames = [
+        [frame_function(step) is not None for step in leg.steps if not _moves(step)] for leg in inlet.legs
+    ]
+    if len(are_frames) > 1:
+        return not any(any(own) for own in are_frames)
+    return are_frames[0] == sorted(are_frames[0], reverse=True)
+
+
+def _moves(step: Step) -> bool:
+    return isinstance(step, TransformNode) and is_partitioning(step.function)
 
 
 def frame_function(step: Step) -> Transform | None:

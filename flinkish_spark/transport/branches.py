@@ -25,7 +25,7 @@ from pyspark.sql import types as T
 from flinkish_spark.state.layered import Array
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import PACKED, BlockPacker, as_schema
-from flinkish_spark.transport.columns import Worker
+from flinkish_spark.transport.columns import InTurn, Worker
 from flinkish_spark.types.rows import arrow_schema
 from flinkish_spark.types.schemas import PREFIX
 
@@ -119,7 +119,7 @@ class DealtRows:
     given
         Columns as the worker gets them: control columns, then these fields under their own names.
     worker
-        What is done to them; it makes one batch of each.
+        What is done to them, if anything; each of its workers makes one batch of each.
     made
         Columns that are taken of what comes out.
     names
@@ -131,7 +131,7 @@ class DealtRows:
     side: int
     columns: tuple[str, ...]
     given: T.StructType
-    worker: Worker
+    worker: InTurn
     made: T.StructType
     names: tuple[str, ...]
     place: str = C.SEQUENCE
@@ -211,18 +211,12 @@ def _is_of(batch: pa.RecordBatch, side: int) -> Array | bool:
 
 
 def _given(rows: pa.RecordBatch, one: DealtRows) -> pa.RecordBatch:
-    """Return rows as a worker gets them: control columns and one output's fields under their names.
-
-    Of what was dropped nothing is left, or where there are event times a row for its time alone.
-    """
+    """Return rows as a worker gets them: control columns and one output's fields under their names."""
     control = [
         one.place if name == C.SEQUENCE else name for name in one.given.names if name.startswith(PREFIX)
     ]
     columns = [rows.column(name) for name in (*control, *one.columns)]
-    found = as_schema(pa.RecordBatch.from_arrays(columns, names=one.given.names), arrow_schema(one.given))
-    if one.place == C.SEQUENCE or C.TIME in one.given.names:
-        return found
-    return found.filter(found.column(C.SEQUENCE).is_valid())
+    return as_schema(pa.RecordBatch.from_arrays(columns, names=one.given.names), arrow_schema(one.given))
 
 
 class Takes(enum.Enum):
