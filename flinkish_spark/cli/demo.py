@@ -34,9 +34,9 @@ _LOG_LINES = 15
 def demo(folder: Path | None) -> None:
     """Run a job on made-up orders, kill it once, let it go on, and count its output.
 
-    It takes about a minute, and needs Java but no Kafka. The job is that of `flinkish new`. It is written into
-    DIR, by default a new folder for temporary files, and stays there. The status is 1 if a row is lost, is
-    there twice, or has a wrong total.
+    It takes about a minute, and needs Java but no Kafka. The job is that of `flinkish new`. It is written
+    into DIR, by default a new folder for temporary files, and stays there. The status is 1 if a row is lost,
+    is there twice, or has a wrong total.
     """
     # Here and not above: it imports pyspark.
     from flinkish_spark.bridge.session import check_java

