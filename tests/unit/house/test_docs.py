@@ -79,6 +79,13 @@ def test_relative_links_lead_somewhere(document: Path) -> None:
     assert not broken
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=names(DOCUMENTS))
+def test_no_type_is_taken_for_a_tag(document: Path) -> None:
+    """MAP<STRING, LONG> outside of code is shown as MAP."""
+    text = re.sub(r"`[^`\n]*`", "", text_of(document))
+    assert re.findall(r"\w<[A-Za-z][^\n]{0,20}", text) == []
+
+
 def test_decisions_name_what_is_there() -> None:
     """By name and not by path: files may move."""
     definition = re.compile(r"^ *(?:async )?(?:def|class) (\w+)|^(\w+)(?::.+)? = ", re.MULTILINE)
