@@ -396,10 +396,13 @@ _OUTSIDE = re.compile(r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=\"(?:ht
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """Say which pages would load something from elsewhere; strict builds fail by it."""
+    """Say what would be loaded from elsewhere, or not be seen; strict builds fail by it."""
     for found in _OUTSIDE.findall(output):
         if 'rel="canonical"' not in found:
             LOG.warning("%s loads something from elsewhere: %s", page.file.src_uri, found)
+    # A type that was written outside of code: MAP<STRING, LONG> is shown as MAP.
+    for found in re.findall(r"<[A-Z]\w+", output):
+        LOG.warning("%s has text that is taken for a tag: %s", page.file.src_uri, found)
     return output
 
 

@@ -238,8 +238,8 @@ class KafkaSink(KafkaSinkSettings, Sink):
         What is promised about the records; may differ from one start of a job to the next.
     headers
         Name of a header -> the column (STRING or BINARY) with its value. Or one column with all headers:
-        ARRAY<STRUCT<key: STRING, value: BINARY>>, in their order; or MAP<STRING, BINARY>, or
-        MAP<STRING, ARRAY<BINARY>> where a name comes more than once.
+        ``ARRAY<STRUCT<key: STRING, value: BINARY>>``, in their order; or ``MAP<STRING, BINARY>``,
+        or ``MAP<STRING, ARRAY<BINARY>>`` where a name comes more than once.
     timestamp
         Column (TIMESTAMP, or BIGINT in milliseconds since 1970) with the record's timestamp.
     partition
