@@ -48,6 +48,7 @@ from flinkish_spark.core.errors import (
     raise_translated,
 )
 from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.log_context import logged_as
 from flinkish_spark.core.watchdog import Wait, Watchdog
 from flinkish_spark.job.cancellation import left_job
 from flinkish_spark.job.engine import JobProgress, JobSettings, QueryEngine, QueryPlan, RunningQuery
@@ -487,6 +488,10 @@ class Supervisor:
             The job cannot start, or failed in a way that a restart does not mend.
         """
         self._on_left = on_left
+        with logged_as(job=self._settings.name):
+            self._live()
+
+    def _live(self) -> None:
         self._watchdog.start(self._settings.threads)
         try:
             with self._waiting("the checks before the start to end"):
@@ -616,10 +621,11 @@ class Supervisor:
         """Start the query once, and return how it ended."""
         self.control.detach()
         recovered = self._recover(owned)
-        self._check_input(owned)
-        start = self._plan(owned, recovered)
-        self._run(owned, start)
-        return self._finish(owned, start)
+        with logged_as(lineage=self._job_dir.lineage().value):
+            self._check_input(owned)
+            start = self._plan(owned, recovered)
+            self._run(owned, start)
+            return self._finish(owned, start)
 
     # -- own ------------------------------------------------------------------------------------
     def _own(self) -> _Owned:
@@ -638,7 +644,9 @@ class Supervisor:
             committers = engine.committers(job, ownership)
         with waiting("the manifest to be connected"):
             manifest = engine.manifest(job, ownership)
-        self._tracker = tracker = CheckpointTracker(self._job_dir, settings.clock)
+        self._tracker = tracker = CheckpointTracker(
+            self._job_dir, settings.clock, engine.sources, settings.user_metrics
+        )
         context = JobContext(
             job=job,
             job_dir=self._job_dir,
@@ -866,6 +874,7 @@ class Supervisor:
         self._writer, self.control.is_starting = start.writer, False
         with self._waiting("Spark to start the query"):
             query = start.plan.start(owned.job.log, start.writer)
+        owned.job.tracker.pending = query.pending_records
         self.control.prepare(start.coordinator)
         start.coordinator.start()
         # Not before: whoever asks a coordinator that never starts would wait for ever.
