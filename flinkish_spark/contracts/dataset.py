@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):/+([^/?#]*)([^?#]*)")
+_URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):/+([^/?#]*)([^?#]*)(?:[?#].*)?")
 #: Names by which Hadoop knows S3.
 _S3 = {"s3a": "s3", "s3n": "s3"}
 
