@@ -102,6 +102,11 @@ def _known(names: dict[str, str], what: str) -> str:
 # From which columns of which inputs the columns of a frame come, as far as Catalyst tells.
 
 
+#: What names of columns of ours begin with.
+_OWN_COLUMNS = "_fs"
+_ROLES = frozenset(role.value for role in ScanRole)
+
+
 @dataclass(frozen=True)
 class FrameColumns:
     """Columns in a plan of ours.
@@ -109,7 +114,7 @@ class FrameColumns:
     Parameters
     ----------
     read
-        Of each scan of records, its columns with Spark's names of their types, by the scan's uid.
+        Of each scan of records, what the source gives, with Spark's names of the types, by the scan's uid.
     origins
         Of each column of the frame, the uids and columns of scans that it is computed from; without those
         that pass a function in Python, or state.
@@ -123,26 +128,34 @@ def columns_of(frame: DataFrame) -> FrameColumns:
     """Return what the analysed plan of a frame tells of columns; it takes many calls into the JVM."""
     plan = frame._jdf.queryExecution().analyzed()
     read: dict[str, tuple[tuple[str, str], ...]] = {}
-    known = _origins(plan, read)
+    known = _origins(plan, "", read)
     return FrameColumns(
         read, {one.name(): known.get(one.exprId().id(), frozenset()) for one in _each(plan.output())}
     )
 
 
 def _origins(
-    node: Any, read: dict[str, tuple[tuple[str, str], ...]]
+    node: Any, scan: str, read: dict[str, tuple[tuple[str, str], ...]]
 ) -> dict[int, frozenset[tuple[str, str]]]:
-    """Return the origins of attributes below and in a node, by their ids; note the scans that are there."""
+    """Return the origins of attributes in and below a node, by their ids; note the scans that are there.
+
+    Parameters
+    ----------
+    scan
+        Uid of the nearest scan of records above; empty for none.
+    """
     kind, children = _kind(node), list(_each(node.children()))
-    below = [_origins(child, read) for child in children]
-    known = {number: found for one in below for number, found in one.items()}
     if kind == "SubqueryAlias":
-        prefix, _, scan = node.alias().partition(":")
-        role, _, rest = scan.partition(":")
-        if prefix == _PREFIX and role == ScanRole.RECORDS.value:
-            uid, columns = rest.split(":")[0], list(_each(node.output()))
-            read[uid] = tuple((one.name(), str(one.dataType().simpleString())) for one in columns)
-            known |= {one.exprId().id(): frozenset({(uid, one.name())}) for one in columns}
+        prefix, _, named = node.alias().partition(":")
+        role, _, rest = named.partition(":")
+        if prefix == _PREFIX and role in _ROLES:
+            scan = rest.split(":")[0] if role == ScanRole.RECORDS.value else ""
+    below = [_origins(child, scan, read) for child in children]
+    known = {number: found for one in below for number, found in one.items()}
+    if kind in _SOURCES and scan:
+        columns = [one for one in _each(node.output()) if not one.name().startswith(_OWN_COLUMNS)]
+        read[scan] = tuple((one.name(), str(one.dataType().simpleString())) for one in columns)
+        known |= {one.exprId().id(): frozenset({(scan, one.name())}) for one in columns}
     elif kind == "Project":
         for one in _each(node.projectList()):
             if _kind(one) == "Alias":
@@ -151,11 +164,9 @@ def _origins(
     elif kind == "Union":
         outputs = [list(_each(child.output())) for child in children]
         for place, one in enumerate(_each(node.output())):
-            of_each = [
-                found.get(out[place].exprId().id(), frozenset())
-                for found, out in zip(below, outputs, strict=True)
-            ]
-            known[one.exprId().id()] = frozenset().union(*of_each)
+            ids = [output[place].exprId().id() for output in outputs]
+            each = (found.get(number, frozenset()) for number, found in zip(ids, below, strict=True))
+            known[one.exprId().id()] = frozenset().union(*each)
     return known
 
 

@@ -24,7 +24,7 @@ from flinkish_spark import (
 )
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.protocol.user_metrics import UserMetric, UserMetricKind
-from flinkish_spark.reporters.reporter import ReportedJob, Reporter
+from flinkish_spark.reporters.reporter import Reporter
 from flinkish_spark.sources import FileSource, JsonLines
 from tests.support.jobs import ORDER, TOTAL, RunningTotal, environment
 from tests.support.lineage_events import Events
@@ -56,20 +56,28 @@ class Totals(RunningTotal):
 
 
 class Asking(Reporter):
-    """Reads the pages of Prometheus while the job runs, behind the reporters that were added first."""
+    """Looks what others show while the job runs."""
 
-    def __init__(self, spark: Any) -> None:
-        self.pages, self.spark = dict[str, str](), spark
+    def __init__(self, spark: Any, served: PrometheusReporter) -> None:
+        self.spark, self.served = spark, served
         self.snapshot: JobSnapshot | None = None
+        self.page, self.in_spark = "", dict[str, float]()
 
     def report(self, snapshot: JobSnapshot) -> None:
-        if snapshot.history.counts.completed:
-            self.snapshot = snapshot
-            page = f"{self.spark.sparkContext.uiWebUrl}/metrics/prometheus/"
-            self.pages["spark"] = urllib.request.urlopen(page, timeout=10).read().decode()
+        self.snapshot = snapshot
+        url = f"http://127.0.0.1:{self.served.port}/metrics"
+        self.page = urllib.request.urlopen(url, timeout=10).read().decode() or self.page
+        self.in_spark = shown_by_spark(self.spark) or self.in_spark
 
-    def open(self, job: ReportedJob) -> None:
-        assert job.name == "orders"
+
+def shown_by_spark(spark: Any) -> dict[str, float]:
+    """Return our gauges in the registry that Spark's sinks read."""
+    system = spark._jvm.org.apache.spark.SparkEnv.get().metricsSystem()
+    field = system.getClass().getDeclaredField("registry")
+    field.setAccessible(True)
+    gauges = field.get(system).getGauges()
+    names = [name for name in gauges.keySet() if ".driver.flinkish." in name]
+    return {name.partition(".driver.flinkish.")[2]: gauges.get(name).getValue() for name in names}
 
 
 def test_what_a_job_tells_other_systems(spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -79,7 +87,8 @@ def test_what_a_job_tells_other_systems(spark: Any, tmp_path: Path, caplog: pyte
     logging.getLogger("flinkish_spark").addHandler(handler)
     caplog.set_level(logging.INFO, "flinkish_spark")
     env = environment(spark, tmp_path / "job")
-    asking, served = Asking(spark), PrometheusReporter(port=0)
+    served = PrometheusReporter(port=0)
+    asking = Asking(spark, served)
     for reporter in (
         SparkMetricsReporter(spark),
         served,
@@ -101,9 +110,10 @@ def test_what_a_job_tells_other_systems(spark: Any, tmp_path: Path, caplog: pyte
         logging.getLogger("flinkish_spark").removeHandler(handler)
     _metrics(JobSnapshot(result.job_id, asking.snapshot.job) if asking.snapshot else None)
     _lineage(events.sent, tmp_path)
-    page = asking.pages["spark"]
-    assert "_driver_flinkish_orders_job_numberOfCompletedCheckpoints_Value" in page
-    assert "_driver_flinkish_orders_operator_totals_out_numRecordsOut_Value" in page
+    assert asking.in_spark["orders.operator.totals-out.numRecordsOut"] > 0
+    assert asking.in_spark["orders.job.numRestarts"] == 0
+    assert shown_by_spark(spark) == {}, "the job has ended"
+    assert 'numberOfCompletedCheckpoints{job_id="' in asking.page
     _logs(lines)
 
 
@@ -143,7 +153,5 @@ def _lineage(sent: list[dict[str, Any]], tmp_path: Path) -> None:
 def _logs(lines: list[str]) -> None:
     found = [json.loads(line) for line in lines]
     assert found and all({"time", "level", "logger", "message"} <= one.keys() for one in found)
-    assert {one.get("job") for one in found if one["thread"].startswith("flinkish-supervisor")} <= {
-        "orders",
-        None,
-    }
+    known = [one for one in found if "job" in one]
+    assert known and {one["job"] for one in known} == {"orders"}
