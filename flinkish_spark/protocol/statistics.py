@@ -523,7 +523,11 @@ def summarize(samples: Iterable[Sample]) -> dict[Quantity, Summary]:
 #   leave the stored history small enough to be written with every checkpoint.
 # - Counts are over the life of the job, as far as this history was carried on.
 #
-# With the limits below and the longest names and numbers the stored form stays below a megabyte.
+# - Totals are over the life of the job, too: a few numbers for each source, operator and sink. Of metrics
+#   that functions have, as many are kept as :mod:`flinkish_spark.protocol.user_metrics` says.
+#
+# With the limits below and the longest names and numbers the stored form stays below a megabyte; totals add
+# at most half a kilobyte for each source, operator and sink.
 
 
 #: Totals that say how much there is, and not how much there has been.

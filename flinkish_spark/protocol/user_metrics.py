@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import enum
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from flinkish_spark.protocol.codec import Presence, Stored
-from flinkish_spark.protocol.limits import checked_whole
 
+_MOST = sys.float_info.max
 #: Metrics of one job that are kept, over all operators; what comes later is left out.
 MOST_USER_METRICS = 500
 
@@ -62,7 +63,8 @@ class UserMetric(Stored):
 
     def __post_init__(self) -> None:
         # A counter may be decremented, as in Flink.
-        checked_whole("count", self.count, least=-(2**63))
+        if isinstance(self.count, bool) or not isinstance(self.count, int):
+            raise ValueError(f"the count of a metric is a whole number, not {self.count!r}")
         for number in (self.total, self.least, self.most):
             if number is not None and not math.isfinite(number):
                 raise ValueError(f"a metric has finite numbers, not {number!r}")
@@ -79,7 +81,8 @@ class UserMetric(Stored):
         return replace(
             self,
             count=self.count + other.count,
-            total=self.total + other.total,
+            # What a float cannot hold any more stays at its end: a metric never fails a job.
+            total=max(-_MOST, min(_MOST, self.total + other.total)),
             least=min(least, default=None),
             most=max(most, default=None),
         )

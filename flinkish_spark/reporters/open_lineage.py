@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark import __version__
-from flinkish_spark.bridge.plans import FrameColumns, columns_of
+from flinkish_spark.bridge.plans import columns_of
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError
@@ -87,17 +87,15 @@ class OpenLineageReporter(Reporter):
         self._ended = EndedCheckpoints()
         self._newest: JobSnapshot | None = None
         self._has_started = False
-        self._columns: FrameColumns | None = None
-        self._outputs: list[_Output] | None = None
+        self._inputs: dict[Dataset, tuple[tuple[str, str], ...]] = {}
+        self._outputs: list[_Output] = []
 
     def report(self, snapshot: JobSnapshot) -> None:
         """Send an event for each checkpoint that is complete since the last call."""
         self._newest = snapshot
         planned = self._job.planned()
-        if planned is not None and self._outputs is None:
-            self._columns = _columns(planned)
-            self._outputs = list(self._written(planned))
         if planned is not None and not self._has_started:
+            self._look(planned)
             self._has_started = True
             self._emit("START", SystemClock().wall_ms(), {})
         for ended in self._ended.new_in(snapshot.history):
@@ -154,7 +152,7 @@ class OpenLineageReporter(Reporter):
         facets: dict[str, Any],
         rows: dict[str, tuple[int | None, int | None]] | None = None,
     ) -> None:
-        from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
+        from openlineage.client.event_v2 import InputDataset, Job, Run, RunEvent, RunState
         from openlineage.client.facet_v2 import RunFacet, job_type_job, processing_engine_run
 
         def of_run(given: Any) -> Any:
@@ -174,27 +172,26 @@ class OpenLineageReporter(Reporter):
             eventType=RunState(state),
             run=Run(self._run_id, run_facets),
             job=Job(self._namespace, self._job.name, {"jobType": kind}),
-            inputs=list(self._inputs()),
-            outputs=[_output(one, (rows or {}).get(one.uid)) for one in self._outputs or ()],
+            inputs=[
+                InputDataset(dataset.namespace, dataset.name, facets=_schema(fields))
+                for dataset, fields in self._inputs.items()
+            ],
+            outputs=[_output(one, (rows or {}).get(one.uid)) for one in self._outputs],
         )
         self._client.emit(event)
 
     # -- data sets ------------------------------------------------------------------------------
-    def _inputs(self) -> Iterable[Any]:
-        from openlineage.client.event_v2 import InputDataset
-
-        read = (
-            {} if self._columns is None else {source_of(u): found for u, found in self._columns.read.items()}
-        )
-        found: dict[Dataset, tuple[tuple[str, str], ...]] = {}
-        for node in self._job.sources:
-            for dataset in node.source.datasets():
-                found.setdefault(dataset, read.get(node.uid, ()))
-        for dataset, fields in found.items():
-            yield InputDataset(dataset.namespace, dataset.name, facets=_schema(fields))
-
-    def _written(self, planned: PlannedJob) -> Iterable[_Output]:
+    def _look(self, planned: PlannedJob) -> None:
+        """Note once what is read and written; sources and Catalyst may have to be asked for it."""
         datasets = {node.uid: node.source.datasets() for node in self._job.sources}
+        columns = _columns(planned)
+        for uid, found in datasets.items():
+            for dataset in found:
+                self._inputs.setdefault(dataset, columns.get(uid, ()))
+        self._outputs = list(self._written(planned, datasets))
+
+    @staticmethod
+    def _written(planned: PlannedJob, datasets: Mapping[str, tuple[Dataset, ...]]) -> Iterable[_Output]:
         streams = len({stream for sink in planned.sinks for stream in sink.streams})
         for sink in planned.sinks:
             fields = tuple((one.name, one.dataType.simpleString()) for one in sink.schema)
@@ -206,13 +203,15 @@ class OpenLineageReporter(Reporter):
                 yield _Output(sink.uid, dataset, fields, {name: of for name, of in origins.items() if of})
 
 
-def _columns(planned: PlannedJob) -> FrameColumns | None:
+def _columns(planned: PlannedJob) -> dict[str, tuple[tuple[str, str], ...]]:
+    """Return what each source gives, with Spark's names of types, by the uid of the source."""
     try:
-        return columns_of(planned.frame)
+        found = columns_of(planned.frame).read
     except Exception as error:
         # Another version of Spark may have other plans: columns are left out.
         LOG.info("the columns of the inputs are not told: %s", error)
-        return None
+        return {}
+    return {source_of(uid): columns for uid, columns in found.items()}
 
 
 def _origins(planned: PlannedJob, sink: PlannedSink, streams: int) -> dict[str, list[tuple[str, str]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import sys
 
 import pytest
 
@@ -28,8 +29,11 @@ def test_the_examples_do_what_they_say() -> None:
 def test_numbers_are_finite(number: float) -> None:
     with pytest.raises(ValueError, match="finite"):
         UserMetric(GAUGE, 1, number)
-    with pytest.raises(ValueError, match="count"):
-        UserMetric(COUNTER, 1.5)  # type: ignore[arg-type]
+    for count in (1.5, True):
+        with pytest.raises(ValueError, match="count"):
+            UserMetric(COUNTER, count)  # type: ignore[arg-type]
+    huge = UserMetric(DISTRIBUTION, 1, sys.float_info.max)
+    assert huge.merged(huge) == UserMetric(DISTRIBUTION, 2, sys.float_info.max)
 
 
 def test_subtasks_together() -> None:
