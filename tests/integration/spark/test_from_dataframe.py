@@ -178,4 +178,4 @@ def test_what_a_frame_reads_is_named(spark, tmp_path):
         ("kafka://one:9092", "a"),
         ("kafka://one:9092", "b"),
     ]
-    assert DataFrameSource(stream(spark)).datasets() == ()
+    assert DataFrameSource(rate(spark)).datasets() == ()

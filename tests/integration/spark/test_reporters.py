@@ -67,7 +67,7 @@ class Asking(Reporter):
         self.snapshot = snapshot
         url = f"http://127.0.0.1:{self.served.port}/metrics"
         self.page = urllib.request.urlopen(url, timeout=10).read().decode() or self.page
-        self.in_spark = shown_by_spark(self.spark) or self.in_spark
+        self.in_spark |= shown_by_spark(self.spark)
 
 
 def shown_by_spark(spark: Any) -> dict[str, float]:

@@ -6,6 +6,7 @@ import com.fasterxml.jackson.databind.JsonNode;
 import java.util.Iterator;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.atomic.AtomicReference;
 import org.apache.spark.SparkEnv;
 import org.apache.spark.metrics.source.Source;
 
@@ -22,7 +23,7 @@ public final class JobMetrics implements Source {
   private final SparkEnv env;
   private final String name;
   private final MetricRegistry registry = new MetricRegistry();
-  private final Map<String, Number> values = new ConcurrentHashMap<>();
+  private final Map<String, AtomicReference<Number>> values = new ConcurrentHashMap<>();
 
   private JobMetrics(SparkEnv env, String job) {
     this.env = env;
@@ -53,9 +54,15 @@ public final class JobMetrics implements Source {
     while (fields.hasNext()) {
       Map.Entry<String, JsonNode> field = fields.next();
       String metric = field.getKey();
-      boolean isNew = values.put(metric, field.getValue().numberValue()) == null;
-      if (isNew) {
-        registry.register(metric, (Gauge<Number>) () -> values.get(metric));
+      Number value = field.getValue().numberValue();
+      AtomicReference<Number> shownNow = values.get(metric);
+      if (shownNow == null) {
+        // A sink that still holds a gauge that is gone sees its last value.
+        AtomicReference<Number> held = new AtomicReference<>(value);
+        values.put(metric, held);
+        registry.register(metric, (Gauge<Number>) held::get);
+      } else {
+        shownNow.set(value);
       }
     }
     for (String metric : registry.getNames()) {
