@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 
 from flinkish_spark.contracts.sink import Committer
-from flinkish_spark.contracts.source import SourceNode
+from flinkish_spark.contracts.source import Extent, SourceNode
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import CorruptObjectError, StoreError
 from flinkish_spark.core.job_dir import JobDir
@@ -21,6 +21,7 @@ from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
 from flinkish_spark.protocol.records import CommitAnswer, Outcome, SinkAck, StagedBatch
 from flinkish_spark.protocol.statistics import (
+    POSITION,
     ChannelStatistics,
     CheckpointDurations,
     CheckpointStatistics,
@@ -335,18 +336,20 @@ class _Counted:
         for answer in answers:
             self.add(uid, names[answer.outcome], 1)
 
-    def add_read(
-        self, sources: Iterable[SourceNode], before: LoggedOffsets | None, now: LoggedOffsets
-    ) -> None:
-        """Count what was read between two positions, and what of a bounded input is left."""
-        for node in sources:
-            begin, end = node.source.extent(before), node.source.extent(now)
-            if end is None:
-                continue
-            if begin is not None:
-                self.add(node.uid, "numRecordsIn", max(0, end.records - begin.records))
+    def add_read(self, extents: Mapping[str, Extent], begins: Mapping[str, int]) -> None:
+        """Count what was read up to somewhere, and what of a bounded input is left behind that.
+
+        Parameters
+        ----------
+        begins
+            Up to where was counted before, by source; what is not there is counted from the next time on.
+        """
+        for uid, end in extents.items():
+            self.add(uid, POSITION, end.records)
+            if uid in begins:
+                self.add(uid, "numRecordsIn", max(0, end.records - begins[uid]))
             if end.all_records is not None:
-                self.add(node.uid, "pendingRecords", max(0, end.all_records - end.records))
+                self.add(uid, "pendingRecords", max(0, end.all_records - end.records))
 
 
 class CheckpointTracker:
@@ -373,8 +376,8 @@ class CheckpointTracker:
         self._user_metrics = UserMetricKeeper() if user_metrics is None else user_metrics
         #: Returns how many records wait in front of sources, where Spark has looked.
         self.pending: Callable[[], Mapping[str, int]] = dict
-        #: Up to where the newest checkpoint that is counted has read; None before the first of this owner.
-        self._read_upto: LoggedOffsets | None = None
+        #: A job that begins with a savepoint has not read what lies before that.
+        self._begins_at_savepoint = False
         #: Answers of committers to the checkpoint that is being confirmed.
         self._answers = _Counted()
         self._times: dict[CheckpointId, _Times] = {}
@@ -489,8 +492,20 @@ class CheckpointTracker:
         if self._clock.monotonic_ms() - self._stored_ms >= _PAUSE_MS:
             self.store()
 
+    def goes_on_behind(self, decision: Decision) -> None:
+        """Note behind which checkpoint a start goes on: behind a rewind, records are read once more."""
+        try:
+            counted = _Counted()
+            counted.add_read(self._extents(decision.offsets_text), {})
+        except Exception as error:
+            LOG.warning("what sources read once more is not counted: %s", error)
+            return
+        with self._lock:
+            self._history = self._history.counted(counted.by_uid)
+
     def restored(self, checkpoint: CheckpointId, path: str = "") -> None:
         """Note that a start goes on from a checkpoint, or from a savepoint at `path`."""
+        self._begins_at_savepoint = bool(path)
         with self._lock:
             restored = RestoredCheckpoint(checkpoint, self._clock.wall_ms(), path)
             self._history = self._history.restored(restored)
@@ -514,18 +529,26 @@ class CheckpointTracker:
                 counted.add(committable.sink, "totalCommittables", 1)
         try:
             # Both may ask what is not ours: a source of the user's, and Spark.
-            here = LoggedOffsets.parse(decision.offsets_text)
-            if self._read_upto is None:
-                before = self._job_dir.live_commit_before(decision.checkpoint)
-                self._read_upto = None if before is None else LoggedOffsets.parse(before.offsets_text)
-            counted.add_read(self._sources, self._read_upto, here)
-            self._read_upto = here
+            counted.add_read(self._extents(decision.offsets_text), self._counted_upto())
             for uid, count in self.pending().items():
                 counted.add(uid, "pendingRecords", count)
         except Exception as error:
             LOG.warning("what sources have read is not counted for %s: %s", decision.checkpoint, error)
         with self._lock:
             self._history = self._history.counted(counted.by_uid)
+
+    def _counted_upto(self) -> dict[str, int]:
+        """Return up to where the records of each source are counted."""
+        known = {uid: own[POSITION] for uid, own in self._history.totals.items() if POSITION in own}
+        if self._begins_at_savepoint:
+            return known
+        return {uid: one.records for uid, one in self._extents("").items()} | known
+
+    def _extents(self, offsets_text: str) -> dict[str, Extent]:
+        """Return how much of each source lies before a position, or before the job's first one."""
+        position = LoggedOffsets.parse(offsets_text) if offsets_text else None
+        found = {node.uid: node.source.extent(position) for node in self._sources}
+        return {uid: extent for uid, extent in found.items() if extent is not None}
 
     def _begun(self, checkpoint: CheckpointId) -> CheckpointStatistics:
         found = self._history.find(checkpoint)

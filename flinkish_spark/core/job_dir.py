@@ -344,10 +344,6 @@ class JobDir:
         """Return the newest live COMMIT decision, or None before the first."""
         return next(self._live_commits(), None)
 
-    def live_commit_before(self, checkpoint: CheckpointId) -> Decision | None:
-        """Return the newest live COMMIT decision in front of a checkpoint, or None before the first."""
-        return next((one for one in self._live_commits() if one.checkpoint < checkpoint), None)
-
     def _live_commits(self) -> Iterator[Decision]:
         """Yield live COMMIT decisions, newest first."""
         history = self.history()

@@ -530,8 +530,10 @@ def summarize(samples: Iterable[Sample]) -> dict[Quantity, Summary]:
 # at most half a kilobyte for each source, operator and sink.
 
 
+#: Up to where the records of a source are counted, as the source counts them.
+POSITION = "position"
 #: Totals that say how much there is, and not how much there has been.
-GAUGES = frozenset({"pendingRecords"})
+GAUGES = frozenset({"pendingRecords", POSITION})
 
 
 def added_to_totals(

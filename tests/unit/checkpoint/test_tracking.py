@@ -372,9 +372,9 @@ def test_totals_go_on_over_checkpoints_and_processes() -> None:
             "totalCommittables": 2,
         },
         "windows": {"numLateRecordsDropped": 3},
-        "orders": {"numRecordsIn": 20, "pendingRecords": 30},
+        "orders": {"position": 20, "numRecordsIn": 20, "pendingRecords": 30},
     }
-    # Another process goes on, and asks the job directory up to where was read.
+    # Another process goes on.
     again = UserMetricKeeper()
     tracker = CheckpointTracker(JobDir(store), CLOCK, sources, again)
     again.on_staged({"parse": {"broken": UserMetric(UserMetricKind.COUNTER, 1)}})
@@ -386,9 +386,38 @@ def test_totals_go_on_over_checkpoints_and_processes() -> None:
     tracker.confirmed(second)
     stored = tracker._job_dir.statistics()
     assert stored is not None
-    assert stored.totals["orders"] == {"numRecordsIn": 32, "pendingRecords": 18}
+    assert stored.totals["orders"] == {"position": 32, "numRecordsIn": 32, "pendingRecords": 18}
     assert stored.totals["topic"] == {"pendingRecords": 7} and stored.totals["a"]["numRecordsOut"] == 2
     assert stored.user_metrics["parse"]["broken"].count == 5
+
+
+def test_what_is_read_once_more_behind_a_rewind_counts_again() -> None:
+    tracker = CheckpointTracker(JobDir(MemoryStore()), CLOCK, (SourceNode("orders", Counted()),))
+    for number, upto, wanted in ((1, 20, 20), (2, 30, 30), (3, 25, 45)):
+        if number == 3:
+            # Back to a position of 10; what lies before it is not read again.
+            tracker.goes_on_behind(decision(offsets_text=at(10)))
+        tracker.triggered(CheckpointId(number), REQUEST, ASKED)
+        tracker.decided(CheckpointId(number))
+        tracker.confirmed(replace(decision(offsets_text=at(upto)), checkpoint=CheckpointId(number)))
+        assert tracker.history.totals["orders"]["numRecordsIn"] == wanted
+    assert "numRecordsIn" not in _begun_at_a_savepoint().history.totals["orders"]
+
+
+def _begun_at_a_savepoint() -> CheckpointTracker:
+    """Return a tracker of a job that has not read itself what lies in front of its first checkpoint."""
+    tracker = CheckpointTracker(JobDir(MemoryStore()), CLOCK, (SourceNode("orders", Counted()),))
+    tracker.restored(CheckpointId(7), "/savepoints/first")
+    begin(tracker)
+    tracker.decided(ID)
+    tracker.confirmed(decision(offsets_text=at(20)))
+    return tracker
+
+
+def test_positions_that_cannot_be_read_stop_no_start() -> None:
+    tracker = CheckpointTracker(JobDir(MemoryStore()), CLOCK, (SourceNode("orders", Counted()),))
+    tracker.goes_on_behind(decision(offsets_text="v9"))
+    assert tracker.history.totals == {}
 
 
 def test_who_cannot_say_what_was_read_ends_no_checkpoint() -> None:
