@@ -63,7 +63,7 @@ from flinkish_spark.protocol.checkpoint import IllegalTransitionError, Schedule
 from flinkish_spark.protocol.decisions import Decision, Receipt
 from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
 from flinkish_spark.protocol.failures import FailureManager
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, Lineage
 from flinkish_spark.protocol.job_status import JobEvent, JobStatus
 from flinkish_spark.protocol.limits import Limit, exceeds
 from flinkish_spark.protocol.lineage import Tables
@@ -409,6 +409,7 @@ class _Start:
     """One start of the query, planned and not yet begun."""
 
     plan: QueryPlan
+    lineage: Lineage
     gate: AdmissionGate
     coordinator: CheckpointCoordinator
     writer: EpochWriter
@@ -621,9 +622,9 @@ class Supervisor:
         """Start the query once, and return how it ended."""
         self.control.detach()
         recovered = self._recover(owned)
-        with logged_as(lineage=self._job_dir.lineage().value):
-            self._check_input(owned)
-            start = self._plan(owned, recovered)
+        self._check_input(owned)
+        start = self._plan(owned, recovered)
+        with logged_as(lineage=start.lineage.value):
             self._run(owned, start)
             return self._finish(owned, start)
 
@@ -838,8 +839,9 @@ class Supervisor:
             recovered.kept,
         )
         last = LastCheckpoint(self.control, time, coordinator)
+        lineage = self._job_dir.lineage()
         staging = plan.staging(
-            StagingContext(job.job, job.ownership, self._job_dir.lineage(), job.blocks, job.clock, job.log)
+            StagingContext(job.job, job.ownership, lineage, job.blocks, job.clock, job.log)
         )
 
         def note(staged: StagedBatch, sync_ms: int) -> None:
@@ -862,8 +864,9 @@ class Supervisor:
             time,
             self.states.tasks_initialize,
         )
-        writer = EpochWriter(recovered.start.next_batch, job, parts)
-        return _Start(plan, gate, coordinator, writer, last)
+        with logged_as(lineage=lineage.value):
+            writer = EpochWriter(recovered.start.next_batch, job, parts)
+        return _Start(plan, lineage, gate, coordinator, writer, last)
 
     def _control_file(self, job: JobContext) -> ControlFile:
         return ControlFile.of_start(self._settings.scratch, job.ownership.epoch, next(self._starts))
