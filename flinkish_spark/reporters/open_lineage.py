@@ -107,7 +107,8 @@ class OpenLineageReporter(Reporter):
         if self._has_started and self._newest is not None:
             # The last report may have come before the last change.
             self._finished(JobSnapshot(self._newest.id, self._newest.job))
-        self._client.close()
+        if self._given is None:
+            self._client.close()
 
     # -- events ---------------------------------------------------------------------------------
     def _running(self, snapshot: JobSnapshot, ended: CheckpointStatistics) -> None:
