@@ -11,7 +11,14 @@ from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame
 
 from flinkish_spark.bridge.session import is_gateway_gone
-from flinkish_spark.protocol.plan_layout import Chain, OperatorInstance, PlanLayout, Scan, ScanRole
+from flinkish_spark.protocol.plan_layout import (
+    Chain,
+    OperatorInstance,
+    PlanLayout,
+    Scan,
+    ScannedInput,
+    ScanRole,
+)
 
 # ----------------------------------------------------------------------------------------------------------
 # Names in a plan, and what they name: sources and operators in the order in which Spark counts them.
@@ -21,6 +28,8 @@ from flinkish_spark.protocol.plan_layout import Chain, OperatorInstance, PlanLay
 
 
 _PREFIX = "flinkish"
+#: Between a chain and the name of an input; no uid has it.
+_OF = "="
 _SOURCES = ("StreamingRelationV2", "StreamingRelation", "StreamingExecutionRelation")
 _STATEFUL = "FlatMapGroupsInPandasWithState"
 
@@ -34,15 +43,23 @@ def named_chain(frame: DataFrame, chain: Chain) -> DataFrame:
     return frame.alias(f"{_PREFIX}:chain:{chain.name}")
 
 
-def named_scan(frame: DataFrame, role: ScanRole, uid: str = "", chains: Sequence[str] = ()) -> DataFrame:
+def named_scan(
+    frame: DataFrame, role: ScanRole, uid: str = "", inputs: Sequence[tuple[str, str]] = ()
+) -> DataFrame:
     """Return `frame` so that the sources in its plan are known by that role and uid.
 
     Parameters
     ----------
-    chains
-        That it is a scan of, where it is one of several; else the one that it stands in.
+    inputs
+        That it brings, by chain and name, where it is one of several chains or brings several of one; else
+        it brings that of its uid in the chain that it stands in.
     """
-    return frame.alias(":".join([_PREFIX, role.value, uid, *([",".join(chains)] if chains else [])]))
+    parts = [_PREFIX, role.value, uid]
+    if inputs:
+        parts.append(",".join(dict.fromkeys(chain for chain, _ in inputs)))
+    if any(name != uid for _, name in inputs):
+        parts += [f"{chain}{_OF}{name}" for chain, name in inputs]
+    return frame.alias(":".join(parts))
 
 
 def named_operators(frame: DataFrame, uids: Sequence[str]) -> DataFrame:
@@ -62,14 +79,20 @@ def layout_of(frame: DataFrame) -> PlanLayout:
         Something in the plan has no name.
     """
     scans: list[Scan] = []
+    inputs: list[ScannedInput] = []
     operators: list[tuple[OperatorInstance, ...]] = []
-    _collect(frame._jdf.queryExecution().analyzed(), {}, scans, operators)
+    _collect(frame._jdf.queryExecution().analyzed(), {}, scans, inputs, operators)
     shared = tuple(tuple(one.chain for one in together) for together in operators if len(together) > 1)
-    return PlanLayout(tuple(scans), tuple(one for together in operators for one in together), shared)
+    instances = tuple(one for together in operators for one in together)
+    return PlanLayout(tuple(scans), instances, shared, tuple(inputs))
 
 
 def _collect(
-    node: Any, names: dict[str, str], scans: list[Scan], operators: list[tuple[OperatorInstance, ...]]
+    node: Any,
+    names: dict[str, str],
+    scans: list[Scan],
+    inputs: list[ScannedInput],
+    operators: list[tuple[OperatorInstance, ...]],
 ) -> None:
     """Walk from the top down and from left to right, as Spark does where it numbers them.
 
@@ -86,10 +109,11 @@ def _collect(
         operators.append(tuple(OperatorInstance(uid, chain if len(uids) == 1 else uid) for uid in uids))
     elif kind in _SOURCES:
         role, uid, *chains = _known(names, "scan").split(":")
+        inputs += [ScannedInput(len(scans), *one.split(_OF)) for one in chains[1:]]
         scans.append(Scan(ScanRole(role), uid, chains[0] if chains else _known(names, "chain")))
     children = node.children()
     for index in range(children.size()):
-        _collect(children.apply(index), names, scans, operators)
+        _collect(children.apply(index), names, scans, inputs, operators)
 
 
 def _known(names: dict[str, str], what: str) -> str:

@@ -11,7 +11,8 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
-from flinkish_spark.planning.declare import check_same_fields, key_worker
+from flinkish_spark.planning.async_calls import is_async
+from flinkish_spark.planning.declare import check_same_fields, key_worker, key_workers
 from flinkish_spark.planning.partitioning import ByPartitioner, Narrow, Spread, is_partitioning
 from flinkish_spark.planning.sink_rows import TaggedStream
 from flinkish_spark.planning.stream_graph import (
@@ -32,6 +33,7 @@ from flinkish_spark.planning.transforms import (
     InWorkers,
     LookupTransform,
     RecordFunction,
+    RowByRow,
     RowTransform,
     Spoiler,
     Transform,
@@ -46,11 +48,12 @@ from flinkish_spark.planning.transforms import (
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.job_graph import Chained
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.branches import INPUT, ORIGIN, DealRows, DealtRows, InTurn, SideBySide
-from flinkish_spark.transport.columns import Origins, Worker, with_position
+from flinkish_spark.transport.branches import INPUT, ORIGIN, DealRows, DealtRows, SideBySide
+from flinkish_spark.transport.columns import InTurn, Origins, Worker, with_position
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.schemas import PREFIX, check_field_names
 from flinkish_spark.worker.functions import AppendColumns, TimeStage
+from flinkish_spark.worker.time import KeepsTimes, OnlyRecords
 
 # ----------------------------------------------------------------------------------------------------------
 # What lies between two keyed operators: functions of single records, on one way or several that meet.
@@ -71,11 +74,15 @@ class SharedRows:
         Whether a row is for this input; a control row is for none.
     columns
         Each with the name by which expressions of the user's, and what travels, know it.
+    place
+        Column with the place of a record in its source; null in one that was dropped, and is there for its
+        event time.
     """
 
     frame: DataFrame
     is_own: Column
     columns: tuple[tuple[str, str], ...]
+    place: str = C.SEQUENCE
 
     @property
     def named(self) -> list[Column]:
@@ -99,9 +106,10 @@ def functions_between(uid: str, functions: Sequence[object]) -> tuple[RecordFunc
     if len(known) < len(found):
         raise GraphError(
             f"operator '{uid}' follows a transform() behind another keyed operator",
-            why="operators are read on several ways here, and the rows of all ways are in one DataFrame",
-            what_to_do="say it with functions of single records: map(), flat_map(), filter(), process(); or "
-            "do it in the function of the operator before it",
+            why="operators are read on several ways here, and the rows of all ways are in one DataFrame; "
+            "there a transform() can only stand first on a way of its own",
+            what_to_do="call it in front of the other functions of its way, and in front of no union(); "
+            "or say it with functions of single records: map(), flat_map(), filter(), process()",
             uid=uid,
         )
     return known
@@ -150,6 +158,59 @@ def _check_chained(graph: StreamGraph, uid: str, steps: Sequence[TransformNode])
                 "behind the last one",
                 uid=uid,
             )
+
+
+def stems(graph: StreamGraph, ways: Sequence[Leg]) -> list[tuple[int, list[list[int]]]]:
+    """Return which ways from one scan of a source can be branches of one stem.
+
+    Functions of DataFrames, and behind them functions of single records, can run beside those of other ways,
+    in the tasks in which the records are. What gives event times comes before, and what calls a system
+    outside.
+
+    Returns
+    -------
+    list
+        Of each stem how many steps it has, and the numbers of its ways, alike ones together. What has one of
+        these has no branches.
+    """
+    known = [tuple(map(id, leg.steps)) for leg in ways]
+    needed = {own[: _branches_behind(graph, leg.steps)] for own, leg in zip(known, ways, strict=True)}
+    behind: dict[tuple[int, ...], list[int]] = {}
+    for number, own in enumerate(known):
+        # Behind a longer stem, if others need it.
+        stem = max((one for one in needed if one == own[: len(one)]), key=len)
+        behind.setdefault(stem, []).append(number)
+    found = []
+    for numbers in behind.values():
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for number in numbers:
+            alike.setdefault(known[number], []).append(number)
+        at_each = enumerate(zip(*alike, strict=False))
+        steps = next((at for at, steps in at_each if len(set(steps)) > 1), min(map(len, alike)))
+        found.append((steps, [*alike.values()]))
+    return found
+
+
+def _branches_behind(graph: StreamGraph, steps: Sequence[Step]) -> int:
+    at = len(steps)
+    while at and _runs_beside(graph, steps[:at]) and frame_function(steps[at - 1]) is None:
+        at -= 1
+    while at and _runs_beside(graph, steps[:at]) and frame_function(steps[at - 1]) is not None:
+        at -= 1
+    return at
+
+
+def _runs_beside(graph: StreamGraph, steps: Sequence[Step]) -> bool:
+    """Whether the last of some steps can run beside steps of other ways, in one pass."""
+    step = steps[-1]
+    if not isinstance(step, TransformNode) or is_set_apart(graph, steps):
+        return False
+    if frame_function(step) is not None:
+        return not is_async(step.function)
+    function: object = step.function
+    if not isinstance(function, RecordFunction) or is_async(function):
+        return False
+    return function.settings.parallelism is None and function.settings.resources is None
 
 
 def is_set_apart(graph: StreamGraph, steps: Sequence[Step]) -> bool:
@@ -259,54 +320,118 @@ def shared_inputs(
         Outputs in the same frame that pass the operator; they come last, and have no keys.
     """
     frame_of_all = (*streams, *passing)[0]
-    control = T.StructType([f for f in frame_of_all.frame.schema if f.name in (*C.CONTROL, C.TIME)])
+    frame = frame_of_all.frame
+    control = T.StructType([f for f in frame.schema if f.name in (*C.CONTROL, C.TIME)])
     beside = [field for field in control if field.name not in (C.KIND, C.CHECKPOINT)]
     dealt, keys = [], []
     for number, (inlet, stream) in enumerate(zip(feed.inlets, streams, strict=True)):
-        given = T.StructType([*beside, *stream.schema])
-        worker, made = worker_between(node.uid, inlet, given)
+        way = _Begun(frame, stream.schema, _columns_of(stream), C.SEQUENCE, inlet)
+        if _has_frames_in_front(inlet):
+            way = _behind_frames_of(node.uid, way, stream, number)
+        frame, given = way.frame, T.StructType([*beside, *way.schema])
+        worker, made = worker_between(node.uid, way.inlet, given)
         own, key = _keys(node, inlet, made)
         workers = tuple(one for one in (worker, key) if one is not None)
         parts = [] if key is None else [field for field in key.columns if field.name in key.names]
         taken = T.StructType([*fields_of(made), *parts])
         names = tuple(f"{PREFIX}way{number}_{at}" for at in range(len(taken)))
-        columns = stream.outputs[stream.side] if stream.outputs else tuple(stream.schema.names)
-        dealt.append(DealtRows(stream.side, tuple(columns), given, InTurn(workers), taken, names))
+        dealt.append(DealtRows(stream.side, way.columns, given, InTurn(workers), taken, names, way.place))
         keys.append(own)
     for number, stream in enumerate(passing, start=len(dealt)):
         names = tuple(f"{PREFIX}way{number}_{at}" for at in range(len(stream.schema)))
-        columns = stream.outputs[stream.side] if stream.outputs else tuple(stream.schema.names)
         given = T.StructType([*beside, *stream.schema])
-        dealt.append(DealtRows(stream.side, tuple(columns), given, InTurn(()), stream.schema, names))
+        columns = _columns_of(stream)
+        dealt.append(DealtRows(stream.side, columns, given, InTurn(()), stream.schema, names))
         keys.append(())
-    frame, is_own = _dealt(frame_of_all, dealt, control)
-    return [
-        (
-            SharedRows(frame, own, tuple(zip(one.names, one.made.names, strict=True))),
-            fields_of(one.made),
-            key,
-        )
-        for one, own, key in zip(dealt, is_own, keys, strict=True)
+    rows = _dealt(replace(frame_of_all, frame=frame), dealt, control)
+    return [(own, fields_of(one.made), key) for own, one, key in zip(rows, dealt, keys, strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Begun:
+    """How far the plan of a way has come: the frame of all ways, its fields there, and what remains.
+
+    Parameters
+    ----------
+    columns
+        With its fields.
+    place
+        Column that is null in rows that are not its own, if DataFrame functions were on it.
+    """
+
+    frame: DataFrame
+    schema: T.StructType
+    columns: tuple[str, ...]
+    place: str
+    inlet: Inlet
+
+
+def _columns_of(stream: TaggedStream) -> tuple[str, ...]:
+    return stream.outputs[stream.side] if stream.outputs else tuple(stream.schema.names)
+
+
+def _has_frames_in_front(inlet: Inlet) -> bool:
+    return len(inlet.legs) == 1 and any(frame_function(step) is not None for step in inlet.legs[0].steps)
+
+
+def _behind_frames_of(uid: str, way: _Begun, stream: TaggedStream, number: int) -> _Begun:
+    """Return a way behind the DataFrame functions that it begins with, in more columns of the frame."""
+    (leg,) = way.inlet.legs
+    steps = [
+        step for step in leg.steps if not (isinstance(step, TransformNode) and is_partitioning(step.function))
     ]
+    behind = next((at for at, step in enumerate(steps) if frame_function(step) is None), len(steps))
+    frames = [step.function for step in steps[:behind] if isinstance(step, TransformNode)]
+    rest = replace(way.inlet, legs=(replace(leg, steps=tuple(steps[behind:])),))
+    if not frames:
+        return replace(way, inlet=rest)
+    spark = way.frame.sparkSession
+    schema, read = read_functions(spark, frames, stream.schema, way.columns)
+    if isinstance(read, Spoiler):
+        raise _not_row_by_row(uid, read)
+    check_field_names(schema, "the result of a transform")
+    place = f"{PREFIX}way{number}_place"
+    names = tuple(f"{PREFIX}way{number}_in{at}" for at in range(len(schema)))
+    marked = way.frame.withColumn(place, F.when(_is_of(stream), F.col(C.SEQUENCE)))
+    return _Begun(read.beside(marked, place, names), schema, names, place, rest)
 
 
-def _dealt(
-    stream: TaggedStream, inputs: Sequence[DealtRows], control: T.StructType
-) -> tuple[DataFrame, list[Column]]:
-    """Return the rows of all inputs in one frame, and of each whether a row is its own."""
-    if any(isinstance(one.worker, InTurn) and one.worker.workers for one in inputs):
-        deal = DealRows(tuple(inputs), control)
+def _is_of(stream: TaggedStream) -> Column:
+    """Whether a row of an operator's frame is a record of an output."""
+    is_record = F.col(C.KIND) == int(C.Kind.RECORD)
+    return is_record & (F.col(C.SIDE) == stream.side) if stream.outputs else is_record
+
+
+def _dealt(stream: TaggedStream, inputs: Sequence[DealtRows], control: T.StructType) -> list[SharedRows]:
+    """Return the rows of all inputs in one frame."""
+    if any(one.worker.workers for one in inputs):
+        deal = DealRows(tuple(map(_without_dropped, inputs)), control)
         frame = C.map_in_arrow(stream.frame, deal, deal.columns)
-        return frame, [F.col(INPUT) == number for number in range(len(inputs))]
+        return [
+            SharedRows(frame, F.col(INPUT) == number, tuple(zip(one.names, one.made.names, strict=True)))
+            for number, one in enumerate(inputs)
+        ]
     own = [
         F.col(quoted(column)).alias(name)
         for one in inputs
         for column, name in zip(one.columns, one.names, strict=True)
     ]
     sides = [C.SIDE] if stream.outputs else []
-    frame = stream.frame.select(*control.names, *sides, *own)
-    is_record = F.col(C.KIND) == int(C.Kind.RECORD)
-    return frame, [is_record & (F.col(C.SIDE) == one.side) if sides else is_record for one in inputs]
+    places = dict.fromkeys(one.place for one in inputs if one.place != C.SEQUENCE)
+    frame = stream.frame.select(*control.names, *sides, *places, *own)
+    found = []
+    for one in inputs:
+        is_own = _is_of(replace(stream, side=one.side))
+        columns = tuple(zip(one.names, one.made.names, strict=True))
+        found.append(SharedRows(frame, is_own & F.col(one.place).isNotNull(), columns))
+    return found
+
+
+def _without_dropped(one: DealtRows) -> DealtRows:
+    """Return an input whose worker does not see what DataFrame functions have dropped."""
+    if one.place == C.SEQUENCE:
+        return one
+    return replace(one, worker=InTurn((OnlyRecords(), *one.worker.workers)))
 
 
 def _keys(
@@ -383,17 +508,21 @@ def _behind_functions(uid: str, stream: TaggedStream, functions: Sequence[Transf
     frame = stream.frame
     schema, found = read_functions(frame.sparkSession, functions, stream.schema, stream.schema.names)
     if isinstance(found, Spoiler):
-        raise GraphError(
-            f"operator '{uid}' follows a transform() behind another keyed operator, and "
-            f"{named(found.function)} there does not look at each row by itself: it contains {found.what}",
-            why="barriers travel between the records, and pass by only what selects, computes and filters",
-            what_to_do="say it with select, withColumn, where and drop; with functions of single records: "
-            "map(), flat_map(), filter(), process(); or do it in one of the two operators",
-            uid=uid,
-        )
+        raise _not_row_by_row(uid, found)
     check_field_names(schema, "the result of a transform")
     control = [field.name for field in _control(stream)]
     return replace(stream, frame=found.over(frame).select(*control, *found.named_fields), schema=schema)
+
+
+def _not_row_by_row(uid: str, found: Spoiler) -> GraphError:
+    return GraphError(
+        f"operator '{uid}' follows a transform() behind another keyed operator, and "
+        f"{named(found.function)} there does not look at each row by itself: it contains {found.what}",
+        why="barriers travel between the records, and pass by only what selects, computes and filters",
+        what_to_do="say it with select, withColumn, where and drop; with functions of single records: "
+        "map(), flat_map(), filter(), process(); or do it in one of the two operators",
+        uid=uid,
+    )
 
 
 def _behind_workers(stream: TaggedStream, functions: Sequence[RecordFunction]) -> TaggedStream:
@@ -526,7 +655,8 @@ def with_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStrea
         The times cannot be found.
     """
     stream = replace(stream.records_only(), is_timed=True)
-    plain, assigner = stream.records.drop(C.MARK), strategy.timestamps
+    records, assigner = stream.records, strategy.timestamps
+    plain = records.drop(C.MARK) if C.MARK in records.columns else records
     function = None if assigner is None or isinstance(assigner, str | Column) else assigner
     if strategy.generator is not None or function is not None:
         timed = plain if function is not None else plain.withColumn(C.TIME, time_column(plain, assigner))
@@ -540,3 +670,140 @@ def with_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStrea
     is_record = F.col(C.KIND) == int(C.Kind.RECORD)
     marked = stream.marked.drop(C.MARK).withColumn(C.TIME, F.when(is_record, column))
     return replace(stream, records=records, marked=marked)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Ways from one scan of a source into several operators: the functions of all of them in one pass.
+
+
+#: What goes along with the fields of a record.
+_BESIDE = (C.CHANNEL, C.SEQUENCE, C.TIME, C.MARK)
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """The last part of a way from a source, where it is not that of other ways.
+
+    Parameters
+    ----------
+    read
+        What its DataFrame functions do to each record; None if it has none.
+    functions
+        Those of single records, which come behind them.
+    readers
+        Of each operator that reads it, its uid and its keys.
+    """
+
+    read: RowByRow | None
+    functions: tuple[RecordFunction, ...]
+    readers: tuple[tuple[str, Sequence[Key]], ...]
+
+    @classmethod
+    def of(
+        cls,
+        stream: RecordStream,
+        functions: Sequence[Transform],
+        readers: Sequence[tuple[str, Sequence[Key]]],
+    ) -> Branch | Spoiler:
+        """Return a branch that begins with a stream, given its functions.
+
+        Returns
+        -------
+        Branch or Spoiler
+            The latter where one of the functions does more than look at single rows.
+
+        Raises
+        ------
+        GraphError, SchemaError, UserFunctionError
+            As of :func:`~flinkish_spark.planning.transforms.transformed`.
+        """
+        given: Sequence[object] = functions
+        records = tuple(one for one in given if isinstance(one, RecordFunction))
+        frames = functions[: len(functions) - len(records)]
+        if not frames:
+            return cls(None, records, tuple(readers))
+        fields = stream.records.select(*[F.col(quoted(name)) for name in stream.schema.names])
+        _, read = read_functions_over(fields, frames, _stem_names(stream))
+        if isinstance(read, Spoiler):
+            return read
+        check_field_names(read.schema, "the result of a transform")
+        return cls(read, records, tuple(readers))
+
+
+@dataclass(frozen=True, eq=False)
+class BranchRows:
+    """The rows of a branch among those of others, their fields, and what each reader is keyed by."""
+
+    rows: SharedRows
+    schema: T.StructType
+    keys: list[tuple[str | Column, ...]]
+
+
+def branch_rows(stream: RecordStream, branches: Sequence[Branch]) -> list[BranchRows]:
+    """Return the rows of branches that begin with a stream of records, all in one frame.
+
+    Where there are functions of Python, :class:`.DealRows` runs those of all branches in one worker for each
+    task; else Spark has the fields of all branches beside each other. A record that a branch drops goes on
+    for its event time; see `worker/time.py`.
+    """
+    beside = T.StructType([_nullable(one) for one in stream.records.schema if one.name in _BESIDE])
+    stem = zip(stream.schema.names, _stem_names(stream), strict=True)
+    frame = stream.records.select(*beside.names, *[F.col(quoted(field)).alias(name) for field, name in stem])
+    dealt, keys = list[DealtRows](), list[list[tuple[str | Column, ...]]]()
+    for number, branch in enumerate(branches):
+        fields, names, place = stream.schema, _stem_names(stream), C.SEQUENCE
+        if branch.read is not None:
+            fields, place = branch.read.schema, f"{PREFIX}branch{number}_place"
+            names = tuple(f"{PREFIX}branch{number}_{at}" for at in range(len(fields)))
+            frame = branch.read.beside(frame.withColumn(place, F.col(C.SEQUENCE)), place, names)
+        given = T.StructType([*beside, *map(_nullable, fields)])
+        worker, made, own = _branch_worker(stream, branch, given)
+        taken = T.StructType([one for one in made if one.name not in beside.names])
+        made_names = tuple(f"{PREFIX}way{number}_{at}" for at in range(len(taken)))
+        dealt.append(DealtRows(0, names, given, worker, taken, made_names, place))
+        keys.append(own)
+    rows = _rows_of_branches(stream, frame, dealt, beside)
+    return [
+        BranchRows(own, fields_of(one.made), of_readers)
+        for own, one, of_readers in zip(rows, dealt, keys, strict=True)
+    ]
+
+
+def _rows_of_branches(
+    stream: RecordStream, frame: DataFrame, dealt: Sequence[DealtRows], beside: T.StructType
+) -> list[SharedRows]:
+    if any(one.worker.workers for one in dealt):
+        wanted = [name for one in dealt for name in (one.place, *one.columns)]
+        deal = DealRows(tuple(dealt if stream.is_timed else map(_without_dropped, dealt)), beside)
+        made = C.map_in_arrow(frame.select(*dict.fromkeys([*beside.names, *wanted])), deal, deal.columns)
+        own = (tuple(zip(one.names, one.made.names, strict=True)) for one in dealt)
+        return [SharedRows(made, F.col(INPUT) == number, columns) for number, columns in enumerate(own)]
+    found = []
+    for one in dealt:
+        is_own = F.lit(True) if stream.is_timed else F.col(one.place).isNotNull()
+        columns = tuple(zip(one.columns, one.made.names, strict=True))
+        found.append(SharedRows(frame, is_own, columns, one.place))
+    return found
+
+
+def _branch_worker(
+    stream: RecordStream, branch: Branch, given: T.StructType
+) -> tuple[InTurn, T.StructType, list[tuple[str | Column, ...]]]:
+    """Return what makes a branch's records and keys, the columns then, and what readers are keyed by."""
+    workers: list[Worker] = []
+    for function in branch.functions:
+        (worker,), given = in_turn([function], given)
+        if stream.is_timed:
+            worker = KeepsTimes(worker, given)
+            given = worker.columns
+        workers.append(worker)
+    of_keys, made, keys = key_workers(given, branch.readers, stream.origins)
+    return InTurn((*workers, *of_keys)), made, keys
+
+
+def _stem_names(stream: RecordStream) -> tuple[str, ...]:
+    return tuple(f"{PREFIX}stem{at}" for at in range(len(stream.schema)))
+
+
+def _nullable(field: T.StructField) -> T.StructField:
+    return T.StructField(field.name, field.dataType)

@@ -39,8 +39,7 @@ from flinkish_spark.planning.stream_graph import (
     StreamGraph,
     StreamNode,
 )
-from flinkish_spark.transport.branches import InTurn
-from flinkish_spark.transport.columns import Origins, map_in_arrow
+from flinkish_spark.transport.columns import InTurn, Origins, map_in_arrow
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.hints import (
     NoSuchType,
@@ -684,18 +683,26 @@ def with_keys_of_all(
     operators
         Of each its uid and its keys.
     """
-    schema, workers, found = frame.schema, list[AppendColumns](), list[tuple[str | Column, ...]]()
+    workers, schema, found = key_workers(frame.schema, operators, origins)
+    return (map_in_arrow(frame, InTurn(workers), schema) if workers else frame), found
+
+
+def key_workers(
+    given: T.StructType, operators: Sequence[tuple[str, Sequence[Key]]], origins: Origins
+) -> tuple[tuple[AppendColumns, ...], T.StructType, list[tuple[str | Column, ...]]]:
+    """Return what adds the keys of several operators to rows, the columns then, and what each is keyed by."""
+    workers, found = list[AppendColumns](), list[tuple[str | Column, ...]]()
     for place, (uid, keys) in enumerate(operators):
         function = next((key for key in keys if isinstance(key, KeyFunction)), None)
         if function is None:
             found.append(tuple(key for key in keys if not isinstance(key, KeyFunction)))
             continue
         names = tuple(f"{PREFIX}at{place}_key{at}" for at in range(len(function.parts)))
-        worker = replace(key_worker(function, schema, uid, origins), names=names)
+        worker = replace(key_worker(function, given, uid, origins), names=names)
         workers.append(worker)
-        schema = worker.columns
+        given = worker.columns
         found.append(tuple(F.col(name) for name in names))
-    return (map_in_arrow(frame, InTurn(tuple(workers)), schema) if workers else frame), found
+    return tuple(workers), given, found
 
 
 def key_worker(key: KeyFunction, given: T.StructType, uid: str, origins: Origins) -> AppendColumns:

@@ -20,7 +20,7 @@ from flinkish_spark.connectors.two_phase import TwoPhaseCommitSink
 from flinkish_spark.contracts.sink import Sink
 from flinkish_spark.contracts.source import Source, SourceNode
 from flinkish_spark.planning.async_calls import is_async, shared_from
-from flinkish_spark.planning.between import is_set_apart
+from flinkish_spark.planning.between import is_set_apart, stems
 from flinkish_spark.planning.factories import (
     BroadcastFunctions,
     FoldingWindows,
@@ -81,8 +81,9 @@ def job_graph(job: str, graph: StreamGraph, tasks: int, planned: PlannedJob | No
     tasks
         How many tasks operators with state have: Spark's shuffle partitions.
     planned
-        The plan of the same graph, which says what only Spark knows: whether all that a `transform()` in
-        front of a sink does is done row by row. Without one that is believed.
+        The plan of the same graph, which says what only Spark and the live log know: whether all that a
+        `transform()` on a branch does is done row by row, and what shares tasks and scans. Without one that
+        is believed.
     """
     return JobGraph(job, tuple(_Reading(graph, tasks, planned).operators()))
 
@@ -122,22 +123,30 @@ class _Way:
     ----------
     entry
         Of the operator that it leads to.
-    is_apart
-        Whether functions on it are called one by one over the evaluated micro-batch.
     shared_from
         With which step of it the part begins that each sink does for itself; None where none does.
+    counts_from
+        With which step of it the part begins that is not in the plan already.
+    branch_from
+        With which step of it the part begins that runs in one pass with the rest of other ways; None where
+        none does.
     """
 
     leg: Leg
     end: KeyedNode | SinkNode
     entry: int = 0
     distribution: Distribution | None = None
-    is_apart: bool = False
     shared_from: int | None = None
+    counts_from: int = 0
+    branch_from: int | None = None
 
     @property
     def is_behind_state(self) -> bool:
         return operator_of(self.leg.base) is not None
+
+    def is_in_branch(self, at: int) -> bool:
+        """Whether a step, by its number from 0, runs in one pass with steps of other ways."""
+        return self.branch_from is not None and at >= self.branch_from
 
     def is_evaluated(self, at: int) -> bool:
         """Whether a step, by its number from 0, is done on the evaluated micro-batch behind a source."""
@@ -164,17 +173,13 @@ class _Reading:
         if planned is not None:
             graph = replace(graph, begun_chains=planned.chain_names)
         self._graph, self._tasks = graph, tasks
-        self._apart = {
-            (sink.uid, number): part.is_apart
-            for sink in (() if planned is None else planned.sinks)
-            for number, part in enumerate(sink.parts)
-        }
         nodes = {node.uid: node for node in graph.operators}
         self._shared = (
             sharing_tasks(graph)
             if planned is None
             else tuple(tuple(nodes[uid] for uid in group) for group in planned.shared)
         )
+        self._branches = None if planned is None else planned.branches
         self._runs: Counter[_Node] = Counter()
         self._edges: dict[_Node, list[_Arriving]] = {}
         self._ids: dict[_Node, str] = {}
@@ -205,49 +210,67 @@ class _Reading:
     # -- the plan, as the planner makes it: each part as often as it stands there ---------------------
     def _read(self) -> None:
         seen: dict[Chain, set[KeyedNode]] = {}
-        there: dict[KeyedNode, set[object]] = {}
-        for group in self._shared:
-            of_group: set[object] = set()
-            there |= {node: of_group for node in group}
+        shared = {node: ways for group in self._shared for node, ways in self._ways_of_shared(group).items()}
         for sink in self._graph.sinks:
             self._runs[sink] += 1
-            for number, (chain, ways) in enumerate(chains_to(self._graph, sink.parent)):
+            for chain, ways in chains_to(self._graph, sink.parent):
                 is_new = chain not in seen
                 of_chain = seen.setdefault(chain, set())
                 for leg in ways:
                     operator = operator_of(leg.base)
-                    if operator in there and is_new:
-                        self._read_shared(operator, there[operator])
-                    elif operator not in there and (operator is not None or is_new):
+                    if operator in shared and is_new:
+                        self._runs[operator] += 1
+                        for way in shared[operator]:
+                            self._walk(way)
+                    elif operator not in shared and (operator is not None or is_new):
                         self._read_base(leg.base, of_chain)
                     # What follows an operator runs on the evaluated micro-batch, for this sink.
                     counts = is_new or operator_of(leg.base) is not None
-                    shared, is_apart = (
-                        shared_from(self._graph, leg, len(ways)),
-                        self._is_apart(sink, number, leg),
-                    )
-                    self._walk(_Way(leg, sink, is_apart=is_apart, shared_from=shared), counts=counts)
+                    evaluated_from = shared_from(self._graph, leg, len(ways))
+                    counts_from = 0 if counts else len(leg.steps)
+                    self._walk(_Way(leg, sink, 0, None, evaluated_from, counts_from))
         for source in self._graph.sources:
             self._runs[source] += len(source.source.side_uids(source.uid))
 
-    def _read_shared(self, operator: KeyedNode, there: set[object]) -> None:
-        """Note what is in front of an operator that shares tasks.
+    def _ways_of_shared(self, group: Sequence[KeyedNode]) -> Mapping[KeyedNode, list[_Way]]:
+        """Return the ways into operators that share tasks, and count the scans in front of them.
 
-        Parameters
-        ----------
-        there
-            Ways from sources that are in the plan already: they stand there once for all.
+        What several have in front stands in the plan once.
         """
-        self._runs[operator] += 1
-        for feed, name in zip(feeds(operator), chain_of(self._graph, operator).inputs, strict=True):
-            (inlet,) = feed.inlets
-            (leg,) = inlet.legs
-            way = (name, tuple(map(id, leg.steps)))
-            assert isinstance(leg.base, SourceNode)
-            self._runs[leg.base] += way not in there
-            entry = operator.entries[inlet.entry]
-            self._walk(_Way(leg, operator, inlet.entry, entry.distribution), counts=way not in there)
-            there.add(way)
+        scans: dict[object, list[tuple[KeyedNode, int]]] = {}
+        found: dict[KeyedNode, list[_Way]] = {operator: [] for operator in group}
+        for operator in group:
+            names = chain_of(self._graph, operator).inputs
+            for number, (feed, name) in enumerate(zip(feeds(operator), names, strict=True)):
+                (inlet,) = feed.inlets
+                (leg,) = inlet.legs
+                spread = operator.entries[inlet.entry].distribution
+                found[operator].append(_Way(leg, operator, inlet.entry, spread))
+                known = id(leg.base), self._branch_of(operator, name, leg)
+                scans.setdefault(known, []).append((operator, number))
+        for readers in scans.values():
+            legs_read = [found[operator][number].leg for operator, number in readers]
+            for stem, alike in stems(self._graph, legs_read):
+                source = legs_read[alike[0][0]].base
+                assert isinstance(source, SourceNode)
+                self._runs[source] += 1
+                for at, ways in enumerate(alike):
+                    for operator, number in (readers[one] for one in ways):
+                        way = found[operator][number]
+                        is_first = (operator, number) == readers[ways[0]]
+                        counts_from = (stem if at else 0) if is_first else len(way.leg.steps)
+                        branch_from = stem if len(alike) > 1 else None
+                        found[operator][number] = replace(
+                            way, counts_from=counts_from, branch_from=branch_from
+                        )
+        return found
+
+    def _branch_of(self, operator: KeyedNode, name: str, leg: Leg) -> object:
+        """Return what ways have in common that may be branches of one scan."""
+        if self._branches is None:
+            return None
+        own = next((one for one in self._branches if (operator.uid, name) in one), None)
+        return tuple(map(id, leg.steps)) if own is None else own
 
     def _read_base(self, base: Base, seen: set[KeyedNode]) -> None:
         operator = operator_of(base)
@@ -265,21 +288,9 @@ class _Reading:
             for inlet in feed.inlets:
                 entry = operator.entries[inlet.entry]
                 for leg in inlet.legs:
-                    self._walk(_Way(leg, operator, inlet.entry, entry.distribution), counts=True)
+                    self._walk(_Way(leg, operator, inlet.entry, entry.distribution))
 
-    def _is_apart(self, sink: SinkNode, number: int, leg: Leg) -> bool:
-        moves = any(self._moves(leg.steps[:at]) for at in range(1, len(leg.steps) + 1))
-        return self._apart.get((sink.uid, number), moves)
-
-    def _moves(self, steps: Sequence[Step]) -> bool:
-        """Whether the last of some steps moves records."""
-        step = steps[-1]
-        settings = _settings_of(step)
-        has_own = settings is not None and settings.parallelism is not None
-        is_move = isinstance(step, TransformNode) and is_partitioning(step.function)
-        return has_own or is_move or is_set_apart(self._graph, steps)
-
-    def _walk(self, way: _Way, *, counts: bool) -> None:
+    def _walk(self, way: _Way) -> None:
         """Note the edges of a way; a sink that reads what another one reads counts its last edge only."""
         base = way.leg.base
         front: _Node = base.parent if isinstance(base, SideNode) else base
@@ -289,7 +300,7 @@ class _Reading:
             if isinstance(step, TransformNode) and is_partitioning(step.function):
                 moved += [_ship_of(step)] if way.moves else []
                 continue
-            runs = counts or way.is_evaluated(at - 1)
+            runs = at > way.counts_from or way.is_evaluated(at - 1)
             self._note(front, step, self._between(way, front, way.leg.steps[:at], moved, output), runs)
             self._runs[step] += runs
             front, output, moved = step, "", []
@@ -312,9 +323,14 @@ class _Reading:
         is_first = isinstance(front, KeyedNode) or way.shared_from == len(steps) - 1
         if is_first and isinstance(way.end, SinkNode):
             return JobEdge("", ShipStrategy.FORWARD, Why.EVALUATED, 0, output)
-        is_fused = (way.is_behind_state or way.is_evaluated(len(steps) - 1)) and not way.is_apart
-        both = is_fused and _is_of_records(front) and _is_of_records(step)
-        return JobEdge("", ShipStrategy.FORWARD, Why.SAME_PASS if both else Why.SAME_TASKS, 0, output)
+        at = len(steps) - 1
+        both = _is_of_records(front) and _is_of_records(step)
+        if way.is_in_branch(at) and _is_of_records(step):
+            begins = not both or not way.is_in_branch(at - 1)
+            return JobEdge("", ShipStrategy.FORWARD, Why.BRANCHES if begins else Why.SAME_PASS, 0, output)
+        is_one_pass = _ends_in_python(front) and _begins_in_python(step)
+        why = Why.SAME_PASS if is_one_pass else Why.SAME_TASKS
+        return JobEdge("", ShipStrategy.FORWARD, why, 0, output)
 
     def _into_end(self, way: _Way, front: _Node, moved: Sequence[ShipStrategy], output: str) -> JobEdge:
         """Return the edge into an operator with state, or into a sink."""
@@ -459,6 +475,19 @@ def _settings_of(step: _Node) -> TransformSettings | None:
 
 def _is_of_records(node: _Node) -> bool:
     return _settings_of(node) is not None
+
+
+def _begins_in_python(node: _Node) -> bool:
+    """Whether the first that is done to a record there is done in a worker."""
+    if isinstance(node, TimedNode):
+        return _is_function(node.strategy.timestamps)
+    return _is_of_records(node)
+
+
+def _ends_in_python(node: _Node) -> bool:
+    if isinstance(node, TimedNode):
+        return _is_function(node.strategy.timestamps) or node.strategy.generator is not None
+    return _is_of_records(node)
 
 
 def _ship_of(step: TransformNode) -> ShipStrategy:

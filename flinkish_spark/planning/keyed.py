@@ -456,23 +456,12 @@ class KeyedRoutes:
         Each gets columns of its own behind those of the frame. A record may be for several, with another
         route to each; so its routes are among these columns.
         """
-        frame, dealt = _frame_of(ways[0]), list[DealtBlocks]()
+        shares = [_Share(0, number, self, given, sent) for number, given, sent in ways]
+        frame = shares[0].rows.frame
         shared = [name for name in (*C.CONTROL, C.TIME) if name in frame.columns]
-        for number, given, sent in ways:
-            assert given.shared is not None
-            is_own, names = given.shared.is_own, sent.chosen.schema.names
-            own = {name: name if name in shared else f"{PREFIX}in{number}_{name}" for name in names}
-            chosen = [
-                F.when(is_own, column).alias(own[name])
-                for name, column in zip(names, sent.chosen.columns, strict=True)
-                if name not in shared
-            ]
-            frame = frame.select(*frame.columns, *given.shared.named).select(*frame.columns, *chosen)
-            route = f"{PREFIX}in{number}_{C.ROUTE}"
-            by = self.of_records(given.distribution, own[C.KEY_HASH])
-            frame = frame.select("*", F.when(is_own, by).alias(route))
-            packer, takes = self.packer(number, given, sent), Takes.BARRIERS if dealt else Takes.ALL
-            dealt.append(DealtBlocks(route, tuple(own.values()), tuple(names), packer, takes))
+        for one in shares:
+            frame = one.beside(one.with_columns(frame))
+        dealt = [one.dealt((), Takes.BARRIERS if at else Takes.ALL) for at, one in enumerate(shares)]
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
         routes = F.when(is_record, F.array(F.lit(0))).otherwise(self.of_control())
         wanted = [name for one in dealt for name in (one.route, *one.columns) if name not in shared]
@@ -550,7 +539,7 @@ def rows_of_shared(
     sent: Sequence[Sequence[Sent]],
     chains: Sequence[str],
 ) -> DataFrame:
-    """Send rows into operators that share tasks; what several of them read is scanned once.
+    """Send rows into operators that share tasks; what several inputs of them read is scanned once.
 
     Parameters
     ----------
@@ -565,8 +554,14 @@ def rows_of_shared(
     for place, ways in enumerate(zip(routes, inputs, sent, strict=True)):
         for number, (given, one) in enumerate(zip(*ways[1:], strict=True)):
             share = _Share(place, number, ways[0], given, one)
-            together.setdefault(id(given.frames[0]), []).append(share)
-    frames = [_packed_for_all(shares, chains) for shares in together.values()]
+            frame = given.frames[0] if given.shared is None else given.shared.frame
+            together.setdefault(id(frame), []).append(share)
+    frames = [
+        _packed_for_all(shares, chains)
+        if shares[0].given.shared is None
+        else _packed_branches(shares, chains)
+        for shares in together.values()
+    ]
     apart = [[at for at, given in enumerate(own) if len(given.frames) == 2] for own in inputs]
     targets = [(one.of_control(), own) for one, own in zip(routes, apart, strict=True) if own]
     if targets:
@@ -581,9 +576,10 @@ def rows_of_shared(
 
 @dataclass(frozen=True)
 class _Share:
-    """One of the operators that share tasks, and one of its inputs.
+    """One input of an operator whose rows stand in a frame with those of other inputs.
 
-    Its columns in a frame have its place and the input's number in their names.
+    Its columns there have the operator's place and the input's number in their names. Operators have places
+    that share tasks.
     """
 
     place: int
@@ -593,20 +589,34 @@ class _Share:
     sent: Sent
 
     @property
+    def rows(self) -> SharedRows:
+        """Which rows of the frame are its own, where they are not all."""
+        assert self.given.shared is not None
+        return self.given.shared
+
+    @property
     def route(self) -> str:
         """Column with the route of a record to it."""
-        return f"{PREFIX}at{self.place}_{self.number}_{C.ROUTE}"
+        return f"{self._prefix}{C.ROUTE}"
+
+    @property
+    def _prefix(self) -> str:
+        return f"{PREFIX}at{self.place}_{self.number}_"
 
     @property
     def names(self) -> Mapping[str, str]:
         """Columns that travel, and what they are called beside those of the others.
 
-        What records are keyed by is its own; places, times and fields are there once.
+        What records are keyed by is its own; places, times and fields are there once. Where others have other
+        rows fields are its own, too, and places where another branch may drop what it keeps.
         """
         chosen = self.sent.chosen
-        keys = {C.KEY_HASH, *chosen.key_names} - set(chosen.field_names)
-        own = f"{PREFIX}at{self.place}_{self.number}_"
-        return {name: f"{own}{name}" if name in keys else name for name in chosen.schema.names}
+        if self.given.shared is None:
+            own = {C.KEY_HASH, *chosen.key_names} - set(chosen.field_names)
+        else:
+            own = set(chosen.schema.names) - {*C.CONTROL, C.TIME}
+        names = {name: f"{self._prefix}{name}" if name in own else name for name in chosen.schema.names}
+        return names if self.given.shared is None else {**names, C.SEQUENCE: self.rows.place}
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -618,6 +628,25 @@ class _Share:
         """Route of a record."""
         return self.routes.of_records(self.given.distribution, self.names[C.KEY_HASH])
 
+    def with_columns(self, frame: DataFrame) -> DataFrame:
+        """Return the frame with its columns, which are null in rows of others."""
+        rows, names = self.rows, self.names
+        is_own = rows.is_own & F.col(rows.place).isNotNull()
+        chosen = [
+            F.when(is_own, column).alias(names[name])
+            for name, column in zip(names, self.sent.chosen.columns, strict=True)
+            if names[name].startswith(self._prefix)
+        ]
+        return frame.select(*frame.columns, *rows.named).select(*frame.columns, *chosen)
+
+    def beside(self, frame: DataFrame) -> DataFrame:
+        """Return the frame with its routes, null in rows of others.
+
+        Which partition gets a time without a record does not matter.
+        """
+        by = F.coalesce(self.own_route, F.lit(self.routes.routing.of_barrier[0]))
+        return frame.select("*", F.when(self.rows.is_own, by).alias(self.route))
+
     def dealt(self, marks: Sequence[str], takes: Takes) -> DealtBlocks:
         """Return how it gets its rows."""
         packer = self.routes.packer(self.number, self.given, self.sent)
@@ -627,7 +656,6 @@ class _Share:
 def _packed_for_all(shares: Sequence[_Share], chains: Sequence[str]) -> DataFrame:
     """Return the blocks of a stream for all that read it, with control rows if they are in the same frame."""
     given = shares[0].given
-    assert given.source is not None
     records = given.frames[0]
     marks = [C.MARK] if C.MARK in records.columns else []
     columns: dict[str, Column] = {}
@@ -635,8 +663,7 @@ def _packed_for_all(shares: Sequence[_Share], chains: Sequence[str]) -> DataFram
         columns |= one.columns
     control = [] if len(given.frames) == 2 else [C.KIND, C.CHECKPOINT]
     chosen = records.select(*control, *(column.alias(name) for name, column in columns.items()), *marks)
-    readers = tuple(dict.fromkeys(chains[one.place] for one in shares))
-    frame, names = named_scan(chosen, ScanRole.RECORDS, given.source, readers), [*columns, *marks]
+    frame, names = _scan_of(chosen, shares, chains), [*columns, *marks]
     if not control:
         routed = frame.select(*names, *(one.own_route.alias(one.route) for one in shares))
     else:
@@ -649,6 +676,31 @@ def _packed_for_all(shares: Sequence[_Share], chains: Sequence[str]) -> DataFram
         tuple(one.dealt(marks, Takes.NONE if at else Takes.ALL) for at, one in enumerate(shares))
     )
     return C.map_in_arrow(routed, deal, deal.columns)
+
+
+def _packed_branches(shares: Sequence[_Share], chains: Sequence[str]) -> DataFrame:
+    """Return the blocks of all branches of a source, each for its readers; control rows come apart."""
+    frame = shares[0].rows.frame
+    shared = [name for name in (*C.CONTROL, C.TIME, C.MARK) if name in frame.columns]
+    for one in shares:
+        frame = one.with_columns(frame)
+    # Behind all expressions of the user's, which might know the columns by an alias.
+    frame = _scan_of(frame, shares, chains)
+    for one in shares:
+        frame = one.beside(frame)
+    marks = [name for name in shared if name == C.MARK]
+    deal = DealBlocks(
+        tuple(one.dealt(marks, Takes.NONE if at else Takes.ALL) for at, one in enumerate(shares))
+    )
+    wanted = dict.fromkeys(name for one in deal.inputs for name in (one.route, *one.columns))
+    return C.map_in_arrow(frame.select(*wanted), deal, deal.columns)
+
+
+def _scan_of(frame: DataFrame, shares: Sequence[_Share], chains: Sequence[str]) -> DataFrame:
+    """Return a frame as the scan of all inputs that stand in it."""
+    inputs = [(chains[one.place], one.given.source) for one in shares]
+    named = tuple((chain, name) for chain, name in inputs if name is not None)
+    return named_scan(frame, ScanRole.RECORDS, named[0][1], named)
 
 
 def _spread(barriers: DataFrame, targets: Sequence[tuple[Column, Sequence[int]]]) -> DataFrame:
@@ -673,12 +725,6 @@ def _spread(barriers: DataFrame, targets: Sequence[tuple[Column, Sequence[int]]]
 
 def _target(inputs: Column, route: Column) -> Column:
     return F.struct(route.alias("route"), inputs.alias("inputs"))
-
-
-def _frame_of(way: _Way) -> DataFrame:
-    shared = way[1].shared
-    assert shared is not None
-    return shared.frame
 
 
 def _named(frame: DataFrame, source: str | None) -> DataFrame:
@@ -838,7 +884,7 @@ def plan_shared(operators: Sequence[tuple[KeyedNode, KeyedParts]]) -> list[Keyed
     Parameters
     ----------
     operators
-        Their inputs of one stream have the same frames.
+        Their inputs of one stream have the same frames. It may be one, which reads a source several times.
 
     Raises
     ------
@@ -847,7 +893,8 @@ def plan_shared(operators: Sequence[tuple[KeyedNode, KeyedParts]]) -> list[Keyed
     """
     found: list[_Prepared] = []
     for place, (node, parts) in enumerate(operators):
-        found.append(_prepared(node, parts, place, sum(len(one.outputs) for one in found)))
+        own = None if len(operators) == 1 else place
+        found.append(_prepared(node, parts, own, sum(len(one.outputs) for one in found)))
     rows = rows_of_shared(
         [one.routes for one in found],
         [one.parts.inputs for one in found],
@@ -856,7 +903,8 @@ def plan_shared(operators: Sequence[tuple[KeyedNode, KeyedParts]]) -> list[Keyed
     )
     for one in found:
         rows = one.beside(rows)
-    frame = _applied(rows, SharedTasks(tuple(KeyedOperator(one.spec) for one in found)), found)
+    run = tuple(KeyedOperator(one.spec) for one in found)
+    frame = _applied(rows, run[0] if len(run) == 1 else SharedTasks(run), found)
     outputs = tuple(tuple(fields.names) for one in found for fields in one.outputs)
     timed = tuple(of_output for one in found for of_output in one.timed)
     return [KeyedPlan(frame, one.key_types, outputs, timed, one.main, one.spec.first_output) for one in found]

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -27,13 +27,17 @@ from flinkish_spark.planning.async_calls import (
     shared_from,
 )
 from flinkish_spark.planning.between import (
+    Branch,
+    BranchRows,
     RecordStream,
     behind_frames,
+    branch_rows,
     check_said_between,
     functions_between,
     is_read_plainly,
     is_set_apart,
     shared_inputs,
+    stems,
     transform_records,
     with_times,
 )
@@ -87,7 +91,7 @@ from flinkish_spark.planning.times import (
     reporters,
     sharing_tasks,
 )
-from flinkish_spark.planning.transforms import LookupTransform, RowTransform, transformed
+from flinkish_spark.planning.transforms import LookupTransform, RowTransform, Spoiler, transformed
 from flinkish_spark.protocol.alignment import Announced
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION, Bundling
 from flinkish_spark.protocol.plan_layout import Chain, PlanLayout, ScanRole
@@ -214,11 +218,25 @@ class _Sharer:
 
 @dataclass(frozen=True, eq=False)
 class _Reader:
-    """One input of an operator that shares tasks: the operator's place, the input's number, and its entry."""
+    """One input of an operator that shares tasks.
+
+    Parameters
+    ----------
+    place, number
+        The operator's among those, and the input's.
+    uid
+        Of the operator.
+    leg, chain, name
+        The way to it, and as which input of which chain.
+    """
 
     place: int
     number: int
+    uid: str
     entry: KeyedEntry
+    leg: Leg
+    chain: Chain
+    name: str
 
 
 class Planner:
@@ -279,6 +297,8 @@ class Planner:
         self._lines: dict[str, Mapping[int, TaggedStream]] = {}
         #: The uids of operators that share tasks.
         self._groups: list[tuple[str, ...]] = []
+        #: The ways that are branches of one scan, by operator and input.
+        self._branches: list[tuple[tuple[str, str], ...]] = []
 
     def plan(self, graph: StreamGraph) -> PlannedJob:
         """Return the plan of the whole job."""
@@ -329,8 +349,8 @@ class Planner:
         }
         time = replace(time, bundlings=bundlings)
         chains, recordings = tuple(base.chain for base in bases), self._calls.recordings
-        shared = tuple(self._groups)
-        return PlannedJob(union, tuple(sinks), chains, self._operators, time, recordings, shared)
+        shared, branches = tuple(self._groups), tuple(self._branches)
+        return PlannedJob(union, tuple(sinks), chains, self._operators, time, recordings, shared, branches)
 
     def stream(self, leg: Leg, chain: Chain, names: tuple[str, ...]) -> PlannedStream:
         """Return the plan of a way into a stream as a part of `chain`; chains that begin alike share it.
@@ -358,16 +378,29 @@ class Planner:
         if is_set_apart(self._graph, leg.steps):
             parent = _spread(parent)
         if isinstance(step, TransformNode):
-            self._check_resources(step)
-            counted = self._counted(step, chain, (*names, *self._way(leg))).function
-            function = self._calls.on_way(counted, leg, _stream_of(parent))
+            function = self._function(step, leg, chain, names, parent)
             if isinstance(parent, TaggedStream):
                 return replace(parent, transforms=(*parent.transforms, function))
-            if isinstance(function, LocatedTransform):
-                function = function.located(parent.origins)
             return transform_records(parent, function)
         assert isinstance(parent, RecordStream), "refused where it was declared"
         return with_times(parent, step.strategy)
+
+    def _function(
+        self, step: TransformNode, leg: Leg, chain: Chain, names: tuple[str, ...], parent: PlannedStream
+    ) -> Any:
+        """Return the function of the last step of a way, as it runs there.
+
+        Parameters
+        ----------
+        parent
+            What it, or what is in front of it without a scan of its own, begins with.
+        """
+        self._check_resources(step)
+        counted = self._counted(step, chain, (*names, *self._way(leg))).function
+        function = self._calls.on_way(counted, leg, _stream_of(parent))
+        if isinstance(parent, RecordStream) and isinstance(function, LocatedTransform):
+            return function.located(parent.origins)
+        return function
 
     def _check_resources(self, step: TransformNode) -> None:
         """Raise ConfigError if a function asks for resources that Spark does not give here."""
@@ -529,8 +562,9 @@ class Planner:
 
     @property
     def _may_share(self) -> bool:
-        """Whether the live log is one whose chains scan a source together."""
-        return self._recorded is None or bool(self._recorded.shared)
+        """Whether the live log is one in which a scan may bring several inputs."""
+        recorded = self._recorded
+        return recorded is None or bool(recorded.shared) or bool(recorded.together)
 
     def _share_tasks(self) -> None:
         """Plan the operators that share tasks: Flink's slot sharing.
@@ -550,21 +584,15 @@ class Planner:
                 one = _Sharer(node, chain, tuple(ways), 0 if lies is None else lies.place)
                 groups.setdefault(None if lies is None else lies.number, []).append(one)
             for group in groups.values():
-                if len(group) > 1:
-                    self._plan_shared(sorted(group, key=lambda one: one.place))
+                self._plan_shared(sorted(group, key=lambda one: one.place))
 
     def _plan_shared(self, group: Sequence[_Sharer]) -> None:
         self._groups.append(tuple(one.node.uid for one in group))
-        numbers = [one.uid for one in reporters(self._graph)]
         given: dict[tuple[int, int], KeyedInput] = {}
-        for stream, frames, readers in self._read_together(group):
-            keys = [(group[one.place].node.uid, one.entry.keys) for one in readers]
-            first, found = with_keys_of_all(frames[0], keys, stream.origins)
-            for reader, keyed_by in zip(readers, found, strict=True):
-                made = _of_source(stream, (first, *frames[1:]), keyed_by, numbers)
-                at = group[reader.place].ways[reader.number][0].inlets[0].entry
-                made = replace(made, entry=at, distribution=reader.entry.distribution)
-                given[reader.place, reader.number] = made
+        for reader, made in self._read_together(group):
+            at = group[reader.place].ways[reader.number][0].inlets[0].entry
+            made = replace(made, entry=at, distribution=reader.entry.distribution)
+            given[reader.place, reader.number] = made
         parts = []
         for place, sharer in enumerate(group):
             inputs = [given[place, number] for number in range(len(sharer.ways))]
@@ -577,40 +605,89 @@ class Planner:
                 frame=planned.frame,
                 schema=planned.schema,
                 channels=channels,
-                outputs=planned.outputs,
+                outputs=planned.outputs if len(planned.outputs) > 1 else (),
                 timed=planned.timed,
                 side=planned.first_output,
             )
 
-    def _read_together(
-        self, group: Sequence[_Sharer]
-    ) -> Iterator[tuple[RecordStream, tuple[DataFrame, ...], list[_Reader]]]:
-        """Yield what operators read, as it is scanned, and who reads it.
-
-        Functions in front run once for all, and count as those of the first.
-        """
-        chains: dict[object, Chain] = {}
-        found: dict[int, tuple[RecordStream, list[_Reader]]] = {}
+    def _read_together(self, group: Sequence[_Sharer]) -> Iterator[tuple[_Reader, KeyedInput]]:
+        """Yield the inputs of operators; what several of them read is scanned once."""
+        scans: dict[object, list[_Reader]] = {}
         for place, one in enumerate(group):
             for number, (feed, name) in enumerate(one.ways):
                 (leg,) = feed.inlets[0].legs
-                label = self._beginning.label_of_input(one.chain, name)
-                known = id(leg.base), tuple(map(id, leg.steps)), name, label
-                stream = self.stream(leg, chains.setdefault(known, one.chain), (name,))
-                assert isinstance(stream, RecordStream)
                 counted = self._with_counted_keys(one.node, one.chain, f"feed {number}")
-                reader = _Reader(place, number, counted.entries[feed.inlets[0].entry])
-                found.setdefault(id(stream), (stream, []))[1].append(reader)
-        for stream, readers in found.values():
-            by_expression = [one for one in readers if _has_expression(one.entry)]
-            plain = [one for one in readers if one not in by_expression]
-            if not by_expression:
-                yield stream, _frames_of(stream, plain[0].entry), plain
-            elif plain and stream.has_kept_times:
-                yield stream, (stream.records, stream.barriers), plain
-                yield stream, _frames_of(stream, by_expression[0].entry), by_expression
+                entry = counted.entries[feed.inlets[0].entry]
+                reader = _Reader(place, number, one.node.uid, entry, leg, one.chain, name)
+                label = self._beginning.label_of_input(one.chain, name)
+                known = id(leg.base), label, self._scanned_in(one.chain, name)
+                scans.setdefault(known, []).append(reader)
+        for readers in scans.values():
+            for stem, ways in stems(self._graph, [one.leg for one in readers]):
+                alike = [[readers[number] for number in way] for way in ways]
+                if len(alike) == 1:
+                    yield from self._read_alike(alike[0])
+                else:
+                    yield from self._read_branches(stem, alike)
+
+    def _scanned_in(self, chain: Chain, name: str) -> int | None:
+        """Return the number of the scan that brings an input in the live log; None in one that begins now."""
+        layout = self._recorded
+        if layout is None:
+            return None
+        records = (at for at, scan in enumerate(layout.scans) if scan.role is ScanRole.RECORDS)
+        return next((at for at in records if (chain.name, name) in layout.inputs_of(at)), None)
+
+    def _read_branches(
+        self, stem: int, ways: Sequence[Sequence[_Reader]]
+    ) -> Iterator[tuple[_Reader, KeyedInput]]:
+        """Yield inputs whose ways part behind a number of steps: one scan, and one pass for the rest of all.
+
+        A function that several ways have runs once, and counts as that of the first.
+        """
+        first = ways[0][0]
+        stream = self.stream(Leg(first.leg.base, first.leg.steps[:stem]), first.chain, (first.name,))
+        assert isinstance(stream, RecordStream)
+        branches: list[tuple[Sequence[_Reader], Branch]] = []
+        for own in ways:
+            found = self._branch(stream, own, stem)
+            if isinstance(found, Branch):
+                branches.append((own, found))
             else:
-                yield stream, _frames_of(stream, by_expression[0].entry), readers
+                yield from self._read_alike(own)
+        numbers = [one.uid for one in reporters(self._graph)]
+        self._branches.append(tuple((one.uid, one.name) for own, _ in branches for one in own))
+        made = branch_rows(stream, [branch for _, branch in branches])
+        for (own, _), rows in zip(branches, made, strict=True):
+            for reader, keys in zip(own, rows.keys, strict=True):
+                yield reader, _of_branch(stream, rows, keys, numbers, reader.name)
+
+    def _branch(self, stream: RecordStream, readers: Sequence[_Reader], stem: int) -> Branch | Spoiler:
+        """Return what is behind the stem of a way; what spoils it if it cannot run beside others."""
+        first, functions = readers[0], []
+        for at in range(stem, len(first.leg.steps)):
+            upto = Leg(first.leg.base, first.leg.steps[: at + 1])
+            step = upto.steps[-1]
+            assert isinstance(step, TransformNode)
+            functions.append(self._function(step, upto, first.chain, (first.name,), stream))
+        return Branch.of(stream, functions, [(one.uid, one.entry.keys) for one in readers])
+
+    def _read_alike(self, readers: Sequence[_Reader]) -> Iterator[tuple[_Reader, KeyedInput]]:
+        """Yield the inputs of operators that read the same stream."""
+        first = readers[0]
+        stream = self.stream(first.leg, first.chain, (first.name,))
+        assert isinstance(stream, RecordStream)
+        by_expression = [one for one in readers if _has_expression(one.entry)]
+        plain = [one for one in readers if one not in by_expression]
+        together = [(_frames_of(stream, (by_expression or plain)[0].entry), list(readers))]
+        if plain and by_expression and stream.has_kept_times:
+            together = [(_frames_of(stream, own[0].entry), own) for own in (plain, by_expression)]
+        numbers = [one.uid for one in reporters(self._graph)]
+        for frames, own in together:
+            keys = [(one.uid, one.entry.keys) for one in own]
+            with_keys, found = with_keys_of_all(frames[0], keys, stream.origins)
+            for reader, keyed_by in zip(own, found, strict=True):
+                yield reader, _of_source(stream, (with_keys, *frames[1:]), keyed_by, numbers, reader.name)
 
     def _by_side(self, bases: Sequence[_Base], shown: Sequence[int]) -> list[int]:
         """Return by output which stream of the union it is, where operators that share tasks are several."""
@@ -913,7 +990,7 @@ def _keyed_input(
         return KeyedInput((frame,), stream.schema, stream.channels, Origins(), keys)
     frames = _frames_of(stream, entry)
     first, keys = with_computed_keys(frames[0], entry.keys, node.uid, stream.origins)
-    return _of_source(stream, (first, *frames[1:]), keys, reporters)
+    return _of_source(stream, (first, *frames[1:]), keys, reporters, stream.source)
 
 
 def _frames_of(stream: RecordStream, entry: KeyedEntry) -> tuple[DataFrame, ...]:
@@ -933,7 +1010,9 @@ def _of_source(
     frames: tuple[DataFrame, ...],
     keys: tuple[str | Column, ...],
     reporters: Sequence[str],
+    name: str,
 ) -> KeyedInput:
+    """Return an input of an operator by its name in the chain, which may not be that of the scan."""
     is_timed = C.TIME in stream.records.columns
     return KeyedInput(
         frames,
@@ -941,6 +1020,20 @@ def _of_source(
         stream.channels,
         stream.origins,
         keys,
-        source=stream.source,
-        reports_as=reporters.index(stream.source) if is_timed else None,
+        source=name,
+        reports_as=reporters.index(name) if is_timed else None,
     )
+
+
+def _of_branch(
+    stream: RecordStream,
+    branch: BranchRows,
+    keys: tuple[str | Column, ...],
+    reporters: Sequence[str],
+    name: str,
+) -> KeyedInput:
+    rows = branch.rows
+    beside = [name for name in (C.CHANNEL, C.SEQUENCE, C.TIME) if name in rows.frame.columns]
+    view = rows.frame.select(*beside, *rows.named)
+    made = _of_source(stream, (view, stream.barriers), keys, reporters, name)
+    return replace(made, schema=branch.schema, shared=rows)

@@ -447,6 +447,8 @@ class PlannedJob:
         Of which async operators answers are recorded, and how.
     shared
         Uids of keyed operators that share tasks.
+    branches
+        Ways that are branches of one scan: each by the operator's uid and the name of its input.
     """
 
     frame: DataFrame
@@ -456,6 +458,7 @@ class PlannedJob:
     time: TimePlan = NO_TIME_PLAN
     recordings: tuple[Recording, ...] = ()
     shared: tuple[tuple[str, ...], ...] = ()
+    branches: tuple[tuple[tuple[str, str], ...], ...] = ()
 
     @property
     def chain_names(self) -> frozenset[str]:

@@ -27,7 +27,7 @@ from flinkish_spark.planning.stream_graph import (
     operator_scans,
     operators_upto,
 )
-from flinkish_spark.planning.transforms import frame_function
+from flinkish_spark.planning.transforms import has_frames_first
 from flinkish_spark.protocol.event_time import AssignerRules, Untimed
 from flinkish_spark.protocol.latency import SUBTASK_MASK, place_of
 from flinkish_spark.protocol.plan_layout import Chain, input_names, source_of
@@ -77,7 +77,8 @@ def chains_of_sink(graph: StreamGraph, sink: SinkNode) -> tuple[Chain, ...]:
 def sharing_tasks(graph: StreamGraph) -> tuple[tuple[KeyedNode, ...], ...]:
     """Return the operators that share tasks: those of a group that read sources, and that only sinks read.
 
-    Each is a chain of its own, without another operator. Groups of one are left out.
+    Each is a chain of its own, without another operator. One alone is left out, if it does not read a source
+    several times, which is scanned once then.
     """
     groups: dict[str, list[KeyedNode]] = {}
     ends = {chain: ways[0] for sink in graph.sinks for chain, ways in chains_to(graph, sink.parent)}
@@ -85,7 +86,13 @@ def sharing_tasks(graph: StreamGraph) -> tuple[tuple[KeyedNode, ...], ...]:
         node = operator_of(leg.base)
         if node is not None and len(chain.operators) == 1:
             groups.setdefault(graph.slot_sharing.get(node.uid, "default"), []).append(node)
-    return tuple(tuple(group) for group in groups.values() if len(group) > 1)
+    return tuple(tuple(group) for group in groups.values() if len(group) > 1 or _scans_again(group[0]))
+
+
+def _scans_again(operator: KeyedNode) -> bool:
+    """Whether an operator reads a source several times."""
+    sources = [scan.source for scan in operator_scans(operator)]
+    return any(sources.count(source) > 1 for source in sources)
 
 
 def read_by(planned: PlannedJob) -> dict[Chain, tuple[str, ...]]:
@@ -150,11 +157,12 @@ def _ends(sinks: tuple[SinkNode, ...]) -> tuple[tuple[KeyedNode, ...], ...]:
 def _go_in_line(operators: Iterable[KeyedNode]) -> bool:
     """Whether operators can stand one behind the other, so that rows of one pass the next.
 
-    A `transform()` on a way between two of them would get the rows of all ways.
+    A `transform()` on a way between two of them would get the rows of all ways, if it does not stand first on
+    a way of its own.
     """
-    ways = (leg for one in operators for feed in feeds(one) for inlet in feed.inlets for leg in inlet.legs)
-    between = (leg for leg in ways if operator_of(leg.base) is not None)
-    return not any(frame_function(step) is not None for leg in between for step in leg.steps)
+    inlets = (inlet for one in operators for feed in feeds(one) for inlet in feed.inlets)
+    between = (inlet for inlet in inlets if operator_of(inlet.legs[0].base) is not None)
+    return all(map(has_frames_first, between))
 
 
 # ----------------------------------------------------------------------------------------------------------

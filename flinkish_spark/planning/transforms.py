@@ -31,11 +31,11 @@ from flinkish_spark.planning.declare import (
 )
 from flinkish_spark.planning.factories import joined_fields
 from flinkish_spark.planning.partitioning import LocatedTransform, Spread, is_partitioning
-from flinkish_spark.planning.stream_graph import Step, StreamNode, TransformNode, UnionNode
+from flinkish_spark.planning.stream_graph import Inlet, Step, StreamNode, TransformNode, UnionNode
 from flinkish_spark.state.tables import as_fields
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.branches import DealRows, DealtRows, InTurn
-from flinkish_spark.transport.columns import Origins, Worker, map_in_arrow
+from flinkish_spark.transport.branches import DealRows, DealtRows
+from flinkish_spark.transport.columns import InTurn, Origins, Worker, map_in_arrow
 from flinkish_spark.types.ddl import ddl_of, parse_ddl, quoted
 from flinkish_spark.types.hints import unfit_for_rows
 from flinkish_spark.types.schemas import PREFIX, output_schema
@@ -519,16 +519,34 @@ class RowByRow:
         `worker/time.py`.
         """
         control = [name for name in records.columns if name.startswith(PREFIX)]
-        has_place = F.col(C.SEQUENCE).isNotNull()
+        noted, has_place = self._noted(records, C.SEQUENCE), F.col(C.SEQUENCE).isNotNull()
+        own = [named_field(F.when(has_place, column), field) for column, field in self.fields]
+        return noted.select(*control, *own)
+
+    def beside(self, records: DataFrame, place: str, names: Sequence[str]) -> DataFrame:
+        """Return records with what comes out of each in more columns.
+
+        Parameters
+        ----------
+        place
+            Column that is null, or becomes so, in records of which nothing comes out.
+        names
+            Of the columns, by field.
+        """
+        noted, has_place = self._noted(records, place), F.col(place).isNotNull()
+        own = (F.when(has_place, column).alias(n) for n, (column, _) in zip(names, self.fields, strict=True))
+        return noted.select(*records.columns, *own)
+
+    def _noted(self, records: DataFrame, place: str) -> DataFrame:
+        has_place = F.col(place).isNotNull()
         for step in self.plan.steps:
             if isinstance(step, Keeping):
-                kept = F.when(has_place, F.when(step.condition, F.col(C.SEQUENCE)))
-                records = records.withColumn(C.SEQUENCE, kept)
+                kept = F.when(has_place, F.when(step.condition, F.col(place)))
+                records = records.withColumn(place, kept)
             else:
                 made = {one.name: F.when(has_place, one.value) for one in step.columns}
                 records = records.withColumns(made)
-        own = [named_field(F.when(has_place, column), field) for column, field in self.fields]
-        return records.select(*control, *own)
+        return records
 
     @property
     def drops(self) -> bool:
@@ -719,6 +737,20 @@ def _check_types(name: str, schema: T.StructType) -> None:
                 why=why,
                 what_to_do="convert or drop it in front of the function",
             )
+
+
+def has_frames_first(inlet: Inlet) -> bool:
+    """Whether an input's DataFrame functions, if it has any, stand in front of all others on its one way."""
+    are_frames = [
+        [frame_function(step) is not None for step in leg.steps if not _moves(step)] for leg in inlet.legs
+    ]
+    if len(are_frames) > 1:
+        return not any(any(own) for own in are_frames)
+    return are_frames[0] == sorted(are_frames[0], reverse=True)
+
+
+def _moves(step: Step) -> bool:
+    return isinstance(step, TransformNode) and is_partitioning(step.function)
 
 
 def frame_function(step: Step) -> Transform | None:

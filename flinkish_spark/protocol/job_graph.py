@@ -58,6 +58,7 @@ class Why(enum.Enum):
     """Why two operators run in the same tasks, or do not."""
 
     SAME_PASS = "in one Python pass: rows go to the worker and back once"
+    BRANCHES = "in the same tasks, and in one Python pass with what else branches off here"
     SAME_TASKS = "in the same tasks: nothing moves between them"
     BY_KEY = "records go to the task that has the state of their key"
     BY_CHANNEL = "records go to the task that has the state of their channel"
@@ -71,7 +72,7 @@ class Why(enum.Enum):
     @property
     def is_chained(self) -> bool:
         """Whether the two are in one vertex."""
-        return self in (Why.SAME_PASS, Why.SAME_TASKS)
+        return self in (Why.SAME_PASS, Why.BRANCHES, Why.SAME_TASKS)
 
 
 class OperatorKind(enum.Enum):

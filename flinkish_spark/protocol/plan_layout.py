@@ -140,6 +140,15 @@ class Scan(StoredRow):
 
 
 @dataclass(frozen=True, slots=True)
+class ScannedInput(StoredRow):
+    """An input of a chain, and the number of the scan that brings it."""
+
+    scan: int
+    chain: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorInstance(StoredRow):
     """One operator of the plan: the operator as it runs in a chain."""
 
@@ -177,6 +186,8 @@ class PlanLayout(Stored):
         In the order in which Spark numbers them; those that share tasks have one number.
     shared
         Chains whose operators share tasks, of one operator each and in its order.
+    together
+        Inputs that scans bring which are more than the input of their name in each of their chains.
 
     Examples
     --------
@@ -190,6 +201,22 @@ class PlanLayout(Stored):
     scans: tuple[Scan, ...]
     operators: tuple[OperatorInstance, ...]
     shared: tuple[tuple[str, ...], ...] = field(default=(), metadata=LEFT_OUT)
+    together: tuple[ScannedInput, ...] = field(default=(), metadata=LEFT_OUT)
+
+    def inputs_of(self, number: int) -> tuple[tuple[str, str], ...]:
+        """Return the inputs that a scan brings, by its number: of each the chain and the name.
+
+        Examples
+        --------
+        >>> scans = (Scan(ScanRole.RECORDS, "orders", "pairs"), Scan(ScanRole.RECORDS, "rates", "pairs"))
+        >>> both = ScannedInput(0, "pairs", "orders"), ScannedInput(0, "pairs", "orders#2")
+        >>> layout = PlanLayout(scans, (), together=both)
+        >>> layout.inputs_of(0), layout.inputs_of(1)
+        ((('pairs', 'orders'), ('pairs', 'orders#2')), (('pairs', 'rates'),))
+        """
+        scan = self.scans[number]
+        several = tuple((one.chain, one.name) for one in self.together if one.scan == number)
+        return several or tuple((chain, scan.uid) for chain in self.chains_of(scan))
 
     def chains_of(self, scan: Scan) -> tuple[str, ...]:
         """Return the names of the chains that a scan is in."""
@@ -223,10 +250,10 @@ class PlanLayout(Stored):
             The entry does not have one value per scan: it belongs to another plan.
         """
         parts: dict[str, dict[str, list[Position]]] = {}
-        for scan, position in self._pairs(logged):
+        for number, (scan, position) in enumerate(self._pairs(logged)):
             if scan.role is ScanRole.RECORDS and position is not None:
-                for chain in self.chains_of(scan):
-                    parts.setdefault(chain, {}).setdefault(scan.uid, []).append(position)
+                for chain, name in self.inputs_of(number):
+                    parts.setdefault(chain, {}).setdefault(name, []).append(position)
         # A DataFrame of the user's may read several inputs; nobody is positioned by such a list.
         return {
             chain: {name: found[0] if len(found) == 1 else found for name, found in inputs.items()}

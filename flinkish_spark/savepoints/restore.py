@@ -474,12 +474,12 @@ class Rescaling:
             # The query was never started, and has no layout.
             return found
         layout, numbers = recorded_layout(self.job_dir), dict[tuple[ScanRole, str], int]()
-        for scan in layout.scans:
+        for at, scan in enumerate(layout.scans):
             # Spark numbers sources, and chains that begin with nothing read the same one.
             number = numbers.setdefault((scan.role, scan.uid), len(numbers))
             if scan.role is ScanRole.RECORDS and number in recorded:
-                for chain in layout.chains_of(scan):
-                    found.setdefault(chain, {})[scan.uid] = recorded[number]
+                for chain, name in layout.inputs_of(at):
+                    found.setdefault(chain, {})[name] = recorded[number]
         return found
 
     def _chains(self, positions: Mapping[str, Mapping[str, Position]]) -> tuple[SeededChain, ...]:

@@ -1,10 +1,11 @@
-"""Ways that begin with one operator and lead into another one: their functions, side by side on each record.
+"""Ways that begin with one stream and lead into operators: their functions, side by side on each record.
 
-The operator stands in the plan once. Its rows go through :class:`DealRows`, which runs the functions of all
-ways and says of each row which input it is for; or, where there are no functions, through columns of the JVM
-that say the same. :class:`DealBlocks` packs them, for each input on its own.
+What they begin with, a source or an operator, stands in the plan once. Its rows go through :class:`DealRows`,
+which runs the functions of all ways and says of each row which input it is for; or, where there are no
+functions, through columns of the JVM that say the same. :class:`DealBlocks` packs them, for each input on its
+own.
 
-    rows of the operator  --DealRows-->  rows by input  --hash of the key, route-->  DealBlocks  -->  blocks
+    rows of the stream  --DealRows-->  rows by input  --hash of the key, route-->  DealBlocks  -->  blocks
 
 All of it runs in mapInArrow, once per task.
 """
@@ -24,7 +25,7 @@ from pyspark.sql import types as T
 from flinkish_spark.state.layered import Array
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import PACKED, BlockPacker, as_schema
-from flinkish_spark.transport.columns import Worker
+from flinkish_spark.transport.columns import InTurn, Worker
 from flinkish_spark.types.rows import arrow_schema
 from flinkish_spark.types.schemas import PREFIX
 
@@ -64,7 +65,7 @@ class _Fed:
 
 
 @contextmanager
-def _all_fed(workers: Iterable[Worker]) -> Iterator[list[_Fed]]:
+def all_fed(workers: Iterable[Worker]) -> Iterator[list[_Fed]]:
     """Have workers for as long as a task lasts."""
     fed = [_Fed(worker) for worker in workers]
     try:
@@ -74,20 +75,6 @@ def _all_fed(workers: Iterable[Worker]) -> Iterator[list[_Fed]]:
     finally:
         for one in fed:
             one.close()
-
-
-@dataclass(frozen=True)
-class InTurn:
-    """Workers one behind the other, as one; each makes one batch of each."""
-
-    workers: tuple[Worker, ...]
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Work through the batches of a task."""
-        made = iter(batches)
-        for worker in self.workers:
-            made = worker(made)
-        return made
 
 
 @dataclass(frozen=True)
@@ -108,7 +95,7 @@ class SideBySide:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Work through the batches of a task, making one of each."""
         schema = arrow_schema([*self.made, T.StructField(ORIGIN, T.LongType())])
-        with _all_fed(self.workers) as fed:
+        with all_fed(self.workers) as fed:
             for batch in batches:
                 origin = pa.array(np.arange(batch.num_rows, dtype=np.int64))
                 names = [*batch.schema.names, ORIGIN]
@@ -121,30 +108,33 @@ class SideBySide:
 
 @dataclass(frozen=True)
 class DealtRows:
-    """How one input gets its rows out of an operator's; travels in the plan.
+    """How one input gets its rows out of a stream's; travels in the plan.
 
     Parameters
     ----------
     side
-        Which output of the operator it reads.
+        Which output of the operator it reads; a source has one.
     columns
-        Of the operator's frame, with the fields of that output.
+        Of the stream's frame, with the fields of that output.
     given
         Columns as the worker gets them: control columns, then these fields under their own names.
     worker
-        What is done to them; it makes one batch of each.
+        What is done to them, if anything; each of its workers makes one batch of each.
     made
         Columns that are taken of what comes out.
     names
         What these are called among those of the other inputs.
+    place
+        Column with the place of a record in its source; null where it was dropped on this way.
     """
 
     side: int
     columns: tuple[str, ...]
     given: T.StructType
-    worker: Worker
+    worker: InTurn
     made: T.StructType
     names: tuple[str, ...]
+    place: str = C.SEQUENCE
 
     @property
     def fields(self) -> list[T.StructField]:
@@ -154,7 +144,7 @@ class DealtRows:
 
 @dataclass(frozen=True)
 class DealRows:
-    """Rows of an operator in, rows by input out; control rows go by.
+    """Rows of a stream in, rows by input out; control rows go by. Those of a source come without these.
 
     Parameters
     ----------
@@ -176,15 +166,15 @@ class DealRows:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Work through the batches of a task."""
         schema = arrow_schema(self.columns)
-        with _all_fed(one.worker for one in self.inputs) as fed:
+        with all_fed(one.worker for one in self.inputs) as fed:
             for batch in batches:
-                is_record = batch.column(C.KIND).to_numpy() == _RECORD
+                is_record = _are_no_control_rows(batch)
                 if not is_record.all():
                     control = batch.filter(pa.array(~is_record))
                     yield self._placed(control, schema, {})
                 for number, (one, run) in enumerate(zip(self.inputs, fed, strict=True)):
-                    own = batch.filter(pa.array(is_record & _is_of(batch, one.side)))
-                    made = run.made_of(_given(own, one)) if own.num_rows else own
+                    own = _given(batch.filter(pa.array(is_record & _is_of(batch, one.side))), one)
+                    made = run.made_of(own) if own.num_rows else own
                     if made.num_rows:
                         yield self._dealt(made, number, schema)
 
@@ -205,6 +195,13 @@ class DealRows:
         return as_schema(plain, schema)
 
 
+def _are_no_control_rows(batch: pa.RecordBatch) -> Array:
+    if C.KIND not in batch.schema.names:
+        return np.ones(batch.num_rows, dtype=bool)
+    found: Array = batch.column(C.KIND).to_numpy() == _RECORD
+    return found
+
+
 def _is_of(batch: pa.RecordBatch, side: int) -> Array | bool:
     """Return which rows an output of the operator has emitted; an operator with one output says nothing."""
     if C.SIDE not in batch.schema.names:
@@ -215,7 +212,9 @@ def _is_of(batch: pa.RecordBatch, side: int) -> Array | bool:
 
 def _given(rows: pa.RecordBatch, one: DealtRows) -> pa.RecordBatch:
     """Return rows as a worker gets them: control columns and one output's fields under their names."""
-    control = [name for name in one.given.names if name.startswith(PREFIX)]
+    control = [
+        one.place if name == C.SEQUENCE else name for name in one.given.names if name.startswith(PREFIX)
+    ]
     columns = [rows.column(name) for name in (*control, *one.columns)]
     return as_schema(pa.RecordBatch.from_arrays(columns, names=one.given.names), arrow_schema(one.given))
 

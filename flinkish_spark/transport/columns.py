@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +105,8 @@ def map_in_arrow(
 ) -> DataFrame:
     """Return what a worker makes of a frame in Arrow batches, whatever names the frame's columns have.
 
-    `DataFrame.mapInArrow` looks each column up by its name, and reads that as an expression.
+    `DataFrame.mapInArrow` looks each column up by its name, and reads that as an expression. Where the frame
+    is itself what a worker makes, both run in one pass: rows go to Python and back once.
 
     Parameters
     ----------
@@ -113,10 +114,45 @@ def map_in_arrow(
         Of the tasks; None for those of all others.
     """
     said: dict[str, Any] = {} if resources is None else {"profile": resources}
-    if all(map(_WORD.fullmatch, frame.columns)):
-        return frame.mapInArrow(worker, columns, **said)
-    plain = frame.toDF(*(f"{PREFIX}column_{at}" for at in range(len(frame.columns))))
-    return plain.mapInArrow(_UnderTheirNames(worker, tuple(frame.columns)), columns, **said)
+    given, workers = frame, tuple[Worker, ...]([worker])
+    before = getattr(frame, _PASS, None)
+    if isinstance(before, _Pass) and resources is None:
+        given, workers = before.given, (*before.workers, worker)
+    run = worker if len(workers) == 1 else InTurn(workers)
+    if all(map(_WORD.fullmatch, given.columns)):
+        made = given.mapInArrow(run, columns, **said)
+    else:
+        plain = given.toDF(*(f"{PREFIX}column_{at}" for at in range(len(given.columns))))
+        made = plain.mapInArrow(_UnderTheirNames(run, tuple(given.columns)), columns, **said)
+    if resources is None and isinstance(made, DataFrame):
+        setattr(made, _PASS, _Pass(given, workers))
+    return made
+
+
+#: Attribute of a frame that workers make.
+_PASS = f"{PREFIX}pass"
+
+
+@dataclass(frozen=True, eq=False)
+class _Pass:
+    """What goes to Python, and the workers there."""
+
+    given: DataFrame
+    workers: tuple[Worker, ...]
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """Workers one behind the other, as one."""
+
+    workers: tuple[Worker, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Work through the batches of a task."""
+        made = iter(batches)
+        for worker in self.workers:
+            made = worker(made)
+        return made
 
 
 @dataclass(frozen=True)

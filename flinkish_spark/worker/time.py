@@ -20,6 +20,8 @@ from flinkish_spark.protocol.codec import Stored
 from flinkish_spark.protocol.control_offset import ControlOffset, StoredWatermarks
 from flinkish_spark.protocol.event_time import Watermarks
 from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.blocks import as_schema
+from flinkish_spark.transport.branches import all_fed
 from flinkish_spark.transport.columns import Worker
 from flinkish_spark.types.rows import arrow_schema
 
@@ -137,7 +139,7 @@ def micro_batch_of_task() -> MicroBatch:
 #
 # Flink's watermarks are made where they are assigned, of all records there. Here reports are made where
 # records are packed for a key. So what a function between the two drops leaves a row without a place (its
-# sequence is null) and without fields: one per channel and task, with the greatest time, and only if that
+# sequence is null) and without fields: one per channel and batch, with the greatest time, and only if that
 # is greater than what was kept. Functions of the user's never see such rows, and nothing but the report
 # takes notice of them.
 
@@ -158,6 +160,15 @@ def only_records(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch if mask is None else batch.filter(mask)
 
 
+@dataclass(frozen=True)
+class OnlyRecords:
+    """Leaves out rows that are times only: called by mapInArrow, once per task."""
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Work through the batches of a task, making one of each."""
+        yield from map(only_records, batches)
+
+
 class _Greatest:
     """The greatest times of each channel."""
 
@@ -176,6 +187,11 @@ class _Greatest:
                 greatest = int(values[channels == channel].max())
                 self._values[name, channel] = max(greatest, self._values.get((name, channel), greatest))
 
+    def take_in(self, other: _Greatest) -> None:
+        """Look at all that another one has looked at."""
+        for at, value in other._values.items():
+            self._values[at] = max(value, self._values.get(at, value))
+
     def beyond(self, other: _Greatest) -> dict[int, dict[str, int]]:
         """Return by channel what is greater than in `other`, or not in it."""
         found: dict[int, dict[str, int]] = {}
@@ -192,7 +208,8 @@ class KeepsTimes:
     Parameters
     ----------
     worker
-        From records to records with the channels and times of those that they are made of.
+        From records to records with the channels and times of those that they are made of; it makes one batch
+        of each.
     made
         Columns that come out of it.
     """
@@ -206,25 +223,18 @@ class KeepsTimes:
         return T.StructType([T.StructField(field.name, field.dataType) for field in self.made])
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Work through the batches of a task."""
+        """Work through the batches of a task, making one of each."""
         given, kept = _Greatest(), _Greatest()
-        # Spark wants all batches of a task alike, and its types are not in each detail those of the schema.
         schema = arrow_schema(self.columns)
-
-        def records() -> Iterator[pa.RecordBatch]:
+        with all_fed([self.worker]) as (fed,):
             for batch in batches:
                 given.note(batch)
-                found = only_records(batch)
-                if found.num_rows:
-                    yield found
-
-        for batch in self.worker(records()):
-            kept.note(batch)
-            schema = pa.schema([field.with_nullable(True) for field in batch.schema])
-            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
-        lost = given.beyond(kept)
-        if lost:
-            yield _rows(lost, schema)
+                made = as_schema(fed.made_of(only_records(batch)), schema)
+                kept.note(made)
+                lost = given.beyond(kept)
+                yield pa.concat_batches([made, _rows(lost, schema)]) if lost else made
+                # What has been told of is not told of again.
+                kept.take_in(given)
 
 
 def _rows(lost: dict[int, dict[str, int]], schema: pa.Schema) -> pa.RecordBatch:

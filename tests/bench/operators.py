@@ -7,6 +7,7 @@ the logs, and its jobs by what their stages do, out of Spark's event log. Then t
 checkpoints are asked for: the *idle barrier*.
 
     python -m tests.bench.operators --operators 1 4 --records 6000
+    python -m tests.bench.operators --operators 4 --records 6000 --filters 4
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from tests.bench.start import ROOT, session
@@ -40,6 +42,10 @@ PARTS = {
 #: acks, the staged file.
 IN_JOBS = ("scans, packing", "operators, first sink", "other sinks", "between jobs")
 CPU = "CPU of tasks in the JVM"
+
+
+def _is_kept(rest, order):
+    return order.amount % 10 != rest
 
 
 def job(args, spark):
@@ -83,7 +89,7 @@ def job(args, spark):
     )
     orders = env.from_source(source, uid="orders")
     strategy = WatermarkStrategy.for_bounded_out_of_orderness(5_000).with_timestamp_assigner("at")
-    by_user = orders.assign_timestamps_and_watermarks(strategy).key_by("user")
+    timed = orders.assign_timestamps_and_watermarks(strategy)
     windows = (
         SlidingEventTimeWindows(60_000, 20_000),
         EventTimeSessionWindows(30_000),
@@ -91,6 +97,8 @@ def job(args, spark):
     )
     for number in range(args.operators):
         kind = number % 4
+        some = timed if args.filters is None else timed.filter(partial(_is_kept, number % args.filters))
+        by_user = some.key_by("user")
         if kind < 3:
             rows = by_user.window(windows[kind]).aggregate(
                 Amounts(),
@@ -228,6 +236,7 @@ def measure(args, broker, operators, records, bundles, number):
         "--bootstrap-servers", broker.bootstrap_servers, "--source", source, "--directory", str(folder),
         "--operators", str(operators), "--records", str(records),
         *([] if bundles is None else ["--bundles", str(bundles)]),
+        *([] if args.filters is None else ["--filters", str(args.filters)]),
     ]  # fmt: skip
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -245,6 +254,7 @@ def main():
     parser.add_argument("--operators", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--records", type=int, nargs="+", default=[1_500, 6_000], help="of a micro-batch")
     parser.add_argument("--bundles", type=int, nargs="+", help="of a partition; 0: each key group alone")
+    parser.add_argument("--filters", type=int, help="each operator reads through one of so many filters")
     parser.add_argument("--directory", default=str(ROOT / "build" / "bench-operators"))
     parser.add_argument("--jars", default=str(ROOT / "build" / "jars"))
     parser.add_argument("--broker-jars", default=str(ROOT / "build" / "broker-jars"))

@@ -165,6 +165,7 @@ def test_a_client_of_spark_connect_is_told_what_works(server: ConnectServer) -> 
     assert done.returncode == 0, done.stderr.partition("JVM stacktrace")[0][-3000:] + server.tail()
 
 
+@pytest.mark.nightly
 def test_two_flows_into_one_sink_survive_kills_and_a_full_refresh(
     pipeline: Pipeline, server: ConnectServer
 ) -> None:

@@ -135,6 +135,16 @@ def branches(env: StreamExecutionEnvironment) -> None:
     out(total(source, "again"), "again-out")
 
 
+def branches_with_functions(env: StreamExecutionEnvironment) -> None:
+    """A stem whose function runs once, and branches of functions, of frames, and of nothing."""
+    source = orders(env).map(parsed, output=ORDER)
+    out(total(source), "totals-out")
+    large = source.filter(is_large)
+    out(total(large, "large"), "large-out")
+    out(total(large.map(parsed, output=ORDER), "larger"), "larger-out")
+    out(total(source.transform(lambda df: df.where("amount > 1")), "framed"), "framed-out")
+
+
 def windows_and_patterns(env: StreamExecutionEnvironment) -> None:
     timed = orders(env).assign_timestamps_and_watermarks(
         WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(lambda order, _: order.amount)
@@ -167,6 +177,7 @@ PROGRAMS: tuple[Callable[[StreamExecutionEnvironment], None], ...] = (
     connected,
     ruled,
     branches,
+    branches_with_functions,
     windows_and_patterns,
     without_uids,
 )

@@ -74,6 +74,7 @@ def test_a_killed_job_goes_on_from_its_directory(spark: Any, root: Path) -> None
     assert outputs(root / job.JOB) == wanted
 
 
+@pytest.mark.nightly
 def test_a_new_job_goes_on_from_the_savepoint_with_other_partitions(spark: Any, root: Path) -> None:
     unpack("savepoint.tar.gz", root)
     check_states(spark, root / "savepoint", AT_SAVEPOINT)

@@ -28,7 +28,7 @@ from flinkish_spark.core.job_dir import job_place, open_job_dir
 from flinkish_spark.planning.job_graph import job_graph
 from flinkish_spark.planning.partitioning import shuffle_partitions
 from flinkish_spark.planning.planner import Planner
-from flinkish_spark.protocol.job_graph import JobGraph, OperatorKind, RunsIn, ShipStrategy
+from flinkish_spark.protocol.job_graph import JobGraph, OperatorKind, RunsIn, ShipStrategy, Why
 from flinkish_spark.protocol.plan_layout import ScanRole, source_of
 from flinkish_spark.sources import DataGeneratorSource, RandomChoice, RandomLong, RateLimit
 from tests.support.job_graphs import PROGRAMS, branches, functions_in_front
@@ -71,8 +71,11 @@ def passes(graph: JobGraph) -> int:
         elif fronts & behind_state:
             behind_state.add(one.id)
         elif one.runs_in is RunsIn.PYTHON and one.kind is not OperatorKind.SOURCE:
-            number += one.runs
-    return number
+            in_one_pass = (Why.BRANCHES, Why.SAME_PASS)
+            number += one.runs if not any(edge.why in in_one_pass for edge in one.inputs) else 0
+    # One pass for the functions of all branches of a source.
+    stems = {edge.source for one in graph.operators for edge in one.inputs if edge.why is Why.BRANCHES}
+    return number + len(stems)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import functions as F
 
 from flinkish_spark import Emit, VectorizedProcessFunction
 from flinkish_spark.job import preflight
@@ -17,7 +18,7 @@ from flinkish_spark.protocol import savepoints as protocol
 from flinkish_spark.protocol.plan_layout import Chain
 from flinkish_spark.protocol.savepoints import PositionsDiffer, begin_chain
 from flinkish_spark.windows import TumblingEventTimeWindows
-from tests.integration.spark.test_shared_tasks import all_of, layout, run, truth
+from tests.integration.spark.test_shared_tasks import BY_EXPRESSION, all_of, layout, run, truth
 from tests.support.two_ways import ODD, TOTALS, Big, totals_of
 
 pytestmark = pytest.mark.timeout(600)
@@ -70,6 +71,43 @@ def untimed(orders: Any) -> Any:
     return totals(orders).key_by("user").process(Untimed(), output=TOTALS, uid="untimed")
 
 
+def framed(orders: Any) -> Any:
+    """A DataFrame function between two operators; the division fails in each row that it drops."""
+    parts = totals(orders).transform(
+        lambda df: df.where("total <> 3").withColumn("total", F.expr("120 div (total - 3)"))
+    )
+    return parts.key_by("user").sum("total", uid="framed", emit=Emit.PER_ELEMENT)
+
+
+def parts_by_function(orders: Any) -> Any:
+    """What `framed` computes."""
+    some = totals(orders).filter(lambda row: row.total != 3)
+    parts = some.map(lambda row: (row.user, 120 // (row.total - 3)), output=TOTALS)
+    return parts.key_by("user").sum("total", uid="framed", emit=Emit.PER_ELEMENT)
+
+
+def framed_and_mapped(orders: Any) -> Any:
+    some = totals(orders).transform(
+        lambda df: df.where(df.total > 10).select(F.upper("user").alias("who"), "total")
+    )
+    made = some.map(lambda row: (row.who, -row.total), output=TOTALS)
+    return made.key_by(lambda row: row.user[:1], key="STRING").sum(
+        "total", uid="framed-and-mapped", emit=Emit.PER_ELEMENT
+    )
+
+
+def mapped(orders: Any) -> Any:
+    """What `framed_and_mapped` computes."""
+    some = totals(orders).filter(lambda row: row.total > 10)
+    made = some.map(lambda row: (row.user.upper(), -row.total), output=TOTALS)
+    return made.key_by(lambda row: row.user[:1], key="STRING").sum(
+        "total", uid="mapped", emit=Emit.PER_ELEMENT
+    )
+
+
+BY_EXPRESSION.update({framed: parts_by_function, framed_and_mapped: mapped})
+
+
 def of_odd(orders: Any) -> Any:
     """Behind a side output that a sink reads, with a source of its own besides."""
     plain = orders.map(lambda order: (order.user, -order.amount), output=TOTALS)
@@ -77,8 +115,8 @@ def of_odd(orders: Any) -> Any:
     return by_user.window(TumblingEventTimeWindows(5)).sum("total", uid="of-odd")
 
 
-PROGRAMS = (totals, odd, sums, large, windows, both, united, untimed, of_odd)
-OPERATORS = {"totals", "sums", "windows", "both", "untimed", "of-odd"}
+PROGRAMS = (totals, odd, sums, large, windows, both, united, untimed, of_odd, framed, framed_and_mapped)
+OPERATORS = {"totals", "sums", "windows", "both", "untimed", "of-odd", "framed", "framed-and-mapped"}
 
 
 def test_what_sinks_read_passes_the_operators_behind(spark: Any, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from flinkish_spark import (
     ValueStateDescriptor,
 )
 from flinkish_spark.functions.keyed import KeyedBroadcastProcessFunction
+from flinkish_spark.planning import planner
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.protocol.plan_layout import PlanLayout
 from flinkish_spark.sources import Discovery, FileSource, JsonLines
@@ -82,6 +83,35 @@ def large(orders: Any) -> Any:
     return orders.filter(lambda order: order.amount > 3).key_by("user").sum("amount", uid="large")
 
 
+def large_windows(orders: Any) -> Any:
+    """They fire by the times of all records."""
+    some = orders.filter(lambda order: order.amount > 3).map(lambda order: order, output=ORDERS)
+    return some.key_by("user").window(TumblingEventTimeWindows(2)).sum("amount", uid="large-windows")
+
+
+def halves(orders: Any) -> Any:
+    """Several rows of a record, and none."""
+    made = orders.flat_map(
+        lambda order: [(order.user, order.amount // 2)] * (order.amount % 3), output=TOTALS
+    )
+    return made.key_by("user").sum("total", uid="halves", emit=Emit.PER_ELEMENT)
+
+
+def by_frame(orders: Any) -> Any:
+    """The division fails in each row that is dropped."""
+    some = orders.transform(
+        lambda df: df.where("amount <> 3").withColumn("part", F.expr("120 div (amount - 3)"))
+    )
+    return some.key_by("user").sum("part", uid="by-frame", emit=Emit.PER_ELEMENT)
+
+
+def by_frame_and_function(orders: Any) -> Any:
+    some = orders.transform(lambda df: df.where(df.amount > 3).withColumn("user", F.upper("user")))
+    made = some.map(lambda order: (order.user, -order.amount, order.at), output=ORDERS)
+    keyed = made.key_by(lambda order: order.user[:1], key="STRING")
+    return keyed.process(Totals(), output=TOTALS, uid="by-frame-and-function")
+
+
 def united(orders: Any) -> Any:
     """Two ways into one entry."""
     doubled = orders.map(lambda order: (order.user, 2 * order.amount, order.at), output=ORDERS)
@@ -125,12 +155,35 @@ class Above(KeyedBroadcastProcessFunction):
         ctx.get_broadcast_state(LIMITS)[order.user] = order.amount
 
 
-PROGRAMS = (by_field, by_function, by_other_function, folded, windows, sessions, large, united, joined, above)
-#: A harness computes no expressions: what has the same keys.
-BY_EXPRESSION = {by_expression: by_field, by_other_expression: by_parity}
-#: Ways on which the source is read: once each, whoever reads them. Second inputs of joins, of unions and of
-#: broadcast streams have positions of their own.
-SCANS = {"orders": 3, "orders#2": 3, "": 1}
+def parts(orders: Any) -> Any:
+    """What `by_frame` computes."""
+    some = orders.filter(lambda order: order.amount != 3)
+    made = some.map(lambda order: (*order, 120 // (order.amount - 3)), output=f"{ORDERS}, part LONG")
+    return made.key_by("user").sum("part", uid="by-frame", emit=Emit.PER_ELEMENT)
+
+
+def shouted(orders: Any) -> Any:
+    """What `by_frame_and_function` computes."""
+    some = orders.filter(lambda order: order.amount > 3)
+    made = some.map(lambda order: (order.user.upper(), -order.amount, order.at), output=ORDERS)
+    return made.key_by(lambda order: order.user[:1], key="STRING").process(
+        Totals(), output=TOTALS, uid="shouted"
+    )
+
+
+PROGRAMS = (
+    by_field, by_function, by_other_function, folded, windows, sessions, large, large_windows, halves, united,
+    joined, above,
+)  # fmt: skip
+#: A harness computes no expressions: what has the same results.
+BY_EXPRESSION = {
+    by_expression: by_field,
+    by_other_expression: by_parity,
+    by_frame: parts,
+    by_frame_and_function: shouted,
+}
+#: The source is read once, whoever reads it and through which functions.
+SCANS = {"orders": 1, "": 1}
 PARTS = ROWS[:3], ROWS[3:5], ROWS[5:]
 
 
@@ -227,15 +280,55 @@ def test_operators_over_one_source_share_tasks_and_nothing_else(spark: Any, tmp_
 @pytest.mark.nightly
 def test_a_log_goes_on_as_it_began(spark: Any, tmp_path: Path, monkeypatch: Any) -> None:
     """In one of before each operator has its state alone, until a savepoint begins another log."""
+    programs = (by_field, by_other_function, windows, large, halves, united, joined, above, by_frame)
     with monkeypatch.context() as before:
         before.setattr(Planner, "_share_tasks", lambda planner: None)
-        run(spark, tmp_path, "first", 1)
-    second = run(spark, tmp_path, "first", 2, savepoint="savepoint")
+        run(spark, tmp_path, "first", 1, programs=programs)
+    second = run(spark, tmp_path, "first", 2, savepoint="savepoint", programs=programs)
     began = layout(tmp_path / "first")
-    assert not began.shared and len({one.number for one in began.states}) == len(ALL)
-    third = run(spark, tmp_path, "second", 3, restore="savepoint")
+    assert not began.shared and len({one.number for one in began.states}) == len(programs)
+    third = run(spark, tmp_path, "second", 3, restore="savepoint", programs=programs)
     assert layout(tmp_path / "second").shared
-    assert all_of(second, third) == truth(3)
+    assert all_of(second, third) == truth(3, (*programs, odd_ones))
+
+
+@pytest.mark.nightly
+def test_a_log_with_a_scan_for_each_branch_goes_on(spark: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """Until a savepoint begins another log."""
+
+    def alone(graph: Any, ways: Any) -> Any:
+        return [(len(way.steps), [[number]]) for number, way in enumerate(ways)]
+
+    programs = (by_field, large, large_windows, by_frame_and_function, joined)
+    with monkeypatch.context() as before:
+        before.setattr(planner, "stems", alone)
+        run(spark, tmp_path, "first", 1, programs=programs)
+    began = layout(tmp_path / "first")
+    assert Counter(scan.uid for scan in began.scans) == {"orders": 4, "orders#2": 1, "": 1}
+    second = run(spark, tmp_path, "first", 2, savepoint="savepoint", programs=programs)
+    third = run(spark, tmp_path, "second", 3, restore="savepoint", programs=programs)
+    assert Counter(scan.uid for scan in layout(tmp_path / "second").scans) == SCANS
+    assert all_of(second, third) == truth(3, (*programs, odd_ones))
+
+
+@pytest.mark.nightly
+def test_branches_of_dataframe_functions_share_a_scan(spark: Any, tmp_path: Path) -> None:
+    """Without a function of Python among them; one that is not done row by row has its own."""
+
+    def moved(orders: Any) -> Any:
+        return orders.transform(lambda df: df.repartition(2)).key_by("user").sum("amount", uid="moved")
+
+    programs = (by_field, by_frame, windows, by_expression)
+    run(spark, tmp_path, "first", 1, programs=programs)
+    second = run(spark, tmp_path, "first", 2, programs=programs)
+    began = layout(tmp_path / "first")
+    assert Counter(scan.uid for scan in began.scans) == {"orders": 1, "": 1}
+    assert all_of(second) == truth(2, (*programs, odd_ones))
+    spread = environment(spark, tmp_path / "spread")
+    others = spread.from_collection(ROWS, ORDERS, uid="orders")
+    for program in (by_field, by_frame, moved):
+        program(others).sink_to(MemorySink(f"{tmp_path}/{program.__name__}"), uid=f"to-{program.__name__}")
+    assert spread.get_job_graph().scans == {"orders": 2}
 
 
 @pytest.mark.nightly

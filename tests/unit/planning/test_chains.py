@@ -27,6 +27,7 @@ from flinkish_spark.planning.stream_graph import (
     operators_upto,
 )
 from flinkish_spark.planning.times import chains_to, inputs_of
+from flinkish_spark.planning.transforms import filter_rows
 from flinkish_spark.protocol.plan_layout import Chain
 from flinkish_spark.protocol.savepoints import PositionsDiffer, SavedChain, begin_chain
 
@@ -156,12 +157,16 @@ def test_operators_that_sinks_read_stand_in_one_chain_if_they_read_one_operator(
     assert chains_to(replace(made, begun_chains=frozenset({line.name})), last)[0][0] == line
 
 
-def test_a_function_of_dataframes_between_two_operators_keeps_sinks_apart() -> None:
-    """It would get the rows of all ways."""
+def test_a_function_of_dataframes_between_two_operators_stands_first_on_a_way_of_its_own() -> None:
+    """Elsewhere it would get the rows of all ways, and keeps sinks apart."""
     first = keyed("first", A)
-    second = keyed("second", transform(first))
+    large = TransformNode(first, filter_rows(bool, "large"))
+    second = keyed("second", TransformNode(transform(first), filter_rows(bool, "large")))
     made = graph(first, second)
-    assert [chains_to(made, sink.parent)[0][0].name for sink in made.sinks] == ["first", "second"]
+    assert [chains_to(made, sink.parent)[0][0].name for sink in made.sinks] == ["second"] * 2
+    for parent in (transform(large), UnionNode((first, transform(first)))):
+        made = graph(first, keyed("second", parent))
+        assert [chains_to(made, sink.parent)[0][0].name for sink in made.sinks] == ["first", "second"]
     behind = graph(first, transform(keyed("third", first)))
     assert [chains_to(behind, sink.parent)[0][0].name for sink in behind.sinks] == ["third"] * 2
 

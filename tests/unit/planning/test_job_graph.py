@@ -261,7 +261,7 @@ def test_the_graph_of_a_stream_ends_with_it() -> None:
     assert made._repr_html_().startswith("<svg") and "totals" in made._repr_html_()
 
 
-def test_functions_that_lie_on_two_ways_are_one_pass_only_if_they_are_on_both() -> None:
+def test_functions_that_follow_each_other_are_one_pass_also_where_records_move_behind_them() -> None:
     env = environment()
     made = total(orders(env)).map(lambda row: row, output=ORDER, name="one")
     made = made.map(lambda row: row, output=ORDER, name="two")
@@ -269,7 +269,7 @@ def test_functions_that_lie_on_two_ways_are_one_pass_only_if_they_are_on_both() 
     out(made.rebalance(2), "moved-out")
     graph = job_graph("job", env.graph, 4)
     (edge,) = next(one for one in graph.operators if one.name == "two").inputs
-    assert (edge.why, edge.runs) == (Why.SAME_TASKS, 2)
+    assert (edge.why, edge.runs) == (Why.SAME_PASS, 2)
 
 
 def test_dead_letters_of_a_source_are_a_sink_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from flinkish_spark.protocol.plan_layout import (
     OperatorInstance,
     PlanLayout,
     Scan,
+    ScannedInput,
     ScanRole,
     lowest,
     offsets_in,
@@ -384,6 +385,25 @@ def test_operators_that_share_tasks_have_one_number_and_scans_of_several_chains(
     }
     # Layouts of before have no such word, and mean what they meant.
     assert "shared" not in LAYOUT.to_json() and [one.number for one in LAYOUT.states] == [0]
+
+
+def test_a_scan_may_bring_several_inputs_of_a_chain_and_of_others() -> None:
+    brings = (("sums", "orders"), ("pairs", "orders#2"))
+    layout = PlanLayout(
+        (
+            Scan(ScanRole.RECORDS, "orders", "sums,pairs"),
+            Scan(ScanRole.RECORDS, "orders", "pairs"),
+            Scan(ScanRole.BARRIERS, "", "sums"),
+        ),
+        (OperatorInstance("sums", "sums"), OperatorInstance("pairs", "pairs")),
+        (("sums", "pairs"),),
+        tuple(ScannedInput(0, chain, name) for chain, name in brings),
+    )
+    assert [layout.inputs_of(number) for number in range(2)] == [brings, (("pairs", "orders"),)]
+    stood = {"sums": {"orders": AT_5}, "pairs": {"orders#2": AT_5, "orders": AT_9}}
+    assert layout.positions([AT_5, AT_9, {}]) == stood
+    assert PlanLayout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
+    assert "together" not in LAYOUT.to_json()
 
 
 def test_the_lowest_position_is_taken_by_partition() -> None:

@@ -21,10 +21,10 @@ from flinkish_spark.transport.branches import (
     DealRows,
     DealtBlocks,
     DealtRows,
-    InTurn,
     SideBySide,
     Takes,
 )
+from flinkish_spark.transport.columns import InTurn
 from flinkish_spark.types.rows import arrow_schema
 from tests.support import two_ways
 from tests.support.two_ways import ORDERS, ROWS, TOTALS
@@ -187,7 +187,7 @@ def test_rows_are_dealt_to_inputs_and_functions_are_opened_once() -> None:
     n, text = T.StructType([numbers["n"]]), T.StructType([texts["text"]])
     deal = DealRows(
         (
-            DealtRows(0, ("n",), numbers, both, n, ("x0",)),
+            DealtRows(0, ("n",), numbers, InTurn((both,)), n, ("x0",)),
             DealtRows(1, ("s1_0",), texts, InTurn(()), text, ("y0",)),
             DealtRows(0, ("n",), numbers, InTurn(()), n, ("z0",)),
         ),
@@ -215,7 +215,7 @@ def test_functions_are_closed_when_one_of_them_fails() -> None:
 
     both = SideBySide((Logged("a", 1), failing), numbers)
     n = T.StructType([numbers["n"]])
-    deal = DealRows((DealtRows(0, ("n",), numbers, both, n, ("x0",)),), T.StructType([*CONTROL]))
+    deal = DealRows((DealtRows(0, ("n",), numbers, InTurn((both,)), n, ("x0",)),), T.StructType([*CONTROL]))
     with pytest.raises(IndexError):
         list(deal(iter([operator_rows(record(0, 0, 1))])))
     assert LOG == ["open a", "close a"]
