@@ -99,6 +99,7 @@ from .core.formats import Registration as Registration
 from .core.formats import SchemaRegistry as SchemaRegistry
 from .core.formats import String as String
 from .core.formats import SubjectNameStrategy as SubjectNameStrategy
+from .core.metric_group import MetricGroup as MetricGroup
 from .datastream.async_data_stream import AsyncDataStream as AsyncDataStream
 from .datastream.connected_streams import BroadcastConnectedStream as BroadcastConnectedStream
 from .datastream.connected_streams import BroadcastStream as BroadcastStream
@@ -188,6 +189,11 @@ from .protocol.statistics import Quantity as Quantity
 from .protocol.statistics import RestoredCheckpoint as RestoredCheckpoint
 from .protocol.statistics import StatisticsHistory as StatisticsHistory
 from .protocol.statistics import Summary as Summary
+from .reporters.json_logs import JsonFormatter as JsonFormatter
+from .reporters.open_lineage import OpenLineageReporter as OpenLineageReporter
+from .reporters.open_telemetry import OpenTelemetryReporter as OpenTelemetryReporter
+from .reporters.prometheus import PrometheusReporter as PrometheusReporter
+from .reporters.spark_metrics import SparkMetricsReporter as SparkMetricsReporter
 from .rest.server import UiConfig as UiConfig
 from .savepoints.comparison import Comparison as Comparison
 from .savepoints.comparison import Fate as Fate

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flinkish_spark.core.accumulators import ACCUMULATORS_PROPERTY, Tally, TallyParam, counted
+from flinkish_spark.core.accumulators import ACCUMULATORS_PROPERTY, Tally, TallyParam, counted, measured
 from flinkish_spark.core.errors import UserFunctionError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from flinkish_spark.protocol.accumulators import Accumulated
+    from flinkish_spark.protocol.user_metrics import UserMetrics
 
 
 class NoTallies:
@@ -26,6 +27,10 @@ class NoTallies:
     def bases(self) -> tuple[str, ...]:
         """Return nothing."""
         return ()
+
+    def metrics(self) -> UserMetrics:
+        """Return nothing."""
+        return {}
 
 
 NO_TALLIES = NoTallies()
@@ -67,3 +72,7 @@ class TaskTallies(NoTallies):
     def bases(self) -> tuple[str, ...]:
         """Return the files of big key groups that tasks have written in a bucket since :meth:`begin`."""
         return tuple(sorted(self._carrier.value.bases))
+
+    def metrics(self) -> UserMetrics:
+        """Return what functions have measured in tasks since :meth:`begin`, by uid and name."""
+        return measured(self._carrier.value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,6 +120,87 @@ def _known(names: dict[str, str], what: str) -> str:
     if what not in names:
         raise ValueError(f"the plan has a part without the name of its {what}")
     return names[what]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# From which columns of which inputs the columns of a frame come, as far as Catalyst tells.
+
+
+#: What names of columns of ours begin with.
+_OWN_COLUMNS = "_fs"
+_ROLES = frozenset(role.value for role in ScanRole)
+
+
+@dataclass(frozen=True)
+class FrameColumns:
+    """Columns in a plan of ours.
+
+    Parameters
+    ----------
+    read
+        Of each scan of records, what the source gives, with Spark's names of the types, by the scan's uid.
+    origins
+        Of each column of the frame, the uids and columns of scans that it is computed from; without those
+        that pass a function in Python, or state.
+    """
+
+    read: Mapping[str, tuple[tuple[str, str], ...]]
+    origins: Mapping[str, frozenset[tuple[str, str]]]
+
+
+def columns_of(frame: DataFrame) -> FrameColumns:
+    """Return what the analysed plan of a frame tells of columns; it takes many calls into the JVM."""
+    plan = frame._jdf.queryExecution().analyzed()
+    read: dict[str, tuple[tuple[str, str], ...]] = {}
+    known = _origins(plan, "", read)
+    return FrameColumns(
+        read, {one.name(): known.get(one.exprId().id(), frozenset()) for one in _each(plan.output())}
+    )
+
+
+def _origins(
+    node: Any, scan: str, read: dict[str, tuple[tuple[str, str], ...]]
+) -> dict[int, frozenset[tuple[str, str]]]:
+    """Return the origins of attributes in and below a node, by their ids; note the scans that are there.
+
+    Parameters
+    ----------
+    scan
+        Uid of the nearest scan of records above; empty for none.
+    """
+    kind, children = _kind(node), list(_each(node.children()))
+    if kind == "SubqueryAlias":
+        prefix, _, named = node.alias().partition(":")
+        role, _, rest = named.partition(":")
+        if prefix == _PREFIX and role in _ROLES:
+            scan = rest.split(":")[0] if role == ScanRole.RECORDS.value else ""
+    below = [_origins(child, scan, read) for child in children]
+    known = {number: found for one in below for number, found in one.items()}
+    if kind in _SOURCES and scan:
+        columns = [one for one in _each(node.output()) if not one.name().startswith(_OWN_COLUMNS)]
+        read[scan] = tuple((one.name(), str(one.dataType().simpleString())) for one in columns)
+        known |= {one.exprId().id(): frozenset({(scan, one.name())}) for one in columns}
+    elif kind == "Project":
+        for one in _each(node.projectList()):
+            if _kind(one) == "Alias":
+                used = [known.get(each.exprId().id(), frozenset()) for each in _needed(one.child())]
+                known[one.exprId().id()] = frozenset().union(*used)
+    elif kind == "Union":
+        outputs = [list(_each(child.output())) for child in children]
+        for place, one in enumerate(_each(node.output())):
+            ids = [output[place].exprId().id() for output in outputs]
+            each = (found.get(number, frozenset()) for number, found in zip(ids, below, strict=True))
+            known[one.exprId().id()] = frozenset().union(*each)
+    return known
+
+
+def _needed(expression: Any) -> Iterator[Any]:
+    """Yield the attributes in an expression."""
+    if _kind(expression) == "AttributeReference":
+        yield expression
+        return
+    for child in _each(expression.children()):
+        yield from _needed(child)
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -337,6 +337,19 @@ def streaming_sources(frame: DataFrame) -> list[str]:
         if kind == "StreamingRelationV2" or kind in ("StreamingRelation", "StreamingExecutionRelation"):
             names.append(str(node.sourceName()))
     return names
+
+
+def streaming_options(frame: DataFrame) -> list[Mapping[str, str]]:
+    """Return the options of every streaming source in a DataFrame's plan; they may hold secrets."""
+    found: list[Mapping[str, str]] = []
+    for node in _nodes(frame._jdf.queryExecution().analyzed()):
+        kind = node.getClass().getSimpleName()
+        if kind == "StreamingRelationV2":
+            found.append(dict(node.extraOptions().asCaseSensitiveMap()))
+        elif kind == "StreamingRelation":
+            converters = jvm(frame.sparkSession).scala.jdk.javaapi.CollectionConverters
+            found.append(dict(converters.asJava(node.dataSource().options())))
+    return found
 
 
 _KAFKA_STREAM = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"

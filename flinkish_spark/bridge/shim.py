@@ -94,6 +94,17 @@ def _looked_at(text: Column, schema: StructType) -> Column:
     return look(text.cast("binary"))
 
 
+def show_metrics(spark: SparkSession, job: str, values: Mapping[str, int | float]) -> None:
+    """Show these values of a job in Spark's metric system, and no others of it.
+
+    Parameters
+    ----------
+    values
+        By the name of the metric, which may have dots.
+    """
+    jvm(spark).io.github.flinkishspark.shim.JobMetrics.show(job, json.dumps(dict(values)))
+
+
 class _Controls:
     """The control source's driver's side, as Py4J gives it to the JVM; called by the threads of queries.
 

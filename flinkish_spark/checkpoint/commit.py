@@ -21,6 +21,7 @@ from flinkish_spark.core.errors import (
     FencedError,
     JobDirError,
 )
+from flinkish_spark.core.log_context import logged_as
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.steps import Step
 from flinkish_spark.protocol.decisions import Decision, ManifestRecord, Receipt
@@ -48,6 +49,7 @@ class Confirmation:
         self._job_dir, self._ownership = job.job_dir, job.ownership
         self._committers, self._sources = job.committers, job.sources
         self._clock, self._observer = job.clock, job.tracker.timing(job.observer)
+        self._answered = job.tracker.answered
         self._must_give_up, self._waiting = job.must_give_up, job.waiting
         self._manifest, self._job = job.manifest, job.job
 
@@ -61,6 +63,10 @@ class Confirmation:
         FencedError
             A newer owner exists.
         """
+        with logged_as(checkpoint=int(decision.checkpoint)):
+            return self._confirm(decision)
+
+    def _confirm(self, decision: Decision) -> Receipt:
         self._refuse_unknown_sinks(decision)
         staged = decision.by_sink()
         answers = {uid: self._commit_sink(decision, uid, staged.get(uid, [])) for uid in self._committers}
@@ -111,6 +117,7 @@ class Confirmation:
                 # What a deposed process takes for another timeline is its successor.
                 self._ownership.check()
                 raise
+            self._answered(uid, answers)
             for position, (pair, answer) in enumerate(zip(pairs, answers, strict=False)):
                 if answer.outcome is Outcome.LOST:
                     self._refuse_lost(decision, uid, position, pair, answer)

@@ -26,6 +26,7 @@ from flinkish_spark.checkpoint.hooks import HookFailed
 from flinkish_spark.checkpoint.statistics import StagedAges
 from flinkish_spark.core.clock import RunningThread, Threads
 from flinkish_spark.core.errors import CommittableLostError, EnvironmentFault, FencedError, StoreError
+from flinkish_spark.core.log_context import logged_as
 from flinkish_spark.core.steps import Step
 from flinkish_spark.core.store import CreateResult
 from flinkish_spark.core.watchdog import Waiting, unwatched
@@ -545,7 +546,8 @@ class CheckpointCoordinator:
     def _abort(self, effect: P.Abort) -> None:
         """Seal the id with ABORT; what it staged passes to the next checkpoint."""
         parts, checkpoint, effect = self._parts, effect.checkpoint, self._waits.aborted(effect)
-        LOG.warning("checkpoint %s is aborted: %s, %s", checkpoint, effect.reason.value, effect.text)
+        with logged_as(checkpoint=int(checkpoint)):
+            LOG.warning("checkpoint %s is aborted: %s, %s", checkpoint, effect.reason.value, effect.text)
         parts.job.tracker.failed(checkpoint, effect.reason, effect.text)
         decision = Decision(
             checkpoint,
@@ -597,7 +599,8 @@ class CheckpointCoordinator:
             self._mailbox.put(lambda: self._state.on_decided(checkpoint))
 
         try:
-            receipt = self._completion.complete(decision, decided)
+            with logged_as(checkpoint=int(checkpoint)):
+                receipt = self._completion.complete(decision, decided)
         except StagedDataDied as error:
             self._mailbox.put(partial(declined, Reason.STAGED_DATA_DEAD, error))
         except DecisionRefused as error:

@@ -16,6 +16,7 @@ from flinkish_spark.checkpoint.event_time import NO_TIME, Timekeeping
 from flinkish_spark.checkpoint.staging import Staging
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import InternalError
+from flinkish_spark.core.log_context import log_facts, logged_as
 from flinkish_spark.core.steps import Step
 from flinkish_spark.protocol.ids import BatchId, CheckpointId
 from flinkish_spark.protocol.records import StagedBatch
@@ -105,13 +106,16 @@ class EpochWriter:
         #: The first micro-batch that is not staged.
         self.expected = first_batch
         self._job, self._parts = job, parts
+        # Spark calls in threads that know nothing of the job.
+        self._log_facts = log_facts()
         #: What ended a micro-batch; Spark passes on only its text.
         self.failure: BaseException | None = None
 
     def __call__(self, frame: Any, batch_id: int) -> None:
         """Stage one micro-batch."""
         try:
-            self._stage(frame, BatchId(batch_id))
+            with logged_as(**self._log_facts, micro_batch=batch_id):
+                self._stage(frame, BatchId(batch_id))
         except BaseException as error:
             self.failure = error
             raise

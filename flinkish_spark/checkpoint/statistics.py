@@ -8,17 +8,20 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 
 from flinkish_spark.contracts.sink import Committer
+from flinkish_spark.contracts.source import Extent, SourceNode
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import CorruptObjectError, StoreError
 from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.steps import Observer, SilentObserver, Step
 from flinkish_spark.core.upstream_cut import slowest_cut
 from flinkish_spark.protocol.checkpoint import CheckpointRequest, Participant, ParticipantKind
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
-from flinkish_spark.protocol.records import SinkAck, StagedBatch
+from flinkish_spark.protocol.records import CommitAnswer, Outcome, SinkAck, StagedBatch
 from flinkish_spark.protocol.statistics import (
+    POSITION,
     ChannelStatistics,
     CheckpointDurations,
     CheckpointStatistics,
@@ -27,6 +30,7 @@ from flinkish_spark.protocol.statistics import (
     StatisticsHistory,
 )
 from flinkish_spark.protocol.time_plan import counts_of, late_of
+from flinkish_spark.protocol.user_metrics import UserMetrics, measured_after
 
 # ----------------------------------------------------------------------------------------------------------
 # Who acknowledged a checkpoint, when, and what each participant did: noted while it runs.
@@ -272,19 +276,116 @@ class _CommitTimes:
         self._observer.after(step, subject)
 
 
+# ----------------------------------------------------------------------------------------------------------
+# What goes through sources, operators and sinks with checkpoints, by Flink's names of the metrics.
+
+
+class UserMetricKeeper:
+    """What functions have measured since the job began; any thread may ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._now: UserMetrics = {}
+
+    @property
+    def now(self) -> UserMetrics:
+        """What they show, by uid and name."""
+        return self._now
+
+    def begin(self, stored: UserMetrics) -> None:
+        """Go on from what was stored; called when the process has become the job's owner."""
+        with self._lock:
+            self._now = stored
+
+    def on_staged(self, measured: UserMetrics) -> None:
+        """Take note of what was measured in one micro-batch."""
+        if measured:
+            with self._lock:
+                self._now = measured_after(self._now, measured)
+
+
+class _Counted:
+    """What went through with one checkpoint, by uid and name."""
+
+    def __init__(self) -> None:
+        self.by_uid: dict[str, dict[str, int]] = {}
+
+    def add(self, uid: str, name: str, count: int) -> None:
+        own = self.by_uid.setdefault(uid, {})
+        own[name] = own.get(name, 0) + count
+
+    def add_decided(self, decision: Decision) -> None:
+        """Count what its sinks staged, and what its operators dropped."""
+        for batch in decision.batches:
+            for ack in batch.acks:
+                self.add(ack.sink, "numRecordsOut", ack.rows)
+                if ack.bytes is not None:
+                    self.add(ack.sink, "numBytesOut", ack.bytes)
+        for uid, count in late_of(decision.batches).items():
+            self.add(uid, "numLateRecordsDropped", count)
+
+    def add_answers(self, uid: str, answers: Iterable[CommitAnswer]) -> None:
+        """Count what a committer has answered, each time it was asked."""
+        names = {
+            Outcome.COMMITTED: "successfulCommittables",
+            Outcome.ALREADY_COMMITTED: "alreadyCommittedCommittables",
+            Outcome.RETRY: "retriedCommittables",
+            Outcome.LOST: "failedCommittables",
+            Outcome.FENCED: "failedCommittables",
+        }
+        for answer in answers:
+            self.add(uid, names[answer.outcome], 1)
+
+    def add_read(self, extents: Mapping[str, Extent], begins: Mapping[str, int]) -> None:
+        """Count what was read up to somewhere, and what of a bounded input is left behind that.
+
+        Parameters
+        ----------
+        begins
+            Up to where was counted before, by source; what is not there is counted from the next time on.
+        """
+        for uid, end in extents.items():
+            self.add(uid, POSITION, end.records)
+            if uid in begins:
+                self.add(uid, "numRecordsIn", max(0, end.records - begins[uid]))
+            if end.all_records is not None:
+                self.add(uid, "pendingRecords", max(0, end.all_records - end.records))
+
+
 class CheckpointTracker:
     """Notes what the coordinator's threads tell it; lives as long as the process owns the job.
 
     Statistics decide nothing, so a store that refuses them is only logged.
+
+    Parameters
+    ----------
+    sources
+        Of the job, which are asked how much they have read.
+    user_metrics
+        What functions have measured.
     """
 
-    def __init__(self, job_dir: JobDir, clock: Clock) -> None:
-        self._job_dir, self._clock = job_dir, clock
+    def __init__(
+        self,
+        job_dir: JobDir,
+        clock: Clock,
+        sources: Sequence[SourceNode] = (),
+        user_metrics: UserMetricKeeper | None = None,
+    ) -> None:
+        self._job_dir, self._clock, self._sources = job_dir, clock, tuple(sources)
+        self._user_metrics = UserMetricKeeper() if user_metrics is None else user_metrics
+        #: Returns how many records wait in front of sources, where Spark has looked.
+        self.pending: Callable[[], Mapping[str, int]] = dict
+        #: A job that begins with a savepoint has not read what lies before that.
+        self._begins_at_savepoint = False
+        #: Answers of committers to the checkpoint that is being confirmed.
+        self._answers = _Counted()
         self._times: dict[CheckpointId, _Times] = {}
         self._commits = _CommitTimes(clock, SilentObserver())
         self._stored_ms = clock.monotonic_ms()
         self._lock = threading.Lock()
         self._history = self._stored()
+        self._user_metrics.begin(self._history.user_metrics)
 
     def _stored(self) -> StatisticsHistory:
         try:
@@ -303,6 +404,7 @@ class CheckpointTracker:
             times = self._times.pop(left.checkpoint, None)
             known = Acknowledgements() if times is None else times.acknowledgements
             if decision is not None and decision.verdict is Verdict.COMMIT:
+                self._count(decision)
                 self._end(self._completed(left, decision, known, _NOTHING_MEASURED, {}))
             else:
                 reason = CheckpointFailureReason.TASK_FAILED
@@ -356,6 +458,10 @@ class CheckpointTracker:
         self._commits.took_ms = {}
         self._times[checkpoint].decided = self._clock.monotonic_ms()
 
+    def answered(self, uid: str, answers: Iterable[CommitAnswer]) -> None:
+        """Note what a sink's committer has answered; called with each attempt of a confirmation."""
+        self._answers.add_answers(uid, answers)
+
     def timing(self, observer: Observer) -> Observer:
         """Return what a confirmation reports to, so that the commits of sinks are measured."""
         self._commits = _CommitTimes(self._clock, observer)
@@ -366,6 +472,7 @@ class CheckpointTracker:
         times = self._times.pop(decision.checkpoint)
         begun, durations = self._begun(decision.checkpoint), self._durations(times)
         commit_ms = self._commits.took_ms
+        self._count(decision)
         self._end(self._completed(begun, decision, times.acknowledgements, durations, commit_ms))
 
     def failed(self, checkpoint: CheckpointId, reason: CheckpointFailureReason, text: str) -> None:
@@ -385,8 +492,20 @@ class CheckpointTracker:
         if self._clock.monotonic_ms() - self._stored_ms >= _PAUSE_MS:
             self.store()
 
+    def goes_on_behind(self, decision: Decision) -> None:
+        """Note behind which checkpoint a start goes on: behind a rewind, records are read once more."""
+        try:
+            counted = _Counted()
+            counted.add_read(self._extents(decision.offsets_text), {})
+        except Exception as error:
+            LOG.warning("what sources read once more is not counted: %s", error)
+            return
+        with self._lock:
+            self._history = self._history.counted(counted.by_uid)
+
     def restored(self, checkpoint: CheckpointId, path: str = "") -> None:
         """Note that a start goes on from a checkpoint, or from a savepoint at `path`."""
+        self._begins_at_savepoint = bool(path)
         with self._lock:
             restored = RestoredCheckpoint(checkpoint, self._clock.wall_ms(), path)
             self._history = self._history.restored(restored)
@@ -401,6 +520,36 @@ class CheckpointTracker:
             LOG.warning("the statistics are not stored: %s", error)
 
     # -- inside ---------------------------------------------------------------------------------
+    def _count(self, decision: Decision) -> None:
+        """Add what went through with a checkpoint that is confirmed to the job's totals."""
+        counted, self._answers = self._answers, _Counted()
+        counted.add_decided(decision)
+        for batch in decision.batches:
+            for committable in batch.committables:
+                counted.add(committable.sink, "totalCommittables", 1)
+        try:
+            # Both may ask what is not ours: a source of the user's, and Spark.
+            counted.add_read(self._extents(decision.offsets_text), self._counted_upto())
+            for uid, count in self.pending().items():
+                counted.add(uid, "pendingRecords", count)
+        except Exception as error:
+            LOG.warning("what sources have read is not counted for %s: %s", decision.checkpoint, error)
+        with self._lock:
+            self._history = self._history.counted(counted.by_uid)
+
+    def _counted_upto(self) -> dict[str, int]:
+        """Return up to where the records of each source are counted."""
+        known = {uid: own[POSITION] for uid, own in self._history.totals.items() if POSITION in own}
+        if self._begins_at_savepoint:
+            return known
+        return {uid: one.records for uid, one in self._extents("").items()} | known
+
+    def _extents(self, offsets_text: str) -> dict[str, Extent]:
+        """Return how much of each source lies before a position, or before the job's first one."""
+        position = LoggedOffsets.parse(offsets_text) if offsets_text else None
+        found = {node.uid: node.source.extent(position) for node in self._sources}
+        return {uid: extent for uid, extent in found.items() if extent is not None}
+
     def _begun(self, checkpoint: CheckpointId) -> CheckpointStatistics:
         found = self._history.find(checkpoint)
         assert found is not None, "only a triggered checkpoint ends"
@@ -439,7 +588,7 @@ class CheckpointTracker:
 
     def _end(self, statistics: CheckpointStatistics) -> None:
         with self._lock:
-            self._history = self._history.ended(statistics)
+            self._history = replace(self._history.ended(statistics), user_metrics=self._user_metrics.now)
         self.store()
 
 

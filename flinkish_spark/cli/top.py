@@ -30,9 +30,9 @@ from flinkish_spark.cli.client import (
 )
 from flinkish_spark.core.clock import duration_text
 from flinkish_spark.core.errors import FlinkishError
+from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.stored_job import StoredJob
 from flinkish_spark.rest import flinkish_views
-from flinkish_spark.rest.snapshot import JobSnapshot
 
 #: How many checkpoints and causes of restarts are shown, the newest.
 _CHECKPOINTS, _CAUSES = 8, 5

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flinkish_spark.bridge.session import stateful_parts, streaming_sources
+from flinkish_spark.bridge.session import stateful_parts, streaming_options, streaming_sources
+from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.source import JobPlace, Source
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.transport.columns import with_position
@@ -74,6 +75,16 @@ class DataFrameSource(Source):
                 what_to_do="do that behind key_by(...).process(...), or in a query of its own",
                 part=parts[0],
             )
+
+    def datasets(self) -> tuple[Dataset, ...]:
+        """Return the topics and folders that Spark's sources are told to read, as far as options say them."""
+        found: list[Dataset] = []
+        for given in streaming_options(self.frame):
+            options = {name.lower(): value for name, value in given.items()}
+            topics = [one.strip() for one in options.get("subscribe", "").split(",") if one.strip()]
+            found += Dataset.of_topics(options.get("kafka.bootstrap.servers", ""), topics)
+            found += [Dataset.of_path(options["path"])] if "path" in options else []
+        return tuple(dict.fromkeys(found))
 
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         """Return the DataFrame with positions in Spark's input partitions."""

@@ -15,6 +15,7 @@ from flinkish_spark.connectors.splits import (
     gone_through,
     logged_positions,
 )
+from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.protocol.ids import JobUuid
@@ -96,6 +97,10 @@ class HybridSource(SplitSource):
         """Return this source under its uid, and the parts under theirs."""
         parts = tuple(part.bound(_part_uid(uid, index)) for index, part in enumerate(self._parts))
         return super(HybridSource, self._with("_parts", parts)).bound(uid)
+
+    def datasets(self) -> tuple[Dataset, ...]:
+        """Return what its parts read."""
+        return tuple(dict.fromkeys(one for part in self._parts for one in part.datasets()))
 
     @property
     def is_bounded(self) -> bool:  # type: ignore[override]

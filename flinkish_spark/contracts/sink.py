@@ -36,6 +36,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import AnotherTimelineError
 from flinkish_spark.core.store_spec import StoreSpec
@@ -394,6 +395,10 @@ class Sink(ABC):
     @property
     def topics(self) -> tuple[str, ...]:
         """Kafka topics it writes; empty for others."""
+        return ()
+
+    def datasets(self) -> tuple[Dataset, ...]:
+        """Return what it writes, for who follows data through systems; empty where nobody else knows it."""
         return ()
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.core.job_dir import BEGINNINGS
 from flinkish_spark.core.store_spec import StoreSpec
@@ -144,6 +145,10 @@ class Source(ABC):
             As of :meth:`has_ended`; None for where a new job begins.
         """
         return None
+
+    def datasets(self) -> tuple[Dataset, ...]:
+        """Return what it reads, for who follows data through systems; empty where nobody else knows it."""
+        return ()
 
     def with_own_time(self) -> Source | None:
         """Return this source with the time that its system gave each record, in the column ``_fs_time``.

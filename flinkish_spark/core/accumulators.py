@@ -4,12 +4,15 @@ A function adds to its accumulators in a Python worker. What a task has added tr
 accumulator updates, of which the driver keeps one for each operator and subtask: a task that is repeated
 says the same again, and counts once. The staged micro-batch keeps the sum, so it is part of what is decided.
 
-The same updates say which bases of key groups a task has written in a bucket. Spark learns in this way, too,
-which version of a state store a task has written, so that of a task that ran twice both or none are known.
+The same updates bring what functions have measured (:mod:`flinkish_spark.core.metric_group`), and say which
+bases of key groups a task has written in a bucket. Spark learns in this way, too, which version of a state
+store a task has written, so that of a task that ran twice both or none are known.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 from abc import ABC
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,11 +29,50 @@ from flinkish_spark.protocol.accumulators import (
     result,
     together,
 )
+from flinkish_spark.protocol.user_metrics import UserMetric, UserMetricKind, measured_together
 
+LOG = logging.getLogger(__name__)
 #: Local property of a query of ours: the number of Spark's accumulator that carries what tasks add.
 ACCUMULATORS_PROPERTY = "flinkish.accumulators"
 
 _LONGEST_NAME = 200
+
+
+@dataclass(slots=True)
+class Measured:
+    """What one metric of a function has measured in a task.
+
+    Parameters
+    ----------
+    kind, count, total, least, most
+        As of :class:`~flinkish_spark.protocol.user_metrics.UserMetric`.
+    show
+        Of a gauge, what it shows: asked when the task is done, which is when this is pickled.
+    """
+
+    kind: UserMetricKind
+    count: int = 0
+    total: float = 0.0
+    least: float | None = None
+    most: float | None = None
+    show: Callable[[], float] | None = None
+
+    def add(self, value: float) -> None:
+        """Add a value of a gauge or a distribution."""
+        self.count += 1
+        self.total += value
+        self.least = value if self.least is None else min(self.least, value)
+        self.most = value if self.most is None else max(self.most, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.show is None:
+            return Measured, (self.kind, self.count, self.total, self.least, self.most)
+        shown = Measured(self.kind)
+        try:
+            shown.add(float(self.show()))
+        except Exception as error:
+            LOG.warning("a gauge is left out: %s: %s", type(error).__name__, error)
+        return Measured, (self.kind, shown.count, shown.total, shown.least, shown.most)
 
 
 @dataclass
@@ -43,10 +85,13 @@ class Tally:
         Of a place (operator and subtask), by name: the kind's name, and what is held.
     bases
         Files of big key groups that were written.
+    metrics
+        Of a place and the uid of an operator, what its function has measured, by name.
     """
 
     counts: dict[str, dict[str, tuple[str, Any]]] = field(default_factory=dict)
     bases: set[str] = field(default_factory=set)
+    metrics: dict[tuple[str, str], dict[str, Measured]] = field(default_factory=dict)
 
 
 class TallyParam(AccumulatorParam[Tally]):
@@ -60,11 +105,12 @@ class TallyParam(AccumulatorParam[Tally]):
         """Return the first with what the second has."""
         value1.counts.update(value2.counts)
         value1.bases.update(value2.bases)
+        value1.metrics.update(value2.metrics)
         return value1
 
 
-def _tally_of_task() -> Tally:
-    """Return what the current task of this worker has added; Spark sends it when the task is done."""
+def tally_of_task() -> Tally:
+    """Return what the current task of this worker says; Spark sends it when the task is done."""
     task = TaskContext.get()
     number = None if task is None else task.getLocalProperty(ACCUMULATORS_PROPERTY)
     if number is None:
@@ -78,7 +124,7 @@ def _tally_of_task() -> Tally:
 
 def tell_base(name: str) -> None:
     """Let the driver know of a base that the current task is about to write."""
-    _tally_of_task().bases.add(name)
+    tally_of_task().bases.add(name)
 
 
 def counted(tally: Tally) -> dict[str, AccumulatorValue]:
@@ -94,6 +140,22 @@ def counted(tally: Tally) -> dict[str, AccumulatorValue]:
         for _, own in sorted(tally.counts.items())
     )
     return together(parts)
+
+
+def measured(tally: Tally) -> dict[str, dict[str, UserMetric]]:
+    """Return what functions have measured in tasks, over all places, by uid and name."""
+    return measured_together(
+        (uid, name, UserMetric(one.kind, one.count, one.total, one.least, one.most))
+        for (_, uid), own in sorted(tally.metrics.items())
+        for name, one in own.items()
+        if is_finite(one)
+    )
+
+
+def is_finite(one: Measured) -> bool:
+    """Whether a metric can be told of: sums may have left what a float can hold, and gauges may say NaN."""
+    is_gauge = one.kind is UserMetricKind.GAUGE
+    return math.isfinite(one.total) and not (is_gauge and one.count == 0)
 
 
 class Accumulator(ABC):
@@ -151,7 +213,7 @@ class Accumulator(ABC):
         place = None if self._place is None else self._place()
         if place is None:
             return self._apart
-        return _tally_of_task().counts.setdefault(place, {})
+        return tally_of_task().counts.setdefault(place, {})
 
 
 class IntCounter(Accumulator):

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import Protocol, TypeVar
 
 # ----------------------------------------------------------------------------------------------------------
@@ -158,8 +159,8 @@ class SystemThreads:
     """Python's threads."""
 
     def start(self, name: str, target: Callable[[], None]) -> RunningThread:
-        """Start a daemon thread."""
-        thread = threading.Thread(name=name, target=target, daemon=True)
+        """Start a daemon thread; what it logs is about what the thread that starts it works for."""
+        thread = threading.Thread(name=name, target=copy_context().run, args=(target,), daemon=True)
         thread.start()
         return thread
 

@@ -19,6 +19,7 @@ from flinkish_spark.core.accumulators import (
     LongCounter,
 )
 from flinkish_spark.core.distributed_cache import DistributedCache, distributed_cache
+from flinkish_spark.core.metric_group import MetricGroup, ask_gauges
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ def counting_as(counts_as: str) -> Iterator[None]:
     """Let functions that are called within add to accumulators as `counts_as`; not at all if it is empty."""
     token = _COUNTS_AS.set(counts_as)
     try:
+        ask_gauges(counts_as)
         yield
     finally:
         _COUNTS_AS.reset(token)
@@ -145,6 +147,9 @@ class TaskFacts(Protocol):
     def get_histogram(self, name: str) -> Histogram:
         """Return a histogram, added if it is not there yet."""
 
+    def get_metrics_group(self) -> MetricGroup:
+        """Return what makes metrics of this function; see docs/metrics.md."""
+
 
 class SubtaskFacts(Accumulators):
     """The :class:`TaskFacts` of a runtime context."""
@@ -161,6 +166,13 @@ class SubtaskFacts(Accumulators):
 
     def _subtask(self) -> Subtask:
         return current_subtask()
+
+    def get_metrics_group(self) -> MetricGroup:
+        """Return what makes metrics of this function; where nothing counts, nobody reads them."""
+        return MetricGroup(self.uid, self._metrics_place)
+
+    def _metrics_place(self) -> str | None:
+        return None if self.why_no_accumulators else self._place()
 
     def get_index_of_this_subtask(self) -> int:
         """Return the number of the current subtask, from 0."""

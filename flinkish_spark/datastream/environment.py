@@ -70,6 +70,7 @@ from flinkish_spark.protocol.ids import checked_name
 from flinkish_spark.protocol.limits import MOST_MS, Limit, checked_choice, checked_limit, checked_whole
 from flinkish_spark.protocol.restart import TRIES_WITHOUT_PROGRESS, RestartStrategy
 from flinkish_spark.protocol.savepoints import RestoreRules
+from flinkish_spark.reporters.reporter import ReportedJob, Reporter, Reporting
 from flinkish_spark.rest.server import UiConfig, UiServer
 from flinkish_spark.savepoints.comparison import (
     Comparison,
@@ -202,6 +203,7 @@ class StreamExecutionEnvironment:
         self._dependencies = Dependencies(spark, self._place)
         self._listeners: list[JobListener] = []
         self._execution_listeners: list[ExecutionListener] = []
+        self._reporters: list[Reporter] = []
         self._observer: Observer = SilentObserver()
         self._parallelism: int | None = None
         self._executing, self._process = threading.Lock(), os.getpid()
@@ -577,16 +579,19 @@ class StreamExecutionEnvironment:
             self._check_idle("start it twice")
             interval_ms = self.latency_tracking_interval_ms
             latencies = None if interval_ms is None else LatencyTracker(interval_ms)
+            reporting = Reporting(self._place, self._reporters)
             try:
                 page = self._page(ui)
-                supervisor = self._supervisor(latencies)
+                supervisor = self._supervisor(latencies, reporting)
                 self._hooks.claim()
             except Exception as error:
+                reporting.end()
                 self._close_page()
                 for listener in self._execution_listeners:
                     told(listener.on_job_submitted, None, error)
                 raise
-            self._client = JobClient(supervisor, latencies, self._execution_listeners, page)
+            listeners = (reporting, *self._execution_listeners)
+            self._client = JobClient(supervisor, latencies, listeners, page)
             for listener in self._execution_listeners:
                 told(listener.on_job_submitted, self._client, None)
             return self._client
@@ -724,6 +729,25 @@ class StreamExecutionEnvironment:
         with_methods_of("listener", listener, JobListener, what_to_do=what_to_do)
         self._listeners.append(listener)
 
+    def add_reporter(self, reporter: Reporter) -> None:
+        """Have `reporter` tell another system how the job is, at its next execution; see docs/metrics.md.
+
+        Parameters
+        ----------
+        reporter
+            A PrometheusReporter, an OpenTelemetryReporter, a SparkMetricsReporter or an OpenLineageReporter.
+
+        Raises
+        ------
+        ConfigError
+            It is none.
+        OwnedElsewhereError
+            The job runs.
+        """
+        self._check_idle("add a reporter")
+        what_to_do = "give a PrometheusReporter(), for example"
+        self._reporters.append(instance_of("reporter", reporter, Reporter, what_to_do=what_to_do))
+
     def observe(self, observer: Observer) -> None:
         """Let `observer` watch the steps of the checkpoints; see `runtime.steps`.
 
@@ -736,7 +760,9 @@ class StreamExecutionEnvironment:
         with_methods_of("observer", observer, StepObserver, what_to_do=what_to_do)
         self._observer = observer
 
-    def _supervisor(self, latencies: LatencyTracker | None = None) -> Supervisor:
+    def _supervisor(
+        self, latencies: LatencyTracker | None = None, reporting: Reporting | None = None
+    ) -> Supervisor:
         partitions = shuffle_partitions(self.spark)
         if self._parallelism is not None:
             check_is_shuffle_partitions(self._parallelism, partitions, f"the job '{self.job}'")
@@ -763,10 +789,13 @@ class StreamExecutionEnvironment:
         )
         job_dir = open_job_dir(settings.job_dir)
         engine = SparkEngine(self.spark, self.graph.as_declared(), settings, job_dir)
+        if reporting is not None:
+            reporting.begin(ReportedJob(self.job, tuple(engine.sources), lambda: engine.planned))
         reported = reported_settings(self.checkpoint, self.restart_strategy, settings.trigger_ms, partitions)
         reporter = JobReporter(job_dir, settings.clock, engine.vertices, reported)
         # It comes first: what a listener of the user's does then, it does with a report that is true.
-        listeners = (reporter, *settings.listeners)
+        told = (reporter,) if reporting is None else (reporter, reporting)
+        listeners = (*told, *settings.listeners)
         return Supervisor(engine, replace(settings, listeners=listeners), job_dir)
 
 

@@ -16,6 +16,7 @@ from flinkish_spark.checkpoint.ownership import Ownership, new_token
 from flinkish_spark.checkpoint.retention import CheckpointPins
 from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.checkpoint.staging import OwnerLock, Staging, StagingContext
+from flinkish_spark.checkpoint.statistics import UserMetricKeeper
 from flinkish_spark.contracts.manifest import Manifest, ManifestContext, ManifestWriter
 from flinkish_spark.contracts.sink import Committer, SinkContext
 from flinkish_spark.contracts.source import JobPlace, SourceNode
@@ -77,6 +78,9 @@ class RunningQuery(Protocol):
 
     def dropped_records(self) -> int:
         """Return how many records the sources' policies have left out so far."""
+
+    def pending_records(self) -> Mapping[str, int]:
+        """Return how many records wait in front of sources, by uid, as far as the last look has shown it."""
 
 
 class QueryPlan(Protocol):
@@ -197,6 +201,8 @@ class JobSettings:
         Where the job directory is.
     scratch
         A folder of this `execute` on the driver's disk, in which nothing is durable. It need not be there.
+    user_metrics
+        Keeps what functions measure.
     cached_files
         Where tasks find registered files below Spark's own, by name.
     """
@@ -223,6 +229,7 @@ class JobSettings:
     manifest: Manifest | None = None
     #: None where latency is not measured.
     latencies: LatencyTracker | None = None
+    user_metrics: UserMetricKeeper = field(default_factory=UserMetricKeeper)
     cached_files: Mapping[str, str] = field(default_factory=dict)
 
     def place(self, control: Path) -> JobPlace:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.checkpoint.commit import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
 from flinkish_spark.checkpoint.failures import UnreadableRecordError, is_outage
@@ -138,6 +139,36 @@ class DroppedRecords:
         self._newest = last.batchId
         while len(self._open) > _MOST_OPEN_BATCHES:
             self._final += self._open.pop(min(self._open))
+
+
+def pending_records(sources: Sequence[SourceNode], query: StreamingQuery) -> dict[str, int]:
+    """Return how many records lay behind what the newest micro-batch has read, by uid of the source.
+
+    Those of which Spark looks how much there is: topics that its Kafka source reads.
+    """
+    last = query.lastProgress
+    if last is None:
+        return {}
+    found: dict[str, int] = {}
+    read, there = (
+        LoggedOffsets(tuple(_offsets(text) for text in texts))
+        for texts in (
+            [one.endOffset for one in last.sources],
+            [one.latestOffset for one in last.sources],
+        )
+    )
+    for node in sources:
+        end, newest = node.source.extent(read), node.source.extent(there)
+        if end is not None and newest is not None and end.all_records is None:
+            found[node.uid] = max(0, newest.records - end.records)
+    return found
+
+
+def _offsets(text: str | None) -> Any:
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError:
+        return None
 
 
 def until_answered(ask: Callable[[], bool], is_stopping: Callable[[], bool], clock: Clock) -> bool:

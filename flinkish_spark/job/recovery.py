@@ -465,6 +465,7 @@ def tell_restored(
     job.tracker.settle()
     if newest is not None:
         job.hooks.restore(newest.checkpoint, newest.hook_states)
+        job.tracker.goes_on_behind(newest)
         job.tracker.restored(newest.checkpoint)
         return newest.times
     if savepoint is not None:

@@ -58,7 +58,7 @@ from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.cancellation import QueryCancellation
 from flinkish_spark.job.engine import JobSettings, QueryPlan, RunningQuery, manifest_context, sink_context
-from flinkish_spark.job.inputs import DroppedRecords, Inputs
+from flinkish_spark.job.inputs import DroppedRecords, Inputs, pending_records
 from flinkish_spark.job.preflight import check_before_start, record_job
 from flinkish_spark.job.recovery import Reseeding, RestoredFrom
 from flinkish_spark.operators.async_wait import AsyncStatistics
@@ -76,6 +76,7 @@ from flinkish_spark.protocol.job_graph import JobVertex
 from flinkish_spark.protocol.plan_layout import source_of
 from flinkish_spark.protocol.records import Committable, SinkAck, StagedBatch
 from flinkish_spark.protocol.time_plan import TimePlan
+from flinkish_spark.protocol.user_metrics import UserMetrics
 from flinkish_spark.savepoints.files import why_no_savepoint_at
 from flinkish_spark.savepoints.job import JobSavepoints
 from flinkish_spark.savepoints.seeds import check_layout
@@ -186,6 +187,8 @@ class SinkStaging:
         Has sinks stage beside each other once the rows are evaluated.
     sources
         Of the job.
+    measures
+        Told behind each micro-batch what functions have measured in it.
     """
 
     def __init__(
@@ -198,8 +201,9 @@ class SinkStaging:
         cached_files: Mapping[str, str] = MappingProxyType({}),
         run_all: Callable[[Sequence[Callable[[], Any]]], list[Any]] = in_turn,
         sources: Sequence[SourceNode] = (),
+        measures: Callable[[UserMetrics], None] = lambda measured: None,
     ) -> None:
-        self._run_all, self._sources = run_all, tuple(sources)
+        self._run_all, self._sources, self._measures = run_all, tuple(sources), measures
         self._tallies, self._bases = tallies, None if bases is None else bases.to_text()
         self._cached_files = json.dumps(dict(cached_files))
         self._sinks, self._writers, self._context = tuple(sinks), writers, context
@@ -254,6 +258,7 @@ class SinkStaging:
         staged = [one for work in (works[:1], works[1:]) for found in self._run_all(work) for one in found]
         found = {ack.sink: (ack, payloads) for ack, payloads in staged}
         ordered = [found[sink.uid] for sink in own]
+        self._measures(self._tallies.metrics())
         return StagedBatch(
             context.lineage,
             batch,
@@ -518,6 +523,11 @@ class SparkEngine:
         return inputs.named(self._spark, error)
 
     @property
+    def planned(self) -> PlannedJob | None:
+        """What is run, as it was checked; None before that."""
+        return self._checked
+
+    @property
     def _planned(self) -> PlannedJob:
         assert self._checked is not None, "check() comes first"
         return self._checked
@@ -558,7 +568,10 @@ class SparkPlan:
         bases = place_of_bases(self._settings.job_dir, context.log)
         tallies, files = TaskTallies(self._spark), self._settings.cached_files
         together = JobThreads(self._spark)
-        staging = SinkStaging(sinks, writers, context, tallies, bases, files, together, self._sources)
+        measures = self._settings.user_metrics.on_staged
+        staging = SinkStaging(
+            sinks, writers, context, tallies, bases, files, together, self._sources, measures
+        )
         tracker = self._settings.latencies
         if tracker is None:
             return staging
@@ -590,7 +603,7 @@ class SparkPlan:
                 shuffle_partitions=self._shuffle_partitions,
                 job_dir=settings.job_dir,
             )
-        return SparkQuery(self._spark, query, settings, self._dropped, self._costs)
+        return SparkQuery(self._spark, query, settings, self._dropped, self._costs, self._sources)
 
 
 class SparkQuery:
@@ -603,8 +616,10 @@ class SparkQuery:
         settings: JobSettings,
         dropped: DroppedRecords | None,
         costs: Accumulator[Mapping[str, AsyncStatistics]],
+        sources: Sequence[SourceNode] = (),
     ) -> None:
         self._query, self._clock, self._dropped, self._costs = query, settings.clock, dropped, costs
+        self._sources = sources
         self._cancellation = QueryCancellation(
             spark, query, settings.cancellation, settings.clock, settings.threads
         )
@@ -643,6 +658,10 @@ class SparkQuery:
         if self._clock.monotonic_ms() - self._asked_ms >= _PROGRESS_MS:
             self._read_dropped()
         return self._dropped.total
+
+    def pending_records(self) -> Mapping[str, int]:
+        """Return how many records wait in front of each source, by uid; of topics that Spark reads."""
+        return pending_records(self._sources, self._query)
 
     def async_calls(self) -> Mapping[str, AsyncStatistics]:
         """Return what async calls have cost in this process, by operator."""

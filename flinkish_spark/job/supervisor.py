@@ -48,6 +48,7 @@ from flinkish_spark.core.errors import (
     raise_translated,
 )
 from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.log_context import logged_as
 from flinkish_spark.core.watchdog import Wait, Watchdog
 from flinkish_spark.job.cancellation import left_job
 from flinkish_spark.job.engine import JobProgress, JobSettings, QueryEngine, QueryPlan, RunningQuery
@@ -62,7 +63,7 @@ from flinkish_spark.protocol.checkpoint import IllegalTransitionError, Schedule
 from flinkish_spark.protocol.decisions import Decision, Receipt
 from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
 from flinkish_spark.protocol.failures import FailureManager
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, Lineage
 from flinkish_spark.protocol.job_status import JobEvent, JobStatus
 from flinkish_spark.protocol.limits import Limit, exceeds
 from flinkish_spark.protocol.lineage import Tables
@@ -408,6 +409,7 @@ class _Start:
     """One start of the query, planned and not yet begun."""
 
     plan: QueryPlan
+    lineage: Lineage
     gate: AdmissionGate
     coordinator: CheckpointCoordinator
     writer: EpochWriter
@@ -487,6 +489,10 @@ class Supervisor:
             The job cannot start, or failed in a way that a restart does not mend.
         """
         self._on_left = on_left
+        with logged_as(job=self._settings.name):
+            self._live()
+
+    def _live(self) -> None:
         self._watchdog.start(self._settings.threads)
         try:
             with self._waiting("the checks before the start to end"):
@@ -618,8 +624,9 @@ class Supervisor:
         recovered = self._recover(owned)
         self._check_input(owned)
         start = self._plan(owned, recovered)
-        self._run(owned, start)
-        return self._finish(owned, start)
+        with logged_as(lineage=start.lineage.value):
+            self._run(owned, start)
+            return self._finish(owned, start)
 
     # -- own ------------------------------------------------------------------------------------
     def _own(self) -> _Owned:
@@ -638,7 +645,9 @@ class Supervisor:
             committers = engine.committers(job, ownership)
         with waiting("the manifest to be connected"):
             manifest = engine.manifest(job, ownership)
-        self._tracker = tracker = CheckpointTracker(self._job_dir, settings.clock)
+        self._tracker = tracker = CheckpointTracker(
+            self._job_dir, settings.clock, engine.sources, settings.user_metrics
+        )
         context = JobContext(
             job=job,
             job_dir=self._job_dir,
@@ -830,8 +839,9 @@ class Supervisor:
             recovered.kept,
         )
         last = LastCheckpoint(self.control, time, coordinator)
+        lineage = self._job_dir.lineage()
         staging = plan.staging(
-            StagingContext(job.job, job.ownership, self._job_dir.lineage(), job.blocks, job.clock, job.log)
+            StagingContext(job.job, job.ownership, lineage, job.blocks, job.clock, job.log)
         )
 
         def note(staged: StagedBatch, sync_ms: int) -> None:
@@ -854,8 +864,9 @@ class Supervisor:
             time,
             self.states.tasks_initialize,
         )
-        writer = EpochWriter(recovered.start.next_batch, job, parts)
-        return _Start(plan, gate, coordinator, writer, last)
+        with logged_as(lineage=lineage.value):
+            writer = EpochWriter(recovered.start.next_batch, job, parts)
+        return _Start(plan, lineage, gate, coordinator, writer, last)
 
     def _control_file(self, job: JobContext) -> ControlFile:
         return ControlFile.of_start(self._settings.scratch, job.ownership.epoch, next(self._starts))
@@ -866,6 +877,7 @@ class Supervisor:
         self._writer, self.control.is_starting = start.writer, False
         with self._waiting("Spark to start the query"):
             query = start.plan.start(owned.job.log, start.writer)
+        owned.job.tracker.pending = query.pending_records
         self.control.prepare(start.coordinator)
         start.coordinator.start()
         # Not before: whoever asks a coordinator that never starts would wait for ever.

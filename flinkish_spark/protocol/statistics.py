@@ -10,11 +10,22 @@ from operator import attrgetter
 from typing import Annotated, Any, ClassVar
 
 from flinkish_spark.protocol.checkpoint import ParticipantKind
-from flinkish_spark.protocol.codec import Form, Presence, Stored, list_of, measured, member, read, text_of
+from flinkish_spark.protocol.codec import (
+    LEFT_OUT,
+    Form,
+    Presence,
+    Stored,
+    list_of,
+    measured,
+    member,
+    read,
+    text_of,
+)
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.html import html_table, utc_text
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, checked_name
 from flinkish_spark.protocol.limits import checked_whole
+from flinkish_spark.protocol.user_metrics import UserMetric
 
 # ----------------------------------------------------------------------------------------------------------
 # What each participant did for one checkpoint, and through which channels.
@@ -512,7 +523,36 @@ def summarize(samples: Iterable[Sample]) -> dict[Quantity, Summary]:
 #   leave the stored history small enough to be written with every checkpoint.
 # - Counts are over the life of the job, as far as this history was carried on.
 #
-# With the limits below and the longest names and numbers the stored form stays below a megabyte.
+# - Totals are over the life of the job, too: a few numbers for each source, operator and sink. Of metrics
+#   that functions have, as many are kept as :mod:`flinkish_spark.protocol.user_metrics` says.
+#
+# With the limits below and the longest names and numbers the stored form stays below a megabyte; totals add
+# at most half a kilobyte for each source, operator and sink.
+
+
+#: Up to where the records of a source are counted, as the source counts them.
+POSITION = "position"
+#: Totals that say how much there is, and not how much there has been.
+GAUGES = frozenset({"pendingRecords", POSITION})
+
+
+def added_to_totals(
+    totals: Mapping[str, Mapping[str, int]], more: Mapping[str, Mapping[str, int]]
+) -> dict[str, dict[str, int]]:
+    """Return totals behind one more checkpoint; a gauge is what was said last.
+
+    Examples
+    --------
+    >>> once = {"orders": {"numRecordsIn": 3, "pendingRecords": 9}}
+    >>> added_to_totals(once, once)
+    {'orders': {'numRecordsIn': 6, 'pendingRecords': 9}}
+    """
+    found = {uid: dict(own) for uid, own in totals.items()}
+    for uid, own in more.items():
+        known = found.setdefault(uid, {})
+        for name, count in own.items():
+            known[name] = count if name in GAUGES else known.get(name, 0) + count
+    return found
 
 
 #: Stored beside the samples: a reader may know others.
@@ -591,6 +631,11 @@ class StatisticsHistory(Stored):
         By id, without participants; the restored one by time.
     dropped_up_to
         The highest id of an ended checkpoint that was dropped from `entries`.
+    totals
+        What went through sources, operators and sinks with all checkpoints, by uid and by Flink's name of the
+        metric: ``{"orders": {"numRecordsIn": 12}}``. See :data:`GAUGES` for those that can go back.
+    user_metrics
+        What functions have measured, by uid and name.
 
     Examples
     --------
@@ -616,6 +661,8 @@ class StatisticsHistory(Stored):
     newest_savepoint: CheckpointStatistics | None = None
     newest_restored: RestoredCheckpoint | None = None
     dropped_up_to: CheckpointId = field(default_factory=lambda: CheckpointId(0))
+    totals: Mapping[str, Mapping[str, int]] = field(default_factory=dict, metadata=LEFT_OUT)
+    user_metrics: Mapping[str, Mapping[str, UserMetric]] = field(default_factory=dict, metadata=LEFT_OUT)
 
     def __post_init__(self) -> None:
         checked_whole("limit", self.limit, least=0)
@@ -736,6 +783,10 @@ class StatisticsHistory(Stored):
         """Note that a start went on from a checkpoint."""
         counts = replace(self.counts, restored=self.counts.restored + 1)
         return replace(self, counts=counts, newest_restored=restored)
+
+    def counted(self, more: Mapping[str, Mapping[str, int]]) -> StatisticsHistory:
+        """Note what went through with a checkpoint, by uid and name; see :attr:`totals`."""
+        return replace(self, totals=added_to_totals(self.totals, more))
 
     # -- inside ---------------------------------------------------------------------------------
     def _was_here(self, checkpoint: CheckpointId) -> bool:

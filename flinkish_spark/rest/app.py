@@ -25,10 +25,12 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.asking import Patience, Reply, ReplyKind, ask_until_interrupted, describe
 from flinkish_spark.job.requests import RequestKind, StopMode
 from flinkish_spark.job.rewind import order_rewind, what_became_of
+from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.stored_job import StoredJob
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.job_graph import JobVertex
 from flinkish_spark.protocol.lineage import Tables
+from flinkish_spark.reporters.prometheus import CONTENT_TYPE, text_of
 from flinkish_spark.rest import flink_views as flink
 from flinkish_spark.rest import flinkish_views as ours
 from flinkish_spark.rest.access import Access, Guard, errors
@@ -39,7 +41,6 @@ from flinkish_spark.rest.operations import (
     TooManyOperations,
     TriggerIdTaken,
 )
-from flinkish_spark.rest.snapshot import JobSnapshot
 
 LOG = logging.getLogger(__name__)
 
@@ -144,6 +145,7 @@ class _Paths:
         """Return all paths."""
         job, vertex = "/jobs/{job}", "/jobs/{job}/vertices/{vertex}"
         return [
+            Route("/metrics", self._prometheus),
             Route("/overview", lambda request: _FlinkAnswer(flink.overview(self._all()))),
             Route("/config", self._config),
             Route("/taskmanagers", lambda request: JSONResponse({"taskmanagers": []})),
@@ -263,6 +265,9 @@ class _Paths:
     def _exceptions(self, request: Request) -> Response:
         at_most = _number(request, "maxExceptions", _MOST_EXCEPTIONS) or 0
         return _FlinkAnswer(flink.job_exceptions(self._snapshot(request), at_most))
+
+    def _prometheus(self, request: Request) -> Response:
+        return Response(text_of(self._all()), media_type=CONTENT_TYPE)
 
     def _job_metrics(self, request: Request) -> Response:
         metrics = flink.job_metrics(self._snapshot(request))

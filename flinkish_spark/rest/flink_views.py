@@ -15,6 +15,7 @@ from typing import Any
 
 from flinkish_spark import __version__
 from flinkish_spark.core.accumulators import as_results
+from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.stored_job import CheckpointView
 from flinkish_spark.protocol.ids import CheckpointPurpose
 from flinkish_spark.protocol.job_graph import JobVertex
@@ -26,7 +27,12 @@ from flinkish_spark.protocol.statistics import (
     Quantity,
     Sample,
 )
-from flinkish_spark.rest.snapshot import JobSnapshot
+from flinkish_spark.reporters.metrics import (
+    job_measurements,
+    operator_measurements,
+    task_measurements,
+    user_measurements,
+)
 
 #: What stands where Flink would say that it does not know.
 _UNKNOWN = -1
@@ -356,55 +362,17 @@ def _settings(snapshot: JobSnapshot) -> Mapping[str, Any]:
 
 def job_metrics(snapshot: JobSnapshot) -> dict[str, str]:
     """Return the metrics of `/jobs/:id/metrics` by name."""
-    history, report = snapshot.history, snapshot.report
-    counts, newest, restored = history.counts, history.newest_completed, history.newest_restored
-    is_running = snapshot.status is JobStatus.RUNNING
-    since = snapshot.began_at_ms if report is None else report.since_ms.get("RUNNING", 0)
-    restarts = 0 if report is None else report.restarts
-    found: dict[str, object] = {
-        "uptime": max(0, snapshot.now_ms - since) if is_running else 0,
-        "downtime": 0 if is_running or not since else max(0, snapshot.now_ms - snapshot.changed_at_ms),
-        "numRestarts": restarts,
-        "fullRestarts": restarts,
-        "totalNumberOfCheckpoints": counts.triggered,
-        "numberOfInProgressCheckpoints": counts.in_progress,
-        "numberOfCompletedCheckpoints": counts.completed,
-        "numberOfFailedCheckpoints": counts.failed,
-        "lastCheckpointRestoreTimestamp": _UNKNOWN if restored is None else restored.restored_at_ms,
-    }
-    if newest is not None:
-        found["lastCheckpointId"] = int(newest.checkpoint)
-        found["lastCheckpointDuration"] = newest.durations.end_to_end_ms
-        found["lastCheckpointSize"] = found["lastCheckpointFullSize"] = newest.bytes_staged
-    flow = snapshot.flow
-    if flow is not None and is_running:
-        found["busyTimeMsPerSecond"] = None if flow.busy is None else round(flow.busy * 1_000)
-        held = flow.back_pressured
-        found["backPressuredTimeMsPerSecond"] = None if held is None else round(held * 1_000)
-    return {name: str(value) for name, value in found.items() if value is not None}
+    return {one.metric.name: str(one.value) for one in job_measurements(snapshot)}
 
 
 def vertex_metrics(snapshot: JobSnapshot, vertex: JobVertex) -> dict[str, str]:
-    """Return the metrics of `/jobs/:id/vertices/:v/metrics` by name."""
-    found: dict[str, object] = {}
-    busy, held = snapshot.shares_of(vertex)
-    if busy is not None and held is not None:
-        found["busyTimeMsPerSecond"] = round(busy * 1_000)
-        found["backPressuredTimeMsPerSecond"] = round(held * 1_000)
-        found["idleTimeMsPerSecond"] = round(max(0.0, 1.0 - busy - held) * 1_000)
-    flow = snapshot.flow
-    if flow is not None and snapshot.status is JobStatus.RUNNING:
-        for name, counts, uids in (
-            ("numRecordsInPerSecond", flow.read_by_source, snapshot.sources_of(vertex)),
-            ("numRecordsOutPerSecond", flow.rows_by_sink, snapshot.sinks_of(vertex)),
-        ):
-            known = [counts[uid] for uid in uids if uid in counts]
-            if known:
-                found[name] = flow.per_second(sum(known))
-    watermark_ms = snapshot.watermark_of(vertex)
-    if watermark_ms is not None:
-        found["currentInputWatermark"] = watermark_ms
-    return {f"0.{name}": str(value) for name, value in found.items()}
+    """Return the metrics of `/jobs/:id/vertices/:v/metrics` by name; of its operators with their uids."""
+    found = {f"0.{one.metric.name}": str(one.value) for one in task_measurements(snapshot, vertex)}
+    uids = {one.uid or one.name for one in vertex.operators}
+    for one in (*operator_measurements(snapshot), *user_measurements(snapshot)):
+        if one.operator in uids:
+            found[f"0.{one.operator}.{one.metric.name}"] = str(one.value)
+    return found
 
 
 def aggregated(metrics: Mapping[str, str], wanted: str | None) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.core.upstream_cut import upstream_cut
+from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.stored_job import CheckpointView, details_of
 from flinkish_spark.protocol.decisions import Decision, Receipt, Verdict
 from flinkish_spark.protocol.event_time import MAX_WATERMARK_MS
@@ -16,7 +17,6 @@ from flinkish_spark.protocol.job_graph import JobGraph, JobVertex, OperatorKind
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.statistics import ParticipantStatistics
 from flinkish_spark.rest.jobs import FoundJobs
-from flinkish_spark.rest.snapshot import JobSnapshot
 
 
 def listed_job(snapshot: JobSnapshot) -> dict[str, Any]:

@@ -127,6 +127,10 @@ class SimQuery:
         """Return none: no policy drops any."""
         return 0
 
+    def pending_records(self) -> Mapping[str, int]:
+        """Return nothing: nobody looks how much input there is."""
+        return {}
+
     # -- the query thread, in the JVM -----------------------------------------------------------
     def _run(self) -> None:
         try:

@@ -177,9 +177,9 @@ PROGRAMS: tuple[Callable[[StreamExecutionEnvironment], None], ...] = (
     connected,
     ruled,
     branches,
-    branches_with_functions,
     windows_and_patterns,
     without_uids,
+    branches_with_functions,
 )
 
 

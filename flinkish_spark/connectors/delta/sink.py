@@ -27,6 +27,7 @@ from flinkish_spark.connectors.delta.table import (
 )
 from flinkish_spark.connectors.delta.transactions import DeltaRefused, DeltaTables, files_of, has_native_delta
 from flinkish_spark.connectors.partition_values import why_no_partition
+from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.sink import Committer, Sink, SinkContext, SinkWriter
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, SchemaError
 from flinkish_spark.jars import how_to_get_delta
@@ -394,6 +395,10 @@ class DeltaSink(DeltaSinkSettings, Sink):
     >>> DeltaSink("/lake/users", mode=Upsert(keys=("id",), delete_when="op = 'D'")).mode.keys
     ('id',)
     """
+
+    def datasets(self) -> tuple[Dataset, ...]:
+        """Return the table."""
+        return (Dataset.of_path(self.path),)
 
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
         """Compare stream and table, mode and retention."""

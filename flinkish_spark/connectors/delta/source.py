@@ -26,6 +26,7 @@ from flinkish_spark.connectors.delta.log import (
 from flinkish_spark.connectors.files.input_formats import ParquetFiles
 from flinkish_spark.connectors.files.source import Discovery, FileList, FileSource, FoundFile
 from flinkish_spark.connectors.rates import RateLimit
+from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.source import JobPlace, Source
 from flinkish_spark.core.errors import ConfigError, InputLostError
 from flinkish_spark.core.formats import Engine
@@ -568,6 +569,10 @@ class DeltaSource(Source):
         """Take note of which table it is, by the name that Delta logs."""
         detail: Any = spark.sql(f"DESCRIBE DETAIL delta.{quoted(self.path)}").first()
         self._known["id"] = str(detail["id"])
+
+    def datasets(self) -> tuple[Dataset, ...]:
+        """Return the table."""
+        return (Dataset.of_path(self.path),)
 
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         """Return the stream with positions in Spark's input partitions."""

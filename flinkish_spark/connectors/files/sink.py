@@ -28,6 +28,7 @@ from flinkish_spark.connectors.files.rolling import (
 )
 from flinkish_spark.connectors.files.writer import FileWriter, WriteSettings
 from flinkish_spark.connectors.partition_values import why_no_partition
+from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.sink import Committer, Sink, SinkContext, SinkWriter
 from flinkish_spark.core.errors import (
     ConfigError,
@@ -235,6 +236,10 @@ class FileSink(Sink):
     @property
     def _assigners(self) -> tuple[BucketAssigner, ...]:
         return checked_assigners(self.bucket_by)
+
+    def datasets(self) -> tuple[Dataset, ...]:
+        """Return the folder."""
+        return (Dataset.of_path(self.path),)
 
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
         """Refuse fields, folders and tables that do not fit, and a path that cannot be written."""

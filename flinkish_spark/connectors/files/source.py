@@ -17,6 +17,7 @@ from pyspark.sql import types as T
 from flinkish_spark.connectors.files.input_formats import InputFormat
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import SourceUnavailable, SplitSource, as_declared
+from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.core.errors import ConfigError, FlinkishError, InputLostError
 from flinkish_spark.core.iterators import elements_of
 from flinkish_spark.core.store import SealedObjects
@@ -409,6 +410,10 @@ class FileSource(SplitSource):
         known = FileList(self.job_store).read()
         listed = {"files": [one.to_json() for one in known], "is_closed": known.is_closed}
         return {**super().identity(job_dir, uid), _fact(uid): listed}
+
+    def datasets(self) -> tuple[Dataset, ...]:
+        """Return the folder."""
+        return (Dataset.of_path(self.path),)
 
     def fingerprint(self) -> Mapping[str, Any]:
         """Return what the list depends on."""

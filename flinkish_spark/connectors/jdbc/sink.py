@@ -22,6 +22,7 @@ from flinkish_spark.connectors.jdbc.settings import (
     secret_of,
 )
 from flinkish_spark.connectors.jdbc.types import is_supported
+from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.sink import Committer, SinkContext, SinkWriter
 from flinkish_spark.core.config import require_positive
 from flinkish_spark.core.errors import ConfigError, SchemaError
@@ -374,6 +375,18 @@ class JdbcSink(BufferedSink):
             self.on_refused,
             self.row_kind,
         )
+
+    def datasets(self) -> tuple[Dataset, ...]:
+        """Return the table; a schema that is not named is the database's own."""
+        url, table = JdbcUrl.parse(self.url), TableName.parse(self.table)
+        if url.system == "sqlite":
+            return (Dataset("sqlite", f"{url.database}/{'.'.join(table.parts)}"),)
+        parts = table.parts if url.system == "mysql" or len(table.parts) > 1 else ("public", *table.parts)
+        system = {"postgresql": "postgres"}.get(url.system, url.system)
+        host = f"[{url.host}]" if ":" in url.host else url.host
+        # In MySQL a schema is a database.
+        inside = parts if url.system == "mysql" and len(parts) > 1 else (url.database, *parts)
+        return (Dataset(f"{system}://{host}:{url.port}", ".".join(inside)),)
 
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
         """Refuse fields, tables, keys and rights that do not fit, and a database that does not answer."""

@@ -28,6 +28,7 @@ from flinkish_spark.connectors.kafka.writer import (
     check_columns,
     jvm_options,
 )
+from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.sink import Committer, Sink, SinkContext, SinkWriter
 from flinkish_spark.core.config import CheckpointingMode
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, raise_translated
@@ -263,6 +264,10 @@ class KafkaSink(KafkaSinkSettings, Sink):
         all partitions see it whole or not at all. Wants EXACTLY_ONCE, no dead letters, no barrier records,
         Kafka 3.7 or later and the right to READ the topics (`docs/kafka-sink.md`).
     """
+
+    def datasets(self) -> tuple[Dataset, ...]:
+        """Return the topics of records, without those of dead letters."""
+        return Dataset.of_topics(self.connection.servers, self.data_topics)
 
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
         """Refuse what cannot work.

@@ -61,6 +61,7 @@ from flinkish_spark.connectors.kafka.records import (
     options_for,
 )
 from flinkish_spark.connectors.rates import RateLimit
+from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.sink import GroupOffsets
 from flinkish_spark.contracts.source import NO_JOB, JobPlace, SideOutput, SourceStart
 from flinkish_spark.core.changelogs import Changes
@@ -500,6 +501,10 @@ class KafkaSource(EndsAtOffsets):
     def connection(self) -> KafkaConnection:
         """How the brokers are reached."""
         return KafkaConnection(self.bootstrap_servers, self.options)
+
+    def datasets(self) -> tuple[Dataset, ...]:
+        """Return its topics; those of a pattern are not known before they are read."""
+        return Dataset.of_topics(self.connection.servers, self.topics)
 
     @property
     def needs_kafka_jars(self) -> bool:

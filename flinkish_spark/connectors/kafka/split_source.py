@@ -55,6 +55,7 @@ from flinkish_spark.connectors.kafka.records import (
 from flinkish_spark.connectors.kafka.source import with_known_times
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import Offset, SplitPosition, SplitSource, logged_positions
+from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.source import JobPlace, SideOutput
 from flinkish_spark.core.changelogs import Changes
 from flinkish_spark.core.clock import SystemClock
@@ -252,6 +253,10 @@ class KafkaRecordsSource(SplitSource):
         self._ending = checked_end(ending, None)
         self._partitions: list[str] = []
         self._looked_at = float("-inf")
+
+    def datasets(self) -> tuple[Dataset, ...]:
+        """Return its topics; those of a pattern are not known before they are read."""
+        return Dataset.of_topics(self.connection.servers, self._wanted.topics)
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("_positions", "_admin", "_starts", "_ends")

@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 
 from flinkish_spark import DeltaSink
+from flinkish_spark.connectors.dataframe import DataFrameSource
 from flinkish_spark.core.errors import GraphError
 from tests.support.jobs import TOTAL, RunningTotal, environment, expected_totals, read_delta, rows, run_until
 
@@ -163,3 +164,18 @@ def test_files_in_totals_out_over_two_starts(spark, job_dir, tmp_path) -> None:
         run_until(job(), lambda client: rows(client, "table") == 2)
     found = Counter((r["user"], r["total"]) for r in read_delta(table))
     assert found == expected_totals({"ann": [1, 2], None: [1, 2]})
+
+
+def test_what_a_frame_reads_is_named(spark, tmp_path):
+    (tmp_path / "in").mkdir()
+    files = spark.readStream.schema("user STRING").json(str(tmp_path / "in"))
+    kafka = spark.readStream.format("kafka").options(
+        **{"kafka.bootstrap.servers": "one:9092", "subscribe": "a, b", "kafka.sasl.jaas.config": "secret"}
+    )
+    both = files.union(kafka.load().selectExpr("CAST(value AS STRING) AS user"))
+    assert [(one.namespace, one.name) for one in DataFrameSource(both).datasets()] == [
+        ("file", str(tmp_path / "in")),
+        ("kafka://one:9092", "a"),
+        ("kafka://one:9092", "b"),
+    ]
+    assert DataFrameSource(rate(spark)).datasets() == ()

@@ -28,7 +28,7 @@ from flinkish_spark.core.job_dir import job_place, open_job_dir
 from flinkish_spark.planning.job_graph import job_graph
 from flinkish_spark.planning.partitioning import shuffle_partitions
 from flinkish_spark.planning.planner import Planner
-from flinkish_spark.protocol.job_graph import JobGraph, OperatorKind, RunsIn, ShipStrategy, Why
+from flinkish_spark.protocol.job_graph import JobEdge, JobGraph, OperatorKind, RunsIn, ShipStrategy, Why
 from flinkish_spark.protocol.plan_layout import ScanRole, source_of
 from flinkish_spark.sources import DataGeneratorSource, RandomChoice, RandomLong, RateLimit
 from tests.support.job_graphs import PROGRAMS, branches, functions_in_front
@@ -55,6 +55,14 @@ def kinds(frame: Any) -> Counter[str]:
     return found
 
 
+def in_one_pass(graph: JobGraph, edge: JobEdge) -> bool:
+    """Whether what is behind a way runs in the pass of what is in front."""
+    if edge.why is not Why.STREAMS_MEET:
+        return edge.why in (Why.BRANCHES, Why.SAME_PASS)
+    front = next(one for one in graph.operators if one.id == edge.source)
+    return front.kind is OperatorKind.FUNCTION
+
+
 def passes(graph: JobGraph) -> int:
     """How often rows go through Python in the query: what waits for the evaluated micro-batch left out."""
     of_state = {one.id for one in graph.operators if one.has_state}
@@ -71,8 +79,7 @@ def passes(graph: JobGraph) -> int:
         elif fronts & behind_state:
             behind_state.add(one.id)
         elif one.runs_in is RunsIn.PYTHON and one.kind is not OperatorKind.SOURCE:
-            in_one_pass = (Why.BRANCHES, Why.SAME_PASS)
-            number += one.runs if not any(edge.why in in_one_pass for edge in one.inputs) else 0
+            number += sum(edge.runs for edge in one.inputs if not in_one_pass(graph, edge))
     # One pass for the functions of all branches of a source.
     stems = {edge.source for one in graph.operators for edge in one.inputs if edge.why is Why.BRANCHES}
     return number + len(stems)

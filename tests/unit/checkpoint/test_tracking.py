@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
-from flinkish_spark.checkpoint.statistics import CheckpointTracker
+from flinkish_spark.checkpoint.statistics import CheckpointTracker, UserMetricKeeper
+from flinkish_spark.contracts.source import Extent, Source, SourceNode
 from flinkish_spark.core.config import CheckpointingMode
 from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.steps import Step
 from flinkish_spark.core.upstream_cut import (
     CHANNEL_STATE_KEY,
@@ -20,8 +24,9 @@ from flinkish_spark.protocol.checkpoint import CheckpointRequest, Participant, P
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, Lineage, OwnerEpoch
-from flinkish_spark.protocol.records import SinkAck, StagedBatch
+from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, SinkAck, StagedBatch
 from flinkish_spark.protocol.statistics import ChannelStatistics, CheckpointDurations, Quantity
+from flinkish_spark.protocol.user_metrics import UserMetric, UserMetricKind
 from tests.support.clocks import ManualClock
 from tests.support.coordinator_rig import Fault, MemoryStore, Rig, StepLog, ack, by_hand
 
@@ -321,3 +326,109 @@ def test_statistics_that_cannot_be_read_begin_anew(caplog) -> None:
     rig.store.objects["statistics.json"] = b"torn"
     assert CheckpointTracker(rig.job_dir, rig.clock).history.entries == ()
     assert "the statistics begin anew" in caplog.text
+
+
+# -- what goes through ----------------------------------------------------------------------------------
+
+
+class Counted(Source):
+    """A source whose position is a number, and that has 50 records in all."""
+
+    def extent(self, position: LoggedOffsets | None) -> Extent | None:
+        return Extent(0 if position is None else int(position.sources[0]["at"]), 50)
+
+    def load(self, spark: object, place: object) -> Any:
+        raise NotImplementedError
+
+
+def at(number: int) -> str:
+    return f'v1\n{{}}\n{{"at":{number}}}'
+
+
+def test_totals_go_on_over_checkpoints_and_processes() -> None:
+    store, keeper = MemoryStore(), UserMetricKeeper()
+    sources = (SourceNode("orders", Counted()),)
+    tracker = CheckpointTracker(JobDir(store), CLOCK, sources, keeper)
+    CLOCK.now_ms = REQUEST.asked_at_ms
+    begin(tracker)
+    tracker.decided(ID)
+    tracker.answered("a", [CommitAnswer(Outcome.RETRY), CommitAnswer(Outcome.COMMITTED)])
+    tracker.answered("a", [CommitAnswer(Outcome.COMMITTED), CommitAnswer(Outcome.ALREADY_COMMITTED)])
+    keeper.on_staged({"parse": {"broken": UserMetric(UserMetricKind.COUNTER, 4)}})
+    staged = replace(
+        batch(ack("a", 1)),
+        committables=(Committable("a", {}), Committable("a", {})),
+        late_dropped={"windows": 3},
+    )
+    first = decision(staged, offsets_text=at(20))
+    tracker._job_dir.create_decision(first)
+    tracker.confirmed(first)
+    assert tracker.history.totals == {
+        "a": {
+            "retriedCommittables": 1,
+            "successfulCommittables": 2,
+            "alreadyCommittedCommittables": 1,
+            "numRecordsOut": 1,
+            "totalCommittables": 2,
+        },
+        "windows": {"numLateRecordsDropped": 3},
+        "orders": {"position": 20, "numRecordsIn": 20, "pendingRecords": 30},
+    }
+    # Another process goes on.
+    again = UserMetricKeeper()
+    tracker = CheckpointTracker(JobDir(store), CLOCK, sources, again)
+    again.on_staged({"parse": {"broken": UserMetric(UserMetricKind.COUNTER, 1)}})
+    tracker.pending = lambda: {"topic": 7}
+    second = replace(decision(batch(ack("a", 1)), offsets_text=at(32)), checkpoint=CheckpointId(2))
+    tracker.triggered(CheckpointId(2), REQUEST, ASKED)
+    tracker._job_dir.create_decision(second)
+    tracker.decided(CheckpointId(2))
+    tracker.confirmed(second)
+    stored = tracker._job_dir.statistics()
+    assert stored is not None
+    assert stored.totals["orders"] == {"position": 32, "numRecordsIn": 32, "pendingRecords": 18}
+    assert stored.totals["topic"] == {"pendingRecords": 7} and stored.totals["a"]["numRecordsOut"] == 2
+    assert stored.user_metrics["parse"]["broken"].count == 5
+
+
+def test_what_is_read_once_more_behind_a_rewind_counts_again() -> None:
+    tracker = CheckpointTracker(JobDir(MemoryStore()), CLOCK, (SourceNode("orders", Counted()),))
+    for number, upto, wanted in ((1, 20, 20), (2, 30, 30), (3, 25, 45)):
+        if number == 3:
+            # Back to a position of 10; what lies before it is not read again.
+            tracker.goes_on_behind(decision(offsets_text=at(10)))
+        tracker.triggered(CheckpointId(number), REQUEST, ASKED)
+        tracker.decided(CheckpointId(number))
+        tracker.confirmed(replace(decision(offsets_text=at(upto)), checkpoint=CheckpointId(number)))
+        assert tracker.history.totals["orders"]["numRecordsIn"] == wanted
+    assert "numRecordsIn" not in _begun_at_a_savepoint().history.totals["orders"]
+
+
+def _begun_at_a_savepoint() -> CheckpointTracker:
+    """Return a tracker of a job that has not read itself what lies in front of its first checkpoint."""
+    tracker = CheckpointTracker(JobDir(MemoryStore()), CLOCK, (SourceNode("orders", Counted()),))
+    tracker.restored(CheckpointId(7), "/savepoints/first")
+    begin(tracker)
+    tracker.decided(ID)
+    tracker.confirmed(decision(offsets_text=at(20)))
+    return tracker
+
+
+def test_positions_that_cannot_be_read_stop_no_start() -> None:
+    tracker = CheckpointTracker(JobDir(MemoryStore()), CLOCK, (SourceNode("orders", Counted()),))
+    tracker.goes_on_behind(decision(offsets_text="v9"))
+    assert tracker.history.totals == {}
+
+
+def test_who_cannot_say_what_was_read_ends_no_checkpoint() -> None:
+    tracker = CheckpointTracker(JobDir(MemoryStore()), CLOCK)
+    CLOCK.now_ms = REQUEST.asked_at_ms
+
+    def gone() -> dict[str, int]:
+        raise RuntimeError("Spark is gone")
+
+    tracker.pending = gone
+    begin(tracker)
+    tracker.decided(ID)
+    tracker.confirmed(decision(batch(ack("a", 1))))
+    assert tracker.history.counts.completed == 1 and tracker.history.totals["a"] == {"numRecordsOut": 1}

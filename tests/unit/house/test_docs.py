@@ -15,6 +15,7 @@ from flinkish_spark.protocol.checkpoint import transition_table
 from flinkish_spark.protocol.failures import failure_reason_table
 from flinkish_spark.protocol.job_status import job_status_table, task_state_table
 from flinkish_spark.protocol.recovery import recovery_table
+from flinkish_spark.reporters.metrics import metrics_table
 from tests.support.types_at_limits import types_table
 from tools import flink_names
 from tools.docs_site import error_table
@@ -28,6 +29,7 @@ GENERATED = [
     ("docs/protocol.md", "job-status", job_status_table),
     ("docs/protocol.md", "task-state", task_state_table),
     ("docs/field-reports.md", "types", types_table),
+    ("docs/metrics.md", "metrics", metrics_table),
     ("docs/architecture.md", "index", index),
     ("docs/errors.md", "errors", error_table),
     ("docs/migrate/flink-datastream.md", "flink-names", flink_names.table),

@@ -14,6 +14,7 @@ from flinkish_spark.checkpoint.failures import QueryFailed
 from flinkish_spark.checkpoint.ownership import Ownership, take_over
 from flinkish_spark.checkpoint.retention import SparkPins
 from flinkish_spark.checkpoint.spark_log import SparkLog, fence_spark_folder
+from flinkish_spark.checkpoint.statistics import UserMetricKeeper
 from flinkish_spark.contracts.sink import Committer
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import CommittableLostError, NotReplayableError, StoreError
@@ -519,6 +520,7 @@ def test_a_job_that_is_told_to_stop_finishes_its_replay_and_a_cancelled_one_does
         clock=CLOCK,
         observer=job,
         listeners=(),
+        user_metrics=UserMetricKeeper(),
     )
     standing = supervisor.Supervisor(engine, settings, job.job_dir)
     with pytest.raises(Recovered):

@@ -148,8 +148,8 @@ def test_causes_of_restarts_name_the_vertex(server: UiServer, job: ShownJob) -> 
     assert entry["taskName"] == "totals" and entry["timestamp"] == job.began_ms + 40_000
     assert found["root-exception"] == entry["stacktrace"]
     assert entry["stacktrace"].startswith("the sink 'topic' lost its broker")
-    metrics = got(server, f"/jobs/{job.uuid}/metrics?get=numRestarts,lastCheckpointId")
-    assert metrics == [{"id": "numRestarts", "value": "1"}, {"id": "lastCheckpointId", "value": "6"}]
+    metrics = got(server, f"/jobs/{job.uuid}/metrics?get=numRestarts,lastCompletedCheckpointId")
+    assert metrics == [{"id": "numRestarts", "value": "1"}, {"id": "lastCompletedCheckpointId", "value": "6"}]
 
 
 # -- ours -------------------------------------------------------------------------------------------

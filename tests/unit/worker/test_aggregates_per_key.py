@@ -173,7 +173,7 @@ def test_what_runs_before_the_shuffle_counts_there(monkeypatch: pytest.MonkeyPat
             return first.user, first.amount + second.amount
 
     tally = Tally()
-    monkeypatch.setattr(accumulators, "_tally_of_task", lambda: tally)
+    monkeypatch.setattr(accumulators, "tally_of_task", lambda: tally)
     task = SimpleNamespace(partitionId=lambda: 3)
     monkeypatch.setattr(subtask, "TaskContext", SimpleNamespace(get=lambda: task))
     kept, keys = (C.ROUTE, C.SEQUENCE, "c0"), ("c0",)

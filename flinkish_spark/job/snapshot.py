@@ -175,6 +175,11 @@ class JobSnapshot:
         return max([self.began_at_ms, *({} if self.report is None else self.report.since_ms).values()])
 
     @cached_property
+    def lineage(self) -> int:
+        """The live lineage."""
+        return self.job.job_dir.lineage().value
+
+    @cached_property
     def graph(self) -> JobGraph:
         """What its newest start has run; without vertices before the first."""
         return self.job.job_dir.job_graph() or JobGraph(self.job.name, ())
@@ -212,6 +217,13 @@ class JobSnapshot:
         commits = (one for one in looked_at if one is not None and one.batches)
         live = (one for one in commits if lineages.superseded_by(one.checkpoint, one.lineage) is None)
         return tuple(islice(live, 2))
+
+    @cached_property
+    def pending_committables(self) -> dict[str, int]:
+        """What is decided and not confirmed, by sink."""
+        newest = self.newest_commits[:1]
+        waiting = [one for one in newest if self.job.job_dir.receipt(one.checkpoint) is None]
+        return {uid: len(found) for one in waiting for uid, found in one.by_sink().items()}
 
     # -- what goes through ----------------------------------------------------------------------
     @cached_property

@@ -1,0 +1,35 @@
+"""What the thread at hand works for, so that a log can say it: job, lineage, checkpoint, micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
+
+_NOTHING: Mapping[str, str | int] = MappingProxyType({})
+_FACTS: ContextVar[Mapping[str, str | int]] = ContextVar("_FACTS", default=_NOTHING)
+
+
+@contextmanager
+def logged_as(**facts: str | int) -> Iterator[None]:
+    """Let what is logged within be about these facts, beside those that hold already.
+
+    Threads that a job starts go on with the facts of who starts them.
+
+    Examples
+    --------
+    >>> with logged_as(job="orders"), logged_as(checkpoint=7):
+    ...     log_facts()
+    {'job': 'orders', 'checkpoint': 7}
+    """
+    token = _FACTS.set({**_FACTS.get(), **facts})
+    try:
+        yield
+    finally:
+        _FACTS.reset(token)
+
+
+def log_facts() -> Mapping[str, str | int]:
+    """Return what the thread at hand works for."""
+    return _FACTS.get()

@@ -1,0 +1,183 @@
+"""Metrics as Prometheus reads them: by the names that Flink's own reporter gives them, so that boards fit."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault, FlinkishError
+from flinkish_spark.core.validation import instance_of
+from flinkish_spark.job.snapshot import JobSnapshot
+from flinkish_spark.reporters.metrics import Measurement, Scope, measurements
+from flinkish_spark.reporters.reporter import ReportedJob, Reporter
+
+LOG = logging.getLogger(__name__)
+#: What Flink's names begin with, by what they are about.
+_PREFIX = {
+    Scope.JOB: "flink_jobmanager_job_",
+    Scope.TASK: "flink_taskmanager_job_task_",
+    Scope.OPERATOR: "flink_taskmanager_job_task_operator_",
+}
+_NO_LETTER = re.compile(r"[^a-zA-Z0-9_]")
+#: Flink's reporter begins to look for a free port here.
+FLINK_PORT = 9249
+_MOST_PORT = 65_535
+#: The type of the classic text format, which every Prometheus reads.
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+#: A job, and what is known of it.
+_Known = tuple[JobSnapshot, Sequence[Measurement]]
+
+
+def text_of(snapshots: Iterable[JobSnapshot]) -> bytes:
+    """Return the metrics of jobs in Prometheus's text format.
+
+    A job whose directory cannot be read is left out, and logged: it must not hide the others.
+
+    Raises
+    ------
+    ConfigError
+        The package is missing.
+    """
+    client = _client()
+    registry = client.CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(lambda: _known(snapshots)))
+    text: bytes = client.generate_latest(registry)
+    return text
+
+
+def _client() -> Any:
+    try:
+        import prometheus_client
+        import prometheus_client.core
+    except ImportError:
+        raise ConfigError(
+            "metrics for Prometheus need the package prometheus_client",
+            why="it is not installed in this Python",
+            what_to_do="pip install 'flinkish-spark[prometheus]'",
+        ) from None
+    return prometheus_client
+
+
+def _known(snapshots: Iterable[JobSnapshot]) -> Iterator[_Known]:
+    for snapshot in snapshots:
+        try:
+            # All of a job or nothing: half of it would look like a change.
+            yield snapshot, list(measurements(snapshot))
+        except FlinkishError as error:
+            LOG.warning("the job '%s' has no metrics: %s", snapshot.job.name, error)
+
+
+@dataclass(frozen=True)
+class _Collector:
+    """What prometheus_client asks at each scrape."""
+
+    known: Callable[[], Iterable[_Known]]
+
+    def collect(self) -> Iterator[Any]:
+        """Yield a family for each name, with the values of all jobs."""
+        core, families = _client().core, dict[str, Any]()
+        shown: set[tuple[str, ...]] = set()
+        for snapshot, found in self.known():
+            for one in found:
+                name, labels = name_of(one), labels_of(snapshot, one)
+                if name not in families:
+                    # As in Flink's reporter, counters are gauges: names would end in `_total` otherwise.
+                    families[name] = core.GaugeMetricFamily(name, one.metric.meaning, labels=tuple(labels))
+                series = (name, *labels.values())
+                if series not in shown:
+                    # Names of two metrics may differ in letters only that Prometheus does not have.
+                    shown.add(series)
+                    families[name].add_metric(series[1:], one.value)
+        yield from families.values()
+
+
+def name_of(one: Measurement) -> str:
+    """Return Prometheus's name of a metric.
+
+    Examples
+    --------
+    >>> from flinkish_spark.reporters.metrics import CATALOGUE
+    >>> name_of(Measurement(CATALOGUE[2], 3))
+    'flink_jobmanager_job_numRestarts'
+    """
+    return _PREFIX[one.metric.scope] + _NO_LETTER.sub("_", one.metric.name)
+
+
+def labels_of(snapshot: JobSnapshot, one: Measurement) -> Mapping[str, str]:
+    """Return what tells a value from others of its name: the job, and the vertex or the uid."""
+    found = {"job_id": snapshot.id, "job_name": snapshot.job.name}
+    if one.task is not None:
+        found |= {"task_id": one.task.id, "task_name": one.task.name}
+    if one.metric.scope is Scope.OPERATOR:
+        found["operator_name"] = one.operator
+    return found
+
+
+class PrometheusReporter(Reporter):
+    """Serves the metrics of a job at `/metrics`, in the job's own process; for `env.add_reporter`.
+
+    With `ui=True` the page's server does so, too, and so does `flinkish ui` for a folder of jobs.
+
+    Parameters
+    ----------
+    port
+        On which it listens; 0 for one that is free.
+    host
+        The address. Loopback by default: a Prometheus on another machine reads through a proxy, or set it.
+
+    Raises
+    ------
+    ConfigError
+        A setting cannot be used, or the package `prometheus_client` is missing.
+
+    Examples
+    --------
+    >>> env.add_reporter(PrometheusReporter(port=9249))  # doctest: +SKIP
+    """
+
+    def __init__(self, port: int = FLINK_PORT, host: str = "127.0.0.1") -> None:
+        is_port = isinstance(port, int) and not isinstance(port, bool)
+        if not is_port or not 0 <= port <= _MOST_PORT:
+            raise ConfigError(f"port={port!r} is no port", what_to_do="give a number from 1 to 65535, or 0")
+        instance_of("host", host, str, what_to_do='give an address like "127.0.0.1"')
+        _client()
+        self._host, self._wanted = host, port
+        self._server: tuple[Any, Any] | None = None
+        self._newest: tuple[_Known, ...] = ()
+
+    @property
+    def port(self) -> int:
+        """On which it listens, while a job runs."""
+        return self._wanted if self._server is None else int(self._server[0].server_port)
+
+    def open(self, job: ReportedJob) -> None:
+        """Begin to listen."""
+        client = _client()
+        registry = client.CollectorRegistry(auto_describe=False)
+        registry.register(_Collector(lambda: self._newest))
+        try:
+            self._server = client.start_http_server(self._wanted, self._host, registry)
+        except OSError as error:
+            raise EnvironmentFault(
+                f"nobody can listen on port {self._wanted} of {self._host}",
+                why=str(error),
+                what_to_do="choose another port for the PrometheusReporter, or 0 for one that is free",
+            ) from None
+
+    def report(self, snapshot: JobSnapshot) -> None:
+        """Show what is known now."""
+        self._newest = tuple(_known([snapshot]))
+
+    def close(self) -> None:
+        """Let the port go."""
+        if self._server is not None:
+            server, thread = self._server
+            self._server = None
+            server.shutdown()
+            server.server_close()
+            thread.join(5)

@@ -1,0 +1,80 @@
+"""Metrics in Spark's own metric system: whatever sinks that has show them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from flinkish_spark.bridge.session import has_class
+from flinkish_spark.bridge.shim import show_metrics
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.job.snapshot import JobSnapshot
+from flinkish_spark.reporters.metrics import Measurement, Number, measurements
+from flinkish_spark.reporters.reporter import ReportedJob, Reporter
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_NO_LETTER = re.compile(r"[^a-zA-Z0-9_-]+")
+
+
+class SparkMetricsReporter(Reporter):
+    """Shows the metrics of a job in the metric system of Spark's driver; for `env.add_reporter`.
+
+    They are gauges of the source ``flinkish.JOB``: in JMX, in Spark's Prometheus page, in Graphite, wherever
+    ``metrics.properties`` says. Needs the JAR of this package.
+
+    Parameters
+    ----------
+    spark
+        The session that the job runs in.
+
+    Examples
+    --------
+    >>> env.add_reporter(SparkMetricsReporter(spark))  # doctest: +SKIP
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark, self._job = spark, ""
+
+    def open(self, job: ReportedJob) -> None:
+        """Look whether the JAR is there.
+
+        Raises
+        ------
+        ConfigError
+            It is not, or is an older one.
+        """
+        if not has_class(self._spark, "io.github.flinkishspark.shim.JobMetrics"):
+            raise ConfigError(
+                "Spark's metric system cannot show the job's metrics",
+                why="the JAR of this package is not on the class path of Spark's driver",
+                what_to_do="make the session with configure_spark_with_jars()",
+            )
+
+    def report(self, snapshot: JobSnapshot) -> None:
+        """Show what is known now."""
+        self._job = snapshot.job.name
+        found: dict[str, Number] = {}
+        for one in measurements(snapshot):
+            found.setdefault(name_of(one), one.value)
+        show_metrics(self._spark, self._job, found)
+
+    def close(self) -> None:
+        """Show nothing any more."""
+        if self._job:
+            show_metrics(self._spark, self._job, {})
+
+
+def name_of(one: Measurement) -> str:
+    """Return the name of a metric below its source.
+
+    Examples
+    --------
+    >>> from flinkish_spark.reporters.metrics import CATALOGUE
+    >>> name_of(Measurement(CATALOGUE[2], 3))
+    'job.numRestarts'
+    """
+    about = one.operator if one.task is None else one.task.name
+    parts = (one.metric.scope.value, _NO_LETTER.sub("_", about), one.metric.name)
+    return ".".join(part for part in parts if part)

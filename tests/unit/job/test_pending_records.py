@@ -1,0 +1,38 @@
+"""How many records wait in front of sources, out of what Spark reports of its query."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from flinkish_spark import Raw
+from flinkish_spark.connectors.collection import CollectionSource
+from flinkish_spark.contracts.source import SourceNode
+from flinkish_spark.job.inputs import pending_records
+from flinkish_spark.sources import KafkaSource
+
+KAFKA = SourceNode("orders", KafkaSource("one:9092", ["orders"], value=Raw()).bound("orders"))
+BOUNDED = SourceNode("users", CollectionSource([("ann",)], "user STRING").bound("users"))
+
+
+def query(*offsets: tuple[str | None, str | None]) -> Any:
+    """Return a query with so much read, and so much that was there, by source."""
+    sources = [SimpleNamespace(endOffset=end, latestOffset=latest) for end, latest in offsets]
+    return SimpleNamespace(lastProgress=SimpleNamespace(sources=sources))
+
+
+def test_what_waits_is_what_lies_behind_the_newest_micro_batch() -> None:
+    ours = ('{"checkpoint": 3}', None)
+    read = ('{"orders": {"0": 10, "1": 5}}', '{"orders": {"0": 12, "1": 9}}')
+    assert pending_records([KAFKA, BOUNDED], query(ours, read)) == {"orders": 6}
+    # Scanned twice: what one of both has not read waits.
+    behind = ('{"orders": {"0": 8, "1": 5}}', '{"orders": {"0": 12, "1": 9}}')
+    assert pending_records([KAFKA], query(read, behind)) == {"orders": 8}
+
+
+def test_what_spark_does_not_know_is_left_out() -> None:
+    assert pending_records([KAFKA], SimpleNamespace(lastProgress=None)) == {}  # type: ignore[arg-type]
+    assert pending_records([KAFKA], query(('{"orders": {"0": 10}}', None))) == {}
+    assert pending_records([KAFKA], query(("no JSON", "none either"))) == {}
+    # Topics that were made anew begin at 0 again.
+    assert pending_records([KAFKA], query(('{"orders": {"0": 9}}', '{"orders": {"0": 2}}'))) == {"orders": 0}
