@@ -34,6 +34,7 @@ API = (
         "Running jobs",
         ("job", "checkpoint", "rest", "contracts.hooks", "protocol.job_status", "latency"),
     ),
+    ("metrics", "Metrics and lineage", ("core.metric_group", "reporters")),
     ("settings", "Settings", ("core.config", "core.distributed_cache", "core.accumulators", "bridge")),
     (
         "functions",
@@ -127,7 +128,9 @@ def api_pages() -> dict[str, str]:
             for prefix in prefixes
             if f"{module}.".startswith(f"{prefix}.")
         ]
-        on_page.setdefault(max(fitting)[1], []).append((face, name, module))
+        # A part that no page names yet is shown all the same.
+        page = max(fitting)[1] if fitting else "jobs"
+        on_page.setdefault(page, []).append((face, name, module))
     pages = {}
     for page, title, _ in API:
         names = on_page.get(page, [])
