@@ -361,7 +361,9 @@ class _DebeziumDocument(_Debezium):
     hint = "op is c, r, u or d; c, r and u have after; in ChangelogMode.ALL u and d have before: pre-images"
     members: Mapping[str, str] = {**_Debezium.members, "before": "STRING", "after": "STRING"}
     said: Mapping[str, _Said] = {
-        **{name: one for name, one in _Debezium.said.items() if name not in ("source.schema", "source.table")},
+        **{
+            name: one for name, one in _Debezium.said.items() if name not in ("source.schema", "source.table")
+        },
         "source.collection": _Said(("source",), lambda at: _member(at, "collection")),
     }
 

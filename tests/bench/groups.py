@@ -47,7 +47,7 @@ COPY = {
     "copy-delta-10s": 10_000,
     "copy-delta-1s": 1_000,
 }
-#: For each copy of ours, whom it is compared with, round by round: Spark's, or an atomic sink with the usual one.
+#: For each copy of ours, whom it is compared with, round by round: Spark's sink, or ours that is not atomic.
 PAIRS = {
     v: v.replace("-atomic", "") if "atomic" in v else f"{v.rpartition('-')[0]}-spark"
     for v, interval in COPY.items()

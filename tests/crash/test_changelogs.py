@@ -124,9 +124,7 @@ class Table:
             self.rows[new[0]] = new
             states.append(states[-1] | {new})
 
-    def _records(
-        self, form: str, old: Row | None, new: Row | None
-    ) -> Iterable[tuple[bytes, bytes | None]]:
+    def _records(self, form: str, old: Row | None, new: Row | None) -> Iterable[tuple[bytes, bytes | None]]:
         key = json.dumps({"id": (new or old or (0,))[0]}).encode()
         moved = old is not None and new is not None and old[0] != new[0]
         if form in ("debezium", "debezium-avro", "compacted") and moved:

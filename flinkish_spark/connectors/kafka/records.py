@@ -246,8 +246,8 @@ class Decoding:
                 why="a deletion is a record of its own there; the tombstone behind it is for compaction",
                 what_to_do="leave it out, or use OnTombstone.REFUSE",
             )
-        is_of_documents = isinstance(self.value, DebeziumMongoJson) and self.value.mode is ChangelogMode.UPSERT
-        if is_of_documents and self.key is None:
+        is_upsert = isinstance(self.value, Changes) and self.value.mode is ChangelogMode.UPSERT
+        if is_upsert and isinstance(self.value, DebeziumMongoJson) and self.key is None:
             raise ConfigError(
                 "the value is DebeziumMongoJson in ChangelogMode.UPSERT, and the source has no key",
                 why="a deletion may name its document by the record's key alone",

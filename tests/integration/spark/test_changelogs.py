@@ -207,7 +207,8 @@ LITERALS: dict[str, tuple[str, dict[str, Any], dict[str, Any], tuple[Any, ...]]]
             "uid": "6F9619FF-8B86-D011-B42D-00C04FC964FF", "bin": "", "x": "<a/>",
         },
         (
-            True, 255, -32768, -2147483648, 9223372036854775807, 3.5, Decimal("0.1234"), 37023123, 37023123456,
+            True, 255, -32768, -2147483648, 9223372036854775807, 3.5, Decimal("0.1234"), 37023123,
+            37023123456,
             dt.datetime(2018, 6, 20, 15, 13), dt.datetime(2018, 6, 20, 15, 13, 16, 945000),
             dt.datetime(2018, 6, 20, 15, 13, 16, 945104),
             Decimal("-922337203685477.5808"), Decimal(-(10**38 - 1)), -0.0, "x",
@@ -296,7 +297,9 @@ def of_mongo(op: str, before: Any, after: Any, **more: Any) -> dict[str, Any]:
         "version": "3.3.1", "connector": "mongodb", "name": "fulfillment", "ts_ms": 1558965508000,
         "snapshot": False, "db": "inventory", "rs": "rs0", "collection": "customers", "ord": 1, "h": None,
     }  # fmt: skip
-    before, after = (one if one is None or isinstance(one, str) else json.dumps(one) for one in (before, after))
+    before, after = (
+        one if one is None or isinstance(one, str) else json.dumps(one) for one in (before, after)
+    )
     pre_image = {} if before is None else {"before": before}
     return {"op": op, "ts_ms": 1465491461815, "after": after, "source": source, **pre_image, **more}
 
@@ -326,7 +329,9 @@ def test_a_document_of_mongodb(spark: Any, parsers: None, has_schema: bool) -> N
         None,
     ]
     if has_schema:
-        whole, usual = ([one and {"schema": WITH_SCHEMA, "payload": one} for one in v] for v in (whole, usual))
+        whole, usual = (
+            [one and {"schema": WITH_SCHEMA, "payload": one} for one in v] for v in (whole, usual)
+        )
     found = rows(spark, DebeziumMongoJson(DOCUMENT), *whole)
     assert found == customer(("+I", ANNE), ("-U", ANNE), ("+U", MARIE), ("-D", MARIE))
     upsert = DebeziumMongoJson(DOCUMENT, mode=ChangelogMode.UPSERT)
@@ -349,7 +354,9 @@ def test_a_document_of_mongodb(spark: Any, parsers: None, has_schema: bool) -> N
         with pytest.raises(Exception, match=r"FLINKISH_UNREADABLE|MALFORMED_RECORD"):
             rows(spark, form, bad)
     with pytest.raises(Exception, match=r"FLINKISH_UNREADABLE|MALFORMED_RECORD"):
-        rows(spark, upsert, of_mongo("u", None, None, **updated), keys=[{"id": "1004"}], key=Json("id STRING"))
+        rows(
+            spark, upsert, of_mongo("u", None, None, **updated), keys=[{"id": "1004"}], key=Json("id STRING")
+        )
     with pytest.raises(ConfigError, match="no key"):
         Decoding(upsert, tombstones=OnTombstone.DROP)
     asked = ("value.source.collection", "value.source.database", "value.ingestion-timestamp")
