@@ -105,7 +105,12 @@ class _Texts:
         is_own = text.startswith("{")
         unscaled = _unscaled(F.when(is_own, member).otherwise(text))
         places = F.when(is_own, scale.try_cast("int")).otherwise(F.lit(kind.scale))
-        return _exactly(F.when(F.abs(places) <= 2 * _MOST_DIGITS, _pointed(unscaled, places)), kind)
+
+        def pointed(both: Column) -> Column:
+            is_near = F.abs(both["places"]) <= 2 * _MOST_DIGITS
+            return F.when(is_near, _pointed(both["unscaled"], both["places"]))
+
+        return _exactly(_once(F.struct(unscaled.alias("unscaled"), places.alias("places")), pointed), kind)
 
     def _time(self, text: Column, kind: T.DataType, unit: EpochUnit | None) -> Column:
         is_number = text.rlike(_WHOLE)
@@ -170,11 +175,24 @@ def _member_of(text: Column, names: str) -> Column:
 _FIRST_MICRO, _LAST_MICRO = -62_135_596_800_000_000, 253_402_300_799_999_999
 
 
+def _once(value: Column, made: Callable[[Column], Column]) -> Column:
+    """Return what is made of a value that is used more than once.
+
+    A column has no name within an expression: each use repeats how it is computed, uses of uses multiply, and
+    Spark plans all of that anew for each micro-batch.
+    """
+    return F.get(F.transform(F.array(value), made), F.lit(0))
+
+
 def _exactly(text: Column, kind: T.DecimalType) -> Column:
     """Return a decimal that a text is; null if it has more digits than there are places."""
-    value = text.try_cast(kind)
     places = _MOST_DIGITS - (kind.precision - kind.scale)
-    return F.when(value == text.try_cast(T.DecimalType(_MOST_DIGITS, places)), value)
+
+    def exact(text: Column) -> Column:
+        value = text.try_cast(kind)
+        return F.when(value == text.try_cast(T.DecimalType(_MOST_DIGITS, places)), value)
+
+    return _once(text, exact)
 
 
 #: So many times 256 is the first number with 39 digits.
@@ -186,8 +204,10 @@ def _unscaled(text: Column) -> Column:
 
     Null for what has more than 38 digits.
     """
-    data = F.try_to_binary(text, F.lit("base64"))
+    return _once(F.try_to_binary(text, F.lit("base64")), _of_bytes)
 
+
+def _of_bytes(data: Column) -> Column:
     def byte(place: Column) -> Column:
         return F.conv(F.hex(F.substring(data, place, 1)), 16, 10).cast("decimal(3,0)")
 
@@ -197,29 +217,32 @@ def _unscaled(text: Column) -> Column:
         shifted = ((so_far + borrowed) * F.lit(256).cast("decimal(3,0)")).cast("decimal(38,0)")
         return (shifted + (byte(place) - borrowed * 256)).cast("decimal(38,0)")
 
+    def whole(but_last: Column) -> Column:
+        many = F.lit(str(_TOO_MANY)).cast("decimal(38,0)")
+        fits = (but_last < many) & ((but_last > -many) | ((but_last == -many) & (byte(size) > 0)))
+        return F.when(size.between(1, 16) & fits, with_byte(but_last, size))
+
     size = F.length(data)
     sign = F.when(byte(F.lit(1)) >= 128, F.lit(-1)).otherwise(F.lit(0)).cast("decimal(38,0)")
     # Whether more bytes are looked at or not, Spark decides: an overflow would end the task.
     few = F.sequence(F.lit(1), F.least(size - 1, F.lit(15)))
     places = F.when(size > 1, few).otherwise(F.array().cast("array<int>"))
-    but_last, many = F.aggregate(places, sign, with_byte), F.lit(str(_TOO_MANY)).cast("decimal(38,0)")
-    fits = (but_last < many) & ((but_last > -many) | ((but_last == -many) & (byte(size) > 0)))
-    return F.when(size.between(1, 16) & fits, with_byte(but_last, size))
+    return _once(F.aggregate(places, sign, with_byte), whole)
 
 
 def _pointed(unscaled: Column, places: Column) -> Column:
     """Return a number as text, with a point in front of its last digits, or zeros behind them."""
-    digits = F.lpad(
-        F.abs(unscaled).cast("string"),
-        F.greatest(places + 1, F.length(F.abs(unscaled).cast("string"))),
-        F.lit("0"),
-    )
-    whole = F.substring(digits, F.lit(1), F.length(digits) - places)
+    digits = F.abs(unscaled).cast("string")
+    padded = F.lpad(digits, F.greatest(places + 1, F.length(digits)), F.lit("0"))
     sign = F.when(unscaled < 0, F.lit("-")).otherwise(F.lit(""))
     zeros = F.repeat(F.lit("0"), -places)
-    return F.when(places <= 0, F.concat(unscaled.cast("string"), zeros)).otherwise(
-        F.concat(sign, whole, F.lit("."), F.right(digits, places))
-    )
+
+    def with_point(padded: Column) -> Column:
+        whole = F.substring(padded, F.lit(1), F.length(padded) - places)
+        return F.concat(sign, whole, F.lit("."), F.right(padded, places))
+
+    few = F.concat(unscaled.cast("string"), zeros)
+    return F.when(places <= 0, few).otherwise(_once(padded, with_point))
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -228,7 +228,7 @@ def test_the_rights_of_an_atomic_sink(spark, guarded, job_dir) -> None:
 
     allow(plain, ("TOPIC", "atomic-in", ("READ",)), ("GROUP", "atomic-", ("DESCRIBE",)), user="atomic")
     missing = (
-        (("TOPIC", "atomic-", ("WRITE",)), ("'atomic-jvm'", "WRITE")),
+        (("TOPIC", "atomic-", ("WRITE",)), ("atomic-jvm", "allows READ on it for a source, WRITE")),
         (("TOPIC", "atomic-", ("READ",)), ("READ on the topic 'atomic-jvm'", "DescribeProducers")),
         (("TRANSACTIONAL_ID", "flinkish-", ("WRITE", "DESCRIBE")), ("transactional id", "'flinkish-'")),
     )
