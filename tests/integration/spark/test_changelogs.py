@@ -422,6 +422,17 @@ def test_what_is_no_value_of_a_document_s_field(spark: Any, kind: str, bad: list
     assert rows(spark, form, *values) == [("+I", None)]
 
 
+def test_a_column_more_makes_the_plan_longer_by_one_column(spark: Any) -> None:
+    """Spark plans each micro-batch anew: an expression that holds another twice doubles with each step."""
+
+    def size(columns: int) -> int:
+        ddl = ", ".join(f"d{number} DECIMAL(10,2)" for number in range(columns))
+        frame = decoded(spark, DebeziumJson(ddl, OnBadRecord.DROP), change("c", None, {"d0": "BNI="}))
+        return len(frame._jdf.queryExecution().analyzed().toString())
+
+    assert size(2) - size(1) < 30_000
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("ddl", "settings", "bad"),
