@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,20 +134,33 @@ class Way(NamedTuple):
     out: str
 
 
-def write(env: StreamExecutionEnvironment, servers: str, way: Way, form: Form, engine: str) -> None:
-    """Write JSON of a topic in a format."""
-    source = KafkaSource(servers, [way.source], value=Json(form.fields), reader=engine)
-    given = env.from_source(source, uid=f"given-{way.out}")
-    sink = KafkaSink(servers, way.out, key=String("user"), value=form.writes, writer=engine)
-    given.sink_to(sink, uid=f"out-{way.out}")
+Forms = Mapping[str, Form]
 
 
-def read(env: StreamExecutionEnvironment, servers: str, way: Way, form: Form, engine: str) -> None:
-    """Write what is read in a format as JSON, with the key beside it."""
-    key = {"key": String("user"), "key_fields_prefix": "key_"}
-    source = KafkaSource(servers, [way.source], value=form.reads, reader=engine, **key)
-    found = env.from_source(source, uid=f"read-{way.out}")
-    found.sink_to(KafkaSink(servers, way.out, value=Json(), writer=engine), uid=f"out-{way.out}")
+def write(
+    env: StreamExecutionEnvironment, servers: str, ways: Sequence[Way], known: Forms, engine: str
+) -> None:
+    """Write the JSON of one topic in formats."""
+    (topic,) = {way.source for way in ways}
+    fields = ", ".join(dict.fromkeys(one for way in ways for one in known[way.form].fields.split(", ")))
+    given = env.from_source(KafkaSource(servers, [topic], value=Json(fields), reader=engine), uid="given")
+    for way in ways:
+        form = known[way.form]
+        names = [one.split()[0] for one in form.fields.split(", ")]
+        rows = given.transform(lambda df, names=names: df.select(*names))
+        sink = KafkaSink(servers, way.out, key=String("user"), value=form.writes, writer=engine)
+        rows.sink_to(sink, uid=f"out-{way.out}")
+
+
+def read(
+    env: StreamExecutionEnvironment, servers: str, ways: Sequence[Way], known: Forms, engine: str
+) -> None:
+    """Write what is read in formats as JSON, with the key beside it."""
+    for way in ways:
+        read_as = {"value": known[way.form].reads, "key": String("user"), "key_fields_prefix": "key_"}
+        source = KafkaSource(servers, [way.source], reader=engine, **read_as)
+        found = env.from_source(source, uid=f"read-{way.out}")
+        found.sink_to(KafkaSink(servers, way.out, value=Json(), writer=engine), uid=f"out-{way.out}")
 
 
 ROLES = {"writer": write, "reader": read}
@@ -164,9 +178,8 @@ def main(
     builder = SparkSession.builder.master("local[2,4]").config(map={**spark_test_conf(root / "scratch")})
     spark = configure_spark_with_jars(builder, BUILD / "jars").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    env, known = environment(spark, root / role, job=role), forms(url)
-    for way in ways:
-        ROLES[role](env, servers, way, known[way.form], engine)
+    env = environment(spark, root / role, job=role)
+    ROLES[role](env, servers, ways, forms(url), engine)
     env.observe(KillAt(KillPoint.parse(kill), kill=kill_process_group) if kill else SilentObserver())
     run_until(env, lambda _: wanted and all(len(read_committed(servers, way.out)) >= wanted for way in ways))
     spark.stop()

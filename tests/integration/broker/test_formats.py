@@ -95,7 +95,7 @@ def test_a_round_trip_through_jobs_that_crash(spark, broker, topic, registry, jo
 
         def job(role=role, way=way):
             env = environment(spark, job_dir / role, job=role)
-            ROLES[role](env, servers, way, known, engine)
+            ROLES[role](env, servers, [way], {form: known}, engine)
             return env
 
         for point in ("decision:after:1", "sink-commit:before:1"):
