@@ -70,6 +70,7 @@ from .core.changelogs import CanalJson as CanalJson
 from .core.changelogs import ChangelogMode as ChangelogMode
 from .core.changelogs import DebeziumAvro as DebeziumAvro
 from .core.changelogs import DebeziumJson as DebeziumJson
+from .core.changelogs import DebeziumMongoJson as DebeziumMongoJson
 from .core.changelogs import DecimalHandling as DecimalHandling
 from .core.changelogs import EpochUnit as EpochUnit
 from .core.changelogs import MaxwellJson as MaxwellJson

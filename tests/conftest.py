@@ -189,6 +189,17 @@ def broker(service: Callable[[str], Any]) -> LocalBroker:
     return found
 
 
+@pytest.fixture
+def registry(service: Callable[[str], Any]) -> Any:
+    """The schema registry that all tests share."""
+    from tests.support.registry import LocalRegistry
+
+    why_not = LocalRegistry.why_not(BUILD / "registry")
+    if why_not:
+        pytest.skip(why_not)
+    return service("registry")
+
+
 @pytest.fixture(scope="session")
 def topic(broker: LocalBroker) -> TopicFactory:
     """Call it for the name of a new topic: ``topic(partitions=3)``."""

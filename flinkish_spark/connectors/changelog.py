@@ -1,4 +1,4 @@
-"""Changes of databases as rows with a kind: Debezium's, Canal's and Maxwell's records, in JSON.
+"""Changes of databases as rows with a kind: Debezium's, Canal's and Maxwell's records.
 
 A record is read in two steps. Its envelope is a JSON object; what it says about rows are entries, each a kind
 and the row's values by column, as texts. An entry becomes a row when each text is a value of its column's
@@ -28,6 +28,7 @@ from flinkish_spark.core.changelogs import (
     Changes,
     DebeziumAvro,
     DebeziumJson,
+    DebeziumMongoJson,
     DecimalHandling,
     EpochUnit,
     MaxwellJson,
@@ -99,12 +100,17 @@ class _Texts:
     def _decimal(self, text: Column, kind: T.DecimalType) -> Column:
         if self.decimals is not DecimalHandling.PRECISE:
             return _exactly(text, kind)
-        # Of a column without a scale of its own, each value brings one.
+        # Of a column without a scale of its own, each value brings one; further from zero it would be none.
         member, scale = F.get_json_object(text, "$.value"), F.get_json_object(text, "$.scale")
         is_own = text.startswith("{")
         unscaled = _unscaled(F.when(is_own, member).otherwise(text))
         places = F.when(is_own, scale.try_cast("int")).otherwise(F.lit(kind.scale))
-        return _exactly(F.when(places >= 0, _pointed(unscaled, places)), kind)
+
+        def pointed(both: Column) -> Column:
+            is_near = F.abs(both["places"]) <= 2 * _MOST_DIGITS
+            return F.when(is_near, _pointed(both["unscaled"], both["places"]))
+
+        return _exactly(_once(F.struct(unscaled.alias("unscaled"), places.alias("places")), pointed), kind)
 
     def _time(self, text: Column, kind: T.DataType, unit: EpochUnit | None) -> Column:
         is_number = text.rlike(_WHOLE)
@@ -130,15 +136,63 @@ class _Texts:
         return F.when(is_number, wall).otherwise(time)
 
 
+#: By what stands in it: names of the one member of an object that is a value of MongoDB's extended JSON.
+_WHOLE_NUMBERS, _NUMBERS = "numberInt|numberLong", "numberInt|numberLong|numberDouble"
+#: In a time the number may be such an object, too.
+_DATE_WITHIN = r'^\{\s*"\$date"\s*:\s*(\{.*\})\s*\}$'
+
+
+class _DocumentTexts(_Texts):
+    """What the texts of a MongoDB document mean: values that JSON does not have are objects of one member."""
+
+    def value(self, text: Column, name: str, kind: T.DataType) -> Column:
+        """Return the value of a field that a text is; null if it is none."""
+        match kind:
+            case T.StringType():
+                return super().value(_member_of(text, "oid|symbol|uuid"), name, kind)
+            case T.ByteType() | T.ShortType() | T.IntegerType() | T.LongType():
+                return super().value(_member_of(text, _WHOLE_NUMBERS), name, kind)
+            case T.FloatType() | T.DoubleType():
+                return super().value(_member_of(text, _NUMBERS), name, kind)
+            case T.DecimalType():
+                return super().value(_member_of(text, f"{_NUMBERS}|numberDecimal"), name, kind)
+            case T.TimestampType():
+                number = _member_of(F.regexp_replace(text, _DATE_WITHIN, "$1"), "numberLong|date")
+                return F.when(text.startswith("{"), self._time(number, kind, EpochUnit.MILLISECONDS))
+            case T.BinaryType():
+                inner = F.get_json_object(text, "$['$binary']")
+                in_base64 = F.when(inner.startswith("{"), F.get_json_object(inner, "$.base64"))
+                return super().value(F.coalesce(in_base64, inner), name, kind)
+        return super().value(text, name, kind)
+
+
+def _member_of(text: Column, names: str) -> Column:
+    """Return the value of an object's one member if that has one of the names, else the text."""
+    return F.regexp_replace(text, rf'^\{{\s*"\$(?:{names})"\s*:\s*"?([^"{{}}]*)"?\s*\}}$', "$1")
+
+
 #: Of the years 1 to 9999.
 _FIRST_MICRO, _LAST_MICRO = -62_135_596_800_000_000, 253_402_300_799_999_999
 
 
+def _once(value: Column, made: Callable[[Column], Column]) -> Column:
+    """Return what is made of a value that is used more than once.
+
+    A column has no name within an expression: each use repeats how it is computed, uses of uses multiply, and
+    Spark plans all of that anew for each micro-batch.
+    """
+    return F.get(F.transform(F.array(value), made), F.lit(0))
+
+
 def _exactly(text: Column, kind: T.DecimalType) -> Column:
     """Return a decimal that a text is; null if it has more digits than there are places."""
-    value = text.try_cast(kind)
     places = _MOST_DIGITS - (kind.precision - kind.scale)
-    return F.when(value == text.try_cast(T.DecimalType(_MOST_DIGITS, places)), value)
+
+    def exact(text: Column) -> Column:
+        value = text.try_cast(kind)
+        return F.when(value == text.try_cast(T.DecimalType(_MOST_DIGITS, places)), value)
+
+    return _once(text, exact)
 
 
 #: So many times 256 is the first number with 39 digits.
@@ -150,8 +204,10 @@ def _unscaled(text: Column) -> Column:
 
     Null for what has more than 38 digits.
     """
-    data = F.try_to_binary(text, F.lit("base64"))
+    return _once(F.try_to_binary(text, F.lit("base64")), _of_bytes)
 
+
+def _of_bytes(data: Column) -> Column:
     def byte(place: Column) -> Column:
         return F.conv(F.hex(F.substring(data, place, 1)), 16, 10).cast("decimal(3,0)")
 
@@ -161,28 +217,32 @@ def _unscaled(text: Column) -> Column:
         shifted = ((so_far + borrowed) * F.lit(256).cast("decimal(3,0)")).cast("decimal(38,0)")
         return (shifted + (byte(place) - borrowed * 256)).cast("decimal(38,0)")
 
+    def whole(but_last: Column) -> Column:
+        many = F.lit(str(_TOO_MANY)).cast("decimal(38,0)")
+        fits = (but_last < many) & ((but_last > -many) | ((but_last == -many) & (byte(size) > 0)))
+        return F.when(size.between(1, 16) & fits, with_byte(but_last, size))
+
     size = F.length(data)
     sign = F.when(byte(F.lit(1)) >= 128, F.lit(-1)).otherwise(F.lit(0)).cast("decimal(38,0)")
     # Whether more bytes are looked at or not, Spark decides: an overflow would end the task.
     few = F.sequence(F.lit(1), F.least(size - 1, F.lit(15)))
     places = F.when(size > 1, few).otherwise(F.array().cast("array<int>"))
-    but_last, many = F.aggregate(places, sign, with_byte), F.lit(str(_TOO_MANY)).cast("decimal(38,0)")
-    fits = (but_last < many) & ((but_last > -many) | ((but_last == -many) & (byte(size) > 0)))
-    return F.when(size.between(1, 16) & fits, with_byte(but_last, size))
+    return _once(F.aggregate(places, sign, with_byte), whole)
 
 
 def _pointed(unscaled: Column, places: Column) -> Column:
-    """Return a number as text, with a point in front of its last digits."""
-    digits = F.lpad(
-        F.abs(unscaled).cast("string"),
-        F.greatest(places + 1, F.length(F.abs(unscaled).cast("string"))),
-        F.lit("0"),
-    )
-    whole = F.substring(digits, F.lit(1), F.length(digits) - places)
+    """Return a number as text, with a point in front of its last digits, or zeros behind them."""
+    digits = F.abs(unscaled).cast("string")
+    padded = F.lpad(digits, F.greatest(places + 1, F.length(digits)), F.lit("0"))
     sign = F.when(unscaled < 0, F.lit("-")).otherwise(F.lit(""))
-    return F.when(places == 0, unscaled.cast("string")).otherwise(
-        F.concat(sign, whole, F.lit("."), F.right(digits, places))
-    )
+    zeros = F.repeat(F.lit("0"), -places)
+
+    def with_point(padded: Column) -> Column:
+        whole = F.substring(padded, F.lit(1), F.length(padded) - places)
+        return F.concat(sign, whole, F.lit("."), F.right(padded, places))
+
+    few = F.concat(unscaled.cast("string"), zeros)
+    return F.when(places <= 0, few).otherwise(_once(padded, with_point))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -316,6 +376,44 @@ class _Debezium(_Envelope):
 
 def _member(at: At, name: str) -> Column:
     return F.try_element_at(at("source"), F.lit(name))
+
+
+class _DebeziumDocument(_Debezium):
+    """The envelope of MongoDB's connector: what was and what is are documents, as texts."""
+
+    hint = "op is c, r, u or d; c, r and u have after; in ChangelogMode.ALL u and d have before: pre-images"
+    members: Mapping[str, str] = {**_Debezium.members, "before": "STRING", "after": "STRING"}
+    said: Mapping[str, _Said] = {
+        **{
+            name: one for name, one in _Debezium.said.items() if name not in ("source.schema", "source.table")
+        },
+        "source.collection": _Said(("source",), lambda at: _member(at, "collection")),
+    }
+
+    def __init__(self, form: DebeziumMongoJson) -> None:
+        _Envelope.__init__(self, form)
+        self.texts = _DocumentTexts()
+
+    def entries(self, at: At) -> Column:
+        def documents(name: str) -> Column:
+            return _document(at(name)) if name in ("before", "after") else at(name)
+
+        found = super().entries(documents)
+        if not self.is_upsert:
+            return found
+        # The record's key says which document it was.
+        is_nameless = (at("op") == "d") & at("before").isNull()
+        unknown = self._entries(_entry(RowKind.DELETE, F.create_map().cast(_VALUES)))
+        return F.when(is_nameless, unknown).otherwise(found)
+
+    def _is_whole(self, before: Column, after: Column) -> Column:
+        # A document may get fields.
+        return F.lit(True)
+
+
+def _document(text: Column) -> Column:
+    """Return the fields of a JSON object as texts; null if it is none."""
+    return F.from_json(text, _VALUES, {"allowSingleQuotes": "false"})
 
 
 class _DebeziumRecord(_Debezium):
@@ -488,8 +586,13 @@ def column_of(name: str) -> str:
     return "_" + name.replace(".", "_").replace("-", "_")
 
 
-def _envelope_of(form: DebeziumJson | CanalJson | MaxwellJson) -> _Envelope:
+InJson = DebeziumJson | DebeziumMongoJson | CanalJson | MaxwellJson
+
+
+def _envelope_of(form: InJson) -> _Envelope:
     match form:
+        case DebeziumMongoJson():
+            return _DebeziumDocument(form)
         case DebeziumJson():
             return _Debezium(form)
         case CanalJson():
@@ -623,7 +726,7 @@ class JsonChangelog(Changelog):
         The format does not know what is asked for; a unit is given for what is no time.
     """
 
-    def __init__(self, form: DebeziumJson | CanalJson | MaxwellJson, metadata: Sequence[str] = ()) -> None:
+    def __init__(self, form: InJson, metadata: Sequence[str] = ()) -> None:
         super().__init__(form, _envelope_of(form), json_schema(Json(form.schema)), metadata)
         self._form = form
         self._check()

@@ -132,6 +132,31 @@ class DebeziumJson(_Changes):
 
 
 @dataclass(frozen=True)
+class DebeziumMongoJson(_Changes):
+    """Changes as Debezium's connector for MongoDB writes them in JSON: rows are documents, as texts.
+
+    The kinds are those of :class:`DebeziumJson`. Values are those of MongoDB's extended JSON. What a document
+    was before, the connector tells with a `capture.mode` of pre-images alone.
+
+    Parameters
+    ----------
+    schema
+        Fields of the documents as DDL; one that a document does not have is null.
+    on_bad_record
+        As of :class:`DebeziumJson`. An update without `after` is bad, too: the document was gone when the
+        connector looked for it.
+    mode
+        In ChangelogMode.ALL an update and a deletion want `before`. In UPSERT neither does, and the source
+        needs the record's key: all fields of a deletion may be null but that.
+
+    Examples
+    --------
+    >>> DebeziumMongoJson("_id LONG, name STRING", mode=ChangelogMode.UPSERT).on_bad_record
+    <OnBadRecord.FAIL: 'fail'>
+    """
+
+
+@dataclass(frozen=True)
 class _ChangesOfTables(_Changes):
     database: str = ""
     table: str = ""
@@ -237,4 +262,4 @@ class DebeziumAvro:
         )
 
 
-Changes = DebeziumJson | DebeziumAvro | CanalJson | MaxwellJson
+Changes = DebeziumJson | DebeziumAvro | DebeziumMongoJson | CanalJson | MaxwellJson

@@ -69,7 +69,13 @@ def _by_us(spark, args, folder, interval_ms, times_of):
     )
     stream = env.from_source(source, uid="orders")
     if "kafka" in args.variant:
-        sink = KafkaSink(args.bootstrap_servers, args.sink, value=Raw("value"), producer=_PRODUCER)
+        sink = KafkaSink(
+            args.bootstrap_servers,
+            args.sink,
+            value=Raw("value"),
+            producer=_PRODUCER,
+            atomic="atomic" in args.variant,
+        )
     else:
         sink = DeltaSink(str(folder / "table"))
     stream.sink_to(sink, uid="copy")

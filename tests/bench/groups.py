@@ -41,12 +41,18 @@ COPY = {
     "copy-kafka-spark": None,
     "copy-kafka-10s": 10_000,
     "copy-kafka-1s": 1_000,
+    "copy-kafka-atomic-10s": 10_000,
+    "copy-kafka-atomic-1s": 1_000,
     "copy-delta-spark": None,
     "copy-delta-10s": 10_000,
     "copy-delta-1s": 1_000,
 }
-#: For each copy of ours, whom it is compared with, round by round.
-PAIRS = {v: f"{v.rpartition('-')[0]}-spark" for v, interval in COPY.items() if interval is not None}
+#: For each copy of ours, whom it is compared with, round by round: Spark's sink, or ours that is not atomic.
+PAIRS = {
+    v: v.replace("-atomic", "") if "atomic" in v else f"{v.rpartition('-')[0]}-spark"
+    for v, interval in COPY.items()
+    if interval is not None
+}
 
 #: How late a record may come, for watermarks.
 LATE_MS = 1_000

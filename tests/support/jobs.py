@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections import Counter
@@ -110,6 +111,20 @@ def expected_totals(amounts: Mapping[str | None, list[int]]) -> Counter[tuple[st
 
 def read_delta(path: Path) -> list[dict[str, Any]]:
     """The rows of a Delta table, by its log and not by its folder."""
+    files: list[str] = []
+    for found in _files_by_version(path):
+        files = found
+    return [row for name in files for row in pq.read_table(path / name).to_pylist()]
+
+
+def delta_versions(path: Path) -> Iterator[list[dict[str, Any]]]:
+    """The rows of each version of a Delta table."""
+    read = functools.cache(lambda name: pq.read_table(path / name).to_pylist())
+    for files in _files_by_version(path):
+        yield [row for name in files for row in read(name)]
+
+
+def _files_by_version(path: Path) -> Iterator[list[str]]:
     files: dict[str, None] = {}
     for entry in sorted((path / "_delta_log").glob("*.json")):
         for action in map(json.loads, entry.read_text().splitlines()):
@@ -117,7 +132,7 @@ def read_delta(path: Path) -> list[dict[str, Any]]:
                 files[action["add"]["path"]] = None
             if "remove" in action:
                 files.pop(action["remove"]["path"], None)
-    return [row for name in files for row in pq.read_table(path / name).to_pylist()]
+        yield list(files)
 
 
 def eventually(holds: Callable[[], bool], within_s: float = 30) -> bool:

@@ -24,7 +24,14 @@ from flinkish_spark.connectors.formats.decoding import (
 from flinkish_spark.connectors.kafka.checks import HEADERS, HEADERS_TYPE, letter_topic
 from flinkish_spark.connectors.kafka.client.settings import INCLUDE_LEADER_EPOCH
 from flinkish_spark.contracts.source import JobPlace
-from flinkish_spark.core.changelogs import ROW_KIND, Changes, DebeziumAvro, RowKind
+from flinkish_spark.core.changelogs import (
+    ROW_KIND,
+    ChangelogMode,
+    Changes,
+    DebeziumAvro,
+    DebeziumMongoJson,
+    RowKind,
+)
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.formats import (
     BadRecordPolicy,
@@ -238,6 +245,13 @@ class Decoding:
                 f"tombstones is OnTombstone.{self.tombstones.name}, and the value is a format of changes",
                 why="a deletion is a record of its own there; the tombstone behind it is for compaction",
                 what_to_do="leave it out, or use OnTombstone.REFUSE",
+            )
+        is_upsert = isinstance(self.value, Changes) and self.value.mode is ChangelogMode.UPSERT
+        if is_upsert and isinstance(self.value, DebeziumMongoJson) and self.key is None:
+            raise ConfigError(
+                "the value is DebeziumMongoJson in ChangelogMode.UPSERT, and the source has no key",
+                why="a deletion may name its document by the record's key alone",
+                what_to_do='read it, key=Json("id STRING"), and let sinks go by it',
             )
         if not isinstance(self.value, Changes) and self._of_value:
             raise ConfigError(

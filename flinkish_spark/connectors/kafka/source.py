@@ -366,8 +366,8 @@ class KafkaSource(EndsAtOffsets):
     value
         The format of values, see `docs/formats.md`: ``Json("field TYPE, ...")``, ``Csv(...)``, ``String()``,
         ``Avro(...)``, ``Protobuf(...)``, ``JsonSchema(...)`` or ``Raw()``; or, for changes of a database,
-        ``DebeziumJson(...)``, ``DebeziumAvro(...)``, ``CanalJson(...)`` or ``MaxwellJson(...)``: see
-        `docs/changelogs.md`.
+        ``DebeziumJson(...)``, ``DebeziumAvro(...)``, ``DebeziumMongoJson(...)``, ``CanalJson(...)`` or
+        ``MaxwellJson(...)``: see `docs/changelogs.md`.
     starting_offsets
         Where the first start of the job begins: StartingOffsets.EARLIEST or LATEST, StartAtTimestamp(...),
         StartAtOffsets(...) or StartAtCommitted(...). Later starts go on from the checkpoint.

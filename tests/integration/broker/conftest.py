@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,15 +20,6 @@ def own_broker(tmp_path: Path) -> Iterator[LocalBroker]:
     own = LocalBroker(tmp_path / "broker", jars_dir=BROKER_JARS)
     yield own
     own.kill()
-
-
-@pytest.fixture
-def registry(service: Callable[[str], Any]) -> Any:
-    """The schema registry that all tests share."""
-    why_not = LocalRegistry.why_not(BUILD / "registry")
-    if why_not:
-        pytest.skip(why_not)
-    return service("registry")
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
-"""Changes of databases in JSON: a record of each kind and each database, and the rows that it says, by hand.
+"""Changes of databases: a record of each kind and each database, and the rows that it says, by hand.
 
 The Debezium records have the shape and the encodings that the pages of its connectors give: the customer of
-MySQL, PostgreSQL, SQL Server, Oracle and Db2, and the literal types of each.
+MySQL, PostgreSQL, SQL Server, Oracle and Db2, and the literal types of each; the documents of MongoDB.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from flinkish_spark import (
     ChangelogMode,
     DebeziumAvro,
     DebeziumJson,
+    DebeziumMongoJson,
     DecimalHandling,
     EpochUnit,
     Json,
@@ -185,33 +186,61 @@ LITERALS: dict[str, tuple[str, dict[str, Any], dict[str, Any], tuple[Any, ...]]]
         ),
     ),
     "sqlserver": (
-        "bit BOOLEAN, tiny SMALLINT, money DECIMAL(19,4), num DECIMAL(38,0), f DOUBLE, name STRING, "
+        "bit BOOLEAN, tiny SMALLINT, small SMALLINT, i INT, big BIGINT, r FLOAT, small_money DECIMAL(10,4), "
+        "t_3 INT, t_6 BIGINT, small_dt TIMESTAMP_NTZ, dt2_3 TIMESTAMP_NTZ, dt2_6 TIMESTAMP_NTZ, "
+        "money DECIMAL(19,4), num DECIMAL(38,0), f DOUBLE, name STRING, "
         "day DATE, t BIGINT, dt TIMESTAMP_NTZ, dt2 TIMESTAMP_NTZ, dto TIMESTAMP, uid STRING, bin BINARY, "
         "x STRING",
-        {"epoch_units": {"dt": EpochUnit.MILLISECONDS, "dt2": EpochUnit.NANOSECONDS}},
         {
+            "epoch_units": {
+                "small_dt": EpochUnit.MILLISECONDS, "dt2_3": EpochUnit.MILLISECONDS,
+                "dt2_6": EpochUnit.MICROSECONDS, "dt": EpochUnit.MILLISECONDS, "dt2": EpochUnit.NANOSECONDS,
+            }
+        },
+        {
+            "small": -32768, "i": -2147483648, "big": 9223372036854775807, "r": 3.5, "small_money": "BNI=",
+            "t_3": 37023123, "t_6": 37023123456, "small_dt": 1529507580000, "dt2_3": 1529507596945,
+            "dt2_6": 1529507596945104,
             "bit": True, "tiny": 255, "money": base64_of(-9223372036854775808),
             "num": base64_of(-(10**38 - 1)), "f": -0.0, "name": "x", "day": 17702, "t": 37023000000000,
             "dt": 1529507596003, "dt2": 1529507596945104000, "dto": "2018-06-20T15:13:16.9451040+02:00",
             "uid": "6F9619FF-8B86-D011-B42D-00C04FC964FF", "bin": "", "x": "<a/>",
         },
         (
-            True, 255, Decimal("-922337203685477.5808"), Decimal(-(10**38 - 1)), -0.0, "x",
+            True, 255, -32768, -2147483648, 9223372036854775807, 3.5, Decimal("0.1234"), 37023123,
+            37023123456,
+            dt.datetime(2018, 6, 20, 15, 13), dt.datetime(2018, 6, 20, 15, 13, 16, 945000),
+            dt.datetime(2018, 6, 20, 15, 13, 16, 945104),
+            Decimal("-922337203685477.5808"), Decimal(-(10**38 - 1)), -0.0, "x",
             dt.date(2018, 6, 20), 37023000000000, dt.datetime(2018, 6, 20, 15, 13, 16, 3000),
             dt.datetime(2018, 6, 20, 15, 13, 16, 945104), dt.datetime(2018, 6, 20, 13, 13, 16, 945104, UTC),
             "6F9619FF-8B86-D011-B42D-00C04FC964FF", b"", "<a/>",
         ),
     ),
     "oracle": (
-        "ID DECIMAL(38,0), PRICE DECIMAL(10,2), N INT, F DOUBLE, NAME STRING, D TIMESTAMP_NTZ, "
+        "N2 TINYINT, N4 SMALLINT, N18 BIGINT, BIG DECIMAL(38,0), FLT DECIMAL(38,10), HUNDREDS DECIMAL(38,0), "
+        "BF FLOAT, BD DOUBLE, TS_9 TIMESTAMP_NTZ, LTZ TIMESTAMP, YM BIGINT, C STRING, BL BINARY, X STRING, "
+        "ROW_ STRING, ID DECIMAL(38,0), PRICE DECIMAL(10,2), N INT, F DOUBLE, NAME STRING, D TIMESTAMP_NTZ, "
         "TS TIMESTAMP_NTZ, TZ TIMESTAMP, RAW_ BINARY, SPAN BIGINT",
-        {"epoch_units": {"D": EpochUnit.MILLISECONDS, "TS": EpochUnit.MICROSECONDS}},
         {
+            "epoch_units": {
+                "TS_9": EpochUnit.NANOSECONDS, "D": EpochUnit.MILLISECONDS, "TS": EpochUnit.MICROSECONDS,
+            }
+        },
+        {
+            "N2": -99, "N4": 9999, "N18": 999999999999999999, "BIG": base64_of(10**38 - 1),
+            "FLT": {"scale": 3, "value": base64_of(-1001)}, "HUNDREDS": {"scale": -2, "value": base64_of(-7)},
+            "BF": 0.5, "BD": -1e308, "TS_9": 1529507596945104000, "LTZ": "2018-06-20T15:13:16.945104Z",
+            "YM": 31557600000000, "C": "a\nb", "BL": "AA==", "X": "<a/>", "ROW_": "AAAR3sAAEAAAACXAAA",
             "ID": {"scale": 0, "value": "A+w="}, "PRICE": "BNI=", "N": 12, "F": 3.25, "NAME": "Anne",
             "D": 1529507596000, "TS": 1529507596945104, "TZ": "2018-06-20T15:13:16.945104-05:00",
             "RAW_": "3q2+7w==", "SPAN": -3600000000,
         },
         (
+            -99, 9999, 999999999999999999, Decimal(10**38 - 1), Decimal("-1.0010000000"), Decimal(-700), 0.5,
+            -1e308, dt.datetime(2018, 6, 20, 15, 13, 16, 945104),
+            dt.datetime(2018, 6, 20, 15, 13, 16, 945104, UTC), 31557600000000, "a\nb", b"\x00", "<a/>",
+            "AAAR3sAAEAAAACXAAA",
             Decimal(1004), Decimal("12.34"), 12, 3.25, "Anne", dt.datetime(2018, 6, 20, 15, 13, 16),
             dt.datetime(2018, 6, 20, 15, 13, 16, 945104), dt.datetime(2018, 6, 20, 20, 13, 16, 945104, UTC),
             b"\xde\xad\xbe\xef", -3600000000,
@@ -260,6 +289,148 @@ def test_the_types_of_each_database(spark: Any, parsers: None, database: str) ->
     ]
     wanted = tuple(map(comparable, by_hand))
     assert tuple(comparable(tuple(one) if hasattr(one, "asDict") else one) for one in found) == wanted
+
+
+def of_mongo(op: str, before: Any, after: Any, **more: Any) -> dict[str, Any]:
+    """A change of MongoDB's connector, in the encodings that its page gives: documents are texts."""
+    source = {
+        "version": "3.3.1", "connector": "mongodb", "name": "fulfillment", "ts_ms": 1558965508000,
+        "snapshot": False, "db": "inventory", "rs": "rs0", "collection": "customers", "ord": 1, "h": None,
+    }  # fmt: skip
+    before, after = (
+        one if one is None or isinstance(one, str) else json.dumps(one) for one in (before, after)
+    )
+    pre_image = {} if before is None else {"before": before}
+    return {"op": op, "ts_ms": 1465491461815, "after": after, "source": source, **pre_image, **more}
+
+
+ANNE_S_DOCUMENT = (
+    '{"_id" : {"$numberLong" : "1004"},"first_name" : "Anne","last_name" : "Kretchmar",'
+    '"email" : "annek@noanswer.org"}'
+)
+MARIE_S_DOCUMENT = ANNE_S_DOCUMENT.replace("Anne", "Anne Marie")
+DOCUMENT = "_id LONG, first_name STRING, last_name STRING, email STRING"
+
+
+@pytest.mark.parametrize("has_schema", [pytest.param(False, marks=pytest.mark.nightly), True])
+def test_a_document_of_mongodb(spark: Any, parsers: None, has_schema: bool) -> None:
+    """With pre-images, and as the connector is by default: an update says what is, a deletion nothing."""
+    updated = {"updateDescription": {"removedFields": None, "updatedFields": '{"first_name": "Anne Marie"}'}}
+    whole: list[Any] = [
+        of_mongo("r", None, ANNE_S_DOCUMENT),
+        of_mongo("u", ANNE_S_DOCUMENT, MARIE_S_DOCUMENT, **updated),
+        of_mongo("d", MARIE_S_DOCUMENT, None),
+        None,
+    ]
+    usual: list[Any] = [
+        of_mongo("c", None, ANNE_S_DOCUMENT),
+        of_mongo("u", None, MARIE_S_DOCUMENT, **updated),
+        of_mongo("d", None, None),
+        None,
+    ]
+    if has_schema:
+        whole, usual = (
+            [one and {"schema": WITH_SCHEMA, "payload": one} for one in v] for v in (whole, usual)
+        )
+    found = rows(spark, DebeziumMongoJson(DOCUMENT), *whole)
+    assert found == customer(("+I", ANNE), ("-U", ANNE), ("+U", MARIE), ("-D", MARIE))
+    upsert = DebeziumMongoJson(DOCUMENT, mode=ChangelogMode.UPSERT)
+    keys = {"keys": [{"id": "1004"}] * 4, "key": Json("id STRING")}
+    assert [(kind, key, *row) for kind, key, *row in rows(spark, upsert, *usual, **keys)] == [
+        ("+I", "1004", *ANNE.values()),
+        ("+U", "1004", *MARIE.values()),
+        ("-D", "1004", None, None, None, None),
+    ]
+    told = rows(spark, upsert, *whole, **keys)
+    assert told[2] == ("-D", "1004", *MARIE.values())
+    # What an update was is known with pre-images only, and no other format has such records.
+    for form, bad in (
+        (DebeziumMongoJson(DOCUMENT), usual[1]),
+        (DebeziumMongoJson(DOCUMENT), usual[2]),
+        (DebeziumMongoJson(DOCUMENT), of_mongo("c", None, "[]")),
+        (DebeziumMongoJson(DOCUMENT), of_mongo("c", None, '{"_id" : ')),
+        (DebeziumJson(CUSTOMER), usual[0]),
+    ):
+        with pytest.raises(Exception, match=r"FLINKISH_UNREADABLE|MALFORMED_RECORD"):
+            rows(spark, form, bad)
+    with pytest.raises(Exception, match=r"FLINKISH_UNREADABLE|MALFORMED_RECORD"):
+        rows(
+            spark, upsert, of_mongo("u", None, None, **updated), keys=[{"id": "1004"}], key=Json("id STRING")
+        )
+    with pytest.raises(ConfigError, match="no key"):
+        Decoding(upsert, tombstones=OnTombstone.DROP)
+    asked = ("value.source.collection", "value.source.database", "value.ingestion-timestamp")
+    (row,) = decoded(spark, DebeziumMongoJson("_id INT"), whole[0], metadata=asked).collect()
+    assert (row["_source_collection"], row["_source_database"]) == ("customers", "inventory")
+
+
+#: A document in MongoDB's extended JSON: a field, the type it is declared with, its text, its value by hand.
+EXTENDED_JSON: tuple[tuple[str, str, Any, Any], ...] = (
+    ("_id", "STRING", {"$oid": "596e275826f08b2730779e1f"}, "596e275826f08b2730779e1f"),
+    ("name", "STRING", "{ no object", "{ no object"),
+    ("i", "INT", -2147483648, -2147483648),
+    ("i_canonical", "INT", {"$numberInt": "7"}, 7),
+    ("long", "BIGINT", {"$numberLong": "-9223372036854775808"}, -9223372036854775808),
+    ("ratio", "DOUBLE", 0.1, 0.1),
+    ("whole_ratio", "DOUBLE", {"$numberLong": "3"}, 3.0),
+    ("infinite", "DOUBLE", {"$numberDouble": "-Infinity"}, float("-inf")),
+    ("price", "DECIMAL(20,4)", {"$numberDecimal": "1234567890123456.7891"}, Decimal("1234567890123456.7891")),
+    ("few", "DECIMAL(20,4)", {"$numberDecimal": "1E+3"}, Decimal("1000.0000")),
+    ("ok", "BOOLEAN", True, True),
+    ("data", "BINARY", {"$binary": "a2Fma2E=", "$type": "00"}, b"kafka"),
+    ("data_v2", "BINARY", {"$binary": {"base64": "AAH/", "subType": "00"}}, b"\x00\x01\xff"),
+    ("at", "TIMESTAMP", {"$date": 1529507596945}, 1529507596945000),
+    ("at_canonical", "TIMESTAMP", {"$date": {"$numberLong": "-1"}}, -1000),
+    ("at_relaxed", "TIMESTAMP", {"$date": "2018-06-20T15:13:16.945Z"}, 1529507596945000),
+    ("tags", "ARRAY<STRING>", ["a", None], ["a", None]),
+    ("place", "STRUCT<city: STRING, zip: INT>", {"city": "Bern", "zip": 3000}, ("Bern", 3000)),
+    ("doc", "STRING", {"a": 1}, '{"a":1}'),
+    ("nothing", "BIGINT", None, None),
+)
+
+
+def test_the_types_of_mongodb(spark: Any, parsers: None) -> None:
+    ddl = ", ".join(f"{name} {kind}" for name, kind, _, _ in EXTENDED_JSON) + ", missing INT"
+    document = {name: text for name, _, text, _ in EXTENDED_JSON}
+    frame = decoded(spark, DebeziumMongoJson(ddl), of_mongo("c", None, document))
+    instants = [name for name, kind, _, _ in EXTENDED_JSON if kind == "TIMESTAMP"]
+    row = frame.selectExpr(
+        *(f"unix_micros({name}) AS {name}" if name in instants else name for name in frame.columns)
+    ).first()
+    assert row["missing"] is None
+    for name, _, _, value in EXTENDED_JSON:
+        found = comparable(row[name])
+        if name == "doc":
+            found = json.dumps(json.loads(found), separators=(",", ":"))
+        assert (tuple(found) if hasattr(found, "asDict") else found) == value, name
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("kind", "bad"),
+    [
+        ("INT", [{"$numberLong": "2147483648"}, {"$numberDouble": "1"}, {"$date": 1}, 1.5, "x", {"a": 1}]),
+        ("DOUBLE", [{"$numberDecimal": "1"}, {"$numberDouble": "x"}]),
+        ("DECIMAL(4,2)", [{"$numberDecimal": "12.345"}, {"$numberDecimal": "NaN"}, {"$oid": "1"}]),
+        ("TIMESTAMP", [1529507596945, "2018-06-20T15:13:16Z", {"$date": "x"}, {"$numberDouble": "1"}]),
+        ("BINARY", ["AAH/", {"$binary": "no base64!"}, {"$oid": "00"}]),
+    ],
+)
+def test_what_is_no_value_of_a_document_s_field(spark: Any, kind: str, bad: list[Any]) -> None:
+    form = DebeziumMongoJson(f"v {kind}", OnBadRecord.DROP)
+    values = [of_mongo("c", None, {"v": one}) for one in [*bad, None]]
+    assert rows(spark, form, *values) == [("+I", None)]
+
+
+def test_a_column_more_makes_the_plan_longer_by_one_column(spark: Any) -> None:
+    """Spark plans each micro-batch anew: an expression that holds another twice doubles with each step."""
+
+    def size(columns: int) -> int:
+        ddl = ", ".join(f"d{number} DECIMAL(10,2)" for number in range(columns))
+        frame = decoded(spark, DebeziumJson(ddl, OnBadRecord.DROP), change("c", None, {"d0": "BNI="}))
+        return len(frame._jdf.queryExecution().analyzed().toString())
+
+    assert size(2) - size(1) < 30_000
 
 
 @pytest.mark.nightly

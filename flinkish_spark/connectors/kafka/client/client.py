@@ -278,6 +278,13 @@ for _internal in ("_find_coordinator_ids", "_async_get_leader_for_partitions"):
         raise EnvironmentFault(_WRONG_CLIENT, why=f"KafkaAdminClient.{_internal} is missing")
 _CLOCK = SystemClock()
 _REFUSALS = (kafka_errors.AuthorizationError, kafka_errors.SaslAuthenticationFailedError)
+#: What is missing where one of them says it; DESCRIBE is in READ and in WRITE.
+_RIGHTS = {
+    kafka_errors.TopicAuthorizationFailedError: "READ on it for a source, WRITE for a sink",
+    kafka_errors.GroupAuthorizationFailedError: "READ on it",
+    kafka_errors.TransactionalIdAuthorizationFailedError: "WRITE and DESCRIBE on transactional ids with the "
+    "prefix 'flinkish-'",
+}
 
 
 class KafkaWire(Connected):
@@ -401,7 +408,12 @@ class KafkaWire(Connected):
 
     def _refused(self, what: str, cause: BaseException) -> NoReturn:
         self.close()
-        raise AuthorizationError(f"Kafka refuses this principal the request to {what} ({cause})") from cause
+        right = next((right for kind, right in _RIGHTS.items() if isinstance(cause, kind)), "")
+        raise AuthorizationError(
+            f"Kafka refuses this principal the request to {what}",
+            why=str(cause),
+            what_to_do=f"add an ACL that allows {right}" if right else "",
+        ) from cause
 
     # -- transactions -------------------------------------------------------------------------
 
