@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kafka.errors import KafkaConnectionError
+from kafka.future import Future
+from kafka.net.selector import NetworkSelector
 
 from flinkish_spark import FileSink, Json, KafkaManifest, KafkaSink, KafkaSource
-from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, _Manager
 from flinkish_spark.core.errors import ConfigError
 from tests.support.tls import LocalCertificates, make_certificates
 
@@ -394,3 +397,42 @@ def test_spark_and_java_get_what_was_given(certificates: LocalCertificates) -> N
     connection = KafkaConnection("b:1", {f"kafka.{name}": value for name, value in given.items()})
     assert connection.for_java() == {"bootstrap.servers": "b:1", **given}
     assert connection.for_spark() == {f"kafka.{name}": value for name, value in connection.for_java().items()}
+
+
+# -- a broker that throttles ------------------------------------------------------------------------
+
+
+class Throttled:
+    """A connection that may not be written to for a while."""
+
+    def __init__(self) -> None:
+        self.paused, self.closed = {"throttle"}, False
+        self.sent: list[int] = []
+
+    def send_request(self, request: int, request_timeout_ms: int | None = None) -> Future:
+        self.sent.append(request)
+        if request == 2:
+            raise RuntimeError("the socket closed under its feet")
+        return Future().success(request)
+
+
+def test_requests_of_a_throttled_client_wait_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = NetworkSelector()
+    manager = _Manager(net)
+    throttled = Throttled()
+    monkeypatch.setattr(manager, "get_connection", lambda _node: throttled)
+
+    async def ask() -> list[Any]:
+        answers = [manager.send(number, 1) for number in range(3)]
+        await net.sleep(0.02)
+        assert not throttled.sent
+        throttled.paused = set()
+        answers.append(manager.send(3, 1))
+        await net.sleep(0.02)
+        answers.append(manager.send(4, 1))
+        return [one.exception or one.value for one in answers]
+
+    zero, one, lost, *rest = manager.run(ask)
+    assert (zero, one, rest, throttled.sent) == (0, 1, [3, 4], [0, 1, 2, 3, 4])
+    assert isinstance(lost, KafkaConnectionError)
+    net.close()
