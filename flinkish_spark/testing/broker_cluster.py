@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
-from kafka.errors import KafkaError, TopicAlreadyExistsError
+from kafka.errors import KafkaError, LeaderNotAvailableError, TopicAlreadyExistsError
 from kafka.protocol.metadata import CoordinatorType
 
 from flinkish_spark.core.errors import EnvironmentFault
@@ -160,8 +160,14 @@ class BrokerCluster:
         ClusterDidNotSettle
             By this and every further question: nobody answered within a minute.
         """
-        row = self._asked(f"describe {topic}-{partition}", lambda admin: self._seen(admin, topic, partition))
-        return self.nodes[int(row["leader_id"]) - 1]
+
+        def led(admin: Any) -> int:
+            leader = int(self._seen(admin, topic, partition)["leader_id"])
+            if leader < 1:
+                raise LeaderNotAvailableError(f"{topic}-{partition}")
+            return leader
+
+        return self.nodes[self._asked(f"find the leader of {topic}-{partition}", led) - 1]
 
     def coordinator_of(self, transactional_id: str) -> LocalBroker:
         """Return the broker that coordinates the transactions of an id."""

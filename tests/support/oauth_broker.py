@@ -41,7 +41,7 @@ class OAuthBroker(LocalBroker):
             "inter.broker.listener.name": "ITSELF",
             "sasl.enabled.mechanisms": "OAUTHBEARER",
             "connections.max.reauth.ms": str(self._session_ms),
-            "sasl.oauthbearer.jwks.endpoint.url": self._keys.as_uri(),
+            f"{_LISTENER}.sasl.oauthbearer.jwks.endpoint.url": self._keys.as_uri(),
             f"{_LISTENER}.sasl.jaas.config": f"{_PACKAGE}.OAuthBearerLoginModule required;",
             f"{_LISTENER}.sasl.server.callback.handler.class": _VALIDATOR,
         }

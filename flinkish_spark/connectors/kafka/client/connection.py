@@ -578,7 +578,7 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ha
     def send(self, request: Any, node_id: Any = None, request_timeout_ms: int | None = None) -> Future:
         """Send a request, behind those that wait for the same broker; any broker if none is named."""
         try:
-            connection = self.get_connection(self._any_node() if node_id is None else node_id)
+            connection = self.get_connection(self.least_loaded_node() if node_id is None else node_id)
         except kafka_errors.NodeNotReadyError as unknown:
             return Future().failure(unknown)
         if connection not in self._waiting:
@@ -590,9 +590,9 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ha
         self._waiting[connection].append((request, request_timeout_ms, answer))
         return answer
 
-    def _any_node(self) -> Any:
+    def least_loaded_node(self) -> Any:
         """Return a broker; one that throttles this client if all do."""
-        found = self.least_loaded_node()
+        found = super().least_loaded_node()
         throttling = (node for node, one in self._conns.items() if one.paused and not one.closed)
         return next(throttling, None) if found is None else found
 
