@@ -91,7 +91,7 @@ class TokenEndpoint:
     def token(self, client: str, scope: str) -> str:
         """Return a signed token."""
         now = int(time.time())
-        claims = {"sub": client, "scope": scope or "kafka", "iat": now, "exp": now + self.life_s, "iss": "tests"}
+        claims = {"sub": client, "scope": scope or "kafka", "iat": now, "exp": now + self.life_s}
         head = {"alg": "RS256", "typ": "JWT", "kid": _KEY_ID}
         signed = ".".join(_encoded(json.dumps(part).encode()) for part in (head, claims))
         signature = self._key.sign(signed.encode("ascii"), padding.PKCS1v15(), hashes.SHA256())

@@ -16,6 +16,8 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.shared_transaction import SHARED_TASK
 from flinkish_spark.connectors.kafka.writer import KafkaStaged
 from flinkish_spark.core.errors import BrokerUnavailableError, EnvironmentFault
@@ -31,7 +33,7 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.nightly(by_day="tests/integration/broker/test_atomic_sink.py"),
 ]
-STATE = "__transaction_state"
+STATE, OFFSETS = "__transaction_state", "__consumer_offsets"
 #: The lost one is missed after three seconds; for so long requests to a paused one stay without an answer.
 _AWAY_S = 12.0
 #: What is to happen to a broker later, unless the test is over.
@@ -206,6 +208,22 @@ def test_a_coordinator_is_lost_in_a_phase_of_a_checkpoint(
         assert not left
         assert patiently(lambda: still_open(rig.client, rig.job, 60_000)) == []
         assert rig.seen() == Counter(wanted)
+
+
+def test_a_group_is_found_where_its_coordinator_has_moved_to(cluster: BrokerCluster) -> None:
+    """By a client that has asked before, and stays connected with everybody."""
+    topic, group = f"in-{uuid.uuid4().hex[:8]}", f"group-{uuid.uuid4().hex[:8]}"
+    cluster.create_topic(topic, 1)
+    with KafkaAdmin(KafkaConnection(cluster.bootstrap_servers)) as admin:
+        admin.commit_offsets(group, {(topic, 0): 0})
+        for at in range(3):
+            node = cluster.coordinator_of_group(group)
+            other = cluster.nodes[cluster.nodes.index(node) - 1]
+            for partition in range(4):
+                if cluster.leader_of(OFFSETS, partition) is node:
+                    cluster.move_leader(OFFSETS, partition, other)
+            assert admin.committed_offsets(group) == {(topic, 0): at}
+            admin.commit_offsets(group, {(topic, 0): at + 1})
 
 
 # -- leaders ----------------------------------------------------------------------------------------

@@ -59,6 +59,10 @@ UNSETTLED = frozenset(
 )
 
 
+#: "Somebody else coordinates that", or nobody now.
+_MOVED = frozenset({Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR})
+
+
 #: "You may not": retrying cannot help.
 UNAUTHORIZED = frozenset(
     {
@@ -355,6 +359,7 @@ class KafkaWire(Connected):
                 bootstrap_servers=self.connection.servers,
             ) from unknown
         except kafka_errors.BrokerResponseError as answer:
+            self._heed([answer.errno])
             if answer.errno != kafka_errors.RequestTimedOutError.errno:
                 raise
             self._unanswered(what, answer)
@@ -469,15 +474,18 @@ class KafkaWire(Connected):
             answer = self.attempt(what, _blocking(body), connect_within_ms=within_ms)
         except kafka_errors.BrokerResponseError as refused:
             answer = int(refused.errno)
-        code = answer if isinstance(answer, int) else answer.error_code
-        if code in (Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR):
-            self._forget_coordinator(transactional_id)
+        else:
+            self._heed([answer.error_code])
         return answer
 
-    def _forget_coordinator(self, transactional_id: str) -> None:
-        if self._admin is not None:
-            cache = self._admin._manager.cluster._coordinators
-            cache.pop((CoordinatorType.TRANSACTION, transactional_id), None)
+    def _heed(self, codes: Iterable[int]) -> None:
+        """Forget who coordinates what if one of the codes says that it is somebody else.
+
+        Of groups and transactional ids alike, and all of them: the broker that was asked had more than one.
+        kafka-python keeps them for ever.
+        """
+        if self._admin is not None and not _MOVED.isdisjoint(codes):
+            self._admin._manager.cluster._coordinators.clear()
 
     def describe_transactions(self, transactional_ids: Iterable[str]) -> dict[str, TransactionView]:
         """Return what the coordinators say about each id, with one request to each coordinator.
@@ -499,9 +507,7 @@ class KafkaWire(Connected):
             return views
 
         views = self.call("describe transactions", _blocking(body)) if wanted else {}
-        for transactional_id, view in views.items():
-            if view.code == Code.NOT_COORDINATOR:
-                self._forget_coordinator(transactional_id)
+        self._heed(view.code for view in views.values())
         return views
 
     def list_transactions(self, states: Iterable[str] = ()) -> list[ListedTransaction]:
@@ -1112,8 +1118,7 @@ class ProduceClient:
             for topic in answer.results_by_topic_v3_and_below
             for row in topic.results_by_partition
         }
-        if Code.NOT_COORDINATOR in codes.values() or Code.COORDINATOR_NOT_AVAILABLE in codes.values():
-            self._wire._forget_coordinator(transactional_id)
+        self._wire._heed(codes.values())
         return {place: codes[place] for place in wanted}
 
     def add_group(
@@ -1186,9 +1191,7 @@ class ProduceClient:
             codes = self._wire.attempt(what, _blocking(body), connect_within_ms=connect_within_ms)
         except kafka_errors.BrokerResponseError as refused:
             codes = dict.fromkeys(offsets, int(refused.errno))
-        moved = (Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR)
-        if self._wire._admin is not None and any(code in moved for code in codes.values()):
-            self._wire._admin._manager.cluster._coordinators.pop((CoordinatorType.GROUP, group), None)
+        self._wire._heed(codes.values())
         return codes
 
     def begin_produce(
