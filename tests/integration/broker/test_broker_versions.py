@@ -62,9 +62,9 @@ def old_broker(
         yield broker
 
 
-def created(broker: LocalBroker, partitions: int = 4) -> str:
+def created(servers: str, partitions: int = 4) -> str:
     name = f"topic-{time.time_ns()}"
-    with KafkaAdmin(KafkaConnection(broker.bootstrap_servers)) as admin:
+    with KafkaAdmin(KafkaConnection(servers)) as admin:
         admin.create_topic(name, partitions)
     return name
 
@@ -76,7 +76,7 @@ def test_transactions_of_before_kafka_4_are_enough(
 ) -> None:
     """What is committed shows once, what is aborted never, and what outlives its transaction is refused."""
     servers = old_broker.bootstrap_servers
-    rig = Rig(spark, servers, engine, created(old_broker), atomic=atomic)
+    rig = Rig(spark, servers, engine, created(servers), atomic=atomic)
     first, second = rig.stage(names(0, 50)), rig.stage(names(50, 50), barrier=FIVE)
     assert rig.committer.why_dead(rig.committables(first, second)) == {}
     committed(rig, first, second)
@@ -99,8 +99,8 @@ def test_transactions_of_before_kafka_4_are_enough(
 
 
 @pytest.fixture(scope="module")
-def as_redpanda(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
-    """A broker that knows the requests that Redpanda knows, with transactions of version 0."""
+def as_redpanda(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Servers of a broker that knows the requests that Redpanda knows, with transactions of version 0."""
     with OlderWire() as wire:
         address = f"PLAINTEXT://127.0.0.1:{wire.port}"
         broker = LocalBroker(
@@ -111,17 +111,17 @@ def as_redpanda(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroke
         )
         wire.in_front_of(int(broker.bootstrap_servers.rpartition(":")[2]))
         with broker:
-            yield broker
+            yield address.rpartition("/")[2]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_job_on_brokers_with_the_requests_of_redpanda(
-    spark: Any, as_redpanda: LocalBroker, tmp_path: Path, engine: str
+    spark: Any, as_redpanda: str, tmp_path: Path, engine: str
 ) -> None:
     from flinkish_spark import Json, KafkaSink
 
-    servers = as_redpanda.bootstrap_servers
-    source, target = created(as_redpanda, 1), created(as_redpanda, 2)
+    servers = as_redpanda
+    source, target = created(servers, 1), created(servers, 2)
     produce(servers, source, [b'{"user": "u%d", "amount": %d}' % (n % 5, n) for n in range(500)])
     env = environment(spark, tmp_path / "job")
     orders = env.from_source(
@@ -135,8 +135,8 @@ def test_a_job_on_brokers_with_the_requests_of_redpanda(
         assert sum(admin.committed_offsets(f"group-{source}").values()) == 500
 
 
-def test_what_such_brokers_do_with_a_transaction(spark: Any, as_redpanda: LocalBroker) -> None:
-    rig = Rig(spark, as_redpanda.bootstrap_servers, "python", created(as_redpanda), atomic=False)
+def test_what_such_brokers_do_with_a_transaction(spark: Any, as_redpanda: str) -> None:
+    rig = Rig(spark, as_redpanda, "python", created(as_redpanda), atomic=False)
     first, second = rig.stage(names(0, 50), barrier=FIVE), rig.stage(names(50, 50), barrier=FIVE)
     assert rig.commit(first)[-1] is Outcome.COMMITTED
     rig.committer.abort(rig.committables(second))
@@ -146,10 +146,10 @@ def test_what_such_brokers_do_with_a_transaction(spark: Any, as_redpanda: LocalB
     rig.close()
 
 
-def test_an_atomic_sink_is_refused_there(spark: Any, as_redpanda: LocalBroker) -> None:
+def test_an_atomic_sink_is_refused_there(spark: Any, as_redpanda: str) -> None:
     """By the versions that they know nobody can tell that they refuse what comes too late."""
     with pytest.raises(ConfigError, match=r"older than Kafka 3\.7, or of another make"):
-        Rig(spark, as_redpanda.bootstrap_servers, "python", created(as_redpanda), atomic=True)
+        Rig(spark, as_redpanda, "python", created(as_redpanda), atomic=True)
 
 
 # -- an upgrade -------------------------------------------------------------------------------------
