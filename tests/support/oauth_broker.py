@@ -41,7 +41,9 @@ class OAuthBroker(LocalBroker):
             "inter.broker.listener.name": "ITSELF",
             "sasl.enabled.mechanisms": "OAUTHBEARER",
             "connections.max.reauth.ms": str(self._session_ms),
-            f"{_LISTENER}.sasl.oauthbearer.jwks.endpoint.url": self._keys.as_uri(),
+            # Without both the broker believes any token that has the right form.
+            "sasl.oauthbearer.jwt.validator.class": f"{_PACKAGE}.BrokerJwtValidator",
+            "sasl.oauthbearer.jwks.endpoint.url": self._keys.as_uri(),
             f"{_LISTENER}.sasl.jaas.config": f"{_PACKAGE}.OAuthBearerLoginModule required;",
             f"{_LISTENER}.sasl.server.callback.handler.class": _VALIDATOR,
         }
