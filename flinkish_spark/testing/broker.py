@@ -90,6 +90,8 @@ class LocalBroker:
     ----------
     log
         The file that the broker's output is appended to.
+    is_paused
+        Whether it was frozen, and goes on only after :meth:`resume`.
 
     Examples
     --------
@@ -121,7 +123,7 @@ class LocalBroker:
         self._extra = dict(extra_properties)
         self._start_timeout_s = start_timeout_ms / 1000
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_paused = False
+        self.is_paused = False
         self._watcher: subprocess.Popen[bytes] | None = None
         self.log = self._directory / "broker.log"
 
@@ -162,7 +164,7 @@ class LocalBroker:
     @property
     def is_running(self) -> bool:
         """Whether it can answer: its process lives, and is not paused."""
-        return self._process is not None and self._process.poll() is None and not self._is_paused
+        return self._process is not None and self._process.poll() is None and not self.is_paused
 
     def start(self) -> Self:
         """Start the broker and return once it answers; about 5 s, longer after a kill.
@@ -222,12 +224,12 @@ class LocalBroker:
         os.kill(self.pid, signal.SIGSTOP)
         # On a busy machine its threads go on for a moment, and may answer what comes next.
         os.waitid(os.P_PID, self.pid, os.WSTOPPED)
-        self._is_paused = True
+        self.is_paused = True
 
     def resume(self) -> None:
         """Let a frozen broker go on (SIGCONT)."""
         os.kill(self.pid, signal.SIGCONT)
-        self._is_paused = False
+        self.is_paused = False
 
     def __enter__(self) -> Self:
         return self.start()
@@ -381,7 +383,7 @@ class LocalBroker:
         if self._process is not None:
             self._process.wait()
             self._process = None
-        self._is_paused = False
+        self.is_paused = False
         if self._watcher is not None:
             self._watcher.communicate(b"over\n")
             self._watcher = None

@@ -56,14 +56,21 @@ def rig_on(
     try:
         yield rig
     finally:
-        while TIMERS:
-            TIMERS.pop().cancel()
-        for node in cluster.nodes:
-            if not node.is_running:
-                node.stop()
-                node.start()
-        cluster.await_in_sync()
+        revive(cluster)
         rig.close()
+
+
+def revive(cluster: BrokerCluster) -> None:
+    """Start whoever was killed, let those go on that were paused."""
+    while TIMERS:
+        timer = TIMERS.pop()
+        timer.cancel()
+        timer.join()
+    for node in cluster.nodes:
+        if node.is_paused:
+            node.resume()
+        node.start()
+    cluster.await_in_sync()
 
 
 # -- a checkpoint, as the coordinator of a job takes it ----------------------------------------------
@@ -207,6 +214,7 @@ def test_a_coordinator_is_lost_in_a_phase_of_a_checkpoint(
             wanted = names(0, 150)
         assert not left
         assert patiently(lambda: still_open(rig.client, rig.job, 60_000)) == []
+        revive(cluster)
         assert rig.seen() == Counter(wanted)
 
 
@@ -224,6 +232,23 @@ def test_a_group_is_found_where_its_coordinator_has_moved_to(cluster: BrokerClus
                     cluster.move_leader(OFFSETS, partition, other)
             assert admin.committed_offsets(group) == {(topic, 0): at}
             admin.commit_offsets(group, {(topic, 0): at + 1})
+
+
+@pytest.mark.parametrize("how", ["paused", "killed"])
+def test_a_broker_that_does_not_answer_costs_a_part_of_the_time_allowed(
+    cluster: BrokerCluster, how: str
+) -> None:
+    """Whichever of the servers a new client tries first."""
+    node = cluster.nodes[1]
+    (node.pause if how == "paused" else node.kill)()
+    try:
+        for _ in range(12):
+            began = time.monotonic()
+            with KafkaAdmin(KafkaConnection(cluster.bootstrap_servers)) as admin:
+                admin.topics(["no-such-topic"])
+            assert time.monotonic() - began < 14
+    finally:
+        revive(cluster)
 
 
 # -- leaders ----------------------------------------------------------------------------------------
@@ -257,6 +282,7 @@ def test_the_leader_of_a_partition_is_lost_between_micro_batches(
 
         committed(rig, *staged_again_in_doubt(rig, stage))
         assert patiently(lambda: still_open(rig.client, rig.job, 60_000)) == []
+        revive(cluster)
         assert rig.seen() == Counter(names(0, 200))
 
 
@@ -298,6 +324,7 @@ def test_a_commit_counts_though_its_markers_have_to_wait(
         committed(rig, staged)
         cluster.nodes[2].start()
         assert patiently(lambda: still_open(rig.client, rig.job, 60_000)) == []
+        revive(cluster)
         assert rig.seen() == Counter(names(0, 100))
 
 

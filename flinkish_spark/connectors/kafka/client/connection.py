@@ -492,6 +492,7 @@ class _Secret(str):
 #   end of the stream, and that is how a broker says that the password is wrong.
 # - A client that was not opened leaves neither thread nor socket behind.
 # - What may not be sent yet waits.
+# - A broker that takes connections and does not answer costs a part of the time allowed, not all of it.
 
 
 _LOGIN_REFUSALS = (
@@ -505,6 +506,8 @@ _TLS_CUT_SHORT = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLZeroReturnError)
 #: OpenSSL's codes for a certificate of another host name or address.
 _OTHER_NAME = (62, 64)
 _THROTTLE_POLL_S = 0.005
+#: A connection is made, and a login done, within a third of a request's time, and at least this.
+_LEAST_SETUP_MS = 3_000
 
 
 def connected_admin(arguments: Mapping[str, object], servers: str, within_ms: int) -> Any:
@@ -532,7 +535,8 @@ def connected_admin(arguments: Mapping[str, object], servers: str, within_ms: in
 
     def make(**configs: Any) -> KafkaNetClient:
         net = NetworkSelector(**configs)
-        manager = _Manager(net, **configs)
+        patience_ms = max(_LEAST_SETUP_MS, int(configs["request_timeout_ms"]) // 3)
+        manager = _Manager(net, **{**configs, "socket_connection_setup_timeout_ms": patience_ms})
         made.append((KafkaNetClient(net, manager), manager))
         return made[-1][0]
 
@@ -608,8 +612,11 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ha
         finally:
             del self._waiting[connection]
 
-    def get_connection(self, *args: Any, **how: Any) -> Any:
-        connection = super().get_connection(*args, **how)
+    def get_connection(self, node_id: Any, timeout_ms: float | None = None, **how: Any) -> Any:
+        if timeout_ms is not None and len(self.cluster.bootstrap_brokers()) > 1:
+            # kafka-python would give all of the time allowed to the first one that it tries, which may hang.
+            timeout_ms = min(timeout_ms, self.config["socket_connection_setup_timeout_ms"])
+        connection = super().get_connection(node_id, timeout_ms, **how)
         if self.opening:
             connection.init_future.add_errback(self._failed)
         return connection
