@@ -169,12 +169,20 @@ def killed_under_way(cluster: BrokerCluster, name: str) -> None:
 
 LOSSES = {one.__name__: one for one in (killed, paused, moved, killed_under_way)}
 PHASES = ("begin", "go on", "look", "commit", "commit again", "abort")
+WAYS = ((True, "jvm"), (False, "python")), ((True, "python"), (False, "jvm"))
 
 
-@pytest.mark.parametrize("engine", ["jvm", "python"])
-@pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "default"])
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("phase", PHASES)
+def each_in_two_ways() -> list[Any]:
+    """Every loss in every phase, atomic and not; the engines take turns."""
+    return [
+        pytest.param(phase, loss, *way, id=f"{phase}-{loss}-{'atomic' if way[0] else 'default'}-{way[1]}")
+        for row, phase in enumerate(PHASES)
+        for column, loss in enumerate(LOSSES)
+        for way in WAYS[(row + column) % 2]
+    ]
+
+
+@pytest.mark.parametrize(("phase", "loss", "atomic", "engine"), each_in_two_ways())
 def test_a_coordinator_is_lost_in_a_phase_of_a_checkpoint(
     spark: Any, cluster: BrokerCluster, phase: str, loss: str, atomic: bool, engine: str
 ) -> None:
