@@ -55,9 +55,8 @@ def copy(
     engine, servers = how["engine"], cluster.bootstrap_servers
     env = environment(spark, folder / "job")
     orders = orders_source(servers, source, reader=engine, reader_options=how.get("reader_options", {}))
-    sink = KafkaSink(
-        servers, target, key="user", value=Json(), writer=engine, atomic=how["atomic"], **how.get("sink", {})
-    )
+    settings = {"key": "user", "value": Json(), **how.get("sink", {})}
+    sink = KafkaSink(servers, target, writer=engine, atomic=how["atomic"], **settings)
     env.from_source(orders, uid="orders").sink_to(sink, uid="out")
     run_until(env, lambda client: rows(client, "out") >= count)
 
@@ -253,7 +252,8 @@ def test_records_of_20_mb_are_replicated_and_copied(
         for number in range(4):
             # Spark's JSON takes texts of 20,000,000 characters and no longer ones.
             producer.send(source, order(number, pad=19_999_990 if number % 2 else 10)).get(timeout=120)
-    big = {"producer": {"max.request.size": limit}}
+    # Without a key: it would have the long text once more.
+    big = {"key": "", "producer": {"max.request.size": limit}}
     copy(spark, cluster, tmp_path, source, target, 4, engine=engine, atomic=atomic, sink=big)
     assert amounts_in(cluster, target) == Counter(range(4))
 
