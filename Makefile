@@ -37,7 +37,7 @@ export FLINKISH_SKIPPED := $(SKIPPED)
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
 STAGES := lint types unit integration crash
 
-.PHONY: help docs setup jars s3a hdfs flink registry shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-spark bench-recovery bench-latency bench-peers-env bench-start bench-state bench-operators bench-regressions bench-flink bench-full wheel clean
+.PHONY: help docs setup jars old-broker s3a hdfs flink registry shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-spark bench-recovery bench-latency bench-peers-env bench-start bench-state bench-operators bench-regressions bench-flink bench-full wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
@@ -51,7 +51,7 @@ help: ## this page
 setup: $(VENV)/.stamp jars shim ## virtual environment, JARs, the JVM side
 	@echo "ready: $(VENV)"
 
-jars: $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp s3a hdfs flink registry ## third-party JARs for Spark and the broker
+jars: $(BUILD)/jars/.stamp $(BUILD)/broker-jars/.stamp old-broker s3a hdfs flink registry ## third-party JARs for Spark and the broker
 
 shim: $(BUILD)/shim.stamp ## the JVM side, into flinkish_spark/jars/
 
@@ -197,6 +197,7 @@ $(BUILD)/plots.stamp: setup.cfg | $(VENV)/.stamp
 	@touch $@
 
 ROLE_OF_broker-jars := broker
+ROLE_OF_broker-3.9-jars := broker-3.9
 ROLE_OF_s3a-jars := s3a
 ROLE_OF_hdfs-jars := hdfs
 ROLE_OF_flink-jars := flink
@@ -211,6 +212,10 @@ $(BUILD)/%/.stamp: flinkish_spark/jars/pinned.txt tools/resolve_jars.py | $(VENV
 # Hadoop's S3A, in which Spark keeps its checkpoint in buckets. Without it its tests are skipped, and counted.
 s3a: $(VENV)/.stamp
 	@$(MAKE) $(BUILD)/s3a-jars/.stamp || echo "no S3A: the tests of jobs in a bucket are skipped"
+
+# Kafka 3.9, to be upgraded from. Without it its tests are skipped, and counted.
+old-broker: $(VENV)/.stamp
+	@$(MAKE) $(BUILD)/broker-3.9-jars/.stamp || echo "no Kafka 3.9: the tests of upgrades are skipped"
 
 # HDFS and YARN in one JVM. Without it their tests are skipped, and counted.
 hdfs: $(VENV)/.stamp

@@ -3,6 +3,7 @@
 
     python tools/resolve_jars.py spark  DIRECTORY
     python tools/resolve_jars.py broker DIRECTORY [--kafka VERSION]
+    python tools/resolve_jars.py broker-3.9 DIRECTORY
     python tools/resolve_jars.py s3a    DIRECTORY
     python tools/resolve_jars.py hdfs   DIRECTORY
     python tools/resolve_jars.py flink  DIRECTORY
@@ -35,6 +36,7 @@ NO_SPARK = "-"
 EXCLUDED = {
     "spark": ["*:*"],
     "broker": [],
+    "broker-3.9": [],
     "hdfs": [],
     "flink": ["*:*"],
     "flink-cluster": [],

@@ -1,4 +1,5 @@
 from .broker import LocalBroker as LocalBroker
+from .broker_cluster import BrokerCluster as BrokerCluster
 from .crash_points import KillAt as KillAt
 from .mini_cluster import MiniCluster as MiniCluster
 from .program_harness import Output as Output

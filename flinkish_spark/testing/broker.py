@@ -82,11 +82,16 @@ class LocalBroker:
         ``{"transaction.max.timeout.ms": "3600000"}``.
     start_timeout_ms
         How long :meth:`start` waits for the first answer.
+    features
+        Level of each feature that is not to be the release's own, of the first start:
+        ``{"transaction.version": 0}`` has transactions as they were before Kafka 4.
 
     Attributes
     ----------
     log
         The file that the broker's output is appended to.
+    is_paused
+        Whether it was frozen, and goes on only after :meth:`resume`.
 
     Examples
     --------
@@ -106,21 +111,19 @@ class LocalBroker:
         port: int = 0,
         extra_properties: Mapping[str, str] = MappingProxyType({}),
         start_timeout_ms: int = 60_000,
+        features: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._directory = Path(directory).resolve()
-        self._jars_dir = Path(jars_dir).resolve()
-        if not any(self._jars_dir.glob("kafka_2.13-*.jar")):
-            raise ConfigError(
-                "There is no Kafka broker to start",
-                why=f"{self._jars_dir} holds no kafka_2.13 JAR",
-                what_to_do="run `make jars`, or give the directory that holds the broker's JARs",
-            )
+        self.run_from(jars_dir)
+        self._cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+        self._features = dict(features)
         self._port = port or free_port()
         self._controller_port = free_port(self._port)
         self._ports = [self._port, self._controller_port]
         self._extra = dict(extra_properties)
         self._start_timeout_s = start_timeout_ms / 1000
         self._process: subprocess.Popen[bytes] | None = None
+        self.is_paused = False
         self._watcher: subprocess.Popen[bytes] | None = None
         self.log = self._directory / "broker.log"
 
@@ -141,6 +144,27 @@ class LocalBroker:
         if self._process is None:
             raise ConfigError("The broker is not running", what_to_do="call start()")
         return self._process.pid
+
+    def run_from(self, jars_dir: str | Path) -> None:
+        """Set the JARs of the next start: those of another release, as for an upgrade.
+
+        Raises
+        ------
+        ConfigError
+            If there is no broker in them.
+        """
+        self._jars_dir = Path(jars_dir).resolve()
+        if not any(self._jars_dir.glob("kafka_2.13-*.jar")):
+            raise ConfigError(
+                "There is no Kafka broker to start",
+                why=f"{self._jars_dir} holds no kafka_2.13 JAR",
+                what_to_do="run `make jars`, or give the directory that holds the broker's JARs",
+            )
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it can answer: its process lives, and is not paused."""
+        return self._process is not None and self._process.poll() is None and not self.is_paused
 
     def start(self) -> Self:
         """Start the broker and return once it answers; about 5 s, longer after a kill.
@@ -200,10 +224,12 @@ class LocalBroker:
         os.kill(self.pid, signal.SIGSTOP)
         # On a busy machine its threads go on for a moment, and may answer what comes next.
         os.waitid(os.P_PID, self.pid, os.WSTOPPED)
+        self.is_paused = True
 
     def resume(self) -> None:
         """Let a frozen broker go on (SIGCONT)."""
         os.kill(self.pid, signal.SIGCONT)
+        self.is_paused = False
 
     def __enter__(self) -> Self:
         return self.start()
@@ -233,6 +259,10 @@ class LocalBroker:
 
     def _first_users(self) -> list[str]:
         """Return the arguments that make users when the storage is formatted."""
+        return []
+
+    def _jvm_options(self) -> list[str]:
+        """Return further options of the broker's JVM."""
         return []
 
     def _probe_arguments(self) -> dict[str, object]:
@@ -279,12 +309,12 @@ class LocalBroker:
         self._properties_file.write_text(text, encoding="utf-8")
 
     def _format(self) -> None:
-        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
         # An interrupted format leaves a part behind: --ignore-formatted completes it.
         # One id in 64 begins with a dash, which is no value of an option unless an equals sign says so.
-        given = f"--cluster-id={cluster_id}"
+        given = f"--cluster-id={self._cluster_id}"
         arguments = ["format", "--ignore-formatted", given, "-c", str(self._properties_file)]
-        process = self._java("kafka.tools.StorageTool", *arguments, *self._first_users())
+        levels = [f"--feature={name}={level}" for name, level in self._features.items()]
+        process = self._java("kafka.tools.StorageTool", *arguments, *levels, *self._first_users())
         if process.wait() != 0:
             raise self._did_not_start("formatting its storage failed")
 
@@ -295,6 +325,7 @@ class LocalBroker:
             "-Xmx512m",
             "-Dorg.slf4j.simpleLogger.showDateTime=true",
             "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSS",
+            *self._jvm_options(),
             "-cp",
             str(self._jars_dir / "*"),
             main_class,
@@ -352,6 +383,7 @@ class LocalBroker:
         if self._process is not None:
             self._process.wait()
             self._process = None
+        self.is_paused = False
         if self._watcher is not None:
             self._watcher.communicate(b"over\n")
             self._watcher = None

@@ -84,8 +84,9 @@ def check_atomic(sink: KafkaSinkSettings, spark: SparkSession, wire: KafkaWire, 
         )
     if not wire.verifies_partitions():
         raise ConfigError(
-            f"the sink '{uid}' is atomic, and its brokers are older than Kafka 3.7",
-            why="they take records of a task that has outlived its transaction, behind the transaction's end",
+            f"the sink '{uid}' is atomic, and its brokers are older than Kafka 3.7, or of another make",
+            why="by the requests that they know they do not refuse records of a task that has outlived its "
+            "transaction, behind the transaction's end",
             what_to_do="use Kafka 3.7 or later, or leave atomic out",
         )
     for topic in sink.topics:

@@ -1,22 +1,18 @@
-"""The atomic Kafka sink where leaders and coordinators move, and with transactions of version 0."""
+"""The atomic Kafka sink where leaders and coordinators move."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from kafka.admin import KafkaAdminClient
 
-from flinkish_spark.connectors.kafka.writer import KafkaStaged
-from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.protocol.records import Outcome
-from flinkish_spark.testing.broker import LocalBroker
-from tests.integration.broker.test_atomic_sink import FIVE, Rig, append_as_a_zombie, names
-from tests.support.broker_cluster import BrokerCluster
+from flinkish_spark.testing.broker_cluster import BrokerCluster
+from tests.integration.broker.test_atomic_sink import FIVE, Rig, names
 from tests.support.open_transactions import still_open
 from tests.support.services import BROKER_JARS
 
@@ -50,7 +46,7 @@ def committed(rig: Rig, *results: Any) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerCluster]:
-    with BrokerCluster(tmp_path_factory.mktemp("cluster"), BROKER_JARS) as brokers:
+    with BrokerCluster(tmp_path_factory.mktemp("cluster"), jars_dir=BROKER_JARS) as brokers:
         yield brokers
 
 
@@ -78,30 +74,3 @@ def test_a_broker_dies_between_two_micro_batches_and_in_front_of_the_commit(
         assert rig.seen() == seen
     assert still_open(rig.client, rig.job) == []
     rig.close()
-
-
-class _OfVersion0(LocalBroker):
-    """Its transactions are those of Kafka 3: no end of one raises the epoch; partitions are verified."""
-
-    def _first_users(self) -> list[str]:
-        return ["--feature", "transaction.version=0"]
-
-
-@pytest.mark.parametrize("engine", ["jvm", "python"])
-def test_transactions_of_version_0_are_enough(spark: Any, tmp_path: Path, engine: str) -> None:
-    """One transaction, and what outlives it is refused."""
-    with _OfVersion0(tmp_path / "broker", jars_dir=BROKER_JARS) as broker:
-        topic = made(broker.bootstrap_servers, 1)
-        rig = Rig(spark, broker.bootstrap_servers, engine, topic)
-        first, second = rig.stage(names(0, 50)), rig.stage(names(50, 50), barrier=FIVE)
-        committed(rig, first, second)
-        # Until its markers are written a partition takes what goes on with the transaction.
-        assert still_open(rig.client, rig.job) == []
-        with pytest.raises(EnvironmentFault):
-            append_as_a_zombie(rig, KafkaStaged.of(rig.committables(second)[0].payload))
-        committed(rig, first, second)
-        third = rig.stage(names(100, 50), barrier=FIVE)
-        committed(rig, third)
-        assert rig.seen() == Counter(names(0, 150))
-        assert still_open(rig.client, rig.job) == []
-        rig.close()

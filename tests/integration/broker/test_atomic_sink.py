@@ -47,8 +47,14 @@ class Rig:
         self.job = JobUuid(uuid.uuid4().hex)
         self.client = TransactionClient(KafkaConnection(servers))
         self.blocks = iter(range(1, 1_000_000))
-        given = {"key": "k", "value": Raw("v"), "transaction_timeout_ms": 60_000, **settings}
-        self.sink = KafkaSink(servers, topic, writer=engine, atomic=True, **given)
+        given = {
+            "key": "k",
+            "value": Raw("v"),
+            "transaction_timeout_ms": 60_000,
+            "atomic": True,
+            **settings,
+        }
+        self.sink = KafkaSink(servers, topic, writer=engine, **given)
         fields = spark.createDataFrame([], SCHEMA).schema
         config = CheckpointConfig(interval_ms=1_000, restart_budget_ms=10_000)
         self.context = sink_context_of(self.job, OwnerEpoch(1), "out", fields, config)

@@ -8,7 +8,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar
 
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
@@ -57,6 +57,10 @@ UNSETTLED = frozenset(
         Code.CONCURRENT_TRANSACTIONS,
     }
 )
+
+
+#: "Somebody else coordinates that", or nobody now.
+_MOVED = frozenset({Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR})
 
 
 #: "You may not": retrying cannot help.
@@ -255,7 +259,6 @@ _FETCH_VERSION = 12
 _INIT_PRODUCER_ID_VERSION = 4
 _PRODUCE_VERSION_OF_3_7 = 10
 _MAX_CACHED_COORDINATORS = 10_000
-_THROTTLE_POLL_S = 0.005
 
 _WRONG_CLIENT = (
     f"The installed kafka-python lacks what flinkish_spark needs; install kafka-python=={PINNED_VERSION}"
@@ -285,6 +288,10 @@ _RIGHTS = {
     kafka_errors.TransactionalIdAuthorizationFailedError: "WRITE and DESCRIBE on transactional ids with the "
     "prefix 'flinkish-'",
 }
+
+
+class UnknownRequest(EnvironmentFault):
+    """The brokers have no version of a request that will do: they are too old, or of another make."""
 
 
 class KafkaWire(Connected):
@@ -340,6 +347,8 @@ class KafkaWire(Connected):
             If no broker answered. The broker may nevertheless have acted on the request.
         AuthorizationError
             If Kafka refuses the principal.
+        UnknownRequest
+            If the brokers do not know the request.
         kafka.errors.BrokerResponseError
             Any other error code, for the caller to decide on.
         """
@@ -349,7 +358,15 @@ class KafkaWire(Connected):
             return body(self._admin)
         except _REFUSALS as refused:
             self._refused(what, refused)
+        except kafka_errors.IncompatibleBrokerVersion as unknown:
+            raise UnknownRequest(
+                f"The Kafka brokers at {self.connection.servers} do not know the request to {what}",
+                why=str(unknown),
+                what_to_do="use Kafka 3.0 or later",
+                bootstrap_servers=self.connection.servers,
+            ) from unknown
         except kafka_errors.BrokerResponseError as answer:
+            self._heed([answer.errno])
             if answer.errno != kafka_errors.RequestTimedOutError.errno:
                 raise
             self._unanswered(what, answer)
@@ -469,15 +486,18 @@ class KafkaWire(Connected):
             answer = self.attempt(what, _blocking(body), connect_within_ms=within_ms)
         except kafka_errors.BrokerResponseError as refused:
             answer = int(refused.errno)
-        code = answer if isinstance(answer, int) else answer.error_code
-        if code in (Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR):
-            self._forget_coordinator(transactional_id)
+        else:
+            self._heed([answer.error_code])
         return answer
 
-    def _forget_coordinator(self, transactional_id: str) -> None:
-        if self._admin is not None:
-            cache = self._admin._manager.cluster._coordinators
-            cache.pop((CoordinatorType.TRANSACTION, transactional_id), None)
+    def _heed(self, codes: Iterable[int]) -> None:
+        """Forget who coordinates what if one of the codes says that it is somebody else.
+
+        Of groups and transactional ids alike, and all of them: the broker that was asked had more than one.
+        kafka-python keeps them for ever.
+        """
+        if self._admin is not None and not _MOVED.isdisjoint(codes):
+            self._admin._manager.cluster._coordinators.clear()
 
     def describe_transactions(self, transactional_ids: Iterable[str]) -> dict[str, TransactionView]:
         """Return what the coordinators say about each id, with one request to each coordinator.
@@ -499,9 +519,7 @@ class KafkaWire(Connected):
             return views
 
         views = self.call("describe transactions", _blocking(body)) if wanted else {}
-        for transactional_id, view in views.items():
-            if view.code == Code.NOT_COORDINATOR:
-                self._forget_coordinator(transactional_id)
+        self._heed(view.code for view in views.values())
         return views
 
     def list_transactions(self, states: Iterable[str] = ()) -> list[ListedTransaction]:
@@ -624,18 +642,6 @@ def _blocking(body: Callable[[Any], Coroutine[Any, Any, _T]]) -> Callable[[Any],
     return run
 
 
-async def _patiently_sent(admin: Any, request: Any, node: int, request_timeout_ms: int) -> Any:
-    """Send a request; where the broker throttles this client it waits, while kafka-python would refuse it."""
-    connection = admin._manager.get_connection(node)
-    while connection.paused and not connection.closed:
-        await admin._net.sleep(_THROTTLE_POLL_S)
-    try:
-        return await admin._manager.send(request, node_id=node, request_timeout_ms=request_timeout_ms)
-    except RuntimeError as closed:
-        # kafka-python's way to say that the socket closed under its feet.
-        raise kafka_errors.KafkaConnectionError(str(closed)) from closed
-
-
 async def _coordinators(admin: Any, transactional_ids: list[str]) -> dict[str, int]:
     # kafka-python keeps the coordinator of every id for ever; a job uses new ids for hours.
     if len(admin._manager.cluster._coordinators) > _MAX_CACHED_COORDINATORS:
@@ -695,6 +701,8 @@ except ImportError as missing:
     raise EnvironmentFault(_WRONG_CLIENT, why=str(missing)) from missing
 #: Larger answers are refused by kafka-python's parser, which ends the connection.
 MAX_FRAME_BYTES = 100_000_000
+#: Kafka's word for "nobody else".
+NO_REPLICA = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -703,7 +711,8 @@ class FetchLimits:
 
     Kafka sends the first batch whole even if it is larger than both sizes, so that a reader
     always gets on. `max_wait_ms` is how long the broker may hold the answer back until it has
-    `min_bytes`; zero and zero is "what there is, now".
+    `min_bytes`; zero and zero is "what there is, now". With a `rack` a leader may name a replica there,
+    which is asked instead (KIP-392).
     """
 
     isolation: Isolation
@@ -712,6 +721,7 @@ class FetchLimits:
     request_timeout_ms: int
     max_wait_ms: int = 0
     min_bytes: int = 0
+    rack: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -729,6 +739,8 @@ class RawSlice:
     #: (producer id, first offset) of the aborted transactions that overlap what was read.
     aborted: tuple[tuple[int, int], ...] = ()
     records: bytes = b""
+    #: The broker that the leader wants to be asked instead, or NO_REPLICA.
+    preferred_replica: int = NO_REPLICA
 
 
 #: The partitions that were answered; a broker that throttles this client leaves all out.
@@ -768,44 +780,77 @@ class FetchClient:
 
     Leaders are asked for once and again after any error; the pending results must have been
     taken before anything else is asked over the same wire.
+
+    A replica that a leader names is believed only as far as it has records. What else it says, an end of the
+    log, an offset that is out of range, an error, may just be that it lags behind: the leader is asked then.
     """
 
     def __init__(self, wire: KafkaWire) -> None:
         self._wire = wire
         self._leaders: dict[Place, int] = {}
+        self._replicas: dict[Place, int] = {}
 
     def send(
         self, offsets: Mapping[Place, int], limits: FetchLimits, *, connect_within_ms: int
     ) -> PendingFetch:
         """Send one Fetch from `offsets` on to the leader of the first place, and do not wait.
 
-        A place that is led by another broker is answered with an error code.
+        A place that is led by another broker is answered with an error code. A rack counts for a Fetch of one
+        place.
 
         Raises
         ------
         BrokerUnavailableError, AuthorizationError
             If there is no connection yet and none can be made.
         """
-        places = tuple(offsets)
-        request = _request(offsets, limits)
-        topic, partition = places[0]
-        what = f"read {topic}-{partition} at offset {offsets[places[0]]}"
+        topic, partition = next(iter(offsets))
+        what = f"read {topic}-{partition} at offset {offsets[topic, partition]}"
 
         async def body(admin: Any) -> FetchAnswer:
-            code, node = await self._leader(admin, places[0])
-            if code != Code.NONE:
-                return dict.fromkeys(places, RawSlice(code))
-            answer = _answer_of(
-                await _patiently_sent(admin, request, node, limits.request_timeout_ms), places
-            )
-            if any(seen.code != Code.NONE for seen in answer.values()):
-                self._leaders.clear()
-            return answer
+            if limits.rack and len(offsets) == 1:
+                return await self._from_nearest(admin, offsets, limits)
+            return await self._from_leader(admin, offsets, limits)
 
         future = self._wire.attempt(
             what, lambda admin: admin._manager.call_soon(body, admin), connect_within_ms=connect_within_ms
         )
-        return PendingFetch(self._wire, future, what, places)
+        return PendingFetch(self._wire, future, what, tuple(offsets))
+
+    async def _from_leader(
+        self, admin: Any, offsets: Mapping[Place, int], limits: FetchLimits
+    ) -> FetchAnswer:
+        code, node = await self._leader(admin, next(iter(offsets)))
+        if code != Code.NONE:
+            return dict.fromkeys(offsets, RawSlice(code))
+        answer = await _fetched(admin, node, offsets, limits)
+        if any(seen.code != Code.NONE for seen in answer.values()):
+            self._leaders.clear()
+        return answer
+
+    async def _from_nearest(
+        self, admin: Any, offsets: Mapping[Place, int], limits: FetchLimits
+    ) -> FetchAnswer:
+        """Ask the replica that the leader has named, if it has; else the leader."""
+        (place,) = offsets
+        if place not in self._replicas:
+            answer = await self._from_leader(admin, offsets, limits)
+            if place not in answer or answer[place].preferred_replica == NO_REPLICA:
+                return answer
+            # With the name come no records.
+            self._replicas[place] = answer[place].preferred_replica
+            if admin._manager.cluster.broker_metadata(self._replicas[place]) is None:
+                # It joined since the client was built.
+                await admin._manager.cluster.refresh_metadata()
+        without_rack = replace(limits, rack="")
+        try:
+            answer = await _fetched(admin, self._replicas[place], offsets, without_rack)
+        except (kafka_errors.KafkaError, OSError):
+            # Of one broker only. Whether there is an outage the leader shows.
+            answer = {}
+        if place in answer and answer[place].code == Code.NONE and answer[place].records:
+            return answer
+        del self._replicas[place]
+        return await self._from_leader(admin, offsets, without_rack)
 
     async def _leader(self, admin: Any, place: Place) -> tuple[int, int]:
         """Return (error code, node) of the broker that leads `place`, from Kafka if not known."""
@@ -824,6 +869,13 @@ class FetchClient:
             return kafka_errors.LeaderNotAvailableError.errno, -1
         self._leaders[place] = row["leader_id"]
         return Code.NONE, row["leader_id"]
+
+
+async def _fetched(
+    admin: Any, node: int, offsets: Mapping[Place, int], limits: FetchLimits
+) -> FetchAnswer:
+    response = await admin._manager.send(_request(offsets, limits), node, limits.request_timeout_ms)
+    return _answer_of(response, offsets)
 
 
 async def _settled(future: Any) -> FetchAnswer:
@@ -848,6 +900,7 @@ def _request(offsets: Mapping[Place, int], limits: FetchLimits) -> Any:
         session_epoch=-1,
         topics=[FetchRequest.FetchTopic(topic=topic, partitions=rows) for topic, rows in by_topic.items()],
         forgotten_topics_data=[],
+        rack_id=limits.rack,
         max_version=_FETCH_VERSION,
     )
 
@@ -863,6 +916,7 @@ def _answer_of(response: Any, places: Iterable[Place]) -> FetchAnswer:
             row.high_watermark,
             tuple((entry.producer_id, entry.first_offset) for entry in row.aborted_transactions or ()),
             row.records or b"",
+            row.preferred_read_replica,
         )
         for topic in response.responses
         for row in topic.partitions
@@ -1017,7 +1071,11 @@ class ProduceClient:
             return [name for name, bits in told.items() if not bits & {_RIGHTS_UNKNOWN, _WRITE}]
 
         what = "ask for rights on topics"
-        return self._wire.attempt(what, _blocking(body), connect_within_ms=self._wire.timeout_ms)
+        try:
+            return self._wire.attempt(what, _blocking(body), connect_within_ms=self._wire.timeout_ms)
+        except UnknownRequest:
+            # They do not tell; whoever writes will be told.
+            return []
 
     def init_idempotent(self, *, connect_within_ms: int) -> ProducerGrant:
         """Ask any broker once for a producer id that belongs to no transactional id."""
@@ -1072,8 +1130,7 @@ class ProduceClient:
             for topic in answer.results_by_topic_v3_and_below
             for row in topic.results_by_partition
         }
-        if Code.NOT_COORDINATOR in codes.values() or Code.COORDINATOR_NOT_AVAILABLE in codes.values():
-            self._wire._forget_coordinator(transactional_id)
+        self._wire._heed(codes.values())
         return {place: codes[place] for place in wanted}
 
     def add_group(
@@ -1146,9 +1203,7 @@ class ProduceClient:
             codes = self._wire.attempt(what, _blocking(body), connect_within_ms=connect_within_ms)
         except kafka_errors.BrokerResponseError as refused:
             codes = dict.fromkeys(offsets, int(refused.errno))
-        moved = (Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR)
-        if self._wire._admin is not None and any(code in moved for code in codes.values()):
-            self._wire._admin._manager.cluster._coordinators.pop((CoordinatorType.GROUP, group), None)
+        self._wire._heed(codes.values())
         return codes
 
     def begin_produce(
@@ -1176,7 +1231,7 @@ class ProduceClient:
         )
 
         def begin(admin: Any) -> ProduceInFlight:
-            future = admin._manager.call_soon(_patiently_sent, admin, request, leader, request_timeout_ms)
+            future = admin._manager.call_soon(admin._manager.send, request, leader, request_timeout_ms)
             future.add_both(lambda _: answered.set())
             return ProduceInFlight(batches, future, lambda: self._wire._admin is not admin)
 

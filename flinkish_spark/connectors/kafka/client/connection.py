@@ -6,6 +6,7 @@ import re
 import shlex
 import ssl
 import tempfile
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,10 +15,12 @@ from typing import Any
 
 import kafka.errors as kafka_errors
 from kafka import KafkaAdminClient
+from kafka.future import Future
 from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
+from flinkish_spark.connectors.kafka.client.oauth import Tokens, take_token_source
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, EnvironmentFault
 
 # ----------------------------------------------------------------------------------------------------------
@@ -63,6 +66,11 @@ def take_tls(left: dict[str, str]) -> dict[str, object]:
     _load_trusted(context, options)
     _load_identity(context, options)
     return {"ssl_context": context}
+
+
+def _context_of(options: Mapping[str, str]) -> ssl.SSLContext:
+    context = take_tls(dict(options)).get("ssl_context")
+    return context if isinstance(context, ssl.SSLContext) else ssl.create_default_context()
 
 
 def _check_store(store: str, inline: list[str], options: Mapping[str, str]) -> None:
@@ -205,6 +213,7 @@ _SASL_MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "OAUTHBEARER": "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule",
 }
 _SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
@@ -302,7 +311,7 @@ class KafkaConnection:
         (``ssl.truststore.type`` and ``ssl.keystore.type`` PEM); Python cannot read JKS or PKCS12.
 
         At level DEBUG kafka-python's own logger ``kafka`` prints what it sends, and PLAIN sends the
-        password; SCRAM does not.
+        password, OAUTHBEARER the token; SCRAM sends neither.
 
         Raises
         ------
@@ -417,6 +426,9 @@ def _take_sasl(left: dict[str, str], security_protocol: str) -> dict[str, object
         )
     if jaas is None and not wanted:
         return {}
+    if mechanism == "OAUTHBEARER":
+        source = take_token_source(left, _jaas_options(jaas, mechanism), _context_of)
+        return {"sasl_mechanism": mechanism, **source}
     user, password = _jaas_login(jaas, mechanism)
     if mechanism != "PLAIN":
         # In SCRAM both separate fields (RFC 5802); kafka-python leaves that to its caller.
@@ -428,15 +440,21 @@ def _take_sasl(left: dict[str, str], security_protocol: str) -> dict[str, object
     }
 
 
+def _jaas_options(jaas: str | None, mechanism: str) -> dict[str, str] | None:
+    """Return the options of the one entry; None if it is none of the mechanism's."""
+    entry = _JAAS.fullmatch(jaas or "")
+    # Some distributions move Kafka's classes to a package of their own.
+    if entry is None or entry[1].rpartition(".")[2] != _SASL_MODULES[mechanism].rpartition(".")[2]:
+        return None
+    return {name: _unquoted(value) for name, value in re.findall(_JAAS_OPTION, entry[2])}
+
+
 def _jaas_login(jaas: str | None, mechanism: str) -> tuple[str, str]:
     """Return name and password; the error never holds a part of `jaas`."""
-    entry = _JAAS.fullmatch(jaas or "")
-    fields = {name: _unquoted(value) for name, value in re.findall(_JAAS_OPTION, entry[2])} if entry else {}
+    fields = _jaas_options(jaas, mechanism) or {}
     module = _SASL_MODULES[mechanism]
-    # Some distributions move Kafka's classes to a package of their own.
-    named = entry is not None and entry[1].rpartition(".")[2] == module.rpartition(".")[2]
     token = fields.get("tokenauth", "").lower() == "true"
-    if not named or token or not fields.get("username") or not fields.get("password"):
+    if token or not fields.get("username") or not fields.get("password"):
         raise ConfigError(
             f"Kafka option 'sasl.jaas.config' {'is missing' if jaas is None else 'cannot be used'}",
             why="Python cannot use a delegation token" if token else f"{mechanism} needs one of its form",
@@ -473,6 +491,8 @@ class _Secret(str):
 # - What a broker said before it hung up is heard. kafka-python drops what arrives together with the
 #   end of the stream, and that is how a broker says that the password is wrong.
 # - A client that was not opened leaves neither thread nor socket behind.
+# - What may not be sent yet waits.
+# - A broker that takes connections and does not answer costs a part of the time allowed, not all of it.
 
 
 _LOGIN_REFUSALS = (
@@ -485,6 +505,9 @@ _LOGIN_REFUSALS = (
 _TLS_CUT_SHORT = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLZeroReturnError)
 #: OpenSSL's codes for a certificate of another host name or address.
 _OTHER_NAME = (62, 64)
+_THROTTLE_POLL_S = 0.005
+#: A connection is made, and a login done, within a third of a request's time, and at least this.
+_LEAST_SETUP_MS = 3_000
 
 
 def connected_admin(arguments: Mapping[str, object], servers: str, within_ms: int) -> Any:
@@ -512,10 +535,14 @@ def connected_admin(arguments: Mapping[str, object], servers: str, within_ms: in
 
     def make(**configs: Any) -> KafkaNetClient:
         net = NetworkSelector(**configs)
-        manager = _Manager(net, **configs)
+        patience_ms = max(_LEAST_SETUP_MS, int(configs["request_timeout_ms"]) // 3)
+        manager = _Manager(net, **{**configs, "socket_connection_setup_timeout_ms": patience_ms})
         made.append((KafkaNetClient(net, manager), manager))
         return made[-1][0]
 
+    if isinstance(tokens := arguments.get("sasl_oauth_token_provider"), Tokens):
+        # Here it is heard what the endpoint says; a login would only be one that failed.
+        tokens.token()
     try:
         admin = KafkaAdminClient(**arguments, bootstrap_timeout_ms=max(1, within_ms), kafka_client=make)
     except (kafka_errors.KafkaError, OSError) as failed:
@@ -537,14 +564,59 @@ def connected_admin(arguments: Mapping[str, object], servers: str, within_ms: in
 
 
 class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python has no types
-    """While opening, remembers the last failure, and gives up when asking again cannot help."""
+    """While opening, remembers the last failure, and gives up when asking again cannot help.
+
+    Where a broker throttles this client, requests of every kind wait for their turn. kafka-python refuses
+    them, which looks like a lost connection: each would be closed and opened again, and whatever else was
+    under way on it would be lost.
+    """
 
     #: Later on a closed manager would leave the requests of others without an answer.
     opening = True
     failure: BaseException | None = None
 
-    def get_connection(self, *args: Any, **how: Any) -> Any:
-        connection = super().get_connection(*args, **how)
+    def __init__(self, *args: Any, **configs: Any) -> None:
+        super().__init__(*args, **configs)
+        self._waiting: dict[Any, deque[tuple[Any, int | None, Future]]] = {}
+
+    def send(self, request: Any, node_id: Any = None, request_timeout_ms: int | None = None) -> Future:
+        """Send a request, behind those that wait for the same broker; any broker if none is named."""
+        try:
+            connection = self.get_connection(self.least_loaded_node() if node_id is None else node_id)
+        except kafka_errors.NodeNotReadyError as unknown:
+            return Future().failure(unknown)
+        if connection not in self._waiting:
+            if not connection.paused or connection.closed:
+                return _sent(connection, request, request_timeout_ms)
+            self._waiting[connection] = deque()
+            self._net.call_soon(lambda: self._send_when_allowed(connection))
+        answer = Future()
+        self._waiting[connection].append((request, request_timeout_ms, answer))
+        return answer
+
+    def least_loaded_node(self) -> Any:
+        """Return a broker; one that throttles this client if all do."""
+        found = super().least_loaded_node()
+        throttling = (node for node, one in self._conns.items() if one.paused and not one.closed)
+        return next(throttling, None) if found is None else found
+
+    async def _send_when_allowed(self, connection: Any) -> None:
+        waiting = self._waiting[connection]
+        try:
+            while waiting:
+                while connection.paused and not connection.closed:
+                    await self._net.sleep(_THROTTLE_POLL_S)
+                request, request_timeout_ms, answer = waiting.popleft()
+                sent = _sent(connection, request, request_timeout_ms)
+                sent.add_callback(answer.success).add_errback(answer.failure)
+        finally:
+            del self._waiting[connection]
+
+    def get_connection(self, node_id: Any, timeout_ms: float | None = None, **how: Any) -> Any:
+        if timeout_ms is not None and len(self.cluster.bootstrap_brokers()) > 1:
+            # kafka-python would give all of the time allowed to the first one that it tries, which may hang.
+            timeout_ms = min(timeout_ms, self.config["socket_connection_setup_timeout_ms"])
+        connection = super().get_connection(node_id, timeout_ms, **how)
         if self.opening:
             connection.init_future.add_errback(self._failed)
         return connection
@@ -574,6 +646,14 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ha
         return transport
 
 
+def _sent(connection: Any, request: Any, request_timeout_ms: int | None) -> Future:
+    try:
+        return connection.send_request(request, request_timeout_ms=request_timeout_ms)
+    except RuntimeError as closed:
+        # kafka-python's way to say that the socket closed under its feet.
+        return Future().failure(kafka_errors.KafkaConnectionError(str(closed)))
+
+
 def _final_tls_error(error: BaseException) -> ssl.SSLError | None:
     # kafka-python keeps the error as context or as argument of its own.
     for candidate in (error, error.__context__, *error.args):
@@ -586,7 +666,7 @@ def _login_refused(servers: str, error: BaseException) -> AuthorizationError:
     return AuthorizationError(
         f"Kafka at {servers} refuses the login",
         why=str(error),
-        what_to_do="correct security.protocol, sasl.mechanism, or name and password in sasl.jaas.config",
+        what_to_do="correct security.protocol, sasl.mechanism, or the login in sasl.jaas.config",
         bootstrap_servers=servers,
     )
 

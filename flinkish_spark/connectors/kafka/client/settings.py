@@ -77,6 +77,9 @@ class ReaderSettings:
     default_api_timeout_ms
         How long reading may make no progress before it fails; at least four seconds, since less
         would report a loss as a broker that is down.
+    client_rack
+        Where the readers are: a replica there is read, where brokers choose replicas by rack. Empty for
+        the leader.
 
     Raises
     ------
@@ -95,6 +98,7 @@ class ReaderSettings:
     request_timeout_ms: int = 30_000
     default_api_timeout_ms: int = 60_000
     include_leader_epoch: bool = False
+    client_rack: str = ""
 
     def __post_init__(self) -> None:
         for option, (name, least) in _NUMBERS.items():
@@ -144,6 +148,8 @@ class ReaderSettings:
                 )
             if bare in _NUMBERS:
                 given[_NUMBERS[bare][0]] = _number(option, text)
+            elif bare in _TEXTS:
+                given[_TEXTS[bare]] = text.strip()
             else:
                 name, values = _WORDS[bare]
                 given[name] = _word(option, text, values)
@@ -167,6 +173,7 @@ class ReaderSettings:
             min(self.fetch_max_bytes, largest),
             min(self.max_partition_fetch_bytes, largest),
             min(self.request_timeout_ms, self.patience_ms),
+            rack=self.client_rack,
         )
 
     def waiting_limits(self) -> FetchLimits:
@@ -194,8 +201,10 @@ _WORDS: dict[str, tuple[str, Mapping[str, Any]]] = {
         {"read_committed": Isolation.READ_COMMITTED, "read_uncommitted": Isolation.READ_UNCOMMITTED},
     ),
 }
+#: Kafka's name -> field, for any text.
+_TEXTS = {"client.rack": "client_rack"}
 #: The consumer settings that mean something here, without the prefix ``kafka.``.
-READER_OPTIONS = frozenset(_NUMBERS) | frozenset(_WORDS)
+READER_OPTIONS = frozenset(_NUMBERS) | frozenset(_WORDS) | frozenset(_TEXTS)
 
 
 def _number(option: str, text: str) -> int:

@@ -8,12 +8,23 @@ import ssl
 import subprocess
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kafka.errors import (
+    CoordinatorNotAvailableError,
+    KafkaConnectionError,
+    NotCoordinatorError,
+    NotLeaderForPartitionError,
+)
+from kafka.future import Future
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
 
 from flinkish_spark import FileSink, Json, KafkaManifest, KafkaSink, KafkaSource
-from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.client import KafkaWire
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, _Manager
 from flinkish_spark.core.errors import ConfigError
 from tests.support.tls import LocalCertificates, make_certificates
 
@@ -394,3 +405,79 @@ def test_spark_and_java_get_what_was_given(certificates: LocalCertificates) -> N
     connection = KafkaConnection("b:1", {f"kafka.{name}": value for name, value in given.items()})
     assert connection.for_java() == {"bootstrap.servers": "b:1", **given}
     assert connection.for_spark() == {f"kafka.{name}": value for name, value in connection.for_java().items()}
+
+
+# -- brokers that hang, move or throttle ------------------------------------------------------------
+
+
+class Throttled:
+    """A connection that may not be written to for a while."""
+
+    def __init__(self) -> None:
+        self.paused, self.closed = {"throttle"}, False
+        self.sent: list[int] = []
+
+    def send_request(self, request: int, request_timeout_ms: int | None = None) -> Future:
+        self.sent.append(request)
+        if request == 2:
+            raise RuntimeError("the socket closed under its feet")
+        return Future().success(request)
+
+
+def test_requests_of_a_throttled_client_wait_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = NetworkSelector()
+    manager = _Manager(net)
+    throttled = Throttled()
+    monkeypatch.setattr(manager, "get_connection", lambda _node: throttled)
+
+    async def ask() -> list[Any]:
+        answers = [manager.send(number, 1) for number in range(3)]
+        await net.sleep(0.02)
+        assert not throttled.sent
+        throttled.paused = set()
+        answers.append(manager.send(3, 1))
+        await net.sleep(0.02)
+        answers.append(manager.send(4, 1))
+        return [one.exception or one.value for one in answers]
+
+    zero, one, lost, *rest = manager.run(ask)
+    assert (zero, one, rest, throttled.sent) == (0, 1, [3, 4], [0, 1, 2, 3, 4])
+    assert isinstance(lost, KafkaConnectionError)
+    net.close()
+
+
+def test_one_of_several_servers_gets_a_part_of_the_time_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may take the connection and never answer."""
+    given: list[Any] = []
+
+    def connected(_: Any, _node: Any, timeout_ms: Any = None) -> Any:
+        given.append(timeout_ms)
+        return SimpleNamespace(init_future=Future())
+
+    monkeypatch.setattr(KafkaConnectionManager, "get_connection", connected)
+    for servers in (["a:1"], ["a:1", "b:2"]):
+        net = NetworkSelector()
+        manager = _Manager(net, bootstrap_servers=servers, socket_connection_setup_timeout_ms=3_000)
+        manager.get_connection("first", timeout_ms=15_000)
+        manager.get_connection(1)
+        net.close()
+    assert given == [15_000, None, 3_000, None]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_forgotten"),
+    [(NotCoordinatorError, True), (CoordinatorNotAvailableError, True), (NotLeaderForPartitionError, False)],
+)
+def test_who_coordinates_is_forgotten_when_somebody_says_that_it_has_moved(
+    error: type[Exception], is_forgotten: bool
+) -> None:
+    known = {("GROUP", "g"): 1, ("TRANSACTION", "t"): 2}
+    wire = KafkaWire(KafkaConnection("b:1"))
+    wire._admin = SimpleNamespace(_manager=SimpleNamespace(cluster=SimpleNamespace(_coordinators=known)))
+
+    def refused(_admin: Any) -> None:
+        raise error
+
+    with pytest.raises(error):
+        wire.attempt("read the offsets of a group", refused, connect_within_ms=1)
+    assert not known if is_forgotten else len(known) == 2

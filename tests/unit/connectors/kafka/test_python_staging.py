@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from kafka.errors import KafkaConnectionError
+from kafka.errors import KafkaConnectionError, for_code
 from kafka.future import Future
 
 from flinkish_spark.checkpoint.failures import NOT_AUTHORIZED_MARKER
@@ -36,6 +36,7 @@ from flinkish_spark.connectors.kafka.client.admission import (
 from flinkish_spark.connectors.kafka.client.batches import Codec, batches, decode
 from flinkish_spark.connectors.kafka.client.client import (
     BatchAnswer,
+    Code,
     ProduceClient,
     ProducerGrant,
     TopicLayout,
@@ -230,6 +231,22 @@ def test_dead_letters_need_a_topic() -> None:
 def test_the_markers_are_those_that_the_driver_looks_for() -> None:
     assert faults.BAD_RECORD_MARKER == BAD_RECORD_MARKER
     assert faults.NOT_AUTHORIZED_MARKER == NOT_AUTHORIZED_MARKER
+
+
+#: What kafka-python calls otherwise.
+RENAMED = {
+    "NONE": "NO_ERROR",
+    "NOT_LEADER_OR_FOLLOWER": "NOT_LEADER_FOR_PARTITION",
+    "MESSAGE_TOO_LARGE": "MESSAGE_SIZE_TOO_LARGE",
+    "INVALID_TOPIC_EXCEPTION": "INVALID_TOPIC",
+}
+
+
+@pytest.mark.parametrize("codes", [WriteCode, Code])
+def test_codes_have_kafkas_numbers(codes: Any) -> None:
+    """A wrong one would be tried again for ever, or never."""
+    names = {code.name: RENAMED.get(code.name, code.name) for code in codes}
+    assert {code.name: for_code(code).message for code in codes} == names
 
 
 def test_every_code_has_one_reaction_and_an_unknown_one_fails() -> None:
@@ -517,7 +534,8 @@ class BareWire:
 
     def __init__(self) -> None:
         self.future = Future()
-        self._admin: Any = SimpleNamespace(_manager=SimpleNamespace(call_soon=lambda *_: self.future))
+        manager = SimpleNamespace(call_soon=lambda *_: self.future, send=None)
+        self._admin: Any = SimpleNamespace(_manager=manager)
 
     def attempt(self, what: str, body: Callable[[Any], Any], *, connect_within_ms: int) -> Any:
         try:

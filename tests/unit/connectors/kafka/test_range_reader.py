@@ -554,12 +554,16 @@ def test_settings_go_by_kafkas_names() -> None:
             "default.api.timeout.ms": "5000",
             "isolation.level": "read_uncommitted",
             "kafka.max.poll.records": "5000",
+            "kafka.client.rack": " a-rack ",
         },
         include_headers=True,
     )
-    assert settings == ReaderSettings(UNCOMMITTED, True, True, 1000, 2000, 20, 3, False, 4000, 5000)
-    assert settings.fetch_limits() == FetchLimits(UNCOMMITTED, 1000, 2000, 4000)
-    assert settings.waiting_limits() == FetchLimits(UNCOMMITTED, 1000, 2000, 4000, 20, 3)
+    known = ReaderSettings(
+        UNCOMMITTED, True, True, 1000, 2000, 20, 3, False, 4000, 5000, client_rack="a-rack"
+    )
+    assert settings == known
+    assert settings.fetch_limits() == FetchLimits(UNCOMMITTED, 1000, 2000, 4000, rack="a-rack")
+    assert settings.waiting_limits() == FetchLimits(UNCOMMITTED, 1000, 2000, 4000, 20, 3, "a-rack")
     assert not READER_OPTIONS & HARMLESS_OPTIONS
 
 

@@ -1,0 +1,310 @@
+"""Bearer tokens for SASL OAUTHBEARER: from an identity provider's token endpoint, or from a file.
+
+As Kafka's `OAuthBearerLoginCallbackHandler` makes them for Java's client, and out of the same options: the
+grant is `client_credentials` (RFC 6749, 4.4), or a file holds the token.
+
+- A token is kept in this process until four fifths of its life are over, which is when Java's client takes a
+  new one, too; brokers that set `connections.max.reauth.ms` ask again later than that.
+- A redirect is not followed: it would carry the client's secret to another host.
+- Neither secret nor token is in a message or a `repr`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import kafka.errors as kafka_errors
+from kafka.net.sasl.oauth import AbstractTokenProvider
+
+from flinkish_spark.core.clock import Clock, SystemClock
+from flinkish_spark.core.errors import AuthorizationError, ConfigError
+
+_HANDLER = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
+_URL, _HANDLER_OPTION = "sasl.oauthbearer.token.endpoint.url", "sasl.login.callback.handler.class"
+_READ_TIMEOUT, _URLENCODE = "sasl.login.read.timeout.ms", "sasl.oauthbearer.header.urlencode"
+#: Of the Java client alone: how it refreshes in the background, how often it asks again, names of claims.
+_JAVA_ONLY = frozenset(
+    {
+        "sasl.login.connect.timeout.ms",
+        "sasl.login.refresh.buffer.seconds",
+        "sasl.login.refresh.min.period.seconds",
+        "sasl.login.refresh.window.factor",
+        "sasl.login.refresh.window.jitter",
+        "sasl.login.retry.backoff.max.ms",
+        "sasl.login.retry.backoff.ms",
+        "sasl.oauthbearer.scope.claim.name",
+        "sasl.oauthbearer.sub.claim.name",
+    }
+)
+_OPTIONS = _JAVA_ONLY | {_URL, _HANDLER_OPTION, _READ_TIMEOUT, _URLENCODE}
+_EXTENSION = "extension_"
+#: What Kafka's client takes for names and values of extensions (RFC 7628).
+_EXTENSION_NAME, _EXTENSION_VALUE = re.compile(r"[A-Za-z]+"), re.compile(r"[\x21-\x7E \t\r\n]+")
+_DEFAULT_READ_TIMEOUT_MS = 10_000
+_MOST_ANSWER_BYTES = 1_000_000
+#: How much of a token's life it is used for.
+_USED_SHARE = 0.8
+#: The endpoint says that the client, its secret or what it asks for is wrong; asking again may lock it.
+_REFUSALS = (400, 401, 403)
+_CLOCK = SystemClock()
+
+#: Makes the TLS of the endpoint out of options by Kafka's names.
+ContextOf = Callable[[Mapping[str, str]], ssl.SSLContext]
+
+
+def take_token_source(
+    left: dict[str, str], jaas: Mapping[str, str] | None, context_of: ContextOf
+) -> dict[str, object]:
+    """Move the options of OAUTHBEARER out of `left` and translate them for kafka-python.
+
+    Parameters
+    ----------
+    left
+        Connection options by Kafka's names.
+    jaas
+        The options of the entry in ``sasl.jaas.config``, None if that has not its form.
+    context_of
+        For the options of the entry that begin with ``ssl.``, as in Java.
+
+    Raises
+    ------
+    ConfigError
+        If something is missing or cannot be used.
+    """
+    given = {name: left.pop(name) for name in _OPTIONS & left.keys()}
+    handler, url = given.get(_HANDLER_OPTION, ""), given.get(_URL, "")
+    if handler.rpartition(".")[2] != _HANDLER.rpartition(".")[2]:
+        raise _unusable(
+            _HANDLER_OPTION,
+            "without one Java's client makes unsecured tokens, which are for nobody but developers"
+            if not handler
+            else "Python cannot run a handler of your own",
+            f"set it to {_HANDLER}",
+            missing=not handler,
+        )
+    kind = urllib.parse.urlsplit(url).scheme.lower()
+    if kind not in ("http", "https", "file"):
+        raise _unusable(_URL, "it says where tokens come from", "give an https or file URL", missing=not url)
+    if jaas is None or (kind != "file" and not (jaas.get("clientId") and jaas.get("clientSecret"))):
+        module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+        raise _unusable(
+            "sasl.jaas.config",
+            "OAUTHBEARER needs one of its form",
+            f'write it as: {module} required clientId="..." clientSecret="..." scope="...";',
+        )
+    timeout = given.get(_READ_TIMEOUT, str(_DEFAULT_READ_TIMEOUT_MS))
+    if not timeout.isdecimal() or int(timeout) == 0:
+        raise _unusable(_READ_TIMEOUT, "it is no number of milliseconds above 0", "give a whole number")
+    source = TokenSource(
+        url,
+        jaas.get("clientId", "").strip(),
+        jaas.get("clientSecret", "").strip(),
+        jaas.get("scope", "").strip(),
+        int(timeout),
+        given.get(_URLENCODE, "false").lower() == "true",
+        tuple(sorted((name, value) for name, value in jaas.items() if name.startswith("ssl."))),
+    )
+    return {"sasl_oauth_token_provider": Tokens(source, _extensions(jaas), context_of)}
+
+
+def _extensions(jaas: Mapping[str, str]) -> dict[str, str]:
+    found = {
+        name.removeprefix(_EXTENSION): value for name, value in jaas.items() if name.startswith(_EXTENSION)
+    }
+    for name, value in found.items():
+        if name == "auth" or not _EXTENSION_NAME.fullmatch(name) or not _EXTENSION_VALUE.fullmatch(value):
+            raise _unusable(
+                "sasl.jaas.config", f"the extension {name!r} cannot be sent", "use letters for its name"
+            )
+    return found
+
+
+def _unusable(option: str, why: str, what_to_do: str, *, missing: bool = False) -> ConfigError:
+    return ConfigError(
+        f"Kafka option {option!r} {'is missing' if missing else 'cannot be used'}",
+        why=why,
+        what_to_do=what_to_do,
+        option=option,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSource:
+    """Where tokens come from, and for whom; compares by all of it."""
+
+    url: str
+    client_id: str
+    client_secret: str = field(repr=False)
+    scope: str = ""
+    read_timeout_ms: int = _DEFAULT_READ_TIMEOUT_MS
+    urlencode: bool = False
+    #: TLS options of the endpoint, by Kafka's names.
+    tls: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    text: str = field(repr=False)
+    fresh_until_ms: int
+
+
+#: The newest token of each source in this process. A plain value: a forked worker may go on with it.
+_known: dict[TokenSource, _Token] = {}
+
+
+class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
+    """What kafka-python asks for a token, at each login.
+
+    Parameters
+    ----------
+    source
+        Where tokens come from.
+    extensions
+        Sent with each token (RFC 7628).
+    context_of
+        Makes the TLS of the endpoint.
+    clock
+        Time, replaceable in tests.
+    """
+
+    def __init__(
+        self,
+        source: TokenSource,
+        extensions: Mapping[str, str],
+        context_of: ContextOf,
+        *,
+        clock: Clock = _CLOCK,
+    ) -> None:
+        super().__init__()
+        self._source, self._extensions = source, dict(extensions)
+        self._context_of, self._clock = context_of, clock
+
+    def token(self) -> str:
+        """Return a token that lives for at least a fifth of its life, from the process or anew.
+
+        Raises
+        ------
+        AuthorizationError
+            The endpoint refuses the client.
+        kafka.errors.KafkaConnectionError
+            It cannot be reached, or its answer has no token.
+        """
+        if self._source.url.lower().startswith("file:"):
+            return self._from_file()
+        known = _known.get(self._source)
+        if known is None or self._clock.wall_ms() >= known.fresh_until_ms:
+            known = _known[self._source] = self._fetched()
+        return known.text
+
+    def extensions(self) -> dict[str, str]:
+        """Return what is sent beside the token."""
+        return self._extensions
+
+    def _from_file(self) -> str:
+        path = urllib.request.url2pathname(urllib.parse.urlsplit(self._source.url).path)
+        try:
+            return _checked(Path(path).read_text(encoding="ascii").strip())
+        except (OSError, ValueError) as unreadable:
+            raise kafka_errors.KafkaConnectionError(
+                f"the token in {path} cannot be read: {type(unreadable).__name__}"
+            ) from None
+
+    def _fetched(self) -> _Token:
+        asked_ms = self._clock.wall_ms()
+        try:
+            body = self._posted()
+        except urllib.error.HTTPError as refused:
+            self._refused(refused)
+        except (OSError, ValueError) as failed:
+            reason = getattr(failed, "reason", None) or type(failed).__name__
+            raise kafka_errors.KafkaConnectionError(
+                f"the token endpoint {self._place} did not answer: {reason}"
+            ) from None
+        try:
+            answer = json.loads(body)
+            text = _checked(answer["access_token"])
+        except (ValueError, KeyError, TypeError):
+            raise kafka_errors.KafkaConnectionError(
+                f"the answer of the token endpoint {self._place} has no access_token"
+            ) from None
+        life_ms = _life_ms(text, answer)
+        return _Token(text, asked_ms + int(life_ms * _USED_SHARE))
+
+    def _request(self) -> urllib.request.Request:
+        source = self._source
+        names = (source.client_id, source.client_secret)
+        if source.urlencode:
+            names = (urllib.parse.quote_plus(names[0]), urllib.parse.quote_plus(names[1]))
+        login = base64.b64encode(":".join(names).encode()).decode("ascii")
+        asked = {"grant_type": "client_credentials", **({"scope": source.scope} if source.scope else {})}
+        return urllib.request.Request(
+            source.url,
+            data=urllib.parse.urlencode(asked).encode("ascii"),
+            headers={
+                "Accept": "application/json",
+                "Authorization": f"Basic {login}",
+                "Content-Type": "application/x-www-form-urlencoded",
+            },
+        )
+
+    def _posted(self) -> bytes:
+        handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
+        if self._source.tls:
+            handlers.append(urllib.request.HTTPSHandler(context=self._context_of(dict(self._source.tls))))
+        opener = urllib.request.build_opener(*handlers)
+        with opener.open(self._request(), timeout=self._source.read_timeout_ms / 1000) as answer:
+            return bytes(answer.read(_MOST_ANSWER_BYTES))
+
+    @property
+    def _place(self) -> str:
+        """The endpoint without what may be secret in a URL."""
+        parts = urllib.parse.urlsplit(self._source.url)
+        return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
+
+    def _refused(self, refused: urllib.error.HTTPError) -> NoReturn:
+        if refused.code not in _REFUSALS:
+            raise kafka_errors.KafkaConnectionError(
+                f"the token endpoint {self._place} answers {refused.code}"
+            ) from None
+        raise AuthorizationError(
+            f"the token endpoint {self._place} gives the client {self._source.client_id!r} no token",
+            why=f"it answers {refused.code}",
+            what_to_do="correct clientId, clientSecret and scope in sasl.jaas.config",
+            bootstrap_servers=self._place,
+        ) from None
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """An answer 3xx is an error."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        """Follow nothing."""
+
+
+def _checked(token: object) -> str:
+    if not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7E]+", token):
+        raise ValueError("no token")
+    return token
+
+
+def _life_ms(token: str, answer: Mapping[str, Any]) -> int:
+    """Return how long a token lives: as the endpoint says, else as it says itself; 0 if nobody says."""
+    seconds = answer.get("expires_in")
+    if isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds > 0:
+        return int(seconds * 1000)
+    try:
+        encoded = token.split(".")[1]
+        claims = json.loads(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
+        return max(0, int((claims["exp"] - claims["iat"]) * 1000))
+    except (IndexError, KeyError, TypeError, ValueError):
+        return 0
