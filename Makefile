@@ -117,7 +117,7 @@ matrix: setup ## other versions of Spark, Python, pandas and the broker  [ARGS="
 	@$(PY) tools/matrix.py $(ARGS)
 
 # Groups and variants are workloads of ours beside Spark's own ways: the target below.
-bench: setup $(if $(filter --groups --variants,$(ARGS)),,bench-peers-env) ## Nexmark beside Flink and others, 17 minutes; or [ARGS="--groups cep"]
+bench: setup $(if $(filter --groups --variants,$(ARGS)),,bench-peers-env) ## Nexmark beside Flink and others, a quarter of an hour; or [ARGS="--groups cep"]
 	@$(PY) -m $(if $(filter --groups --variants,$(ARGS)),tests.bench.run,tests.bench.nexmark.measure --daily --events 200000 --rounds 2) $(ARGS)
 
 bench-spark: setup ## throughput beside Spark's own ways            [ARGS="--groups sum session"]
