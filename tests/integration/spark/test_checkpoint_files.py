@@ -114,9 +114,15 @@ def test_no_process_is_started_for_a_file(spark: SparkSession, ours: Manager, tm
     jvm(spark).java.lang.Runtime.getRuntime().exec("true").waitFor()
     before = faults_of_children()
     assert before > untouched, "a process would be seen"
-    for number in range(20):
-        ours.write(str(number), b"", overwrite=number % 2 == 0)
-    assert faults_of_children() == before
+
+    def faults_of_writing(turn: int) -> int:
+        begun = faults_of_children()
+        for number in range(20):
+            ours.write(f"{turn}-{number}", b"", overwrite=number % 2 == 0)
+        return faults_of_children() - begun
+
+    # A worker of Spark's may end meanwhile: it is a child of the JVM's, too.
+    assert 0 in map(faults_of_writing, range(3))
 
 
 def test_a_query_of_ours_uses_it_and_a_users_own_choice_stays(spark: SparkSession) -> None:
