@@ -106,7 +106,8 @@ def map_in_arrow(
     """Return what a worker makes of a frame in Arrow batches, whatever names the frame's columns have.
 
     `DataFrame.mapInArrow` looks each column up by its name, and reads that as an expression. Where the frame
-    is itself what a worker makes, both run in one pass: rows go to Python and back once.
+    is itself what a worker makes, both run in one pass: rows go to Python and back once. Rows that are kept
+    (`persist`) are not made again.
 
     Parameters
     ----------
@@ -116,7 +117,7 @@ def map_in_arrow(
     said: dict[str, Any] = {} if resources is None else {"profile": resources}
     given, workers = frame, tuple[Worker, ...]([worker])
     before = getattr(frame, _PASS, None)
-    if isinstance(before, _Pass) and resources is None:
+    if isinstance(before, _Pass) and resources is None and not frame.is_cached:
         given, workers = before.given, (*before.workers, worker)
     run = worker if len(workers) == 1 else InTurn(workers)
     if all(map(_WORD.fullmatch, given.columns)):

@@ -31,6 +31,7 @@ from flinkish_spark.planning.planner import Planner
 from flinkish_spark.protocol.job_graph import JobEdge, JobGraph, OperatorKind, RunsIn, ShipStrategy, Why
 from flinkish_spark.protocol.plan_layout import ScanRole, source_of
 from flinkish_spark.sources import DataGeneratorSource, RandomChoice, RandomLong, RateLimit
+from flinkish_spark.transport.columns import map_in_arrow
 from tests.support.job_graphs import PROGRAMS, branches, functions_in_front
 from tests.support.jobs import (
     ORDER,
@@ -215,3 +216,22 @@ def test_a_failure_belongs_to_the_vertex_of_its_function(spark: Any, tmp_path: P
     last = changes.of_tasks[-1]
     assert (last.attempt, last.at_ms > 0) == (1, True)
     assert sorted(one.at_ms for one in changes.of_tasks) == [one.at_ms for one in changes.of_tasks]
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_workers_run_in_one_pass_and_what_is_kept_is_not_made_again(spark: Any, is_kept: bool) -> None:
+    calls = spark.sparkContext.accumulator(0)
+
+    def counted(batches: Any) -> Any:
+        for batch in batches:
+            calls.add(batch.num_rows)
+            yield batch
+
+    made = map_in_arrow(spark.range(5, numPartitions=1), counted, "id LONG")
+    if is_kept:
+        made.persist()
+    behind = map_in_arrow(made, lambda batches: batches, "id LONG")
+    assert kinds(behind)["MapInArrow"] == (2 if is_kept else 1)
+    assert made.count() == behind.count() == 5
+    assert calls.value == (5 if is_kept else 10)
+    made.unpersist()
