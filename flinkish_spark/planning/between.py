@@ -51,7 +51,7 @@ from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.branches import INPUT, ORIGIN, DealRows, DealtRows, SideBySide
 from flinkish_spark.transport.columns import InTurn, Origins, Worker, with_position
 from flinkish_spark.types.ddl import quoted
-from flinkish_spark.types.schemas import PREFIX, check_field_names
+from flinkish_spark.types.schemas import PREFIX, check_field_names, nullable
 from flinkish_spark.worker.functions import AppendColumns, TimeStage
 from flinkish_spark.worker.time import KeepsTimes, OnlyRecords
 
@@ -206,7 +206,7 @@ def _runs_beside(graph: StreamGraph, steps: Sequence[Step]) -> bool:
     if not isinstance(step, TransformNode) or is_set_apart(graph, steps):
         return False
     if frame_function(step) is not None:
-        return not is_async(step.function)
+        return True
     function: object = step.function
     if not isinstance(function, RecordFunction) or is_async(function):
         return False
@@ -405,12 +405,7 @@ def _is_of(stream: TaggedStream) -> Column:
 def _dealt(stream: TaggedStream, inputs: Sequence[DealtRows], control: T.StructType) -> list[SharedRows]:
     """Return the rows of all inputs in one frame."""
     if any(one.worker.workers for one in inputs):
-        deal = DealRows(tuple(map(_without_dropped, inputs)), control)
-        frame = C.map_in_arrow(stream.frame, deal, deal.columns)
-        return [
-            SharedRows(frame, F.col(INPUT) == number, tuple(zip(one.names, one.made.names, strict=True)))
-            for number, one in enumerate(inputs)
-        ]
+        return _dealt_by_workers(stream.frame, tuple(map(_without_dropped, inputs)), control)
     own = [
         F.col(quoted(column)).alias(name)
         for one in inputs
@@ -425,6 +420,17 @@ def _dealt(stream: TaggedStream, inputs: Sequence[DealtRows], control: T.StructT
         columns = tuple(zip(one.names, one.made.names, strict=True))
         found.append(SharedRows(frame, is_own & F.col(one.place).isNotNull(), columns))
     return found
+
+
+def _dealt_by_workers(
+    frame: DataFrame, inputs: tuple[DealtRows, ...], control: T.StructType
+) -> list[SharedRows]:
+    deal = DealRows(inputs, control)
+    made = C.map_in_arrow(frame, deal, deal.columns)
+    return [
+        SharedRows(made, F.col(INPUT) == number, tuple(zip(one.names, one.made.names, strict=True)))
+        for number, one in enumerate(inputs)
+    ]
 
 
 def _without_dropped(one: DealtRows) -> DealtRows:
@@ -746,7 +752,7 @@ def branch_rows(stream: RecordStream, branches: Sequence[Branch]) -> list[Branch
     task; else Spark has the fields of all branches beside each other. A record that a branch drops goes on
     for its event time; see `worker/time.py`.
     """
-    beside = T.StructType([_nullable(one) for one in stream.records.schema if one.name in _BESIDE])
+    beside = nullable(one for one in stream.records.schema if one.name in _BESIDE)
     stem = zip(stream.schema.names, _stem_names(stream), strict=True)
     frame = stream.records.select(*beside.names, *[F.col(quoted(field)).alias(name) for field, name in stem])
     dealt, keys = list[DealtRows](), list[list[tuple[str | Column, ...]]]()
@@ -756,7 +762,7 @@ def branch_rows(stream: RecordStream, branches: Sequence[Branch]) -> list[Branch
             fields, place = branch.read.schema, f"{PREFIX}branch{number}_place"
             names = tuple(f"{PREFIX}branch{number}_{at}" for at in range(len(fields)))
             frame = branch.read.beside(frame.withColumn(place, F.col(C.SEQUENCE)), place, names)
-        given = T.StructType([*beside, *map(_nullable, fields)])
+        given = nullable([*beside, *fields])
         worker, made, own = _branch_worker(stream, branch, given)
         taken = T.StructType([one for one in made if one.name not in beside.names])
         made_names = tuple(f"{PREFIX}way{number}_{at}" for at in range(len(taken)))
@@ -774,10 +780,8 @@ def _rows_of_branches(
 ) -> list[SharedRows]:
     if any(one.worker.workers for one in dealt):
         wanted = [name for one in dealt for name in (one.place, *one.columns)]
-        deal = DealRows(tuple(dealt if stream.is_timed else map(_without_dropped, dealt)), beside)
-        made = C.map_in_arrow(frame.select(*dict.fromkeys([*beside.names, *wanted])), deal, deal.columns)
-        own = (tuple(zip(one.names, one.made.names, strict=True)) for one in dealt)
-        return [SharedRows(made, F.col(INPUT) == number, columns) for number, columns in enumerate(own)]
+        inputs = tuple(dealt if stream.is_timed else map(_without_dropped, dealt))
+        return _dealt_by_workers(frame.select(*dict.fromkeys([*beside.names, *wanted])), inputs, beside)
     found = []
     for one in dealt:
         is_own = F.lit(True) if stream.is_timed else F.col(one.place).isNotNull()
@@ -803,7 +807,3 @@ def _branch_worker(
 
 def _stem_names(stream: RecordStream) -> tuple[str, ...]:
     return tuple(f"{PREFIX}stem{at}" for at in range(len(stream.schema)))
-
-
-def _nullable(field: T.StructField) -> T.StructField:
-    return T.StructField(field.name, field.dataType)

@@ -68,7 +68,7 @@ from flinkish_spark.transport.columns import Origins
 from flinkish_spark.transport.routing import Distribution, Routing
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.rows import arrow_schema
-from flinkish_spark.types.schemas import PREFIX, check_field_names, output_schema
+from flinkish_spark.types.schemas import PREFIX, check_field_names, nullable, output_schema
 from flinkish_spark.windows.functions import WINDOW_BOUNDS
 from flinkish_spark.worker.broadcast_runner import Checkpointed
 from flinkish_spark.worker.combiner import BlamedCombine, Combiner, WindowCombiner
@@ -937,7 +937,7 @@ def _prepared(
     # Functions know the names that were declared; in the frame no name may be there twice.
     main, *own_sides = shape.outputs
     sides = (*own_sides, *(given.schema for given in parts.passing))
-    first = _nullable(main) if place is None else _renamed(main, first_output)
+    first = nullable(main) if place is None else _renamed(main, first_output)
     outputs = (first, *(_renamed(fields, first_output + number) for number, fields in enumerate(sides, 1)))
     spec = KeyedOperatorSpec(
         uid=node.uid,
@@ -1050,11 +1050,6 @@ def _key_types(node: KeyedNode, inputs: Sequence[KeyedInput], sent: Sequence[Sen
                 uid=node.uid,
             )
     return first
-
-
-def _nullable(fields: T.StructType) -> T.StructType:
-    """Return fields that may be null, as they are in the rows of other outputs and in control rows."""
-    return T.StructType([T.StructField(field.name, field.dataType) for field in fields])
 
 
 def _renamed(fields: T.StructType, number: int) -> T.StructType:

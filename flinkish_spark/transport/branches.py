@@ -173,8 +173,8 @@ class DealRows:
                     control = batch.filter(pa.array(~is_record))
                     yield self._placed(control, schema, {})
                 for number, (one, run) in enumerate(zip(self.inputs, fed, strict=True)):
-                    own = _given(batch.filter(pa.array(is_record & _is_of(batch, one.side))), one)
-                    made = run.made_of(own) if own.num_rows else own
+                    own = batch.filter(pa.array(is_record & _is_of(batch, one.side)))
+                    made = run.made_of(_given(own, one)) if own.num_rows else own
                     if made.num_rows:
                         yield self._dealt(made, number, schema)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import OutputType
@@ -30,6 +32,11 @@ def output_schema(output: OutputType, uid: str) -> T.StructType:
     if (why := same_names(schema)) is not None:
         raise SchemaError(f"the output of '{uid}' cannot be read", why=why, what_to_do="rename one of them")
     return schema
+
+
+def nullable(fields: Iterable[T.StructField]) -> T.StructType:
+    """Return fields that may be null, as they are in rows that are not for who reads them."""
+    return T.StructType([T.StructField(field.name, field.dataType) for field in fields])
 
 
 def check_field_names(schema: T.StructType, what: str) -> None:

@@ -24,6 +24,7 @@ from flinkish_spark.transport.blocks import as_schema
 from flinkish_spark.transport.branches import all_fed
 from flinkish_spark.transport.columns import Worker
 from flinkish_spark.types.rows import arrow_schema
+from flinkish_spark.types.schemas import nullable
 
 # ----------------------------------------------------------------------------------------------------------
 # Where time stands in the micro-batch that a task belongs to, as Spark's own offset log has it.
@@ -220,7 +221,7 @@ class KeepsTimes:
     @property
     def columns(self) -> T.StructType:
         """Columns that come out: those of the worker, any of which may be null."""
-        return T.StructType([T.StructField(field.name, field.dataType) for field in self.made])
+        return nullable(self.made)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Work through the batches of a task, making one of each."""

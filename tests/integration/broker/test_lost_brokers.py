@@ -25,6 +25,7 @@ from flinkish_spark.protocol.ids import TransactionalId
 from flinkish_spark.protocol.records import Outcome
 from flinkish_spark.testing.broker import LocalBroker
 from flinkish_spark.testing.broker_cluster import BrokerCluster
+from tests.integration.broker.test_atomic_cluster import committed
 from tests.integration.broker.test_atomic_sink import FIVE, Rig, names
 from tests.support.open_transactions import still_open
 from tests.support.services import BROKER_JARS
@@ -84,17 +85,6 @@ def patiently(what: Callable[[], Any], within_s: float = 120) -> Any:
             return what()
         except BrokerUnavailableError:
             assert time.monotonic() < deadline
-
-
-def committed(rig: Rig, *results: Any) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        found = rig.commit(*results)
-        if all(one.is_done for one in found) and len(found) == len(rig.committables(*results)):
-            return
-        assert found[-1] is Outcome.RETRY
-        time.sleep(0.2)
-    raise AssertionError("nobody committed it")
 
 
 def staged_again_in_doubt(rig: Rig, stage: Callable[[], list[Any]]) -> list[Any]:

@@ -16,6 +16,7 @@ import pytest
 from flinkish_spark import (
     AggregateColumn,
     ChangelogMode,
+    DataStream,
     DebeziumJson,
     DeltaSink,
     EpochUnit,
@@ -37,6 +38,19 @@ pytestmark = pytest.mark.timeout(600)
 ACCOUNT = "id INT, city STRING, balance DECIMAL(12,2)"
 Rows = set[tuple[Any, ...]]
 CITIES = ("Bern", "Kiel", "Lodz")
+
+
+def keep_totals(accounts: DataStream, table: Path) -> None:
+    """Keep a table of the cities: how many accounts each has, what they come to, and the greatest."""
+    totals = accounts.key_by("city").fold(
+        AggregateColumn("n", Fold.COUNT),
+        AggregateColumn("total", Fold.SUM, "balance"),
+        AggregateColumn("greatest", Fold.MAX, "balance"),
+        row_kind="_row_kind",
+        uid="cities",
+    )
+    by_city = Upsert(keys=("city",), row_kind="_row_kind")
+    totals.sink_to(DeltaSink(str(table), mode=by_city), uid="totals")
 
 
 class Accounts:
@@ -196,15 +210,7 @@ def test_copies_equal_the_table_after_each_checkpoint(
             KafkaSink(accounts.servers, copy, key=Json("id INT"), row_kind="_row_kind", writer=reader),
             uid="topic",
         )
-        totals = changes.key_by("city").fold(
-            AggregateColumn("n", Fold.COUNT),
-            AggregateColumn("total", Fold.SUM, "balance"),
-            AggregateColumn("greatest", Fold.MAX, "balance"),
-            row_kind="_row_kind",
-            uid="cities",
-        )
-        by_city = Upsert(keys=("city",), row_kind="_row_kind")
-        totals.sink_to(DeltaSink(str(tmp_path / "cities"), mode=by_city), uid="totals")
+        keep_totals(changes, tmp_path / "cities")
         return env
 
     def are_equal() -> bool:
@@ -261,15 +267,7 @@ def test_an_aggregate_over_a_compacted_topic(
             tombstones=OnTombstone.DELETE,
         )
         rows = env.from_source(source, uid="in").key_by("id").changelog_normalize(uid="whole")
-        found = rows.key_by("city").fold(
-            AggregateColumn("n", Fold.COUNT),
-            AggregateColumn("total", Fold.SUM, "balance"),
-            AggregateColumn("greatest", Fold.MAX, "balance"),
-            row_kind="_row_kind",
-            uid="cities",
-        )
-        by_city = Upsert(keys=("city",), row_kind="_row_kind")
-        found.sink_to(DeltaSink(str(tmp_path / "cities"), mode=by_city), uid="totals")
+        keep_totals(rows, tmp_path / "cities")
         return env
 
     accounts.change(80)
