@@ -37,7 +37,7 @@ export FLINKISH_SKIPPED := $(SKIPPED)
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
 STAGES := lint types unit integration crash
 
-.PHONY: help docs setup jars old-broker s3a hdfs flink registry shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-spark bench-recovery bench-latency bench-peers-env bench-start bench-state bench-operators bench-regressions bench-flink bench-full wheel clean
+.PHONY: help docs setup jars old-broker s3a hdfs flink registry shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-spark bench-recovery bench-latency bench-merge bench-peers-env bench-start bench-state bench-operators bench-regressions bench-flink bench-full wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
@@ -129,6 +129,9 @@ bench-recovery: setup bench-peers-env ## kill -9 of each engine: how long until 
 bench-latency: setup ## from a record's arrival in Kafka to its result, by the interval of checkpoints
 	@$(PY) -m tests.bench.latency $(ARGS)
 
+bench-merge: setup $(BUILD)/peers/deltars/.stamp ## the MERGE of an upsert beside one by hand and delta-rs
+	@$(PY) -m tests.bench.merge $(ARGS)
+
 bench-start: setup ## from python app.py to the first checkpoint, beside plain Spark
 	@$(PY) -m tests.bench.start $(ARGS)
 
@@ -156,6 +159,7 @@ bench-full: setup bench-peers-env ## all of it, up to ten million keys: for hour
 PEER_pyflink := apache-flink==2.3.0
 PEER_quix    := quixstreams==3.28.1
 PEER_bytewax := bytewax[kafka]==0.21.1
+PEER_deltars := deltalake[pyarrow]==1.6.6
 PEERS := $(foreach peer,pyflink quix bytewax,$(BUILD)/peers/$(peer)/.stamp)
 bench-peers-env: $(PEERS) $(BUILD)/flink-classes/FlinkSql.class $(BUILD)/plots.stamp ## the engines that `make bench` compares with
 

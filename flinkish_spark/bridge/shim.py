@@ -30,20 +30,21 @@ def _found(view: Any) -> tuple[Any, Any]:
     return shim.KafkaStager.stage, shim.RowTap.tap
 
 
-def stage_kafka(rows: DataFrame, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Write rows, by default into one open transaction per task, and return what each task reports.
+def stage_kafka(rows: DataFrame, sinks: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Write rows, by default into one open transaction per task and sink; return what the tasks report, by sink.
 
     Parameters
     ----------
     rows
         kind, checkpoint, channel, hash, key BINARY, value BINARY, topic STRING; behind them, where
-        `options` say, partition INT, timestamp BIGINT, headers ARRAY<STRUCT<key, value>>, misfit STRING.
-    options
-        See `KafkaStager` in jvm-shim. May hold secrets; they travel in the task only.
+        options say, partition INT, timestamp BIGINT, headers ARRAY<STRUCT<key, value>>, misfit STRING, and
+        of several sinks sink INT: whose row it is, by place.
+    sinks
+        The options of each, see `KafkaStager` in jvm-shim. May hold secrets; they travel in the task only.
     """
     stage, _ = _found(jvm(rows.sparkSession))
-    answer: list[dict[str, Any]] = json.loads(stage(rows._jdf, json.dumps(options)))
-    return answer
+    tasks: list[list[dict[str, Any]]] = json.loads(stage(rows._jdf, json.dumps(list(sinks))))
+    return [[reports[sink] for reports in tasks] for sink in range(len(sinks))]
 
 
 def refused_producer_setting(spark: SparkSession, options: Mapping[str, Any]) -> str:
@@ -55,7 +56,7 @@ def refused_producer_setting(spark: SparkSession, options: Mapping[str, Any]) ->
         As for :func:`stage_kafka`.
     """
     shim = jvm(spark).io.github.flinkishspark.shim
-    return str(shim.KafkaStager.refusedSetting(json.dumps(options)))
+    return str(shim.KafkaStager.refusedSetting(json.dumps([options])))
 
 
 def from_json(spark: SparkSession, text: Column, schema: StructType, options: Mapping[str, str]) -> Column:

@@ -53,7 +53,9 @@ from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, 
 from flinkish_spark.protocol.timeline import NO_TIMELINE, Mark, Timeline
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from typing import Self
+
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql import types as T
 
     from flinkish_spark.core.config import CheckpointConfig
@@ -248,6 +250,31 @@ class SinkWriter(ABC):
         ------
         Exception
             Nothing of this attempt will be committed; the supervisor restarts or stops the job.
+        """
+
+
+class JoiningWriter(SinkWriter):
+    """A writer that can stage a micro-batch in one pass over its rows with others of its class.
+
+    A pass is a job of Spark's, which costs the same for few rows as for none.
+    """
+
+    @property
+    @abstractmethod
+    def columns(self) -> Mapping[str, Column]:
+        """What it makes of the fields of a record, by name; of one name and type for all of its class."""
+
+    @classmethod
+    @abstractmethod
+    def stage_all(cls, staging: Sequence[tuple[Self, StageRequest]]) -> Sequence[StageResult]:
+        """Stage the same micro-batch for several, as :meth:`stage` would for each of them.
+
+        Parameters
+        ----------
+        staging
+            All requests have the same rows, each of which belongs to one of the sinks: the control columns,
+            :attr:`columns` of all of them, null where its sink has no such column, and `C.SINK`, its sink's
+            place here.
         """
 
 

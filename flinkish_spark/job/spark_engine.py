@@ -43,7 +43,15 @@ from flinkish_spark.checkpoint.spark_log import (
 )
 from flinkish_spark.checkpoint.staging import OwnerLock, Staging, StagingContext, micro_batch_in
 from flinkish_spark.contracts.manifest import NO_MANIFEST, ManifestWriter
-from flinkish_spark.contracts.sink import Committer, GroupOffsets, SinkContext, SinkWriter, StageRequest
+from flinkish_spark.contracts.sink import (
+    Committer,
+    GroupOffsets,
+    JoiningWriter,
+    SinkContext,
+    SinkWriter,
+    StageRequest,
+    StageResult,
+)
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.clock import span
 from flinkish_spark.core.distributed_cache import CACHED_FILES_PROPERTY
@@ -66,7 +74,13 @@ from flinkish_spark.operators.recorded_answers import AnswerRetention
 from flinkish_spark.planning.async_calls import AsyncPlace
 from flinkish_spark.planning.job_graph import job_graph, name_operators
 from flinkish_spark.planning.planner import Planner
-from flinkish_spark.planning.sink_rows import PlannedJob, PlannedSink, select_sink_rows
+from flinkish_spark.planning.sink_rows import (
+    JoinedRows,
+    PlannedJob,
+    PlannedSink,
+    over_the_union,
+    select_sink_rows,
+)
 from flinkish_spark.planning.stream_graph import StreamGraph
 from flinkish_spark.planning.times import NO_MARKING, LatencyMarking
 from flinkish_spark.protocol.alignment import ExpectedChannels
@@ -84,7 +98,7 @@ from flinkish_spark.transport import columns as C
 from flinkish_spark.worker.time import MICRO_BATCH_PROPERTY
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Column, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 
@@ -168,6 +182,56 @@ class StagedParts:
     leased: Mapping[str, int]
 
 
+@dataclass(frozen=True)
+class SinkPass:
+    """Sinks that go over a micro-batch together.
+
+    Parameters
+    ----------
+    sinks
+        In one go if they are joined, else of the same rows and one behind the other.
+    """
+
+    sinks: tuple[PlannedSink, ...]
+    writers: Mapping[str, SinkWriter]
+    joined: JoinedRows | None = None
+
+    @property
+    def readings(self) -> int:
+        """How often they read the rows."""
+        if self.joined is not None:
+            return 1
+        return sum(self.writers[sink.uid].passes * sink.readings for sink in self.sinks)
+
+
+def _joined(
+    spark: SparkSession, sinks: Sequence[PlannedSink], writers: Mapping[str, SinkWriter]
+) -> list[SinkPass]:
+    """Return the sinks whose writers stage in one go: two or more of a class."""
+    by_class: dict[type, list[tuple[PlannedSink, Mapping[str, Column]]]] = {}
+    for sink in sinks:
+        writer = writers[sink.uid]
+        if isinstance(writer, JoiningWriter):
+            by_class.setdefault(type(writer), []).append((sink, writer.columns))
+    found = []
+    for members in by_class.values():
+        if len(members) < 2:
+            continue
+        over = [(sink, over_the_union(spark, sink, columns)) for sink, columns in members]
+        able = [(sink, columns) for sink, columns in over if columns is not None]
+        if len(able) > 1:
+            found.append(SinkPass(tuple(sink for sink, _ in able), writers, JoinedRows(able)))
+    return found
+
+
+def _staged_by(writers: Sequence[SinkWriter], requests: Sequence[StageRequest]) -> Sequence[StageResult]:
+    if len(writers) == 1:
+        return [writers[0].stage(requests[0])]
+    first, joining = type(writers[0]), [one for one in writers if isinstance(one, JoiningWriter)]
+    assert issubclass(first, JoiningWriter)
+    return first.stage_all(list(zip(joining, requests, strict=True)))
+
+
 class SinkStaging:
     """A :class:`~flinkish_spark.checkpoint.staging.Staging` over Spark DataFrames.
 
@@ -208,6 +272,7 @@ class SinkStaging:
         self._cached_files = json.dumps(dict(cached_files))
         self._sinks, self._writers, self._context = tuple(sinks), writers, context
         self._streams = len({stream for sink in sinks for stream in sink.streams})
+        self._passes: dict[frozenset[str], Sequence[SinkPass]] = {}
 
     def stage(self, frame: DataFrame, batch: BatchId, attempt: int) -> StagedBatch:
         """Stage `frame` in every sink; see :class:`~flinkish_spark.checkpoint.staging.Staging`."""
@@ -228,32 +293,44 @@ class SinkStaging:
         self._tallies.begin()
         if not sinks:
             frame.write.format("noop").mode("overwrite").save()
-        own = [sink for sink in self._sinks if sink.uid in sinks]
-        readings = sum(self._writers[sink.uid].passes * sink.readings for sink in own)
-        if readings > 1:
+        passes = self._passes_of(frame, sinks)
+        if sum(one.readings for one in passes) > 1:
             # Otherwise each would run the operators again, and a task that is retried in between could
             # stage other rows for one sink, or another barrier for the same one.
-            frame = frame.persist()
-        try:
-            return self._stage_sinks(frame, batch, attempt, sinks)
-        finally:
-            if readings > 1:
-                frame.unpersist()
+            kept = frame.persist()
+            try:
+                return self._stage_sinks(kept, batch, attempt, passes)
+            finally:
+                kept.unpersist()
+        return self._stage_sinks(frame, batch, attempt, passes)
+
+    def _passes_of(self, frame: DataFrame, sinks: frozenset[str]) -> Sequence[SinkPass]:
+        """Return how some sinks go over a micro-batch; the same for all of them."""
+        found = self._passes.get(sinks)
+        if found is None:
+            own = [sink for sink in self._sinks if sink.uid in sinks]
+            joined = _joined(frame.sparkSession, own, self._writers)
+            # Sinks of the same rows one behind the other: the first counts them.
+            together: dict[object, list[PlannedSink]] = {}
+            for sink in own:
+                if all(sink not in one.sinks for one in joined):
+                    together.setdefault(sink.uid if sink.rows is None else sink.rows, []).append(sink)
+            apart = [SinkPass(tuple(group), self._writers) for group in together.values()]
+            found = self._passes[sinks] = (*joined, *apart)
+        return found
 
     def _stage_sinks(
-        self, frame: DataFrame, batch: BatchId, attempt: int, sinks: frozenset[str]
+        self, frame: DataFrame, batch: BatchId, attempt: int, passes: Sequence[SinkPass]
     ) -> StagedBatch:
         context = self._context
         began_at_ms = context.clock.wall_ms()
         checkpoint = context.checkpoint_of(batch)
-        own = [sink for sink in self._sinks if sink.uid in sinks]
+        staging = {sink.uid for one in passes for sink in one.sinks}
+        own = [sink for sink in self._sinks if sink.uid in staging]
         leased = {sink.uid: context.blocks.lease() for sink in own}
         parts = StagedParts(batch, checkpoint, leased)
-        # Sinks of the same rows one behind the other: the first counts them.
-        together: dict[object, list[PlannedSink]] = {}
-        for sink in own:
-            together.setdefault(sink.uid if sink.rows is None else sink.rows, []).append(sink)
-        works = [partial(self._stage_each, frame, group, parts) for group in together.values()]
+        counted: dict[object, int] = {}
+        works = [partial(self._stage_pass, frame, one, parts, counted) for one in passes]
         # This order matters: the first evaluates the rows. Others beside it could run an operator twice.
         staged = [one for work in (works[:1], works[1:]) for found in self._run_all(work) for one in found]
         found = {ack.sink: (ack, payloads) for ack, payloads in staged}
@@ -272,28 +349,53 @@ class SinkStaging:
             bases=self._tallies.bases(),
         )
 
-    def _stage_each(
-        self, frame: DataFrame, group: Sequence[PlannedSink], parts: StagedParts
+    def _stage_pass(
+        self, frame: DataFrame, over: SinkPass, parts: StagedParts, counted: dict[object, int]
     ) -> list[tuple[SinkAck, Sequence[Any]]]:
-        """Have sinks of the same rows stage them."""
-        context, done = self._context, list[tuple[SinkAck, Sequence[Any]]]()
-        for sink in group:
-            rows = select_sink_rows(frame, sink, self._streams)
-            # A sink of the same rows has counted them; the digests must agree in the end.
-            count = partial(int, done[0][0].rows) if done else partial(self._count_records, rows)
-            block = parts.leased[sink.uid]
-            inputs = partial(self._input_offsets, parts.batch)
-            request = StageRequest(rows, context.lineage, parts.batch, block, parts.checkpoint, count, inputs)
-            began_ms = context.clock.monotonic_ms()
-            try:
-                with span(f"micro-batch {parts.batch} to be staged in sink '{sink.uid}'"):
-                    result = self._writers[sink.uid].stage(request)
-            except Exception as error:
-                with_place(error, f"in sink '{sink.uid}'")
-                raise
-            took_ms = context.clock.monotonic_ms() - began_ms
-            done.append((SinkAck(sink.uid, result.tasks, took_ms, result.bytes), result.payloads))
+        """Have the sinks of a pass stage their rows; note how many these are."""
+        if over.joined is not None:
+            return self._staged(over.joined.of(frame), over.sinks, parts, counted)
+        return [
+            one
+            for sink in over.sinks
+            for one in self._staged(select_sink_rows(frame, sink, self._streams), (sink,), parts, counted)
+        ]
+
+    def _staged(
+        self,
+        rows: DataFrame,
+        sinks: Sequence[PlannedSink],
+        parts: StagedParts,
+        counted: dict[object, int],
+    ) -> list[tuple[SinkAck, Sequence[Any]]]:
+        """Have sinks stage in one go."""
+        clock, uids = self._context.clock, [sink.uid for sink in sinks]
+        requests = [self._request(rows, sink, parts, counted) for sink in sinks]
+        place = f"in {'sink' if len(uids) == 1 else 'one of the sinks'} {', '.join(map(repr, uids))}"
+        began_ms = clock.monotonic_ms()
+        try:
+            with span(f"micro-batch {parts.batch} to be staged {place}"):
+                results = _staged_by([self._writers[uid] for uid in uids], requests)
+        except Exception as error:
+            with_place(error, place)
+            raise
+        took_ms = clock.monotonic_ms() - began_ms
+        done = []
+        for sink, result in zip(sinks, results, strict=True):
+            ack = SinkAck(sink.uid, result.tasks, took_ms, result.bytes)
+            counted.setdefault(sink.rows, ack.rows)
+            done.append((ack, result.payloads))
         return done
+
+    def _request(
+        self, rows: DataFrame, sink: PlannedSink, parts: StagedParts, counted: Mapping[object, int]
+    ) -> StageRequest:
+        # A sink of the same rows has counted them; the digests must agree in the end.
+        known = None if sink.rows is None else counted.get(sink.rows)
+        count = partial(self._count_records, rows) if known is None else partial(int, known)
+        inputs = partial(self._input_offsets, parts.batch)
+        block = parts.leased[sink.uid]
+        return StageRequest(rows, self._context.lineage, parts.batch, block, parts.checkpoint, count, inputs)
 
     def _input_offsets(self, batch: BatchId) -> list[GroupOffsets]:
         position = self._context.position_behind(batch)

@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.plans import Selection, layout_of
+from flinkish_spark.bridge.plans import Computing, NotRowByRow, Selection, layout_of, row_plan
 from flinkish_spark.contracts.sink import Sink
 from flinkish_spark.core.errors import GraphError, SchemaError
 from flinkish_spark.operators.recorded_answers import Recording
@@ -354,6 +354,61 @@ def select_sink_rows(frame: DataFrame, planned: PlannedSink, streams: int) -> Da
         found = moved if found is None else found.union(moved)
     assert found is not None
     return found
+
+
+class JoinedRows:
+    """Rows of several sinks in one frame, to be staged in one pass.
+
+    Parameters
+    ----------
+    sinks
+        Each with what its writer makes of a record, over the columns of the union; see :func:`over_the_union`.
+    """
+
+    def __init__(self, sinks: Sequence[tuple[PlannedSink, Mapping[str, Column]]]) -> None:
+        parts = [part for planned, _ in sinks for part in planned.parts]
+        own = [F.when(part.is_own, F.lit(place)) for place, part in enumerate(parts)]
+        # A row of a stream that several read, such as a barrier behind side outputs, is there once for each.
+        is_once = len({part.stream for part in parts}) == len(parts)
+        sink = F.coalesce(*own) if is_once else F.explode(F.array_compact(F.array(*own)))
+        self._owned = Selection([F.col("*"), sink.alias(C.SINK)])
+        made = []
+        for name in dict.fromkeys(name for _, columns in sinks for name in columns):
+            values = [(F.col(C.SINK) == at, found[name]) for at, (_, found) in enumerate(sinks) if name in found]
+            (condition, value), *others = values
+            chosen = F.when(condition, value)
+            for condition, value in others:
+                chosen = chosen.when(condition, value)
+            made.append(chosen.alias(name))
+        self._made = Selection([*map(F.col, C.SINK_CONTROL), *made, F.col(C.SINK)])
+
+    def of(self, frame: DataFrame) -> DataFrame:
+        """Return the rows of an evaluated micro-batch: control columns, what writers make, whose row it is."""
+        return self._made.of(self._owned.of(frame).where(F.col(C.SINK).isNotNull()))
+
+
+def over_the_union(
+    spark: SparkSession, planned: PlannedSink, columns: Mapping[str, Column]
+) -> Mapping[str, Column] | None:
+    """Return columns over a sink's fields as such over the union of all streams.
+
+    None where that cannot be said: the sink does not get rows of the union as they are, or a column is made
+    in Python.
+    """
+    if planned.rows is None or len(planned.parts) > 1:
+        return None
+    given = spark.createDataFrame([], planned.schema)
+    made = given.select(*columns.values())
+    found = row_plan(given, made, planned.parts[0].columns, f"{C.SINK}_")
+    if isinstance(found, NotRowByRow):
+        return None
+    computed = {
+        one.name: one.value for step in found.steps if isinstance(step, Computing) for one in step.columns
+    }
+    return {
+        name: computed.get(output, F.col(quoted(output)))
+        for name, output in zip(columns, found.outputs, strict=True)
+    }
 
 
 def _rows_of(frame: DataFrame, planned: PlannedSink, part: SinkPart, streams: int) -> DataFrame:

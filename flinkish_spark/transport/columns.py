@@ -37,6 +37,8 @@ SEQUENCE = "_fs_seq"
 ROUTE = "_fs_route"
 STREAM = "_fs_stream"
 HASH = "_fs_hash"
+#: Whose row it is where several sinks get theirs in one frame: the sink's place among them.
+SINK = "_fs_sink"
 NULLS = "_fs_nulls"
 NANS = "_fs_nans"
 #: Rows of one route, packed; see `flinkish_spark/transport/blocks.py`.

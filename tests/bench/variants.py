@@ -37,7 +37,7 @@ from tests.bench.sum_peers import OUTPUT, PandasTotal, RowTotal
 SCHEMA = "user STRING, product STRING, amount LONG, at TIMESTAMP"
 
 
-def session(base, jars):
+def session(base, jars, class_archive=None):
     """Return a session as all variants have it, with its files under `base`."""
     builder = (
         SparkSession.builder.master("local[2]")
@@ -49,7 +49,7 @@ def session(base, jars):
         .config("spark.sql.warehouse.dir", str(base / "warehouse"))
         .config("spark.databricks.delta.snapshotPartitions", "1")
     )
-    spark = configure_spark_with_jars(builder, jars).getOrCreate()
+    spark = configure_spark_with_jars(builder, jars, class_archive=class_archive).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 

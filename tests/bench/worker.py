@@ -74,6 +74,11 @@ class Worker:
         self.process.stdin.write(f"{command}\n")
         self.process.stdin.flush()
 
+    def end(self):
+        """Let it end by itself."""
+        self.process.stdin.close()
+        self.process.wait()
+
     def close(self):
         """End it with all that it has started, by SIGKILL."""
         for process in self.tree():

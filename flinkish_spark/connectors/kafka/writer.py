@@ -6,6 +6,7 @@ import json
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,7 @@ from flinkish_spark.connectors.kafka.client.settings import (
 from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable, Liveness, TransactionClient
 from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
 from flinkish_spark.connectors.row_count import RowCount, reports
-from flinkish_spark.contracts.sink import Committer, SinkContext, SinkWriter, StageRequest, StageResult
+from flinkish_spark.contracts.sink import Committer, JoiningWriter, SinkContext, StageRequest, StageResult
 from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
 from flinkish_spark.core.errors import BrokerUnavailableError, CorruptObjectError, InternalError, SchemaError
 from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter
@@ -52,6 +53,8 @@ from flinkish_spark.types.ddl import quoted
 from flinkish_spark.worker.daemon import freeze_modules
 
 if TYPE_CHECKING:
+    from typing import Self
+
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
@@ -65,30 +68,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class StageInPython:
-    """Callable for mapInArrow: stages the rows of one task, yields one row, its report as JSON.
+class SinkInPython:
+    """What a task is told of a sink.
 
     Parameters
     ----------
     settings
-        Of the transaction; its transactional id is the prefix that task and attempt are added to.
+        Of its transaction; the transactional id is the prefix that task and attempt are added to.
     headers
         What every record gets of ours.
+    columns
+        The parts of its records.
     """
 
     settings: StagingSettings
     headers: tuple[tuple[str, bytes], ...]
+    columns: tuple[str, ...]
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Stage one task's rows; called once per task attempt."""
-        import pyarrow as pa
-
+    def begun(self, task: TaskContext) -> StagedTransaction:
+        """Return the transaction of a task attempt; nothing is asked of the brokers before the first record."""
         from flinkish_spark.connectors.kafka.client.producer import StagedTransaction, free_transactional_id
 
-        freeze_modules()
-        task = TaskContext.get()
-        if task is None:
-            raise InternalError("rows are staged outside of a task")
         name, shared = self.settings.transactional_id, self.settings.shared
         if shared is not None:
             shared = replace(shared, ticket=ticket_of(shared.ticket, task.partitionId()))
@@ -96,38 +96,68 @@ class StageInPython:
             partition, attempt = task.partitionId(), task.attemptNumber()
             name = free_transactional_id(self.settings.connection, name, partition, attempt)
         settings = replace(self.settings, transactional_id=name, shared=shared)
-        ack = RowCount(task.partitionId())
-        with StagedTransaction(settings, common_headers=self.headers) as transaction:
-            for batch in batches:
-                records = ack.admit(batch)
-                if records.num_rows:
-                    _write(transaction, records)
-            prepared = transaction.prepare()
-            counts, written, ticket = (
-                transaction.counts,
-                transaction.acknowledged_by_place(),
-                transaction.ticket,
-            )
+        return StagedTransaction(settings, common_headers=self.headers)
+
+    def write(self, transaction: StagedTransaction, records: pa.RecordBatch) -> None:
+        """Write records."""
+        columns = {name: records.column(name) for name in self.columns}
+        transaction.write(
+            columns[KEY],
+            columns[VALUE],
+            columns.get(HEADERS),
+            topics=columns[TOPIC],
+            partitions=columns.get(PARTITION),
+            timestamps_ms=_timestamps(transaction, columns.get(TIMESTAMP)),
+            misfits=columns.get(MISFIT),
+        )
+
+    def report(self, ack: RowCount, transaction: StagedTransaction) -> dict[str, Any]:
+        """Return what the task tells of it, once all is written and acknowledged."""
+        prepared = transaction.prepare()
+        counts = transaction.counts
         done = replace(ack.done(), dropped=counts.dropped, dead_lettered=counts.dead_lettered)
         report = {**done.to_json(), "committable": None if prepared is None else prepared.to_json()}
-        if shared is not None:
+        if self.settings.shared is not None:
+            written, ticket = transaction.acknowledged_by_place(), transaction.ticket
             report["written"] = [[topic, partition, count] for (topic, partition), count in written.items()]
             report["ticket"] = None if ticket is None else [ticket.producer_id, ticket.producer_epoch]
-        yield pa.record_batch([pa.array([json.dumps(report)])], names=["report"])
+        return report
 
 
-def _write(transaction: StagedTransaction, records: pa.RecordBatch) -> None:
-    """Write a batch of the columns of `flinkish_spark.connectors.kafka.writer`."""
-    columns = dict(zip(records.schema.names, records.columns, strict=True))
-    transaction.write(
-        columns["key"],
-        columns["value"],
-        columns.get("headers"),
-        topics=columns["topic"],
-        partitions=columns.get("partition"),
-        timestamps_ms=_timestamps(transaction, columns.get("timestamp")),
-        misfits=columns.get("misfit"),
-    )
+@dataclass(frozen=True)
+class StageInPython:
+    """Callable for mapInArrow: stages the rows of one task, yields a row per sink, its report as JSON.
+
+    Parameters
+    ----------
+    sinks
+        Of several the column `C.SINK` says whose a row is, by place.
+    """
+
+    sinks: tuple[SinkInPython, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Stage one task's rows; called once per task attempt."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        freeze_modules()
+        task = TaskContext.get()
+        if task is None:
+            raise InternalError("rows are staged outside of a task")
+        with ExitStack() as opened:
+            own = [
+                (sink, RowCount(task.partitionId()), opened.enter_context(sink.begun(task)))
+                for sink in self.sinks
+            ]
+            for batch in batches:
+                for place, (sink, ack, transaction) in enumerate(own):
+                    rows = batch if len(own) == 1 else batch.filter(pc.equal(batch.column(C.SINK), place))
+                    records = ack.admit(rows)
+                    if records.num_rows:
+                        sink.write(transaction, records)
+            found = [json.dumps(sink.report(ack, transaction)) for sink, ack, transaction in own]
+        yield pa.record_batch([pa.array(found)], names=["report"])
 
 
 def _timestamps(transaction: StagedTransaction, column: Any) -> Any:
@@ -405,7 +435,7 @@ CHECKPOINT_HEADER = "flinkish-checkpoint"
 BATCH_HEADER = "flinkish-batch"
 
 
-class KafkaWriter(SinkWriter):
+class KafkaWriter(JoiningWriter):
     """Writes the records of a micro-batch into one output per task."""
 
     #: Whether tasks that write into a shared transaction take tickets; else only their first attempts write.
@@ -419,18 +449,35 @@ class KafkaWriter(SinkWriter):
         self._max_record_bytes = min([own, *(limits[name] for name in sink.data_topics if name in limits)])
         letters = [limits[name] for name in sink.dead_letter_topics if name in limits]
         self._max_dead_letter_bytes = min([own, *letters])
-        columns = record_columns(sink, context.schema)
-        self._names = tuple(columns)
-        self._parts = Selection([*map(F.col, C.SINK_CONTROL), *columns.values()])
+        self._columns = record_columns(sink, context.schema)
+        self._names = tuple(self._columns)
+        self._parts = Selection([*map(F.col, C.SINK_CONTROL), *self._columns.values()])
         self._barriers: BarrierWriter | None = None
         if sink.barriers is BarrierRecords.EACH_CHECKPOINT:
             self._barriers = BarrierWriter(
                 sink.connection, sink.topic, context.job, context.uid, sink.transaction_timeout_ms
             )
 
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """The parts of a record."""
+        return self._columns
+
     def stage(self, request: StageRequest) -> StageResult:
         """Stage, tell acks and committables apart, and close a checkpoint with its barrier records."""
-        found = self._reports(self._parts.of(request.rows), self._names, request)
+        rows = self._parts.of(request.rows)
+        (found,) = self._reports(rows, self._names, [self._own(request)])
+        return self._staged(found, request)
+
+    @classmethod
+    def stage_all(cls, staging: Sequence[tuple[Self, StageRequest]]) -> Sequence[StageResult]:
+        """Stage in one pass; each sink has a transaction of its own in a task."""
+        rows = staging[0][1].rows
+        names = rows.columns[len(C.SINK_CONTROL) :]
+        found = cls._reports(rows, names, [writer._own(request) for writer, request in staging])
+        return [writer._staged(own, request) for own, (writer, request) in zip(found, staging, strict=True)]
+
+    def _staged(self, found: Sequence[Mapping[str, Any]], request: StageRequest) -> StageResult:
         staged = [
             KafkaStaged(KafkaCommittable.from_json(r["committable"])) for r in found if r["committable"]
         ]
@@ -462,25 +509,38 @@ class KafkaWriter(SinkWriter):
         """
         names = self._names if PARTITION in self._names else (*self._names, PARTITION)
         rows = owned(self._parts.of(request.rows))
-        return self._shared(rows, names, request, partitions, transactional_id, producer)
+        told = self._shared(self._told(request, transactional_id, partitions), producer)
+        (found,) = self._reports(rows, names, [told])
+        return found
 
+    @classmethod
     @abstractmethod
     def _reports(
-        self, rows: DataFrame, columns: Sequence[str], request: StageRequest
-    ) -> Sequence[Mapping[str, Any]]:
-        """Write; return each task's ack with its committable. `columns` come behind the control columns."""
+        cls, rows: DataFrame, columns: Sequence[str], sinks: Sequence[Any]
+    ) -> Sequence[Sequence[Mapping[str, Any]]]:
+        """Write; return by sink each task's ack with its committable.
+
+        Parameters
+        ----------
+        columns
+            Of the rows, behind the control columns.
+        sinks
+            What tasks are told of each.
+        """
 
     @abstractmethod
-    def _shared(
-        self,
-        rows: DataFrame,
-        columns: Sequence[str],
-        request: StageRequest,
-        partitions: Mapping[str, int],
-        transactional_id: str,
-        producer: SharedProducer,
-    ) -> Sequence[Mapping[str, Any]]:
-        """Write as :meth:`shared_reports` says."""
+    def _told(
+        self, request: StageRequest, transactional_id: str, partitions: Mapping[str, int] | None
+    ) -> Any:
+        """Return what tasks are told of this sink."""
+
+    @abstractmethod
+    def _shared(self, told: Any, producer: SharedProducer) -> Any:
+        """Return the same for tasks that share a transaction."""
+
+    def _own(self, request: StageRequest) -> Any:
+        """Return what tasks are told where each has a transaction of its own."""
+        return self._told(request, self._prefix(request), self._partitions())
 
     def _prefix(self, request: StageRequest) -> str:
         return TransactionalId.prefix(self._context.job, self._context.owner_epoch, request.block)
@@ -520,34 +580,26 @@ class PythonWriter(KafkaWriter):
     #: PySpark does not tell which attempt of its stage a task belongs to.
     takes_tickets = True
 
+    @classmethod
     def _reports(
-        self, rows: DataFrame, columns: Sequence[str], request: StageRequest
-    ) -> Sequence[Mapping[str, Any]]:
-        settings = self._settings(self._prefix(request), self._partitions())
-        return reports(rows, StageInPython(settings, self._encoded_headers(request)))
+        cls, rows: DataFrame, columns: Sequence[str], sinks: Sequence[Any]
+    ) -> Sequence[Sequence[Mapping[str, Any]]]:
+        found = reports(rows, StageInPython(tuple(sinks)))
+        return [found[place :: len(sinks)] for place in range(len(sinks))]
 
-    def _shared(
-        self,
-        rows: DataFrame,
-        columns: Sequence[str],
-        request: StageRequest,
-        partitions: Mapping[str, int],
-        transactional_id: str,
-        producer: SharedProducer,
-    ) -> Sequence[Mapping[str, Any]]:
-        settings = replace(self._settings(transactional_id, partitions), shared=producer)
-        return reports(rows, StageInPython(settings, self._encoded_headers(request)))
+    def _shared(self, told: Any, producer: SharedProducer) -> Any:
+        columns = tuple(dict.fromkeys((*told.columns, PARTITION)))
+        return replace(told, settings=replace(told.settings, shared=producer), columns=columns)
 
-    def _encoded_headers(self, request: StageRequest) -> tuple[tuple[str, bytes], ...]:
-        return tuple((name, text.encode()) for name, text in self._headers(request).items())
-
-    def _settings(self, transactional_id: str, partitions: Mapping[str, int] | None) -> StagingSettings:
+    def _told(
+        self, request: StageRequest, transactional_id: str, partitions: Mapping[str, int] | None
+    ) -> SinkInPython:
         sink = self._sink
         is_exact = sink.delivery is DeliveryGuarantee.EXACTLY_ONCE
         oversize, letters = _policy(sink.oversize_policy)
         bad_record, bad_letters = _policy(sink.on_bad_record)
         declared = self._declared()
-        return StagingSettings(
+        settings = StagingSettings(
             connection=sink.connection,
             transactional_id=transactional_id if is_exact else None,
             transaction_timeout_ms=sink.transaction_timeout_ms,
@@ -564,47 +616,43 @@ class PythonWriter(KafkaWriter):
             bad_record_topic=bad_letters,
             producer=ProducerSettings.of(sink.producer, sink.delivery),
         )
+        headers = tuple((name, text.encode()) for name, text in self._headers(request).items())
+        return SinkInPython(settings, headers, self._names)
 
 
 class JvmWriter(KafkaWriter):
     """Runs the writer of the JAR."""
 
+    @classmethod
     def _reports(
-        self, rows: DataFrame, columns: Sequence[str], request: StageRequest
-    ) -> Sequence[Mapping[str, Any]]:
-        return stage_kafka(rows, self._options(columns, request, self._partitions()))
+        cls, rows: DataFrame, columns: Sequence[str], sinks: Sequence[Any]
+    ) -> Sequence[Sequence[Mapping[str, Any]]]:
+        places = {name: len(C.SINK_CONTROL) + place for place, name in enumerate(columns)}
+        optional = {"partition": PARTITION, "timestamp": TIMESTAMP, "headers": HEADERS, "misfit": MISFIT}
+        optional["sink"] = C.SINK
+        known = {option: places[name] for option, name in optional.items() if name in places}
+        return stage_kafka(rows, [{**told, "columns": known} for told in sinks])
 
-    def _shared(
-        self,
-        rows: DataFrame,
-        columns: Sequence[str],
-        request: StageRequest,
-        partitions: Mapping[str, int],
-        transactional_id: str,
-        producer: SharedProducer,
-    ) -> Sequence[Mapping[str, Any]]:
+    def _shared(self, told: Any, producer: SharedProducer) -> Any:
         shared = {
-            "transactional_id": transactional_id,
+            "transactional_id": told["transactional_id_prefix"],
             "producer_id": producer.producer_id,
             "producer_epoch": producer.producer_epoch,
             "next_sequences": {topic: list(known) for topic, known in producer.next_sequences.items()},
         }
-        return stage_kafka(rows, {**self._options(columns, request, partitions), "shared": shared})
+        return {**told, "shared": shared}
 
-    def _options(
-        self, columns: Sequence[str], request: StageRequest, partitions: Mapping[str, int] | None
+    def _told(
+        self, request: StageRequest, transactional_id: str, partitions: Mapping[str, int] | None
     ) -> dict[str, Any]:
-        places = {name: len(C.SINK_CONTROL) + place for place, name in enumerate(columns)}
-        optional = (PARTITION, TIMESTAMP, HEADERS, MISFIT)
         return {
             **jvm_options(self._sink, self._max_record_bytes),
-            "transactional_id_prefix": self._prefix(request),
+            "transactional_id_prefix": transactional_id,
             "headers": self._headers(request),
             "uid": self._context.uid,
             "max_dead_letter_bytes": self._max_dead_letter_bytes,
             "topics": self._declared(),
             "partitions": partitions,
-            "columns": {name: places[name] for name in optional if name in places},
         }
 
 

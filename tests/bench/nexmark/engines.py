@@ -80,6 +80,8 @@ ENGINES = {
     one.name: one
     for one in (
         Engine("ours", "spark", "exactly once", closes=True),
+        # With the JVM's classes of an earlier process, for what is about starts.
+        Engine("ours-archived", "spark", "exactly once", closes=True),
         Engine(
             "native",
             "spark",
@@ -110,8 +112,9 @@ def command(engine, bootstrap_servers, args):
     place = ["--bootstrap-servers", bootstrap_servers, "--source", args.topic]
     module = [sys.executable, "-m", f"tests.bench.nexmark.{engine.kind}_worker", *place]
     if engine.kind == "spark":
-        own = ["--engine", engine.name, "--directory", f"{args.directory}/{engine.name}", "--jars", args.jars]
-        return [*module, *own]
+        name, *archived = engine.name.split("-archived")
+        own = ["--engine", name, "--directory", f"{args.directory}/{engine.name}", "--jars", args.jars]
+        return [*module, *own, *(["--class-archive", f"{args.directory}/classes"] if archived else [])]
     if engine.kind == "flink":
         return [*module, "--", *_FLINK[engine.name]]
     python = PEERS / engine.name / "bin" / "python"

@@ -27,7 +27,7 @@ from tests.bench.variants import Times, session
 class Worker:
     def __init__(self, args):
         self.args = args
-        self.spark = session(Path(args.directory).resolve(), args.jars)
+        self.spark = session(Path(args.directory).resolve(), args.jars, args.class_archive)
         self.spark.conf.set("spark.sql.session.timeZone", "UTC")
         for name, value in _STORE.items():
             self.spark.conf.set(f"spark.sql.streaming.stateStore.{name}", value)
@@ -105,6 +105,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("engine", "bootstrap-servers", "source", "directory", "jars"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--class-archive", help="a folder with the JVM's classes of an earlier process")
     worker = Worker(parser.parse_args())
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

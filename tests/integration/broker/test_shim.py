@@ -119,6 +119,12 @@ def rows_in(spark: SparkSession, *partitions: Sequence[tuple[Any, ...]]) -> Data
     return spark.createDataFrame(rows, SCHEMA)
 
 
+def staged_in_kafka(rows: DataFrame, options: Mapping[str, Any]) -> list[Report]:
+    """Stage the rows of one sink."""
+    (reports,) = stage_kafka(rows, [options])
+    return reports
+
+
 def producer_threads(spark: SparkSession) -> set[str]:
     """Return the names of the staging producers' threads that are alive in the JVM."""
     threads = spark.sparkContext._jvm.java.lang.Thread.getAllStackTraces().keySet()
@@ -137,7 +143,7 @@ def test_staged_records_become_visible_at_the_commit(
         [],
         [record(b"c", -3, topic=other), barrier(7, 2), barrier(8, 2)],
     )
-    reports = stage_kafka(frame, kafka.options(name, headers={"flinkish-batch": "0/12"}))
+    reports = staged_in_kafka(frame, kafka.options(name, headers={"flinkish-batch": "0/12"}))
 
     assert [r["partition"] for r in reports] == [0, 1, 2]
     assert [r["rows"] for r in reports] == [2, 0, 1]
@@ -166,9 +172,9 @@ def test_a_reused_producer_leaves_its_earlier_transaction_open(
     """InitProducerId must run for every transaction: else one handle would name two of them."""
     name = topic()
     options = [kafka.options(name) for _ in range(4)]
-    staged = [stage_kafka(rows_in(spark, [record(b"0")]), options[0])]
+    staged = [staged_in_kafka(rows_in(spark, [record(b"0")]), options[0])]
     clients = producer_threads(spark)
-    staged += [stage_kafka(rows_in(spark, [record(b"%d" % n)]), options[n]) for n in (1, 2, 3)]
+    staged += [staged_in_kafka(rows_in(spark, [record(b"%d" % n)]), options[n]) for n in (1, 2, 3)]
     # Threads of clients that earlier tests closed may be ending still: there may be fewer now than before.
     assert producer_threads(spark) <= clients, "no client was built for the later transactions"
 
@@ -187,7 +193,7 @@ def test_an_id_used_again_gets_a_higher_epoch(
 ) -> None:
     """Behaviour 141."""
     options = kafka.options(topic())
-    first, second = (stage_kafka(rows_in(spark, [record(b"x")]), options)[0]["committable"] for _ in range(2))
+    first, second = (staged_in_kafka(rows_in(spark, [record(b"x")]), options)[0]["committable"] for _ in range(2))
     assert first["transactional_id"] == second["transactional_id"]
     assert first["producer_id"] == second["producer_id"]
     assert first["producer_epoch"] < second["producer_epoch"]
@@ -200,7 +206,7 @@ def test_oversize_records_fail_the_batch(
     frame = rows_in(spark, [record(b"small"), record(b"x" * 5000, key=b"key")])
     options = kafka.options(name, max_record_bytes=2000)
     with pytest.raises(Py4JJavaError) as failure:
-        stage_kafka(frame, options)
+        staged_in_kafka(frame, options)
     message = str(failure.value)
     assert "[FLINKISH_BAD_RECORD]" in message
     assert name in message and "2000" in message and "its key: 3 bytes" in message
@@ -211,7 +217,7 @@ def test_oversize_records_fail_the_batch(
 def test_oversize_records_are_dropped(spark: SparkSession, kafka: Kafka, topic: Callable[..., str]) -> None:
     name = topic()
     frame = rows_in(spark, [record(b"x" * 5000, 10), record(b"small", 1)], [record(b"x" * 5000, 10)])
-    reports = stage_kafka(frame, kafka.options(name, max_record_bytes=2000, oversize="drop"))
+    reports = staged_in_kafka(frame, kafka.options(name, max_record_bytes=2000, oversize="drop"))
     assert [(r["rows"], r["dropped"], r["digest"]) for r in reports] == [(2, 1, "11"), (1, 1, "10")]
     assert reports[1]["committable"] is None, "a task that sent nothing has no transaction"
     kafka.commit(reports)
@@ -224,7 +230,7 @@ def test_oversize_records_go_to_the_dead_letter_topic_with_the_rest(
     name, dead = topic(), topic()
     frame = rows_in(spark, [record(b"x" * 5000, key=b"k"), record(b"small"), record(b"y", key=b"k" * 3000)])
     changes = {"max_record_bytes": 2000, "oversize": "dead-letter", "dead_letter_topic": dead}
-    reports = stage_kafka(frame, kafka.options(name, **changes))
+    reports = staged_in_kafka(frame, kafka.options(name, **changes))
     assert (reports[0]["rows"], reports[0]["dead_lettered"]) == (3, 2)
     assert reports[0]["committable"]["records"] == 3
     assert kafka.values(dead) == []
@@ -245,12 +251,12 @@ def test_a_size_that_only_the_broker_refuses_is_a_bad_record_too(
 ) -> None:
     """Behaviour 145."""
     name, fine = topic(configs={"max.message.bytes": "1000"}), topic()
-    stage_kafka(rows_in(spark, [record(b"x")]), kafka.options(fine))
+    staged_in_kafka(rows_in(spark, [record(b"x")]), kafka.options(fine))
     clients = producer_threads(spark)
     with pytest.raises(Py4JJavaError, match=r"\[FLINKISH_BAD_RECORD\]"):
-        stage_kafka(rows_in(spark, [record(b"x" * 5000)]), kafka.options(name))
+        staged_in_kafka(rows_in(spark, [record(b"x" * 5000)]), kafka.options(name))
     assert producer_threads(spark) < clients, "a client that failed is closed, not used again"
-    reports = stage_kafka(rows_in(spark, [record(b"y")]), kafka.options(fine))
+    reports = staged_in_kafka(rows_in(spark, [record(b"y")]), kafka.options(fine))
     kafka.commit(reports)
 
 
@@ -258,7 +264,7 @@ def test_secrets_are_not_in_messages(spark: SparkSession, kafka: Kafka, topic: C
     options = kafka.options(topic())
     options["producer"]["linger.ms"] = "secret-value"
     with pytest.raises(Py4JJavaError) as failure:
-        stage_kafka(rows_in(spark, [record(b"x")]), options)
+        staged_in_kafka(rows_in(spark, [record(b"x")]), options)
     assert "linger.ms" in str(failure.value)
     assert "secret-value" not in str(failure.value)
 
@@ -279,7 +285,7 @@ def test_a_retried_task_has_one_committable_and_another_id(
     frame = rows_in(spark, [record(b"left")], [*many, record(b"poison")])
     frame = frame.withColumn("value", F.udf(fail_once, "binary", useArrow=False)("value"))
     options = kafka.options(name)
-    reports = stage_kafka(frame, options)
+    reports = staged_in_kafka(frame, options)
 
     assert [r["attempt"] for r in reports] == [0, 1]
     assert [r["rows"] for r in reports] == [1, 20_001]
@@ -349,7 +355,7 @@ def test_both_ways_agree_on_one_persisted_batch(
     spark: SparkSession, kafka: Kafka, topic: Callable[..., str]
 ) -> None:
     frame = frame_for_a_table(spark).repartition(2).persist()
-    reports = stage_kafka(frame, kafka.options(topic()))
+    reports = staged_in_kafka(frame, kafka.options(topic()))
     tapped = TappedRows(frame, "noop")
     tapped.records.write.format("noop").mode("overwrite").save()
     frame.unpersist()
@@ -363,7 +369,7 @@ def test_an_unknown_topic_is_named(spark: SparkSession, kafka: Kafka) -> None:
     options = kafka.options("no-such-topic")
     options["producer"]["max.block.ms"] = "500"
     with pytest.raises(Py4JJavaError, match="no-such-topic"):
-        stage_kafka(rows_in(spark, [record(b"x")]), options)
+        staged_in_kafka(rows_in(spark, [record(b"x")]), options)
     with KafkaAdminClient(bootstrap_servers=kafka.servers) as admin:
         assert "no-such-topic" not in admin.list_topics()
 
@@ -389,7 +395,7 @@ def test_a_missing_right_is_named(spark: SparkSession, tmp_path: Path) -> None:
                 )
                 admin.create_acls([deny_write(resource, name)])
                 with pytest.raises(Py4JJavaError) as failure:
-                    stage_kafka(rows_in(spark, [record(b"x")]), options)
+                    staged_in_kafka(rows_in(spark, [record(b"x")]), options)
                 assert "[FLINKISH_NOT_AUTHORIZED] the producer's principal lacks WRITE" in str(failure.value)
         kafka.client.close()
 

@@ -1,6 +1,7 @@
 package io.github.flinkishspark.shim;
 
 import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.util.ArrayList;
 import java.util.Iterator;
 import java.util.List;
 import org.apache.kafka.common.KafkaException;
@@ -10,8 +11,8 @@ import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.InternalRow;
 
 /**
- * Stages the rows of one micro-batch in Kafka: in transactions, one per Spark task, that are left open; or, under a weaker
- * {@link Delivery}, just so.
+ * Stages the rows of one micro-batch in Kafka: in transactions, one per Spark task and sink, that are left open; or, under a
+ * weaker {@link Delivery}, just so.
  *
  * <p>Called from Python on the driver. What comes back names every transaction of the successful attempts; those of failed,
  * killed or speculative attempts that could not abort themselves are found by their ids, which are all of the form
@@ -27,55 +28,82 @@ public final class KafkaStager {
    *
    * @param df columns by position: kind INT, checkpoint BIGINT, channel BIGINT, hash BIGINT, key BINARY, value BINARY, topic
    *     STRING, then those that the options name; all but kind may be null, and a null topic stands for the default one
-   * @param optionsJson see {@link StageOptions}; may hold secrets, never printed
-   * @return a JSON array with one element per task, in the order of the partitions
+   * @param optionsJson an array with the options of each sink, see {@link StageOptions}; of several the column {@code sink}
+   *     says whose a row is, by place. May hold secrets, never printed
+   * @return a JSON array with one element per task, in the order of the partitions: an array with one report per sink
    */
   public static String stage(Dataset<Row> df, String optionsJson) {
-    StageOptions options = StageOptions.parse(optionsJson);
+    List<StageOptions> sinks = StageOptions.parseAll(optionsJson);
     return Json.arrayOf(((org.apache.spark.sql.classic.Dataset<Row>) df).queryExecution().toRdd().toJavaRDD()
-        .mapPartitionsWithIndex((partition, rows) -> List.of(stagePartition(options, partition, rows)).iterator(), true)
+        .mapPartitionsWithIndex((partition, rows) -> List.of(stagePartition(sinks, partition, rows)).iterator(), true)
         .collect());
   }
 
   /**
    * Checks a producer's settings as its constructor would, without connecting.
    *
-   * @param optionsJson as for {@link #stage}
+   * @param optionsJson as for {@link #stage}, of one sink
    * @return the setting that the client refuses, empty if it takes all of them
    */
   public static String refusedSetting(String optionsJson) {
-    return ResumableProducer.refusedSetting(StageOptions.parse(optionsJson).producerProperties());
+    return ResumableProducer.refusedSetting(StageOptions.parseAll(optionsJson).get(0).producerProperties());
   }
 
-  private static String stagePartition(StageOptions options, int partition, Iterator<InternalRow> rows) {
-    TaskContext task = TaskContext.get();
-    TaskAck ack = new TaskAck(partition, task.attemptNumber());
-    Admission admission = new Admission(options);
-    String transactionalId = options.delivery != Delivery.EXACTLY_ONCE ? null
-        : options.shared != null ? options.shared.transactionalId()
-        : options.transactionalIdPrefix + "-" + partition + "-" + attemptIndex(task, options.maxAttemptIndex);
-    TaskOutput output = new TaskOutput(options, transactionalId, admission);
+  private static String stagePartition(List<StageOptions> sinks, int partition, Iterator<InternalRow> rows) {
+    List<SinkTask> tasks = sinks.stream().map(options -> new SinkTask(options, partition)).toList();
+    int sink = sinks.get(0).columns.sink();
     try {
-      writeRecords(new RowReader(options, admission.commonHeaders()), rows, ack, output);
-      ObjectNode result = ack.toJson();
-      output.stage(result);
-      return result.toString();
-    } catch (KafkaException e) {
-      RuntimeException explained = output.explain(e);
-      output.abandon(explained);
-      throw explained;
+      while (rows.hasNext()) {
+        InternalRow row = rows.next();
+        tasks.get(tasks.size() == 1 ? 0 : row.getInt(sink)).take(row);
+      }
+      List<String> reports = new ArrayList<>();
+      for (SinkTask task : tasks) {
+        reports.add(task.stage());
+      }
+      return Json.arrayOf(reports);
     } catch (Throwable e) {
-      output.abandon(e);
+      // Also of those that are staged: nobody is told of their transactions, which the sweep finds by their ids.
+      tasks.forEach(task -> task.output.abandon(e));
       throw e;
     }
   }
 
-  private static void writeRecords(RowReader reader, Iterator<InternalRow> rows, TaskAck ack, TaskOutput output) {
-    while (rows.hasNext()) {
-      InternalRow row = rows.next();
+  /** What one task does for one sink. */
+  private static final class SinkTask {
+    private final TaskAck ack;
+    private final RowReader reader;
+    private final TaskOutput output;
+
+    SinkTask(StageOptions options, int partition) {
+      TaskContext task = TaskContext.get();
+      Admission admission = new Admission(options);
+      String transactionalId = options.delivery != Delivery.EXACTLY_ONCE ? null
+          : options.shared != null ? options.shared.transactionalId()
+          : options.transactionalIdPrefix + "-" + partition + "-" + attemptIndex(task, options.maxAttemptIndex);
+      ack = new TaskAck(partition, task.attemptNumber());
+      reader = new RowReader(options, admission.commonHeaders());
+      output = new TaskOutput(options, transactionalId, admission);
+    }
+
+    void take(InternalRow row) {
       if (ack.admit(row)) {
-        output.write(reader.read(row), reader.misfit(row));
+        try {
+          output.write(reader.read(row), reader.misfit(row));
+        } catch (KafkaException e) {
+          throw output.explain(e);
+        }
       }
+    }
+
+    String stage() {
+      ObjectNode result = ack.toJson();
+      try {
+        output.stage(result);
+      } catch (KafkaException e) {
+        throw output.explain(e);
+      }
+      return result.toString();
     }
   }
 

@@ -3,9 +3,11 @@ package io.github.flinkishspark.shim;
 import com.fasterxml.jackson.databind.JsonNode;
 import java.io.Serializable;
 import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.HashSet;
 import java.util.LinkedHashMap;
+import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import org.apache.kafka.common.TopicPartition;
@@ -13,7 +15,7 @@ import org.apache.kafka.common.header.internals.RecordHeaders;
 import org.apache.spark.sql.catalyst.InternalRow;
 
 /**
- * The options of one staging job, parsed and checked on the driver and shipped inside the task closure only.
+ * The options of one sink in a staging job, parsed and checked on the driver and shipped inside the task closure only.
  *
  * <p>The producer's properties may hold secrets, so this is neither a record nor does it have a {@code toString}: nothing here
  * may end in a log line, an exception message or Spark's UI by accident.
@@ -33,7 +35,7 @@ final class StageOptions implements Serializable {
   record Policy(Action action, String deadLetterTopic) implements Serializable {}
 
   /** Where the columns lie that not every sink has. */
-  record Columns(int partition, int timestamp, int headers, int misfit) implements Serializable {
+  record Columns(int partition, int timestamp, int headers, int misfit, int sink) implements Serializable {
     boolean isAbsent(int column, InternalRow row) {
       return column == ABSENT || row.isNullAt(column);
     }
@@ -72,7 +74,8 @@ final class StageOptions implements Serializable {
     oversize = policy(text(json, "oversize", "fail"), text(json, "dead_letter_topic", null));
     badRecord = policy(text(json, "bad_record", "fail"), text(json, "bad_record_topic", null));
     headers = new LinkedHashMap<>(texts(json, "headers"));
-    columns = new Columns(column(json, "partition"), column(json, "timestamp"), column(json, "headers"), column(json, "misfit"));
+    columns = new Columns(column(json, "partition"), column(json, "timestamp"), column(json, "headers"), column(json, "misfit"),
+        column(json, "sink"));
     shared = json.hasNonNull("shared") ? shared(json.get("shared")) : null;
     topics = json.hasNonNull("topics") ? new HashSet<>() : null;
     if (topics != null) {
@@ -91,9 +94,11 @@ final class StageOptions implements Serializable {
         : maxRecordBytes;
   }
 
-  /** Parses what Python sent; an exception names the option and never its value. */
-  static StageOptions parse(String json) {
-    return new StageOptions(Json.parse(json));
+  /** Parses what Python sent, of each sink; an exception names the option and never its value. */
+  static List<StageOptions> parseAll(String json) {
+    List<StageOptions> result = new ArrayList<>();
+    Json.parse(json).forEach(one -> result.add(new StageOptions(one)));
+    return result;
   }
 
   /** The producer's properties without the transactional id, ready to be the key of a pool. */

@@ -1,0 +1,188 @@
+"""Sinks of Kafka that stage in one pass: each gets its own rows, in its own form, and no others."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flinkish_spark import (
+    DeadLetter,
+    DeltaSink,
+    Emit,
+    Json,
+    JsonSchema,
+    KafkaSink,
+    KeyedProcessFunction,
+    OnBadRecord,
+    OutputTag,
+    Raw,
+    String,
+    ValueStateDescriptor,
+)
+from flinkish_spark.job import spark_engine
+from tests.support.jobs import (
+    environment,
+    order,
+    orders_source,
+    produce,
+    read_committed,
+    read_delta,
+    rows,
+    run_until,
+)
+
+pytestmark = pytest.mark.timeout(600)
+
+USERS = ("ann", "bob", "eve", "tim")
+TOTALS = "user STRING, total LONG, at TIMESTAMP"
+ODD = OutputTag("odd", "who STRING, what BINARY")
+WRITERS = ("jvm", "python")
+
+
+class Totals(KeyedProcessFunction):
+    """The running total of a user; odd amounts go to a side output."""
+
+    def open(self, context: Any) -> None:
+        self.total = context.get_state(ValueStateDescriptor("total", "LONG", default=0))
+
+    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        from datetime import UTC, datetime
+
+        self.total.update(self.total.value() + value.amount)
+        if value.amount % 2:
+            ctx.output(ODD, (value.user, b"%d" % value.amount))
+        yield value.user, self.total.value(), datetime.fromtimestamp(self.total.value(), UTC)
+
+
+class Programs:
+    """The topics of one job, and what it has written."""
+
+    def __init__(self, servers: str, topic: Any, table: Path) -> None:
+        self.servers, self.table = servers, table
+        kinds = ("plain", "text", "odd", "sums", "checked", "large", "letters", "small")
+        self.topics = {f"{kind}-{writer}": topic(2) for kind in kinds for writer in WRITERS}
+
+    def declare(self, env: Any, source: str) -> None:
+        orders = env.from_source(orders_source(self.servers, source), uid="orders")
+        totals = orders.key_by("user").process(Totals(), output=TOTALS, uid="totals")
+        sums = totals.key_by("user").sum("total", uid="sums", emit=Emit.PER_ELEMENT)
+        large = totals.filter(lambda row: row.total > 10)
+        for writer in WRITERS:
+            streams = {"odd": totals.get_side_output(ODD), "sums": sums, "large": large}
+            for kind, settings in self.settings(writer).items():
+                sink = KafkaSink(self.servers, self.topics[f"{kind}-{writer}"], writer=writer, **settings)
+                streams.get(kind, totals).sink_to(sink, uid=f"{kind}-{writer}")
+        totals.sink_to(DeltaSink(str(self.table)), uid="table")
+
+    def settings(self, writer: str) -> dict[str, dict[str, Any]]:
+        letters = DeadLetter(self.topics[f"letters-{writer}"])
+        return {
+            "plain": {"key": "user", "value": Json()},
+            # The same rows as another sink, in another form, with more around them.
+            "text": {
+                "key": Json("user STRING, total LONG"),
+                "value": String("user"),
+                "headers": {"total-of": "user"},
+                "timestamp": "at",
+            },
+            "odd": {"key": "who", "value": Raw("what")},
+            "sums": {"value": Json("total LONG"), "barriers": "each-checkpoint"},
+            # Made in Python, so that it stages by itself.
+            "checked": {"value": JsonSchema()},
+            "large": {"key": "user", "value": Json()},
+            "small": {"value": Json(), "max_record_bytes": 160, "on_bad_record": letters},
+        }
+
+
+def values(records: Any) -> Counter[Any]:
+    return Counter((one.key, one.value) for one in records)
+
+
+def test_each_sink_gets_its_rows_in_its_form(
+    spark: Any, broker: Any, topic: Any, job_dir: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Over a restart: same rows in two forms, a side output, another operator, policies, both writers."""
+    joined: list[set[str]] = []
+    found = spark_engine._joined
+
+    def noted(*given: Any) -> Any:
+        passes = found(*given)
+        joined.extend({sink.uid for sink in one.sinks} for one in passes)
+        return passes
+
+    monkeypatch.setattr(spark_engine, "_joined", noted)
+    source, own = topic(2), Programs(broker.bootstrap_servers, topic, tmp_path / "table")
+    amounts: dict[str, list[int]] = {user: [] for user in USERS}
+    for turn in range(2):
+        for user in USERS:
+            more = [turn + at + len(user) for at in range(6)]
+            produce(own.servers, source, [order(user, amount) for amount in more], key=user.encode())
+            amounts[user] += more
+        env = environment(spark, job_dir)
+        own.declare(env, source)
+        done = sum(map(len, amounts.values()))
+        run_until(env, lambda client, done=done: rows(client, "table") == done)
+    together = ("plain", "text", "odd", "sums", "small")
+    assert joined == [{f"{kind}-{writer}" for kind in together} for writer in WRITERS] * 2
+    totals = {user: [sum(known[: at + 1]) for at in range(len(known))] for user, known in amounts.items()}
+    flat = [(user, total) for user, known in totals.items() for total in known]
+    assert Counter((row["user"], row["total"]) for row in read_delta(own.table)) == Counter(flat)
+    for writer in WRITERS:
+        read = {
+            kind: read_committed(own.servers, own.topics[f"{kind}-{writer}"])
+            for kind in (*own.settings(writer), "letters")
+        }
+        plain = Counter(
+            (one.key.decode(), json.loads(one.value)["user"], json.loads(one.value)["total"])
+            for one in read["plain"]
+        )
+        assert plain == Counter((user, user, total) for user, total in flat)
+        assert Counter(
+            (json.loads(one.key)["user"], json.loads(one.key)["total"], one.value.decode())
+            for one in read["text"]
+        ) == Counter((user, total, user) for user, total in flat)
+        assert all(one.timestamp == json.loads(one.key)["total"] * 1_000 for one in read["text"])
+        assert all([*one.headers] == [("total-of", one.value)] for one in read["text"])
+        assert values(read["odd"]) == Counter(
+            (user.encode(), b"%d" % amount) for user, known in amounts.items() for amount in known if amount % 2
+        )
+        summed = [sum(known[: at + 1]) for known in totals.values() for at in range(len(known))]
+        assert Counter(json.loads(one.value)["total"] for one in read["sums"] if one.value) == Counter(summed)
+        assert len(read["checked"]) == len(flat)
+        assert Counter(json.loads(one.value)["total"] for one in read["large"]) == Counter(
+            total for _, total in flat if total > 10
+        )
+        assert len(read["small"]) + len(read["letters"]) == len(flat)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_what_one_sink_refuses_fails_the_micro_batch_of_all(
+    spark: Any, broker: Any, topic: Any, job_dir: Any, writer: str
+) -> None:
+    """Nothing of it is seen in any topic; what comes behind it is written once the record may be dropped."""
+    servers, source, wide, narrow = broker.bootstrap_servers, topic(1), topic(1), topic(1)
+
+    def declared(policy: OnBadRecord) -> Any:
+        env = environment(spark, job_dir)
+        orders = env.from_source(orders_source(servers, source), uid="orders")
+        counted = orders.key_by("user").sum("amount", uid="sums", emit=Emit.PER_ELEMENT)
+        counted.sink_to(KafkaSink(servers, wide, value=Json(), writer=writer), uid="wide")
+        limited = {"max_record_bytes": 200, "on_bad_record": policy}
+        counted.sink_to(KafkaSink(servers, narrow, value=Json(), writer=writer, **limited), uid="narrow")
+        return env
+
+    produce(servers, source, [order("ann", 1)])
+    run_until(declared(OnBadRecord.FAIL), lambda client: rows(client, "narrow") == 1)
+    produce(servers, source, [order("bob", 2), order("x" * 500, 3), order("ann", 4)])
+    failed = declared(OnBadRecord.FAIL).execute_async()
+    with pytest.raises(Exception, match="cannot be handled"):
+        failed.wait(timeout_ms=240_000)
+    assert [len(read_committed(servers, one)) for one in (wide, narrow)] == [1, 1]
+    run_until(declared(OnBadRecord.DROP), lambda client: rows(client, "wide") == 4)
+    read = {one: [json.loads(record.value)["amount"] for record in read_committed(servers, one)] for one in (wide, narrow)}
+    assert read == {wide: [1, 2, 3, 5], narrow: [1, 2, 5]}
