@@ -31,7 +31,7 @@ def _found(view: Any) -> tuple[Any, Any]:
 
 
 def stage_kafka(rows: DataFrame, sinks: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Write rows, by default into one open transaction per task and sink; return what the tasks report, by sink.
+    """Write rows, by default into one open transaction per task and sink; return what tasks report, by sink.
 
     Parameters
     ----------

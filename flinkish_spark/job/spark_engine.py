@@ -380,7 +380,7 @@ class SinkStaging:
             with_place(error, place)
             raise
         took_ms = clock.monotonic_ms() - began_ms
-        done = []
+        done = list[tuple[SinkAck, Sequence[Any]]]()
         for sink, result in zip(sinks, results, strict=True):
             ack = SinkAck(sink.uid, result.tasks, took_ms, result.bytes)
             counted.setdefault(sink.rows, ack.rows)

@@ -362,7 +362,7 @@ class JoinedRows:
     Parameters
     ----------
     sinks
-        Each with what its writer makes of a record, over the columns of the union; see :func:`over_the_union`.
+        Each with what its writer makes of a record; see :func:`over_the_union`.
     """
 
     def __init__(self, sinks: Sequence[tuple[PlannedSink, Mapping[str, Column]]]) -> None:
@@ -374,7 +374,9 @@ class JoinedRows:
         self._owned = Selection([F.col("*"), sink.alias(C.SINK)])
         made = []
         for name in dict.fromkeys(name for _, columns in sinks for name in columns):
-            values = [(F.col(C.SINK) == at, found[name]) for at, (_, found) in enumerate(sinks) if name in found]
+            values = [
+                (F.col(C.SINK) == at, found[name]) for at, (_, found) in enumerate(sinks) if name in found
+            ]
             (condition, value), *others = values
             chosen = F.when(condition, value)
             for condition, value in others:
@@ -383,7 +385,7 @@ class JoinedRows:
         self._made = Selection([*map(F.col, C.SINK_CONTROL), *made, F.col(C.SINK)])
 
     def of(self, frame: DataFrame) -> DataFrame:
-        """Return the rows of an evaluated micro-batch: control columns, what writers make, whose row it is."""
+        """Return the rows of a micro-batch: control columns, what writers make, whose row it is."""
         return self._made.of(self._owned.of(frame).where(F.col(C.SINK).isNotNull()))
 
 

@@ -4,7 +4,8 @@ A keyed job of ours (a KeyedProcessFunction with a value state, a row per record
 another, exactly once. Records come at half of the rate that the job sustains, which is measured first, from
 Kafka's own load generator; when the broker has appended a record (`LogAppendTime`) comes out with its
 result. A consumer with `read_committed` takes the time when it gets a result. For each interval of
-checkpoints the 50th, 95th and 99th percentile are printed, and the median of the micro-batches beside them.
+checkpoints, and each number of them that may be in flight, the 50th, 95th and 99th percentile are printed,
+and the median of the micro-batches beside them.
 
     python -m tests.bench.latency --intervals-s 0.5 1 10 --seconds 60
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import shutil
 import statistics
@@ -73,7 +75,9 @@ class Job:
                 yield order.user, total, order.arrived
 
         args, ending = self.args, {"ending": EndAtLatest()} if request["bounded"] else {}
-        interval = CheckpointConfig(interval_ms=request["interval_ms"])
+        interval = CheckpointConfig(
+            interval_ms=request["interval_ms"], max_concurrent=request.get("concurrent", 1)
+        )
         env = StreamExecutionEnvironment(self.spark, "latency", request["folder"], checkpoint=interval)
         source = KafkaSource(
             args.bootstrap_servers,
@@ -208,11 +212,12 @@ def measure(args, broker, worker):
             sustained = worker.ask(json.dumps(asked))["events_per_s"]
         rate = round(sustained / 2)
         print(f"sustained: {sustained:,.0f} records/s; records come at {rate:,}", flush=True)
-    print("| checkpoints | records/s | p50 ms | p95 ms | p99 ms | micro-batch ms | results | aim |")
-    print("|---|---|---|---|---|---|---|---|")
-    for interval_s in args.intervals_s:
-        asked = topics(f"every-{interval_s:g}s")
+    print("| checkpoints | at once | records/s | p50 ms | p95 ms | p99 ms | micro-batch ms | results | aim |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for interval_s, concurrent in itertools.product(args.intervals_s, args.concurrent):
+        asked = topics(f"every-{interval_s:g}s-{concurrent}")
         asked |= {"bounded": False, "interval_ms": round(interval_s * 1_000), "most": 10 * rate}
+        asked["concurrent"] = concurrent
         worker.ask(json.dumps(asked))
         sending = load(args, servers, asked["source"], 1 << 31, rate)
         try:
@@ -223,8 +228,8 @@ def measure(args, broker, worker):
         said = worker.ask("stop")
         p50, p95, p99 = np.percentile(counted, [50, 95, 99])
         line = {
-            "interval_s": interval_s, "rate": rate, "p50_ms": round(p50), "p95_ms": round(p95),
-            "p99_ms": round(p99), **said, "results": len(counted) * _EVERY,
+            "interval_s": interval_s, "concurrent": concurrent, "rate": rate,
+            "p50_ms": round(p50), "p95_ms": round(p95), "p99_ms": round(p99), **said, "results": len(counted) * _EVERY,
         }  # fmt: skip
         aim = ""
         if interval_s == 1:
@@ -232,7 +237,7 @@ def measure(args, broker, worker):
         if line["results"] < 0.95 * rate * args.seconds:
             aim = "void: the load was less"
         print(
-            f"| {interval_s:g} s | {rate:,} | {p50:,.0f} | {p95:,.0f} | {p99:,.0f} | "
+            f"| {interval_s:g} s | {concurrent} | {rate:,} | {p50:,.0f} | {p95:,.0f} | {p99:,.0f} | "
             f"{said['micro_batch_ms']:,.0f} | {line['results']:,} | {aim} |",
             flush=True,
         )
@@ -243,6 +248,7 @@ def measure(args, broker, worker):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--intervals-s", type=float, nargs="+", default=[0.5, 1, 10])
+    parser.add_argument("--concurrent", type=int, nargs="+", default=[1, 2], help="checkpoints in flight")
     parser.add_argument("--seconds", type=int, default=60, help="that are measured, for each interval")
     parser.add_argument("--rate", type=int, help="records a second; half of what is sustained by default")
     parser.add_argument("--backlog", type=int, default=500_000, help="from which that is measured")

@@ -4,7 +4,7 @@
 
 A table of one file; then rows of which half replace one and half are new. Ours is a micro-batch that is
 staged, and the commit of its checkpoint. By hand it is `DeltaTable.merge`, as in foreachBatch, with Spark's
-settings and with those that fit. delta-rs has a process of its own, without a JVM, and gets its rows as Arrow.
+settings and with those that fit. delta-rs has a process of its own, without a JVM, and gets Arrow.
 After each run the table is read and compared. Variants take turns; the first round is thrown away.
 """
 
@@ -140,7 +140,8 @@ def main():
         merges = [one["merge"] for one in found[1:]]
         stages = [one["stage"] for one in found[1:] if "stage" in one]
         stage = f"{statistics.median(stages):,.0f}" if stages else ""
-        print(f"| {name} | {stage} | {statistics.median(merges):,.0f} ({min(merges):,.0f}-{max(merges):,.0f}) |")
+        spread = f"{statistics.median(merges):,.0f} ({min(merges):,.0f}-{max(merges):,.0f})"
+        print(f"| {name} | {stage} | {spread} |")
     return 0
 
 

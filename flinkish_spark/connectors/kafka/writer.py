@@ -86,7 +86,7 @@ class SinkInPython:
     columns: tuple[str, ...]
 
     def begun(self, task: TaskContext) -> StagedTransaction:
-        """Return the transaction of a task attempt; nothing is asked of the brokers before the first record."""
+        """Return the transaction of a task attempt; nothing is written before the first record."""
         from flinkish_spark.connectors.kafka.client.producer import StagedTransaction, free_transactional_id
 
         name, shared = self.settings.transactional_id, self.settings.shared

@@ -199,7 +199,9 @@ def _settled(args, engine, query, sent, committed):
 def main(given=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument(
-        "--engines", nargs="*", default=["ours", "ours-archived", "native", "flink-sql", "pyflink", "quix", "bytewax"]
+        "--engines",
+        nargs="*",
+        default=["ours", "ours-archived", "native", "flink-sql", "pyflink", "quix", "bytewax"],
     )
     parser.add_argument("--queries", nargs="*", default=["q0", "q17"], choices=QUERIES)
     parser.add_argument("--kills", type=int, default=3, help="of each engine and query")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -193,7 +194,9 @@ def test_an_id_used_again_gets_a_higher_epoch(
 ) -> None:
     """Behaviour 141."""
     options = kafka.options(topic())
-    first, second = (staged_in_kafka(rows_in(spark, [record(b"x")]), options)[0]["committable"] for _ in range(2))
+    first, second = (
+        staged_in_kafka(rows_in(spark, [record(b"x")]), options)[0]["committable"] for _ in range(2)
+    )
     assert first["transactional_id"] == second["transactional_id"]
     assert first["producer_id"] == second["producer_id"]
     assert first["producer_epoch"] < second["producer_epoch"]
@@ -243,6 +246,21 @@ def test_oversize_records_go_to_the_dead_letter_topic_with_the_rest(
     assert headers["flinkish-topic"] == name.encode()
     assert int(headers["flinkish-size"]) >= 5001
     assert headers["flinkish-error"] == b"oversize"
+
+
+def test_batches_are_as_small_as_a_topic_takes_them(
+    spark: SparkSession, kafka: Kafka, topic: Callable[..., str]
+) -> None:
+    """Also where the client has to cut one that it has compressed less than it thought it would."""
+    name = topic(configs={"max.message.bytes": "20000"})
+    noise = random.Random(1)
+    for value in (bytes(500), None):
+        frame = rows_in(spark, [record(noise.randbytes(500) if value is None else value) for _ in range(400)])
+        options = kafka.options(name, max_record_bytes=20_000)
+        options["producer"]["compression.type"] = "gzip"
+        kafka.commit(staged_in_kafka(frame, options))
+    values = kafka.values(name)
+    assert len(values) == 800 and values[:400] == [bytes(500)] * 400 and len(set(values[400:])) == 400
 
 
 @pytest.mark.nightly

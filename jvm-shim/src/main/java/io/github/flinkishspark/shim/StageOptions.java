@@ -88,10 +88,12 @@ final class StageOptions implements Serializable {
     long asked = wholeNumber(json, "max_record_bytes");
     long timeoutMs = isExact ? wholeNumber(json, "transaction_timeout_ms") : 0;
     producer = producerProperties(delivery, texts(json, "producer"), asked, timeoutMs);
+    long letter = json.hasNonNull("max_dead_letter_bytes") ? wholeNumber(json, "max_dead_letter_bytes") : asked;
+    // A batch that is larger than what a topic takes is refused, however small its records are.
+    producer.put("batch.size", Long.toString(Math.min(number(producer, "batch.size"), Math.min(asked, letter))));
     long most = Math.min(number(producer, "max.request.size"), number(producer, "buffer.memory"));
     maxRecordBytes = Math.min(asked, most);
-    maxDeadLetterBytes = json.hasNonNull("max_dead_letter_bytes") ? Math.min(wholeNumber(json, "max_dead_letter_bytes"), most)
-        : maxRecordBytes;
+    maxDeadLetterBytes = Math.min(letter, most);
   }
 
   /** Parses what Python sent, of each sink; an exception names the option and never its value. */

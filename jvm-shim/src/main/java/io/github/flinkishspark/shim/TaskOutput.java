@@ -5,6 +5,7 @@ import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.time.Duration;
 import java.util.HashMap;
 import java.util.Map;
+import java.util.concurrent.locks.LockSupport;
 import org.apache.kafka.clients.producer.Callback;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
@@ -24,6 +25,9 @@ import org.apache.spark.TaskContext;
  */
 final class TaskOutput {
   private static final Duration ABORT_BOUND = Duration.ofSeconds(3);
+  /** A flush that acknowledges nothing is repeated so often, with pauses: parts of a batch may just be made. */
+  private static final int MOST_IDLE_FLUSHES = 100;
+  private static final Duration PAUSE = Duration.ofMillis(10);
   /** With which version of EndTxn the handle is to be ended; 3 does not raise the epoch, so a repeat is answered alike. */
   private static final int END_TXN_VERSION = 3;
 
@@ -119,6 +123,14 @@ final class TaskOutput {
   private void flush() {
     producer.client().flush();
     acks.throwFirstError();
+    // The client's flush does not wait for the parts of a batch that a broker found too large (KAFKA-19479).
+    for (int idle = 0; acks.count != sent && idle < MOST_IDLE_FLUSHES; idle++) {
+      long before = acks.count;
+      LockSupport.parkNanos(PAUSE.toNanos());
+      producer.client().flush();
+      acks.throwFirstError();
+      idle = acks.count == before ? idle : -1;
+    }
     if (acks.count != sent) {
       throw new IllegalStateException("bug: " + sent + " records were sent, but " + acks.count + " acknowledged after a flush");
     }
@@ -168,9 +180,9 @@ final class TaskOutput {
     return StagingException.of(error, acks.failedTopic, options.transactionalIdPrefix, options.maxRecordBytes);
   }
 
-  /** One callback for all sends. Runs on the client's thread; {@link #flush} orders its plain writes. */
+  /** One callback for all sends. Runs on the client's thread alone; the count orders its plain writes. */
   private static final class Acks implements Callback {
-    private long count;
+    private volatile long count;
     private final Map<TopicPartition, Long> counts = new HashMap<>();
     private RecordMetadata last;
     private volatile String failedTopic;
@@ -179,11 +191,11 @@ final class TaskOutput {
     @Override
     public void onCompletion(RecordMetadata metadata, Exception exception) {
       if (exception == null) {
-        count++;
         counts.merge(new TopicPartition(metadata.topic(), metadata.partition()), 1L, Long::sum);
         if (metadata.hasOffset()) {
           last = metadata;
         }
+        count++;
       } else if (error == null) {
         failedTopic = metadata == null ? null : metadata.topic();
         error = exception;
