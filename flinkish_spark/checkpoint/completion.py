@@ -96,6 +96,8 @@ class CoordinatorParts:
         Returns whether the checkpoint's state is pinned.
     accumulators
         Says what they hold.
+    decided_at_ms
+        Wall-clock time of the newest decision; None if there is none. The first interval counts from it.
     """
 
     job: JobContext
@@ -112,6 +114,7 @@ class CoordinatorParts:
     on_aging: Callable[[StagedAge], None] = lambda age: None
     on_decided: Callable[[Decision], bool] = lambda decision: False
     accumulators: AccumulatorKeeper = NO_ACCUMULATORS
+    decided_at_ms: int | None = None
 
 
 class Completion:

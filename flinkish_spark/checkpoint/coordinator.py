@@ -317,7 +317,7 @@ class CheckpointCoordinator:
             parts.job.config.rules(),
             (*self._counter.participants, *parts.job.hooks.participants()),
             self._first_id(),
-            parts.job.clock.monotonic_ms(),
+            self._last_ms(),
         )
         self._waits = SourceWaits(parts.control, self._state, parts.job.clock, parts.job.config.interval_ms)
         self._ages = StagedAges(parts.job.committers, parts.job.clock, parts.on_aging)
@@ -327,6 +327,15 @@ class CheckpointCoordinator:
     def _first_id(self) -> CheckpointId:
         # The history knows ids that the store refused to take a record of.
         return max([self._job.tracker.highest, *self._job.job_dir.decided_ids()]).next()
+
+    def _last_ms(self) -> int:
+        """Return when the newest checkpoint was decided, by an earlier start perhaps; now if there is none.
+
+        Further back than an interval makes no difference.
+        """
+        clock, decided_at_ms = self._job.clock, self._parts.decided_at_ms
+        ago_ms = 0 if decided_at_ms is None else max(0, clock.wall_ms() - decided_at_ms)
+        return clock.monotonic_ms() - min(ago_ms, self._job.config.interval_ms)
 
     # -- called by other threads ----------------------------------------------------------------
     def on_staged(self, staged: StagedBatch, sync_ms: int) -> None:

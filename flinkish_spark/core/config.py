@@ -48,7 +48,8 @@ class CheckpointConfig:
     Parameters
     ----------
     interval_ms
-        Time from one periodic trigger to the next. Independent of Spark's trigger interval.
+        Time from one periodic trigger to the next, at a restart from the newest checkpoint. Independent of
+        Spark's trigger interval.
     timeout_ms
         A checkpoint not decided this long after its trigger is aborted; what it staged passes to
         the next one.

@@ -835,6 +835,7 @@ class Supervisor:
                 on_aging=self.states.aging,
                 on_decided=owned.completed.decided,
                 accumulators=accumulators,
+                decided_at_ms=None if newest is None else newest.decided_at_ms,
             ),
             recovered.kept,
         )
@@ -875,11 +876,18 @@ class Supervisor:
     def _run(self, owned: _Owned, start: _Start) -> None:
         """Run the query until it ends; both it and the coordinator have ended when this returns."""
         self._writer, self.control.is_starting = start.writer, False
-        with self._waiting("Spark to start the query"):
-            query = start.plan.start(owned.job.log, start.writer)
-        owned.job.tracker.pending = query.pending_records
+        # This order matters: what is due by now, or was kept, gets its barrier into the first micro-batch.
         self.control.prepare(start.coordinator)
         start.coordinator.start()
+        try:
+            with self._waiting("Spark to start the query"):
+                query = start.plan.start(owned.job.log, start.writer)
+        except BaseException:
+            start.gate.stop()
+            start.coordinator.stop()
+            start.coordinator.join()
+            raise
+        owned.job.tracker.pending = query.pending_records
         # Not before: whoever asks a coordinator that never starts would wait for ever.
         self.control.attach(start.coordinator)
         self.progress.is_running = True

@@ -123,8 +123,8 @@ class Coordination:
         Who must acknowledge, hooks included.
     next_id
         The lowest id that nobody has used.
-    now_ms
-        Monotonic time of the start; the first interval counts from here.
+    last_ms
+        Monotonic time of the newest checkpoint, or of the start: the first interval counts from there.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Coordination:
         rules: CoordinationRules,
         participants: Iterable[Participant],
         next_id: CheckpointId,
-        now_ms: int,
+        last_ms: int,
     ) -> None:
         self._rules, self._participants = rules, tuple(participants)
         self._next_id = next_id
@@ -140,7 +140,7 @@ class Coordination:
         self._open: dict[CheckpointId, PendingCheckpoint] = {}
         self._phase, self._schedule = JobPhase.STARTING, Schedule.ON
         self._statuses: Mapping[str, ParticipantStatus] = {}
-        self._last_trigger_ms = self._last_end_ms = now_ms
+        self._last_trigger_ms = self._last_end_ms = last_ms
         self._numbers = 0
         #: The checkpoint behind whose barrier the job ends: nothing starts behind it.
         self._final: CheckpointId | None = None

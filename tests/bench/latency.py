@@ -229,7 +229,8 @@ def measure(args, broker, worker):
         p50, p95, p99 = np.percentile(counted, [50, 95, 99])
         line = {
             "interval_s": interval_s, "concurrent": concurrent, "rate": rate,
-            "p50_ms": round(p50), "p95_ms": round(p95), "p99_ms": round(p99), **said, "results": len(counted) * _EVERY,
+            "p50_ms": round(p50), "p95_ms": round(p95), "p99_ms": round(p99), **said,
+            "results": len(counted) * _EVERY,
         }  # fmt: skip
         aim = ""
         if interval_s == 1:

@@ -307,6 +307,7 @@ class Rig:
         begin: bool = True,
         time: Timekeeping = NO_TIME,
         waiting: Waiting = unwatched,
+        decided_at_ms: int | None = None,
     ) -> None:
         config = config or by_hand()
         self.store = MemoryStore() if store is None else store
@@ -359,6 +360,7 @@ class Rig:
             on_decided=on_decided,
             on_receipt=on_receipt,
             time=time,
+            decided_at_ms=decided_at_ms,
         )
         self.coordinator = CheckpointCoordinator(self.parts, kept)
         if begin:

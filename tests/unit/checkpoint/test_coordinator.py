@@ -141,6 +141,17 @@ def end_with_error(rig: Rig) -> None:
         raise rig.coordinator.failure
 
 
+@pytest.mark.parametrize(("ago_ms", "waits_ms"), [(40, 60), (100, 0), (100_000, 0), (-50_000, 100)])
+def test_the_interval_counts_over_restarts(ago_ms: int, waits_ms: int) -> None:
+    """What is due when a start begins has its barrier in the first micro-batch, however the clock was set."""
+    rig = Rig(CheckpointConfig(interval_ms=100), clock=ManualClock(200_000), decided_at_ms=200_000 - ago_ms)
+    began_ms = rig.clock.now_ms
+    while not rig.control.offered:
+        rig.tick()
+        rig.clock.now_ms += 10
+    assert rig.clock.now_ms - 10 - began_ms == waits_ms
+
+
 def test_switching_the_timer_off_leaves_requests_alone() -> None:
     """Behaviour 12."""
     rig = Rig(CheckpointConfig(interval_ms=100))
