@@ -90,7 +90,7 @@ final class StageOptions implements Serializable {
     producer = producerProperties(delivery, texts(json, "producer"), asked, timeoutMs);
     long letter = json.hasNonNull("max_dead_letter_bytes") ? wholeNumber(json, "max_dead_letter_bytes") : asked;
     // A batch that is larger than what a topic takes is refused, however small its records are.
-    producer.put("batch.size", Long.toString(Math.min(number(producer, "batch.size"), Math.min(asked, letter))));
+    producer.computeIfPresent("batch.size", (name, bytes) -> smaller(bytes, Math.min(asked, letter)));
     long most = Math.min(number(producer, "max.request.size"), number(producer, "buffer.memory"));
     maxRecordBytes = Math.min(asked, most);
     maxDeadLetterBytes = Math.min(letter, most);
@@ -193,6 +193,15 @@ final class StageOptions implements Serializable {
       return Long.parseLong(properties.get(name).toString().trim());
     } catch (NumberFormatException e) {
       throw new IllegalArgumentException(String.format(Locale.ROOT, "producer option %s must be a whole number", name));
+    }
+  }
+
+  /** Leaves what is no number to the client, which says so. */
+  private static Object smaller(Object bytes, long limit) {
+    try {
+      return Long.parseLong(bytes.toString().trim()) > limit ? Long.toString(limit) : bytes;
+    } catch (NumberFormatException e) {
+      return bytes;
     }
   }
 
