@@ -39,7 +39,8 @@ from tests.support.jobs import (
 
 pytestmark = pytest.mark.timeout(600)
 
-USERS = ("ann", "bob", "eve", "tim")
+#: A record of the last one is too large for the topic that takes small ones only.
+USERS = ("ann", "bob", "eve", "max" * 20)
 TOTALS = "user STRING, total LONG, at TIMESTAMP"
 ODD = OutputTag("odd", "who STRING, what BINARY")
 WRITERS = ("jvm", "python")
@@ -66,7 +67,7 @@ class Programs:
     def __init__(self, servers: str, topic: Any, table: Path) -> None:
         self.servers, self.table = servers, table
         kinds = ("plain", "text", "odd", "sums", "checked", "large", "letters", "small")
-        limits: dict[str, Any] = {"small": {"configs": {"max.message.bytes": "150"}}}
+        limits: dict[str, Any] = {"small": {"configs": {"max.message.bytes": "180"}}}
         self.topics = {
             f"{kind}-{writer}": topic(2, **limits.get(kind, {})) for kind in kinds for writer in WRITERS
         }
@@ -124,7 +125,7 @@ def test_each_sink_gets_its_rows_in_its_form(
     amounts: dict[str, list[int]] = {user: [] for user in USERS}
     for turn in range(2):
         for user in USERS:
-            more = [turn + at + len(user) for at in range(6)]
+            more = [turn + at + 3 for at in range(6)]
             produce(own.servers, source, [order(user, amount) for amount in more], key=user.encode())
             amounts[user] += more
         env = environment(spark, job_dir)
@@ -160,14 +161,13 @@ def test_each_sink_gets_its_rows_in_its_form(
         assert Counter(json.loads(one.value)["total"] for one in read["large"]) == Counter(
             total for _, total in flat if total > 10
         )
-        both = [json.loads(one.value)["total"] for one in (*read["small"], *read["letters"])]
-        assert Counter(both) == Counter(total for _, total in flat)
-        # A number with a digit more makes a record too large for its topic.
-        sizes = {kind: {len(one.value) for one in read[kind]} for kind in ("small", "letters")}
-        assert max(sizes["small"]) < min(sizes["letters"]), sizes
+        small, letters = (
+            Counter(json.loads(one.value)["user"] for one in read[kind]) for kind in ("small", "letters")
+        )
+        assert (small, letters) == (dict.fromkeys(USERS[:3], 12), {USERS[3]: 12})
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("writer", ["jvm", pytest.param("python", marks=pytest.mark.nightly)])
 def test_what_one_sink_refuses_fails_the_micro_batch_of_all(
     spark: Any, broker: Any, topic: Any, job_dir: Any, writer: str
 ) -> None:
