@@ -62,9 +62,16 @@ class Delivery(enum.Enum):
 
 
 class Mailbox:
-    """Filled by any thread, read by its owner."""
+    """Filled by any thread, read by its owner.
+
+    Attributes
+    ----------
+    stirred
+        Set when a message came, or somebody else wants to be looked at; cleared by reading.
+    """
 
     def __init__(self) -> None:
+        self.stirred = threading.Event()
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -75,6 +82,7 @@ class Mailbox:
             if self._is_closed:
                 return Delivery.CLOSED
             self._messages.put(message)
+            self.stirred.set()
             return Delivery.ACCEPTED
 
     def close(self) -> None:
@@ -87,6 +95,8 @@ class Mailbox:
 
     def read(self, on_error: Callable[[BaseException], None]) -> None:
         """Act on all messages; what one raises does not keep the others from being read."""
+        # This order matters: what comes from here on is either read below, or stirs again.
+        self.stirred.clear()
         while not self._messages.empty():
             try:
                 self._messages.get()()
@@ -244,6 +254,8 @@ class SavepointExports:
 
 
 _TICK_MS = 20
+#: The same while a micro-batch is staged and Spark is about to write its commits/N, for which nobody calls.
+_LOG_TICK_MS = 5
 #: Undecided micro-batches after which a checkpoint is taken without waiting for the interval, and
 #: after which no more are admitted: Spark purges its log behind 200 micro-batches (query.py).
 BACKLOG_TRIGGER, BACKLOG_LIMIT = 40, 80
@@ -371,6 +383,7 @@ class CheckpointCoordinator:
     def stop(self) -> None:
         """End the loop after the step at hand; what is decided stays decided."""
         self._stopping.set()
+        self._mailbox.stirred.set()
 
     def join(self) -> None:
         """Wait for the end of the loop and of what it has begun; :meth:`stop` comes first."""
@@ -402,7 +415,8 @@ class CheckpointCoordinator:
             while not self._stopping.is_set() and self.failure is None:
                 with self._job.waiting("the coordinator's step to end"):
                     self.tick()
-                self._job.clock.wait(self._stopping, _TICK_MS)
+                tick_ms = _LOG_TICK_MS if self._state.awaiting_log else _TICK_MS
+                self._job.clock.wait(self._mailbox.stirred, tick_ms)
         except BaseException as error:
             self._fail(error)
         finally:
