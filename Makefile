@@ -75,7 +75,7 @@ nightly: ## test, with the tests that are marked nightly, the docs, and what has
 
 # Pictures on the site are copies: cp build/notebooks/*.png docs/notebooks/
 notebooks: setup ## the course in notebooks/, executed; with outputs in build/notebooks   [ARGS="-k patterns"]
-	@$(PY) -m pytest --nightly --quiet --durations=0 tests/integration/broker/test_notebooks.py $(ARGS)
+	@$(PY) -m pytest --nightly --quiet --show-capture=no --durations=0 tests/integration/broker/test_notebooks.py $(ARGS)
 
 docs: $(BUILD)/docs.stamp ## the documentation as a site, in build/site; a warning or a dead link fails
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet

@@ -23,10 +23,13 @@ from tests.support.cli_rig import flinkish
 from tests.support.services import BUILD, ROOT, scratch
 
 pytestmark = pytest.mark.timeout(300)
-COURSE = sorted((ROOT / "notebooks").glob("*.ipynb"))
 EXECUTED = BUILD / "notebooks"
-#: It makes a cluster of its own where it finds no session.
-ON_A_CLUSTER = "10_on_a_cluster"
+#: It makes a cluster of its own, where it finds no session. By day test_run.py has one.
+BY_NIGHT = ("10_on_a_cluster",)
+COURSE = [
+    pytest.param(file, id=file.stem, marks=pytest.mark.nightly if file.stem in BY_NIGHT else ())
+    for file in sorted((ROOT / "notebooks").glob("*.ipynb"))
+]
 
 
 def _scope(fixture_name: str, config: pytest.Config) -> str:
@@ -76,7 +79,7 @@ def picture_of(book: nbformat.NotebookNode) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(found))).convert("RGB").quantize(64)
 
 
-@pytest.mark.parametrize("file", COURSE, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", COURSE)
 def test_a_notebook_runs_from_top_to_bottom(file, kernel, capsys):
     began = time.monotonic()
     book = executed(file, kernel)
