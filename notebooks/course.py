@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
 import sys
@@ -32,13 +31,13 @@ plt.rcParams.update(
 
 
 def start(name: str) -> tuple[SparkSession, Path]:
-    """Return a session with the JARs of this checkout, and a new folder, which goes with the process."""
+    """Return a session with the JARs of this checkout, and a new folder for what the notebook writes."""
     # JARs are fixed when the JVM starts, so they are given to the builder. Workers must be this interpreter.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     folder = _new_folder(name)
     builder = SparkSession.builder.master("local[2]").appName("course").config(map=_SMALL)
     if SparkSession.getActiveSession() is None:
-        builder = builder.config("spark.local.dir", str(_new_folder("spark")))
+        builder = builder.config("spark.local.dir", str(folder / "spark"))
     spark = configure_spark_with_jars(builder, BUILD / "jars").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark, folder
@@ -65,7 +64,14 @@ _SMALL = {
 
 
 def _new_folder(name: str) -> Path:
-    BUILD.mkdir(exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"course-{name}-", dir=BUILD))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    """Return a folder of this process, and remove those of processes that have ended."""
+    folders = BUILD / "course"
+    folders.mkdir(parents=True, exist_ok=True)
+    for old in folders.iterdir():
+        try:
+            os.kill(int(old.name.partition("-")[0]), 0)
+        except ProcessLookupError:
+            shutil.rmtree(old, ignore_errors=True)
+        except PermissionError:
+            pass  # somebody else's process has the number now
+    return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-{name}-", dir=folders))

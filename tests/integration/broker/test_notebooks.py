@@ -47,7 +47,8 @@ def kernel() -> Iterator[AsyncKernelManager]:
         manager = AsyncKernelManager()
         yield manager
         if manager.has_kernel:
-            run_sync(manager.shutdown_kernel)()
+            # Its JVM, and what else it has started, end with it.
+            run_sync(manager.shutdown_kernel)(now=True)
 
 
 def executed(file: Path, kernel: AsyncKernelManager) -> nbformat.NotebookNode:
