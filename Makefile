@@ -37,7 +37,7 @@ export FLINKISH_SKIPPED := $(SKIPPED)
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
 STAGES := lint types unit integration crash
 
-.PHONY: help docs setup jars old-broker s3a hdfs flink registry shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-spark bench-recovery bench-latency bench-merge bench-peers-env bench-start bench-state bench-operators bench-regressions bench-flink bench-full wheel clean
+.PHONY: help docs notebooks setup jars old-broker s3a hdfs flink registry shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-spark bench-recovery bench-latency bench-merge bench-peers-env bench-start bench-state bench-operators bench-regressions bench-flink bench-full wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
@@ -72,6 +72,10 @@ nightly: ## test, with the tests that are marked nightly, the docs, and what has
 	@PYTEST_ADDOPTS="$(PYTEST_ADDOPTS) --nightly" $(MAKE) test
 	@$(MAKE) docs
 	@$(MAKE) bench-regressions
+
+# Pictures on the site are copies: cp build/notebooks/*.png docs/notebooks/
+notebooks: setup ## the course in notebooks/, executed; with outputs in build/notebooks   [ARGS="-k patterns"]
+	@$(PY) -m pytest --nightly --quiet --show-capture=no --durations=0 tests/integration/broker/test_notebooks.py $(ARGS)
 
 docs: $(BUILD)/docs.stamp ## the documentation as a site, in build/site; a warning or a dead link fails
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
@@ -161,7 +165,7 @@ PEER_quix    := quixstreams==3.28.1
 PEER_bytewax := bytewax[kafka]==0.21.1
 PEER_deltars := deltalake[pyarrow]==1.6.6
 PEERS := $(foreach peer,pyflink quix bytewax,$(BUILD)/peers/$(peer)/.stamp)
-bench-peers-env: $(PEERS) $(BUILD)/flink-classes/FlinkSql.class $(BUILD)/plots.stamp ## the engines that `make bench` compares with
+bench-peers-env: $(PEERS) $(BUILD)/flink-classes/FlinkSql.class ## the engines that `make bench` compares with
 
 wheel: setup ## dist/*.whl, with the JVM side in it
 	@rm -rf $(BUILD)/lib $(BUILD)/bdist.*
@@ -179,7 +183,7 @@ $(VENV)/.stamp: setup.cfg pyproject.toml
 	$(PY) -m pip --version >/dev/null 2>&1 || \
 	    { echo "making build/venv with $$python"; "$$python" -m venv --clear $(VENV); }
 	@echo "installing Python packages into build/venv"
-	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[test,pinned]' || \
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[test,pinned,notebooks]' || \
 	    { echo "flinkish_spark: pip could not install the packages: check the network (or pip's proxy)" >&2; exit 1; }
 	@touch $@
 
@@ -194,10 +198,6 @@ $(BUILD)/flink-classes/FlinkSql.class: tests/bench/nexmark/FlinkSql.java $(BUILD
 
 $(BUILD)/docs.stamp: setup.cfg | $(VENV)/.stamp
 	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
-	@touch $@
-
-$(BUILD)/plots.stamp: setup.cfg | $(VENV)/.stamp
-	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	@touch $@
 
 ROLE_OF_broker-jars := broker

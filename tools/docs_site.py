@@ -275,11 +275,13 @@ def _cell(text: str) -> str:
 
 
 def notebook_page(file: Path) -> str:
-    """Return a notebook as Markdown, without outputs."""
+    """Return a notebook as Markdown, with its picture as the only output."""
     text = []
     for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"]).strip()
         text += [source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```", ""]
+        if "picture" in cell["metadata"].get("tags", ()):
+            text += [f"![What the cell above draws](../docs/notebooks/{file.stem}.png)", ""]
     text.append(f"*This is `notebooks/{file.name}` of the repository: run it there.*")
     return "\n".join(text)
 
@@ -324,7 +326,9 @@ def guarantees() -> list[str]:
 
 def _filled(nav: Any, sections: dict[str, list[Any]]) -> Any:
     if isinstance(nav, list):
-        return [_filled(one, sections) for one in nav]
+        # A section between pages becomes its pages.
+        filled = [_filled(one, sections) for one in nav]
+        return [page for one in filled for page in (one if isinstance(one, list) else [one])]
     if isinstance(nav, dict):
         return {name: _filled(value, sections) for name, value in nav.items()}
     return sections.get(nav, nav)
@@ -430,7 +434,7 @@ def on_post_build(config: Any) -> None:
             lines.append("")
     site = Path(config.site_dir)
     (site / "llms.txt").write_text("\n".join(lines), encoding="utf-8")
-    users = [path for section in config.nav[:4] for pages in section.values() for path in _paths(pages)]
+    users = [path for section in config.nav[:5] for pages in section.values() for path in _paths(pages)]
     full = [PAGES[path][1] for path in users if path in PAGES]
     (site / "llms-full.txt").write_text("\n\n---\n\n".join(full), encoding="utf-8")
 

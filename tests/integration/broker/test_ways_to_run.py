@@ -1,4 +1,4 @@
-"""The ways to run a job: spark-submit, and a notebook."""
+"""A way to run a job: spark-submit."""
 
 from __future__ import annotations
 
@@ -68,20 +68,3 @@ def test_spark_submit_runs_the_demos_job_and_sigterm_ends_it_with_a_checkpoint(b
     expected = Counter((f"u{user}", total) for user in range(7) for total in range(1, 21))
     assert totals_in(servers, "totals") == expected
     assert Counter((r["user"], r["total"]) for r in read_delta(tmp_path / "table")) == expected
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("notebook", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda p: p.name)
-def test_a_notebook_runs_from_top_to_bottom(notebook):
-    """In a process of its own, as a kernel is; its cells assert what they show."""
-    cells = json.loads(notebook.read_text())["cells"]
-    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=notebook.parent,
-        env=dict(os.environ),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-3000:]

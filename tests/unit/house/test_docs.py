@@ -37,6 +37,8 @@ GENERATED = [
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PICTURES = ROOT / "docs" / "notebooks"
+_MOST_OF_A_PICTURE = 60_000
 #: A path in backticks is checked if it begins with one of these.
 FOLDERS = {".ci", "demo", "docs", "flinkish_spark", "jvm-shim", "notebooks", "tests", "tools"}
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -167,3 +169,26 @@ def test_notebooks_are_clean(notebook: Path) -> None:
         assert not cell["outputs"] and cell["execution_count"] is None
         assert len(cell["source"]) <= 25
         ast.parse("".join(cell["source"]))
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=names(NOTEBOOKS))
+def test_links_of_notebooks_lead_somewhere(notebook: Path) -> None:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    places = [link.partition("#") for link in _LINK.findall(text) if "://" not in link]
+    assert places
+    for path, _, anchor in places:
+        target = notebook.parent / path
+        assert target.exists() and (not anchor or anchor in anchors(target)), path
+    missing = [path for path, _ in _PATH.findall(text) if not (ROOT / path).exists() and "build" not in path]
+    assert not missing
+
+
+def test_each_notebook_is_a_part_of_the_course_and_has_a_picture() -> None:
+    course = (ROOT / "docs" / "course.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| \[.*\]\(\.\./(notebooks/.*)\) \|", course, re.MULTILINE) == names(NOTEBOOKS)
+    assert [picture.stem for picture in sorted(PICTURES.iterdir())] == [one.stem for one in NOTEBOOKS]
+    assert all(picture.stat().st_size < _MOST_OF_A_PICTURE for picture in PICTURES.iterdir())
+    for notebook in NOTEBOOKS:
+        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+        assert len([cell for cell in cells if "picture" in cell["metadata"].get("tags", ())]) == 1, notebook
