@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from flinkish_spark import (
     AggregateColumn,
     CanalJson,
+    DataStream,
     DebeziumAvro,
     DebeziumJson,
     DeltaSink,
@@ -63,6 +64,19 @@ def read_as(form: str, registry: str) -> dict[str, Any]:
     return {"value": Json(ACCOUNT), "key": KEY, "tombstones": OnTombstone.DELETE}
 
 
+def keep_totals(accounts: DataStream, table: Path) -> None:
+    """Keep a table of the cities: how many accounts each has, what they come to, and the greatest."""
+    totals = accounts.key_by("city").fold(
+        AggregateColumn("n", Fold.COUNT),
+        AggregateColumn("total", Fold.SUM, "balance"),
+        AggregateColumn("greatest", Fold.MAX, "balance"),
+        row_kind="_row_kind",
+        uid="cities",
+    )
+    by_city = Upsert(keys=("city",), row_kind="_row_kind")
+    totals.sink_to(DeltaSink(str(table), mode=by_city), uid="totals")
+
+
 def job(
     spark: Any, root: Path, servers: str, registry: str, engine: str, copies: list[Copy]
 ) -> StreamExecutionEnvironment:
@@ -84,15 +98,7 @@ def job(
         )
         stream.sink_to(topic, uid=f"{form}-topic")
         if form == "debezium":
-            totals = stream.key_by("city").fold(
-                AggregateColumn("n", Fold.COUNT),
-                AggregateColumn("total", Fold.SUM, "balance"),
-                AggregateColumn("greatest", Fold.MAX, "balance"),
-                row_kind="_row_kind",
-                uid="totals",
-            )
-            by_city = Upsert(keys=("city",), row_kind="_row_kind")
-            totals.sink_to(DeltaSink(str(root / "totals"), mode=by_city), uid="totals-table")
+            keep_totals(stream, root / "totals")
     return env
 
 

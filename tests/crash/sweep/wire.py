@@ -32,14 +32,20 @@ _KAFKA = {
     22: "InitProducerId",
     23: "OffsetForLeaderEpoch",
     24: "AddPartitionsToTxn",
+    25: "AddOffsetsToTxn",
     26: "EndTxn",
+    28: "TxnOffsetCommit",
     32: "DescribeConfigs",
     60: "DescribeCluster",
+    61: "DescribeProducers",
     65: "DescribeTransactions",
     66: "ListTransactions",
     75: "DescribeTopicPartitions",
 }
-_WRITES = {"Produce", "OffsetCommit", "InitProducerId", "AddPartitionsToTxn", "EndTxn"}
+#: What is not listed may change something, as far as anybody knows here.
+_READS = {
+    "OffsetFetch", "FindCoordinator", "DescribeProducers", "DescribeTransactions", "ListTransactions",
+}  # fmt: skip
 #: Clients send these when they like: on new connections, and to look whether there is something to read.
 _QUIET = {
     "ApiVersions", "Metadata", "Fetch", "ListOffsets", "OffsetForLeaderEpoch", "DescribeCluster",
@@ -60,7 +66,7 @@ def kafka_frame(data: bytes) -> Frame:
     """Take a request apart: length, api key, api version, correlation id."""
     key, _, correlation = struct.unpack_from(">hhi", data, 4)
     name = _KAFKA.get(key, f"api-{key}")
-    effect = Effect.WRITE if name in _WRITES else Effect.READ
+    effect = Effect.READ if name in _READS else Effect.WRITE
     call = None if name in _QUIET else Call(f"kafka.{name}", Layer.WIRE, effect)
     return Frame(data, correlation, call)
 

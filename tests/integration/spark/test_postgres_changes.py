@@ -14,13 +14,10 @@ import psycopg
 import pytest
 
 from flinkish_spark import (
-    AggregateColumn,
     ChangelogMode,
-    DataStream,
     DebeziumJson,
     DeltaSink,
     EpochUnit,
-    Fold,
     Json,
     KafkaSink,
     KafkaSource,
@@ -29,28 +26,15 @@ from flinkish_spark import (
 )
 from flinkish_spark.connectors.kafka.records import Decoding
 from flinkish_spark.contracts.source import NO_JOB
+from tests.crash.changelog_app import ACCOUNT, keep_totals
 from tests.support.databases import TestDatabase
 from tests.support.jobs import await_that, environment, read_committed, running
 from tests.support.postgres_changes import PostgresChanges
 
 pytestmark = pytest.mark.timeout(600)
 
-ACCOUNT = "id INT, city STRING, balance DECIMAL(12,2)"
 Rows = set[tuple[Any, ...]]
 CITIES = ("Bern", "Kiel", "Lodz")
-
-
-def keep_totals(accounts: DataStream, table: Path) -> None:
-    """Keep a table of the cities: how many accounts each has, what they come to, and the greatest."""
-    totals = accounts.key_by("city").fold(
-        AggregateColumn("n", Fold.COUNT),
-        AggregateColumn("total", Fold.SUM, "balance"),
-        AggregateColumn("greatest", Fold.MAX, "balance"),
-        row_kind="_row_kind",
-        uid="cities",
-    )
-    by_city = Upsert(keys=("city",), row_kind="_row_kind")
-    totals.sink_to(DeltaSink(str(table), mode=by_city), uid="totals")
 
 
 class Accounts:

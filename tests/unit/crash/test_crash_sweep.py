@@ -397,6 +397,15 @@ def test_a_request_is_named_by_its_api_key():
     frame = kafka_frame(request(END_TXN, 7))
     assert (frame.correlation, frame.call) == (7, Call("kafka.EndTxn", Layer.WIRE, Effect.WRITE))
     assert kafka_frame(request(3, 7)).call is None
+    # Of an atomic sink: its offsets go into the transaction.
+    asked = [kafka_frame(request(key, 7)).call for key in (25, 28, 61)]
+    assert asked == [
+        Call("kafka.AddOffsetsToTxn", Layer.WIRE, Effect.WRITE),
+        Call("kafka.TxnOffsetCommit", Layer.WIRE, Effect.WRITE),
+        Call("kafka.DescribeProducers", Layer.WIRE, Effect.READ),
+    ]
+    # Of a request that nobody has named it is not known that it changes nothing.
+    assert kafka_frame(request(19, 7)).call == Call("kafka.api-19", Layer.WIRE, Effect.WRITE)
 
 
 def test_a_request_that_fails_does_not_reach_the_server(told):
