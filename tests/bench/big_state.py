@@ -6,7 +6,8 @@ Each run has a process of its own. All keys are written first; then micro-batche
 (`few`), keys by chance (`chance`: of a million keys 500,000 rows touch some 393,000), or every second one,
 those with even and with odd numbers in turn (`half`). A micro-batch has 500,000 rows; where half of the keys
 are more than that, as many as they are. What counts is the median of the micro-batches behind the first
-ones; and the most memory that any Python worker held.
+ones; and the most memory that any Python worker held. In the end the totals of all keys in our last
+checkpoint are compared with those of a batch over the same numbers.
 """
 
 from __future__ import annotations
@@ -75,13 +76,11 @@ def rows_at_once(keys, touched):
     return max(ROWS, keys // 2) if touched == "half" else ROWS
 
 
-def rows_of(spark, keys, touched):
+def keyed(numbers, keys, touched):
     """Numbers, each with its key: first every key once, then few of them, any, or every second one."""
     from pyspark.sql import functions as F
 
-    rows = rows_at_once(keys, touched)
-    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows)
-    number = F.col("value")
+    rows, number = rows_at_once(keys, touched), F.col("value")
     micro_batch = F.floor(number / rows)
     if touched == "half":
         # Numbers follow each other, so a micro-batch has each of its keys as often as the others.
@@ -90,7 +89,30 @@ def rows_of(spark, keys, touched):
         by = [micro_batch, number % FEW] if touched == "few" else [number]
         wanted = F.pmod(F.xxhash64(*by), F.lit(keys))
     key = F.when(number < keys, number).otherwise(wanted)
-    return source.option("numPartitions", 2).load().select(key.alias("k"), (number % 1000).alias("v"))
+    return numbers.select(key.alias("k"), (number % 1000).alias("v"))
+
+
+def rows_of(spark, keys, touched):
+    """All numbers, as a stream."""
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows_at_once(keys, touched))
+    return keyed(source.option("numPartitions", 2).load(), keys, touched)
+
+
+def wrong_totals(spark, folder, keys, touched):
+    """Return how many keys there are in the last checkpoint, and how many have a total that is not right."""
+    from pyspark.sql import functions as F
+
+    from flinkish_spark.state_processor import read_state
+
+    totals = read_state(spark, folder / "job", "totals", "total").cache()
+    # Every thousand numbers add up to 499,500, and a micro-batch has thousands of them.
+    read, remainder = divmod(2 * totals.agg(F.sum("value")).first()[0], 999)
+    if remainder or read % rows_at_once(keys, touched):
+        raise SystemExit(f"the totals of {read} numbers and {remainder} are not those of whole micro-batches")
+    numbers = spark.range(read).withColumnRenamed("id", "value")
+    wanted = keyed(numbers, keys, touched).groupBy("k").agg(F.sum("v").alias("wanted"))
+    both = totals.join(wanted, F.col("key") == F.col("k"), "full")
+    return totals.count(), both.where(~F.col("value").eqNullSafe(F.col("wanted"))).count()
 
 
 def ours(spark, folder, keys, touched):
@@ -122,7 +144,13 @@ def ours(spark, folder, keys, touched):
     stream = env.from_dataframe(rows_of(spark, keys, touched), uid="numbers")
     totals = stream.key_by("k").process(Totals(), output="total LONG", uid="totals")
     totals.sink_to(ForeachCheckpointSink(lambda rows, checkpoint: None), uid="out")
-    return env.execute_async().cancel
+    client = env.execute_async()
+
+    def stop():
+        client.stop_with_checkpoint()
+        client.wait()
+
+    return stop
 
 
 def native(spark, folder, keys, touched):
@@ -157,12 +185,14 @@ def measure(args):
                 if progress["numInputRows"] >= rows:
                     found[progress["batchId"]] = progress["durationMs"]["triggerExecution"]
     times = [found[n] for n in sorted(found) if n >= first]
-    print(
-        json.dumps({"ms": statistics.median(times), "worker_mib": memory.most >> 20, "all_ms": times}),
-        flush=True,
-    )
+    found = {"ms": statistics.median(times), "worker_mib": memory.most >> 20, "all_ms": times}
     stop()
+    if args.variants[0] == "ours":
+        found["keys"], found["wrong"] = wrong_totals(spark, folder, keys, touched)
+    print(json.dumps(found), flush=True)
     spark.stop()
+    if found.get("wrong"):
+        raise SystemExit(f"{found['wrong']} totals are wrong")
 
 
 def main():
