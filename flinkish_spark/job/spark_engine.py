@@ -227,9 +227,8 @@ def _joined(
 def _staged_by(writers: Sequence[SinkWriter], requests: Sequence[StageRequest]) -> Sequence[StageResult]:
     if len(writers) == 1:
         return [writers[0].stage(requests[0])]
-    first, joining = type(writers[0]), [one for one in writers if isinstance(one, JoiningWriter)]
-    assert issubclass(first, JoiningWriter)
-    return first.stage_all(list(zip(joining, requests, strict=True)))
+    joining = [one for one in writers if isinstance(one, JoiningWriter)]
+    return type(joining[0]).stage_all(list(zip(joining, requests, strict=True)))
 
 
 class SinkStaging:

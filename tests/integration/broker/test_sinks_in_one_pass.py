@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,8 @@ from flinkish_spark import (
     Json,
     JsonSchema,
     KafkaSink,
-    KeyedProcessFunction,
     OnBadRecord,
-    OutputTag,
-    Raw,
     String,
-    ValueStateDescriptor,
 )
 from flinkish_spark.job import spark_engine
 from tests.support.jobs import (
@@ -36,29 +33,22 @@ from tests.support.jobs import (
     read_delta,
     run_until,
 )
+from tests.support.two_ways import ODD, Totals
 
 pytestmark = pytest.mark.timeout(600)
 
 #: A record of the last one is too large for the topic that takes small ones only.
 USERS = ("ann", "bob", "eve", "max" * 20)
 TOTALS = "user STRING, total LONG, at TIMESTAMP"
-ODD = OutputTag("odd", "who STRING, what BINARY")
 WRITERS = ("jvm", "python")
 
 
-class Totals(KeyedProcessFunction):
-    """The running total of a user; odd amounts go to a side output."""
-
-    def open(self, context: Any) -> None:
-        self.total = context.get_state(ValueStateDescriptor("total", "LONG", default=0))
+class TimedTotals(Totals):
+    """The same, with a time of its own for each total."""
 
     def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
-        from datetime import UTC, datetime
-
-        self.total.update(self.total.value() + value.amount)
-        if value.amount % 2:
-            ctx.output(ODD, (value.user, b"%d" % value.amount))
-        yield value.user, self.total.value(), datetime.fromtimestamp(self.total.value(), UTC)
+        for user, total in super().process_element(value, ctx):
+            yield user, total, datetime.fromtimestamp(total, UTC)
 
 
 class Programs:
@@ -74,7 +64,7 @@ class Programs:
 
     def declare(self, env: Any, source: str) -> None:
         orders = env.from_source(orders_source(self.servers, source), uid="orders")
-        totals = orders.key_by("user").process(Totals(), output=TOTALS, uid="totals")
+        totals = orders.key_by("user").process(TimedTotals(), output=TOTALS, uid="totals")
         sums = totals.key_by("user").sum("total", uid="sums", emit=Emit.PER_ELEMENT)
         large = totals.filter(lambda row: row.total > 10)
         for writer in WRITERS:
@@ -87,7 +77,7 @@ class Programs:
     def settings(self, writer: str) -> dict[str, dict[str, Any]]:
         letters = DeadLetter(self.topics[f"letters-{writer}"])
         return {
-            "plain": {"key": "user", "value": Json()},
+            "plain": {"key": "user", "value": Json(), "timestamp": "total"},
             # The same rows as another sink, in another form, with more around them.
             "text": {
                 "key": Json("user STRING, total LONG"),
@@ -95,7 +85,7 @@ class Programs:
                 "headers": {"total-of": "user"},
                 "timestamp": "at",
             },
-            "odd": {"key": "who", "value": Raw("what")},
+            "odd": {"key": "who", "value": String("amount")},
             "sums": {"value": Json("total LONG"), "barriers": BarrierRecords.EACH_CHECKPOINT},
             # Made in Python, so that it stages by itself.
             "checked": {"value": JsonSchema()},
@@ -147,6 +137,7 @@ def test_each_sink_gets_its_rows_in_its_form(
             for one in read["plain"]
         )
         assert plain == Counter((user, user, total) for user, total in flat)
+        assert all(one.timestamp == json.loads(one.value)["total"] for one in read["plain"])
         assert Counter(
             (json.loads(one.key)["user"], json.loads(one.key)["total"], one.value.decode())
             for one in read["text"]
