@@ -83,7 +83,8 @@ def _unpack(choose: Callable[[Apt], Sequence[str]], into: Path) -> None:
 
 def library_path(root: Path) -> str:
     """Return the LD_LIBRARY_PATH by which unpacked programs find unpacked libraries."""
-    folders = sorted({str(path.parent) for path in (root / "usr/lib").glob("*-linux-gnu*/*.so*")})
+    # Some lie in a folder of their own, such as PulseAudio's, which is known by its absolute path.
+    folders = sorted({str(path.parent) for path in (root / "usr/lib").glob("*-linux-gnu*/**/*.so*")})
     return ":".join(folders)
 
 

@@ -155,7 +155,7 @@ class ShownJob(JobOnDisk):
             acks,
             (
                 Committable("table", {"file": "part"}),
-                Committable("topic", {"transactional_id": f"transaction of {number}", "secret": "in the payload"}),
+                Committable("topic", {"id": f"transaction {number}", "secret": "in the payload"}),
             ),
             began_at_ms=self.at_ms(number) + 100,
             held_ms=1_000,
