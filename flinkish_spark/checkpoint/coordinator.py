@@ -343,11 +343,11 @@ class CheckpointCoordinator:
     def _last_ms(self) -> int:
         """Return when the newest checkpoint was decided, by an earlier start perhaps; now if there is none.
 
-        Further back than an interval makes no difference.
+        Further back than an interval and the pause between two makes no difference.
         """
-        clock, decided_at_ms = self._job.clock, self._parts.decided_at_ms
+        clock, decided_at_ms, config = self._job.clock, self._parts.decided_at_ms, self._job.config
         ago_ms = 0 if decided_at_ms is None else max(0, clock.wall_ms() - decided_at_ms)
-        return clock.monotonic_ms() - min(ago_ms, self._job.config.interval_ms)
+        return clock.monotonic_ms() - min(ago_ms, max(config.interval_ms, config.min_pause_ms))
 
     # -- called by other threads ----------------------------------------------------------------
     def on_staged(self, staged: StagedBatch, sync_ms: int) -> None:

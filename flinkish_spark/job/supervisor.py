@@ -886,6 +886,7 @@ class Supervisor:
             start.gate.stop()
             start.coordinator.stop()
             start.coordinator.join()
+            self._failures = start.coordinator.failures
             raise
         owned.job.tracker.pending = query.pending_records
         # Not before: whoever asks a coordinator that never starts would wait for ever.

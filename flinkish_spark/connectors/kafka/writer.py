@@ -6,7 +6,6 @@ import json
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -37,6 +36,7 @@ from flinkish_spark.connectors.kafka.client.settings import (
     RecordHeaders,
     SharedProducer,
     StagingSettings,
+    TaskAttempt,
 )
 from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable, Liveness, TransactionClient
 from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
@@ -85,17 +85,17 @@ class SinkInPython:
     headers: tuple[tuple[str, bytes], ...]
     columns: tuple[str, ...]
 
-    def begun(self, task: TaskContext) -> StagedTransaction:
-        """Return the transaction of a task attempt; nothing is written before the first record."""
-        from flinkish_spark.connectors.kafka.client.producer import StagedTransaction, free_transactional_id
+    def transaction(self, task: TaskContext, transactions_of_task: int) -> StagedTransaction:
+        """Return the transaction of a task attempt; nothing is asked before the first record."""
+        from flinkish_spark.connectors.kafka.client.producer import StagedTransaction
 
-        name, shared = self.settings.transactional_id, self.settings.shared
-        if shared is not None:
-            shared = replace(shared, ticket=ticket_of(shared.ticket, task.partitionId()))
-        elif name is not None:
-            partition, attempt = task.partitionId(), task.attemptNumber()
-            name = free_transactional_id(self.settings.connection, name, partition, attempt)
-        settings = replace(self.settings, transactional_id=name, shared=shared)
+        partition = task.partitionId()
+        settings = replace(self.settings, transactions_of_task=transactions_of_task)
+        if settings.shared is not None:
+            shared = replace(settings.shared, ticket=ticket_of(settings.shared.ticket, partition))
+            settings = replace(settings, shared=shared)
+        elif settings.transactional_id is not None:
+            settings = replace(settings, attempt=TaskAttempt(partition, task.attemptNumber()))
         return StagedTransaction(settings, common_headers=self.headers)
 
     def write(self, transaction: StagedTransaction, records: pa.RecordBatch) -> None:
@@ -141,15 +141,18 @@ class StageInPython:
         import pyarrow as pa
         import pyarrow.compute as pc
 
+        from flinkish_spark.connectors.kafka.client.producer import abandon_all
+
         freeze_modules()
         task = TaskContext.get()
         if task is None:
             raise InternalError("rows are staged outside of a task")
-        with ExitStack() as opened:
-            own = [
-                (sink, RowCount(task.partitionId()), opened.enter_context(sink.begun(task)))
-                for sink in self.sinks
-            ]
+        transactions: list[StagedTransaction] = []
+        try:
+            for sink in self.sinks:
+                transactions.append(sink.transaction(task, len(self.sinks)))
+            counts = [RowCount(task.partitionId()) for _ in self.sinks]
+            own = list(zip(self.sinks, counts, transactions, strict=True))
             for batch in batches:
                 for place, (sink, ack, transaction) in enumerate(own):
                     rows = batch if len(own) == 1 else batch.filter(pc.equal(batch.column(C.SINK), place))
@@ -157,6 +160,9 @@ class StageInPython:
                     if records.num_rows:
                         sink.write(transaction, records)
             found = [json.dumps(sink.report(ack, transaction)) for sink, ack, transaction in own]
+        except BaseException:
+            abandon_all(transactions)
+            raise
         yield pa.record_batch([pa.array(found)], names=["report"])
 
 
@@ -261,7 +267,8 @@ def record_columns(sink: KafkaSinkSettings, schema: T.StructType) -> dict[str, C
     found = {
         KEY: key.data,
         VALUE: data,
-        TOPIC: F.col(quoted(sink.topic_column)) if sink.topic_column else F.lit(None).cast("string"),
+        # Without a collation: of two sinks that stage together each may have its own.
+        TOPIC: (F.col(quoted(sink.topic_column)) if sink.topic_column else F.lit(None)).cast("string"),
     }
     if sink.partition:
         found[PARTITION] = F.col(quoted(sink.partition)).cast("int")

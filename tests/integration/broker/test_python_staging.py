@@ -40,8 +40,13 @@ from flinkish_spark.connectors.kafka.client.admission import StagingFailed
 from flinkish_spark.connectors.kafka.client.batches import Codec
 from flinkish_spark.connectors.kafka.client.client import WIRES
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
-from flinkish_spark.connectors.kafka.client.producer import StagedTransaction, free_transactional_id
-from flinkish_spark.connectors.kafka.client.settings import OnRefusal, ProducerSettings, StagingSettings
+from flinkish_spark.connectors.kafka.client.producer import StagedTransaction
+from flinkish_spark.connectors.kafka.client.settings import (
+    OnRefusal,
+    ProducerSettings,
+    StagingSettings,
+    TaskAttempt,
+)
 from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable, TransactionClient
 from flinkish_spark.core.errors import AuthorizationError, BadRecordError, EnvironmentFault
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch, TransactionalId
@@ -377,15 +382,27 @@ def test_an_attempt_that_takes_the_id_fences_the_one_before(kafka: Kafka, topic:
 def test_a_task_of_a_repeated_stage_takes_another_id(kafka: Kafka, topic: Topics) -> None:
     """Spark numbers its attempts from 0 again, while the old one's transaction may be accepted."""
     name, prefix = topic(), f"flinkish-{uuid.uuid4().hex}-0-1"
-    for index in (0, 16, 32, 48):
-        wanted = free_transactional_id(kafka.connection, prefix, 7, 0)
-        assert wanted == f"{prefix}-7-{index}"
-        kafka.stage(kafka.settings(name, transactional_id=wanted), b"x")
+
+    def staged(attempt: int) -> str:
+        settings = kafka.settings(name, transactional_id=prefix, attempt=TaskAttempt(7, attempt))
+        return kafka.stage(settings, b"x").transactional_id
+
+    # Each is asked for when it is used: both were made before either had begun.
+    made = [
+        StagedTransaction(kafka.settings(name, transactional_id=prefix, attempt=TaskAttempt(7, 0)))
+        for _ in range(2)
+    ]
+    for transaction in made:
+        transaction.write(None, pa.array([b"x"]))
+    assert [one.transactional_id for one in (each.prepare() for each in made) if one] == [
+        f"{prefix}-7-{index}" for index in (0, 16)
+    ]
+    assert [staged(0), staged(0)] == [f"{prefix}-7-32", f"{prefix}-7-48"]
     with pytest.raises(EnvironmentFault, match="no transactional id left"):
-        free_transactional_id(kafka.connection, prefix, 7, 0)
-    assert free_transactional_id(kafka.connection, prefix, 7, 1) == f"{prefix}-7-1"
+        staged(0)
+    assert staged(1) == f"{prefix}-7-1"
     with pytest.raises(EnvironmentFault, match="no transactional id left"):
-        free_transactional_id(kafka.connection, prefix, 7, 16)
+        staged(16)
 
 
 def test_a_forked_worker_makes_a_connection_of_its_own(kafka: Kafka, topic: Topics) -> None:

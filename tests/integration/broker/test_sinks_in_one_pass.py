@@ -19,6 +19,7 @@ from flinkish_spark import (
     Json,
     JsonSchema,
     KafkaSink,
+    KeyedProcessFunction,
     OnBadRecord,
     String,
 )
@@ -39,6 +40,7 @@ pytestmark = pytest.mark.timeout(600)
 
 #: A record of the last one is too large for the topic that takes small ones only.
 USERS = ("ann", "bob", "eve", "max" * 20)
+ORDERS = 4_000
 TOTALS = "user STRING, total LONG, at TIMESTAMP"
 WRITERS = ("jvm", "python")
 
@@ -92,6 +94,19 @@ class Programs:
             "large": {"key": "user", "value": Json()},
             "small": {"value": Json(), "on_bad_record": letters},
         }
+
+
+class Routed(KeyedProcessFunction):
+    """Sends each order to a topic of its user's; the first attempt at the last one fails."""
+
+    def __init__(self, topics: list[str], failed: Path) -> None:
+        self.topics, self.failed = topics, failed
+
+    def process_element(self, value: Any, ctx: Any) -> Iterator[Any]:
+        if value.amount == ORDERS and not self.failed.exists():
+            self.failed.touch()
+            raise OSError("the first attempt")
+        yield value.user, value.amount, self.topics[value.amount % len(self.topics)]
 
 
 def values(records: Any) -> Counter[Any]:
@@ -186,3 +201,39 @@ def test_what_one_sink_refuses_fails_the_micro_batch_of_all(
     assert written() == [[1], [1]]
     run_until(declared(OnBadRecord.DROP), lambda _: len(written()[0]) == 4)
     assert [sorted(one) for one in written()] == [[1, 2, 3, 5], [1, 2, 5]]
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_records_name_topics_and_tasks_are_repeated(
+    spark: Any, broker: Any, topic: Any, job_dir: Any, tmp_path: Path, writer: str
+) -> None:
+    """Two sinks whose columns of topics have collations of their own, and a third whose has none."""
+    servers, source = broker.bootstrap_servers, topic(2)
+    produce(servers, source, [order(f"user-{n % 7}", n) for n in range(1, ORDERS + 1)])
+    env = environment(spark, job_dir)
+    orders = env.from_source(orders_source(servers, source), uid="orders").key_by("user")
+    written = {}
+    for kind in ("STRING COLLATE UTF8_LCASE", "STRING COLLATE UNICODE_CI", "STRING"):
+        uid = kind.rsplit(" ", 1)[-1].lower()
+        topics = [topic(2) for _ in range(3)]
+        routed = orders.process(
+            Routed(topics, tmp_path / uid), output=f"user STRING, amount LONG, route {kind}", uid=uid
+        )
+        sink = KafkaSink(
+            servers,
+            topics[0],
+            key="user",
+            value=Json("amount LONG"),
+            topic_column="route",
+            other_topics=topics[1:],
+            writer=writer,
+        )
+        routed.sink_to(sink, uid=f"out-{uid}")
+        written[uid] = topics
+    last = written["string"]
+    run_until(env, lambda _: all(len(read_committed(servers, one)) >= ORDERS // 3 for one in last))
+    for uid, topics in written.items():
+        assert (tmp_path / uid).exists()
+        for at, name in enumerate(topics):
+            found = sorted(json.loads(one.value)["amount"] for one in read_committed(servers, name))
+            assert found == [n for n in range(1, ORDERS + 1) if n % 3 == at]

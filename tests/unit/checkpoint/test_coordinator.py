@@ -141,10 +141,14 @@ def end_with_error(rig: Rig) -> None:
         raise rig.coordinator.failure
 
 
-@pytest.mark.parametrize(("ago_ms", "waits_ms"), [(40, 60), (100, 0), (100_000, 0), (-50_000, 100)])
-def test_the_interval_counts_over_restarts(ago_ms: int, waits_ms: int) -> None:
+@pytest.mark.parametrize(
+    ("ago_ms", "min_pause_ms", "waits_ms"),
+    [(40, 0, 60), (100, 0, 0), (100_000, 0, 0), (-50_000, 0, 100), (100_000, 300, 0), (100, 300, 200)],
+)
+def test_the_interval_counts_over_restarts(ago_ms: int, min_pause_ms: int, waits_ms: int) -> None:
     """What is due when a start begins has its barrier in the first micro-batch, however the clock was set."""
-    rig = Rig(CheckpointConfig(interval_ms=100), clock=ManualClock(200_000), decided_at_ms=200_000 - ago_ms)
+    config = CheckpointConfig(interval_ms=100, min_pause_ms=min_pause_ms)
+    rig = Rig(config, clock=ManualClock(200_000), decided_at_ms=200_000 - ago_ms)
     began_ms = rig.clock.now_ms
     while not rig.control.offered:
         rig.tick()

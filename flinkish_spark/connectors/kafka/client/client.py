@@ -1307,8 +1307,6 @@ def _topic_data(batches: Mapping[Place, bytes]) -> list[Any]:
 
 #: Brokers close idle connections after ten minutes; a stream that still runs is back long before.
 _IDLE_MS = 60_000
-#: As many as the tasks that run in one worker process at a time, and a few.
-_MOST_IDLE = 8
 
 
 @dataclass(slots=True)
@@ -1326,8 +1324,6 @@ class WirePool:
     ----------
     idle_ms
         How long a wire may lie unused.
-    most_idle
-        How many wires are kept; one more closes the one that has been idle for longest.
     clock
         Time, replaceable in tests.
     make
@@ -1338,11 +1334,10 @@ class WirePool:
         self,
         *,
         idle_ms: int = _IDLE_MS,
-        most_idle: int = _MOST_IDLE,
         clock: Clock = _CLOCK,
         make: Callable[[KafkaConnection], KafkaWire] = KafkaWire,
     ) -> None:
-        self._idle_ms, self._most_idle = idle_ms, most_idle
+        self._idle_ms = idle_ms
         self._clock, self._make = clock, make
         self._shelves: dict[int, _Shelf] = {}
 
@@ -1374,11 +1369,9 @@ class WirePool:
         """Take a wire back; the borrower must not use it any more."""
         shelf = self._shelf()
         with shelf.lock:
-            superfluous = self._expired(shelf)
+            expired = self._expired(shelf)
             shelf.wires.append((wire, self._clock.monotonic_ms()))
-            while len(shelf.wires) > self._most_idle:
-                superfluous.append(shelf.wires.pop(0)[0])
-        _close(superfluous)
+        _close(expired)
 
     def close(self) -> None:
         """Close the idle wires of this process; the pool can still be used."""

@@ -48,8 +48,9 @@ from flinkish_spark.connectors.kafka.client.client import (
     pauses_ms,
 )
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
-from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee, StagingSettings
+from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee, StagingSettings, TaskAttempt
 from flinkish_spark.connectors.kafka.client.transactions import Evidence, KafkaCommittable, TransactionClient
+from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import (
     AuthorizationError,
     BrokerUnavailableError,
@@ -267,6 +268,10 @@ class TransactionSession(ProducerSession):
 
     def begin(self) -> None:
         """Take a new epoch of the transactional id; fences its producers, aborts what they left open."""
+        if (attempt := self.settings.attempt) is not None:
+            # Here and not earlier: nobody else is to take the id between the question and its use.
+            self._name = free_transactional_id(self.wire, self._name, attempt)
+            self.settings = replace(self.settings, transactional_id=self._name, attempt=None)
         name, timeout_ms = self._name, self.settings.transaction_timeout_ms
 
         def ask(left_ms: int) -> ProducerGrant:
@@ -420,13 +425,15 @@ def _is_topic_denied(code: int) -> bool:
 #   of as many of its lanes as fit. While it travels the caller encodes what follows.
 # - A lost connection says nothing about what was appended. All requests under way are forgotten
 #   together with the connection, and their batches are still first in their lanes.
-# - Every batch has the delivery timeout, counted from its first sending.
+# - Every batch has the delivery timeout, counted from its first sending, without the time in which the
+#   caller does something else: nothing can be sent again then.
 
 
 _FIRST_PAUSE_MS = 20
 _LONGEST_PAUSE_MS = 500
-#: More than this is not held back in memory: the caller waits for acknowledgements.
+#: More than this is not held back in memory by a task: the caller waits for acknowledgements.
 _MOST_UNACKNOWLEDGED_BYTES = 16 * 1024 * 1024
+_LEAST_UNACKNOWLEDGED_BYTES = 1024 * 1024
 #: The client ends a request by itself; this much later its thread must be dead.
 _THREAD_DEAD_MS = 10_000
 _NO_ANSWER = BatchAnswer(-1, -1, "the answer does not name the partition")
@@ -438,7 +445,7 @@ class _Parcel:
 
     batch: EncodedBatch
     rows: Rows
-    #: Set at the first sending.
+    #: Set at the first sending, in the outbox's attended time.
     deadline_ms: int | None = None
 
 
@@ -484,6 +491,11 @@ class Outbox:
         self._flights: dict[int, _Flight] = {}
         self._answered = threading.Event()
         self._unacknowledged_bytes = 0
+        self._most_bytes = max(
+            _LEAST_UNACKNOWLEDGED_BYTES, _MOST_UNACKNOWLEDGED_BYTES // session.settings.transactions_of_task
+        )
+        #: How long the caller has done something else, and since when.
+        self._away_ms, self._left_at_ms = 0, self._clock.monotonic_ms()
         self._stale_topics: set[str] = set()
         #: Topic -> what its batches may take since the broker refused a larger one.
         self._lowered_limits: dict[str, int] = {}
@@ -498,18 +510,20 @@ class Outbox:
         BadRecordError, AuthorizationError, StagingFailed
             If a batch failed, of this call or an earlier one. The transaction must be aborted.
         """
-        # In turn, so that a request has a batch for each of a leader's partitions.
-        for turn in _in_turn([self._parcels(place, rows) for place, rows in parts.items()]):
-            for place, parcel in turn:
-                self._lanes[place].parcels.append(parcel)
-                self._unacknowledged_bytes += len(parcel.batch.data)
-            self._advance()
-            self._wait_until(_MOST_UNACKNOWLEDGED_BYTES)
+        with self._attended():
+            # In turn, so that a request has a batch for each of a leader's partitions.
+            for turn in _in_turn([self._parcels(place, rows) for place, rows in parts.items()]):
+                for place, parcel in turn:
+                    self._lanes[place].parcels.append(parcel)
+                    self._unacknowledged_bytes += len(parcel.batch.data)
+                self._advance()
+                self._wait_until(self._most_bytes)
 
     def drain(self) -> None:
         """Return once every record is acknowledged; raises as :meth:`post`."""
-        self._advance()
-        self._wait_until(0)
+        with self._attended():
+            self._advance()
+            self._wait_until(0)
 
     def acknowledged_by_place(self) -> dict[Place, int]:
         """Return how many records the brokers have in each partition."""
@@ -525,6 +539,18 @@ class Outbox:
             self._answered.clear()
             self._answered.wait(min(left_ms, _LONGEST_PAUSE_MS) / 1000)
         return True
+
+    @contextmanager
+    def _attended(self) -> Iterator[None]:
+        """Begin with the time in which nobody looked left out of what deliveries took."""
+        self._away_ms += self._clock.monotonic_ms() - self._left_at_ms
+        try:
+            yield
+        finally:
+            self._left_at_ms = self._clock.monotonic_ms()
+
+    def _attended_ms(self) -> int:
+        return self._clock.monotonic_ms() - self._away_ms
 
     # -- encoding -----------------------------------------------------------------------------
 
@@ -626,7 +652,7 @@ class Outbox:
             lane.is_under_way = True
             batches[lane.place] = lane.parcels[0].batch.data
             if lane.parcels[0].deadline_ms is None:
-                lane.parcels[0].deadline_ms = now_ms + self._settings.delivery_timeout_ms
+                lane.parcels[0].deadline_ms = self._attended_ms() + self._settings.delivery_timeout_ms
         timeout_ms = self._settings.request_timeout_ms
         try:
             request = self._session.client.begin_produce(
@@ -702,15 +728,15 @@ class Outbox:
 
     def _postpone(self, lane: _Lane, why: str) -> None:
         """Let a lane wait before its first batch is sent again; raise if its time is over."""
-        now_ms, parcel = self._clock.monotonic_ms(), lane.parcels[0]
+        parcel, attended_ms = lane.parcels[0], self._attended_ms()
         if parcel.deadline_ms is None:
-            parcel.deadline_ms = now_ms + self._settings.delivery_timeout_ms
-        elif now_ms >= parcel.deadline_ms:
+            parcel.deadline_ms = attended_ms + self._settings.delivery_timeout_ms
+        elif attended_ms >= parcel.deadline_ms:
             topic, partition = lane.place
             what = f"deliver a batch to topic {topic}, partition {partition}"
             raise faults.unanswered(what, self._settings.delivery_timeout_ms, why) from None
         lane.pause_ms = min(max(2 * lane.pause_ms, _FIRST_PAUSE_MS), _LONGEST_PAUSE_MS)
-        lane.not_before_ms = now_ms + lane.pause_ms
+        lane.not_before_ms = self._clock.monotonic_ms() + lane.pause_ms
 
 
 def _said(answer: BatchAnswer) -> str:
@@ -747,11 +773,12 @@ def _in_turn(streams: list[Iterator[_T]]) -> Iterator[list[_T]]:
 
 
 _LOG = logging.getLogger(__name__)
-#: Records are collected until there are about this many bytes, then encoded while the ones before
+#: A task collects records until there are about this many bytes, then they are encoded while the ones before
 #: travel. Less means more and smaller batches, more means that the broker waits for the first ones.
 _PORTION_BYTES = 4 * 1024 * 1024
+_LEAST_PORTION_BYTES = 256 * 1024
 #: How long an abort may take that nobody's data depends on: whoever leased the id aborts it again.
-_ABORT_BOUND_MS = 3_000
+ABORT_BOUND_MS = 3_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -821,6 +848,7 @@ class StagedTransaction:
         self._spreader = Spreader(settings.producer.batch_bytes)
         self._collected: list[Addressed] = []
         self._collected_bytes = 0
+        self._portion_bytes = max(_LEAST_PORTION_BYTES, _PORTION_BYTES // settings.transactions_of_task)
         self._phase = _Phase.WRITING
         self.counts = StagedCounts()
 
@@ -895,7 +923,7 @@ class StagedTransaction:
                 self._send_collected()
             self._collected.append(records)
             self._collected_bytes += records.rows.about_bytes
-            if self._collected_bytes >= _PORTION_BYTES:
+            if self._collected_bytes >= self._portion_bytes:
                 self._send_collected()
 
     def prepare(self) -> KafkaCommittable | None:
@@ -918,8 +946,8 @@ class StagedTransaction:
         self._release()
         return committable
 
-    def abandon(self) -> None:
-        """Abort what was begun, within about three seconds; never raises, may be repeated.
+    def abandon(self, within_ms: int = ABORT_BOUND_MS) -> None:
+        """Abort what was begun, in about the time that is given; never raises, may be repeated.
 
         What could not be aborted in time stays open and invisible until its lease or its timeout
         ends it. Does nothing to a prepared transaction.
@@ -931,16 +959,16 @@ class StagedTransaction:
         try:
             # What is under way should arrive before the abort; a broker would refuse it later, but
             # only since Kafka 3.6 (KIP-890).
-            quiet = self._outbox.hush(_ABORT_BOUND_MS // 3)
+            quiet = self._outbox.hush(within_ms // 3)
             if (failed_before or not quiet) and self._wire is not None:
                 # The next task gets this wire, and it may be what failed.
                 self._wire.close()
-            if self._session.is_begun and self._session.is_transactional:
-                self._abort()
+            if within_ms > 0 and self._session.is_begun and self._session.is_transactional:
+                self._abort(within_ms // 2)
         except Exception as failed:
             _LOG.warning(
                 "could not abort the Kafka transaction of %s (%s); its lease or its timeout ends it",
-                self._settings.transactional_id,
+                self._session.settings.transactional_id,
                 failed,
             )
         finally:
@@ -953,7 +981,7 @@ class StagedTransaction:
         if not collected:
             return
         whole = Addressed.joined(collected)
-        portions = max(1, whole.rows.about_bytes // _PORTION_BYTES)
+        portions = max(1, whole.rows.about_bytes // self._portion_bytes)
         step = -(-len(whole.rows) // portions)
         for start in range(0, len(whole.rows), step):
             for topic, records in by_topic(whole.slice(start, step), self._settings.default_topic):
@@ -989,7 +1017,7 @@ class StagedTransaction:
             raise InternalError(
                 f"{self.counts.sent} records were sent, but {outbox.acknowledged} acknowledged after a flush"
             )
-        name = self._settings.transactional_id
+        name = session.settings.transactional_id
         if not session.is_begun or name is None:
             return None
         if outbox.evidence is None:
@@ -1006,13 +1034,13 @@ class StagedTransaction:
             outbox.acknowledged,
         )
 
-    def _abort(self) -> None:
-        name = self._settings.transactional_id
+    def _abort(self, within_ms: int) -> None:
+        name = self._session.settings.transactional_id
         assert name is not None
         # Its own connection with short time limits: the borrowed one may be what fails.
-        wire = KafkaWire(self._settings.connection, timeout_ms=_ABORT_BOUND_MS // 2, clock=self._clock)
+        wire = KafkaWire(self._settings.connection, timeout_ms=within_ms, clock=self._clock)
         try:
-            for left_ms in pauses_ms(_ABORT_BOUND_MS // 2, self._clock):
+            for left_ms in pauses_ms(within_ms, self._clock):
                 code = wire.end_transaction(
                     name,
                     self._session.producer_id,
@@ -1032,7 +1060,7 @@ class StagedTransaction:
 
     def _require(self, phase: _Phase) -> None:
         if self._phase is not phase:
-            name = self._settings.transactional_id or "a task"
+            name = self._session.settings.transactional_id or "a task"
             raise InternalError(f"nothing can be added, the output of {name} {self._phase.value}")
 
     @contextmanager
@@ -1042,6 +1070,14 @@ class StagedTransaction:
         except BaseException:
             self._phase = _Phase.FAILED
             raise
+
+
+def abandon_all(transactions: Iterable[StagedTransaction]) -> None:
+    """Abandon what a task has begun, one behind the other, in the time that one of them may take."""
+    clock = SystemClock()
+    end_ms = clock.monotonic_ms() + ABORT_BOUND_MS
+    for transaction in transactions:
+        transaction.abandon(max(0, end_ms - clock.monotonic_ms()))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -1055,12 +1091,10 @@ MAX_ATTEMPT_INDEX = 64
 _ONGOING = "Ongoing"
 
 
-def free_transactional_id(
-    connection: KafkaConnection, prefix: str, partition: int, attempt: int, *, pool: WirePool = WIRES
-) -> str:
+def free_transactional_id(wire: KafkaWire, prefix: str, attempt: TaskAttempt) -> str:
     """Return an id ``<prefix>-<partition>-<index>`` under which nothing is open.
 
-    Called by a task before its transaction begins. When executors are lost Spark runs a stage
+    Called by a task right before its transaction begins. When executors are lost Spark runs a stage
     again while old tasks of it may still write, and numbers their attempts from 0 again; PySpark does
     not tell which attempt of the stage it is. Taking the id of a task whose result Spark has accepted
     would abort its transaction, so the coordinator is asked first.
@@ -1069,8 +1103,6 @@ def free_transactional_id(
     ----------
     prefix
         Leased for the micro-batch; nothing else uses it.
-    partition, attempt
-        Spark's partition index and attempt number of the task.
 
     Raises
     ------
@@ -1079,17 +1111,16 @@ def free_transactional_id(
     BrokerUnavailableError, AuthorizationError
         As for every request.
     """
-    indexes = range(attempt, MAX_ATTEMPT_INDEX, _ATTEMPTS_PER_STAGE_ATTEMPT)
-    names = [f"{prefix}-{partition}-{index}" for index in indexes]
-    if attempt < _ATTEMPTS_PER_STAGE_ATTEMPT:
-        with pool.wire(connection) as wire:
-            views = TransactionClient.over(wire).described(names)
+    indexes = range(attempt.number, MAX_ATTEMPT_INDEX, _ATTEMPTS_PER_STAGE_ATTEMPT)
+    names = [f"{prefix}-{attempt.partition}-{index}" for index in indexes]
+    if attempt.number < _ATTEMPTS_PER_STAGE_ATTEMPT:
+        views = TransactionClient.over(wire).described(names)
         for name in names:
             view = views.get(name)
             if view is None or view.code != Code.NONE or view.state != _ONGOING:
                 return name
     raise EnvironmentFault(
-        f"attempt {attempt} of task {partition} has no transactional id left",
+        f"attempt {attempt.number} of task {attempt.partition} has no transactional id left",
         why=f"a task has {_ATTEMPTS_PER_STAGE_ATTEMPT} for each of {len(names)} attempts of its stage",
         what_to_do="lower spark.task.maxFailures, or find out why tasks fail so often",
     )

@@ -383,6 +383,14 @@ class SharedProducer:
         return known[partition] if partition < len(known) else None
 
 
+@dataclass(frozen=True, slots=True)
+class TaskAttempt:
+    """Spark's numbers of a task's partition, and of the attempt at it within its stage."""
+
+    partition: int
+    number: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagingSettings:
     """Everything a task needs to write one transaction; safe to print, and to pickle into tasks.
@@ -422,6 +430,10 @@ class StagingSettings:
         How batches are made and sent.
     shared
         The transaction, if it is not the task's own: then `transactional_id` is that of all tasks.
+    attempt
+        Of the task: then `transactional_id` is a prefix, and the id is chosen when the transaction begins.
+    transactions_of_task
+        How many the task has at a time. They share the memory that one has alone.
     """
 
     connection: KafkaConnection
@@ -440,6 +452,8 @@ class StagingSettings:
     bad_record_topic: str | None = None
     producer: ProducerSettings = field(default_factory=ProducerSettings)
     shared: SharedProducer | None = None
+    attempt: TaskAttempt | None = None
+    transactions_of_task: int = 1
 
     def __post_init__(self) -> None:
         require_positive("transaction_timeout_ms", self.transaction_timeout_ms)

@@ -21,8 +21,11 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.client import WIRES
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
-from flinkish_spark.connectors.kafka.client.producer import free_transactional_id
-from flinkish_spark.connectors.kafka.client.settings import DEFAULT_MAX_REQUEST_BYTES, StagingSettings
+from flinkish_spark.connectors.kafka.client.settings import (
+    DEFAULT_MAX_REQUEST_BYTES,
+    StagingSettings,
+    TaskAttempt,
+)
 from flinkish_spark.connectors.kafka.client.transactions import (
     KafkaCommittable,
     Liveness,
@@ -900,9 +903,8 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         prefix = TransactionalId.prefix(lease.sink, _NO_OWNER, lease.attempt.block)
         return StagingSettings(
             connection=connection,
-            transactional_id=free_transactional_id(
-                connection, prefix, task.partitionId(), task.attemptNumber()
-            ),
+            transactional_id=prefix,
+            attempt=TaskAttempt(task.partitionId(), task.attemptNumber()),
             transaction_timeout_ms=self._options.transaction_timeout_ms,
             max_record_bytes=self._options.producer.max_request_bytes or DEFAULT_MAX_REQUEST_BYTES,
             producer=self._options.producer,

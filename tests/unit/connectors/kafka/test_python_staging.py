@@ -42,7 +42,12 @@ from flinkish_spark.connectors.kafka.client.client import (
     TopicLayout,
 )
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
-from flinkish_spark.connectors.kafka.client.producer import StagedCounts, StagedTransaction
+from flinkish_spark.connectors.kafka.client.producer import (
+    ABORT_BOUND_MS,
+    StagedCounts,
+    StagedTransaction,
+    abandon_all,
+)
 from flinkish_spark.connectors.kafka.client.settings import OnRefusal, ProducerSettings, StagingSettings
 from flinkish_spark.core.errors import (
     BAD_RECORD_MARKER,
@@ -470,6 +475,40 @@ def test_nothing_is_tried_for_longer_than_the_delivery_timeout() -> None:
     with pytest.raises(faults.StagingFailed, match=r"5000 ms were not enough.*19 NOT_ENOUGH_REPLICAS"):
         transaction.prepare()
     assert 5_000 <= cluster.clock.now_ms - started_ms < 6_000
+
+
+def test_the_delivery_timeout_leaves_out_what_the_writer_does_elsewhere() -> None:
+    """A task has several sinks, and slow operators: nobody can send again while it works for those."""
+    cluster = ModelCluster(a=(1,))
+    cluster.faults = [code(WriteCode.NOT_LEADER_OR_FOLLOWER)] * 3
+    transaction = staged(cluster, producer={"delivery_timeout_ms": 5_000}, transactions_of_task=16)
+    # Enough to be sent, and refused, at once.
+    transaction.write(None, numbered(3, 100_000))
+    assert cluster.requests
+    cluster.clock.sleep_ms(60_000)
+    assert transaction.prepare() is not None
+    assert cluster.values() == Counter(numbered(3, 100_000).to_pylist())
+
+
+def test_transactions_of_a_task_share_its_memory() -> None:
+    """A task that stages in a hundred sinks would else collect 4 MB for each."""
+    for together, is_sent in ((1, False), (16, True), (1_000, True)):
+        cluster = ModelCluster(a=(1,))
+        transaction = staged(cluster, transactions_of_task=together)
+        transaction.write(None, numbered(3, 100_000))
+        assert bool(cluster.requests) is is_sent
+        assert transaction.prepare() is not None
+
+
+def test_all_that_a_failed_task_has_begun_is_abandoned_in_the_time_of_one() -> None:
+    given: list[int] = []
+
+    def abandon(within_ms: int) -> None:
+        given.append(within_ms)
+        threading.Event().wait(within_ms / 1_000 / 4)
+
+    abandon_all([SimpleNamespace(abandon=abandon) for _ in range(3)])  # type: ignore[misc]
+    assert given[0] <= ABORT_BOUND_MS and given[1] < 0.8 * given[0] and given[2] < 0.8 * given[1]
 
 
 def test_a_batch_that_a_topic_does_not_take_is_cut() -> None:

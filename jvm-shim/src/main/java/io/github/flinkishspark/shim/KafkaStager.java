@@ -1,6 +1,7 @@
 package io.github.flinkishspark.shim;
 
 import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Iterator;
 import java.util.List;
@@ -20,6 +21,7 @@ import org.apache.spark.sql.catalyst.InternalRow;
  */
 public final class KafkaStager {
   private static final int TASK_ATTEMPTS_PER_STAGE_ATTEMPT = 16;
+  private static final Duration ABORT_BOUND = Duration.ofSeconds(3);
 
   private KafkaStager() {}
 
@@ -64,7 +66,9 @@ public final class KafkaStager {
       return Json.arrayOf(reports);
     } catch (Throwable e) {
       // Also of those that are staged: nobody is told of their transactions, which the sweep finds by their ids.
-      tasks.forEach(task -> task.output.abandon(e));
+      // All in the time that one may take: a brokers' outage must not hold the task back for each sink anew.
+      long end = System.nanoTime() + ABORT_BOUND.toNanos();
+      tasks.forEach(task -> task.output.abandon(e, Duration.ofNanos(Math.max(0, end - System.nanoTime()))));
       throw e;
     }
   }

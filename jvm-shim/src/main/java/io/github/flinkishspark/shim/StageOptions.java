@@ -23,6 +23,8 @@ import org.apache.spark.sql.catalyst.InternalRow;
 final class StageOptions implements Serializable {
   private static final long serialVersionUID = 1L;
   private static final long DEFAULT_MAX_REQUEST_BYTES = 1_048_576;
+  /** What a task's producers may hold together; a pool keeps them, and a producer what it has once taken. */
+  private static final long DEFAULT_BUFFER_BYTES = 67_108_864;
   /** What the client adds to the record when it compares with max.request.size; ours is the larger bound by design. */
   private static final long REQUEST_SLACK_BYTES = 4_096;
 
@@ -64,7 +66,7 @@ final class StageOptions implements Serializable {
   private final HashMap<String, Object> producer;
   private final LinkedHashMap<String, String> headers;
 
-  private StageOptions(JsonNode json) {
+  private StageOptions(JsonNode json, int sinks) {
     delivery = Delivery.named(text(json, "delivery", "exactly-once"));
     topic = text(json, "topic", null);
     uid = text(json, "uid", "");
@@ -88,6 +90,8 @@ final class StageOptions implements Serializable {
     long asked = wholeNumber(json, "max_record_bytes");
     long timeoutMs = isExact ? wholeNumber(json, "transaction_timeout_ms") : 0;
     producer = producerProperties(delivery, texts(json, "producer"), asked, timeoutMs);
+    producer.computeIfAbsent("buffer.memory",
+        name -> Long.toString(Math.max(DEFAULT_BUFFER_BYTES / sinks, number(producer, "max.request.size"))));
     long letter = json.hasNonNull("max_dead_letter_bytes") ? wholeNumber(json, "max_dead_letter_bytes") : asked;
     // A batch that is larger than what a topic takes is refused, however small its records are.
     producer.computeIfPresent("batch.size", (name, bytes) -> smaller(bytes, Math.min(asked, letter)));
@@ -99,7 +103,8 @@ final class StageOptions implements Serializable {
   /** Parses what Python sent, of each sink; an exception names the option and never its value. */
   static List<StageOptions> parseAll(String json) {
     List<StageOptions> result = new ArrayList<>();
-    Json.parse(json).forEach(one -> result.add(new StageOptions(one)));
+    JsonNode sinks = Json.parse(json);
+    sinks.forEach(one -> result.add(new StageOptions(one, sinks.size())));
     return result;
   }
 
@@ -140,7 +145,6 @@ final class StageOptions implements Serializable {
     HashMap<String, Object> result = new HashMap<>();
     result.put("linger.ms", "20");
     result.put("batch.size", "262144");
-    result.put("buffer.memory", "67108864");
     result.put("compression.type", "none");
     // The client waits this long after every coordinator look-up, so each transaction pays it; the default is 100.
     result.put("retry.backoff.ms", "10");

@@ -3,6 +3,7 @@ package io.github.flinkishspark.shim;
 import org.apache.kafka.common.errors.AuthorizationException;
 import org.apache.kafka.common.errors.ClusterAuthorizationException;
 import org.apache.kafka.common.errors.RecordTooLargeException;
+import org.apache.kafka.common.errors.TimeoutException;
 import org.apache.kafka.common.errors.TopicAuthorizationException;
 import org.apache.kafka.common.errors.TransactionalIdAuthorizationException;
 
@@ -48,7 +49,10 @@ final class StagingException extends RuntimeException {
     if (denied != null) {
       return new StagingException(NOT_AUTHORIZED + "the producer's principal lacks " + missingRight(denied, idPrefix) + ".", error);
     }
-    return new StagingException("staging records in Kafka failed: " + error, error);
+    // A batch that is too large for its topic is sent again and again where the topic's limit is hidden.
+    String hint = find(error, TimeoutException.class) == null ? "" : "; if brokers do answer, a topic may take less than"
+        + " batch.size in max.message.bytes: lower the producer's batch.size, or let its user describe the topic's settings";
+    return new StagingException("staging records in Kafka failed: " + error + hint, error);
   }
 
   private static String missingRight(AuthorizationException denied, String idPrefix) {

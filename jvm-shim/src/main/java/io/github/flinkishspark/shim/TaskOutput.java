@@ -24,7 +24,6 @@ import org.apache.spark.TaskContext;
  * a checkpoint share the driver does that, and adds the partitions; a task only writes, and only its first attempt does.
  */
 final class TaskOutput {
-  private static final Duration ABORT_BOUND = Duration.ofSeconds(3);
   /** A flush that acknowledges nothing is repeated so often, with pauses: parts of a batch may just be made. */
   private static final int MOST_IDLE_FLUSHES = 100;
   private static final Duration PAUSE = Duration.ofMillis(10);
@@ -153,19 +152,19 @@ final class TaskOutput {
    * Aborts what was begun; never throws. What it could not abort in time the driver finds by the leased id. Without a
    * transaction nothing can be taken back: what was sent stays, what was not is given up.
    */
-  void abandon(Throwable reason) {
+  void abandon(Throwable reason, Duration within) {
     if (producer == null) {
       return;
     }
     // A killed task arrives here interrupted, and the client would then give up at once instead of aborting.
     boolean interrupted = Thread.interrupted();
     try {
-      if (transactionalId == null || options.shared != null) {
+      if (transactionalId == null || options.shared != null || within.isZero()) {
         producer.closeLeavingOpen();
       } else {
-        producer.closeAborting(ABORT_BOUND);
+        producer.closeAborting(within);
       }
-    } catch (RuntimeException e) {
+    } catch (RuntimeException | Error e) {
       reason.addSuppressed(e);
     } finally {
       producer = null;
