@@ -212,6 +212,7 @@ def _needed(expression: Any) -> Iterator[Any]:
 
 
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
+_ATTRIBUTE = f"{_EXPRESSIONS}.AttributeReference"
 #: What computes a value from more than a row's own columns, and what a user calls it.
 _NOT_OF_A_ROW = {
     f"{_EXPRESSIONS}.PythonFuncExpression": "a function in Python",
@@ -342,7 +343,12 @@ class _Reading:
     """
 
     def __init__(self, jvm: Any, known: dict[int, str], prefix: str) -> None:
-        self._jvm, self._known = jvm, known
+        self._known = known
+        # Python asks the JVM for each part of such a name, each time.
+        self._attributes = jvm.org.apache.spark.sql.catalyst.analysis.UnresolvedAttribute
+        self._is_attribute = jvm.java.lang.Class.forName(_ATTRIBUTE).isInstance
+        self._to_seq = jvm.org.apache.spark.api.python.PythonUtils.toSeq
+        self._to_column = jvm.org.apache.spark.sql.classic.ExpressionUtils.column
         self._names = (f"{prefix}{number}" for number in itertools.count())
         self._kinds = {jvm.java.lang.Class.forName(name): what for name, what in _NOT_OF_A_ROW.items()}
 
@@ -378,14 +384,14 @@ class _Reading:
     def _column(self, expression: Any) -> Column:
         from pyspark.sql.classic.column import Column as ClassicColumn
 
-        unresolved = self._unresolved(expression)
-        return ClassicColumn(self._jvm.org.apache.spark.sql.classic.ExpressionUtils.column(unresolved))
+        return ClassicColumn(self._to_column(self._unresolved(expression)))
 
     def _unresolved(self, expression: Any) -> Any:
         """Return an expression with names in the place of attributes."""
-        if _kind(expression) == "AttributeReference":
-            attributes = self._jvm.org.apache.spark.sql.catalyst.analysis.UnresolvedAttribute
-            return attributes.quoted(self._name_of(expression))
+        if expression.foldable():
+            return expression
+        if self._is_attribute(expression):
+            return self._attributes.quoted(self._name_of(expression))
         for kind, what in self._kinds.items():
             if kind.isInstance(expression):
                 raise _NoSuchPlan(what)
@@ -395,7 +401,7 @@ class _Reading:
         if not children:
             return expression
         changed = [self._unresolved(child) for child in children]
-        return expression.withNewChildren(self._jvm.org.apache.spark.api.python.PythonUtils.toSeq(changed))
+        return expression.withNewChildren(self._to_seq(changed))
 
     def _name_of(self, attribute: Any) -> str:
         name = self._known.get(attribute.exprId().id())
