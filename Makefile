@@ -108,7 +108,7 @@ spark broker store: setup $(BUILD)/classes.jsa azurite # of integration, the tes
 crash: setup $(BUILD)/classes.jsa ## kill -9 with exact counts; some kills are drawn  [SEED=7]
 	@$(POOL) tests/crash $(ARGS)
 
-chaos: setup ## the crash test for longer, resumable          [KILLS=200 SEED=7 SINK=all]
+chaos: setup $(BUILD)/classes.jsa ## the crash test for longer, resumable          [KILLS=200 SEED=7 SINK=all]
 	@$(PY) -m tests.crash$(if $(SINK),.sweep).chaos $(if $(SINK),--sinks $(SINK)) $(RUN_ARGS)
 
 crash-sweep: setup $(BUILD)/classes.jsa ## a fault at every call of a checkpoint, resumable  [SINK=delta,files STORE=s3 ARGS=--fresh]
