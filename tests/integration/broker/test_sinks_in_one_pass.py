@@ -203,7 +203,7 @@ def test_what_one_sink_refuses_fails_the_micro_batch_of_all(
     assert [sorted(one) for one in written()] == [[1, 2, 3, 5], [1, 2, 5]]
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("writer", ["jvm", pytest.param("python", marks=pytest.mark.nightly)])
 def test_records_name_topics_and_tasks_are_repeated(
     spark: Any, broker: Any, topic: Any, job_dir: Any, tmp_path: Path, writer: str
 ) -> None:
