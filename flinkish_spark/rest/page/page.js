@@ -571,6 +571,7 @@ async function show() {
   try {
     const content = kind === "job" && /^[0-9a-f]{32}$/.test(id) ? await oneJob(id, tab, rest) : await allJobs();
     if (kind !== "job") { document.getElementById("crumbs").replaceChildren(); document.title = "flinkish_spark"; }
+    await released;
     put(main, content);
   } catch (error) {
     const said = error instanceof Refused ? error.message : "The server does not answer.";
@@ -581,6 +582,16 @@ async function show() {
   drawing = 0;
   if (again) { again = false; show(); }
 }
+
+// Between press and release nothing is drawn: a button that was replaced meanwhile is not clicked.
+let released = Promise.resolve(), release = null;
+function hold() { if (!release) released = new Promise((done) => { release = done; }); }
+// Behind the click, which comes with the release.
+function letGo() { setTimeout(() => { if (release) release(); release = null; }); }
+for (const event of ["pointerdown", "keydown"]) addEventListener(event, hold, true);
+for (const event of ["pointerup", "pointercancel", "contextmenu", "keyup"]) addEventListener(event, letGo, true);
+// Of the window, which hears of no release then; those of fields do not come here.
+addEventListener("blur", letGo);
 
 /** Put the content there with what was scrolled, typed and focused; nothing is drawn under an open field. */
 function put(main, content) {

@@ -155,6 +155,27 @@ def test_what_happens_is_shown_without_loading_the_page_again(
         page.close()
 
 
+@pytest.mark.parametrize("how", ["mouse", "keyboard"])
+def test_what_is_pressed_is_not_replaced_before_it_is_released(
+    chromium: Any, troubles: list[str], tmp_path: Path, how: str
+) -> None:
+    """A job that runs changes what is shown many times a second."""
+    job = shown_job(tmp_path / "orders")
+    page = opened(chromium, troubles)
+    with serving(tmp_path) as server, job.running(job.carry_out):
+        shown(page, server, f"/job/{job.uuid}/operate", "Take a checkpoint")
+        button = page.get_by_role("button", name="Take a checkpoint")
+        button.hover()
+        button.focus()
+        page.mouse.down() if how == "mouse" else page.keyboard.down("Space")
+        job.completed(8)
+        # Without a request that could be waited for: what was asked for before it may still wait to be drawn.
+        page.wait_for_timeout(2_000)
+        page.mouse.up() if how == "mouse" else page.keyboard.up("Space")
+        page.get_by_role("button", name="Yes, take a checkpoint").wait_for(timeout=5_000)
+        page.close()
+
+
 def test_no_data_is_said_in_words(chromium: Any, troubles: list[str], tmp_path: Path) -> None:
     page = opened(chromium, troubles)
     with serving(tmp_path) as server:
