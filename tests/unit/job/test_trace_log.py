@@ -126,6 +126,8 @@ def test_a_notebook_ends_with_our_message_and_a_log_has_all(
 ) -> None:
     # So that no terminal of whoever runs the tests counts.
     monkeypatch.setenv("TERM", "dumb")
+    # Another test of this process may have had a kernel.
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     spark: Any = Session()
     env = StreamExecutionEnvironment(spark, "orders", str(folder / "job"))
     assert "Trace of Spark" in executed(env, monkeypatch)
