@@ -583,9 +583,12 @@ async function show() {
   if (again) { again = false; show(); }
 }
 
-// Between press and release nothing is drawn: a button that was replaced meanwhile is not clicked.
+// Between press and release nothing is drawn: a button that was replaced meanwhile is not clicked. Only of what can be
+// clicked: a browser may not tell of the release of a scroll bar, and the page would stand still.
 let released = Promise.resolve(), release = null;
-function hold() { if (!release) released = new Promise((done) => { release = done; }); }
+function hold(event) {
+  if (!release && event.target.closest?.("button, a, input, select, label, summary")) released = new Promise((done) => { release = done; });
+}
 // Behind the click, which comes with the release.
 function letGo() { setTimeout(() => { if (release) release(); release = null; }); }
 for (const event of ["pointerdown", "keydown"]) addEventListener(event, hold, true);

@@ -176,6 +176,21 @@ def test_what_is_pressed_is_not_replaced_before_it_is_released(
         page.close()
 
 
+def test_a_press_that_clicks_nothing_does_not_stop_the_page(
+    chromium: Any, troubles: list[str], tmp_path: Path
+) -> None:
+    """A scroll bar may be released without the page hearing of it."""
+    job = shown_job(tmp_path / "orders")
+    page = opened(chromium, troubles)
+    with serving(tmp_path) as server:
+        shown(page, server, f"/job/{job.uuid}/checkpoints", "7 checkpoints")
+        page.get_by_text("7 checkpoints").hover()
+        page.mouse.down()
+        job.completed(8)
+        page.get_by_role("link", name="8", exact=True).wait_for(timeout=10_000)
+        page.close()
+
+
 def test_no_data_is_said_in_words(chromium: Any, troubles: list[str], tmp_path: Path) -> None:
     page = opened(chromium, troubles)
     with serving(tmp_path) as server:
