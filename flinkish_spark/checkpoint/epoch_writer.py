@@ -25,7 +25,7 @@ _GATE_POLL_MS = 20
 
 
 class JobStopping(Exception):
-    """Ends a micro-batch that was held back while the job stops; expected, never reported."""
+    """Ends a micro-batch that is held back, or interrupted, while the job stops; expected, never reported."""
 
 
 class AdmissionGate:
@@ -68,8 +68,12 @@ class AdmissionGate:
         """Wait until a micro-batch may be staged; raise JobStopping if none may any more."""
         while not self._stopping.is_set() and (not self._opened.is_set() or must_wait()):
             self._clock.wait(self._stopping, _GATE_POLL_MS)
+        self.raise_if_stopped()
+
+    def raise_if_stopped(self) -> None:
+        """Raise JobStopping, and nothing of what else has happened, if the job stops."""
         if self._stopping.is_set():
-            raise JobStopping
+            raise JobStopping from None
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,9 @@ class EpochWriter:
                 self._stage(frame, BatchId(batch_id))
         except BaseException as error:
             self.failure = error
+            # Spark searches the text of what ends a query that it stops, with a pattern that takes several frames
+            # of the stack for each character: a JVM's trace in it ends in a StackOverflowError on stderr.
+            self._parts.gate.raise_if_stopped()
             raise
 
     def _stage(self, frame: Any, batch: BatchId) -> None:

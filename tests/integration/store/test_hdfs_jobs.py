@@ -39,9 +39,10 @@ def test_a_job_goes_on_from_hdfs_and_its_savepoint_goes_elsewhere(
     with running(job(spark, folder, ForeachCheckpointSink(take))) as client:
         await_that(lambda: client.progress.checkpoints >= 2, client)
         before, began = client.store_requests, client.progress.checkpoints
-        await_that(lambda: client.progress.checkpoints >= began + 3, client)
-        asked = sum(client.store_requests.values()) - sum(before.values())
-        assert asked / (client.progress.checkpoints - began) <= 60
+        await_that(lambda: client.progress.checkpoints >= began + 5, client)
+        # Old files are deleted many at a time, and not behind each checkpoint.
+        asked = sum(n - before[kind] for kind, n in client.store_requests.items() if kind != "delete")
+        assert asked / (client.progress.checkpoints - began) <= 40
         client.cancel()
     first = exact(rows)
     listed = flinkish("checkpoints", "list", folder.url)

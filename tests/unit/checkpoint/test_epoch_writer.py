@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import traceback
 
 import pytest
 
@@ -141,3 +142,18 @@ def test_a_stopping_job_turns_micro_batches_away() -> None:
         writing.writer(None, 3)
     assert isinstance(writing.writer.failure, JobStopping)
     assert writing.noted == []
+
+
+def test_spark_hears_only_that_the_job_stops_of_what_a_stop_interrupts(monkeypatch) -> None:
+    """The JVM's trace in it would overflow the stack of the thread of the query."""
+    writing, interrupted = Writing(), RuntimeError("An error occurred while calling o7.save")
+
+    def stage(*_: object) -> StagedBatch:
+        writing.gate.stop()
+        raise interrupted
+
+    monkeypatch.setattr(writing, "stage", stage)
+    with pytest.raises(JobStopping) as caught:
+        writing.writer(None, 3)
+    assert "o7.save" not in "".join(traceback.format_exception(caught.value))
+    assert writing.writer.failure is interrupted
