@@ -9,8 +9,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 
+from flinkish_spark.cli.app import app
 from flinkish_spark.protocol.checkpoint import transition_table
 from flinkish_spark.protocol.failures import failure_reason_table
 from flinkish_spark.protocol.job_status import job_status_table, task_state_table
@@ -156,6 +158,19 @@ def test_python_in_the_documents_compiles_and_imports_what_is_there(place: str, 
 def test_the_documents_have_python_in_them() -> None:
     """Else the check above would check nothing."""
     assert {place.partition(":")[0] for place, _ in python_blocks()} >= {"README.md", "docs/chained-jobs.md"}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=names(DOCUMENTS))
+def test_commands_of_ours_and_their_options_exist(document: Path) -> None:
+    text = document.read_text(encoding="utf-8").replace("\\\n", " ")
+    for words in re.findall(r"(?:`|^|/)flinkish ([a-z][^`\n#]*)", text, re.MULTILINE):
+        said, command, options = words.split(), app, {"--help"}
+        while isinstance(command, click.Group) and said:
+            assert said[0] in command.commands, f"flinkish {words}"
+            command = command.commands[said.pop(0)]
+        options |= {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
+        wanted = set(re.findall(r"(?<![\w/.-])--?[A-Za-z][\w-]*", words))
+        assert not wanted - options, words
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=names(NOTEBOOKS))
