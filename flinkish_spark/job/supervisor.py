@@ -256,16 +256,18 @@ class JobControl:
         """
         coordinator = self._coordinator
         if self._is_over:
-            asked.on_answer(CheckpointAnswer.refused(Reason.SHUT_DOWN))
-            return
-        if coordinator is None or coordinator.is_stopping:
-            asked.on_answer(CheckpointAnswer.refused(Reason.PARTICIPANT_NOT_RUNNING))
-            return
-        why = self._why_no_savepoint_at(asked.target) if asked.purpose.is_savepoint else ""
-        if why:
-            asked.on_answer(CheckpointAnswer.refused(Reason.STORAGE_NOT_READY, why))
+            refused = CheckpointAnswer.refused(Reason.SHUT_DOWN)
+        elif coordinator is None or coordinator.is_stopping:
+            text = "the job starts, or starts again: ask once it runs"
+            refused = CheckpointAnswer.refused(Reason.PARTICIPANT_NOT_RUNNING, text)
+        elif asked.purpose.is_savepoint and (why := self._why_no_savepoint_at(asked.target)):
+            refused = CheckpointAnswer.refused(Reason.STORAGE_NOT_READY, why)
         else:
             coordinator.ask(asked)
+            return
+        # Whoever does not look at the answer would wait for the end of a job that goes on.
+        LOG.warning("a checkpoint (%s) is refused: %s", asked.purpose.value, refused.text)
+        asked.on_answer(refused)
 
     def schedule(self, schedule: Schedule) -> None:
         """Switch the timer on or off, also for later starts of the query."""

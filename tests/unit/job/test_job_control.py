@@ -122,11 +122,12 @@ def attach(job: JobControl) -> Any:
 # -- requests -------------------------------------------------------------------------------------------
 
 
-def test_where_no_query_runs_a_request_is_refused_and_a_coordinator_that_runs_gets_it() -> None:
-    """Behaviours 9, 13."""
+def test_where_no_query_runs_a_request_is_refused_and_a_coordinator_that_runs_gets_it(caplog) -> None:
+    """Behaviours 9, 13. The log has it, too: who does not look at the answer would wait for ever."""
     job = control()
-    before = ask(job)
+    before = ask(job, P.FINAL_SAVEPOINT)
     assert before is not None and before.reason is Reason.PARTICIPANT_NOT_RUNNING
+    assert "(FINAL_SAVEPOINT) is refused: the job starts, or starts again: ask once it runs" in caplog.text
     first = attach(job)
     assert ask(job) is None and [one.purpose for one in first.asked] == [P.USER]
     first.is_stopping = True
