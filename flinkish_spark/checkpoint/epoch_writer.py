@@ -122,8 +122,8 @@ class EpochWriter:
                 self._stage(frame, BatchId(batch_id))
         except BaseException as error:
             self.failure = error
-            # Spark searches the text of what ends a query that it stops, with a pattern that takes several frames
-            # of the stack for each character: a JVM's trace in it ends in a StackOverflowError on stderr.
+            # Of a query that it stops Spark searches the text of the error, with a pattern that takes several
+            # frames of the stack for each character: a JVM's trace there becomes a StackOverflowError on stderr.
             self._parts.gate.raise_if_stopped()
             raise
 

@@ -22,8 +22,8 @@ from PIL import Image
 from tests.support.cli_rig import flinkish
 from tests.support.services import BUILD, ROOT, scratch
 
-# Two minutes are the aim of a notebook; beside two other processes on a slow machine a cell alone has needed them.
 pytestmark = pytest.mark.timeout(600)
+#: A notebook should take two minutes; beside two other processes on a slow machine a cell has needed them.
 _CELL_TIMEOUT_S = 400
 EXECUTED = BUILD / "notebooks"
 #: It makes a cluster of its own, where it finds no session. By day test_run.py has one.
