@@ -123,7 +123,7 @@ class EpochWriter:
         except BaseException as error:
             self.failure = error
             # Of a query that it stops Spark searches the text of the error, with a pattern that takes several
-            # frames of the stack for each character: a JVM's trace there becomes a StackOverflowError on stderr.
+            # frames of the stack for each character: a JVM's trace there overflows it, on stderr.
             self._parts.gate.raise_if_stopped()
             raise
 
