@@ -71,7 +71,11 @@ class AdmissionGate:
         self.raise_if_stopped()
 
     def raise_if_stopped(self) -> None:
-        """Raise JobStopping, and nothing of what else has happened, if the job stops."""
+        """Raise JobStopping if the job stops, with nothing of the error that is being handled.
+
+        Of a query that it stops Spark searches the error's text for an interrupt, with a pattern that takes
+        several frames of the stack for each character: a JVM's trace in it overflows the stack, on stderr.
+        """
         if self._stopping.is_set():
             raise JobStopping from None
 
@@ -122,8 +126,6 @@ class EpochWriter:
                 self._stage(frame, BatchId(batch_id))
         except BaseException as error:
             self.failure = error
-            # Of a query that it stops Spark searches the text of the error, with a pattern that takes several
-            # frames of the stack for each character: a JVM's trace there overflows it, on stderr.
             self._parts.gate.raise_if_stopped()
             raise
 

@@ -20,6 +20,7 @@ from typing import Any
 from flinkish_spark.checkpoint.commit import Interrupted
 from flinkish_spark.checkpoint.context import JobContext
 from flinkish_spark.checkpoint.control import ControlFile
+from flinkish_spark.checkpoint.epoch_writer import AdmissionGate
 from flinkish_spark.checkpoint.failures import QueryFailed
 from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.checkpoint.staging import Staging, StagingContext
@@ -241,7 +242,7 @@ class _Replay:
         for part in plan.batches:
             parts.job.ownership.check()
             log.restore(OFFSETS, part.batch, self._offsets(part.batch))
-            writer = _ReplayWriter(part, plan.sink, staging, parts.attempts)
+            writer = _ReplayWriter(part, plan.sink, staging, parts.attempts, AdmissionGate(parts.job.clock))
             self._run_one(query, log, writer)
             if writer.staged is not None:
                 staged[part.batch] = writer.staged
@@ -256,6 +257,7 @@ class _Replay:
                     raise Interrupted(f"replaying checkpoint {self.decision.checkpoint}")
                 parts.job.clock.sleep_ms(_WATCH_MS)
         finally:
+            writer.gate.stop()
             query.stop()
         failure = writer.failure if isinstance(writer.failure, FlinkishError) else query.exception()
         if failure is not None:
@@ -291,8 +293,15 @@ class _Replay:
 class _ReplayWriter:
     """The function given to foreachBatch during a replay."""
 
-    def __init__(self, part: BatchReplay, sink: str, staging: Staging, attempts: Iterator[int]) -> None:
-        self.part, self._sink = part, sink
+    def __init__(
+        self,
+        part: BatchReplay,
+        sink: str,
+        staging: Staging,
+        attempts: Iterator[int],
+        gate: AdmissionGate,
+    ) -> None:
+        self.part, self._sink, self.gate = part, sink, gate
         self._staging, self._attempts = staging, attempts
         self.staged: StagedBatch | None = None
         self.failure: BaseException | None = None
@@ -307,4 +316,5 @@ class _ReplayWriter:
             self.staged = staged if self.part.lost else None
         except BaseException as error:
             self.failure = error
+            self.gate.raise_if_stopped()
             raise
