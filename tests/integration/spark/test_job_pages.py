@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
-PAGES = [
-    *("windows.md", "cep.md", "state.md", "tutorials/first-job.md", "migrate/foreach-batch.md"),
-    pytest.param("joins.md", marks=pytest.mark.nightly),
-    pytest.param("migrate/stateful-spark.md", marks=pytest.mark.nightly),
-]
+PAGES = sorted(
+    page.relative_to(DOCS).as_posix()
+    for page in DOCS.rglob("*.md")
+    if "```pycon spark" in page.read_text("utf-8")
+)
 pytestmark = pytest.mark.timeout(600)
 
 
