@@ -16,7 +16,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, unknown_topic
-from flinkish_spark.connectors.kafka.client.client import KafkaWire
+from flinkish_spark.connectors.kafka.client.client import Isolation, KafkaWire
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, UserError
 from flinkish_spark.protocol.ids import Place
@@ -179,8 +179,10 @@ class LetterReplay:
 
     def _replay(self, admin: KafkaAdmin, producer: KafkaProducer | None, place: Place) -> None:
         begin, end = admin.beginning_offsets([place])[place], admin.end_offsets([place])[place]
-        done = max(admin.committed_offsets(self._group).get(place, 0), begin)
-        left = {at for at in _read(admin.committed_notes(self._group).get(place, "")) if at >= begin}
+        # What this does not show would be replayed once more.
+        stable = Isolation.READ_COMMITTED
+        done = max(admin.committed_offsets(self._group, stable).get(place, 0), begin)
+        left = {at for at in _read(admin.committed_notes(self._group, stable).get(place, "")) if at >= begin}
         chosen: list[Any] = []
         for record in self._records(place, min([done, *left]), end):
             if record.offset >= done or record.offset in left:

@@ -24,7 +24,7 @@ from flinkish_spark.connectors.kafka.client.admin import (
     Positions,
     TopicPattern,
 )
-from flinkish_spark.connectors.kafka.client.client import seen_to_stay
+from flinkish_spark.connectors.kafka.client.client import Isolation, seen_to_stay
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.marks import newest_of
 from flinkish_spark.connectors.kafka.records import OWN_TIME
@@ -314,7 +314,8 @@ class StartAtCommitted(KafkaStart):
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
         """Return the group's offsets, if the topics hold them."""
         wanted = set(places)
-        known = {at: offset for at, offset in admin.committed_offsets(self.group_id).items() if at in wanted}
+        committed = admin.committed_offsets(self.group_id, Isolation.READ_COMMITTED)
+        known = {at: offset for at, offset in committed.items() if at in wanted}
         return _held(admin, places, known, self.otherwise, f"the group '{self.group_id}' stands at")
 
 

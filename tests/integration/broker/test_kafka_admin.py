@@ -8,8 +8,9 @@ import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
-from kafka import KafkaConsumer, KafkaProducer
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
+from kafka.structs import OffsetAndMetadata
 
 from flinkish_spark.connectors.kafka.client.admin import GroupCommit, KafkaAdmin, OffsetDirection
 from flinkish_spark.connectors.kafka.client.client import Isolation
@@ -89,6 +90,30 @@ def test_group_offsets_are_never_lowered(admin: KafkaAdmin, topic: TopicFactory,
     assert admin.committed_offsets(group) == {(name, 0): 5, (name, 1): 9}
     assert admin.commit_offsets(group, {(name, 0): 3, (name, 1): 9}) is GroupCommit.UNCHANGED
     assert admin.commit_offsets(group, {}) is GroupCommit.UNCHANGED
+
+
+def test_offsets_of_a_group_in_an_open_transaction_are_waited_for(
+    admin: KafkaAdmin, broker: LocalBroker, topic: TopicFactory, group: str
+) -> None:
+    """As by a read_committed consumer: by the old ones what is about to be done would be done once more."""
+    name = topic(partitions=1)
+    admin.commit_offsets(group, {(name, 0): 1})
+    producer = KafkaProducer(
+        bootstrap_servers=broker.bootstrap_servers, transactional_id=uuid.uuid4().hex, acks="all"
+    )
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send_offsets_to_transaction({TopicPartition(name, 0): OffsetAndMetadata(4, "mine", -1)}, group)
+    assert admin.committed_offsets(group) == {(name, 0): 1}
+    with (
+        KafkaAdmin(KafkaConnection(broker.bootstrap_servers), timeout_ms=2_000) as impatient,
+        pytest.raises(BrokerUnavailableError, match="UnstableOffsetCommitError"),
+    ):
+        impatient.committed_offsets(group, Isolation.READ_COMMITTED)
+    producer.commit_transaction()
+    assert admin.committed_offsets(group, Isolation.READ_COMMITTED) == {(name, 0): 4}
+    assert admin.committed_notes(group, Isolation.READ_COMMITTED) == {(name, 0): "mine"}
+    producer.close()
 
 
 def test_offsets_of_many_partitions_are_more_than_one_request_can_store(

@@ -211,23 +211,30 @@ class KafkaAdmin:
 
     # -- groups -------------------------------------------------------------------------------
 
-    def committed_offsets(self, group: str) -> dict[Place, int]:
-        """Return the group's offsets; empty for a group that Kafka does not know."""
-        return {place: offset for place, (offset, _) in self._committed(group).items()}
+    def committed_offsets(
+        self, group: str, isolation: Isolation = Isolation.READ_UNCOMMITTED
+    ) -> dict[Place, int]:
+        """Return the group's offsets; empty for a group that Kafka does not know.
 
-    def committed_notes(self, group: str) -> dict[Place, str]:
-        """Return what stands beside the group's offsets; empty for a group that Kafka does not know."""
-        return {place: note for place, (_, note) in self._committed(group).items()}
+        Parameters
+        ----------
+        isolation
+            Under READ_COMMITTED, as a consumer of that kind asks: nothing that was stored before is missing,
+            and transactions with offsets of this group are waited for. Else: what the coordinator knows now.
+            One that has just become it may for a moment not have what its predecessor had stored.
 
-    def _committed(self, group: str) -> dict[Place, tuple[int, str]]:
-        found = self._wire.call(
-            f"read the offsets of group {group}", lambda admin: admin.list_group_offsets({group: None})
-        )
-        return {
-            (place.topic, place.partition): (int(entry.offset), str(entry.metadata or ""))
-            for place, entry in found[group].items()
-            if entry.offset >= 0
-        }
+        Raises
+        ------
+        BrokerUnavailableError
+            Such a transaction is still open after the time allowed.
+        """
+        return {place: offset for place, (offset, _) in self._wire.group_offsets(group, isolation).items()}
+
+    def committed_notes(
+        self, group: str, isolation: Isolation = Isolation.READ_UNCOMMITTED
+    ) -> dict[Place, str]:
+        """Return what stands beside the group's offsets, as :meth:`committed_offsets` does."""
+        return {place: note for place, (_, note) in self._wire.group_offsets(group, isolation).items()}
 
     def commit_offsets(
         self,

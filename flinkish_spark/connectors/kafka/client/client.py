@@ -276,7 +276,12 @@ try:
     from flinkish_spark.connectors.kafka.client.connection import connected_admin
 except ImportError as missing:
     raise EnvironmentFault(_WRONG_CLIENT, why=str(missing)) from missing
-for _internal in ("_find_coordinator_ids", "_async_get_leader_for_partitions"):
+for _internal in (
+    "_async_get_leader_for_partitions",
+    "_find_coordinator_ids",
+    "_list_group_offsets_process_response",
+    "_list_group_offsets_requests",
+):
     if not hasattr(KafkaAdminClient, _internal):
         raise EnvironmentFault(_WRONG_CLIENT, why=f"KafkaAdminClient.{_internal} is missing")
 _CLOCK = SystemClock()
@@ -498,6 +503,25 @@ class KafkaWire(Connected):
         """
         if self._admin is not None and not _MOVED.isdisjoint(codes):
             self._admin._manager.cluster._coordinators.clear()
+
+    def group_offsets(self, group: str, isolation: Isolation) -> dict[Place, tuple[int, str]]:
+        """Return a group's offsets, with what stands beside each; see `KafkaAdmin.committed_offsets`."""
+
+        async def body(admin: Any) -> dict[Any, Any]:
+            nodes = await admin._find_coordinator_ids([group], CoordinatorType.GROUP)
+            # One: kafka-python makes a request of each group for brokers that take no more.
+            ((name, request),) = admin._list_group_offsets_requests({group: None})
+            request.require_stable = isolation is Isolation.READ_COMMITTED
+            response = await admin._manager.send(request, node_id=nodes[group])
+            found: dict[Any, Any] = admin._list_group_offsets_process_response(response, group_id=name)
+            return found
+
+        found = self.call(f"read the offsets of group {group}", _blocking(body))
+        return {
+            (place.topic, place.partition): (int(entry.offset), str(entry.metadata or ""))
+            for place, entry in found[group].items()
+            if entry.offset >= 0
+        }
 
     def describe_transactions(self, transactional_ids: Iterable[str]) -> dict[str, TransactionView]:
         """Return what the coordinators say about each id, with one request to each coordinator.
@@ -871,9 +895,7 @@ class FetchClient:
         return Code.NONE, row["leader_id"]
 
 
-async def _fetched(
-    admin: Any, node: int, offsets: Mapping[Place, int], limits: FetchLimits
-) -> FetchAnswer:
+async def _fetched(admin: Any, node: int, offsets: Mapping[Place, int], limits: FetchLimits) -> FetchAnswer:
     response = await admin._manager.send(_request(offsets, limits), node, limits.request_timeout_ms)
     return _answer_of(response, offsets)
 

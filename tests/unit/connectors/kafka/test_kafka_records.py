@@ -67,7 +67,7 @@ class Admin:
     def offsets_at(self, wanted):
         return self.brokers.at_timestamps(wanted, None)
 
-    def committed_offsets(self, group):
+    def committed_offsets(self, group, isolation=None):
         return {(topic, 0): at for topic, at in self.group.items()}
 
     def close(self):

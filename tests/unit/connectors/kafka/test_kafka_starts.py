@@ -61,7 +61,7 @@ class Brokers:
     def offsets_at(self, wanted):
         return {(t, p): 5 if self.held[p][1] > 5 else None for t, p in wanted}
 
-    def committed_offsets(self, group):
+    def committed_offsets(self, group, isolation=None):
         return {("in", p): at for p, at in self.groups.get(group, {}).items()} | {("other", 0): 3}
 
 
