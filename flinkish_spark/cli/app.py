@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import sys
 from typing import Any, NoReturn
 
 import click
@@ -39,7 +41,10 @@ class _OneLineErrors(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; whatever it raises is one line, without a traceback."""
         try:
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            finally:
+                _flush()
         except click.UsageError as error:
             _refuse(error)
         except (click.ClickException, click.Abort, click.exceptions.Exit):
@@ -52,6 +57,16 @@ class _OneLineErrors(click.Group):
                 raise
             complain(str(unforeseen(error)))
         ctx.exit(ExitStatus.NOT_DONE)
+
+
+def _flush() -> None:
+    """Write what is buffered while it can still be told that it cannot be written."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # What is left would fail once more when the interpreter ends, with a status of its own.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
 
 
 def _refuse(error: click.UsageError) -> NoReturn:
