@@ -40,9 +40,12 @@ def test_a_job_goes_on_from_hdfs_and_its_savepoint_goes_elsewhere(
         await_that(lambda: client.progress.checkpoints >= 2, client)
         before, began = client.store_requests, client.progress.checkpoints
         await_that(lambda: client.progress.checkpoints >= began + 5, client)
-        # Old files are deleted many at a time, and not behind each checkpoint.
-        asked = sum(n - before[kind] for kind, n in client.store_requests.items() if kind != "delete")
-        assert asked / (client.progress.checkpoints - began) <= 40
+        taken = client.progress.checkpoints - began
+        asked = {kind: (n - before[kind]) / taken for kind, n in client.store_requests.items()}
+        # What Spark has written is looked for until it is there: on a slow machine more often. And old files
+        # are deleted many at a time, not behind each checkpoint.
+        assert asked["put"] + asked["create"] + asked["copy"] <= 12
+        assert asked["read"] + asked["list"] <= 60
         client.cancel()
     first = exact(rows)
     listed = flinkish("checkpoints", "list", folder.url)
