@@ -87,7 +87,7 @@ class Page:
 
     def __init__(self, name: str, spark: Any, servers: str, folder: Path) -> None:
         self.name, self.spark, self.servers, self.folder = name, spark, servers, folder
-        self.job_dir, self.number = str(folder / "job"), itertools.count()
+        self.number = itertools.count()
         self.ends = contextlib.ExitStack()
         # Classes travel to the workers, as those of a program that is run do.
         self.defined: dict[str, Any] = {"__name__": "__main__"}
@@ -282,7 +282,6 @@ def a_score_is_asked_for(names: dict[str, Any]) -> None:
 #: What pages leave out, by name, or by page and name.
 GIVEN: dict[str, Callable[[Page], Any]] = {
     "spark": lambda page: page.spark,
-    "job_dir": lambda page: page.job_dir,
     "env": lambda page: environment(page.spark, page.folder / f"given-{next(page.number)}"),
     "source": lambda page: orders_source(page.servers, "orders", value=Json(ORDER)),
     "orders": lambda page: page.get("env").from_source(page.get("source"), uid="orders"),

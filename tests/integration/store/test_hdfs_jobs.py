@@ -46,6 +46,7 @@ def test_a_job_goes_on_from_hdfs_and_its_savepoint_goes_elsewhere(
         # are deleted many at a time, not behind each checkpoint.
         assert asked["put"] + asked["create"] + asked["copy"] <= 12
         assert asked["read"] + asked["list"] <= 60
+        assert asked["delete"] <= 40
         client.cancel()
     first = exact(rows)
     listed = flinkish("checkpoints", "list", folder.url)
