@@ -10,8 +10,13 @@ What the formats mean follows their own documentation, and Flink's `debezium-jso
 
 from __future__ import annotations
 
+import base64
+import datetime as dt
+import hashlib
+import json
+import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -47,6 +52,9 @@ _VALUES = "map<string,string>"
 _TEXTS = T.MapType(T.StringType(), T.StringType())
 _ENTRY, _PLACE = f"{PREFIX}entry", f"{PREFIX}place"
 _WHOLE = r"^-?[0-9]+$"
+_DAY = r"^\s*[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}\s*$"
+#: A time that is finer than a microsecond.
+_TOO_FINE = r"\.[0-9]{6}[0-9]*[1-9]"
 _MOST_DIGITS = 38
 _MOST_DETAIL = 1_000
 
@@ -63,11 +71,20 @@ class _Texts:
     ----------
     days, epoch_units, decimals
         Debezium's: whether a whole number is a DATE, of which unit it is a TIMESTAMP, and what a DECIMAL is.
+    unavailable
+        Stand for values that the connector did not get.
     """
 
     days: bool = False
     epoch_units: Mapping[str, EpochUnit] | None = None
-    decimals: DecimalHandling = DecimalHandling.STRING
+    decimals: DecimalHandling | Mapping[str, DecimalHandling] = DecimalHandling.STRING
+    unavailable: Sequence[str] = ()
+
+    def known(self, text: Column, name: str, kind: T.DataType) -> Column:
+        """Return the value of a column that a text is; null if it is none, or stands for one."""
+        value = self.value(text, name, kind)
+        is_long = isinstance(kind, T.StringType | T.BinaryType | T.ArrayType | T.MapType | T.StructType)
+        return F.when(~text.isin(*self.unavailable), value) if self.unavailable and is_long else value
 
     def value(self, text: Column, name: str, kind: T.DataType) -> Column:
         """Return the value of a column that a text is; null if it is none."""
@@ -81,24 +98,30 @@ class _Texts:
                 is_too_large = text.rlike("[0-9]") & F.abs(number).isin(float("inf"))
                 return F.when(~is_too_large, number)
             case T.DecimalType():
-                return self._decimal(text, kind)
+                return self._decimal(text, name, kind)
             case T.BinaryType():
                 return F.try_to_binary(text, F.lit("base64"))
             case T.DateType():
-                date = F.when(text.contains("-") & ~text.rlike(_WHOLE), text.try_cast(kind))
-                if not self.days:
-                    return date
-                return F.when(text.rlike(_WHOLE), F.date_from_unix_date(text.try_cast("int"))).otherwise(date)
+                date = F.when(text.rlike(_DAY), text.try_cast(kind))
+                if self.days:
+                    days = F.date_from_unix_date(text.try_cast("int"))
+                    date = F.when(text.rlike(_WHOLE), days).otherwise(date)
+                return _within_years(date)
             case T.TimestampType() | T.TimestampNTZType():
                 return self._time(text, kind, (self.epoch_units or {}).get(name))
             case T.BooleanType():
                 return text.try_cast(kind)
-        # Its text is JSON.
+        # Its text is JSON. Of a value that cannot be read in full Spark gives a part, and says so.
         whole = F.concat(F.lit('{"v":'), text, F.lit("}"))
-        return F.from_json(whole, T.StructType([T.StructField("v", kind)]))["v"]
+        fields = T.StructType([T.StructField("v", kind), T.StructField("wrong", T.StringType())])
+        found = F.from_json(whole, fields, {"columnNameOfCorruptRecord": "wrong"})
+        return _once(found, lambda one: F.when(one["wrong"].isNull(), one["v"]))
 
-    def _decimal(self, text: Column, kind: T.DecimalType) -> Column:
-        if self.decimals is not DecimalHandling.PRECISE:
+    def _decimal(self, text: Column, name: str, kind: T.DecimalType) -> Column:
+        handling = self.decimals
+        if isinstance(handling, Mapping):
+            handling = handling.get(name, DecimalHandling.PRECISE)
+        if handling is not DecimalHandling.PRECISE:
             return _exactly(text, kind)
         # Of a column without a scale of its own, each value brings one; further from zero it would be none.
         member, scale = F.get_json_object(text, "$.value"), F.get_json_object(text, "$.scale")
@@ -114,7 +137,8 @@ class _Texts:
 
     def _time(self, text: Column, kind: T.DataType, unit: EpochUnit | None) -> Column:
         is_number = text.rlike(_WHOLE)
-        time = F.when(text.contains("-") & ~is_number, text.try_cast(kind))
+        is_time = text.contains("-") & ~is_number & ~text.rlike(_TOO_FINE)
+        time = _within_years(F.when(is_time, text.try_cast(kind)))
         if unit is None:
             return time
         number = text.try_cast("long")
@@ -134,6 +158,22 @@ class _Texts:
         since = F.make_dt_interval(zero, zero, zero, seconds)
         wall = F.lit("1970-01-01 00:00:00").cast("timestamp_ntz") + since
         return F.when(is_number, wall).otherwise(time)
+
+
+def _unavailable(placeholder: str) -> Sequence[str]:
+    """Return what a value looks like that the connector did not get, by the kinds of columns.
+
+    As PostgreSQL's connector writes them: a text, bytes, hstore and JSON; arrays of texts, bytes, UUIDs and
+    numbers. What Oracle's writes is among them.
+    """
+    if not placeholder:
+        return ()
+    data = placeholder.encode()
+    in_base64 = base64.b64encode(data).decode()
+    named = uuid.UUID(bytes=hashlib.md5(data, usedforsecurity=False).digest(), version=3)
+    arrays = [placeholder], [in_base64], [str(named)], list(data), [float(one) for one in data]
+    as_json = [json.dumps(one, separators=(",", ":")) for one in ({placeholder: placeholder}, *arrays)]
+    return placeholder, in_base64, *as_json
 
 
 #: By what stands in it: names of the one member of an object that is a value of MongoDB's extended JSON.
@@ -175,6 +215,10 @@ def _member_of(text: Column, names: str) -> Column:
 _FIRST_MICRO, _LAST_MICRO = -62_135_596_800_000_000, 253_402_300_799_999_999
 
 
+def _within_years(time: Column) -> Column:
+    return F.when(F.year(time).between(dt.MINYEAR, dt.MAXYEAR), time)
+
+
 def _once(value: Column, made: Callable[[Column], Column]) -> Column:
     """Return what is made of a value that is used more than once.
 
@@ -186,13 +230,24 @@ def _once(value: Column, made: Callable[[Column], Column]) -> Column:
 
 def _exactly(text: Column, kind: T.DecimalType) -> Column:
     """Return a decimal that a text is; null if it has more digits than there are places."""
-    places = _MOST_DIGITS - (kind.precision - kind.scale)
+
+    def fits(parts: Column) -> Column:
+        whole, behind, power = (F.get(parts, F.lit(at)) for at in range(3))
+        zeros = F.when(behind == "", F.length(F.regexp_extract(whole, "0*$", 0))).otherwise(F.lit(0))
+        exponent = F.when(power == "", F.lit(0)).otherwise(power.try_cast("int"))
+        places = F.length(behind) - zeros - exponent
+        return (places <= kind.scale) | ~F.concat(whole, behind).rlike("[1-9]")
 
     def exact(text: Column) -> Column:
-        value = text.try_cast(kind)
-        return F.when(value == text.try_cast(T.DecimalType(_MOST_DIGITS, places)), value)
+        # A cast rounds, also one to the most digits that there are: so the digits are counted.
+        parts = F.split(F.regexp_replace(text, _DECIMAL, "$1|$2|$3"), r"\|")
+        return F.when(_once(parts, fits), text.try_cast(kind))
 
     return _once(text, exact)
+
+
+#: The digits in front of the point, those behind it without the zeros at the end, the power of ten.
+_DECIMAL = r"^\s*[+-]?([0-9]*)\.?([0-9]*?)0*(?:[eE]([+-]?[0-9]{1,9}))?\s*$"
 
 
 #: So many times 256 is the first number with 39 digits.
@@ -304,7 +359,10 @@ def _differs(before: Column, after: Column, names: Column) -> Column:
 
 
 class _Debezium(_Envelope):
-    hint = "op is c, r, u or d; d has before, and u in ChangelogMode.ALL: REPLICA IDENTITY FULL in PostgreSQL"
+    hint = (
+        "op is c, r, u or d; d has before, and u in ChangelogMode.ALL; "
+        "each value is known: REPLICA IDENTITY FULL in PostgreSQL"
+    )
     needed = ("before", "after", "op")
     _TRANSACTION = "STRUCT<id: STRING, total_order: LONG, data_collection_order: LONG>"
     members: Mapping[str, str] = {
@@ -335,7 +393,7 @@ class _Debezium(_Envelope):
 
     def __init__(self, form: DebeziumJson) -> None:
         super().__init__(form)
-        self.texts = _Texts(True, form.epoch_units, form.decimals)
+        self.texts = _Texts(True, form.epoch_units, form.decimals, _unavailable(form.unavailable))
 
     def schema(self, metadata: Sequence[str]) -> str:
         alone = super().schema([one for one in metadata if one != "schema"])
@@ -735,30 +793,51 @@ class JsonChangelog(Changelog):
 
     def _check(self) -> None:
         name = type(self._form).__name__
-        unfit = (T.BinaryType, T.StructType, T.ArrayType, T.MapType)
+        within = (T.StructType, T.ArrayType, T.MapType)
         for column in self.fields:
             kind = column.dataType
-            is_unfit = any(isinstance(part, _NEVER) for part in parts_of(kind))
-            if is_unfit or (isinstance(self._form, CanalJson) and isinstance(kind, unfit)):
+            # Spark would round a decimal within JSON.
+            never = (*_NEVER, T.DecimalType) if isinstance(kind, within) else _NEVER
+            is_unfit = any(isinstance(part, never) for part in parts_of(kind))
+            if is_unfit or (isinstance(self._form, CanalJson) and isinstance(kind, (T.BinaryType, *within))):
                 raise SchemaError(
                     f"the column '{column.name}' of {name} is {kind.simpleString()}",
-                    why="its records have no such values",
-                    what_to_do="declare STRING, and convert it in a transform",
+                    why="its records have no such values, or Spark would round them",
+                    what_to_do="declare STRING, also within it, and convert it in a transform",
                 )
-        units = self._form.epoch_units if isinstance(self._form, DebeziumJson) else {}
-        is_time = (T.TimestampType, T.TimestampNTZType)
-        times = [column.name for column in self.fields if isinstance(column.dataType, is_time)]
-        wrong = [one for one in units if one not in times]
+        if isinstance(self._form, DebeziumJson):
+            self._check_names("epoch_units", self._form.epoch_units, T.TimestampType, T.TimestampNTZType)
+            self._check_decimals(self._form.decimals)
+
+    def _check_names(self, setting: str, names: Iterable[str], *kinds: type[T.DataType]) -> None:
+        able = [column.name for column in self.fields if isinstance(column.dataType, kinds)]
+        wrong = [one for one in names if one not in able]
         if wrong:
             raise ConfigError(
-                f"epoch_units has '{wrong[0]}', which is no TIMESTAMP of the schema",
-                what_to_do=f"choose among {', '.join(times)}" if times else "leave it out",
+                f"{setting} has '{wrong[0]}', which is no {kinds[0].typeName().upper()} of the schema",
+                what_to_do=f"choose among {', '.join(able)}" if able else "leave it out",
             )
+
+    def _check_decimals(self, decimals: DecimalHandling | Mapping[str, DecimalHandling]) -> None:
+        told = decimals if isinstance(decimals, Mapping) else {}
+        self._check_names("decimals", told, T.DecimalType)
+        if isinstance(decimals, DecimalHandling) and decimals is not DecimalHandling.PRECISE:
+            return
+        for column in self.fields:
+            kind = column.dataType
+            if isinstance(kind, T.DecimalType) and not kind.scale and column.name not in told:
+                raise ConfigError(
+                    f"the column '{column.name}' of DebeziumJson is {kind.simpleString()}, "
+                    "and decimals does not say how its values are written",
+                    why="some whole numbers come as numbers, such as MySQL's BIGINT UNSIGNED; as text, "
+                    "1234 is both such a number and base64 of another one",
+                    what_to_do=f'decimals={{"{column.name}": DecimalHandling.PRECISE}} if they are base64, '
+                    "DecimalHandling.DOUBLE if they are numbers; or declare LONG",
+                )
 
     def _value(self, row: Column, one: T.StructField) -> tuple[Column, Column]:
         text = F.try_element_at(row, F.lit(one.name))
-        value = self._envelope.texts.value(text, one.name, one.dataType)
-        return value, text.isNotNull()
+        return self._envelope.texts.known(text, one.name, one.dataType), text.isNotNull()
 
 
 class AvroChangelog(Changelog):
@@ -782,9 +861,20 @@ class AvroChangelog(Changelog):
     def __init__(self, form: DebeziumAvro, envelope: T.StructType, metadata: Sequence[str] = ()) -> None:
         made = _DebeziumRecord(form, envelope)
         super().__init__(form, made, made.row, metadata)
+        self._unavailable = form.unavailable
 
     def _value(self, row: Column, one: T.StructField) -> tuple[Column, Column]:
-        return row[one.name], F.lit(False)
+        value, text = row[one.name], self._unavailable
+        match one.dataType:
+            case T.StringType() if text:
+                is_unavailable = value.eqNullSafe(F.lit(text))
+            case T.BinaryType() if text:
+                is_unavailable = value.eqNullSafe(F.lit(text.encode()))
+            case T.ArrayType(elementType=T.StringType()) if text:
+                is_unavailable = value.eqNullSafe(F.array(F.lit(text)))
+            case _:
+                return value, F.lit(False)
+        return F.when(~is_unavailable, value), is_unavailable
 
 
 _NEVER = (T.DayTimeIntervalType, T.YearMonthIntervalType)

@@ -73,6 +73,10 @@ class DecimalHandling(enum.Enum):
     DOUBLE = "double"
 
 
+#: Debezium's `unavailable.value.placeholder`, unless somebody sets another one.
+UNAVAILABLE = "__debezium_unavailable_value"
+
+
 @dataclass(frozen=True)
 class _Changes:
     schema: str
@@ -104,7 +108,13 @@ class DebeziumJson(_Changes):
         `io.debezium.time.Timestamp`, microseconds for `MicroTimestamp`, nanoseconds for `NanoTimestamp`.
         Without it such a column wants a text.
     decimals
-        The connector's `decimal.handling.mode`.
+        The connector's `decimal.handling.mode`; or by column, and PRECISE for the others. A DECIMAL without
+        places behind the point has to be told by column, unless all are STRING or DOUBLE: some connectors
+        write whole numbers as numbers, whatever the mode (DOUBLE here).
+    unavailable
+        The connector's `unavailable.value.placeholder`: what stands for a long value that has not changed
+        and that PostgreSQL or Oracle did not tell. Such a record is bad, it would overwrite the value. Empty:
+        none is looked for.
 
     Raises
     ------
@@ -118,11 +128,14 @@ class DebeziumJson(_Changes):
     """
 
     epoch_units: Mapping[str, EpochUnit] = field(default_factory=dict)
-    decimals: DecimalHandling = DecimalHandling.PRECISE
+    decimals: DecimalHandling | Mapping[str, DecimalHandling] = DecimalHandling.PRECISE
+    unavailable: str = UNAVAILABLE
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        instance_of("decimals", self.decimals, DecimalHandling, what_to_do="use DecimalHandling.PRECISE")
+        for one in self.decimals.values() if isinstance(self.decimals, Mapping) else (self.decimals,):
+            instance_of("decimals", one, DecimalHandling, what_to_do="use DecimalHandling.PRECISE")
+        instance_of("unavailable", self.unavailable, str, what_to_do="give the connector's placeholder")
         units = self.epoch_units
         if not isinstance(units, Mapping) or not all(isinstance(one, EpochUnit) for one in units.values()):
             raise ConfigError(
@@ -229,6 +242,8 @@ class DebeziumAvro:
         Of the envelope, as of :class:`~flinkish_spark.Avro`. A record is bad, too, if it is no change.
     mode
         What is made of an update.
+    unavailable
+        As of :class:`DebeziumJson`, in fields that are texts, bytes or arrays of texts.
 
     Raises
     ------
@@ -246,9 +261,11 @@ class DebeziumAvro:
     on_schema_change: OnSchemaChange = OnSchemaChange.FAIL
     on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
     mode: ChangelogMode = ChangelogMode.ALL
+    unavailable: str = UNAVAILABLE
 
     def __post_init__(self) -> None:
         instance_of("mode", self.mode, ChangelogMode, what_to_do="use ChangelogMode.ALL or UPSERT")
+        instance_of("unavailable", self.unavailable, str, what_to_do="give the connector's placeholder")
         _ = self.envelope  # Raises if it cannot be.
 
     @property

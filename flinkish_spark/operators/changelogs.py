@@ -6,10 +6,12 @@ loses its last one, and nothing while it stays the same. That is Flink's group a
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 from pyspark.sql import types as T
@@ -175,7 +177,9 @@ class RetractingSum(RetractingFold):
             # Nothing is left of what numbers without an exact sum have left behind.
             return (None, number, *others)
         try:
-            return (self._add(total, value if count > 0 else -value), number, *others)
+            # Not a minus: that rounds a Decimal to the precision of the thread.
+            negative = value.copy_negate() if isinstance(value, Decimal) else -value
+            return (self._add(total, value if count > 0 else negative), number, *others)
         except AggregateOverflow:
             raise AggregateOverflow(self._name, arrow_type(self._kind)) from None
 
@@ -381,7 +385,8 @@ class ChangelogAggregateOperator(_OverChangelog):
                 return ()
             before, accumulator = None, self._aggregate.create_accumulator()
         else:
-            before = self._aggregate.get_result(accumulator)
+            # A copy: the function may change the accumulator in place, and the result may be a part of it.
+            before = copy.deepcopy(self._aggregate.get_result(accumulator))
         change = self._aggregate.retract if is_retraction else self._aggregate.add
         accumulator, rows = change(value, accumulator), rows + (-1 if is_retraction else 1)
         if not rows:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import hashlib
 import io
 import json
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
@@ -146,20 +148,27 @@ def base64_of(number: int) -> str:
 LITERALS: dict[str, tuple[str, dict[str, Any], dict[str, Any], tuple[Any, ...]]] = {
     "mysql": (
         "b BOOLEAN, bits BINARY, tiny SMALLINT, i INT, big BIGINT, r FLOAT, d DOUBLE, price DECIMAL(10,2), "
-        "big_unsigned DECIMAL(20,0), c STRING, blob BINARY, doc STRING, kind STRING, kinds STRING, y INT, "
+        "big_unsigned DECIMAL(20,0), number DECIMAL(20,0), c STRING, blob BINARY, doc STRING, kind STRING, "
+        "kinds STRING, y INT, "
         "day DATE, t BIGINT, at TIMESTAMP_NTZ, at_6 TIMESTAMP_NTZ, stamp TIMESTAMP, "
         "place STRUCT<wkb: BINARY, srid: INT>",
-        {"epoch_units": {"at": EpochUnit.MILLISECONDS, "at_6": EpochUnit.MICROSECONDS}},
+        {
+            "epoch_units": {"at": EpochUnit.MILLISECONDS, "at_6": EpochUnit.MICROSECONDS},
+            "decimals": {"big_unsigned": DecimalHandling.PRECISE, "number": DecimalHandling.DOUBLE},
+        },
         {
             "b": True, "bits": "BQ==", "tiny": -5, "i": 2147483647, "big": 9223372036854775807, "r": 1.5,
-            "d": 0.1, "price": "BNI=", "big_unsigned": base64_of(18446744073709551615), "c": "Größe",
+            "d": 0.1, "price": "BNI=", "big_unsigned": base64_of(18446744073709551615),
+            # bigint.unsigned.handling.mode=long
+            "number": 1234, "c": "Größe",
             "blob": "AAH/", "doc": '{"a": 1}', "kind": "small", "kinds": "a,c", "y": 2018, "day": 17702,
             "t": 37023000000, "at": 1529507596000, "at_6": 1529507596945104,
             "stamp": "2018-06-20T15:13:16.945104Z", "place": {"wkb": "AQE=", "srid": 4326},
         },
         (
             True, b"\x05", -5, 2147483647, 9223372036854775807, 1.5, 0.1, Decimal("12.34"),
-            Decimal("18446744073709551615"), "Größe", b"\x00\x01\xff", '{"a": 1}', "small", "a,c", 2018,
+            Decimal("18446744073709551615"), Decimal(1234), "Größe",
+            b"\x00\x01\xff", '{"a": 1}', "small", "a,c", 2018,
             dt.date(2018, 6, 20), 37023000000, dt.datetime(2018, 6, 20, 15, 13, 16),
             dt.datetime(2018, 6, 20, 15, 13, 16, 945104),
             dt.datetime(2018, 6, 20, 15, 13, 16, 945104, UTC), (bytearray(b"\x01\x01"), 4326),
@@ -195,7 +204,8 @@ LITERALS: dict[str, tuple[str, dict[str, Any], dict[str, Any], tuple[Any, ...]]]
             "epoch_units": {
                 "small_dt": EpochUnit.MILLISECONDS, "dt2_3": EpochUnit.MILLISECONDS,
                 "dt2_6": EpochUnit.MICROSECONDS, "dt": EpochUnit.MILLISECONDS, "dt2": EpochUnit.NANOSECONDS,
-            }
+            },
+            "decimals": {"num": DecimalHandling.PRECISE},
         },
         {
             "small": -32768, "i": -2147483648, "big": 9223372036854775807, "r": 3.5, "small_money": "BNI=",
@@ -225,7 +235,8 @@ LITERALS: dict[str, tuple[str, dict[str, Any], dict[str, Any], tuple[Any, ...]]]
         {
             "epoch_units": {
                 "TS_9": EpochUnit.NANOSECONDS, "D": EpochUnit.MILLISECONDS, "TS": EpochUnit.MICROSECONDS,
-            }
+            },
+            "decimals": dict.fromkeys(("BIG", "HUNDREDS", "ID"), DecimalHandling.PRECISE),
         },
         {
             "N2": -99, "N4": 9999, "N18": 999999999999999999, "BIG": base64_of(10**38 - 1),
@@ -433,6 +444,65 @@ def test_a_column_more_makes_the_plan_longer_by_one_column(spark: Any) -> None:
     assert size(2) - size(1) < 30_000
 
 
+def test_no_decimal_is_rounded(spark: Any) -> None:
+    """Of any precision: a cast to the most digits that there are rounds, too."""
+    much = "9" * 36
+    texts = {
+        "DECIMAL(38,2)": [("12.34", "12.34"), ("12.340000000", "12.34"), ("1e2", "100"), ("-.5E+1", "-5"),
+                          ("100E-3", "0.1"), ("0E-10", "0"), (f"{much}.99", f"{much}.99"),
+                          ("12.349", None), ("1E-3", None), (f"{much}9", None), ("1e99999999999", None)],
+        "DECIMAL(30,2)": [("1.00000000004", None), ("1.00000000005", None), (" 7 ", "7")],
+        "DECIMAL(4,0)": [("1200E-2", "12"), ("12.0", "12"), ("12.5", None), ("1E+4", None)],
+    }  # fmt: skip
+    for kind, cases in texts.items():
+        forms = [
+            (DebeziumJson(f"v {kind}", OnBadRecord.DROP, decimals=DecimalHandling.STRING), "Debezium"),
+            (CanalJson(f"v {kind}", OnBadRecord.DROP), "Canal"),
+            (MaxwellJson(f"v {kind}", OnBadRecord.DROP), "Maxwell"),
+        ]
+        wanted = [("+I", Decimal(value)) for _, value in cases if value is not None]
+        for form, name in forms:
+            values: dict[str, Any] = {
+                "Debezium": [change("c", None, {"v": text}) for text, _ in cases],
+                "Canal": [{"type": "INSERT", "data": [{"v": text}]} for text, _ in cases],
+                "Maxwell": [{"type": "insert", "data": {"v": text}} for text, _ in cases],
+            }
+            assert rows(spark, form, *values[name]) == wanted, (kind, name)
+    of_its_own = {"scale": 3, "value": base64_of(1001)}, {"scale": 14, "value": base64_of(314159265358979)}
+    precise = DebeziumJson("v DECIMAL(38,10)", OnBadRecord.DROP)
+    found = rows(spark, precise, *(change("c", None, {"v": one}) for one in of_its_own))
+    assert found == [("+I", Decimal("1.001"))]
+
+
+UNKNOWN = "__debezium_unavailable_value"
+
+
+def test_what_the_connector_did_not_get_overwrites_nothing(spark: Any) -> None:
+    """A long value that an update of PostgreSQL's or Oracle's left as it was."""
+    named = str(uuid.UUID(bytes=hashlib.md5(UNKNOWN.encode()).digest(), version=3))
+    in_bytes = base64.b64encode(UNKNOWN.encode()).decode()
+    unknown: dict[str, list[Any]] = {
+        "STRING": [UNKNOWN, json.dumps({UNKNOWN: UNKNOWN}, separators=(",", ":"))],
+        "BINARY": [in_bytes],
+        "ARRAY<STRING>": [[UNKNOWN], [named]],
+        "ARRAY<BINARY>": [[in_bytes]],
+        "ARRAY<BIGINT>": [list(UNKNOWN.encode())],
+        "ARRAY<DOUBLE>": [[float(one) for one in UNKNOWN.encode()]],
+        "MAP<STRING, STRING>": [{UNKNOWN: UNKNOWN}],
+    }
+    known: dict[str, Any] = {"STRING": f"{UNKNOWN}s", "BINARY": "AA==", "ARRAY<BIGINT>": [95]}
+    for kind, values in unknown.items():
+        form = DebeziumJson(f"id INT, v {kind}", OnBadRecord.DROP, ChangelogMode.UPSERT)
+        updates = [change("u", None, {"id": 1, "v": one}) for one in (*values, known.get(kind))]
+        (row,) = rows(spark, form, *updates)
+        assert row[:2] == ("+U", 1) and (row[2] is None) is (kind not in known)
+        found = rows(spark, replace(form, unavailable=""), *updates)
+        assert len(found) == len(updates), "none is looked for"
+    mine = DebeziumJson("v STRING", OnBadRecord.DROP, unavailable="?")
+    found = rows(spark, mine, change("c", None, {"v": "?"}), change("c", None, {"v": UNKNOWN}))
+    assert found == [("+I", UNKNOWN)]
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("ddl", "settings", "bad"),
@@ -444,8 +514,14 @@ def test_a_column_more_makes_the_plan_longer_by_one_column(spark: Any) -> None:
         ("v DOUBLE", {}, [1e999 if False else "1e999", "x"]),
         ("v BOOLEAN", {}, ["x", 2]),
         ("v BINARY", {}, ["no base64!"]),
-        ("v DATE", {}, ["10:00", 4000000000]),
-        ("v TIMESTAMP", {}, [1529507596945104, "10:00"]),
+        ("v DATE", {}, ["10:00", 4000000000, "2018-06-20 23:00:00", "2018-02-30", "99999-01-01", 9999999]),
+        ("v TIMESTAMP", {}, [1529507596945104, "10:00", "99999-01-01T00:00:00Z"]),
+        ("v TIMESTAMP", {}, ["2018-06-20T15:13:16.9451041+02:00"]),
+        ("v TIMESTAMP_NTZ", {}, ["2018-06-20T15:13:16.1234567"]),
+        ("v STRUCT<a: INT, b: INT>", {}, [{"a": "x"}, {"a": 1, "b": "y"}, {"a": 1.5}, "x"]),
+        ("v ARRAY<STRUCT<a: INT>>", {}, [[{"a": 1}, {"a": "x"}], [{"a": 2147483648}], 1]),
+        ("v ARRAY<INT>", {}, [[1, "x", 3], [1.5]]),
+        ("v MAP<STRING, INT>", {}, [{"a": 1, "b": "x"}]),
         ("v TIMESTAMP", {"epoch_units": {"v": EpochUnit.MILLISECONDS}}, [1529507596945104000]),
         ("v TIMESTAMP_NTZ", {"epoch_units": {"v": EpochUnit.NANOSECONDS}}, [1]),
     ],
@@ -657,18 +733,31 @@ def test_what_formats_of_changes_refuse() -> None:
         Decoding(DebeziumJson("_row_kind STRING"), tombstones=OnTombstone.DROP)
     with pytest.raises(SchemaError, match="'data' of CanalJson is binary"):
         Decoding(CanalJson("data BINARY"), tombstones=OnTombstone.DROP)
+    with pytest.raises(SchemaError, match="array<decimal"):
+        Decoding(MaxwellJson("a ARRAY<DECIMAL(4,2)>"), tombstones=OnTombstone.DROP)
     with pytest.raises(SchemaError, match="interval"):
         Decoding(DebeziumJson("i INTERVAL DAY TO SECOND"), tombstones=OnTombstone.DROP)
     with pytest.raises(ConfigError, match="no TIMESTAMP"):
         form = DebeziumJson("i INT", epoch_units={"i": EpochUnit.MILLISECONDS})
         Decoding(form, tombstones=OnTombstone.DROP)
+    for wrong in ({"i": DecimalHandling.STRING}, {"no": DecimalHandling.STRING}):
+        with pytest.raises(ConfigError, match="no DECIMAL"):
+            Decoding(DebeziumJson("i INT, d DECIMAL(4,2)", decimals=wrong), tombstones=OnTombstone.DROP)
+    for told in (DecimalHandling.PRECISE, {"e": DecimalHandling.DOUBLE}):
+        with pytest.raises(ConfigError, match=r"'d' of DebeziumJson is decimal\(4,0\), and decimals"):
+            form = DebeziumJson("d DECIMAL(4,0), e DECIMAL(4,0)", decimals=told)
+            Decoding(form, tombstones=OnTombstone.DROP)
+    with pytest.raises(ConfigError, match="decimals"):
+        DebeziumJson("d DECIMAL(4,2)", decimals={"d": "string"})  # type: ignore[dict-item]
+    with pytest.raises(ConfigError, match="unavailable"):
+        DebeziumJson("i INT", unavailable=None)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"value\.source\.table"):
         Decoding(CanalJson("i INT"), ("value.source.table",), tombstones=OnTombstone.DROP)
     with pytest.raises(ConfigError, match="value is Json"):
         Decoding(Json("i INT"), ("value.table",))
-    for told in (OnTombstone.KEEP, OnTombstone.DELETE):
+    for policy in (OnTombstone.KEEP, OnTombstone.DELETE):
         with pytest.raises(ConfigError, match="format of changes"):
-            Decoding(DebeziumJson("i INT"), key=Json("i INT"), tombstones=told)
+            Decoding(DebeziumJson("i INT"), key=Json("i INT"), tombstones=policy)
     with pytest.raises(ConfigError, match="epoch_units"):
         DebeziumJson("at TIMESTAMP", epoch_units={"at": "ms"})  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="mode"):
@@ -756,6 +845,32 @@ def test_debezium_in_avro(spark: Any) -> None:
     assert (row.key, row["_row_kind"], row.ms, row["_source_table"]) == (9, "+I", 1559033904863, "things")
     assert row["_source_properties"]["db"] == "postgres" and row["_source_properties"]["lsn"] is None
     assert (row["_transaction_id"], row["_transaction_total_order"]) == ("571", 1)
+
+
+def test_what_the_connector_did_not_get_is_no_value_in_avro(spark: Any) -> None:
+    kinds = {"s": "string", "b": "bytes", "a": {"type": "array", "items": "string"}}
+    fields = [{"name": n, "type": ["null", kind], "default": None} for n, kind in kinds.items()]
+    row = {"type": "record", "name": "Value", "fields": fields}
+    schema = {
+        "type": "record",
+        "name": "Envelope",
+        "fields": [
+            {"name": "before", "type": ["null", row], "default": None},
+            {"name": "after", "type": ["null", "Value"], "default": None},
+            {"name": "op", "type": "string"},
+        ],
+    }
+
+    def updated(**after: Any) -> bytes:
+        made = io.BytesIO()
+        record = {"before": None, "after": {**dict.fromkeys(kinds), **after}, "op": "u"}
+        fastavro.schemaless_writer(made, fastavro.parse_schema(schema), record)
+        return made.getvalue()
+
+    told = [updated(s=UNKNOWN), updated(b=UNKNOWN.encode()), updated(a=[UNKNOWN]), updated(s="s", a=["a"])]
+    form = DebeziumAvro(json.dumps(schema), on_bad_record=OnBadRecord.DROP, mode=ChangelogMode.UPSERT)
+    assert rows(spark, form, *told) == [("+U", "s", None, ["a"])]
+    assert len(rows(spark, replace(form, unavailable=""), *told)) == 4
 
 
 def test_what_is_no_envelope_in_avro_is_refused() -> None:

@@ -158,6 +158,53 @@ def test_an_aggregate_of_the_user_s_takes_rows_back() -> None:
     assert came(harness, order("-U", "a"), order("+U", "a")) == [("a", "-D"), ("a", "+I")]
 
 
+class Amounts(AggregateFunction):
+    """All amounts, in one list that is changed in place and given away as it is."""
+
+    def create_accumulator(self) -> Any:
+        return []
+
+    def add(self, value: Any, accumulator: Any) -> Any:
+        accumulator.append(value.amount)
+        return accumulator
+
+    def retract(self, value: Any, accumulator: Any) -> Any:
+        accumulator.remove(value.amount)
+        return accumulator
+
+    def get_result(self, accumulator: Any) -> Any:
+        return {"amounts": accumulator}
+
+
+def test_an_accumulator_may_be_changed_in_place() -> None:
+    def program(orders: Any) -> Any:
+        told = {"accumulator": "ARRAY<LONG>", "output": "amounts ARRAY<LONG>"}
+        return orders.key_by("user").aggregate(Amounts(), **told, row_kind="_row_kind", uid="x")
+
+    harness = ProgramHarness(program, ORDERS)
+    one, two = order("+I", "ann", 1), order("+I", "ann", 2)
+    harness.push_all([(row, 0) for row in (one, two, (*one[:-1], "-D"), (*two[:-1], "-D"))])
+    assert [tuple(row) for row in harness.take().rows] == [
+        ([1], "+I"),
+        *(([1], "-U"), ([1, 2], "+U")),
+        *(([1, 2], "-U"), ([2], "+U")),
+        ([2], "-D"),
+    ]
+
+
+def test_a_decimal_is_taken_back_with_all_its_digits() -> None:
+    def program(paid: Any) -> Any:
+        total = AggregateColumn("total", Fold.SUM, "price")
+        return paid.key_by("user").fold(total, row_kind="_row_kind", uid="x")
+
+    harness = ProgramHarness(program, "user STRING, price DECIMAL(38,2), _row_kind STRING")
+    much, little = Decimal("123456789012345678901234567890123.45"), Decimal("1.00")
+    came(harness, ("ann", much, "+I"), ("ann", little, "+I"))
+    found = came(harness, ("ann", much, "-D"))
+    both = Decimal("123456789012345678901234567890124.45")
+    assert found == [("ann", both, "-U"), ("ann", little, "+U")]
+
+
 def test_upserts_become_whole_changes() -> None:
     def program(users: Any) -> Any:
         return users.key_by("id").changelog_normalize(uid="users")
