@@ -115,6 +115,10 @@ def rows_of(job: StoredJob, topic: str, wire: KafkaWire) -> list[TopicRow]:
     producers = wire.producers(places)
     names = Names.of(job.job_dir)
     owners = _owners(job, wire, producers.values())
+    if any(owner.state == _HANGING for owner in owners.values()):
+        # It may have ended between the two requests: only what is still open hangs.
+        again = wire.producers(places)
+        producers = {place: _still(producers[place], again[place], owners) for place in places}
     opened = [row for place in places for row in _open_rows(place, producers[place], owners)]
     rows = [*_checkpoint_rows(topic, names, wire), *opened, *_stable_rows(places, admin, opened)]
     # The last stable offset comes behind what stands at the same offset: that is what holds it back.
@@ -141,6 +145,19 @@ def _owners(job: StoredJob, wire: KafkaWire, of: Iterable[Sequence[ActiveProduce
     views = wire.describe_transactions([listed[one] for one in wanted if one in listed])
     now_ms = job.clock.wall_ms()
     return {one: _owner(one, listed.get(one), ours, views, now_ms) for one in wanted}
+
+
+def _still(
+    seen: Sequence[ActiveProducer], again: Sequence[ActiveProducer], owners: Mapping[int, _Owner]
+) -> tuple[ActiveProducer, ...]:
+    """Return the producers of a partition, without those who hang no more: seen again, they have ended."""
+    open_now = {(one.producer_id, one.producer_epoch, one.open_since) for one in again}
+
+    def is_over(one: ActiveProducer) -> bool:
+        is_hanging = one.open_since is not None and owners[one.producer_id].state == _HANGING
+        return is_hanging and (one.producer_id, one.producer_epoch, one.open_since) not in open_now
+
+    return tuple(one for one in seen if not is_over(one))
 
 
 def _owner(

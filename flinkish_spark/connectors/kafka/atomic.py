@@ -22,7 +22,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
 
-from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
+from flinkish_spark.connectors.kafka.client.admin import VERIFICATION, KafkaAdmin
 from flinkish_spark.connectors.kafka.client.client import WIRES, KafkaWire
 from flinkish_spark.connectors.kafka.client.producer import Ticket
 from flinkish_spark.connectors.kafka.client.settings import StagingSettings
@@ -43,6 +43,7 @@ from flinkish_spark.connectors.kafka.writer import (
     ticket_of,
 )
 from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult
+from flinkish_spark.core.config import CheckpointingMode
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, EnvironmentFault
 from flinkish_spark.protocol.ids import CheckpointId, TransactionalId
 from flinkish_spark.protocol.records import TaskAck
@@ -66,16 +67,25 @@ class DoubtfulTransaction(EnvironmentFault):
 # What an atomic sink needs, beside what every Kafka sink does.
 
 
-def check_atomic(sink: KafkaSinkSettings, spark: SparkSession, wire: KafkaWire, uid: str) -> None:
+def check_atomic(sink: KafkaSinkSettings, spark: SparkSession, wire: KafkaWire, context: SinkContext) -> None:
     """Refuse where a shared transaction is not sound, or cannot be counted.
 
     Raises
     ------
     ConfigError
-        Spark runs copies of tasks, or the brokers do not refuse what is written behind a transaction's end.
+        Checkpoints do not align, Spark runs copies of tasks, or the brokers do not refuse what is written
+        behind a transaction's end.
     AuthorizationError
         The principal may not READ a topic, which DescribeProducers wants.
     """
+    uid = context.uid
+    if context.checkpoint.mode is CheckpointingMode.AT_LEAST_ONCE:
+        raise ConfigError(
+            f"the sink '{uid}' is atomic, and the job's checkpoints have CheckpointingMode.AT_LEAST_ONCE",
+            why="then a branch may stage records of a checkpoint behind the end of its transaction, "
+            "and such a checkpoint is given up",
+            what_to_do="use CheckpointingMode.EXACTLY_ONCE, or leave atomic out",
+        )
     if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
         raise ConfigError(
             f"the sink '{uid}' is atomic, and spark.speculation is on",
@@ -88,6 +98,15 @@ def check_atomic(sink: KafkaSinkSettings, spark: SparkSession, wire: KafkaWire, 
             why="by the requests that they know they do not refuse records of a task that has outlived its "
             "transaction, behind the transaction's end",
             what_to_do="use Kafka 3.7 or later, or leave atomic out",
+        )
+    unverified = KafkaAdmin.over(wire).brokers_that_verify_no_partitions()
+    if unverified:
+        raise ConfigError(
+            f"the sink '{uid}' is atomic, and {VERIFICATION}=false at the broker {unverified[0]}",
+            why="it takes records of a task that has outlived its transaction, behind the transaction's end, "
+            "and readers wait for ever",
+            what_to_do=f"set {VERIFICATION}=true, Kafka's default, or leave atomic out",
+            setting=VERIFICATION,
         )
     for topic in sink.topics:
         try:
@@ -235,6 +254,8 @@ class AtomicWriter(SinkWriter):
 
     def _written(self, transaction: SharedTransaction, request: StageRequest) -> Sequence[Mapping[str, Any]]:
         """Have the tasks write; return their reports once there is no doubt about them."""
+        if self._sink.partition:
+            transaction.check_partitions()
         most = int(request.rows.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
         owners = Owners(transaction.partitions, self._sink.topic, most)
         prefix = TransactionalId.prefix(self._context.job, self._context.owner_epoch, request.block)

@@ -107,7 +107,7 @@ def preflight(sink: KafkaSinkSettings, spark: SparkSession, context: SinkContext
                 raise unknown_topic(topic, sink.connection.servers, of=f"sink '{context.uid}'")
         _check_rights(sink, wire, context.uid)
         if sink.atomic:
-            check_atomic(sink, spark, wire, context.uid)
+            check_atomic(sink, spark, wire, context)
         if is_exact:
             # Block 0 of owner 0 is never leased, and it has the prefix that ACLs are written for.
             probe = TransactionalId(context.job, OwnerEpoch(0), 0, 0, 0)

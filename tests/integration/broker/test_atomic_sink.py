@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka.admin import KafkaAdminClient, NewPartitions
+from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, NewPartitions
 
-from flinkish_spark import CheckpointConfig, Json, KafkaSink, OnBadRecord, Raw
+from flinkish_spark import CheckpointConfig, CheckpointingMode, Json, KafkaSink, OnBadRecord, Raw
 from flinkish_spark.connectors.kafka.atomic import Owners
-from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
+from flinkish_spark.connectors.kafka.client.admin import VERIFICATION, KafkaAdmin
 from flinkish_spark.connectors.kafka.client.client import KafkaWire
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
@@ -387,6 +387,49 @@ def test_a_named_partition_that_there_is_not_meets_the_policy(
     assert sum(task.dropped for task in staged.tasks) == 5
     assert rig.seen() == Counter(names(5, 5))
     rig.close()
+
+
+def test_a_record_may_name_a_partition_that_is_added_while_its_checkpoint_is_staged(
+    spark: Any, broker: Any, topic: Topics, engine: str
+) -> None:
+    settings = {"partition": "p", "on_bad_record": OnBadRecord.DROP}
+    rig = Rig(spark, broker.bootstrap_servers, engine, topic(partitions=2), **settings)
+    rig.stage(names(0, 5), partition=1)
+    admin = KafkaAdminClient(bootstrap_servers=rig.servers)
+    admin.create_partitions({rig.topic: NewPartitions(3)})
+    admin.close()
+    with pytest.raises(EnvironmentFault, match="has 3 partitions") as given_up:
+        rig.stage(names(5, 5), partition=2, barrier=FIVE)
+    assert given_up.value.restartable
+    # As the job does: the sweep aborts it, and the micro-batches run again.
+    for found in rig.client.list_of_job(rig.job):
+        rig.client.abort_open(found.transactional_id)
+    again = rig.stage(names(0, 5), partition=1), rig.stage(names(5, 5), partition=2, barrier=FIVE)
+    rig.commit(*again)
+    assert sum(task.dropped for one in again for task in one.tasks) == 0
+    assert rig.seen() == Counter(names(0, 10))
+    rig.close()
+
+
+def test_checkpoints_that_do_not_align_and_brokers_that_verify_nothing_are_refused(rig: Rig) -> None:
+    config = CheckpointConfig(mode=CheckpointingMode.AT_LEAST_ONCE, restart_budget_ms=10_000)
+    fields = rig.context.schema
+    with pytest.raises(ConfigError, match=r"atomic.*AT_LEAST_ONCE"):
+        rig.sink.preflight(rig.spark, sink_context_of(rig.job, OwnerEpoch(1), "out", fields, config))
+    admin = KafkaAdminClient(bootstrap_servers=rig.servers)
+
+    def verify(value: str) -> None:
+        (broker,) = (str(one["broker_id"]) for one in admin.describe_cluster()["brokers"])
+        admin.alter_configs([ConfigResource(ConfigResourceType.BROKER, broker, {VERIFICATION: value})])
+
+    try:
+        verify("false")
+        with pytest.raises(ConfigError, match=f"{VERIFICATION}=false"):
+            rig.sink.preflight(rig.spark, rig.context)
+    finally:
+        verify("true")
+        admin.close()
+    rig.sink.preflight(rig.spark, rig.context)
 
 
 def test_older_brokers_and_copies_of_tasks_are_refused_by_name(

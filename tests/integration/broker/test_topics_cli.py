@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from kafka import KafkaProducer
 
+from flinkish_spark.connectors.kafka.client.client import KafkaWire
 from flinkish_spark.connectors.kafka.writer import KafkaStaged
 from flinkish_spark.protocol.ids import JobUuid
 from tests.integration.broker.test_transactions_cli import Left
@@ -73,6 +75,27 @@ def test_what_holds_readers_back_and_whose_it_is(left: Left, topic: Any) -> None
 def test_a_topic_in_which_nothing_is_open(left: Left, topic: Any) -> None:
     out = topic()
     assert rows(left, out) == [(0, 0, "last stable offset", "at the end", None, "")]
+
+
+def test_a_transaction_that_ends_between_two_requests_does_not_hang(
+    left: Left, topic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = topic()
+    left.open(out, 11)
+    listed = KafkaWire.list_transactions
+
+    def after_the_commit(self: KafkaWire, *states: Any) -> Any:
+        monkeypatch.undo()
+        left.producers[0].commit_transaction()
+        end = time.monotonic() + 10
+        while any(one.open_since is not None for one in self.producers([(out, 0)])[out, 0]):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        return listed(self, *states)
+
+    monkeypatch.setattr(KafkaWire, "list_transactions", after_the_commit)
+    (row,) = rows(left, out)
+    assert row[2:4] == ("last stable offset", "at the end")
 
 
 def test_a_topic_that_there_is_not(left: Left) -> None:

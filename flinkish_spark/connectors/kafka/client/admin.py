@@ -47,6 +47,8 @@ PREFLIGHT_TIMEOUT_MS = 10_000
 _CLOCK = SystemClock()
 #: Kafka's defaults, for a broker that hides its settings from this principal.
 _DEFAULT_TRANSACTION_MAX_TIMEOUT_MS = 900_000
+#: A setting of brokers, by Kafka's default true.
+VERIFICATION = "transaction.partition.verification.enable"
 _DEFAULT_MAX_MESSAGE_BYTES = 1_048_588
 #: UnknownMemberId, IllegalGeneration, RebalanceInProgress, StaleMemberEpoch: the group is in use.
 _ACTIVE_MEMBERS = frozenset({25, 22, 27, 113})
@@ -298,12 +300,28 @@ class KafkaAdmin:
         def read(admin: Any) -> int:
             brokers = [str(row["broker_id"]) for row in admin.describe_cluster()["brokers"]]
             values = _settings(admin, ConfigResourceType.BROKER, brokers, "transaction.max.timeout.ms")
-            return min(values.values(), default=_DEFAULT_TRANSACTION_MAX_TIMEOUT_MS)
+            return min(map(int, values.values()), default=_DEFAULT_TRANSACTION_MAX_TIMEOUT_MS)
 
         try:
             return self._wire.call("read the brokers' settings", read)
         except AuthorizationError:
             return _DEFAULT_TRANSACTION_MAX_TIMEOUT_MS
+
+    def brokers_that_verify_no_partitions(self) -> list[str]:
+        """Return the ids of brokers that take records for a partition that is in no transaction (KIP-890).
+
+        One that does not show its settings to this principal is not among them: Kafka's default is to verify.
+        """
+
+        def read(admin: Any) -> list[str]:
+            brokers = [str(row["broker_id"]) for row in admin.describe_cluster()["brokers"]]
+            values = _settings(admin, ConfigResourceType.BROKER, brokers, VERIFICATION)
+            return sorted(broker for broker, value in values.items() if value.lower() == "false")
+
+        try:
+            return self._wire.call("read the brokers' settings", read)
+        except AuthorizationError:
+            return []
 
     def probe_transactional_id(self, transactional_id: str, timeout_ms: int) -> None:
         """Check that transactions of `timeout_ms` may be used under `transactional_id`.
@@ -378,12 +396,13 @@ class KafkaAdmin:
 
     def _max_message_bytes(self, names: list[str]) -> dict[str, int]:
         try:
-            return self._wire.call(
+            found = self._wire.call(
                 "read the topics' settings",
                 lambda admin: _settings(admin, ConfigResourceType.TOPIC, names, "max.message.bytes"),
             )
         except AuthorizationError:
             return {}
+        return {name: int(value) for name, value in found.items()}
 
     def _offsets(self, specs: Mapping[Place, Any], isolation: Isolation) -> dict[Place, int]:
         wanted = {TopicPartition(*place): spec for place, spec in specs.items()}
@@ -432,12 +451,12 @@ def _topic_id(value: object) -> str | None:
     return text if text.strip("0-A=") else None
 
 
-def _settings(admin: Any, kind: Any, names: list[str], setting: str) -> dict[str, int]:
+def _settings(admin: Any, kind: Any, names: list[str], setting: str) -> dict[str, str]:
     """Return `setting` by resource name, without the resources that do not show it."""
     resources = [ConfigResource(kind, name, {setting: None}) for name in names]
     found = admin.describe_configs(resources, config_filter="all").get(kind.name.lower(), {})
     return {
-        name: int(settings[setting]["value"])
+        name: str(settings[setting]["value"])
         for name, settings in found.items()
         if settings.get(setting, {}).get("value") is not None
     }

@@ -316,10 +316,14 @@ class Ticket:
 
     def follows(self, other: Ticket | None) -> bool:
         """Whether nobody has taken one in between; None stands for an id that nobody has used."""
-        if other is not None and other.producer_id == self.producer_id:
-            return self.producer_epoch == other.producer_epoch + 1
+        if other is not None and other.producer_epoch < _LAST_EPOCH:
+            return self == Ticket(other.producer_id, other.producer_epoch + 1)
         # A new id, or one whose epochs are used up.
-        return self.producer_epoch == 0
+        return self.producer_epoch == 0 and (other is None or self.producer_id != other.producer_id)
+
+
+#: Behind it Kafka gives a transactional id another producer id; it keeps one epoch more to fence with.
+_LAST_EPOCH = 32_766
 
 
 class SharedSession(TransactionSession):

@@ -105,6 +105,24 @@ class SharedTransaction:
         """How many partitions each topic has."""
         return {topic: len(known) for topic, known in self._next.items()}
 
+    def check_partitions(self) -> None:
+        """Ask whether partitions have been added: to tasks a record that names one would be a bad record.
+
+        Raises
+        ------
+        StagingFailed
+            They have; the next transaction has them, too.
+        """
+        self._session.refresh(self._next)
+        for topic, known in self._next.items():
+            now = len(self._session.layout(topic).leaders)
+            if now > len(known):
+                raise faults.StagingFailed(
+                    f"topic {topic} has {now} partitions, and {self.transactional_id} has {len(known)} of it",
+                    why="they were added since the checkpoint began, and a record may name one of them",
+                    what_to_do="none: the checkpoint is given up, and its micro-batches run again",
+                )
+
     @property
     def next_sequences(self) -> dict[str, tuple[int, ...]]:
         """By topic, the sequence number that comes next in each partition."""

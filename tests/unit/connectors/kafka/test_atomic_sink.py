@@ -68,6 +68,9 @@ def test_bad_records_may_be_left_out() -> None:
         # Its epochs are used up, so that the id has got another producer id.
         (Ticket(8, 0), Ticket(7, 32_766), True),
         (Ticket(8, 1), Ticket(7, 32_766), False),
+        # One came in between: the last epoch of the old producer id is not the one before.
+        (Ticket(8, 0), Ticket(7, 32_765), False),
+        (Ticket(7, 32_766), Ticket(7, 32_765), True),
     ],
 )
 def test_a_ticket_follows_the_one_before_it(ticket: Ticket, other: Ticket | None, follows: bool) -> None:
