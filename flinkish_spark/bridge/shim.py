@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import pyarrow as pa
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSourceStreamReader
-from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
+from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import StructType
 
 from flinkish_spark.bridge.session import CONTROL_SOURCE, JSON_ROWS, has_class, jvm
@@ -83,16 +84,16 @@ def from_json(spark: SparkSession, text: Column, schema: StructType, options: Ma
 def _looked_at(text: Column, schema: StructType) -> Column:
     """Return texts that Spark's own parser reads exactly; what is bad is malformed there."""
 
-    def looked_at(values: Any) -> Any:
-        import pyarrow as pa
-
+    def looked_at(values: pa.Array) -> pa.Array:
         from flinkish_spark.types.exact_json import exact_text
 
         return pa.array(map(exact_text(schema), values.to_pylist()), pa.string())
 
     # As bytes: of a text that is no UTF-8 Arrow could not give any.
-    look: Callable[..., Column] = arrow_udf(looked_at, "string", ArrowUDFType.SCALAR)
-    return look(text.cast("binary"))
+    # By its hints: a type in so many words makes PySpark warn.
+    look: Any = arrow_udf(looked_at, "string")  # type: ignore[call-overload]
+    column: Column = look(text.cast("binary"))
+    return column
 
 
 def show_metrics(spark: SparkSession, job: str, values: Mapping[str, int | float]) -> None:
