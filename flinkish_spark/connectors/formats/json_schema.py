@@ -10,6 +10,7 @@ import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Context, Decimal
 from typing import Any
 
 from pyspark.sql import types as T
@@ -35,6 +36,8 @@ _SIMPLE: Mapping[str, T.DataType] = {
 }
 _MOST_VALIDATED = 5
 _DEEPEST = 64
+# As many as Python takes of an integer. To compare or to divide 1e999999999 would need all of its digits.
+_MOST_DIGITS = 4300
 
 
 def validator_of(text: str, references: Sequence[tuple[str, str]] = ()) -> Any:
@@ -52,17 +55,60 @@ def validator_of(text: str, references: Sequence[tuple[str, str]] = ()) -> Any:
     except ImportError as missing:
         raise needed("json-schema", "jsonschema", missing) from None
     try:
-        schema = json.loads(text)
+        schema = _DECODER.decode(text)
         kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft7Validator)
         kind.check_schema(schema)
         # Without a way to retrieve anything else.
         known: Any = referencing.Registry()
         for name, one in references:
-            resource = referencing.Resource.from_contents(json.loads(one), DRAFT202012)
+            resource = referencing.Resource.from_contents(_DECODER.decode(one), DRAFT202012)
             known = known.with_resource(name, resource)
         return kind(schema, registry=known)
     except (ValueError, jsonschema.SchemaError) as wrong:
         raise SchemaError("a JSON Schema cannot be read", why=str(wrong).partition("\n")[0]) from None
+
+
+# Numbers are held against a schema as they are written. A float would be another number.
+
+
+class _Number(Decimal):
+    """One with decimal places."""
+
+    def __repr__(self) -> str:
+        """Return it as reasons tell it."""
+        return str(self)
+
+    def __mod__(self, other: Decimal | int) -> Decimal:
+        """Return what is left, exactly: for `multipleOf`."""
+        return _EXACT.remainder(self, other)
+
+    def __rmod__(self, other: Decimal | int) -> Decimal:
+        """Return what is left of an integer."""
+        return _EXACT.remainder(other, self)
+
+
+# The quotient of the largest by the smallest has twice as many digits.
+_EXACT = Context(prec=3 * _MOST_DIGITS)
+
+
+def _number(text: str) -> _Number:
+    if len(text) + abs(int(text.lower().partition("e")[2] or 0)) > _MOST_DIGITS:
+        raise ValueError(f"a number has more than {_MOST_DIGITS} digits")
+    return _Number(text)
+
+
+def _number_or_integer(text: str) -> _Number | int:
+    value = _number(text)
+    return int(value) if value == value.to_integral_value() else value
+
+
+def _constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_constant, parse_float=_number_or_integer)
+# In which 1.0 is no integer.
+_DECODER_OF_DRAFT_4 = json.JSONDecoder(parse_constant=_constant, parse_float=_number)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -262,7 +308,8 @@ def _valid(data: bytes, start: int, validator: Any) -> str:
 def invalid(text: str, validator: Any) -> str | None:
     """Return why a text is no JSON that a schema allows; None if it is."""
     try:
-        value = _DECODER.decode(text)
+        decoder = _DECODER if validator.is_type(1.0, "integer") else _DECODER_OF_DRAFT_4
+        value = decoder.decode(text)
         errors = sorted(
             validator.iter_errors(value), key=lambda one: [str(step) for step in one.absolute_path]
         )
@@ -277,13 +324,6 @@ def invalid(text: str, validator: Any) -> str | None:
         return None
     told = [f"{'.'.join(map(str, one.absolute_path)) or 'the object'}: {one.message}" for one in errors]
     return f"it is not valid by its JSON Schema: {'; '.join(told[:_MOST_VALIDATED])}"
-
-
-def _constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_constant)
 
 
 # ----------------------------------------------------------------------------------------------------------

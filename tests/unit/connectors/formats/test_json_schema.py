@@ -13,6 +13,8 @@ from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange
 from flinkish_spark.types.ddl import parse_ddl
 
+DRAFT_4 = "http://json-schema.org/draft-04/schema#"
+
 
 def an_object(**properties: Any) -> str:
     return json.dumps({"type": "object", "properties": properties})
@@ -81,6 +83,44 @@ def test_what_is_not_valid_has_a_reason(data: bytes, why: str) -> None:
     with pytest.raises(Unreadable) as refused:
         reader(an_object(a={"type": "integer"}))(data)
     assert str(refused.value) == why
+
+
+@pytest.mark.parametrize(
+    ("schema", "number", "why"),
+    [
+        ({"multipleOf": 0.01}, "19.99", None),
+        ({"multipleOf": 0.01}, "19.995", "19.995 is not a multiple of 0.01"),
+        ({"multipleOf": 0.1}, "3", None),
+        ({"multipleOf": 3}, "1e30", "is not a multiple of 3"),
+        ({"multipleOf": 1e-30}, "1e30", None),
+        ({"exclusiveMaximum": 1}, "0.99999999999999999999", None),
+        (
+            {"maximum": 9007199254740992},
+            "9007199254740992.5",
+            "is greater than the maximum of 9007199254740992",
+        ),
+        ({"enum": [0.1]}, "0.10000000000000000001", "0.10000000000000000001 is not one of [0.1]"),
+        ({"uniqueItems": True}, "[0.1, 0.10000000000000000001]", None),
+        ({"uniqueItems": True}, "[1, 1.0]", "[1, 1] has non-unique elements"),
+        ({"const": True}, "1.0", "True was expected"),
+        ({"type": "integer"}, "1.0", None),
+        ({"type": "integer"}, "1E+3", None),
+        ({"type": "integer"}, "9007199254740993.5", "9007199254740993.5 is not of type 'integer'"),
+        ({"type": "boolean"}, '{"in": [1.50]}', "{'in': [1.50]} is not of type 'boolean'"),
+        # Drafts 3 and 4 tell integers by how they are written.
+        ({"type": "integer", "$schema": DRAFT_4}, "1.0", "1.0 is not of type 'integer'"),
+        ({"type": "integer", "$schema": DRAFT_4}, "1", None),
+        ({}, "1e999999999", "a number has more than 4300 digits"),
+        ({}, "-1e-999999999", "a number has more than 4300 digits"),
+        ({}, f"0.{'1' * 5000}", "a number has more than 4300 digits"),
+        ({}, f"1e{'9' * 30}", "a number has more than 4300 digits"),
+    ],
+)
+def test_numbers_are_held_against_a_schema_as_they_are_written(
+    schema: Any, number: str, why: str | None
+) -> None:
+    found = json_schema.invalid(number, json_schema.validator_of(json.dumps(schema)))
+    assert found is None if why is None else why in str(found)
 
 
 def test_nothing_is_fetched() -> None:
