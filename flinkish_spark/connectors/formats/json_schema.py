@@ -7,10 +7,13 @@ A schema names others only among those that came with it; nothing is fetched.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Context, Decimal
 from typing import Any
+from urllib.parse import urljoin
 
 from pyspark.sql import types as T
 
@@ -35,6 +38,10 @@ _SIMPLE: Mapping[str, T.DataType] = {
 }
 _MOST_VALIDATED = 5
 _DEEPEST = 64
+# As many as Python takes of an integer. To compare or to divide 1e999999999 would need all of its digits.
+_MOST_DIGITS = 4300
+#: Drafts in which nothing beside a `$ref` counts.
+_REF_ALONE = ("draft-03", "draft-04", "draft-06", "draft-07")
 
 
 def validator_of(text: str, references: Sequence[tuple[str, str]] = ()) -> Any:
@@ -45,24 +52,82 @@ def validator_of(text: str, references: Sequence[tuple[str, str]] = ()) -> Any:
     SchemaError
         It is no JSON Schema.
     """
+    return _opened(text, references)[0]
+
+
+def _opened(text: str, references: Sequence[tuple[str, str]]) -> tuple[Any, _Place]:
+    """Return what holds values against a schema, and the schema with those that it can refer to."""
     try:
         import jsonschema
         import referencing
-        from referencing.jsonschema import DRAFT202012
+        from referencing.jsonschema import specification_with
     except ImportError as missing:
         raise needed("json-schema", "jsonschema", missing) from None
+    known: dict[str, Any] = {}
+    name = ""
     try:
-        schema = json.loads(text)
+        schema = _DECODER.decode(text)
         kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft7Validator)
-        kind.check_schema(schema)
-        # Without a way to retrieve anything else.
-        known: Any = referencing.Registry()
-        for name, one in references:
-            resource = referencing.Resource.from_contents(json.loads(one), DRAFT202012)
-            known = known.with_resource(name, resource)
-        return kind(schema, registry=known)
+        draft = specification_with(kind.ID_OF(kind.META_SCHEMA))
+        for name, its_text in [("", text), *references]:
+            one = _DECODER.decode(its_text)
+            jsonschema.validators.validator_for(one, default=kind).check_schema(one)
+            known[name] = referencing.Resource.from_contents(one, draft)
+        # What a registry calls a schema is relative to the `$id` of the one that refers to it.
+        for name, resource in list(known.items()):
+            known.setdefault(urljoin(name, resource.id() or name), resource)
+        for base, (name, _) in itertools.product(list(known), references):
+            known.setdefault(urljoin(base, name), known[name])
     except (ValueError, jsonschema.SchemaError) as wrong:
-        raise SchemaError("a JSON Schema cannot be read", why=str(wrong).partition("\n")[0]) from None
+        why = str(wrong).partition("\n")[0]
+        raise SchemaError("a JSON Schema cannot be read", why=f"{name}: {why}" if name else why) from None
+    # Without a way to retrieve anything else.
+    registry: Any = referencing.Registry().with_resources(known.items())
+    resolver = registry.resolver_with_root(draft.create_resource(schema))
+    return kind(schema, registry=registry), _Place(schema, draft, resolver)
+
+
+# Numbers are held against a schema as they are written. A float would be another number.
+
+
+class _Number(Decimal):
+    """One with decimal places."""
+
+    def __repr__(self) -> str:
+        """Return it as reasons tell it."""
+        return str(self)
+
+    def __mod__(self, other: Decimal | int) -> Decimal:
+        """Return what is left, exactly: for `multipleOf`."""
+        return _EXACT.remainder(self, other)
+
+    def __rmod__(self, other: Decimal | int) -> Decimal:
+        """Return what is left of an integer."""
+        return _EXACT.remainder(other, self)
+
+
+# The quotient of the largest by the smallest has twice as many digits.
+_EXACT = Context(prec=3 * _MOST_DIGITS)
+
+
+def _number(text: str) -> _Number:
+    if len(text) + abs(int(text.lower().partition("e")[2] or 0)) > _MOST_DIGITS:
+        raise ValueError(f"a number has more than {_MOST_DIGITS} digits")
+    return _Number(text)
+
+
+def _number_or_integer(text: str) -> _Number | int:
+    value = _number(text)
+    return int(value) if value == value.to_integral_value() else value
+
+
+def _constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_constant, parse_float=_number_or_integer)
+# In which 1.0 is no integer.
+_DECODER_OF_DRAFT_4 = json.JSONDecoder(parse_constant=_constant, parse_float=_number)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -75,100 +140,123 @@ def fields_of(text: str, references: Sequence[tuple[str, str]] = ()) -> T.Struct
     Raises
     ------
     SchemaError
-        It describes no object, or a value that could be of several types.
+        It describes no object, a value that could be of several types, or properties of some records only.
     """
-    found = _Types(json.loads(text), {name: json.loads(one) for name, one in references}).of(None, "")
+    found = _type_of([_opened(text, references)[1]], "")
     if not isinstance(found, T.StructType):
         raise SchemaError(
             "the JSON Schema describes no object with properties",
             what_to_do='write {"type": "object", "properties": {...}}, or name fields="a STRING, b BIGINT"',
         )
+    for name in differences(text, references, found).left_out:
+        raise _no_column(name, "is in some records only: by oneOf, anyOf, if or patternProperties")
     return found
 
 
-@dataclass
-class _Types:
-    root: Any
-    others: Mapping[str, Any]
-    depth: int = 0
+@dataclass(frozen=True)
+class _Place:
+    """A schema, the draft that it is read by, and what says where its references lead."""
 
-    def of(self, schema: Any, path: str) -> T.DataType:
-        self.depth += 1
+    schema: Any
+    draft: Any
+    resolver: Any
+
+    def within(self, schema: Any) -> _Place:
+        """Return the place of a schema that stands in this one."""
+        if not isinstance(schema, dict):
+            return replace(self, schema=schema)
+        draft = self.draft.detect(schema)
+        return _Place(schema, draft, self.resolver.in_subresource(draft.create_resource(schema)))
+
+    def each(self, *keywords: str) -> list[_Place]:
+        """Return those in the lists of keywords."""
+        return [self.within(one) for keyword in keywords for one in self.schema.get(keyword, ())]
+
+    def referred(self, path: str) -> _Place:
+        """Return where its `$ref` leads."""
+        from referencing.exceptions import Unresolvable
+
         try:
-            if self.depth > _DEEPEST:
-                raise self._error(path, "has itself within it, and Spark has no type that does")
-            return self._of(self.root if schema is None else schema, path)
-        finally:
-            self.depth -= 1
+            found = self.resolver.lookup(self.schema["$ref"])
+        except (Unresolvable, TypeError, ValueError):
+            raise _no_column(path, f"refers to {self.schema['$ref']!r}, which is not there") from None
+        return _Place(found.contents, self.draft.detect(found.contents), found.resolver)
 
-    def _of(self, schema: Any, path: str) -> T.DataType:
-        schema = self.resolved(schema, path)
-        choices = [one for name in ("oneOf", "anyOf") for one in schema.get(name, ())]
-        if choices and "type" not in schema and "properties" not in schema:
-            left = [one for one in choices if self.resolved(one, path).get("type") != "null"]
-            if len(left) != 1:
-                raise self._error(path, f"may be of {len(left)} types")
-            return self.of(left[0], path)
-        kind = schema.get("type", "object" if "properties" in schema else None)
-        kinds = [one for one in (kind if isinstance(kind, list) else [kind]) if one != "null"]
-        if sorted(map(str, kinds)) == ["integer", "number"]:
-            kinds = ["number"]
-        if (
-            kinds == [None]
-            and schema.get("enum")
-            and all(isinstance(e, str) for e in schema["enum"] if e is not None)
-        ):
-            return T.StringType()
-        if len(kinds) != 1:
-            raise self._error(path, f"may be of {len(kinds)} types")
-        return self._of_one(str(kinds[0]), schema, path)
 
-    def _of_one(self, kind: str, schema: Any, path: str) -> T.DataType:
-        if kind == "object" and schema.get("properties"):
-            fields = [
-                T.StructField(name, self.of(one, f"{path}.{name}" if path else name))
-                for name, one in schema["properties"].items()
-            ]
-            struct = T.StructType(fields)
-            check_field_names(struct, "the JSON Schema" + (f", in '{path}'," if path else ""))
-            return struct
-        if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
-            return T.MapType(T.StringType(), self.of(schema["additionalProperties"], f"{path}[]"))
-        if kind == "array" and isinstance(schema.get("items"), dict):
-            return T.ArrayType(self.of(schema["items"], f"{path}[]"))
-        if kind not in _SIMPLE:
-            raise self._error(path, f"is of type {kind}, of which the schema says no more")
-        return _SIMPLE[kind]
+def _parts(place: _Place, path: str, depth: int = 0) -> list[_Place]:
+    """Return all schemas that a value is held against if it is against one, unless it is null."""
+    if depth > _DEEPEST:
+        raise _no_column(path, "refers to itself")
+    if not isinstance(place.schema, dict):
+        return []
+    referred = [place.referred(path)] if "$ref" in place.schema else []
+    if referred and place.draft.name in _REF_ALONE:
+        return _parts(referred[0], path, depth + 1)
+    found = [place]
+    for one in (*referred, *place.each("allOf")):
+        found += _parts(one, path, depth + 1)
+    choices = [_parts(one, path, depth + 1) for one in place.each("oneOf", "anyOf")]
+    left = [one for one in choices if not any(part.schema.get("type") == "null" for part in one)]
+    return found + left[0] if len(left) == 1 else found
 
-    def resolved(self, schema: Any, path: str) -> Mapping[str, Any]:
-        """Return a schema in the place of a reference to it, or of one that alone says anything."""
-        for _ in range(_DEEPEST):
-            if not isinstance(schema, dict):
-                raise self._error(path, "may be anything")
-            if "$ref" in schema:
-                schema = self._at(str(schema["$ref"]), path)
-            elif len(schema.get("allOf", ())) == 1 and "properties" not in schema:
-                schema = schema["allOf"][0]
-            else:
-                return schema
-        raise self._error(path, "refers to itself")
 
-    def _at(self, reference: str, path: str) -> Any:
-        name, _, pointer = reference.partition("#")
-        found = self.others.get(name) if name else self.root
-        for step in filter(None, pointer.split("/")):
-            step = step.replace("~1", "/").replace("~0", "~")
-            found = found.get(step) if isinstance(found, dict) else None
-        if found is None:
-            raise self._error(path, f"refers to {reference!r}, which is not there")
-        return found
+def _type_of(places: Sequence[_Place], path: str, depth: int = 0) -> T.DataType:
+    """Return the type of values that are held against several schemas."""
+    if depth > _DEEPEST:
+        raise _no_column(path, "has itself within it, and Spark has no type that does")
+    parts = [part for one in places for part in _parts(one, path)]
+    kinds = sorted({kind for part in parts if (kind := _kind(part.schema, path)) is not None})
+    if len(kinds) > 1:
+        raise _no_column(path, f"is of different types in parts of the schema: {', '.join(kinds)}")
+    if not kinds:
+        choice = any(part.schema.get(one) for part in parts for one in ("oneOf", "anyOf"))
+        raise _no_column(path, "may be of several types" if choice else "may be anything")
 
-    def _error(self, path: str, why: str) -> SchemaError:
-        return SchemaError(
-            f"no column follows from the JSON Schema for '{path}'",
-            why=f"it {why}",
-            what_to_do='name the fields: JsonSchema(..., fields="a STRING, b DECIMAL(10,2)")',
-        )
+    def inner(keyword: str) -> list[_Place]:
+        found = [(part, part.schema.get(keyword)) for part in parts]
+        return [part.within(one) for part, one in found if isinstance(one, dict)]
+
+    kind = kinds[0]
+    properties: dict[str, list[_Place]] = {}
+    for part in parts:
+        for name, one in part.schema.get("properties", {}).items():
+            properties.setdefault(name, []).append(part.within(one))
+    if kind == "object" and properties:
+        fields = [
+            T.StructField(name, _type_of(each, f"{path}.{name}" if path else name, depth + 1))
+            for name, each in properties.items()
+        ]
+        struct = T.StructType(fields)
+        check_field_names(struct, "the JSON Schema" + (f", in '{path}'," if path else ""))
+        return struct
+    if kind == "object" and (values := inner("additionalProperties")):
+        return T.MapType(T.StringType(), _type_of(values, f"{path}[]", depth + 1))
+    if kind == "array" and (items := inner("items")):
+        return T.ArrayType(_type_of(items, f"{path}[]", depth + 1))
+    if kind not in _SIMPLE:
+        raise _no_column(path, f"is of type {kind}, of which the schema says no more")
+    return _SIMPLE[kind]
+
+
+def _kind(schema: Mapping[str, Any], path: str) -> str | None:
+    """Return the one type, beside null, that a schema itself names; None if it names none."""
+    texts = [isinstance(one, str) for one in schema.get("enum", ()) if one is not None]
+    default = "object" if "properties" in schema else "string" if texts and all(texts) else None
+    kind = schema.get("type", default)
+    kinds = [one for one in (kind if isinstance(kind, list) else [kind]) if one != "null"]
+    if sorted(map(str, kinds)) == ["integer", "number"]:
+        return "number"
+    if len(kinds) != 1:
+        raise _no_column(path, f"may be of {len(kinds)} types")
+    return None if kinds[0] is None else str(kinds[0])
+
+
+def _no_column(path: str, why: str) -> SchemaError:
+    return SchemaError(
+        f"no column follows from the JSON Schema for '{path}'",
+        why=f"it {why}",
+        what_to_do='name the fields: JsonSchema(..., fields="a STRING, b DECIMAL(10,2)")',
+    )
 
 
 def differences(text: str, references: Sequence[tuple[str, str]], reader: T.StructType) -> Difference:
@@ -177,32 +265,55 @@ def differences(text: str, references: Sequence[tuple[str, str]], reader: T.Stru
     Whether its values are what the fields hold is seen record by record.
     """
     found = Difference()
-    types = _Types(json.loads(text), {name: json.loads(one) for name, one in references})
-    _compare(types, types.root, reader, "", found)
+    _compare(_opened(text, references)[1], reader, "", found, set())
     return found
 
 
-def _compare(types: _Types, schema: Any, reader: T.DataType, path: str, found: Difference) -> None:
+def _compare(
+    place: _Place, reader: T.DataType, path: str, found: Difference, seen: set[tuple[int, str]]
+) -> None:
     try:
-        schema = types.resolved(schema, path)
+        parts = _parts(place, path)
     except SchemaError:
         # It says nothing about properties.
         return
-    for choice in (one for name in ("oneOf", "anyOf", "allOf") for one in schema.get(name, ())):
-        _compare(types, choice, reader, path, found)
-    match reader:
-        case T.StructType():
-            known = {one.name: one.dataType for one in reader}
-            for each, inner in schema.get("properties", {}).items():
-                name = f"{path}.{each}" if path else each
-                if each in known:
-                    _compare(types, inner, known[each], name, found)
-                elif name not in found.left_out:
-                    found.left_out.append(name)
-        case T.ArrayType():
-            _compare(types, schema.get("items"), reader.elementType, f"{path}[]", found)
-        case T.MapType():
-            _compare(types, schema.get("additionalProperties"), reader.valueType, f"{path}[]", found)
+    for part in parts:
+        if (id(part.schema), path) in seen:
+            continue
+        seen.add((id(part.schema), path))
+        for one in _sometimes(part):
+            _compare(one, reader, path, found, seen)
+        match reader:
+            case T.StructType():
+                _compare_properties(part, reader, path, found, seen)
+            case T.ArrayType():
+                inner = part.within(part.schema.get("items"))
+                _compare(inner, reader.elementType, f"{path}[]", found, seen)
+            case T.MapType():
+                inner = part.within(part.schema.get("additionalProperties"))
+                _compare(inner, reader.valueType, f"{path}[]", found, seen)
+
+
+def _compare_properties(
+    part: _Place, reader: T.StructType, path: str, found: Difference, seen: set[tuple[int, str]]
+) -> None:
+    known = {one.name: one.dataType for one in reader}
+    named = part.schema.get("properties", {})
+    patterns = part.schema.get("patternProperties", {})
+    for each in (*named, *(one for one, allowed in patterns.items() if allowed is not False)):
+        name = f"{path}.{each}" if path else each
+        if each in named and each in known:
+            _compare(part.within(named[each]), known[each], name, found, seen)
+        elif name not in found.left_out:
+            found.left_out.append(name)
+
+
+def _sometimes(place: _Place) -> list[_Place]:
+    """Return what a value is held against if it is like this or like that."""
+    found = [place.schema[one] for one in ("if", "then", "else") if one in place.schema]
+    for several in ("dependentSchemas", "dependencies"):
+        found += place.schema.get(several, {}).values()
+    return [*place.each("oneOf", "anyOf"), *map(place.within, found)]
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -262,7 +373,8 @@ def _valid(data: bytes, start: int, validator: Any) -> str:
 def invalid(text: str, validator: Any) -> str | None:
     """Return why a text is no JSON that a schema allows; None if it is."""
     try:
-        value = _DECODER.decode(text)
+        decoder = _DECODER if validator.is_type(1.0, "integer") else _DECODER_OF_DRAFT_4
+        value = decoder.decode(text)
         errors = sorted(
             validator.iter_errors(value), key=lambda one: [str(step) for step in one.absolute_path]
         )
@@ -277,13 +389,6 @@ def invalid(text: str, validator: Any) -> str | None:
         return None
     told = [f"{'.'.join(map(str, one.absolute_path)) or 'the object'}: {one.message}" for one in errors]
     return f"it is not valid by its JSON Schema: {'; '.join(told[:_MOST_VALIDATED])}"
-
-
-def _constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_constant)
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from flinkish_spark.connectors.formats.reader import Unreadable
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange
 from flinkish_spark.types.ddl import parse_ddl
+
+DRAFT_4 = "http://json-schema.org/draft-04/schema#"
+DRAFT_2020 = "https://json-schema.org/draft/2020-12/schema"
 
 
 def an_object(**properties: Any) -> str:
@@ -43,10 +47,13 @@ def test_each_type_is_what_the_page_says(schema: Any, column: str) -> None:
     ("schema", "why"),
     [
         ({"type": ["string", "integer"]}, "may be of 2 types"),
-        ({}, "is of type None"),
+        ({}, "may be anything"),
+        ({"anyOf": [{"type": "string"}, {"type": "boolean"}]}, "may be of several types"),
         (True, "may be anything"),
         ({"$ref": "http://example.com/schema.json"}, "which is not there"),
         ({"$ref": "#"}, "has itself within it"),
+        ({"$ref": "#/properties/f"}, "refers to itself"),
+        ({"allOf": [{"type": "integer"}, {"type": "string"}]}, "of different types in parts"),
         ({"type": "array"}, "is of type array"),
     ],
 )
@@ -54,6 +61,95 @@ def test_what_is_no_column_is_refused_by_name(schema: Any, why: str) -> None:
     with pytest.raises(SchemaError, match="no column follows from the JSON Schema for 'f") as refused:
         json_schema.fields_of(an_object(f=schema))
     assert why in str(refused.value)
+
+
+ID = {"properties": {"id": {"type": "string"}}}
+QUANTITY = {"properties": {"q": {"type": "integer"}}}
+REQUIRED = {"anyOf": [{"required": ["q"]}, {"required": ["id"]}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "columns"),
+    [
+        ({**QUANTITY, "allOf": [{"$ref": "#/definitions/id"}]}, "q:bigint,id:string"),
+        ({**QUANTITY, "allOf": [{"allOf": [ID]}, True, REQUIRED]}, "q:bigint,id:string"),
+        (
+            {"allOf": [{"properties": {"n": ID}}, {"properties": {"n": QUANTITY}}]},
+            "n:struct<id:string,q:bigint>",
+        ),
+        ({**ID, "allOf": [{"properties": {"id": {"maxLength": 5}}}]}, "id:string"),
+        # Drafts 7 and before take nothing beside a reference.
+        ({**QUANTITY, "$ref": "#/definitions/id"}, "id:string"),
+        ({**QUANTITY, "$ref": "#/definitions/id", "$schema": DRAFT_2020}, "q:bigint,id:string"),
+        ({**ID, "oneOf": [{"properties": {"id": {"const": one}}} for one in "ab"]}, "id:string"),
+        ({**ID, "if": {"properties": {"id": {"const": "a"}}}, "else": {"required": ["id"]}}, "id:string"),
+        ({**ID, "patternProperties": {"^x-": False}}, "id:string"),
+        ({**ID, "oneOf": [QUANTITY, {"type": "object"}]}, "'q'"),
+        ({"properties": {"n": {**ID, "anyOf": [{"$ref": "#/definitions/q"}, {}]}}}, "'n.q'"),
+        ({**ID, "if": {}, "then": QUANTITY}, "'q'"),
+        ({**ID, "dependencies": {"id": QUANTITY, "x": ["id"]}}, "'q'"),
+        ({**ID, "patternProperties": {"^x-": {}}}, "'^x-'"),
+        ({**ID, "allOf": [{"properties": {"id": {"type": "integer"}}}]}, "'id'"),
+    ],
+)
+def test_a_schema_has_the_columns_of_all_its_records_or_is_refused_by_name(schema: Any, columns: str) -> None:
+    text = json.dumps({"definitions": {"id": ID, "q": QUANTITY}, **schema})
+    if columns.startswith("'"):
+        with pytest.raises(
+            SchemaError, match=re.escape(f"no column follows from the JSON Schema for {columns}")
+        ):
+            json_schema.fields_of(text)
+        return
+    found = json_schema.fields_of(text)
+    assert found.simpleString() == f"struct<{columns}>"
+    assert json_schema.differences(text, (), found).left_out == []
+
+
+@pytest.mark.parametrize(
+    ("base", "item"),
+    [
+        ({}, "item.json"),
+        ({}, "http://own/item.json"),
+        ({"$id": "http://shop/order.json"}, "item.json"),
+        ({"$id": "http://shop/order.json"}, "http://shop/item.json"),
+        ({"$id": "http://shop/order.json"}, "http://own/item.json"),
+    ],
+)
+def test_a_reference_is_found_by_each_name_and_has_definitions_of_its_own(base: Any, item: str) -> None:
+    """Each document says what `N` is; the item's is not the root's, and it names a third one."""
+    names_n = {"n": {"$ref": "#/definitions/N"}, "d": {"$ref": "deep.json"}}
+    others = (
+        (
+            "item.json",
+            json.dumps({"$id": "http://own/item.json", "properties": names_n, "definitions": {"N": ID}}),
+        ),
+        ("deep.json", '{"type": "boolean"}'),
+    )
+    properties = {"i": {"$ref": item}, "k": {"$ref": "#/definitions/N"}}
+    text = json.dumps({**base, "properties": properties, "definitions": {"N": QUANTITY}})
+    found = json_schema.fields_of(text, others)
+    assert found.simpleString() == "struct<i:struct<n:struct<id:string>,d:boolean>,k:struct<q:bigint>>"
+    validator = json_schema.validator_of(text, others)
+    assert json_schema.invalid('{"i": {"n": {"id": "x"}, "d": true}, "k": {"q": 1}}', validator) is None
+    assert "i.d: 1 is not of" in str(json_schema.invalid('{"i": {"d": 1}}', validator))
+
+
+def test_a_reference_that_is_no_schema_is_named() -> None:
+    with pytest.raises(SchemaError, match=r"because item\.json: 5 is not valid"):
+        json_schema.validator_of(an_object(i={"$ref": "item.json"}), [("item.json", '{"type": 5}')])
+
+
+def test_a_reference_leads_to_whatever_its_document_names() -> None:
+    named = {"a b": {"type": "string"}, "c": {"$anchor": "c", "type": "integer"}}
+    pointers = {
+        "a": {"$ref": "#/$defs/a%20b"},
+        "b": {"$ref": "http://x/o.json#/$defs/c"},
+        "c": {"$ref": "#c"},
+    }
+    text = json.dumps(
+        {"$schema": DRAFT_2020, "$id": "http://x/o.json", "properties": pointers, "$defs": named}
+    )
+    assert json_schema.fields_of(text).simpleString() == "struct<a:string,b:bigint,c:bigint>"
 
 
 def reader(schema: str, *references: tuple[str, str]) -> Any:
@@ -81,6 +177,44 @@ def test_what_is_not_valid_has_a_reason(data: bytes, why: str) -> None:
     with pytest.raises(Unreadable) as refused:
         reader(an_object(a={"type": "integer"}))(data)
     assert str(refused.value) == why
+
+
+@pytest.mark.parametrize(
+    ("schema", "number", "why"),
+    [
+        ({"multipleOf": 0.01}, "19.99", None),
+        ({"multipleOf": 0.01}, "19.995", "19.995 is not a multiple of 0.01"),
+        ({"multipleOf": 0.1}, "3", None),
+        ({"multipleOf": 3}, "1e30", "is not a multiple of 3"),
+        ({"multipleOf": 1e-30}, "1e30", None),
+        ({"exclusiveMaximum": 1}, "0.99999999999999999999", None),
+        (
+            {"maximum": 9007199254740992},
+            "9007199254740992.5",
+            "is greater than the maximum of 9007199254740992",
+        ),
+        ({"enum": [0.1]}, "0.10000000000000000001", "0.10000000000000000001 is not one of [0.1]"),
+        ({"uniqueItems": True}, "[0.1, 0.10000000000000000001]", None),
+        ({"uniqueItems": True}, "[1, 1.0]", "[1, 1] has non-unique elements"),
+        ({"const": True}, "1.0", "True was expected"),
+        ({"type": "integer"}, "1.0", None),
+        ({"type": "integer"}, "1E+3", None),
+        ({"type": "integer"}, "9007199254740993.5", "9007199254740993.5 is not of type 'integer'"),
+        ({"type": "boolean"}, '{"in": [1.50]}', "{'in': [1.50]} is not of type 'boolean'"),
+        # Drafts 3 and 4 tell integers by how they are written.
+        ({"type": "integer", "$schema": DRAFT_4}, "1.0", "1.0 is not of type 'integer'"),
+        ({"type": "integer", "$schema": DRAFT_4}, "1", None),
+        ({}, "1e999999999", "a number has more than 4300 digits"),
+        ({}, "-1e-999999999", "a number has more than 4300 digits"),
+        ({}, f"0.{'1' * 5000}", "a number has more than 4300 digits"),
+        ({}, f"1e{'9' * 30}", "a number has more than 4300 digits"),
+    ],
+)
+def test_numbers_are_held_against_a_schema_as_they_are_written(
+    schema: Any, number: str, why: str | None
+) -> None:
+    found = json_schema.invalid(number, json_schema.validator_of(json.dumps(schema)))
+    assert found is None if why is None else why in str(found)
 
 
 def test_nothing_is_fetched() -> None:
