@@ -234,8 +234,9 @@ REGISTRY := io.apicurio:apicurio-registry-app:2.6.13.Final
 registry:
 	@if [ -e $(BUILD)/registry/$(REGISTRY) ]; then exit 0; fi; \
 	tools/require.sh maven; mkdir -p $(BUILD)/registry; echo "fetching a schema registry into build/registry"; \
+	cd $(BUILD)/registry; : the plugin leaves its markers in a folder of the current one, whatever it is told; \
 	mvn -q -B -Dmaven.repo.local=$(BUILD)/m2 org.apache.maven.plugins:maven-dependency-plugin:3.6.1:unpack \
-	    -Dartifact=$(REGISTRY):tar.gz:all -DoutputDirectory=$(BUILD)/registry -DmarkersDirectory=$(BUILD)/registry/.markers \
+	    -Dartifact=$(REGISTRY):tar.gz:all -DoutputDirectory=$(BUILD)/registry \
 	    </dev/null > $(BUILD)/registry/maven.log 2>&1 && touch $(BUILD)/registry/$(REGISTRY) || \
 	    echo "no schema registry (build/registry/maven.log): the tests that ask one are skipped"
 
