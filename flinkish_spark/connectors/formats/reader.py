@@ -196,6 +196,22 @@ def check_difference(writer: Registered, found: Difference, policy: OnSchemaChan
     )
 
 
+def unlike_error(writer: Registered, what: str) -> SchemaError:
+    """Return the error about values that have no place in the schema that is read with.
+
+    Parameters
+    ----------
+    what
+        Which values.
+    """
+    return SchemaError(
+        f"records were written with {writer.name}, which cannot be read with the schema of the source",
+        why=what,
+        what_to_do="give the source a schema that the registry calls compatible with both",
+        schema_id=writer.schema_id,
+    )
+
+
 def registered(registry: SchemaRegistry, schema_id: int, kind: str) -> Registered:
     """Return the schema that a record names.
 
