@@ -684,6 +684,9 @@ def _reading(
     writer: Any, convert: Convert | None, is_row: bool, start: int
 ) -> Callable[[bytes], tuple[Any, ...]]:
     """Return what reads the bytes from `start` on, all of which are of one value of the writer's."""
+    if start and writer in ("bytes", {"type": "bytes"}):
+        # Confluent's clients in the JVM write those as they are.
+        return lambda data: (data[start:] if convert is None else convert(data[start:]),)
     # With these two fastavro takes it for what it has parsed itself.
     wire = {**_wire(writer, _names_in(writer), {}), "__fastavro_parsed": True, "__named_schemas": {}}
 

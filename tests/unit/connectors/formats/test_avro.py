@@ -366,6 +366,11 @@ def test_a_record_that_ends_within_what_is_left_out_is_bad() -> None:
     assert found["reason"] == "the bytes end within a record of the Avro schema"
 
 
+@pytest.mark.parametrize("raw", [b"hello", b"", b"\4ab"])
+def test_bytes_alone_stand_behind_the_number_as_clients_in_the_jvm_write_them(raw: bytes) -> None:
+    assert read_via("bytes", "bytes", raw) == [{"read": {"value": raw}, "reason": None}]
+
+
 def test_a_decimal_without_precision_is_its_bytes() -> None:
     schema = record(("d", {"type": "bytes", "logicalType": "decimal"}))
     assert read(schema, b"\2\x05") == [{"read": {"d": b"\x05"}, "reason": None}]
