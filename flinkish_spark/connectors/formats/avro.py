@@ -664,7 +664,7 @@ class AvroReader(Reader):
             try:
                 convert = resolution.convert()
             except Unlike as unlike:
-                raise unlike_error(found, str(unlike)) from None
+                raise unlike_error(found, str(unlike), self.on_schema_change) from None
             check_difference(found, resolution.found, self.on_schema_change)
             read = _reading(resolution.writer, convert, is_row, HEADER_BYTES)
 
@@ -672,7 +672,7 @@ class AvroReader(Reader):
                 try:
                     return read(data)
                 except Unlike as unlike:
-                    raise unlike_error(found, str(unlike)) from None
+                    raise unlike_error(found, str(unlike), self.on_schema_change) from None
 
             return read_or_tell
 

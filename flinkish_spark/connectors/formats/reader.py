@@ -196,7 +196,7 @@ def check_difference(writer: Registered, found: Difference, policy: OnSchemaChan
     )
 
 
-def unlike_error(writer: Registered, what: str) -> SchemaError:
+def unlike_error(writer: Registered, what: str, policy: OnSchemaChange) -> SchemaError | SchemaChangedError:
     """Return the error about values that have no place in the schema that is read with.
 
     Parameters
@@ -204,10 +204,17 @@ def unlike_error(writer: Registered, what: str) -> SchemaError:
     what
         Which values.
     """
+    if policy is OnSchemaChange.EVOLVE:
+        return SchemaChangedError(
+            f"records were written with {writer.name}, which cannot be read with the schema of the source",
+            why=f"{what}; the job starts again and reads with the newest schema",
+            schema_id=writer.schema_id,
+        )
     return SchemaError(
         f"records were written with {writer.name}, which cannot be read with the schema of the source",
         why=what,
-        what_to_do="give the source a schema that the registry calls compatible with both",
+        what_to_do="give the source a schema that the registry calls compatible with both, or choose "
+        "OnSchemaChange.EVOLVE for the newest one",
         schema_id=writer.schema_id,
     )
 

@@ -18,7 +18,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.connectors.formats import avro
 from flinkish_spark.connectors.formats.reader import READ, REASON, _Read
-from flinkish_spark.connectors.formats.registry import Registered, client_of, header
+from flinkish_spark.connectors.formats.registry import Registered, SchemaChangedError, client_of, header
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 
@@ -326,10 +326,14 @@ def test_a_default_is_of_the_first_branch_and_is_completed(kind: Any, default: A
         (A, {**A, "fields": [{"name": "y", "type": "int"}]}, "'f.y' is not there, and has no default"),
     ],
 )
-def test_what_has_no_place_is_refused_by_name(writer: Any, ours: Any, words: str) -> None:
+def test_what_has_no_place_is_refused_by_name_or_read_with_the_newest_schema(
+    writer: Any, ours: Any, words: str
+) -> None:
     writer, ours = (json.loads(record(("f", kind))) for kind in (writer, ours))
     with pytest.raises(SchemaError, match=words):
         read_via(writer, ours, b"\0")
+    with pytest.raises(SchemaChangedError, match=words):
+        read_via(writer, ours, b"\0", change=OnSchemaChange.EVOLVE)
 
 
 def test_a_branch_and_a_symbol_without_a_place_do_not_matter_until_there_is_a_value_of_them() -> None:
