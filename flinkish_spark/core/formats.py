@@ -86,7 +86,8 @@ class OnSchemaChange(enum.Enum):
 
     #: Stop the job, with the names of the fields. Nothing is left out that nobody has decided about.
     FAIL = "fail"
-    #: Start again with the newest schema of the subject: new columns, null in records from before.
+    #: Start again with the newest schema of the subject: new columns, null in records from before. In Avro
+    #: also for a value that the source's schema cannot hold; the column's type may be another one then.
     EVOLVE = "evolve"
     #: Read the fields of the source's schema, and leave out all others.
     LEAVE_OUT = "leave_out"

@@ -1,9 +1,11 @@
 """Avro records of a source: schemas, what each type becomes, and reading by the schema of the writer.
 
-fastavro reads and resolves the writer's schema to the one that is read with. It does not see logical types:
-those are made here, of whole numbers and bytes, so that no number passes through a float and no time through
-a clock with other years. Two schemas that disagree about a logical type would give another value without a
-word, so they are refused.
+fastavro reads by the writer's schema alone, and says which branch of a union each value is of. What becomes
+of it in the schema that is read with is decided here, once for each pair of schemas, by "Schema Resolution"
+of Avro's specification: fastavro's own resolution takes the first branch that could hold a value, and no
+longer says which. It does not see logical types either: those are made here, of whole numbers and bytes, so
+that no number passes through a float and no time through a clock with other years. Two schemas that disagree
+about a logical type would give another value without a word, so they are refused.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.formats.reader import (
@@ -24,6 +27,7 @@ from flinkish_spark.connectors.formats.reader import (
     Unreadable,
     WriterSchemas,
     check_difference,
+    unlike_error,
 )
 from flinkish_spark.connectors.formats.registry import (
     HEADER_BYTES,
@@ -44,6 +48,7 @@ _PRIMITIVES: Mapping[str, T.DataType] = {
     "string": T.StringType(),
     "bytes": T.BinaryType(),
 }
+_COLUMNS: Mapping[str, T.DataType] = {**_PRIMITIVES, "enum": T.StringType(), "fixed": T.BinaryType()}
 _MOST_DIGITS = 38
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _FIRST_MICRO, _LAST_MICRO = -62_135_596_800_000_000, 253_402_300_799_999_999
@@ -60,7 +65,7 @@ _EXACT = decimal.Context(prec=_MOST_DIGITS + 1)
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Schemas: with everything in them that they name, without logical types, and compared.
+# Schemas, with everything in them that they name.
 
 
 def whole_schema(text: str, references: Sequence[tuple[str, str]] = ()) -> Any:
@@ -112,24 +117,6 @@ def _inlined(schema: Any, named: Mapping[str, Any], seen: set[str]) -> Any:
     return made
 
 
-def _bare(schema: Any) -> Any:
-    """Return a schema without logical types."""
-    match schema:
-        case list():
-            return [_bare(one) for one in schema]
-        case dict():
-            left = {name: value for name, value in schema.items() if name not in ("logicalType",)}
-            if "fields" in left:
-                left["fields"] = [{**one, "type": _bare(one["type"])} for one in left["fields"]]
-            for name in ("items", "values"):
-                if name in left:
-                    left[name] = _bare(left[name])
-            if isinstance(left.get("type"), str) and left["type"] in _PRIMITIVES:
-                return left["type"]
-            return left
-    return schema
-
-
 def _kind(schema: Any) -> str:
     if isinstance(schema, list):
         return "union"
@@ -137,76 +124,17 @@ def _kind(schema: Any) -> str:
     return str(found)
 
 
-def differences(writer: Any, reader: Any) -> Difference:
-    """Compare a writer's schema with the one that is read with; both from :func:`whole_schema`."""
-    found = Difference()
-    _Comparison(_names_in(writer), _names_in(reader), found).compare(writer, reader, "")
-    return found
-
-
-@dataclass
-class _Comparison:
-    writers: Mapping[str, Any]
-    readers: Mapping[str, Any]
-    found: Difference
-    seen: set[tuple[str, str]] = field(default_factory=set)
-
-    def compare(self, writer: Any, reader: Any, path: str) -> None:
-        writer = self.writers.get(writer, writer) if isinstance(writer, str) else writer
-        reader = self.readers.get(reader, reader) if isinstance(reader, str) else reader
-        if isinstance(writer, list):
-            for one in writer:
-                self.compare(one, reader, path)
-            return
-        if isinstance(reader, list):
-            full = self.writers.get(writer, writer) if isinstance(writer, str) else writer
-            branch = _branch_of(full, [self.readers.get(r, r) if isinstance(r, str) else r for r in reader])
-            if branch is not None:
-                self.compare(writer, branch, path)
-            return
-        kind = _kind(writer)
-        if kind == "record" and _kind(reader) == "record":
-            self._records(writer, reader, path)
-        elif kind == "array" and _kind(reader) == "array":
-            self.compare(writer["items"], reader["items"], f"{path}[]")
-        elif kind == "map" and _kind(reader) == "map":
-            self.compare(writer["values"], reader["values"], f"{path}[]")
-        elif (ours := _logical(reader)) not in (theirs := _logical(writer), _PLAIN):
-            self.found.other.append(f"{path or 'the value'} ({theirs} is read as {ours})")
-
-    def _records(self, writer: Any, reader: Any, path: str) -> None:
-        at = (writer["name"], reader["name"])
-        if at in self.seen:
-            return
-        self.seen.add(at)
-        known = {name: one for one in reader["fields"] for name in (one["name"], *one.get("aliases", ()))}
-        for one in writer["fields"]:
-            name = f"{path}.{one['name']}" if path else one["name"]
-            if one["name"] in known:
-                self.compare(one["type"], known[one["name"]]["type"], name)
-            else:
-                self.found.left_out.append(name)
-
-
 def _logical(schema: Any) -> str:
     """Return what the values of a schema mean, where another meaning gives other values."""
     if not isinstance(schema, dict):
         return _PLAIN
-    name = str(schema.get("logicalType", ""))
-    if name == "decimal":
-        return f"decimal({schema.get('precision')},{schema.get('scale', 0)})"
-    is_time = name.startswith(("timestamp-", "local-timestamp-", "time-"))
-    return name if is_time or name == "date" else _PLAIN
-
-
-def _branch_of(writer: Any, branches: Sequence[Any]) -> Any:
-    kind = _kind(writer)
-    same = [one for one in branches if _kind(one) == kind]
-    if isinstance(writer, dict) and "name" in writer:
-        short = writer["name"].rpartition(".")[2]
-        same = [one for one in same if one["name"].rpartition(".")[2] == short] or same
-    alike = [one for one in same if _logical(one) == _logical(writer)]
-    return (alike or same or [None])[0]
+    name, kind = str(schema.get("logicalType", "")), schema["type"]
+    if name == "decimal" and kind in ("bytes", "fixed") and isinstance(schema.get("precision"), int):
+        # One without precision is to be ignored, by the specification.
+        return f"decimal({schema['precision']},{schema.get('scale', 0)})"
+    if name == "date" or name.startswith(("timestamp-", "local-timestamp-", "time-")):
+        return name
+    return _PLAIN
 
 
 def _names_in(schema: Any) -> dict[str, Any]:
@@ -232,62 +160,65 @@ def _names_in(schema: Any) -> dict[str, Any]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What each type becomes, and how a value of it is made of what fastavro reads.
+# What each type becomes.
 
 
-@dataclass(frozen=True)
-class Typed:
-    """A type of a column, and what makes a value of it; None where what is read is that already."""
-
-    kind: T.DataType
-    convert: Convert | None = None
-
-
-def typed(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str, ...] = ()) -> Typed:
-    """Return what a schema becomes.
+def typed(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str, ...] = ()) -> T.DataType:
+    """Return the type of a schema's column.
 
     Raises
     ------
     SchemaError
-        Spark has no type for it.
+        Spark has none for it.
     """
-    if isinstance(schema, str) and schema in named:
-        schema = named[schema]
+    schema = _whole(schema, named)
     if isinstance(schema, list):
-        return _union(schema, named, path, within)
-    kind = _kind(schema)
-    logical = str(schema.get("logicalType", "")) if isinstance(schema, dict) else ""
+        made = [typed(one, named, path, within) for one in _branches(schema) if one != "null"]
+        if not made:
+            raise SchemaError(
+                f"the field '{path}' of an Avro schema is always null", what_to_do="leave it out"
+            )
+        if len(made) == 1:
+            return made[0]
+        return T.StructType([T.StructField(f"member{at}", one) for at, one in enumerate(made)])
+    kind, logical = _kind(schema), _logical(schema)
     if kind == "record":
-        return _record(schema, named, path, within)
+        return _struct(schema, named, path, within)
     if kind == "array":
-        inner = typed(schema["items"], named, f"{path}[]", within)
-        return Typed(T.ArrayType(inner.kind), _convert_each(inner.convert))
+        return T.ArrayType(typed(schema["items"], named, f"{path}[]", within))
     if kind == "map":
-        inner = typed(schema["values"], named, f"{path}[]", within)
-        return Typed(T.MapType(T.StringType(), inner.kind), partial(_pairs, inner.convert))
-    if logical == "decimal" and kind in ("bytes", "fixed"):
+        return T.MapType(T.StringType(), typed(schema["values"], named, f"{path}[]", within))
+    if logical.startswith("decimal"):
         return _decimal(int(schema["precision"]), int(schema.get("scale", 0)), path)
     if logical == "date" and kind == "int":
-        return Typed(T.DateType(), partial(_within_years, _FIRST_DAY, _LAST_DAY, 1, path))
+        return T.DateType()
     if logical in _TIMES and kind == "long":
-        time, micros = _TIMES[logical]
-        return Typed(time, partial(_within_years, _FIRST_MICRO, _LAST_MICRO, micros, path))
-    if kind == "enum":
-        return Typed(T.StringType())
-    if kind == "fixed":
-        return Typed(T.BinaryType(), _bytes)
-    if kind == "bytes":
-        return Typed(T.BinaryType(), _bytes)
-    if kind not in _PRIMITIVES:
+        return _TIMES[logical][0]
+    if kind not in _COLUMNS:
         raise SchemaError(
             f"the field '{path}' of an Avro schema is {kind}",
             why="no column holds such values",
             what_to_do="leave it out of the schema that is read with",
         )
-    return Typed(_PRIMITIVES[kind])
+    return _COLUMNS[kind]
 
 
-def _record(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str, ...]) -> Typed:
+def _whole(schema: Any, named: Mapping[str, Any]) -> Any:
+    return named.get(schema, schema) if isinstance(schema, str) else schema
+
+
+def _branches(union: Sequence[Any]) -> Sequence[Any]:
+    """Return the branches of a union that is read with, without what a wider one holds as well.
+
+    Only where these two are all there is: the columns of other unions are counted.
+    """
+    for narrow, wide in _WIDER.items():
+        if sorted(str(one) for one in union if one != "null") == sorted((narrow, wide)):
+            return [one for one in union if one != narrow]
+    return union
+
+
+def _struct(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str, ...]) -> T.StructType:
     name = str(schema["name"])
     if name in within:
         raise SchemaError(
@@ -295,78 +226,360 @@ def _record(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str,
             why="Spark has no type that does",
             what_to_do="leave that field out of the schema that is read with",
         )
-    fields = [
-        (
-            one["name"],
-            typed(one["type"], named, f"{path}.{one['name']}" if path else one["name"], (*within, name)),
-        )
-        for one in schema["fields"]
-    ]
-    struct = T.StructType([T.StructField(name, one.kind) for name, one in fields])
+    struct = T.StructType()
+    for one in schema["fields"]:
+        struct.add(one["name"], typed(one["type"], named, _path(path, one), (*within, name)))
     check_field_names(struct, f"the Avro record '{name}'")
-    converts = [(name, one.convert) for name, one in fields]
-    return Typed(struct, partial(_row, tuple(converts)))
+    return struct
 
 
-def _union(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str, ...]) -> Typed:
-    branches = [one for one in schema if one != "null"]
-    kinds = [_kind(named.get(one, one) if isinstance(one, str) else one) for one in branches]
-    plain = all(isinstance(one, str) for one in branches)
-    if plain and len(branches) > 1 and set(kinds) <= {"int", "long"}:
-        return Typed(T.LongType())
-    if plain and len(branches) > 1 and set(kinds) <= {"float", "double"}:
-        return Typed(T.DoubleType())
-    if not branches:
-        raise SchemaError(f"the field '{path}' of an Avro schema is always null", what_to_do="leave it out")
-    made = [typed(one, named, path, within) for one in branches]
-    if len(made) == 1:
-        inner = made[0].convert
-        return Typed(made[0].kind, partial(_of_one_branch, inner))
-    struct = T.StructType([T.StructField(f"member{at}", one.kind) for at, one in enumerate(made)])
-    names = [
-        (named.get(one, one) if isinstance(one, str) else one).get("name", kind)
-        if not isinstance(one, str) or one in named
-        else kind
-        for one, kind in zip(branches, kinds, strict=True)
-    ]
-    places = {name: at for at, name in enumerate(names)}
-    return Typed(struct, partial(_of_a_branch, places, tuple(one.convert for one in made), path))
+def _path(path: str, one: Mapping[str, Any]) -> str:
+    return f"{path}.{one['name']}" if path else str(one["name"])
 
 
-def _decimal(precision: int, scale: int, path: str) -> Typed:
+def _decimal(precision: int, scale: int, path: str) -> T.DecimalType:
     if not 0 < precision <= _MOST_DIGITS or scale > precision:
         raise SchemaError(
             f"the field '{path}' of an Avro schema is a decimal({precision},{scale})",
             why=f"Spark has {_MOST_DIGITS} at most",
             what_to_do="read it as bytes: leave logicalType out of the schema that is read with",
         )
-    return Typed(T.DecimalType(precision, scale), partial(_exact_decimal, precision, scale, path))
+    return T.DecimalType(precision, scale)
 
 
-def _bytes(value: Any) -> bytes:
-    # A default stands in the schema as text, a letter for each byte.
-    return value.encode("latin-1") if isinstance(value, str) else bytes(value)
+# ----------------------------------------------------------------------------------------------------------
+# What fastavro reads by, and how it tells the branches of a union.
 
 
-def _exact_decimal(precision: int, scale: int, path: str, value: Any) -> decimal.Decimal | None:
-    if value is None:
+#: The field of a record that stands for a branch.
+_BOX = "value"
+#: As an enum: the byte 0 is its number 0, and 1 is -1. fastavro's boolean would be true for any other byte.
+_BOOLEAN: Mapping[str, Any] = {"type": "enum", "name": "boolean", "symbols": {0: False, -1: True}}
+_READ_AS: Mapping[str, type] = {
+    "null": type(None),
+    "int": int,
+    "long": int,
+    "float": float,
+    "double": float,
+    "string": str,
+    "bytes": bytes,
+    "array": list,
+    "map": dict,
+}
+#: Python has one type for the values of both.
+_WIDER: Mapping[str, str] = {"int": "long", "float": "double"}
+
+
+def _wire(schema: Any, named: Mapping[str, Any], made: dict[str, Any]) -> Any:
+    """Return a writer's schema as fastavro reads by it: without logical types, and not to be parsed again.
+
+    What bytes name by its number stands in a dict: of a list the number -1 would be the last one.
+    """
+    if isinstance(schema, list):
+        branches = [_whole(one, named) for one in schema]
+        found = {at: _wire(one, named, made) for at, one in enumerate(branches)}
+        for at, one in enumerate(branches):
+            if _is_boxed(one, branches):
+                box = [{"name": _BOX, "type": found[at]}]
+                found[at] = {"type": "record", "name": _tag(one, branches), "fields": box}
+        return {"type": "union", **found}
+    schema = _whole(schema, named)
+    kind = _kind(schema)
+    if isinstance(schema, str) or kind in _PRIMITIVES or kind == "null":
+        return _BOOLEAN if kind == "boolean" else {"type": kind}
+    if kind == "array":
+        return {"type": kind, "items": _wire(schema["items"], named, made)}
+    if kind == "map":
+        return {"type": kind, "values": _wire(schema["values"], named, made)}
+    name = schema["name"]
+    if name not in made:
+        one = made[name] = {"type": kind, "name": name}
+        if kind == "enum":
+            one["symbols"] = dict(enumerate(schema["symbols"]))
+        elif kind == "fixed":
+            one["size"] = schema["size"]
+        else:
+            fields = schema["fields"]
+            one["fields"] = [{"name": f["name"], "type": _wire(f["type"], named, made)} for f in fields]
+    return made[name]
+
+
+def _is_boxed(branch: Any, union: Sequence[Any]) -> bool:
+    """Whether Python has one type for the values of a branch and of a wider one: it is read as a record."""
+    return _WIDER.get(_kind(branch)) in [_kind(one) for one in union]
+
+
+def _tag(branch: Any, union: Sequence[Any]) -> str | type:
+    """Return what tells a branch: the name that comes with its values, or else their type."""
+    if isinstance(branch, dict) and "name" in branch:
+        return str(branch["name"])
+    kind = _kind(branch)
+    return kind if kind == "boolean" or _is_boxed(branch, union) else _READ_AS[kind]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Resolution: how a column's value is made of what fastavro reads.
+
+
+class Unlike(Exception):
+    """A value of the writer's has no place in the schema that is read with; says which."""
+
+
+@dataclass
+class Resolution:
+    """Decides for a writer's schema and the one that is read with, both from :func:`whole_schema`.
+
+    Parameters
+    ----------
+    found
+        Gets what the one has and the other does not read.
+    """
+
+    writer: Any
+    reader: Any
+    found: Difference = field(default_factory=Difference)
+
+    def __post_init__(self) -> None:
+        self._theirs, self._ours = _names_in(self.writer), _names_in(self.reader)
+
+    def convert(self) -> Convert | None:
+        """Return what makes a column's value; None where what is read is that already.
+
+        Raises
+        ------
+        Unlike
+            No value of the writer's has a place.
+        """
+        return self._of(self.writer, self.reader, "")
+
+    def _of(self, writer: Any, reader: Any, path: str) -> Convert | None:
+        writer, reader = _whole(writer, self._theirs), _whole(reader, self._ours)
+        if isinstance(writer, list):
+            return self._of_union(writer, reader, path)
+        if not isinstance(reader, list):
+            return self._of_one(writer, reader, path)
+        branches = [_whole(one, self._ours) for one in _branches(reader)]
+        branch = _branch_of(writer, branches)
+        if branch is None:
+            raise _unlike(path, writer, reader)
+        convert = self._of_one(writer, branch, path)
+        members = [one for one in branches if one != "null"]
+        if len(members) == 1 or branch == "null":
+            return convert
+        at = members.index(branch)
+        return partial(_member, (None,) * at, (None,) * (len(members) - at - 1), convert)
+
+    def _of_union(self, writer: Sequence[Any], reader: Any, path: str) -> Convert | None:
+        wholes = [_whole(one, self._theirs) for one in writer]
+        converts: dict[str | type, Convert | None] = {}
+        for one in wholes:
+            convert: Convert | None
+            try:
+                convert = self._of(one, reader, path)
+            except Unlike as none:
+                # Until there is a value of it this does not matter.
+                convert = partial(_refused, str(none))
+            if _is_boxed(one, wholes):
+                convert = partial(_unboxed, convert)
+            converts[_tag(one, wholes)] = convert
+        if not any(converts.values()) and not any(isinstance(tag, str) for tag in converts):
+            return None
+        return partial(_of_its_branch, converts)
+
+    def _of_one(self, writer: Any, reader: Any, path: str) -> Convert | None:
+        """Return what makes a value of two schemas neither of which is a union."""
+        kind, wanted = _kind(writer), _kind(reader)
+        if kind != wanted:
+            if wanted not in _PROMOTED.get(kind, ()):
+                raise _unlike(path, writer, reader)
+        elif _likeness(writer, reader) == 0:
+            raise _unlike(path, writer, reader)
+        if kind in ("record", "error"):
+            return self._of_record(writer, reader, path)
+        if kind == "array":
+            return _each(self._of(writer["items"], reader["items"], f"{path}[]"))
+        if kind == "map":
+            return partial(_pairs, self._of(writer["values"], reader["values"], f"{path}[]"))
+        if kind == "enum":
+            return _of_enum(writer, reader, path)
+        if (ours := _logical(reader)) not in (theirs := _logical(writer), _PLAIN):
+            self.found.other.append(f"{path or 'the value'} ({theirs} is read as {ours})")
+        return _of_primitive(kind, reader, path)
+
+    def _of_record(self, writer: Any, reader: Any, path: str) -> Convert:
+        theirs = {one["name"]: one for one in writer["fields"]}
+        names = {one["name"] for one in reader["fields"]}
+        converts: list[tuple[str, Convert | None]] = []
+        defaults: dict[str, Any] = {}
+        for one in reader["fields"]:
+            called = [one["name"], *(alias for alias in one.get("aliases", ()) if alias not in names)]
+            name = next((name for name in called if name in theirs), None)
+            if name is not None:
+                inner = theirs.pop(name)["type"]
+                converts.append((name, self._of(inner, one["type"], _path(path, one))))
+            elif "default" in one:
+                converts.append((one["name"], None))
+                defaults[one["name"]] = self._default(one, _path(path, one))
+            else:
+                raise Unlike(f"the field '{_path(path, one)}' is not there, and has no default")
+        self.found.left_out += [_path(path, one) for one in theirs.values()]
+        return partial(_row, converts, defaults)
+
+    def _default(self, one: Mapping[str, Any], path: str) -> Any:
+        value = _as_read(one["type"], one["default"], self._ours)
+        same = Resolution(self.reader, self.reader)
+        convert = same._of(one["type"], one["type"], path)
+        return value if convert is None else convert(value)
+
+
+def _branch_of(writer: Any, branches: Sequence[Any]) -> Any:
+    """Return the branch of a reader's union for a writer's type: of the same, or else the first wider one."""
+    same = [one for one in branches if _kind(one) == _kind(writer) and _likeness(writer, one) > 0]
+    wider = [one for one in branches if _kind(one) in _PROMOTED.get(_kind(writer), ())]
+    return max(same, key=partial(_likeness, writer)) if same else next(iter(wider), None)
+
+
+def _likeness(writer: Any, reader: Any) -> int:
+    """Return how much two schemas of one kind are the same; 0 if they are not."""
+    if not isinstance(writer, dict) or "name" not in writer:
+        return 2 if _logical(writer) == _logical(reader) else 1
+    if writer.get("size") != reader.get("size"):
+        return 0
+    name, ours = str(writer["name"]), str(reader["name"])
+    short = name.rpartition(".")[2]
+    if name == ours:
+        return 3
+    if {name, short} & set(reader.get("aliases", ())):
+        return 2
+    return 1 if short == ours.rpartition(".")[2] else 0
+
+
+def _unlike(path: str, writer: Any, reader: Any) -> Unlike:
+    return Unlike(f"{_what(path)} is {_shown(writer)}, and is read as {_shown(reader)}")
+
+
+def _what(path: str) -> str:
+    return f"the field '{path}'" if path else "the value"
+
+
+def _shown(schema: Any) -> str:
+    if isinstance(schema, list):
+        return " or ".join(_shown(one) for one in schema)
+    return (
+        schema if isinstance(schema, str) else " ".join([_kind(schema), *filter(None, [schema.get("name")])])
+    )
+
+
+#: To which types a value is promoted, by the specification.
+_PROMOTED: Mapping[str, tuple[str, ...]] = {
+    "int": ("long", "float", "double"),
+    "long": ("float", "double"),
+    "float": ("double",),
+    "string": ("bytes",),
+    "bytes": ("string",),
+}
+
+
+def _of_enum(writer: Any, reader: Any, path: str) -> Convert | None:
+    known, default = reader["symbols"], reader.get("default")
+    if set(writer["symbols"]) <= set(known):
         return None
-    unscaled = int.from_bytes(_bytes(value), "big", signed=True)
+    return partial(_symbol, {one: one if one in known else default for one in writer["symbols"]}, path)
+
+
+def _of_primitive(kind: str, reader: Any, path: str) -> Convert | None:
+    wanted, logical = _kind(reader), _logical(reader)
+    if logical.startswith("decimal"):
+        return partial(_exact_decimal, int(reader["precision"]), int(reader.get("scale", 0)), path)
+    if logical == "date" and wanted == "int":
+        return partial(_within_years, _FIRST_DAY, _LAST_DAY, 1, path)
+    if logical in _TIMES and wanted == "long":
+        return partial(_within_years, _FIRST_MICRO, _LAST_MICRO, _TIMES[logical][1], path)
+    match kind, wanted:
+        case "int", "long" | "float" | "double":
+            return partial(_widened, int if wanted == "long" else float, path)
+        case "long", "double":
+            return float
+        case "long", "float":
+            return _single
+        case "string", "bytes":
+            return str.encode
+        case "bytes", "string":
+            return partial(_text, path)
+    return None
+
+
+def _as_read(schema: Any, value: Any, named: Mapping[str, Any]) -> Any:
+    """Return a default of JSON as fastavro reads such a value; that of a union is of its first branch."""
+    schema = _whole(schema, named)
+    if isinstance(schema, list):
+        wholes = [_whole(one, named) for one in schema]
+        tag, made = _tag(wholes[0], wholes), _as_read(wholes[0], value, named)
+        if _is_boxed(wholes[0], wholes):
+            made = {_BOX: made}
+        return (tag, made) if isinstance(tag, str) else made
+    match _kind(schema):
+        case "bytes" | "fixed":
+            # A letter for each byte.
+            return value.encode("latin-1")
+        case "float" | "double":
+            return float(value)
+        case "array":
+            return [_as_read(schema["items"], one, named) for one in value]
+        case "map":
+            return {name: _as_read(schema["values"], one, named) for name, one in value.items()}
+        case "record" | "error":
+            fields = schema["fields"]
+            return {f["name"]: _as_read(f["type"], _given(f, value), named) for f in fields}
+    return value
+
+
+def _given(one: Mapping[str, Any], record: Mapping[str, Any]) -> Any:
+    if one["name"] not in record and "default" not in one:
+        raise Unlike(f"a default leaves out the field '{one['name']}', which has none itself")
+    return record.get(one["name"], one.get("default"))
+
+
+def _exact_decimal(precision: int, scale: int, path: str, value: bytes) -> decimal.Decimal:
+    unscaled = int.from_bytes(value, "big", signed=True)
     if abs(unscaled) >= 10**precision:
         raise Unreadable(f"the field '{path}' has more than the {precision} digits of its decimal")
     return decimal.Decimal(unscaled).scaleb(-scale, _EXACT)
 
 
-def _within_years(first: int, last: int, factor: int, path: str, value: int | None) -> int | None:
-    if value is None:
-        return None
+def _within_years(first: int, last: int, factor: int, path: str, value: int) -> int:
     made = value * factor
     if not first <= made <= last:
         raise Unreadable(f"the field '{path}' is in no year from 1 to 9999")
     return made
 
 
-def _convert_each(convert: Convert | None) -> Convert | None:
+def _widened(wider: Callable[[int], Any], path: str, value: int) -> Any:
+    if not -(2**31) <= value < 2**31:
+        raise Unreadable(f"{_what(path)} is no int of 32 bits")
+    return wider(value)
+
+
+def _single(value: int) -> Any:
+    # By way of Python's float it would be rounded twice.
+    return pa.scalar(value, pa.int64()).cast(pa.float32(), safe=False).as_py()
+
+
+def _text(path: str, value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise Unreadable(f"{_what(path)} is no text in UTF-8") from None
+
+
+def _symbol(symbols: Mapping[str, str | None], path: str, value: str) -> str:
+    symbol = symbols[value]
+    if symbol is None:
+        raise Unlike(f"{_what(path)} is the new symbol '{value}' of its enum, which has no default")
+    return symbol
+
+
+def _each(convert: Convert | None) -> Convert | None:
     if convert is None:
         return None
     return lambda values: [convert(one) for one in values]
@@ -376,53 +589,33 @@ def _pairs(convert: Convert | None, values: Mapping[str, Any]) -> list[tuple[str
     return [(key, one if convert is None else convert(one)) for key, one in values.items()]
 
 
-def _row(converts: Sequence[tuple[str, Convert | None]], record: Any) -> tuple[Any, ...]:
-    if isinstance(record, tuple):
-        record = record[1]
-    return tuple(record[name] if convert is None else convert(record[name]) for name, convert in converts)
+def _row(
+    converts: Sequence[tuple[str, Convert | None]], defaults: Mapping[str, Any], record: dict[str, Any]
+) -> tuple[Any, ...]:
+    record |= defaults
+    return tuple([record[name] if convert is None else convert(record[name]) for name, convert in converts])
 
 
-def _of_one_branch(convert: Convert | None, value: Any) -> Any:
-    if value is None:
-        return None
-    if isinstance(value, tuple):
-        value = value[1]
+def _of_its_branch(converts: Mapping[str | type, Convert | None], value: Any) -> Any:
+    tag: str | type = type(value)
+    if tag is tuple:
+        tag, value = value
+    convert = converts[tag]
     return value if convert is None else convert(value)
 
 
-def _of_a_branch(
-    places: Mapping[str, int], converts: Sequence[Convert | None], path: str, value: Any
-) -> tuple[Any, ...] | None:
-    if value is None:
-        return None
-    if isinstance(value, tuple):
-        candidates: tuple[str, ...] = (value[0],)
-        value = value[1]
-    else:
-        candidates = _BRANCHES.get(type(value), ())
-    at = next((places[name] for name in candidates if name in places), None)
-    if at is None:
-        # Not by the writer's own union: what is read has one branch with a name, or nobody knows which.
-        named = [place for name, place in places.items() if name not in _UNNAMED]
-        at = named[0] if len(named) == 1 else None
-    if at is None:
-        raise Unreadable(f"the field '{path}' has a branch that is not known")
-    convert = converts[at]
-    made = value if convert is None else convert(value)
-    return tuple(made if place == at else None for place in range(len(converts)))
+def _unboxed(convert: Convert | None, box: Mapping[str, Any]) -> Any:
+    return box[_BOX] if convert is None else convert(box[_BOX])
 
 
-#: What a value of Python's can be, of a type without a name.
-_BRANCHES: Mapping[type, tuple[str, ...]] = {
-    bool: ("boolean",),
-    int: ("long", "int"),
-    float: ("double", "float"),
-    str: ("string",),
-    bytes: ("bytes",),
-    list: ("array",),
-    dict: ("map",),
-}
-_UNNAMED = frozenset(name for names in _BRANCHES.values() for name in names)
+def _refused(why: str, value: Any) -> None:
+    raise Unlike(why)
+
+
+def _member(
+    before: tuple[None, ...], behind: tuple[None, ...], convert: Convert | None, value: Any
+) -> tuple[Any, ...]:
+    return (*before, value if convert is None else convert(value), *behind)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -453,63 +646,73 @@ class AvroReader(Reader):
     @property
     def kind(self) -> T.StructType:  # type: ignore[override]
         """The fields."""
-        return self._typed().kind  # type: ignore[return-value]
-
-    def _typed(self) -> Typed:
         schema = whole_schema(self.schema)
         found = typed(schema, _names_in(schema), "")
-        if isinstance(found.kind, T.StructType) and _kind(schema) == "record":
+        if isinstance(found, T.StructType) and _kind(schema) == "record":
             return found
-        convert = found.convert
-        return Typed(
-            T.StructType([T.StructField(self.column, found.kind)]),
-            (lambda value: (value,)) if convert is None else (lambda value: (convert(value),)),
-        )
+        return T.StructType([T.StructField(self.column, found)])
 
     def opened(self) -> Callable[[bytes], tuple[Any, ...]]:
         """Parse the schema; those of writers are asked for when they are met."""
-        import fastavro
-
-        convert = self._typed().convert
-        assert convert is not None
         own = whole_schema(self.schema)
-        ours = fastavro.parse_schema(_bare(own))
+        is_row = _kind(own) == "record"
         if self.registry is None:
-            return lambda data: convert(_decoded(data, 0, ours, None))
+            return _reading(own, Resolution(own, own).convert(), is_row, 0)
 
-        def looked_at(found: Registered) -> Any:
-            writer = whole_schema(found.text, found.references)
-            check_difference(found, differences(writer, own), self.on_schema_change)
-            return fastavro.parse_schema(_bare(writer))
+        def looked_at(found: Registered) -> Callable[[bytes], tuple[Any, ...]]:
+            resolution = Resolution(whole_schema(found.text, found.references), own)
+            try:
+                convert = resolution.convert()
+            except Unlike as unlike:
+                raise unlike_error(found, str(unlike), self.on_schema_change) from None
+            check_difference(found, resolution.found, self.on_schema_change)
+            read = _reading(resolution.writer, convert, is_row, HEADER_BYTES)
+
+            def read_or_tell(data: bytes) -> tuple[Any, ...]:
+                try:
+                    return read(data)
+                except Unlike as unlike:
+                    raise unlike_error(found, str(unlike), self.on_schema_change) from None
+
+            return read_or_tell
 
         writers = WriterSchemas(self.registry, "AVRO", looked_at)
-
-        def read(data: bytes) -> tuple[Any, ...]:
-            row: tuple[Any, ...] = convert(_decoded(data, HEADER_BYTES, writers.of(data), ours))
-            return row
-
-        return read
+        return lambda data: writers.of(data)(data)
 
 
-def _decoded(data: bytes, start: int, writer: Any, reader: Any) -> Any:
-    """Return what the bytes from `start` on say, all of which are of one value."""
+def _reading(
+    writer: Any, convert: Convert | None, is_row: bool, start: int
+) -> Callable[[bytes], tuple[Any, ...]]:
+    """Return what reads the bytes from `start` on, all of which are of one value of the writer's."""
+    if start and writer in ("bytes", {"type": "bytes"}):
+        # Confluent's clients in the JVM write those as they are.
+        return lambda data: (data[start:] if convert is None else convert(data[start:]),)
+    # With these two fastavro takes it for what it has parsed itself.
+    wire = {**_wire(writer, _names_in(writer), {}), "__fastavro_parsed": True, "__named_schemas": {}}
+
+    def read(data: bytes) -> tuple[Any, ...]:
+        value = _decoded(data, start, wire)
+        made = value if convert is None else convert(value)
+        return made if is_row else (made,)
+
+    return read
+
+
+def _decoded(data: bytes, start: int, wire: Any) -> Any:
     import fastavro
-    from fastavro.read import SchemaResolutionError
 
     stream = io.BytesIO(data)
     stream.seek(start)
     try:
-        value = fastavro.schemaless_reader(stream, writer, reader, return_named_type=True)
-    except SchemaResolutionError as mismatch:
-        raise SchemaError(
-            "a record was written with an Avro schema that cannot be read with that of the source",
-            why=str(mismatch)[:500].rstrip("."),
-            what_to_do="give the source a schema that the registry calls compatible with both",
-        ) from None
+        value = fastavro.schemaless_reader(stream, wire, return_named_type=True)
     except EOFError:
         raise Unreadable("the bytes end within a record of the Avro schema") from None
     except MemoryError:
         raise
+    except KeyError as number:
+        raise Unreadable(
+            f"the bytes are no record of its schema: nothing there has number {number}"
+        ) from None
     except Exception as error:
         raise Unreadable(f"the bytes are no record of its schema: {error or type(error).__name__}") from None
     if stream.tell() != len(data):

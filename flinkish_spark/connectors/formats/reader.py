@@ -30,6 +30,8 @@ from flinkish_spark.types.arrow_types import arrow_type
 
 #: Names within what comes of a record: its row or its text, and why it has none.
 READ, REASON = "read", "reason"
+#: What Arrow raises of a value that is none of its type; not what it raises of memory.
+_MISFITS = (OverflowError, TypeError, ValueError)
 #: Longest reason that is told; it stands in a header of a dead letter.
 MOST_REASON = 1_000
 
@@ -91,11 +93,12 @@ class _Read:
     def __call__(self, values: pa.Array) -> pa.Array:
         read = _opened(self.reader)
         found, reasons = _each(read, values.to_pylist())
-        parts = [
-            pa.array(found, arrow_type(self.reader.kind)),
-            pa.array(reasons, pa.string()),
-        ]
-        return pa.StructArray.from_arrays(parts, [READ, REASON])
+        kind = arrow_type(self.reader.kind)
+        try:
+            rows = pa.array(found, kind)
+        except _MISFITS:
+            rows = pa.array(_those_that_fit(found, kind, reasons), kind)
+        return pa.StructArray.from_arrays([rows, pa.array(reasons, pa.string())], [READ, REASON])
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,17 @@ def _each(do: Callable[[Any], Any], values: list[Any]) -> tuple[list[Any], list[
         found.append(made)
         reasons.append(reason)
     return found, reasons
+
+
+def _those_that_fit(found: list[Any], kind: pa.DataType, reasons: list[str | None]) -> list[Any]:
+    """Return rows with None for each that no column can hold, which gets a reason."""
+    for at, row in enumerate(found):
+        try:
+            pa.array([row], kind)
+        except _MISFITS as misfit:
+            reasons[at] = f"a value is none of its column's type: {misfit}"[:MOST_REASON]
+            found[at] = None
+    return found
 
 
 def reason_of(read: Column) -> Column:
@@ -178,6 +192,29 @@ def check_difference(writer: Registered, found: Difference, policy: OnSchemaChan
         why="on_schema_change is OnSchemaChange.FAIL",
         what_to_do="choose OnSchemaChange.EVOLVE for new columns, OnSchemaChange.LEAVE_OUT to do without, or "
         "give a schema with them",
+        schema_id=writer.schema_id,
+    )
+
+
+def unlike_error(writer: Registered, what: str, policy: OnSchemaChange) -> SchemaError | SchemaChangedError:
+    """Return the error about values that have no place in the schema that is read with.
+
+    Parameters
+    ----------
+    what
+        Which values.
+    """
+    if policy is OnSchemaChange.EVOLVE:
+        return SchemaChangedError(
+            f"records were written with {writer.name}, which cannot be read with the schema of the source",
+            why=f"{what}; the job starts again and reads with the newest schema",
+            schema_id=writer.schema_id,
+        )
+    return SchemaError(
+        f"records were written with {writer.name}, which cannot be read with the schema of the source",
+        why=what,
+        what_to_do="give the source a schema that the registry calls compatible with both, or choose "
+        "OnSchemaChange.EVOLVE for the newest one",
         schema_id=writer.schema_id,
     )
 

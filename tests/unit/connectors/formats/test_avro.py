@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+import itertools
 import json
 from decimal import Decimal
 from typing import Any
@@ -17,8 +18,9 @@ from pyspark.sql import types as T
 
 from flinkish_spark.connectors.formats import avro
 from flinkish_spark.connectors.formats.reader import READ, REASON, _Read
+from flinkish_spark.connectors.formats.registry import Registered, SchemaChangedError, client_of, header
 from flinkish_spark.core.errors import SchemaError
-from flinkish_spark.core.formats import OnSchemaChange
+from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 
 
 def record(*fields: tuple[str, Any], name: str = "R") -> str:
@@ -180,11 +182,199 @@ def test_what_a_reader_leaves_out_or_takes_for_something_else() -> None:
     more = {"type": "record", "name": "I", "fields": [*inner["fields"], {"name": "y", "type": "int"}]}
     writer = record(("a", micros), ("b", decimal), ("c", ["null", more]), ("new", "int"), ("d", decimal))
     ours = record(("a", millis), ("b", {**decimal, "scale": 2}), ("c", ["null", inner]), ("d", "bytes"))
-    found = avro.differences(avro.whole_schema(writer), avro.whole_schema(ours))
-    assert found.left_out == ["c.y", "new"]
-    assert found.other == [
+    resolution = avro.Resolution(avro.whole_schema(writer), avro.whole_schema(ours))
+    resolution.convert()
+    assert resolution.found.left_out == ["c.y", "new"]
+    assert resolution.found.other == [
         "a (timestamp-micros is read as timestamp-millis)",
         "b (decimal(5,1) is read as decimal(5,2))",
     ]
-    same = avro.differences(avro.whole_schema(ours), avro.whole_schema(writer))
-    assert same.left_out == []
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Resolution: the writer's schema is known by a registry, and is not that of the source.
+
+A = {"type": "record", "name": "A", "fields": [{"name": "x", "type": "int"}]}
+B = {"type": "record", "name": "B", "fields": [{"name": "x", "type": "int"}]}
+E = {"type": "enum", "name": "E", "symbols": ["X", "Y"]}
+F1 = {"type": "fixed", "name": "F", "size": 1}
+MICROS = {"type": "long", "logicalType": "timestamp-micros"}
+DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}
+BIG = 2**53 + 1
+EPOCH_1 = dt.datetime(1970, 1, 1, 0, 0, 0, 1, dt.UTC)
+
+
+def long(value: int) -> bytes:
+    return written('"long"', value)
+
+
+def read_via(
+    writer: Any, ours: Any, *data: bytes, change: OnSchemaChange = OnSchemaChange.LEAVE_OUT
+) -> list[dict[str, Any]]:
+    """What Spark gets of the bytes behind the number of the writer's schema."""
+    registry = SchemaRegistry(f"http://{next(NUMBERS)}")
+    client_of(registry)._by_id[1] = Registered("AVRO", json.dumps(writer), schema_id=1)
+    made = avro.avro_reader(json.dumps(avro.whole_schema(json.dumps(ours))), "value", registry, change)
+    kind = T.StructType([T.StructField(READ, made.kind), T.StructField(REASON, T.StringType())])
+    return _Read(made, kind)(pa.array([header(1) + one for one in data], pa.binary())).to_pylist()
+
+
+NUMBERS = itertools.count()
+
+
+def members(*values: Any) -> dict[str, Any]:
+    return {f"member{at}": value for at, value in enumerate(values)}
+
+
+@pytest.mark.parametrize(
+    ("writer", "ours", "data", "value"),
+    [
+        (["null", "double", "long"], ["null", "double", "long"], long(2) + long(BIG), members(None, BIG)),
+        (["long", "double"], ["null", "double", "long"], long(0) + long(BIG), members(None, BIG)),
+        (["double", MICROS], ["double", MICROS], long(1) + long(1), members(None, EPOCH_1)),
+        (["string", DECIMAL], ["string", DECIMAL], long(1) + b"\4\x30\x39", members(None, Decimal("123.45"))),
+        (["string", "bytes"], ["string", "bytes"], long(1) + b"\2\xff", members(None, b"\xff")),
+        (["string", "bytes"], "bytes", long(0) + b"\4\xc3\xa4", b"\xc3\xa4"),
+        (["string", "bytes"], "string", long(1) + b"\4\xc3\xa4", "\u00e4"),
+        ("string", ["bytes", "int"], b"\2a", members(b"a", None)),
+        ("int", ["string", "double", "long"], long(7), members(None, 7.0, None)),
+        ("int", ["string", "double", "int"], long(7), members(None, None, 7)),
+        (["int", "long"], ["double", "long"], long(0) + long(7), members(7.0, None)),
+        (["int", "long"], ["double", "long"], long(1) + long(7), members(None, 7)),
+        (["float", "double"], ["double", "float"], long(0) + b"\0\0\x80\x3f", 1.0),
+        (
+            ["float", "double"],
+            ["float", "string", "double"],
+            long(0) + b"\0\0\x80\x3f",
+            members(1.0, None, None),
+        ),
+        (["null", "long"], "long", long(1) + long(BIG), BIG),
+        ("long", "float", long(2**60 + 2**36 + 1), float(2**60 + 2**37)),
+        (A, ["null", A, B], long(1), members({"x": 1}, None)),
+        ([A, B], ["null", B, A], long(0) + long(1), members(None, {"x": 1})),
+        ([A, "string"], ["string", {**B, "aliases": ["A"]}], long(0) + long(1), members(None, {"x": 1})),
+        (A, [{"type": "map", "values": "string"}, A], long(1), members(None, {"x": 1})),
+        (E, ["string", E], long(1), members(None, "Y")),
+        (["string", E], ["null", E, "string"], long(1) + long(1), members("Y", None)),
+        ([F1, "bytes"], ["bytes", F1], long(0) + b"a", members(None, b"a")),
+        (["boolean", "int"], ["int", "boolean"], long(0) + b"\1", members(None, True)),
+        (
+            {"type": "array", "items": ["double", "long"]},
+            {"type": "array", "items": ["null", "double", "long"]},
+            long(1) + long(1) + long(BIG) + long(0),
+            [members(None, BIG)],
+        ),
+        (
+            {"type": "map", "values": ["double", "long"]},
+            {"type": "map", "values": ["double", "string", "long"]},
+            long(1) + b"\2k" + long(1) + long(BIG) + long(0),
+            [("k", members(None, None, BIG))],
+        ),
+        (
+            {**A, "fields": [{"name": "x", "type": ["double", "long"]}]},
+            {**A, "fields": [{"name": "x", "type": ["double", "string", "long"]}]},
+            long(1) + long(BIG),
+            {"x": members(None, None, BIG)},
+        ),
+    ],
+)
+def test_a_value_is_of_the_branch_of_its_own_type_or_else_of_the_first_wider_one(
+    writer: Any, ours: Any, data: bytes, value: Any
+) -> None:
+    def of(kind: Any) -> Any:
+        return json.loads(record(("f", kind)))
+
+    wrapped = {**of(ours), "fields": [*of(ours)["fields"], {"name": "z", "type": "int", "default": 0}]}
+    assert read_via(of(writer), wrapped, data) == [{"read": {"f": value, "z": 0}, "reason": None}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "value"),
+    [
+        (["double", "string"], 1, members(1.0, None)),
+        (["bytes", "string"], "\u00ff", members(b"\xff", None)),
+        (["int", "string", "long"], 1, members(1, None, None)),
+        (["boolean", "string"], True, members(True, None)),
+        ([E, "string"], "Y", members("Y", None)),
+        (DECIMAL, "09", Decimal("123.45")),
+        ({"type": "array", "items": ["long", "double"]}, [1], [members(1, None)]),
+        ({"type": "map", "values": "double"}, {"k": 1}, [("k", 1.0)]),
+        (
+            {**A, "fields": [{"name": "x", "type": "int", "default": 3}, {"name": "y", "type": "int"}]},
+            {"y": 1},
+            {"x": 3, "y": 1},
+        ),
+    ],
+)
+def test_a_default_is_of_the_first_branch_and_is_completed(kind: Any, default: Any, value: Any) -> None:
+    ours = json.loads(record(("f", kind, {"default": default}), ("a", "int")))
+    assert read_via(json.loads(record(("a", "int"))), ours, b"\2") == [
+        {"read": {"f": value, "a": 1}, "reason": None}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("writer", "ours", "words"),
+    [
+        ("long", "int", "the field 'f' is long, and is read as int"),
+        (E, "string", "the field 'f' is enum E, and is read as string"),
+        (A, {"type": "map", "values": "int"}, "is record A, and is read as map"),
+        (A, ["null", B], "is record A, and is read as null or record B"),
+        (F1, {**F1, "size": 2}, "is fixed F, and is read as fixed F"),
+        (["null", "string"], "string", "is null, and is read as string"),
+        ({**E, "symbols": ["Z"]}, E, "is the new symbol 'Z' of its enum, which has no default"),
+        (A, {**A, "fields": [{"name": "y", "type": "int"}]}, "'f.y' is not there, and has no default"),
+    ],
+)
+def test_what_has_no_place_is_refused_by_name_or_read_with_the_newest_schema(
+    writer: Any, ours: Any, words: str
+) -> None:
+    writer, ours = (json.loads(record(("f", kind))) for kind in (writer, ours))
+    with pytest.raises(SchemaError, match=words):
+        read_via(writer, ours, b"\0")
+    with pytest.raises(SchemaChangedError, match=words):
+        read_via(writer, ours, b"\0", change=OnSchemaChange.EVOLVE)
+
+
+def test_a_branch_and_a_symbol_without_a_place_do_not_matter_until_there_is_a_value_of_them() -> None:
+    writer = [{"name": "f", "type": ["null", "string"]}, {"name": "e", "type": {**E, "symbols": ["Z", "Y"]}}]
+    ours = [{"name": "f", "type": "string"}, {"name": "e", "type": E}]
+    both = ({"type": "record", "name": "R", "fields": fields} for fields in (writer, ours))
+    assert read_via(*both, b"\2\2a\2") == [{"read": {"f": "a", "e": "Y"}, "reason": None}]
+
+
+@pytest.mark.parametrize(
+    ("writer", "ours", "data", "reason"),
+    [
+        ("int", "int", long(2**31), "too large"),
+        ("int", "long", long(2**31), "the field 'f' is no int of 32 bits"),
+        (["int", "long"], ["int", "long"], b"\0" + long(-(2**31) - 1), "the field 'f' is no int of 32 bits"),
+        (E, E, b"\1", "nothing there has number -1"),
+        (["null", "int"], ["null", "int"], b"\1", "nothing there has number -1"),
+        (["null", "int"], ["null", "int"], b"\4", "nothing there has number 2"),
+        ("boolean", "boolean", b"\2", "nothing there has number 1"),
+        ("bytes", "string", b"\2\xff", "the field 'f' is no text in UTF-8"),
+    ],
+)
+def test_a_number_that_is_none_of_its_type_is_a_bad_record_and_the_rest_is_read(
+    writer: Any, ours: Any, data: bytes, reason: str
+) -> None:
+    schemas = [json.loads(record(("f", kind))) for kind in (writer, ours)]
+    bad, good = read_via(*schemas, data, b"\0" * (1 + (writer == ["int", "long"])))
+    assert reason in bad["reason"] and bad["read"] is None and good["reason"] is None
+
+
+def test_a_record_that_ends_within_what_is_left_out_is_bad() -> None:
+    writer = json.loads(record(("a", "int"), ("s", "string")))
+    (found,) = read_via(writer, json.loads(record(("a", "int"))), b"\2\6a")
+    assert found["reason"] == "the bytes end within a record of the Avro schema"
+
+
+@pytest.mark.parametrize("raw", [b"hello", b"", b"\4ab"])
+def test_bytes_alone_stand_behind_the_number_as_clients_in_the_jvm_write_them(raw: bytes) -> None:
+    assert read_via("bytes", "bytes", raw) == [{"read": {"value": raw}, "reason": None}]
+
+
+def test_a_decimal_without_precision_is_its_bytes() -> None:
+    schema = record(("d", {"type": "bytes", "logicalType": "decimal"}))
+    assert read(schema, b"\2\x05") == [{"read": {"d": b"\x05"}, "reason": None}]
