@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import types as T
-from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
+from pyspark.sql.pandas.functions import arrow_udf
 
 from flinkish_spark.connectors.formats.registry import (
     NoSuchSchema,
@@ -67,7 +67,8 @@ class Writer(ABC):
 def read_column(reader: Reader, data: Column) -> Column:
     """Return a struct with what was read, and why it was not; both are null where `data` is."""
     kind = T.StructType([T.StructField(READ, reader.kind), T.StructField(REASON, T.StringType())])
-    udf = arrow_udf(_Read(reader, kind), kind, ArrowUDFType.SCALAR)
+    # A method, for its hints: a type in so many words makes PySpark warn.
+    udf = arrow_udf(_Read(reader, kind).__call__, kind)  # type: ignore[call-overload]
     # Otherwise a filter by the reason would be put in front, and everything would be read twice.
     column: Column = udf.asNondeterministic()(data)
     return column
@@ -76,7 +77,7 @@ def read_column(reader: Reader, data: Column) -> Column:
 def written_column(writer: Writer, row: Column) -> Column:
     """Return a struct with the bytes of each row, and why it has none."""
     kind = T.StructType([T.StructField(READ, T.BinaryType()), T.StructField(REASON, T.StringType())])
-    column: Column = arrow_udf(_Write(writer), kind, ArrowUDFType.SCALAR)(row)
+    column: Column = arrow_udf(_Write(writer).__call__, kind)(row)  # type: ignore[call-overload]
     return column
 
 
