@@ -80,6 +80,81 @@ def test_a_row_comes_back_as_it_was() -> None:
     assert read(b"") == ("", Decimal(0), 0, [], [], None, None, None, "RED", b"", 0.0)
 
 
+ENUMS = """
+message M {
+  %s Color c = 1; repeated Color list = 2; repeated Color packed = 3 [%s]; map<string, Color> map = 4;
+  oneof what { Color one = 5; string other = 6; } %s In in = 7; %s shop.Far far = 8;
+  message In { %s Color c = 1; }
+}
+enum Color { RED = 0; BLUE = 1; LESS = -1; }
+"""
+CLOSED = 'edition = "2023"; option features.enum_type = CLOSED;'
+FAR = 'syntax = "proto2"; package shop; message Far { optional E e = 1 [default = B]; enum E { B = 6; } }'
+
+
+@pytest.mark.parametrize(
+    ("head", "optional", "packed"),
+    [
+        ('syntax = "proto2";', "optional", "packed = true"),
+        ('syntax = "proto3";', "optional", "packed = true"),
+        (CLOSED, "", "features.repeated_field_encoding = PACKED"),
+    ],
+)
+def test_a_number_that_an_enum_does_not_know_is_read_as_digits_wherever_it_is(
+    head: str, optional: str, packed: str
+) -> None:
+    text = head + 'import "far.proto";' + ENUMS % (optional, packed, optional, optional, optional)
+    files = protobuf.files_of(Registered("PROTOBUF", text, (("far.proto", FAR),)))
+    read = protobuf.ProtobufReader(files, "M", None, OnSchemaChange.FAIL).opened()
+    below = b"\xfe" + b"\xff" * 8 + b"\x01"  # -2: ten bytes on the wire
+    data = b"\x08" + below + b"\x10\x01\x10\x07\x10\x00" + b"\x1a\x0c" + below + b"\x01\x07"
+    data += b"\x22\x05\x0a\x01k\x10\x07" + b"\x28\x07" + b"\x3a\x02\x08\x07" + b"\x42\x02\x08\x07"
+    whole = ("-2", ["BLUE", "7", "RED"], ["-2", "BLUE", "7"], [("k", "7")], "7", None, ("7",), ("7",))
+    assert read(data) == whole
+    known = b"\x08" + b"\xff" * 9 + b"\x01" + b"\x22\x03\x0a\x01k" + b"\x42\x00"
+    assert read(known) == ("LESS", [], [], [("k", "RED")], None, None, None, (None,))
+    assert read(b"") == (None, [], [], [], None, None, None, None)
+
+
+def test_a_required_enum_with_a_number_that_it_does_not_know_is_there() -> None:
+    text = 'syntax = "proto2"; message M { required Color c = 1; } enum Color { RED = 0; }'
+    files = protobuf.files_of(Registered("PROTOBUF", text))
+    read = protobuf.ProtobufReader(files, "M", None, OnSchemaChange.FAIL).opened()
+    assert read(b"\x08\x07") == ("7",)
+    with pytest.raises(Unreadable, match="has no c, which is required"):
+        read(b"")
+
+
+ALIAS = "option allow_alias = true; RED = 0; "
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "other"),
+    [
+        (ALIAS + "BLUE = 1; NAVY = 1;", ALIAS + "BLUE = 1; NAVY = 1;", []),
+        ("RED = 0; NAVY = 1;", ALIAS + "BLUE = 1; NAVY = 1;", []),
+        (ALIAS + "BLUE = 1; NAVY = 1;", "RED = 0; NAVY = 1; MORE = 2;", []),
+        (ALIAS + "BLUE = 1; NAVY = 1;", "RED = 0; PINK = 1;", ["c (BLUE is read as PINK)"]),
+    ],
+)
+def test_an_enum_is_another_one_if_a_number_has_no_name_in_common(
+    writer: str, reader: str, other: list[str]
+) -> None:
+    def files(values: str) -> bytes:
+        text = f'syntax = "proto3"; message M {{ Color c = 1; }} enum Color {{ {values} }}'
+        return protobuf.files_of(Registered("PROTOBUF", text))
+
+    found, (theirs, ours) = (
+        Difference(),
+        (protobuf.descriptor_of(files(one), "M") for one in (writer, reader)),
+    )
+    protobuf._compare(theirs, ours, "", found, set())
+    assert found.other == other
+    read = protobuf.ProtobufReader(files(reader), "M", None, OnSchemaChange.FAIL).opened()
+    first = next(one.name for one in ours.file.enum_types_by_name["Color"].values if one.number == 1)
+    assert read(b"\x08\x01") == (first,), "the first name of a number"
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
