@@ -403,7 +403,19 @@ def _single_of(one: Any) -> Convert:
         # A number that the schema does not know keeps its digits; one that has several names has the first.
         names = {number: found[0] for number, found in _names_of(one.enum_type).items()}
         return lambda number: names.get(number) or str(number)
+    if _type_name(one) == "string":
+        return _text_of(one.full_name)
     return decimal.Decimal if _type_name(one) in _UNSIGNED_64 else _same
+
+
+def _text_of(name: str) -> Convert:
+    def text(found: Any) -> str:
+        # Of proto2 Protobuf does not look at the bytes of a text, and gives those that are no UTF-8.
+        if isinstance(found, str):
+            return found
+        raise Unreadable(f"the text of '{name}' is not UTF-8")
+
+    return text
 
 
 def _same(value: Any) -> Any:
@@ -450,7 +462,8 @@ class ProtobufReader(Reader):
             start = start_of(data)
             try:
                 found = made.FromString(data[start:] if start else data)
-            except DecodeError as error:
+            # The second one where Protobuf is not compiled, and reads in Python.
+            except (DecodeError, UnicodeDecodeError) as error:
                 raise Unreadable(f"the bytes are no {descriptor.full_name}: {error}") from None
             if is_needed and not found.IsInitialized():
                 missing = ", ".join(found.FindInitializationErrors())

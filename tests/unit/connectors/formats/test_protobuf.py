@@ -125,6 +125,30 @@ def test_a_required_enum_with_a_number_that_it_does_not_know_is_there() -> None:
         read(b"")
 
 
+@pytest.mark.parametrize(
+    "head", ['syntax = "proto2";', 'edition = "2023"; option features.utf8_validation = NONE;', CLOSED]
+)
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x0a\x01\xff",
+        b"\x12\x01a\x12\x01\xff",
+        b"\x1a\x06\x0a\x01\xff\x12\x01x",
+        b"\x1a\x06\x0a\x01x\x12\x01\xff",
+    ],
+)
+def test_a_text_that_is_not_utf_8_is_a_bad_record_also_where_protobuf_does_not_look(
+    head: str, data: bytes
+) -> None:
+    optional = "optional" if "proto2" in head else ""
+    fields = f"{optional} string t = 1; repeated string list = 2; map<string, string> map = 3;"
+    files = protobuf.files_of(Registered("PROTOBUF", f"{head} message M {{ {fields} }}"))
+    read = protobuf.ProtobufReader(files, "M", None, OnSchemaChange.FAIL).opened()
+    assert read(data.replace(b"\xff", b"y"))[0] in ("y", None)
+    with pytest.raises(Unreadable, match=r"(?i)utf-8"):
+        read(data)
+
+
 ALIAS = "option allow_alias = true; RED = 0; "
 
 
