@@ -171,13 +171,15 @@ def files_of(schema: Registered) -> bytes:
     from google.protobuf import descriptor_pb2
 
     texts = [*schema.references, ("schema.proto", schema.text)]
-    parsed = [_file_in(text, name) for name, text in texts]
-    if all(one is not None for one in parsed):
-        found = descriptor_pb2.FileDescriptorSet()
-        for one in parsed:
-            found.file.append(one)
-        return bytes(found.SerializeToString(deterministic=True))
-    return _compiled(texts)
+    found, sources = descriptor_pb2.FileDescriptorSet(), []
+    for name, text in texts:
+        file = _file_in(text, name)
+        if file is None:
+            sources.append((name, text))
+        else:
+            found.file.append(file)
+    parsed = bytes(found.SerializeToString(deterministic=True))
+    return _compiled(sources, parsed, texts[-1][0]) if sources else parsed
 
 
 def _file_in(text: str, name: str) -> Any:
@@ -193,8 +195,16 @@ def _file_in(text: str, name: str) -> Any:
     return file
 
 
-def _compiled(texts: Sequence[tuple[str, str]]) -> bytes:
-    """Return descriptors of sources, by Protobuf's own compiler, which sees no other files."""
+def _compiled(texts: Sequence[tuple[str, str]], parsed: bytes, last: str) -> bytes:
+    """Return descriptors of sources, by Protobuf's own compiler, which sees no other files.
+
+    Parameters
+    ----------
+    parsed
+        Files that are descriptors already: a sink of ours registers what it imports as these.
+    last
+        Name of the file that all others are for.
+    """
     try:
         import grpc_tools
         from grpc_tools import protoc
@@ -207,16 +217,18 @@ def _compiled(texts: Sequence[tuple[str, str]]) -> bytes:
                 raise SchemaError(f"the registry's schema refers to '{name}', which is no name of a file")
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(text, encoding="utf-8")
-        made = Path(folder) / "out"
+        made, known = Path(folder) / "out", Path(folder) / "known"
+        known.write_bytes(parsed)
         own = Path(grpc_tools.__file__).parent / "_proto"
         status = protoc.main(
             [
                 "protoc",
                 f"-I{folder}/in",
                 f"-I{own}",
+                f"--descriptor_set_in={known}",
                 "--include_imports",
                 f"--descriptor_set_out={made}",
-                texts[-1][0],
+                last,
             ]
         )
         if status:

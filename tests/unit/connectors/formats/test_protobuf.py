@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 from decimal import Decimal
 from typing import Any
 
 import pytest
-from google.protobuf import struct_pb2, timestamp_pb2
+from google.protobuf import descriptor_pb2, struct_pb2, timestamp_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import types as T
@@ -250,19 +251,18 @@ def test_what_a_reader_leaves_out_or_takes_for_something_else(
     assert (found.left_out, found.other) == (left_out, other)
 
 
-def test_a_schema_is_text_or_a_descriptor_with_what_it_refers_to() -> None:
-    import base64
-
+@pytest.mark.parametrize("coded", [(), (0,), (1,), (0, 1)])
+def test_a_schema_is_text_or_a_descriptor_and_so_is_what_it_refers_to(coded: tuple[int, ...]) -> None:
     item = 'syntax = "proto3"; package shop; message Item { int64 q = 1; }'
     order = 'syntax = "proto3"; package shop; import "a/item.proto"; message Order { Item i = 1; }'
     text = protobuf.files_of(Registered("PROTOBUF", order, (("a/item.proto", item),)))
     assert protobuf.first_message(text) == "shop.Order"
-    from google.protobuf import descriptor_pb2
-
-    files = descriptor_pb2.FileDescriptorSet.FromString(text).file
-    first, last = (base64.b64encode(one.SerializeToString()).decode() for one in files)
-    coded = protobuf.files_of(Registered("PROTOBUF", last, (("a/item.proto", first),)))
-    found = protobuf.fields_of(protobuf.descriptor_of(coded, "shop.Order"))
+    texts, files = [item, order], descriptor_pb2.FileDescriptorSet.FromString(text).file
+    for at in coded:
+        texts[at] = base64.b64encode(files[at].SerializeToString()).decode()
+    mixed = protobuf.files_of(Registered("PROTOBUF", texts[1], (("a/item.proto", texts[0]),)))
+    assert protobuf.first_message(mixed) == "shop.Order"
+    found = protobuf.fields_of(protobuf.descriptor_of(mixed, "shop.Order"))
     assert found.simpleString() == "struct<i:struct<q:bigint>>"
 
 
