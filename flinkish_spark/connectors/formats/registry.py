@@ -197,9 +197,11 @@ class RegistryClient:
         is_asked_again = False
         for pause_ms in backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS):
             try:
-                ask = functools.partial(self._client.get_schema, schema_id)
-                found: Schema = self._asked(f"schema {schema_id}", ask, attrgetter("schema_str"))
-                return found
+                return self._asked(
+                    f"schema {schema_id}",
+                    lambda: self._client.get_schema(schema_id),
+                    attrgetter("schema_str"),
+                )
             except NoSuchSchema:
                 is_believed = is_asked_again and time.monotonic() > believed_at
                 if is_believed or schema_id in self._unknown:
@@ -211,8 +213,11 @@ class RegistryClient:
 
     def newest(self, subject: str) -> Registered:
         """Return the newest schema of a subject; raises as :meth:`by_id`."""
-        ask = functools.partial(self._client.get_version, subject, "latest")
-        found = self._asked(f"subject '{subject}'", ask, attrgetter("schema.schema_str"))
+        found = self._asked(
+            f"subject '{subject}'",
+            lambda: self._client.get_version(subject, "latest"),
+            attrgetter("schema.schema_str"),
+        )
         return self._whole(found.schema, int(found.schema_id or 0), subject, int(found.version or 0))
 
     def id_of(self, subject: str, schema: Registered, needs: Sequence[tuple[str, str, int]] = ()) -> int:
@@ -233,8 +238,10 @@ class RegistryClient:
         if self.settings.registration is Registration.AUTOMATIC:
             return int(self._asked(who, lambda: self._client.register_schema(subject, wanted), int))
         try:
-            ask = functools.partial(self._client.lookup_schema, subject, wanted)
-            return int(self._asked(who, ask, attrgetter("schema_id")).schema_id or 0)
+            found = self._asked(
+                who, lambda: self._client.lookup_schema(subject, wanted), attrgetter("schema_id")
+            )
+            return int(found.schema_id or 0)
         except NoSuchSchema:
             raise SchemaError(
                 f"the registry does not have the schema that is written under subject '{subject}'",
@@ -246,8 +253,8 @@ class RegistryClient:
     def version_of(self, subject: str, schema: Registered, needs: Sequence[tuple[str, str, int]]) -> int:
         """Return which version of a subject a schema is; raises as :meth:`id_of`."""
         wanted = _schema(schema, needs)
-        ask = functools.partial(self._client.lookup_schema, subject, wanted)
-        found = self._asked(f"the schema of subject '{subject}'", ask, attrgetter("version"))
+        who = f"the schema of subject '{subject}'"
+        found = self._asked(who, lambda: self._client.lookup_schema(subject, wanted), attrgetter("version"))
         return int(found.version or 0)
 
     def _whole(self, found: Schema, schema_id: int, subject: str = "", version: int = 0) -> Registered:
@@ -284,10 +291,9 @@ class RegistryClient:
                     )
                 raise_translated(known, error)
 
-        found: Schema = self._asked(what, ask, attrgetter("schema.schema_str")).schema
-        return found
+        return self._asked(what, ask, attrgetter("schema.schema_str")).schema
 
-    def _asked(self, what: str, ask: Callable[[], T], part: Callable[[T], object]) -> T:
+    def _asked(self, what: str, ask: Callable[[], T], part: Callable[[Any], object]) -> T:
         """Ask until there is an answer, for as long as the settings allow.
 
         Parameters

@@ -6,7 +6,7 @@ import base64
 import json
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -146,15 +146,17 @@ NOT_OF_A_REGISTRY = [
 def test_what_no_registry_says_is_asked_again_and_is_nothing_about_a_record(
     served: Registry, answer: tuple[int, Any]
 ) -> None:
+    served.answers = [answer, answer]
+    assert client(served).by_id(7).schema_id == 7, "the registry is back"
+    assert len(served.asked) == 4
     asking = client(served, retry_ms=60)
     served.answers = [answer] * 1_000
     for ask in (partial(asking.by_id, 7), partial(asking.newest, "orders-value")):
         with pytest.raises(RegistryUnavailableError) as away:
             ask()
         assert away.value.restartable and "Who are you?" not in str(away.value)
-    assert len(served.asked) > 3
-    served.answers = [answer]
-    assert asking.by_id(7).schema_id == 7, "the registry is back"
+    served.answers = []
+    assert asking.by_id(7).schema_id == 7
 
 
 @pytest.mark.parametrize("answer", [(200, {}), (200, b"<html>"), (404, b"")])
@@ -182,6 +184,9 @@ def test_nobody_who_listens_is_an_outage(served: Registry) -> None:
     nobody = SchemaRegistry("http://127.0.0.1:1", retry_ms=50, timeout_ms=50)
     with pytest.raises(RegistryUnavailableError):
         RegistryClient(nobody).by_id(7)
+    no_file = replace(nobody, ca_location="/no/such/file.pem")
+    with pytest.raises(RegistryUnavailableError, match="FileNotFoundError"):
+        RegistryClient(no_file).by_id(7)
 
 
 def test_a_number_that_is_not_known_is_asked_for_again_and_then_believed(served: Registry) -> None:
