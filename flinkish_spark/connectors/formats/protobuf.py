@@ -171,13 +171,15 @@ def files_of(schema: Registered) -> bytes:
     from google.protobuf import descriptor_pb2
 
     texts = [*schema.references, ("schema.proto", schema.text)]
-    parsed = [_file_in(text, name) for name, text in texts]
-    if all(one is not None for one in parsed):
-        found = descriptor_pb2.FileDescriptorSet()
-        for one in parsed:
-            found.file.append(one)
-        return bytes(found.SerializeToString(deterministic=True))
-    return _compiled(texts)
+    found, sources = descriptor_pb2.FileDescriptorSet(), []
+    for name, text in texts:
+        file = _file_in(text, name)
+        if file is None:
+            sources.append((name, text))
+        else:
+            found.file.append(file)
+    parsed = bytes(found.SerializeToString(deterministic=True))
+    return _compiled(sources, parsed, texts[-1][0]) if sources else parsed
 
 
 def _file_in(text: str, name: str) -> Any:
@@ -193,8 +195,16 @@ def _file_in(text: str, name: str) -> Any:
     return file
 
 
-def _compiled(texts: Sequence[tuple[str, str]]) -> bytes:
-    """Return descriptors of sources, by Protobuf's own compiler, which sees no other files."""
+def _compiled(texts: Sequence[tuple[str, str]], parsed: bytes, last: str) -> bytes:
+    """Return descriptors of sources, by Protobuf's own compiler, which sees no other files.
+
+    Parameters
+    ----------
+    parsed
+        Files that are descriptors already: a sink of ours registers what it imports as these.
+    last
+        Name of the file that all others are for.
+    """
     try:
         import grpc_tools
         from grpc_tools import protoc
@@ -207,16 +217,18 @@ def _compiled(texts: Sequence[tuple[str, str]]) -> bytes:
                 raise SchemaError(f"the registry's schema refers to '{name}', which is no name of a file")
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(text, encoding="utf-8")
-        made = Path(folder) / "out"
+        made, known = Path(folder) / "out", Path(folder) / "known"
+        known.write_bytes(parsed)
         own = Path(grpc_tools.__file__).parent / "_proto"
         status = protoc.main(
             [
                 "protoc",
                 f"-I{folder}/in",
                 f"-I{own}",
+                f"--descriptor_set_in={known}",
                 "--include_imports",
                 f"--descriptor_set_out={made}",
-                texts[-1][0],
+                last,
             ]
         )
         if status:
@@ -400,10 +412,22 @@ def _single_of(one: Any) -> Convert:
     if one.message_type is not None:
         return _row_of(one.message_type)
     if one.enum_type is not None:
-        # A number that the schema does not know keeps its digits.
-        names = {value.number: value.name for value in one.enum_type.values}
+        # A number that the schema does not know keeps its digits; one that has several names has the first.
+        names = {number: found[0] for number, found in _names_of(one.enum_type).items()}
         return lambda number: names.get(number) or str(number)
+    if _type_name(one) == "string":
+        return _text_of(one.full_name)
     return decimal.Decimal if _type_name(one) in _UNSIGNED_64 else _same
+
+
+def _text_of(name: str) -> Convert:
+    def text(found: Any) -> str:
+        # Of proto2 Protobuf does not look at the bytes of a text, and gives those that are no UTF-8.
+        if isinstance(found, str):
+            return found
+        raise Unreadable(f"the text of '{name}' is not UTF-8")
+
+    return text
 
 
 def _same(value: Any) -> Any:
@@ -442,7 +466,7 @@ class ProtobufReader(Reader):
         from google.protobuf.message import DecodeError
 
         descriptor = descriptor_of(self.files, self.message)
-        made, convert = message_factory.GetMessageClass(descriptor), _row_of(descriptor)
+        made, convert = message_factory.GetMessageClass(_with_numbers(descriptor)), _row_of(descriptor)
         is_needed = _has_required(descriptor, set())
         start_of = _no_header if self.registry is None else _Writers(self.registry, self, descriptor).start_of
 
@@ -450,7 +474,8 @@ class ProtobufReader(Reader):
             start = start_of(data)
             try:
                 found = made.FromString(data[start:] if start else data)
-            except DecodeError as error:
+            # The second one where Protobuf is not compiled, and reads in Python.
+            except (DecodeError, UnicodeDecodeError) as error:
                 raise Unreadable(f"the bytes are no {descriptor.full_name}: {error}") from None
             if is_needed and not found.IsInitialized():
                 missing = ", ".join(found.FindInitializationErrors())
@@ -459,6 +484,37 @@ class ProtobufReader(Reader):
             return row
 
         return read
+
+
+def _with_numbers(message: Any) -> Any:
+    """Return a message with int32 in place of its enums, which is the same bytes.
+
+    Of a closed enum (proto2) Protobuf takes a number that the enum does not know for an unknown field: the
+    value would be gone, and its place in a list, and its key in a map.
+    """
+    from google.protobuf import descriptor_pb2
+
+    made, seen, left = descriptor_pb2.FileDescriptorSet(), set[str](), [message.file]
+    while left:
+        file = left.pop()
+        if file.name not in seen:
+            seen.add(file.name)
+            file.CopyToProto(made.file.add())
+            left.extend(file.dependencies)
+    for file in made.file:
+        _number_enums(file.message_type)
+    return descriptor_of(made.SerializeToString(), message.full_name)
+
+
+def _number_enums(messages: Sequence[Any]) -> None:
+    for message in messages:
+        for one in message.field:
+            if one.type == one.TYPE_ENUM:
+                one.type = one.TYPE_INT32
+                one.ClearField("type_name")
+                # The name of a number; nobody asks for it, since a field that has one can be null.
+                one.ClearField("default_value")
+        _number_enums(message.nested_type)
 
 
 def _no_header(data: bytes) -> int:
@@ -554,10 +610,18 @@ def _compare(writer: Any, reader: Any, path: str, found: Difference, seen: set[s
 
 
 def _compare_enums(writer: Any, reader: Any, path: str, found: Difference) -> None:
-    names = {value.number: value.name for value in reader.enum_type.values}
-    for value in writer.enum_type.values:
-        if names.get(value.number, value.name) != value.name:
-            found.other.append(f"{path} ({value.name} is read as {names[value.number]})")
+    theirs, ours = _names_of(writer.enum_type), _names_of(reader.enum_type)
+    for number, names in theirs.items():
+        if number in ours and not set(names) & set(ours[number]):
+            found.other.append(f"{path} ({names[0]} is read as {ours[number][0]})")
+
+
+def _names_of(enum: Any) -> dict[int, list[str]]:
+    """Return the names of each number of an enum: with allow_alias there are several."""
+    names: dict[int, list[str]] = {}
+    for value in enum.values:
+        names.setdefault(value.number, []).append(value.name)
+    return names
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 Who asks is told apart by what the answer means: one that does not come is asked for again and then an
 outage, for which a job restarts; a refusal is the user's to mend; and a number that the registry does not
-know, when asked more than once, is a fact about a record.
+know, when asked more than once, is a fact about a record. What stands in front of a registry (a proxy, a
+page to log in) answers as well, with 404 or even 200: only what has the form of its interface is its word.
 
 Confluent's own client asks. Whatever it answers is data: nothing of it is executed or fetched.
 """
@@ -14,6 +15,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flinkish_spark.core.clock import backoff_ms
@@ -26,7 +28,7 @@ from flinkish_spark.core.errors import (
 from flinkish_spark.core.formats import Registration, SchemaRegistry, SubjectNameStrategy
 
 if TYPE_CHECKING:
-    from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+    from confluent_kafka.schema_registry import RegisteredSchema, Schema, SchemaRegistryClient
 
 #: What begins each record of the wire format; four bytes follow with the number of the schema.
 MAGIC = 0
@@ -34,8 +36,14 @@ HEADER_BYTES = 5
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
 #: For so long a registry is asked for a number that it does not know: a replica may lag behind.
 _UNKNOWN_MS = 2_000
+#: So long it is believed, and then asked for once more. A schema that was registered late, or restored, makes
+#: bad records no longer than this; and records that are bad for ever cost a request a minute.
+_FORGOTTEN_MS = 60_000
+#: Of a 404 the registry's own words for a subject, a version and a schema that it does not have: Confluent's,
+#: and the same with Karapace and Apicurio. Any other 404 is of a proxy, or of a URL without its path.
+_NO_SUCH = (40401, 40402, 40403)
 #: What an outage answers; all other numbers are answers.
-_AWAY = frozenset({408, 425, 429, 500, 502, 503, 504})
+_AWAY = frozenset({404, 408, 425, 429, 500, 502, 503, 504})
 _DEEPEST = 32
 T = TypeVar("T")
 
@@ -157,7 +165,8 @@ class RegistryClient:
 
     settings: SchemaRegistry
     _by_id: dict[int, Registered] = field(default_factory=dict)
-    _unknown: set[int] = field(default_factory=set)
+    #: Until when each of these is believed to be none.
+    _unknown: dict[int, float] = field(default_factory=dict)
 
     @functools.cached_property
     def _client(self) -> SchemaRegistryClient:
@@ -177,9 +186,9 @@ class RegistryClient:
         RegistryUnavailableError, AuthorizationError
             It does not answer, or refuses this client.
         """
-        if schema_id in self._unknown:
-            raise NoSuchSchema(schema_id)
         if schema_id not in self._by_id:
+            if time.monotonic() < self._unknown.get(schema_id, 0):
+                raise NoSuchSchema(schema_id)
             self._by_id[schema_id] = self._whole(self._found(schema_id), schema_id)
         return self._by_id[schema_id]
 
@@ -188,10 +197,15 @@ class RegistryClient:
         is_asked_again = False
         for pause_ms in backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS):
             try:
-                return self._asked(f"schema {schema_id}", lambda: self._client.get_schema(schema_id))
+                return self._asked(
+                    f"schema {schema_id}",
+                    lambda: self._client.get_schema(schema_id),
+                    attrgetter("schema_str"),
+                )
             except NoSuchSchema:
-                if is_asked_again and time.monotonic() > believed_at:
-                    self._unknown.add(schema_id)
+                is_believed = is_asked_again and time.monotonic() > believed_at
+                if is_believed or schema_id in self._unknown:
+                    self._unknown[schema_id] = time.monotonic() + _FORGOTTEN_MS / 1_000
                     raise
             time.sleep(pause_ms / 1_000)
             is_asked_again = True
@@ -199,7 +213,11 @@ class RegistryClient:
 
     def newest(self, subject: str) -> Registered:
         """Return the newest schema of a subject; raises as :meth:`by_id`."""
-        found = self._asked(f"subject '{subject}'", lambda: self._client.get_version(subject, "latest"))
+        found = self._asked(
+            f"subject '{subject}'",
+            lambda: self._client.get_version(subject, "latest"),
+            attrgetter("schema.schema_str"),
+        )
         return self._whole(found.schema, int(found.schema_id or 0), subject, int(found.version or 0))
 
     def id_of(self, subject: str, schema: Registered, needs: Sequence[tuple[str, str, int]] = ()) -> int:
@@ -218,9 +236,11 @@ class RegistryClient:
         wanted = _schema(schema, needs)
         who = f"the schema of subject '{subject}'"
         if self.settings.registration is Registration.AUTOMATIC:
-            return int(self._asked(who, lambda: self._client.register_schema(subject, wanted)))
+            return int(self._asked(who, lambda: self._client.register_schema(subject, wanted), int))
         try:
-            found = self._asked(who, lambda: self._client.lookup_schema(subject, wanted))
+            found = self._asked(
+                who, lambda: self._client.lookup_schema(subject, wanted), attrgetter("schema_id")
+            )
             return int(found.schema_id or 0)
         except NoSuchSchema:
             raise SchemaError(
@@ -234,7 +254,8 @@ class RegistryClient:
         """Return which version of a subject a schema is; raises as :meth:`id_of`."""
         wanted = _schema(schema, needs)
         who = f"the schema of subject '{subject}'"
-        return int(self._asked(who, lambda: self._client.lookup_schema(subject, wanted)).version or 0)
+        found = self._asked(who, lambda: self._client.lookup_schema(subject, wanted), attrgetter("version"))
+        return int(found.version or 0)
 
     def _whole(self, found: Schema, schema_id: int, subject: str = "", version: int = 0) -> Registered:
         references: dict[str, str] = {}
@@ -254,18 +275,42 @@ class RegistryClient:
             known[str(one.name)] = str(inner.schema_str)
 
     def _version(self, subject: str, version: int) -> Schema:
-        # Of another subject it may be deleted by now, and records that need it are still there.
-        ask = functools.partial(self._client.get_version, subject, version, deleted=True)
-        found: Schema = self._asked(f"version {version} of subject '{subject}'", ask).schema
-        return found
+        what = f"version {version} of subject '{subject}'"
 
-    def _asked(self, what: str, ask: Callable[[], T]) -> T:
-        """Ask until there is an answer, for as long as the settings allow."""
+        def ask() -> RegisteredSchema:
+            try:
+                # Of another subject it may be deleted by now, and records that need it are still there.
+                return self._client.get_version(subject, version, deleted=True)
+            except Exception as error:
+                known = _meaning(error, what)
+                if isinstance(known, NoSuchSchema):
+                    known = RegistryUnavailableError(
+                        f"the schema registry does not have {what}",
+                        why="a schema that it has refers to it: a replica lags behind, or it was deleted",
+                        what_to_do="register it again, if it stays away",
+                    )
+                raise_translated(known, error)
+
+        return self._asked(what, ask, attrgetter("schema.schema_str")).schema
+
+    def _asked(self, what: str, ask: Callable[[], T], part: Callable[[Any], object]) -> T:
+        """Ask until there is an answer, for as long as the settings allow.
+
+        Parameters
+        ----------
+        part
+            Returns of an answer what makes it one.
+        """
         deadline = time.monotonic() + self.settings.retry_ms / 1_000
         pauses_ms = backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         while True:
             try:
-                return ask()
+                found = ask()
+                if part(found):
+                    return found
+                # The client keeps it otherwise, and would give it again.
+                self._client.clear_caches()  # type: ignore[no-untyped-call]
+                raise ValueError("it has no schema, or no number of one")
             except Exception as error:
                 known = _meaning(error, what)
                 if isinstance(known, RegistryUnavailableError):
@@ -319,7 +364,7 @@ def _meaning(error: Exception, what: str) -> BaseException:
             why=f"it answers {status}",
             what_to_do="correct username and password, or token, of SchemaRegistry, or its rights there",
         )
-    if status == 404:
+    if status == 404 and getattr(error, "error_code", None) in _NO_SUCH:
         return NoSuchSchema(what)
     if status in (409, 422):
         return SchemaError(
@@ -331,7 +376,16 @@ def _meaning(error: Exception, what: str) -> BaseException:
     if status in _AWAY or is_transport or isinstance(error, OSError):
         why = f"it answers {status}" if status else type(error).__name__
         return RegistryUnavailableError(
-            f"the schema registry does not answer about {what}", why=why, what_to_do="see to the registry"
+            f"the schema registry does not answer about {what}",
+            why=why,
+            what_to_do="see to the registry, to what stands in front of it, and to the path of its URL",
+        )
+    if isinstance(error, ValueError | TypeError | AttributeError | KeyError):
+        # What the client raises of an answer that it did not expect: no JSON, no object, nothing.
+        return RegistryUnavailableError(
+            f"what answers about {what} is no schema registry",
+            why=f"of its answer: {error}"[:500].rstrip("."),
+            what_to_do="see to what stands in front of the registry, and to the URL",
         )
     if status is not None:
         return EnvironmentFault(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 from decimal import Decimal
 from typing import Any
 
 import pytest
-from google.protobuf import struct_pb2, timestamp_pb2
+from google.protobuf import descriptor_pb2, struct_pb2, timestamp_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import types as T
@@ -80,6 +81,105 @@ def test_a_row_comes_back_as_it_was() -> None:
     assert read(b"") == ("", Decimal(0), 0, [], [], None, None, None, "RED", b"", 0.0)
 
 
+ENUMS = """
+message M {
+  %s Color c = 1; repeated Color list = 2; repeated Color packed = 3 [%s]; map<string, Color> map = 4;
+  oneof what { Color one = 5; string other = 6; } %s In in = 7; %s shop.Far far = 8;
+  message In { %s Color c = 1; }
+}
+enum Color { RED = 0; BLUE = 1; LESS = -1; }
+"""
+CLOSED = 'edition = "2023"; option features.enum_type = CLOSED;'
+FAR = 'syntax = "proto2"; package shop; message Far { optional E e = 1 [default = B]; enum E { B = 6; } }'
+
+
+@pytest.mark.parametrize(
+    ("head", "optional", "packed"),
+    [
+        ('syntax = "proto2";', "optional", "packed = true"),
+        ('syntax = "proto3";', "optional", "packed = true"),
+        (CLOSED, "", "features.repeated_field_encoding = PACKED"),
+    ],
+)
+def test_a_number_that_an_enum_does_not_know_is_read_as_digits_wherever_it_is(
+    head: str, optional: str, packed: str
+) -> None:
+    text = head + 'import "far.proto";' + ENUMS % (optional, packed, optional, optional, optional)
+    files = protobuf.files_of(Registered("PROTOBUF", text, (("far.proto", FAR),)))
+    read = protobuf.ProtobufReader(files, "M", None, OnSchemaChange.FAIL).opened()
+    below = b"\xfe" + b"\xff" * 8 + b"\x01"  # -2: ten bytes on the wire
+    data = b"\x08" + below + b"\x10\x01\x10\x07\x10\x00" + b"\x1a\x0c" + below + b"\x01\x07"
+    data += b"\x22\x05\x0a\x01k\x10\x07" + b"\x28\x07" + b"\x3a\x02\x08\x07" + b"\x42\x02\x08\x07"
+    whole = ("-2", ["BLUE", "7", "RED"], ["-2", "BLUE", "7"], [("k", "7")], "7", None, ("7",), ("7",))
+    assert read(data) == whole
+    known = b"\x08" + b"\xff" * 9 + b"\x01" + b"\x22\x03\x0a\x01k" + b"\x42\x00"
+    assert read(known) == ("LESS", [], [], [("k", "RED")], None, None, None, (None,))
+    assert read(b"") == (None, [], [], [], None, None, None, None)
+
+
+def test_a_required_enum_with_a_number_that_it_does_not_know_is_there() -> None:
+    text = 'syntax = "proto2"; message M { required Color c = 1; } enum Color { RED = 0; }'
+    files = protobuf.files_of(Registered("PROTOBUF", text))
+    read = protobuf.ProtobufReader(files, "M", None, OnSchemaChange.FAIL).opened()
+    assert read(b"\x08\x07") == ("7",)
+    with pytest.raises(Unreadable, match="has no c, which is required"):
+        read(b"")
+
+
+@pytest.mark.parametrize(
+    "head", ['syntax = "proto2";', 'edition = "2023"; option features.utf8_validation = NONE;', CLOSED]
+)
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x0a\x01\xff",
+        b"\x12\x01a\x12\x01\xff",
+        b"\x1a\x06\x0a\x01\xff\x12\x01x",
+        b"\x1a\x06\x0a\x01x\x12\x01\xff",
+    ],
+)
+def test_a_text_that_is_not_utf_8_is_a_bad_record_also_where_protobuf_does_not_look(
+    head: str, data: bytes
+) -> None:
+    optional = "optional" if "proto2" in head else ""
+    fields = f"{optional} string t = 1; repeated string list = 2; map<string, string> map = 3;"
+    files = protobuf.files_of(Registered("PROTOBUF", f"{head} message M {{ {fields} }}"))
+    read = protobuf.ProtobufReader(files, "M", None, OnSchemaChange.FAIL).opened()
+    assert read(data.replace(b"\xff", b"y"))[0] in ("y", None)
+    with pytest.raises(Unreadable, match=r"(?i)utf-8"):
+        read(data)
+
+
+ALIAS = "option allow_alias = true; RED = 0; "
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "other"),
+    [
+        (ALIAS + "BLUE = 1; NAVY = 1;", ALIAS + "BLUE = 1; NAVY = 1;", []),
+        ("RED = 0; NAVY = 1;", ALIAS + "BLUE = 1; NAVY = 1;", []),
+        (ALIAS + "BLUE = 1; NAVY = 1;", "RED = 0; NAVY = 1; MORE = 2;", []),
+        (ALIAS + "BLUE = 1; NAVY = 1;", "RED = 0; PINK = 1;", ["c (BLUE is read as PINK)"]),
+    ],
+)
+def test_an_enum_is_another_one_if_a_number_has_no_name_in_common(
+    writer: str, reader: str, other: list[str]
+) -> None:
+    def files(values: str) -> bytes:
+        text = f'syntax = "proto3"; message M {{ Color c = 1; }} enum Color {{ {values} }}'
+        return protobuf.files_of(Registered("PROTOBUF", text))
+
+    found, (theirs, ours) = (
+        Difference(),
+        (protobuf.descriptor_of(files(one), "M") for one in (writer, reader)),
+    )
+    protobuf._compare(theirs, ours, "", found, set())
+    assert found.other == other
+    read = protobuf.ProtobufReader(files(reader), "M", None, OnSchemaChange.FAIL).opened()
+    first = next(one.name for one in ours.file.enum_types_by_name["Color"].values if one.number == 1)
+    assert read(b"\x08\x01") == (first,), "the first name of a number"
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -151,19 +251,18 @@ def test_what_a_reader_leaves_out_or_takes_for_something_else(
     assert (found.left_out, found.other) == (left_out, other)
 
 
-def test_a_schema_is_text_or_a_descriptor_with_what_it_refers_to() -> None:
-    import base64
-
+@pytest.mark.parametrize("coded", [(), (0,), (1,), (0, 1)])
+def test_a_schema_is_text_or_a_descriptor_and_so_is_what_it_refers_to(coded: tuple[int, ...]) -> None:
     item = 'syntax = "proto3"; package shop; message Item { int64 q = 1; }'
     order = 'syntax = "proto3"; package shop; import "a/item.proto"; message Order { Item i = 1; }'
     text = protobuf.files_of(Registered("PROTOBUF", order, (("a/item.proto", item),)))
     assert protobuf.first_message(text) == "shop.Order"
-    from google.protobuf import descriptor_pb2
-
-    files = descriptor_pb2.FileDescriptorSet.FromString(text).file
-    first, last = (base64.b64encode(one.SerializeToString()).decode() for one in files)
-    coded = protobuf.files_of(Registered("PROTOBUF", last, (("a/item.proto", first),)))
-    found = protobuf.fields_of(protobuf.descriptor_of(coded, "shop.Order"))
+    texts, files = [item, order], descriptor_pb2.FileDescriptorSet.FromString(text).file
+    for at in coded:
+        texts[at] = base64.b64encode(files[at].SerializeToString()).decode()
+    mixed = protobuf.files_of(Registered("PROTOBUF", texts[1], (("a/item.proto", texts[0]),)))
+    assert protobuf.first_message(mixed) == "shop.Order"
+    found = protobuf.fields_of(protobuf.descriptor_of(mixed, "shop.Order"))
     assert found.simpleString() == "struct<i:struct<q:bigint>>"
 
 

@@ -6,7 +6,8 @@ import base64
 import json
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def serving(registry: Registry, certificate: Any = None) -> Iterator[Registry]:
             registry.logins.add(self.headers.get("Authorization", ""))
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             status, body = registry.answer(self.command, self.path)
-            data = json.dumps(body).encode()
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
@@ -128,10 +129,64 @@ def test_an_outage_that_stays_is_no_answer_about_a_record(served: Registry) -> N
     assert away.value.restartable and not away.value.ends_when_repeated and len(served.asked) > 1
 
 
+NOT_OF_A_REGISTRY = [
+    (404, b"<html>default backend - 404</html>"),
+    (404, {"error_code": 404, "message": "HTTP 404 Not Found"}),
+    (404, ["no such page"]),
+    (200, b"<html>Who are you?</html>"),
+    (200, b"\xff\xfe"),
+    (200, b""),
+    (200, []),
+    (200, {}),
+    (200, {"schema": None}),
+]
+
+
+@pytest.mark.parametrize("answer", NOT_OF_A_REGISTRY)
+def test_what_no_registry_says_is_asked_again_and_is_nothing_about_a_record(
+    served: Registry, answer: tuple[int, Any]
+) -> None:
+    served.answers = [answer, answer]
+    assert client(served).by_id(7).schema_id == 7, "the registry is back"
+    assert len(served.asked) == 4
+    asking = client(served, retry_ms=60)
+    served.answers = [answer] * 1_000
+    for ask in (partial(asking.by_id, 7), partial(asking.newest, "orders-value")):
+        with pytest.raises(RegistryUnavailableError) as away:
+            ask()
+        assert away.value.restartable and "Who are you?" not in str(away.value)
+    served.answers = []
+    assert asking.by_id(7).schema_id == 7
+
+
+@pytest.mark.parametrize("answer", [(200, {}), (200, b"<html>"), (404, b"")])
+def test_no_sink_writes_a_number_that_no_registry_gave_it(served: Registry, answer: tuple[int, Any]) -> None:
+    for registration in Registration:
+        served.answers = [answer]
+        asking, schema = client(served, registration=registration), Registered("AVRO", RECORD)
+        assert asking.id_of("orders-value", schema) == 7
+        served.answers = [answer]
+        assert asking.version_of("orders-value", schema, ()) == 1
+
+
+@pytest.mark.parametrize("code", [40401, 40402])
+def test_a_reference_that_is_not_there_is_no_word_about_a_record(served: Registry, code: int) -> None:
+    schema = {"schema": RECORD, "references": [{"name": "shop.Item", "subject": "item", "version": 2}]}
+    missing = (404, {"error_code": code, "message": "not found"})
+    served.answers = [(200, schema), missing, missing]
+    assert client(served).by_id(7).references == (("shop.Item", '"int"'),), "a replica had it late"
+    served.answers = [(200, schema)] + [missing] * 1_000
+    with pytest.raises(RegistryUnavailableError, match="version 2 of subject 'item'"):
+        client(served, retry_ms=60).by_id(7)
+
+
 def test_nobody_who_listens_is_an_outage(served: Registry) -> None:
     nobody = SchemaRegistry("http://127.0.0.1:1", retry_ms=50, timeout_ms=50)
     with pytest.raises(RegistryUnavailableError):
         RegistryClient(nobody).by_id(7)
+    no_file = replace(nobody, ca_location="/no/such/file.pem")
+    with pytest.raises(RegistryUnavailableError, match="FileNotFoundError"):
+        RegistryClient(no_file).by_id(7)
 
 
 def test_a_number_that_is_not_known_is_asked_for_again_and_then_believed(served: Registry) -> None:
@@ -143,6 +198,22 @@ def test_a_number_that_is_not_known_is_asked_for_again_and_then_believed(served:
     with pytest.raises(NoSuchSchema):
         asking.by_id(8)
     assert len(served.asked) == times
+
+
+def test_a_number_that_was_not_known_is_asked_for_once_more_after_a_while(
+    served: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_FORGOTTEN_MS", 0)
+    asking, unknown = client(served), (404, {"error_code": 40403, "message": "Schema not found"})
+    served.answers = [unknown] * 1_000
+    with pytest.raises(NoSuchSchema):
+        asking.by_id(7)
+    times = len(served.asked)
+    with pytest.raises(NoSuchSchema):
+        asking.by_id(7)
+    assert len(served.asked) == times + 1, "no task waits for it a second time"
+    served.answers = []
+    assert asking.by_id(7).schema_id == 7, "it has been registered by now"
 
 
 @pytest.mark.parametrize("status", [401, 403])
