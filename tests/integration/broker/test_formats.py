@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import uuid
 from collections import Counter
 from dataclasses import replace
 
+import fastavro
 import pytest
 
 from flinkish_spark import (
@@ -211,6 +213,45 @@ def test_a_schema_that_changes_while_the_job_runs(spark, broker, topic, registry
         and f"schema-users-value-1-{first}.json" in facts
     )
     assert any(one.endswith(f"-{second}.json") for one in facts)
+
+
+@pytest.mark.nightly
+def test_a_column_that_changes_while_the_job_runs(spark, broker, topic, registry, job_dir):
+    """No field more, but values that the job's schema has no place for: a symbol, null, more bits."""
+    servers, source, out = broker.bootstrap_servers, topic(1), topic(1)
+
+    def schema(number: object, *symbols: str) -> dict:
+        size = {"type": "enum", "name": "Size", "symbols": symbols}
+        kinds = {"user": "string", "n": number, "size": size}
+        return {
+            "type": "record",
+            "name": "Order",
+            "fields": [{"name": n, "type": k} for n, k in kinds.items()],
+        }
+
+    def record(schema: dict, number: int, **values: object) -> bytes:
+        made = io.BytesIO()
+        fastavro.schemaless_writer(made, fastavro.parse_schema(schema), values)
+        return bytes([0]) + number.to_bytes(4, "big") + made.getvalue()
+
+    old, new = schema("int", "S"), schema(["null", "long"], "S", "L")
+    first = registry.register(f"{source}-value", json.dumps(old))
+    produce(servers, source, [record(old, first, user="a", n=1, size="S")])
+    evolving = Avro(registry=SchemaRegistry(registry.url), on_schema_change=OnSchemaChange.EVOLVE)
+    with running(users_job(spark, job_dir, servers, source, out, evolving)) as client:
+        await_that(lambda: written(servers, out), client)
+        second = registry.register(f"{source}-value", json.dumps(new))
+        later = [dict(user="b", n=2**40, size="L"), dict(user="c", n=None, size="S")]
+        produce(servers, source, [record(new, second, **one) for one in later])
+        produce(servers, source, [record(old, first, user="d", n=4, size="S")])
+        await_that(lambda: len(written(servers, out)) == 4, client)
+        client.stop_with_checkpoint()
+        assert client.wait(timeout_ms=180_000)
+    assert written(servers, out) == [
+        {"user": "a", "n": 1, "size": "S"},
+        *later,
+        {"user": "d", "n": 4, "size": "S"},
+    ]
 
 
 @pytest.mark.nightly
