@@ -451,7 +451,7 @@ class JsonSchema:
     on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
 
     def __post_init__(self) -> None:
-        _check_change("JsonSchema", self.schema, self.registry, self.on_schema_change)
+        _check_change("JsonSchema", self.schema or self.fields, self.registry, self.on_schema_change)
         if not self.schema:
             return
         try:
@@ -487,9 +487,10 @@ def _check_change(
         raise ConfigError(f"on_schema_change is {change!r}", what_to_do="use OnSchemaChange.FAIL")
     if change is OnSchemaChange.EVOLVE and (schema or registry is None):
         raise ConfigError(
-            f"{name} has OnSchemaChange.EVOLVE, and " + ("no registry" if registry is None else "a schema"),
+            f"{name} has OnSchemaChange.EVOLVE, and "
+            + ("no registry" if registry is None else "a schema or fields of its own"),
             why="new columns come from the newest schema of a registry's subject",
-            what_to_do="give a registry and no schema, or choose OnSchemaChange.FAIL or LEAVE_OUT",
+            what_to_do="give a registry and neither of them, or choose OnSchemaChange.FAIL or LEAVE_OUT",
         )
 
 

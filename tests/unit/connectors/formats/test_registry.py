@@ -26,6 +26,7 @@ from flinkish_spark.connectors.formats.registry import (
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, EnvironmentFault, SchemaError
 from flinkish_spark.core.formats import (
     Avro,
+    JsonSchema,
     OnSchemaChange,
     Registration,
     SchemaRegistry,
@@ -293,6 +294,9 @@ def test_secrets_are_in_no_text_of_the_settings() -> None:
         lambda: SchemaRegistry("http://r", strategy="topic"),  # type: ignore[arg-type]
         lambda: Avro(on_schema_change=OnSchemaChange.EVOLVE),
         lambda: Avro(RECORD, registry=SchemaRegistry("http://r"), on_schema_change=OnSchemaChange.EVOLVE),
+        lambda: JsonSchema(
+            fields="a INT", registry=SchemaRegistry("http://r"), on_schema_change=OnSchemaChange.EVOLVE
+        ),
         lambda: Avro(RECORD, schema_id=3, registry=SchemaRegistry("http://r")),
     ],
 )
