@@ -90,7 +90,9 @@ class StagingContext:
             return self.decided
         newest = self._drawn(batch)
         before = CheckpointId(0) if batch == BatchId(0) else self._drawn(BatchId(batch.value - 1))
-        return newest if newest > before else newest.next()
+        drawn = newest if newest > before else newest.next()
+        # An earlier owner's micro-batch may have a barrier that was given up when this one took over.
+        return max(drawn, self.ownership.timeline.newest.next())
 
     def position_behind(self, batch: BatchId) -> LoggedOffsets:
         """Return up to where the sources are read once `batch` is; of a micro-batch that runs.

@@ -16,8 +16,9 @@ from flinkish_spark.checkpoint.context import JobContext
 from flinkish_spark.checkpoint.failures import Patience
 from flinkish_spark.contracts.sink import another_timeline
 from flinkish_spark.core.clock import GivenUp, outcome_of
+from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.protocol.decisions import Decision, Verdict
-from flinkish_spark.protocol.ids import OwnerEpoch
+from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.timeline import Mark
 
 LOG = logging.getLogger(__name__)
@@ -93,11 +94,27 @@ def _why_foreign(job: JobContext, mark: Mark) -> str:
     why = timeline.why_not_ours(mark, timeline.newest)
     if not why and mark.checkpoint > timeline.accepted:
         decision = ownership.job_dir.decision(mark.checkpoint)
-        if decision is not None and decision.verdict is not Verdict.COMMIT:
+        is_given_up = decision is not None and decision.verdict is not Verdict.COMMIT
+        if is_given_up and not _is_shown_by_a_later_one(ownership.job_dir, mark.checkpoint):
             why = f"checkpoint {mark.checkpoint} was given up here, and committed elsewhere"
     if not why and mark.owner_epoch is not None and mark.owner_epoch > ownership.epoch:
         why = f"its owner {mark.owner_epoch} is newer than any that the directory knows"
     return why
+
+
+def _is_shown_by_a_later_one(job_dir: JobDir, given_up: CheckpointId) -> bool:
+    """Whether a later checkpoint was committed here that has a micro-batch with the barrier of this one.
+
+    A micro-batch keeps its barrier when its checkpoint is given up, and passes to the next one. An atomic
+    sink puts the mark into its transaction at the barrier: what it leaves is the mark of the one given up.
+    """
+    for later in job_dir.decided_ids():
+        decision = job_dir.decision(later) if later > given_up else None
+        if decision is not None and decision.verdict is Verdict.COMMIT:
+            tasks = (task for batch in decision.batches for ack in batch.acks for task in ack.tasks)
+            if any(barrier.checkpoint == given_up for task in tasks for barrier in task.barriers):
+                return True
+    return False
 
 
 def _accept(job: JobContext, marks: Sequence[Mark], why: str) -> None:

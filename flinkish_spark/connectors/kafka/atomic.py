@@ -4,7 +4,8 @@ The rules of the transaction are in :mod:`flinkish_spark.connectors.kafka.client
 which task owns which partition, when a transaction begins and when it goes on, and what goes into it beside
 records:
 
-- It begins with the first micro-batch behind a barrier, and goes on until the one with the next barrier.
+- It begins with the first micro-batch behind a barrier, and goes on until the one with the next barrier. That
+  of a checkpoint that an earlier owner of the job began, and that was given up, does not count.
 - A micro-batch that raises leaves it to the sweep: what of it was written nobody knows.
 - Nothing is handed on to another start of the query (:attr:`.Committer.shows_whole`): who begins anew does
   not know which tasks of the old one still write.
@@ -236,7 +237,8 @@ class AtomicWriter(SinkWriter):
         if transaction.is_empty:
             transaction.abort()
             return StageResult(tasks, ())
-        if checkpoint is None:
+        if checkpoint is None or checkpoint < request.checkpoint:
+            # Without a barrier, or with that of a checkpoint that was given up: the next one shows the rows.
             self._open = transaction
         else:
             self._commit_inputs(transaction, wire, request, checkpoint)

@@ -17,7 +17,7 @@ from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, Ne
 from flinkish_spark import CheckpointConfig, CheckpointingMode, Json, KafkaSink, OnBadRecord, Raw
 from flinkish_spark.connectors.kafka.atomic import Owners
 from flinkish_spark.connectors.kafka.client.admin import VERIFICATION, KafkaAdmin
-from flinkish_spark.connectors.kafka.client.client import KafkaWire
+from flinkish_spark.connectors.kafka.client.client import Isolation, KafkaWire
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
 from flinkish_spark.connectors.kafka.writer import KafkaStaged
@@ -25,6 +25,7 @@ from flinkish_spark.contracts.sink import GroupOffsets, StageRequest, StageResul
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.records import Committable, Outcome
+from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.testing.sink_contract import SINK_CASES, SinkUnderTest, check_sink
 from flinkish_spark.transport import columns as C
 from tests.support.jobs import read_committed
@@ -347,6 +348,21 @@ def test_a_checkpoint_in_two_transactions_is_dead(rig: Rig) -> None:
     dead = rig.committer.why_dead(rig.committables(first, second))
     assert list(dead) == [0]
     assert "a part of the checkpoint only" in dead[0]
+
+
+def test_a_barrier_of_a_checkpoint_that_was_given_up_ends_no_transaction(rig: Rig, topic: Topics) -> None:
+    """A micro-batch that an earlier owner had planned: it passes to the next checkpoint, with its mark."""
+    source, group = topic(partitions=1), f"group-{uuid.uuid4().hex}"
+    at = GroupOffsets(rig.servers, group, {(source, 0): 40})
+    first = rig.stage(names(0, 20), barrier=CheckpointId(4), inputs=[at])
+    second = rig.stage([], barrier=FIVE, inputs=[at])
+    assert len(rig.transactions(first, second)) == 1
+    assert rig.commit(first, second) == [Outcome.COMMITTED]
+    assert rig.seen() == Counter(names(0, 20))
+    with KafkaAdmin(KafkaConnection(rig.servers)) as admin:
+        (note,) = admin.committed_notes(group, Isolation.READ_COMMITTED).values()
+    mark = Mark.parse(note, rig.job)
+    assert mark is not None and mark.checkpoint == FIVE
 
 
 def test_what_the_coordinator_has_aborted_is_lost_as_a_whole(rig: Rig) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from flinkish_spark.checkpoint.commit import Interrupted
 from flinkish_spark.checkpoint.failures import QueryFailed
 from flinkish_spark.checkpoint.ownership import Ownership, take_over
+from flinkish_spark.checkpoint.staging import StagingContext
 from flinkish_spark.connectors.files.committer import FileMarks
 from flinkish_spark.connectors.files.disk import SinkFiles
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
@@ -24,7 +26,7 @@ from flinkish_spark.core.store import LocalStore
 from flinkish_spark.job.timeline import settle_timeline
 from flinkish_spark.protocol.decisions import Decision, TriggerRecord, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, JobUuid, Lineage, OwnerEpoch
-from flinkish_spark.protocol.records import StagedBatch
+from flinkish_spark.protocol.records import Barrier, SinkAck, StagedBatch, TaskAck
 from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.sources import EndAtLatest, HybridSource, KafkaRecordsSource
 from tests.support.clocks import ManualClock
@@ -126,6 +128,48 @@ def test_a_snapshot_of_a_job_that_ran_is_told_by_the_id_that_it_had_given_up(tmp
     assert restored.job_dir.decision(CheckpointId(2)).verdict is Verdict.ABORT  # type: ignore[union-attr]
     with pytest.raises(AnotherTimelineError, match="given up here, and committed elsewhere"):
         settle(restored, Sink(committed))
+
+
+def test_a_micro_batch_of_an_earlier_owner_becomes_visible_with_a_checkpoint_of_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its barrier is of a checkpoint that the takeover gave up; a sink is told the next one."""
+    first = owner(tmp_path, A)
+    decide(first, 1)
+    first.job_dir.create_trigger(TriggerRecord(CheckpointId(2), first.epoch, CheckpointPurpose.PERIODIC, 0))
+    drawn = [1, 1, 2, 2, 3]
+    monkeypatch.setattr(StagingContext, "_drawn", lambda self, batch: CheckpointId(drawn[batch.value]))
+
+    def told(ownership: Ownership) -> list[int]:
+        unused: Any = None
+        context = StagingContext(JOB, ownership, Lineage(0), unused, ManualClock(), unused)
+        return [int(context.checkpoint_of(BatchId(batch))) for batch in range(1, 5)]
+
+    assert told(first) == [2, 2, 3, 3]
+    assert told(owner(tmp_path, B)) == [3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("has_its_barrier", [True, False])
+def test_what_is_staged_at_a_barrier_passes_to_the_next_checkpoint_with_the_mark_of_the_old_one(
+    tmp_path: Path, has_its_barrier: bool
+) -> None:
+    """An atomic sink: a kill behind the trigger, the same micro-batch again, and no row behind it."""
+    first = owner(tmp_path, A)
+    decide(first, 1)
+    first.job_dir.create_trigger(TriggerRecord(CheckpointId(2), first.epoch, CheckpointPurpose.PERIODIC, 0))
+    second = owner(tmp_path, B)
+    assert second.job_dir.decision(CheckpointId(2)).verdict is Verdict.ABORT  # type: ignore[union-attr]
+    left = second.timeline.mark_of(CheckpointId(2))
+    barriers = (Barrier(CheckpointId(2 if has_its_barrier else 3), 0),)
+    staged = replace(STAGED, acks=(SinkAck("out", (TaskAck(0, 1, 7, barriers),)),))
+    shown = Decision(CheckpointId(3), Verdict.COMMIT, second.epoch, 0, batches=(staged,))
+    second.job_dir.create_decision(shown)
+    third = owner(tmp_path, C)
+    if has_its_barrier:
+        assert settle(third, source=Sink(left)) is False
+        return
+    with pytest.raises(AnotherTimelineError, match="given up here, and committed elsewhere"):
+        settle(third, source=Sink(left))
 
 
 def test_a_newer_owner_outside_is_told_although_it_committed_nothing(tmp_path: Path) -> None:
