@@ -49,6 +49,7 @@ from flinkish_spark.protocol.process_loss import (
     WHAT_TO_DO,
     JobProcess,
     ProcessLoss,
+    headline_of_loss,
     is_out_of_memory,
     process_loss,
 )
@@ -259,7 +260,8 @@ _FULL = {
 
 def _lost(loss: ProcessLoss, chain: Chain, place: str) -> FlinkishError:
     """Return the error of a process that is gone or has no memory left, in a JVM that answers."""
-    what = f"{chain.headline}, {place}" if place else chain.headline
+    headline = headline_of_loss(chain)
+    what = f"{headline}, {place}" if place else headline
     kind: type[FlinkishError] = OutOfMemoryFault if loss.is_of_memory else ProcessLostError
     if loss.process is JobProcess.DRIVER:
         kind = DriverOutOfMemory

@@ -16,7 +16,7 @@ import enum
 import re
 from dataclasses import dataclass
 
-from flinkish_spark.protocol.errors import Chain
+from flinkish_spark.protocol.errors import Cause, Chain
 
 
 class JobProcess(enum.Enum):
@@ -112,9 +112,26 @@ def process_loss(text: str, chain: Chain) -> ProcessLoss | None:
         status = _STATUS.search(reason)
         code = None if status is None else int(status.group(1))
         return ProcessLoss(JobProcess.EXECUTOR, code == 52 or _COUNTED.search(reason) is not None, code)
-    if any(_CRASHED in cause.message for cause in chain.causes):
+    if _crash_in(chain) is not None:
         return ProcessLoss(JobProcess.WORKER, is_of_memory=False)
     return None
+
+
+def headline_of_loss(chain: Chain) -> str:
+    r"""Return what tells a loss best: that a worker has crashed, and not how its connection ended.
+
+    Examples
+    --------
+    >>> text = "SparkException: Python worker exited unexpectedly (crashed)\nCaused by: java.net.{}"
+    >>> headline_of_loss(Chain.of(text.format("SocketException: Connection reset")))
+    'SparkException: Python worker exited unexpectedly (crashed) (SocketException)'
+    """
+    crash = _crash_in(chain)
+    return chain.headline if crash is None or crash is chain.root else f"{crash} ({chain.root.name})"
+
+
+def _crash_in(chain: Chain) -> Cause | None:
+    return next((cause for cause in chain.causes if _CRASHED in cause.message), None)
 
 
 def is_out_of_memory(name: str) -> bool:

@@ -5,9 +5,16 @@ from __future__ import annotations
 import pytest
 
 from flinkish_spark.protocol.errors import Chain
-from flinkish_spark.protocol.process_loss import WHAT_TO_DO, JobProcess, ProcessLoss, process_loss
+from flinkish_spark.protocol.process_loss import (
+    WHAT_TO_DO,
+    JobProcess,
+    ProcessLoss,
+    headline_of_loss,
+    process_loss,
+)
 
 P = JobProcess
+_CRASH = "Python worker exited unexpectedly (crashed)"
 _TASK = (
     "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 5.0 failed 4 times, "
     "most recent failure: Lost task 0.3 in stage 5.0 (TID 9) (10.0.0.1 executor 1): "
@@ -97,3 +104,23 @@ def test_how_a_drivers_jvm_has_ended(exit_code: int | None, loss: ProcessLoss) -
 
 def test_a_person_can_do_something_about_each() -> None:
     assert WHAT_TO_DO.keys() == set(P)
+
+
+@pytest.mark.parametrize(
+    ("text", "headline"),
+    [
+        (f"a.SparkException: {_CRASH}", f"SparkException: {_CRASH}"),
+        # How its connection ended is by chance.
+        (
+            f"a.SparkException: {_CRASH}\nCaused by: java.io.EOFException",
+            f"SparkException: {_CRASH} (EOFException)",
+        ),
+        (
+            f"a.SparkException: {_CRASH}\nCaused by: java.net.SocketException: Connection reset",
+            f"SparkException: {_CRASH} (SocketException)",
+        ),
+        ("a.B: x\nCaused by: java.lang.OutOfMemoryError: full", "OutOfMemoryError: full"),
+    ],
+)
+def test_a_crash_is_told_and_not_how_it_was_noticed(text: str, headline: str) -> None:
+    assert headline_of_loss(Chain.of(text)) == headline
