@@ -296,32 +296,16 @@ class KafkaAdmin:
 
         Kafka's default is returned where a broker does not show its settings to this principal.
         """
-
-        def read(admin: Any) -> int:
-            brokers = [str(row["broker_id"]) for row in admin.describe_cluster()["brokers"]]
-            values = _settings(admin, ConfigResourceType.BROKER, brokers, "transaction.max.timeout.ms")
-            return min(map(int, values.values()), default=_DEFAULT_TRANSACTION_MAX_TIMEOUT_MS)
-
-        try:
-            return self._wire.call("read the brokers' settings", read)
-        except AuthorizationError:
-            return _DEFAULT_TRANSACTION_MAX_TIMEOUT_MS
+        values = self._of_brokers("transaction.max.timeout.ms").values()
+        return min(map(int, values), default=_DEFAULT_TRANSACTION_MAX_TIMEOUT_MS)
 
     def brokers_that_verify_no_partitions(self) -> list[str]:
         """Return the ids of brokers that take records for a partition that is in no transaction (KIP-890).
 
         One that does not show its settings to this principal is not among them: Kafka's default is to verify.
         """
-
-        def read(admin: Any) -> list[str]:
-            brokers = [str(row["broker_id"]) for row in admin.describe_cluster()["brokers"]]
-            values = _settings(admin, ConfigResourceType.BROKER, brokers, VERIFICATION)
-            return sorted(broker for broker, value in values.items() if value.lower() == "false")
-
-        try:
-            return self._wire.call("read the brokers' settings", read)
-        except AuthorizationError:
-            return []
+        values = self._of_brokers(VERIFICATION)
+        return sorted(broker for broker, value in values.items() if value.lower() == "false")
 
     def probe_transactional_id(self, transactional_id: str, timeout_ms: int) -> None:
         """Check that transactions of `timeout_ms` may be used under `transactional_id`.
@@ -393,6 +377,18 @@ class KafkaAdmin:
             timeout_ms=timeout_ms,
             maximum_ms=maximum_ms if known else None,
         )
+
+    def _of_brokers(self, setting: str) -> dict[str, str]:
+        """Return a setting by broker, without those that do not show it to this principal."""
+
+        def read(admin: Any) -> dict[str, str]:
+            brokers = [str(row["broker_id"]) for row in admin.describe_cluster()["brokers"]]
+            return _settings(admin, ConfigResourceType.BROKER, brokers, setting)
+
+        try:
+            return self._wire.call("read the brokers' settings", read)
+        except AuthorizationError:
+            return {}
 
     def _max_message_bytes(self, names: list[str]) -> dict[str, int]:
         try:
