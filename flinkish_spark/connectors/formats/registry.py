@@ -42,8 +42,8 @@ _FORGOTTEN_MS = 60_000
 #: Of a 404 the registry's own words for a subject, a version and a schema that it does not have: Confluent's,
 #: and the same with Karapace and Apicurio. Any other 404 is of a proxy, or of a URL without its path.
 _NO_SUCH = (40401, 40402, 40403)
-#: What an outage answers; all other numbers are answers.
-_AWAY = frozenset({404, 408, 425, 429, 500, 502, 503, 504})
+#: What an outage answers, or a page to log in, to which one is sent; all other numbers are answers.
+_AWAY = frozenset({301, 302, 303, 307, 308, 404, 408, 425, 429, 500, 502, 503, 504})
 _DEEPEST = 32
 T = TypeVar("T")
 

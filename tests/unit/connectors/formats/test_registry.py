@@ -131,6 +131,8 @@ def test_an_outage_that_stays_is_no_answer_about_a_record(served: Registry) -> N
 
 
 NOT_OF_A_REGISTRY = [
+    (302, b"<html>Who are you?</html>"),
+    (307, {"message": "elsewhere"}),
     (404, b"<html>default backend - 404</html>"),
     (404, {"error_code": 404, "message": "HTTP 404 Not Found"}),
     (404, ["no such page"]),
