@@ -35,9 +35,9 @@ SKIPPED := $(BUILD)/skipped.txt
 export FLINKISH_SKIPPED := $(SKIPPED)
 
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
-STAGES := lint types unit integration crash
+STAGES := lint types unit system
 
-.PHONY: help docs notebooks setup jars old-broker s3a hdfs flink registry shim demo test nightly $(STAGES) spark broker store azurite chaos crash-sweep simulate matrix bench bench-spark bench-recovery bench-latency bench-merge bench-peers-env bench-start bench-state bench-operators bench-regressions bench-flink bench-full wheel clean
+.PHONY: help docs notebooks setup jars old-broker s3a hdfs flink registry shim demo test nightly $(STAGES) integration crash spark broker store azurite chaos crash-sweep simulate matrix bench bench-spark bench-recovery bench-latency bench-merge bench-peers-env bench-start bench-state bench-operators bench-regressions bench-flink bench-full wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
@@ -58,7 +58,7 @@ shim: $(BUILD)/shim.stamp ## the JVM side, into flinkish_spark/jars/
 demo: setup ## a job killed 5 times, nothing lost, nothing twice   [KILLS=20 SEED=7 ORDERS=300000 ENGINE=python STORE=s3|hdfs]
 	@$(PY) -m demo.run $(RUN_ARGS) $(if $(ORDERS),--orders $(ORDERS)) $(if $(ENGINE),--engine $(ENGINE)) $(if $(STORE),--store $(STORE))
 
-test: setup $(BUILD)/classes.jsa $(BUILD)/compiled.stamp ## everything CI runs: lint types unit integration crash
+test: setup $(BUILD)/classes.jsa $(BUILD)/compiled.stamp ## everything CI runs: lint types unit system
 	@started=$$SECONDS; rm -f $(SKIPPED); \
 	for stage in $(STAGES); do \
 	    echo "==== $$stage"; before=$$SECONDS; \
@@ -99,8 +99,12 @@ unit: $(VENV)/.stamp ## no JVM; statements and branches of protocol/ are covered
 # (tests/support/run_order.py).
 WORKERS ?= 3
 POOL = $(PY) -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
+INTEGRATION := $(addprefix tests/,integration/spark integration/broker integration/store contracts)
+system: setup $(BUILD)/classes.jsa azurite ## integration and crash, side by side
+	@$(POOL) $(INTEGRATION) tests/crash $(ARGS)
+
 integration: setup $(BUILD)/classes.jsa azurite ## Spark sessions, a real Kafka broker, databases, buckets
-	@$(POOL) tests/integration/spark tests/integration/broker tests/integration/store tests/contracts $(ARGS)
+	@$(POOL) $(INTEGRATION) $(ARGS)
 
 spark broker store: setup $(BUILD)/classes.jsa azurite # of integration, the tests of one folder
 	@$(POOL) tests/integration/$@ $(ARGS)
