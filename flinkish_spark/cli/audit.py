@@ -77,7 +77,7 @@ def audit(
     end: str | None,
     as_json: bool,
 ) -> None:
-    """Count lost, duplicated and reordered records, and checkpoints that are visible in part.
+    """Count lost, duplicated, reordered and unexpected records, and checkpoints that are visible in part.
 
     Reads the input up to the job's newest confirmed checkpoint, and the outputs as readers see
     them. Works whether the job runs or not. The status is 1 if anything was found.
@@ -175,8 +175,9 @@ def _print(result: AuditResult) -> None:
         print_line(f"- {text}")
     for one in result.outputs:
         for note in one.notes:
-            complain(f"'{one.spec.sink}': {note}; what is gone counts as lost")
-        if one.named.unexpected:
+            complain(f"'{one.spec.sink}': {note}")
+        if one.named.unexpected and not result.keeps_all:
             complain(
-                f"'{one.spec.sink}' names {one.named.unexpected} offsets at which the input has no record"
+                f"'{one.spec.sink}' names {one.named.unexpected} offsets at which the input has no record "
+                "(any more): it is compacted, or does not show whether it is"
             )
