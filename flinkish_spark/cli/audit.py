@@ -139,7 +139,7 @@ def _offsets(option: str, text: str | None) -> Mapping[str, Mapping[int, int]]:
     try:
         content = json.loads(text)
         found = {
-            str(topic): {int(partition): int(offset) for partition, offset in partitions.items()}
+            str(topic): {_whole(partition): _whole(offset) for partition, offset in partitions.items()}
             for topic, partitions in content.items()
         }
     except (ValueError, AttributeError, TypeError, RecursionError):
@@ -147,6 +147,13 @@ def _offsets(option: str, text: str | None) -> Mapping[str, Mapping[int, int]]:
     if not found or any(number < 0 for ps in found.values() for pair in ps.items() for number in pair):
         raise click.BadParameter(f"{option} is {text!r}: write it like {_OFFSETS_EXAMPLE}.")
     return found
+
+
+def _whole(value: object) -> int:
+    """Return a number, or its text; raise ValueError for what is none, such as 1.5."""
+    if not isinstance(value, int | str) or isinstance(value, bool):
+        raise ValueError(f"{value!r} is no whole number")
+    return int(value)
 
 
 def _print(result: AuditResult) -> None:

@@ -179,7 +179,7 @@ class LetterReplay:
         FlinkishError
             Kafka cannot be asked, or refuses.
         """
-        if self._target == self._letters:
+        if self._target and self._target == self._letters:
             raise ConfigError(
                 f"the letters are in {self._letters!r}", what_to_do="name another topic for them"
             )

@@ -236,7 +236,8 @@ def test_offsets_can_be_given(audited: Audited) -> None:
     found = audited.audit("--to", json.dumps({audited.source: {"0": 5}}))
     assert found["input"] == {audited.source: {"0": [0, 5], "1": [0, 10]}}
     words = ("audit", audited.on_disk.root, "--bootstrap-servers", audited.servers)
-    for wrong in ("[]", "{}", '{"t": {"0": -1}}', '{"t": 5}', "x"):
+    numbers = [f'{{"t": {{"0": {number}}}}}' for number in ("-1", "1.5", "1e400", "NaN", "true", '"x"')]
+    for wrong in ("[]", "{}", *numbers, '{"t": 5}', "x"):
         spec = ("--input", audited.source, "--output", "out=kafka:t", "--from", wrong)
         assert flinkish(*words, *spec).exit_code == 2
     spec = ("--input", audited.source, "--output", f"out=kafka:{audited.sink}")
