@@ -18,6 +18,7 @@ from flinkish_spark.audit.outputs import (
     without_barriers,
 )
 from flinkish_spark.checkpoint.spark_log import log_of
+from flinkish_spark.connectors.kafka.checks import keeping_of
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeReader
 from flinkish_spark.connectors.kafka.client.settings import ReaderSettings
@@ -59,8 +60,8 @@ class AuditSettings:
     completeness
         Who has to name each record of the input.
     first, end
-        Offsets by topic and partition; where none is given, where the job began and the position of the
-        newest confirmed checkpoint.
+        Offsets by topic and partition; for a partition of which none is given, where the job began and the
+        position of the newest confirmed checkpoint.
     began
         Where the job began, as far as that is known; what the topics do not hold any more is not audited.
     """
@@ -93,6 +94,9 @@ class AuditResult:
         By sink, or under ``""`` for all outputs together: how many records are missing.
     partial
         Checkpoints that an output shows in part, too much of, or without a decision.
+    keeps_all
+        Whether the input's topics keep each record until retention takes it: then an offset that is named and
+        has no record never had one that a reader may see.
     examples
         Some faults, in words.
     """
@@ -104,11 +108,12 @@ class AuditResult:
     lost_by_sink: Mapping[str, int]
     partial: tuple[Partial, ...]
     checkpoints: int
+    keeps_all: bool
     examples: tuple[str, ...]
 
     @property
     def zeros(self) -> dict[str, int | None]:
-        """The four numbers that must be 0; None for what no output tells."""
+        """The numbers that must be 0; None for what nobody can tell."""
         return {
             "lost": sum(self.lost_by_sink.values()),
             "duplicated": sum(one.named.duplicated for one in self.outputs),
@@ -118,6 +123,7 @@ class AuditResult:
                 if any(one.is_judged for one in self.outputs)
                 else None
             ),
+            "unexpected": sum(one.named.unexpected for one in self.outputs) if self.keeps_all else None,
         }
 
     @property
@@ -191,6 +197,12 @@ def audit(job_dir: JobDir, job: JobUuid, settings: AuditSettings) -> AuditResult
     missing, examples = _lost(settings.completeness, expected, outputs)
     examples += [f"duplicated in '{o.spec.sink}': {place}" for o in outputs for place in o.named.examples]
     examples += [str(one) for one in partial[:EXAMPLES]]
+    kept = keeping_of(settings.connection, settings.inputs)
+    examples += [
+        f"'{one.spec.sink}' names {place}, where the input has no record"
+        for one in outputs
+        for place in one.named.examples_of_unexpected
+    ]
     confirmed = sum(one.is_confirmed for one in before.checkpoints.values())
     return AuditResult(
         int(before.newest.checkpoint),
@@ -200,6 +212,7 @@ def audit(job_dir: JobDir, job: JobUuid, settings: AuditSettings) -> AuditResult
         missing,
         partial,
         confirmed,
+        not any(keeping is None or keeping.is_compacted for keeping in kept.values()),
         tuple(examples),
     )
 
@@ -227,27 +240,45 @@ def extents_of(settings: AuditSettings, position: LoggedOffsets) -> dict[Place, 
     InputLostError
         Offsets that were asked for are gone.
     UserError
-        The position names none of the topics.
+        The position names none of the topics, or the offsets that were asked for are none of the input.
     """
-    ends = {**position.kafka(frozenset(settings.inputs)), **settings.end}
+    known = position.kafka(frozenset(settings.inputs))
     extents = {}
     for topic in settings.inputs:
-        if topic not in ends:
+        if topic not in known and topic not in settings.end:
             raise UserError(
                 f"the job's newest confirmed checkpoint has no position in topic '{topic}'",
                 what_to_do="name a topic that the job reads",
             )
-        for there in ranges_of(settings.connection, topic):
+        for there, _ in ranges_of(settings.connection, topic):
             began = max(there.start, settings.began.get(topic, {}).get(there.partition, there.start))
             first = settings.first.get(topic, {}).get(there.partition, began)
-            end = ends[topic].get(there.partition, first)
+            asked = settings.end.get(topic, {}).get(there.partition)
+            end = known.get(topic, {}).get(there.partition, first) if asked is None else asked
             if first < there.start:
                 raise InputLostError(
                     f"{topic}-{there.partition} begins at offset {there.start}, and {first} was asked for",
                     why="Kafka's retention removed records",
                     what_to_do="audit from a later offset on",
                 )
+            if asked is not None and asked > there.end:
+                raise UserError(
+                    f"{there.topic}-{there.partition} ends at offset {there.end}, and {asked} was asked for",
+                    what_to_do="audit up to an earlier offset",
+                )
+            if first > end and there.partition in settings.first.get(topic, {}):
+                raise UserError(
+                    f"{there.topic}-{there.partition} is audited up to offset {end}, not from {first} on",
+                    what_to_do="audit from an earlier offset on",
+                )
             extents[topic, there.partition] = Extent(first, max(first, end))
+    for offsets in (settings.first, settings.end):
+        for place in ((topic, partition) for topic, of in offsets.items() for partition in of):
+            if place not in extents:
+                raise UserError(
+                    f"{place[0]}-{place[1]} is no partition of the input",
+                    what_to_do="correct --from and --to",
+                )
     return extents
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,8 +124,21 @@ class NamedOffsets:
     @property
     def unexpected(self) -> int:
         """How many offsets it names, inside the extents, at which the input has no record."""
+        return sum(int(found.sum()) for found in self._unexpected())
+
+    @property
+    def examples_of_unexpected(self) -> list[str]:
+        """Some of them, in words."""
+        expected = zip(self._expected.places, self._expected.extents, self._unexpected(), strict=True)
+        return [
+            f"{topic}-{partition} offset {offset}"
+            for (topic, partition), extent, found in expected
+            for offset in (np.flatnonzero(found)[:EXAMPLES] + extent.start).tolist()
+        ][:EXAMPLES]
+
+    def _unexpected(self) -> Iterator[Bools]:
         pairs = zip(self.seen, self._expected.present, strict=True)
-        return sum(int((seen & ~present).sum()) for seen, present in pairs)
+        return (seen & ~present for seen, present in pairs)
 
 
 @dataclass(frozen=True, slots=True)

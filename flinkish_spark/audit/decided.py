@@ -21,6 +21,8 @@ from flinkish_spark.protocol.lineage import LineageHistory, RewindKind
 
 #: Longer numbers are none of ours, and some are longer than Python reads.
 _BATCH_NAME = re.compile(r"([0-9]{1,18})/([0-9]{1,18})")
+#: Lineage and micro-batch; of checkpoints 0 and the id.
+_Order = tuple[int, int]
 
 
 class NothingToAudit(UserError):
@@ -115,6 +117,21 @@ class Decided:
         """Whether a rewind left a checkpoint behind."""
         return self.history.superseded_by(CheckpointId(one.checkpoint), one.lineage) is not None
 
+    def may_be_dead(self, checkpoint: int) -> bool:
+        """Whether a checkpoint may be one that a rewind left behind, whose decision is deleted.
+
+        Such decisions are the first to go. Between the rewind's target and the first id that is known of a
+        later lineage there may be live ones, too, if those are deleted by now.
+        """
+        if checkpoint in self.checkpoints:
+            return False
+        for rewind in self.history.rewinds:
+            if rewind.kind is RewindKind.TO_CHECKPOINT and rewind.target is not None:
+                later = (n for n, one in self.checkpoints.items() if one.lineage >= rewind.lineage)
+                if int(rewind.target) < checkpoint < min(later, default=checkpoint + 1):
+                    return True
+        return False
+
     def is_dead_batch(self, text: str) -> bool:
         """Whether a micro-batch is of a checkpoint that a rewind left behind.
 
@@ -173,7 +190,8 @@ class Partial:
 class Visible:
     """How many rows an output shows, by micro-batch or by checkpoint; the other one is None.
 
-    `newest` is the last record of the input that it names, by micro-batch and partition of the input.
+    `newest` is the last record of the input that it names, by micro-batch (or checkpoint, as text) and
+    partition of the input.
     """
 
     sink: str
@@ -201,19 +219,23 @@ def partial_checkpoints(before: Decided, visible: Visible, after: Decided) -> li
             # The sink was added to the job later.
             continue
         found += list(_differing(one, rows, visible))
-    return found + _undecided(known, after, visible) + list(_too_new(known, visible))
+    return found + _undecided(before, after, visible) + list(_too_new(known, visible))
 
 
 def _too_new(known: Mapping[int, DecidedCheckpoint], visible: Visible) -> Iterator[Partial]:
-    """Yield micro-batches that name input which their checkpoint had not read: it comes from a later one."""
-    by_batch = {name: one for one in known.values() for name in one.rows.get(visible.sink, ())}
+    """Yield checkpoints that show input which they had not read: it comes from a later one."""
+    of_sink = [one for one in known.values() if visible.sink in one.rows]
+    by_batch = {name: one for one in of_sink for name in one.rows[visible.sink]}
+    by_batch.update((str(one.checkpoint), one) for one in of_sink)
     for (name, (topic, partition)), newest in sorted(visible.newest.items()):
         one = by_batch.get(name)
         if one is None:
             continue
         ends = LoggedOffsets.parse(one.offsets_text).kafka(frozenset([topic])).get(topic, {})
         if newest >= ends.get(partition, newest + 1):
-            decided, shown = sum(one.rows[visible.sink].values()), (visible.by_batch or Counter())[name]
+            decided = sum(one.rows[visible.sink].values())
+            by_batch_name, by_id = visible.by_batch or Counter(), visible.by_checkpoint or Counter()
+            shown = by_batch_name[name] or by_id[one.checkpoint]
             unread = f"{topic}-{partition} offset {newest}"
             yield Partial(visible.sink, f"checkpoint {one.checkpoint}", decided, shown, unread)
 
@@ -229,26 +251,42 @@ def _differing(one: DecidedCheckpoint, rows: Mapping[str, int], visible: Visible
         yield Partial(visible.sink, f"checkpoint {one.checkpoint}", decided, shown)
 
 
-def _undecided(known: Mapping[int, DecidedCheckpoint], after: Decided, visible: Visible) -> list[Partial]:
-    """Return what is visible without a decision; what is older than the oldest one cannot be judged."""
+def _undecided(before: Decided, after: Decided, visible: Visible) -> list[Partial]:
+    """Return what is visible without a decision.
+
+    What is older than the oldest decision cannot be judged. Nor can what lies between the two looks, if all
+    that the first one saw was deleted before the second.
+    """
+    known = {**before.checkpoints, **after.checkpoints}
     if not known:
         return []
     if visible.by_batch is not None:
         decided = {name for one in known.values() for name in one.batches}
-        oldest = min(_place(name) for name in decided) if decided else (0, 0)
+        places = [
+            [_place(n) for one in look.checkpoints.values() for n in one.batches] for look in (before, after)
+        ]
         return [
             Partial(visible.sink, f"micro-batch {name}", 0, rows)
             for name, rows in sorted(visible.by_batch.items())
-            if name not in decided and not after.is_dead_batch(name) and _place(name) > oldest
+            if name not in decided and not after.is_dead_batch(name) and _is_judged(_place(name), *places)
         ]
+    ids = [[(0, number) for number in look.checkpoints] for look in (before, after)]
     return [
         Partial(visible.sink, f"checkpoint {number}", 0, rows)
         for number, rows in sorted((visible.by_checkpoint or {}).items())
-        if rows and number not in known and number > min(known)
+        if rows and number not in known and not after.may_be_dead(number) and _is_judged((0, number), *ids)
     ]
 
 
-def _place(text: str) -> tuple[int, int]:
+def _is_judged(place: _Order, before: list[_Order], after: list[_Order]) -> bool:
+    """Whether a decision of `place` would have been seen by one of two looks, which saw these."""
+    known = [*before, *after]
+    if not known:
+        return True
+    return place > min(known) and not (before and after and max(before) < place < min(after))
+
+
+def _place(text: str) -> _Order:
     name = BatchName.of(text)
     if name is None:
         raise CorruptObjectError(f"{text!r} names no micro-batch")

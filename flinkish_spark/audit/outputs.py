@@ -5,10 +5,10 @@ from __future__ import annotations
 import enum
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -45,6 +45,8 @@ from flinkish_spark.protocol.ids import JobUuid
 # Where each row of an output says that it comes from: headers, fields of JSON values, or columns.
 
 
+#: Longer numbers do not fit.
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
 #: Multiplied with a place's number, it changes about half of a hash's bits.
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
@@ -122,10 +124,16 @@ class OriginReader:
     def of_records(self, batch: pa.RecordBatch) -> Origins:
         """Return the origins of Kafka records: by their headers, else by fields of their JSON values."""
         headers = batch.column("headers")
-        found = [header_column(headers, name) for name in self._names.all]
-        if batch.num_rows and any(column.null_count == batch.num_rows for column in found):
-            found = json_columns(batch.column("value"), self._names.all) or found
-        return self._origins(found)
+        found = self._origins([header_column(headers, name) for name in self._names.all])
+        if found.is_named.all():
+            return found
+        rest = np.flatnonzero(~found.is_named)
+        in_values = json_columns(batch.column("value").take(pa.array(rest)), self._names.all)
+        if in_values is not None:
+            said = self._origins(in_values)
+            found.places[rest], found.offsets[rest] = said.places, said.offsets
+            found.is_named[rest] = said.is_named
+        return found
 
     def of_rows(self, batch: pa.RecordBatch) -> Origins:
         """Return the origins of rows of a file, which has the columns."""
@@ -140,14 +148,14 @@ class OriginReader:
         if self._names.topic:
             topics = texts(columns[0]).dictionary_encode()
             is_named = pc.and_(is_named, pc.is_valid(topics))
-        named: Bools = np.asarray(is_named.to_numpy(zero_copy_only=False), np.bool_)
+        named: Bools = np.array(is_named.to_numpy(zero_copy_only=False), np.bool_)
         numbers = _filled(partitions)
         places = np.full(len(named), -1, np.int64)
         for topic, rows in self._by_topic(topics, named):
             known = self._numbers[topic]
             inside = rows[(numbers[rows] >= 0) & (numbers[rows] < len(known))]
             places[inside] = known[numbers[inside]]
-        return Origins(places, _filled(offsets), named)
+        return Origins(places, np.array(_filled(offsets)), named)
 
     def _by_topic(self, topics: Any, named: Bools) -> list[tuple[str, npt.NDArray[np.intp]]]:
         if topics is None:
@@ -173,9 +181,9 @@ def header_column(headers: Any, name: str) -> Any:
 
 
 def json_columns(values: Any, names: Sequence[str]) -> list[Any] | None:
-    """Return fields of JSON values, one column a name; None if they are no JSON objects.
+    """Return fields of JSON values, one column a name; None if none of them is a JSON object.
 
-    Fields that a value does not have are null, and so are all of a record without value.
+    Fields that a value does not have are null, and so are all of a record whose value is no object.
     """
     is_there = pc.is_valid(values)
     lines = values.filter(is_there).to_pylist()
@@ -185,6 +193,8 @@ def json_columns(values: Any, names: Sequence[str]) -> list[Any] | None:
     schema = pa.schema([(name, pa.string()) for name in names])
     found = _parsed(lines, schema) or _parsed(lines, _typed(schema))
     if found is None or found.num_rows != len(lines):
+        found = _parsed_one_by_one(lines, names)
+    if found is None:
         return None
     at = np.full(len(values), -1, np.int64)
     at[np.flatnonzero(is_there.to_numpy(zero_copy_only=False))] = np.arange(len(lines))
@@ -208,6 +218,29 @@ def _parsed(lines: list[bytes], schema: pa.Schema) -> pa.Table | None:
         return pj.read_json(io.BytesIO(text), reading, parsing)
     except pa.ArrowInvalid:
         return None
+
+
+def _parsed_one_by_one(lines: list[bytes], names: Sequence[str]) -> pa.Table | None:
+    """Return what :func:`_parsed` does where one of the values is something else; None if all are."""
+    objects = [_object(line) for line in lines]
+    if not any(objects):
+        return None
+    texts = [[_text_of(one.get(name)) for one in objects] for name in names]
+    whole = [[_WHOLE.fullmatch(text or "") and text for text in column] for column in texts[-2:]]
+    return pa.table([pa.array(column, pa.string()) for column in (*texts[:-2], *whole)], names=list(names))
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _text_of(value: object) -> str | None:
+    is_told = isinstance(value, str | int) and not isinstance(value, bool)
+    return str(value) if is_told else None
 
 
 def key_hashes(keys: Any, places: Int64s) -> npt.NDArray[np.uint64]:
@@ -343,7 +376,9 @@ class DeltaLog:
 
     def _rows(self, add: Mapping[str, Any]) -> int:
         if add.get("stats"):
-            return int(json.loads(add["stats"])["numRecords"])
+            stats = json.loads(add["stats"])
+            if "numRecords" in stats:
+                return int(stats["numRecords"])
         return int(parquet.read_metadata(self._table / unquote(add["path"])).num_rows)
 
 
@@ -395,6 +430,8 @@ class Table:
 
 #: Header, or column, that names the micro-batch of a row.
 BATCH_FIELD = "flinkish-batch"
+#: Headers that a sink writes beside it under `RecordHeaders.FULL`.
+_JOB_FIELD, _UID_FIELD = "flinkish-job", "flinkish-uid"
 _ROWS_AT_ONCE = 65_536
 _NAME_THEM = "give the source metadata=[...] and keep its columns, or name others with --origin"
 
@@ -444,7 +481,8 @@ class OutputCounts:
         Records that come behind one of their key from a higher offset, or behind one of a later micro-batch;
         None where there is no order.
     newest
-        The last offset of the input that each micro-batch names, by partition of the input.
+        The last offset of the input that each micro-batch names, or of a table each checkpoint, by partition
+        of the input.
     by_batch, by_checkpoint
         Rows by what wrote them; None where the output does not tell.
     notes
@@ -539,14 +577,22 @@ class OutputReader:
         counts.by_batch, counts.reordered = Counter(), 0
         reader = RangeReader(connection, ReaderSettings(include_headers=True))
         origins = OriginReader(self.names, self.expected.places)
-        topics = [topic.strip() for topic in counts.spec.place.split(",")]
-        ranges = [list(ranges_of(connection, topic)) for topic in topics]
+        topics = list(dict.fromkeys(topic.strip() for topic in counts.spec.place.split(",")))
+        ranges = []
+        for topic in topics:
+            found = list(ranges_of(connection, topic))
+            ranges += [wanted for wanted, _ in found]
+            if waiting := sum(behind for _, behind in found):
+                counts.notes.append(
+                    f"{waiting} offsets of {topic} are behind open transactions, and not visible"
+                )
         for topic, keeping in keeping_of(connection, topics).items():
             if keeping is not None and keeping.is_compacted:
-                counts.notes.append(f"{topic} is compacted")
-        for wanted in chain.from_iterable(ranges):
+                counts.notes.append(f"{topic} is compacted; what is gone counts as lost")
+        for wanted in ranges:
             if wanted.start:
-                counts.notes.append(f"{wanted.topic}-{wanted.partition} begins at offset {wanted.start}")
+                begins = f"{wanted.topic}-{wanted.partition} begins at offset {wanted.start}"
+                counts.notes.append(f"{begins}; what is gone counts as lost")
             orders = KeyOrder(), BatchOrder()
             for batch in reader.read(wanted):
                 self._count_records(counts, origins, orders, batch)
@@ -562,12 +608,11 @@ class OutputReader:
         orders: tuple[KeyOrder, BatchOrder],
         batch: pa.RecordBatch,
     ) -> None:
-        batch = without_barriers(batch)
-        labels = texts(header_column(batch.column("headers"), BATCH_FIELD))
-        batch = self._live(counts, batch, labels)
+        batch = self._of_sink(counts.spec.sink, without_barriers(batch))
+        batch = self._live(counts, batch, self._labels(batch))
         found = origins.of_records(batch)
         first = counts.count(found)
-        written_by = texts(header_column(batch.column("headers"), BATCH_FIELD)).dictionary_encode()
+        written_by = self._labels(batch).dictionary_encode()
         self._note_newest(counts, found, written_by)
         by_key, by_batch = orders
         # Duplicates are counted as such, and no record counts twice.
@@ -579,15 +624,33 @@ class OutputReader:
         behind = by_key.add(hashes, found.offsets[ordered])
         counts.reordered = (counts.reordered or 0) + behind + int(late.sum())
 
+    def _of_sink(self, sink: str, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Leave out the records of which the headers say that another sink of the job has written them."""
+        headers = batch.column("headers")
+        is_ours = pc.equal(texts(header_column(headers, _JOB_FIELD)), str(self.job))
+        is_other = pc.and_(is_ours, pc.not_equal(texts(header_column(headers, _UID_FIELD)), sink))
+        return batch.filter(pc.invert(pc.fill_null(is_other, False)))
+
+    def _labels(self, batch: pa.RecordBatch) -> Any:
+        """Return which micro-batch each record names; null also where the name is another job's."""
+        headers = batch.column("headers")
+        names = texts(header_column(headers, BATCH_FIELD))
+        is_other = pc.not_equal(texts(header_column(headers, _JOB_FIELD)), str(self.job))
+        return pc.if_else(pc.fill_null(is_other, False), pa.scalar(None, pa.string()), names)
+
     def _note_newest(self, counts: OutputCounts, found: Origins, written_by: Any) -> None:
         """Note the last record of the input that each micro-batch names."""
         codes = written_by.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        for code, name in enumerate(written_by.dictionary.to_pylist()):
-            for number, place in enumerate(self.expected.places):
-                offsets = found.offsets[(codes == code) & (found.places == number) & found.is_named]
-                if len(offsets):
-                    key = (name, place)
-                    counts.newest[key] = max(counts.newest.get(key, -1), int(offsets.max()))
+        rows = np.flatnonzero((codes >= 0) & (found.places >= 0) & found.is_named)
+        if not len(rows):
+            return
+        names, places = written_by.dictionary.to_pylist(), self.expected.places
+        pairs, of_pair = np.unique(codes[rows] * len(places) + found.places[rows], return_inverse=True)
+        highest = np.full(len(pairs), -1, np.int64)
+        np.maximum.at(highest, of_pair, found.offsets[rows])
+        for pair, newest in zip(pairs.tolist(), highest.tolist(), strict=True):
+            key = (names[pair // len(places)], places[pair % len(places)])
+            counts.newest[key] = max(counts.newest.get(key, -1), newest)
 
     def _live(self, counts: OutputCounts, batch: pa.RecordBatch, labels: Any) -> pa.RecordBatch:
         """Count rows by micro-batch; return those that no rewind left behind."""
@@ -625,14 +688,31 @@ class OutputReader:
                 )
             if checkpoint is not None:
                 counts.by_checkpoint[checkpoint] += version.rows
+        unsure = []
         for path, version in table.added_in.items():
-            decided = self.decided.checkpoints.get(version.mark_of(mark) or 0)
+            checkpoint = version.mark_of(mark) or 0
+            decided = self.decided.checkpoints.get(checkpoint)
+            if self.decided.may_be_dead(checkpoint):
+                unsure.append(path)
+                continue
             if decided is not None and self.decided.is_dead(decided):
                 rows = parquet.read_metadata(path).num_rows
                 counts.rows += rows
                 counts.superseded += rows
             else:
-                self._count_file(counts, path)
+                self._count_file(counts, path, "" if decided is None else str(decided.checkpoint))
+
+        for path in unsure:
+            self._count_maybe_dead(counts, path)
+
+    def _count_maybe_dead(self, counts: OutputCounts, path: Path) -> None:
+        """Count a file behind all others: what the job has written again it had left behind here."""
+        named = counts.named
+        duplicated, told = named.duplicated, len(named.examples)
+        self._count_file(counts, path)
+        counts.superseded += named.duplicated - duplicated
+        named.duplicated = duplicated
+        del named.examples[told:]
 
     def _read_files(self, counts: OutputCounts) -> None:
         root = Path(counts.spec.place)
@@ -645,8 +725,16 @@ class OutputReader:
             if not any(part[0] in "._" for part in path.relative_to(root).parts):
                 self._count_file(counts, path)
 
-    def _count_file(self, counts: OutputCounts, path: Path) -> None:
-        file = parquet.ParquetFile(path)
+    def _count_file(self, counts: OutputCounts, path: Path, written_by: str = "") -> None:
+        """Count the rows of a file, which `written_by` has written if the rows themselves do not say it."""
+        try:
+            file = parquet.ParquetFile(path)
+        except (pa.ArrowInvalid, FileNotFoundError) as wrong:
+            raise EnvironmentFault(
+                f"{path} cannot be read as Parquet",
+                why=str(wrong).split("\n")[0],
+                what_to_do="if it is being written, or somebody has just deleted it, audit once more",
+            ) from wrong
         missing = [name for name in self.names.all if name not in file.schema_arrow.names]
         if missing:
             raise SchemaError(
@@ -661,9 +749,13 @@ class OutputReader:
         for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns):
             if BATCH_FIELD in columns:
                 batch = self._live(counts, batch, texts(batch.column(BATCH_FIELD)))
+                names = texts(batch.column(BATCH_FIELD))
             else:
                 counts.rows += batch.num_rows
-            counts.count(origins.of_rows(batch))
+                names = pa.repeat(pa.scalar(written_by or None, pa.string()), batch.num_rows)
+            found = origins.of_rows(batch)
+            counts.count(found)
+            self._note_newest(counts, found, names.dictionary_encode())
 
 
 def _batch_places(written_by: Any) -> list[tuple[int, int] | None]:
@@ -673,8 +765,8 @@ def _batch_places(written_by: Any) -> list[tuple[int, int] | None]:
     return [None if code is None else known[code] for code in written_by.indices.to_pylist()]
 
 
-def ranges_of(connection: KafkaConnection, topic: str) -> Iterator[OffsetRange]:
-    """Yield all that a read_committed reader sees of a topic now, by partition.
+def ranges_of(connection: KafkaConnection, topic: str) -> Iterator[tuple[OffsetRange, int]]:
+    """Yield all that a read_committed reader sees of a topic now, by partition, and how much waits behind it.
 
     Raises
     ------
@@ -686,9 +778,12 @@ def ranges_of(connection: KafkaConnection, topic: str) -> Iterator[OffsetRange]:
         if topic not in found:
             raise unknown_topic(topic, connection.servers)
         places = [(topic, partition) for partition in range(found[topic].partitions)]
+        # This order matters: what is appended in between waits for nobody.
+        ends = admin.end_offsets(places, Isolation.READ_UNCOMMITTED)
         first, last = admin.beginning_offsets(places), admin.end_offsets(places, Isolation.READ_COMMITTED)
     for place in places:
-        yield OffsetRange(*place, first[place], max(first[place], last[place]))
+        seen = OffsetRange(*place, first[place], max(first[place], last[place]))
+        yield seen, max(0, ends[place] - seen.end)
 
 
 def without_barriers(batch: pa.RecordBatch) -> pa.RecordBatch:

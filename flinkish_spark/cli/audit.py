@@ -77,7 +77,7 @@ def audit(
     end: str | None,
     as_json: bool,
 ) -> None:
-    """Count lost, duplicated and reordered records, and checkpoints that are visible in part.
+    """Count lost, duplicated, reordered and unexpected records, and checkpoints that are visible in part.
 
     Reads the input up to the job's newest confirmed checkpoint, and the outputs as readers see
     them. Works whether the job runs or not. The status is 1 if anything was found.
@@ -139,7 +139,7 @@ def _offsets(option: str, text: str | None) -> Mapping[str, Mapping[int, int]]:
     try:
         content = json.loads(text)
         found = {
-            str(topic): {int(partition): int(offset) for partition, offset in partitions.items()}
+            str(topic): {_whole(partition): _whole(offset) for partition, offset in partitions.items()}
             for topic, partitions in content.items()
         }
     except (ValueError, AttributeError, TypeError, RecursionError):
@@ -147,6 +147,13 @@ def _offsets(option: str, text: str | None) -> Mapping[str, Mapping[int, int]]:
     if not found or any(number < 0 for ps in found.values() for pair in ps.items() for number in pair):
         raise click.BadParameter(f"{option} is {text!r}: write it like {_OFFSETS_EXAMPLE}.")
     return found
+
+
+def _whole(value: object) -> int:
+    """Return a number, or its text; raise ValueError for what is none, such as 1.5."""
+    if not isinstance(value, int | str) or isinstance(value, bool):
+        raise ValueError(f"{value!r} is no whole number")
+    return int(value)
 
 
 def _print(result: AuditResult) -> None:
@@ -175,8 +182,9 @@ def _print(result: AuditResult) -> None:
         print_line(f"- {text}")
     for one in result.outputs:
         for note in one.notes:
-            complain(f"'{one.spec.sink}': {note}; what is gone counts as lost")
-        if one.named.unexpected:
+            complain(f"'{one.spec.sink}': {note}")
+        if one.named.unexpected and not result.keeps_all:
             complain(
-                f"'{one.spec.sink}' names {one.named.unexpected} offsets at which the input has no record"
+                f"'{one.spec.sink}' names {one.named.unexpected} offsets at which the input has no record "
+                "(any more): it is compacted, or does not show whether it is"
             )

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from flinkish_spark.cli.client import brokers_options, connection_of, json_option, print_json, print_line
+from flinkish_spark.core.errors import ConfigError
 
 
 @click.command("replay-dead-letters")
@@ -35,11 +36,15 @@ def replay_dead_letters(
     """
     from flinkish_spark.connectors.kafka.letter_replay import LetterFilter, LetterReplay
 
+    try:
+        wanted = LetterFilter.of(where)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from None
     replay = LetterReplay(
         connection_of(servers, config),
         letters,
         group or f"flinkish-letters-{letters}",
-        LetterFilter.of(where),
+        wanted,
         target,
     )
     counts = replay.run(dry=dry_run)

@@ -17,11 +17,14 @@ from flinkish_spark.cli.client import (
     print_table,
 )
 from flinkish_spark.cli.transactions import Found, Named, Names, Standing, open_wire, transactions_of
+from flinkish_spark.core.errors import AuthorizationError
 from flinkish_spark.job.stored_job import StoredJob
 from flinkish_spark.protocol.ids import TransactionalId
 
 if TYPE_CHECKING:
     from flinkish_spark.connectors.kafka.client.client import ActiveProducer, KafkaWire, TransactionView
+    from flinkish_spark.connectors.kafka.client.transactions import EvidenceReader
+    from flinkish_spark.connectors.kafka.writer import KafkaStaged
     from flinkish_spark.protocol.ids import Place
 
 _COLUMNS = ("partition", "offset", "what", "state", "age s", "whose")
@@ -57,6 +60,8 @@ class TopicRow:
 
     Parameters
     ----------
+    offset
+        None of a checkpoint whose own record is in another topic of its transaction.
     what
         "checkpoint N", "open transaction" or "last stable offset".
     state
@@ -69,7 +74,7 @@ class TopicRow:
     """
 
     partition: int
-    offset: int
+    offset: int | None
     what: str
     state: str
     age_ms: int | None
@@ -114,15 +119,20 @@ def rows_of(job: StoredJob, topic: str, wire: KafkaWire) -> list[TopicRow]:
     # This order matters: what is open by now was named before, or is its newest owner's.
     producers = wire.producers(places)
     names = Names.of(job.job_dir)
-    owners = _owners(job, wire, producers.values())
+    owners = _owners(job, names, wire, producers.values())
     if any(owner.state == _HANGING for owner in owners.values()):
         # It may have ended between the two requests: only what is still open hangs.
         again = wire.producers(places)
         producers = {place: _still(producers[place], again[place], owners) for place in places}
     opened = [row for place in places for row in _open_rows(place, producers[place], owners)]
-    rows = [*_checkpoint_rows(topic, names, wire), *opened, *_stable_rows(places, admin, opened)]
+    checkpoints = _checkpoint_rows(topic, len(places), names, wire)
+    rows = [*checkpoints, *opened, *_stable_rows(places, admin, opened)]
     # The last stable offset comes behind what stands at the same offset: that is what holds it back.
-    return sorted(rows, key=lambda row: (row.partition, row.offset, row.what.startswith("last")))
+    return sorted(rows, key=_order)
+
+
+def _order(row: TopicRow) -> tuple[int, int, bool]:
+    return (row.partition, -1 if row.offset is None else row.offset, row.what.startswith("last"))
 
 
 # -- open transactions ------------------------------------------------------------------------------
@@ -135,16 +145,28 @@ class _Owner:
     whose: str
 
 
-def _owners(job: StoredJob, wire: KafkaWire, of: Iterable[Sequence[ActiveProducer]]) -> dict[int, _Owner]:
+def _owners(
+    job: StoredJob, names: Names, wire: KafkaWire, of: Iterable[Sequence[ActiveProducer]]
+) -> dict[int, _Owner]:
     """Return whose each producer is that has a transaction open somewhere, by producer id."""
-    wanted = {one.producer_id for producers in of for one in producers if one.open_since is not None}
+    open_now = [one for producers in of for one in producers if one.open_since is not None]
+    wanted = {one.producer_id for one in open_now}
     if not wanted:
         return {}
     listed = {row.producer_id: row.transactional_id for row in wire.list_transactions(_OPEN)}
-    ours = {str(one.name): one for one in transactions_of(job, wire)}
+    try:
+        ours = {str(one.name): one for one in transactions_of(job, wire)}
+    except AuthorizationError:
+        # Without DESCRIBE on the job's ids Kafka lists none of them, and the job directory names some.
+        ours = {}
+    handles = {one.handle[1:]: one for one in names.named}
+    named = {one.producer_id: handles.get(one.handle) for one in open_now}
     views = wire.describe_transactions([listed[one] for one in wanted if one in listed])
     now_ms = job.clock.wall_ms()
-    return {one: _owner(one, listed.get(one), ours, views, now_ms) for one in wanted}
+    return {
+        one: _unlisted(one, named[one]) if one not in listed else _owner(listed[one], ours, views, now_ms)
+        for one in wanted
+    }
 
 
 def _still(
@@ -160,19 +182,15 @@ def _still(
     return tuple(one for one in seen if not is_over(one))
 
 
-def _owner(
-    producer_id: int,
-    name: str | None,
-    ours: Mapping[str, Found],
-    views: Mapping[str, TransactionView],
-    now_ms: int,
-) -> _Owner:
-    if name is None:
-        return _Owner(
-            _HANGING,
-            None,
-            f"nobody's: no coordinator shows an open transaction of producer {producer_id}",
-        )
+def _unlisted(producer_id: int, named: Named | None) -> _Owner:
+    """Return whose a producer is of which no coordinator shows anything; only its handle can tell."""
+    if named is not None:
+        return _Owner(_HANGING, None, f"{named.handle[0]}: {named}; no coordinator shows it")
+    whose = f"nobody's: no coordinator shows an open transaction of producer {producer_id}"
+    return _Owner(_HANGING, None, whose)
+
+
+def _owner(name: str, ours: Mapping[str, Found], views: Mapping[str, TransactionView], now_ms: int) -> _Owner:
     view = views.get(name)
     began_at_ms = None if view is None else view.began_at_ms
     age_ms = None if began_at_ms is None else max(0, now_ms - began_at_ms)
@@ -198,38 +216,52 @@ def _open_rows(
 # -- checkpoints ------------------------------------------------------------------------------------
 
 
-def _checkpoint_rows(topic: str, names: Names, wire: KafkaWire) -> Iterator[TopicRow]:
-    """Yield a line for each checkpoint, sink and partition in which a committable names a record."""
+def _checkpoint_rows(topic: str, partitions: int, names: Names, wire: KafkaWire) -> Iterator[TopicRow]:
+    """Yield a line for each checkpoint, sink and partition in which a committable names a record.
+
+    And one for each that has other topics in the same transaction, and its record there.
+    """
     from flinkish_spark.connectors.kafka.client.transactions import EvidenceReader
+    from flinkish_spark.connectors.kafka.writer import KafkaStaged
 
     reader, seen = EvidenceReader(wire, patience_ms=0), set[tuple[object, ...]]()
     for one in names.named:
-        place = one.payload.get("evidence")
-        if one.checkpoint is None or not isinstance(place, Mapping) or place.get("topic") != topic:
+        if one.checkpoint is None or not isinstance(one.payload.get("evidence"), Mapping):
             continue
-        key = (one.checkpoint, one.sink, place.get("partition"))
-        if key not in seen:
-            seen.add(key)
-            yield _checkpoint_row(one, reader)
+        staged = KafkaStaged.of(one.payload)
+        place: tuple[int, int | None] | None = None
+        if staged.handle.evidence.topic == topic:
+            place = (staged.handle.evidence.partition, staged.handle.evidence.offset)
+        elif used := [
+            at for at, next_one in enumerate((staged.next_sequences or {}).get(topic, ())) if next_one
+        ]:
+            place = (used[0], None)
+        if place is None or (key := (one.checkpoint, one.sink, place[0])) in seen:
+            continue
+        seen.add(key)
+        is_there = place[0] < partitions
+        yield _checkpoint_row(one, staged, place, _fate(reader, staged) if is_there else "GONE")
 
 
-def _checkpoint_row(one: Named, reader: Any) -> TopicRow:
-    from flinkish_spark.connectors.kafka.writer import KafkaStaged
-
-    staged = KafkaStaged.of(one.payload)
+def _fate(reader: EvidenceReader, staged: KafkaStaged) -> str:
     handle = staged.handle
-    fate = reader.read(handle.evidence, handle.producer_id, handle.producer_epoch).fate.value
+    fate: str = reader.read(handle.evidence, handle.producer_id, handle.producer_epoch).fate.value
+    return fate
+
+
+def _checkpoint_row(one: Named, staged: KafkaStaged, place: tuple[int, int | None], fate: str) -> TopicRow:
     told = {
         Standing.CONFIRMED: "confirmed",
         Standing.DECIDED: "decided and not confirmed",
         Standing.LEFT_BEHIND: "decided and left behind",
     }
-    where = handle.evidence
     whose = f"sink '{one.sink}', {told[one.standing]}"
     if staged.next_sequences is not None:
         used = sum(sum(map(bool, known)) for known in staged.next_sequences.values())
         whose += f", one transaction over {used} partitions"
-    return TopicRow(where.partition, where.offset, f"checkpoint {one.checkpoint}", fate, None, whose)
+    if place[1] is None:
+        whose += f", among them {staged.handle.evidence}"
+    return TopicRow(*place, f"checkpoint {one.checkpoint}", fate, None, whose)
 
 
 # -- what readers wait for --------------------------------------------------------------------------
@@ -242,13 +274,13 @@ def _stable_rows(places: Sequence[Place], admin: Any, opened: Sequence[TopicRow]
     ends = admin.end_offsets(places, Isolation.READ_UNCOMMITTED)
     for place in places:
         partition, waiting = place[1], max(0, ends[place] - stable[place])
-        first = min(
-            (row for row in opened if row.partition == partition), key=lambda row: row.offset, default=None
-        )
+        # What began before has ended since it was seen.
+        behind = [row for row in opened if row.partition == partition and _order(row)[1] >= stable[place]]
+        first = min(behind, key=_order, default=None)
         if not waiting:
             yield TopicRow(partition, stable[place], "last stable offset", "at the end", None, "")
             continue
-        whose = "nothing any more: it has ended meanwhile" if first is None else first.whose
+        whose = "what has begun, or ended, while this was asked" if first is None else first.whose
         age_ms = None if first is None else first.age_ms
         state = f"{waiting} offsets wait"
         yield TopicRow(partition, stable[place], "last stable offset", state, age_ms, f"held back by {whose}")

@@ -10,26 +10,46 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.structs import OffsetAndMetadata
+import numpy as np
+import pyarrow as pa
 
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, unknown_topic
-from flinkish_spark.connectors.kafka.client.client import Isolation, KafkaWire
+from flinkish_spark.connectors.kafka.client.admission import Addressed, Spreader, by_partition
+from flinkish_spark.connectors.kafka.client.batches import HEADERS_TYPE
+from flinkish_spark.connectors.kafka.client.client import (
+    UNSETTLED,
+    EndAction,
+    Isolation,
+    KafkaWire,
+    pauses_ms,
+)
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
-from flinkish_spark.core.errors import ConfigError, EnvironmentFault, UserError
+from flinkish_spark.connectors.kafka.client.producer import ABORT_BOUND_MS, Outbox, TransactionSession
+from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeReader
+from flinkish_spark.connectors.kafka.client.settings import (
+    ProducerSettings,
+    ReaderSettings,
+    StagingSettings,
+)
+from flinkish_spark.core.errors import BadRecordError, ConfigError, EnvironmentFault, UserError
 from flinkish_spark.protocol.ids import Place
 
 _OURS = "flinkish-"
-_ERROR, _TOPIC, _PARTITION, _SIZE = "flinkish-error", "flinkish-topic", "flinkish-partition", "flinkish-size"
+_ERROR, _TOPIC, _PARTITION = "flinkish-error", "flinkish-topic", "flinkish-partition"
+#: Letters with one of these are not all of their record.
+_CUT = ("flinkish-size", "flinkish-headers-left-out")
+_SOURCE = "flinkish-source"
 #: Its value is the record's fields as JSON, and not what the record would have been.
 _OTHER_FORM = "does-not-fit"
-#: What is kept of a value that its letter's topic did not take; nothing says so, but the length.
+#: What is kept of a value that its letter's topic did not take; of a sink's nothing says so, but the length.
 _HEAD_BYTES = 1_024
-_PORTION = 500
-_QUIET_POLLS, _POLL_MS = 20, 500
+#: Letters of one transaction, and about as many bytes.
+_PORTION, _PORTION_BYTES = 500, 16 * 1024 * 1024
 _TIMEOUT_MS = 60_000
+#: The broker of the topic decides what is too large.
+_MAX_RECORD_BYTES = 2**31 - 1
 #: Brokers take 4,096 bytes by default (offset.metadata.max.bytes).
 _NOTE_BYTES = 4_000
 _NOTE = "left:"
@@ -80,6 +100,18 @@ class LetterFilter:
             )
             for name, values in self.values.items()
         )
+
+
+class _Letter(NamedTuple):
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+    timestamp_ms: int
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.key or b"") + len(self.value or b"")
 
 
 @dataclass
@@ -141,33 +173,30 @@ class LetterReplay:
         Raises
         ------
         ConfigError
-            A topic does not exist.
+            A topic does not exist, or the letters would go where they are.
         TooManyLeftBehind
             A note would be longer than brokers take; what was put back before stays so.
         FlinkishError
             Kafka cannot be asked, or refuses.
         """
-        producer = None if dry else self._producer()
+        if self._target and self._target == self._letters:
+            raise ConfigError(
+                f"the letters are in {self._letters!r}", what_to_do="name another topic for them"
+            )
         wire = KafkaWire(self._connection)
-        try:
-            with KafkaAdmin.over(wire) as admin:
+        with KafkaAdmin.over(wire) as admin:
+            places = self._places(admin, self._letters)
+            out = None if dry else _Transactions(self._connection, self._group)
+            try:
                 # This order matters: what an earlier run has left open is aborted before offsets are read.
-                if producer is not None:
-                    producer.init_transactions()
-                for place in self._places(admin, self._letters):
-                    self._replay(admin, producer, place)
-        finally:
-            if producer is not None:
-                producer.close(timeout=5)
+                if out is not None:
+                    out.session.begin()
+                for place in places:
+                    self._replay(admin, out, place)
+            finally:
+                if out is not None:
+                    out.close()
         return self._counts
-
-    def _producer(self) -> KafkaProducer:
-        return KafkaProducer(
-            **self._connection.for_python(),
-            transactional_id=f"flinkish-letters-{self._group}",
-            transaction_timeout_ms=_TIMEOUT_MS,
-            acks="all",
-        )
 
     def _places(self, admin: KafkaAdmin, topic: str) -> list[Place]:
         if topic not in self._partitions:
@@ -177,63 +206,57 @@ class LetterReplay:
             self._partitions[topic] = known[topic].partitions
         return [(topic, partition) for partition in range(self._partitions[topic])]
 
-    def _replay(self, admin: KafkaAdmin, producer: KafkaProducer | None, place: Place) -> None:
+    def _replay(self, admin: KafkaAdmin, out: _Transactions | None, place: Place) -> None:
         begin, end = admin.beginning_offsets([place])[place], admin.end_offsets([place])[place]
         # What this does not show would be replayed once more.
         stable = Isolation.READ_COMMITTED
         done = max(admin.committed_offsets(self._group, stable).get(place, 0), begin)
-        left = {at for at in _read(admin.committed_notes(self._group, stable).get(place, "")) if at >= begin}
-        chosen: list[Any] = []
-        for record in self._records(place, min([done, *left]), end):
-            if record.offset >= done or record.offset in left:
-                left.discard(record.offset)
-                if self._is_chosen(admin, record):
-                    chosen.append(record)
-                else:
-                    left.add(record.offset)
-            done = max(done, record.offset + 1)
-            if len(chosen) >= _PORTION:
-                self._commit(producer, place, chosen, done, left)
+        if done > end:
+            raise EnvironmentFault(
+                f"the group {self._group} has seen letters of {place[0]}-{place[1]} up to offset {done}, "
+                f"and they end at {end}",
+                why="the topic was made again, or a broker has lost what it had",
+                what_to_do="run the command again in a minute; if it stays so, give another --group",
+            )
+        earlier = _read(admin.committed_notes(self._group, stable).get(place, ""))
+        first = min([done, *(max(begin, left[0]) for left in earlier if left[1] >= begin)])
+        left = _LeftBehind(earlier)
+        chosen: list[_Letter] = []
+        for letter in self._read_letters(OffsetRange(*place, first, end)):
+            if letter.offset < done and not left.was(letter.offset):
+                left.pass_by(letter.offset)
+            elif self._is_chosen(admin, letter):
+                left.pass_by(letter.offset)
+                chosen.append(letter)
+            else:
+                left.leave(letter.offset)
+            done = max(done, letter.offset + 1)
+            if len(chosen) >= _PORTION or sum(one.size_bytes for one in chosen) >= _PORTION_BYTES:
+                self._commit(out, place, chosen, done, left.ranges)
                 chosen = []
-        self._commit(producer, place, chosen, max(done, end), left)
+        left.pass_by(end)
+        self._commit(out, place, chosen, max(done, end), left.ranges)
 
-    def _records(self, place: Place, first: int, end: int) -> Iterator[Any]:
-        """Yield the committed records before `end`; behind the last one may be markers."""
-        if first >= end:
-            return
-        at = TopicPartition(*place)
-        consumer = KafkaConsumer(
-            **self._connection.for_python(),
-            isolation_level="read_committed",
-            enable_auto_commit=False,
-            auto_offset_reset="none",
-        )
-        try:
-            consumer.assign([at])
-            consumer.seek(at, first)
-            quiet = 0
-            while consumer.position(at) < end:
-                polled = consumer.poll(timeout_ms=_POLL_MS).get(at, [])
-                quiet = 0 if polled else quiet + 1
-                if quiet == _QUIET_POLLS:
-                    raise EnvironmentFault(
-                        f"letters of {place[0]}-{place[1]} before offset {end} did not come",
-                        what_to_do="run the command again: it goes on where it was",
-                    )
-                yield from (record for record in polled if record.offset < end)
-        finally:
-            consumer.close()
+    def _read_letters(self, wanted: OffsetRange) -> Iterator[_Letter]:
+        """Yield the committed records of a range."""
+        reader = RangeReader(self._connection, ReaderSettings(include_headers=True))
+        for batch in reader.read(wanted):
+            columns = [batch.column(name).to_pylist() for name in ("offset", "key", "value", "headers")]
+            times_ms = (batch.column("timestamp").cast(pa.int64()).to_numpy() // 1_000).tolist()
+            for offset, key, value, headers, time_ms in zip(*columns, times_ms, strict=True):
+                named = [(one["key"], one["value"]) for one in headers or ()]
+                yield _Letter(offset, key, value, named, time_ms)
 
-    def _is_chosen(self, admin: KafkaAdmin, letter: Any) -> bool:
+    def _is_chosen(self, admin: KafkaAdmin, letter: _Letter) -> bool:
         headers = dict(letter.headers)
         if not self._wanted.chooses(letter.headers):
             self._counts.not_chosen += 1
             return False
         error = _text(headers.get(_ERROR))
         is_other = error == _OTHER_FORM and not self._target
-        is_head = _SIZE in headers or (letter.value is not None and len(letter.value) == _HEAD_BYTES)
+        may_be_head = _SOURCE not in headers and len(letter.value or b"") == _HEAD_BYTES
         target = self._target_of(headers)
-        if is_other or is_head or not target:
+        if is_other or may_be_head or any(name in headers for name in _CUT) or not target:
             self._counts.not_whole += 1
             return False
         self._places(admin, target)  # Raises if there is no such topic, before anything of it is sent.
@@ -245,69 +268,168 @@ class LetterReplay:
 
     def _commit(
         self,
-        producer: KafkaProducer | None,
+        out: _Transactions | None,
         place: Place,
-        chosen: Sequence[Any],
+        chosen: Sequence[_Letter],
         done: int,
-        left: set[int],
+        left: Iterable[tuple[int, int]],
     ) -> None:
         """Put a portion back, and remember it, in one transaction."""
         note = _written(left)
         if len(note) > _NOTE_BYTES:
             raise TooManyLeftBehind(
-                f"{len(left)} letters of {place[0]}-{place[1]} are left behind in too many pieces",
+                f"the letters of {place[0]}-{place[1]} that are left behind are in too many pieces",
                 what_to_do="choose more with the filter, or use another group for what is left, "
                 "with a filter that chooses none of what was put back",
             )
-        if producer is None:
+        if out is None:
             return
-        producer.begin_transaction()
-        sent = [self._sent(producer, letter) for letter in chosen]
-        for future in sent:
-            future.get(timeout=_TIMEOUT_MS / 1_000)
-        offsets = {TopicPartition(*place): OffsetAndMetadata(done, note, -1)}
-        producer.send_offsets_to_transaction(offsets, self._group)
-        # DECISION POINT: with this the letters are in their topic, and will not be put back again.
-        producer.commit_transaction()
+        by_topic: dict[str, list[_Letter]] = {}
+        for letter in chosen:
+            by_topic.setdefault(self._target_of(dict(letter.headers)), []).append(letter)
+        try:
+            for topic, letters in by_topic.items():
+                out.send(topic, self._addressed(topic, letters))
+            out.commit(self._group, {place: done}, note)
+        except BadRecordError as refused:
+            raise EnvironmentFault(
+                f"a letter of {place[0]}-{place[1]} is not taken by the topic that it is for",
+                why=f"{refused.what}".rstrip("."),
+                what_to_do="change the topic (max.message.bytes, cleanup.policy, message.timestamp...), "
+                "or leave such letters behind with --where",
+            ) from refused
 
-    def _sent(self, producer: KafkaProducer, letter: Any) -> Any:
-        headers = dict(letter.headers)
-        target, named = self._target_of(headers), _text(headers.get(_PARTITION))
-        is_there = not self._target and named.isdecimal() and int(named) < self._partitions[target]
-        return producer.send(
-            target,
-            key=letter.key,
-            value=letter.value,
-            headers=[(name, value) for name, value in letter.headers if not name.startswith(_OURS)],
-            partition=int(named) if is_there else None,
-            timestamp_ms=letter.timestamp,
+    def _addressed(self, topic: str, letters: Sequence[_Letter]) -> Addressed:
+        own = [
+            [{"key": name, "value": value} for name, value in one.headers if not name.startswith(_OURS)]
+            for one in letters
+        ]
+        partitions = [self._partition_of(topic, dict(one.headers)) for one in letters]
+        return Addressed.of(
+            pa.array([one.key for one in letters], pa.binary()),
+            pa.array([one.value for one in letters], pa.binary()),
+            pa.array(own, HEADERS_TYPE),
+            topic,
+            pa.array(partitions, pa.int64()),
+            np.array([one.timestamp_ms for one in letters], np.int64),
         )
+
+    def _partition_of(self, topic: str, headers: Mapping[str, bytes | None]) -> int | None:
+        named = _text(headers.get(_PARTITION))
+        is_there = not self._target and named.isdecimal() and int(named) < self._partitions[topic]
+        return int(named) if is_there else None
+
+
+class _Transactions:
+    """One transaction after the other under the id of a group, by one epoch: a second run takes another."""
+
+    def __init__(self, connection: KafkaConnection, group: str) -> None:
+        settings = StagingSettings(
+            connection=connection,
+            transactional_id=f"flinkish-letters-{group}",
+            transaction_timeout_ms=_TIMEOUT_MS,
+            max_record_bytes=_MAX_RECORD_BYTES,
+            producer=ProducerSettings(delivery_timeout_ms=_TIMEOUT_MS),
+        )
+        self._wire = KafkaWire(connection)
+        self.session = TransactionSession(self._wire, settings)
+        self._outbox, self._spreader = Outbox(self.session), Spreader(settings.producer.batch_bytes)
+        self._is_open = False
+
+    def send(self, topic: str, records: Addressed) -> None:
+        """Send records as part of the transaction."""
+        layout = self.session.layout_with(topic, records.highest_partition)
+        places = {
+            (topic, at): rows for at, rows in by_partition(topic, records, layout, self._spreader).items()
+        }
+        self._is_open = True
+        self.session.join(places)
+        self._outbox.post(places)
+
+    def commit(self, group: str, offsets: Mapping[Place, int], note: str) -> None:
+        """Show what was sent, and the group's offsets."""
+        self._outbox.drain()
+        self._is_open = True
+        self.session.commit_offsets(group, offsets, note)
+        # DECISION POINT: with this the letters are in their topic, and will not be put back again.
+        self.session.commit()
+        self._is_open = False
+
+    def close(self) -> None:
+        """Abort what is open, for the readers of its topics; the next run would, or its timeout."""
+        try:
+            if self._is_open:
+                self._outbox.hush(ABORT_BOUND_MS)
+                self._abort()
+        finally:
+            self._wire.close()
+
+    def _abort(self) -> None:
+        name = str(self.session.settings.transactional_id)
+        handle = (name, self.session.producer_id, self.session.producer_epoch)
+        for left_ms in pauses_ms(ABORT_BOUND_MS, self._wire.clock):
+            try:
+                code = self._wire.end_transaction(*handle, EndAction.ABORT, connect_within_ms=left_ms)
+            except EnvironmentFault:
+                # What ended the run is on its way to the user already.
+                continue
+            if code not in UNSETTLED:
+                return
+
+
+class _LeftBehind:
+    """Which letters of a partition are left behind, as ranges of offsets, while they are read in order.
+
+    Between two letters of one range there is no other: markers of transactions make no pieces.
+    """
+
+    def __init__(self, earlier: Sequence[tuple[int, int]]) -> None:
+        self._earlier, self._found = list(earlier), list[tuple[int, int]]()
+        self._is_going_on = False
+
+    def was(self, offset: int) -> bool:
+        """Whether an earlier run has left an offset behind; asked for one after the other."""
+        while self._earlier and self._earlier[0][1] < offset:
+            del self._earlier[0]
+        return bool(self._earlier) and self._earlier[0][0] <= offset
+
+    def leave(self, offset: int) -> None:
+        """Leave the next letter behind."""
+        first = self._found.pop()[0] if self._is_going_on else offset
+        self._found.append((first, offset))
+        self._pass(offset, is_left=True)
+
+    def pass_by(self, offset: int) -> None:
+        """Go on behind a letter that is not left behind."""
+        self._pass(offset, is_left=False)
+
+    def _pass(self, offset: int, *, is_left: bool) -> None:
+        if self.was(offset):
+            self._earlier[0] = (offset + 1, self._earlier[0][1])
+        self._is_going_on = is_left
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """What is left behind: of what was read, and of what earlier runs have left and was not read yet."""
+        return [*self._found, *(one for one in self._earlier if one[0] <= one[1])]
 
 
 def _text(value: bytes | None) -> str:
     return (value or b"").decode(errors="replace")
 
 
-def _written(left: Iterable[int]) -> str:
-    """Return offsets as a note: ranges, in order.
+def _written(left: Iterable[tuple[int, int]]) -> str:
+    """Return ranges of offsets as a note.
 
-    >>> _written({3, 7, 8, 9}), sorted(_read("left:3,7-9")), _written([])
-    ('left:3,7-9', [3, 7, 8, 9], 'left:')
+    >>> _written([(3, 3), (7, 9)]), _read("left:3,7-9"), _written([])
+    ('left:3,7-9', [(3, 3), (7, 9)], 'left:')
     """
-    ranges: list[list[int]] = []
-    for at in sorted(left):
-        if ranges and ranges[-1][1] == at - 1:
-            ranges[-1][1] = at
-        else:
-            ranges.append([at, at])
-    return _NOTE + ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+    return _NOTE + ",".join(str(first) if first == last else f"{first}-{last}" for first, last in left)
 
 
-def _read(note: str) -> set[int]:
-    """Return the offsets in a note; none if it is somebody else's."""
-    found: set[int] = set()
-    if note.startswith(_NOTE):
-        for part in filter(None, note.removeprefix(_NOTE).split(",")):
-            first, _, last = part.partition("-")
-            found.update(range(int(first), int(last or first) + 1))
-    return found
+def _read(note: str) -> list[tuple[int, int]]:
+    """Return the ranges of offsets in a note; none if it is somebody else's."""
+    if not note.startswith(_NOTE):
+        return []
+    parts = (part.partition("-") for part in note.removeprefix(_NOTE).split(",") if part)
+    return [(int(first), int(last or first)) for first, _, last in parts]

@@ -30,7 +30,7 @@ from tests.support.jobs import (
     running,
 )
 
-ZEROS = {"lost": 0, "duplicated": 0, "reordered": 0, "partial_checkpoints": 0}
+ZEROS = {"lost": 0, "duplicated": 0, "reordered": 0, "partial_checkpoints": 0, "unexpected": 0}
 ORIGIN = ("topic", "partition", "offset")
 
 
@@ -43,6 +43,8 @@ class Row:
     batch: str = "0/0"
     key: str = "k"
     to: int = 0
+    uid: str = ""
+    job: str = ""
 
 
 class Audited:
@@ -62,10 +64,21 @@ class Audited:
     def send(self, *sent: Row) -> None:
         for one in sent:
             headers = [("flinkish-batch", one.batch)] if one.batch else []
+            if one.uid:
+                headers += [("flinkish-job", one.job or str(self.on_disk.uuid)), ("flinkish-uid", one.uid)]
             headers += [("_topic", self.source)]
             headers += [("_partition", str(one.partition)), ("_offset", str(one.offset))]
             encoded = [(name, value.encode()) for name, value in headers]
             self.producer.send(self.sink, b"v", one.key.encode(), headers=encoded, partition=one.to)
+
+    def send_aborted(self, partition: int) -> None:
+        """Send a record of the input that nobody may see."""
+        producer = KafkaProducer(bootstrap_servers=self.servers, transactional_id=f"of-{self.source}")
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(self.source, b"aborted", partition=partition).get(timeout=10)
+        producer.abort_transaction()
+        producer.close()
         self.producer.flush()
 
     def decide(
@@ -187,16 +200,55 @@ def test_rows_without_a_decision_are_found_and_later_ones_of_a_running_job_are_n
     assert found["zeros"] == ZEROS and found["checkpoint"] == 2 and found["outputs"]["out"]["outside"] == 2
 
 
+def test_what_is_behind_an_open_transaction_is_said(audited: Audited) -> None:
+    """It is not lost: a transaction of somebody else began before it, and its readers wait."""
+    stranger = KafkaProducer(bootstrap_servers=audited.servers, transactional_id=f"x-{audited.sink}")
+    stranger.init_transactions()
+    stranger.begin_transaction()
+    stranger.send(audited.sink, b"x", partition=1).get(timeout=10)
+    audited.send(*copied())
+    found = audited.audit()
+    assert found["lost"] == 10
+    assert found["outputs"]["out"]["notes"] == [
+        f"11 offsets of {audited.sink} are behind open transactions, and not visible"
+    ]
+    stranger.abort_transaction()
+    stranger.close()
+    assert audited.audit()["outputs"]["out"]["notes"] == []
+
+
+def test_two_sinks_of_a_job_share_a_topic_and_another_job_s_names_are_none_of_ours(audited: Audited) -> None:
+    """With the headers of `FULL`."""
+    sent = [replace(row, uid="out") for row in copied()]
+    audited.send(*(one for row in sent for one in (row, replace(row, uid="second"))))
+    assert audited.audit()["zeros"] == ZEROS
+    audited.send(replace(sent[0], uid="out", job="e" * 32, batch="0/99"))
+    assert audited.audit()["zeros"] == {**ZEROS, "duplicated": 1}
+
+
 def test_offsets_can_be_given(audited: Audited) -> None:
     audited.send(*(row for row in copied() if row.batch in ("0/2", "0/3")))
     found = audited.audit("--from", json.dumps({audited.source: {"0": 5, "1": 5}}))
     assert (found["lost"], found["partial_checkpoints"], found["records"]) == (0, 1, 10)
     found = audited.audit("--complete", "none")
     assert found["lost"] == 0 and found["outputs"]["out"]["lost"] is None
+    # Of a partition that is not named the newest checkpoint tells, as ever.
+    found = audited.audit("--to", json.dumps({audited.source: {"0": 5}}))
+    assert found["input"] == {audited.source: {"0": [0, 5], "1": [0, 10]}}
     words = ("audit", audited.on_disk.root, "--bootstrap-servers", audited.servers)
-    for wrong in ("[]", "{}", '{"t": {"0": -1}}', '{"t": 5}', "x"):
+    numbers = [f'{{"t": {{"0": {number}}}}}' for number in ("-1", "1.5", "1e400", "NaN", "true", '"x"')]
+    for wrong in ("[]", "{}", *numbers, '{"t": 5}', "x"):
         spec = ("--input", audited.source, "--output", "out=kafka:t", "--from", wrong)
         assert flinkish(*words, *spec).exit_code == 2
+    spec = ("--input", audited.source, "--output", f"out=kafka:{audited.sink}")
+    for option, place, offset, said in (
+        ("--from", f'"{audited.source}": {{"0"', 11, "is audited up to offset 10, not from 11 on"),
+        ("--to", f'"{audited.source}": {{"0"', 10**13, "ends at offset 10"),
+        ("--to", f'"{audited.source}": {{"7"', 1, "is no partition of the input"),
+        ("--from", '"typo": {"0"', 1, "typo-0 is no partition of the input"),
+    ):
+        result = flinkish(*words, *spec, option, f"{{{place}: {offset}}}}}")
+        assert result.exit_code == 1 and said in result.stderr, result.output
     for spec in ("out", "out=file:x", "=kafka:x"):
         assert flinkish(*words, "--input", audited.source, "--output", spec).exit_code == 2
     no_sink = flinkish(*words, "--input", audited.source, "--output", f"other=kafka:{audited.sink}")
@@ -304,7 +356,9 @@ def test_what_an_output_no_longer_has_is_said(audited: Audited, topic) -> None:
     """A compacted topic may have superseded records, and a table may be somewhere else."""
     audited.sink = topic(partitions=2, configs={"cleanup.policy": "compact"})
     audited.send(*copied())
-    assert audited.audit()["outputs"]["out"]["notes"] == [f"{audited.sink} is compacted"]
+    assert audited.audit()["outputs"]["out"]["notes"] == [
+        f"{audited.sink} is compacted; what is gone counts as lost"
+    ]
     found = audited.audit(output="out=delta:/no/such/table")
     assert found["lost"] == 20 and "there is no table" in found["outputs"]["out"]["notes"][0]
     words = ("audit", audited.on_disk.root, "--bootstrap-servers", audited.servers)

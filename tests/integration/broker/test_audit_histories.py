@@ -23,8 +23,10 @@ def audited(broker: Any, topic: Any, tmp_path: Path) -> Iterator[Audited]:
     """Two partitions, three micro-batches of two checkpoints; every record has a key of its own."""
     made = Audited(tmp_path / "job", broker.bootstrap_servers, topic(partitions=2), topic(partitions=2))
     made.send_input(2, 9)
+    # Behind them a record that nobody may see, and the marker that says so.
+    made.send_aborted(0)
     made.decide(1, (6, 6), {"0/0": 6, "0/1": 6})
-    made.decide(2, (9, 9), {"0/2": 6})
+    made.decide(2, (11, 9), {"0/2": 6})
     yield made
     made.producer.close()
 
@@ -73,13 +75,17 @@ def _g1c(rows: list[Row]) -> list[Row]:
 
 
 def _undecided(rows: list[Row]) -> list[Row]:
-    return [*rows, Row(0, 9, "0/3", key="late", to=0)]
+    return [*rows, Row(0, 11, "0/3", key="late", to=0)]
 
 
 #: What is wrong, the history, and what has to be found at least.
 BROKEN: dict[str, tuple[History, tuple[str, ...]]] = {
     "g0": (_g0, ("reordered",)),
     "g1a: aborted read": (_undecided, ("partial_checkpoints",)),
+    "g1a: poll of an aborted record": (
+        lambda rows: [replace(r, offset=9) if (r.partition, r.offset) == (0, 8) else r for r in rows],
+        ("unexpected", "lost"),
+    ),
     "g1c": (_g1c, ("partial_checkpoints",)),
     "lost write": (_without(0, 4), ("lost", "partial_checkpoints")),
     "duplicate": (lambda rows: [*rows, replace(rows[-1])], ("duplicated", "partial_checkpoints")),

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kafka import KafkaProducer
 
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.client import KafkaWire
+from flinkish_spark.connectors.kafka.client.transactions import Evidence
 from flinkish_spark.connectors.kafka.writer import KafkaStaged
+from flinkish_spark.core.errors import AuthorizationError
 from flinkish_spark.protocol.ids import JobUuid
 from tests.integration.broker.test_transactions_cli import Left
 from tests.support.cli_rig import flinkish, said
@@ -96,6 +100,83 @@ def test_a_transaction_that_ends_between_two_requests_does_not_hang(
     monkeypatch.setattr(KafkaWire, "list_transactions", after_the_commit)
     (row,) = rows(left, out)
     assert row[2:4] == ("last stable offset", "at the end")
+
+
+def test_what_has_ended_since_it_was_seen_holds_nothing_back(
+    left: Left, topic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = topic()
+    left.open(out, 11)
+    behind = left.open(out, 12)
+    asked = KafkaAdmin.end_offsets
+
+    def after_the_commit(self: KafkaAdmin, places: Any, *isolation: Any) -> Any:
+        monkeypatch.undo()
+        left.producers[0].commit_transaction()
+        end = time.monotonic() + 10
+        while asked(self, places)[out, 0] == 0:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        return asked(self, places, *isolation)
+
+    monkeypatch.setattr(KafkaAdmin, "end_offsets", after_the_commit)
+    found = rows(left, out)
+    assert found[-1][1:4] == (3, "last stable offset", "4 offsets wait")
+    assert found[-1][-1].startswith(f"held back by {behind.transactional_id}: ")
+    left.producers[1].abort_transaction()
+
+
+def test_a_checkpoint_is_found_far_from_its_end_in_each_of_its_topics_and_not_where_none_is(
+    left: Left, topic: Any
+) -> None:
+    """Readers wait for a stranger, so only the marker tells; another topic has no record that is known."""
+    out, other = topic(), topic(partitions=2)
+    stranger = left.open(out, 13, job=JobUuid("f" * 32))
+    staged, moved = left.open(out, 11), left.open(out, 12)
+    for _ in range(6):
+        left.producers[1].send(out, b"x" * 1_000_000)
+    left.producers[1].send(other, b"x", partition=1)
+    left.producers[1].commit_transaction()
+    left.producers[2].commit_transaction()
+    left.decide(7, left.staged(3, KafkaStaged(staged, next_sequences={out: (9,), other: (0, 1)})))
+    gone = replace(moved, evidence=Evidence(out, 4, 0))
+    left.decide(8, left.staged(4, KafkaStaged(gone)))
+    found = rows(left, out)
+    assert [row[:4] for row in found if row[2].startswith("checkpoint")] == [
+        (0, 5, "checkpoint 7", "COMMITTED"),
+        (4, 0, "checkpoint 8", "GONE"),
+    ]
+    (row,) = [row for row in rows(left, other) if row[2].startswith("checkpoint")]
+    assert row[:4] == (1, None, "checkpoint 7", "COMMITTED")
+    assert row[-1].endswith(f"one transaction over 2 partitions, among them {out}-0 offset 5")
+    assert stranger.producer_id
+    left.producers[0].abort_transaction()
+
+
+def test_without_a_right_on_the_ids_the_job_directory_tells_whose_a_transaction_is(
+    left: Left, topic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka then lists none of them, and refuses to describe one."""
+    out = topic()
+    staged = left.open(out, 12)
+    unnamed = left.open(out, 13)
+    left.job_dir.write_staged(left.staged(4, KafkaStaged(staged)))
+
+    def refused(*_: Any) -> Any:
+        raise AuthorizationError("Kafka refuses this principal the request to describe transactions")
+
+    monkeypatch.setattr(KafkaWire, "list_transactions", lambda *_: [])
+    monkeypatch.setattr(KafkaWire, "describe_transactions", lambda _, ids: refused() if ids else {})
+    first, last, second = rows(left, out)
+    text = f"{staged.transactional_id}: staged and not decided: micro-batch 0/4 of sink 'out'"
+    assert (first[3], first[-1]) == ("HANGING", f"{text}; no coordinator shows it")
+    assert last[-1] == f"held back by {first[-1]}"
+    assert (
+        second[-1] == f"nobody's: no coordinator shows an open transaction of producer {unnamed.producer_id}"
+    )
+    monkeypatch.undo()
+    for producer in left.producers:
+        producer.abort_transaction()
 
 
 def test_a_topic_that_there_is_not(left: Left) -> None:

@@ -63,6 +63,8 @@ def test_faults_are_named() -> None:
     named.add(ints([0]), ints([11]))
     assert named.examples == ["in-3 offset 12", "in-3 offset 11"] and named.duplicated == 2
     assert lost(expected, [named]).examples[0] == "in-3 offset 10"
+    expected.present[0][3] = False
+    assert named.examples_of_unexpected == ["in-3 offset 13"] and named.unexpected == 1
 
 
 @pytest.mark.parametrize(("start", "end"), [(-1, 3), (4, 3)])

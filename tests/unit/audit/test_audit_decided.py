@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,26 @@ def test_what_became_visible_meanwhile_is_looked_up_again(job: JobOnDisk) -> Non
     after = Decided.read(job.job_dir)
     assert partial_checkpoints(before, Visible("out", Counter(EXACT)), after) == []
     assert partial_checkpoints(before, Visible("out", Counter(EXACT)), before) != []
+
+
+def test_what_was_deleted_between_two_looks_is_not_judged(job: JobOnDisk) -> None:
+    """A job with short intervals has deleted by the second look all that the first one saw."""
+    job.complete(1, 2)
+    before = Decided.read(job.job_dir)
+    job.complete(5, 6)
+    after = replace(found := Decided.read(job.job_dir), checkpoints={5: found.checkpoints[5]})
+    batches = Counter({**EXACT, "0/6": 3, "0/9": 3, "0/10": 3, "0/11": 3})
+    assert partial_checkpoints(before, Visible("out", batches), after) == []
+    ids = Counter({1: 6, 2: 6, 3: 6, 4: 6, 5: 6})
+    assert partial_checkpoints(before, Visible("out", None, ids), after) == []
+    # Where the looks meet nothing lies between them, and behind the last one nothing is known to be decided.
+    later = partial_checkpoints(before, Visible("out", batches + Counter({"0/12": 1})), after)
+    assert [one.what for one in later] == ["micro-batch 0/12"]
+    met = replace(found, checkpoints={2: found.checkpoints[2], 5: found.checkpoints[5]})
+    assert [one.what for one in partial_checkpoints(before, Visible("out", None, ids), met)] == [
+        "checkpoint 3",
+        "checkpoint 4",
+    ]
 
 
 def test_a_sink_is_one_of_the_job_s(job: JobOnDisk) -> None:

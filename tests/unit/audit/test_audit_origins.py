@@ -84,7 +84,24 @@ def test_values_that_are_no_json_have_no_origin() -> None:
     for values in ([b"\x00\x01"], [b"[1]"], [b""], [None], []):
         found = OriginReader(NAMES, PLACES).of_records(records(values, [None] * len(values)))
         assert not found.is_named.any() and len(found.offsets) == len(values)
-    assert json_columns(pa.array([b'{"a": 1}', b"{}{}"], pa.binary()), ["_offset"]) is None
+    assert json_columns(pa.array([b"[1]", b"{}{}"], pa.binary()), list(NAMES.all)) is None
+
+
+def test_a_record_of_somebody_else_hides_no_other() -> None:
+    """One that is no JSON, has other types, or says in headers what the others say in their values."""
+    ours = [b'{"_topic": "in", "_partition": 0, "_offset": %d}' % offset for offset in (1, 2)]
+    strange = (b"plain text", b"[1]", b"{}{}", b"\xff", b'{"_topic": "in", "_partition": 0, "_offset": 1.5}')
+    strange += (b'{"_topic": {"a": 1}, "_partition": 0, "_offset": 1}', b'{"_offset": true}', b"[" * 100_000)
+    for value in strange:
+        found = OriginReader(NAMES, PLACES).of_records(records([ours[0], value, ours[1]], [None] * 3))
+        assert [places(found)[at] for at in (0, 2)] == [(0, 1, True), (0, 2, True)], value[:60]
+        assert not found.is_named[1]
+    as_text = b'{"_topic": "in", "_partition": "2", "_offset": "7"}'
+    found = OriginReader(NAMES, PLACES).of_records(records([ours[0], as_text], [None] * 2))
+    assert places(found) == [(0, 1, True), (1, 7, True)]
+    in_headers = [None, headers(topic="other", partition=1, offset=5), headers(topic="other"), None]
+    found = OriginReader(NAMES, PLACES).of_records(records([ours[0], b"x", ours[1], b"x"], in_headers))
+    assert places(found) == [(0, 1, True), (2, 5, True), (0, 2, True), (-1, 0, False)]
 
 
 def test_columns_say_it_as_numbers_or_texts() -> None:

@@ -306,6 +306,50 @@ class TransactionSession(ProducerSession):
         self.asked(what, right, ask, unsettled)
         self._joined.update(new)
 
+    def commit_offsets(self, group: str, offsets: Mapping[Place, int], note: str) -> None:
+        """Make a consumer group's offsets part of the transaction, with a note beside each."""
+        handle = (self._name, self.producer_id, self.producer_epoch)
+        right = f"READ on the consumer group {group}"
+
+        def settled(codes: Iterable[int]) -> str:
+            found = [code for code in codes if code != Code.NONE]
+            if Code.GROUP_AUTHORIZATION_FAILED in found:
+                raise faults.not_authorized(right)
+            return self.unsettled(f"store the offsets of group {group}", found)
+
+        self.asked(
+            f"add the group {group} to {self._name}",
+            right,
+            lambda left_ms: self.client.add_group(*handle, group, connect_within_ms=left_ms),
+            lambda code: settled([code]),
+        )
+        self.asked(
+            f"store the offsets of group {group}",
+            right,
+            lambda left_ms: self.client.commit_in_transaction(
+                *handle, group, offsets, note, connect_within_ms=left_ms
+            ),
+            lambda codes: settled(codes.values()),
+        )
+
+    def commit(self) -> None:
+        """Make everything of the transaction visible; the next one may begin, under the same epoch."""
+        what = f"commit the transaction of {self._name}"
+        right = faults.missing_right(WriteCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, (), self._name)
+        self.asked(
+            what,
+            right,
+            lambda left_ms: self.wire.end_transaction(
+                self._name,
+                self.producer_id,
+                self.producer_epoch,
+                EndAction.COMMIT,
+                connect_within_ms=left_ms,
+            ),
+            lambda code: self.unsettled(what, [code]),
+        )
+        self._joined.clear()
+
 
 @dataclass(frozen=True, slots=True)
 class Ticket:

@@ -29,7 +29,6 @@ from flinkish_spark.connectors.kafka.client.client import (
     Code,
     EndAction,
     KafkaWire,
-    ProduceClient,
     pauses_ms,
 )
 from flinkish_spark.connectors.kafka.client.producer import Ticket, TransactionSession
@@ -171,30 +170,7 @@ class SharedTransaction:
 
     def commit_offsets(self, group: str, offsets: Mapping[Place, int], note: str) -> None:
         """Make a consumer group's offsets show together with the records."""
-        session, client = self._session, ProduceClient(self._wire)
-        handle = (self.transactional_id, session.producer_id, session.producer_epoch)
-        right = f"READ on the consumer group {group}"
-
-        def settled(codes: Iterable[int]) -> str:
-            found = [code for code in codes if code != Code.NONE]
-            if Code.GROUP_AUTHORIZATION_FAILED in found:
-                raise faults.not_authorized(right)
-            return session.unsettled(f"store the offsets of group {group}", found)
-
-        session.asked(
-            f"add the group {group} to {self.transactional_id}",
-            right,
-            lambda left_ms: client.add_group(*handle, group, connect_within_ms=left_ms),
-            lambda code: settled([code]),
-        )
-        session.asked(
-            f"store the offsets of group {group}",
-            right,
-            lambda left_ms: client.commit_in_transaction(
-                *handle, group, offsets, note, connect_within_ms=left_ms
-            ),
-            lambda codes: settled(codes.values()),
-        )
+        self._session.commit_offsets(group, offsets, note)
 
     def abort(self) -> None:
         """Give up a transaction that nothing was written to; a sweep ends it if this cannot."""

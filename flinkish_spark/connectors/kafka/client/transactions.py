@@ -51,6 +51,8 @@ from flinkish_spark.protocol.records import CommitAnswer, Outcome
 #: Enough for the one batch at the place; Kafka sends a whole batch even if it is larger.
 _PEEK_BYTES = 64 * 1024
 _SCAN_BYTES = 4 * 1024 * 1024
+#: How long a scan goes on where nobody waits for an open transaction: about 100 MB.
+_LEAST_SCAN_MS = 1_000
 #: A broker that just started may not know a topic yet; this many answers in a row are believed.
 _ABSENCES_BELIEVED = 4
 
@@ -217,9 +219,9 @@ class EvidenceReader:
         )
 
     def _scan(self, place: Evidence, producer_id: int, producer_epoch: int) -> Finding:
-        """Look for the end of the transaction from `place` on, for at most `patience_ms`."""
+        """Look for the end of the transaction from `place` on, for a while if it is far away."""
         clock = self._wire.clock
-        end_ms = clock.monotonic_ms() + self._patience_ms
+        end_ms = clock.monotonic_ms() + max(self._patience_ms, _LEAST_SCAN_MS)
         next_offset, is_record_there = place.offset, False
         while True:
             seen = self._fetch(place, next_offset, Isolation.READ_UNCOMMITTED, _SCAN_BYTES)
