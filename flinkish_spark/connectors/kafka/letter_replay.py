@@ -40,11 +40,8 @@ _OURS = "flinkish-"
 _ERROR, _TOPIC, _PARTITION = "flinkish-error", "flinkish-topic", "flinkish-partition"
 #: Letters with one of these are not all of their record.
 _CUT = ("flinkish-size", "flinkish-headers-left-out")
-_SOURCE = "flinkish-source"
 #: Its value is the record's fields as JSON, and not what the record would have been.
 _OTHER_FORM = "does-not-fit"
-#: What is kept of a value that its letter's topic did not take; of a sink's nothing says so, but the length.
-_HEAD_BYTES = 1_024
 #: Letters of one transaction, and about as many bytes.
 _PORTION, _PORTION_BYTES = 500, 16 * 1024 * 1024
 _TIMEOUT_MS = 60_000
@@ -254,9 +251,8 @@ class LetterReplay:
             return False
         error = _text(headers.get(_ERROR))
         is_other = error == _OTHER_FORM and not self._target
-        may_be_head = _SOURCE not in headers and len(letter.value or b"") == _HEAD_BYTES
         target = self._target_of(headers)
-        if is_other or may_be_head or any(name in headers for name in _CUT) or not target:
+        if is_other or any(name in headers for name in _CUT) or not target:
             self._counts.not_whole += 1
             return False
         self._places(admin, target)  # Raises if there is no such topic, before anything of it is sent.

@@ -327,6 +327,25 @@ def test_what_cannot_be_written_goes_to_the_dead_letters_whole(rig: Rig, topic: 
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_a_dead_letter_without_all_of_its_record_says_how_large_that_was(
+    rig: Rig, topic: Topics, engine: str
+) -> None:
+    name, letters = topic(), topic(configs={"max.message.bytes": "4000"})
+    sink = rig.sink(name, engine, key="k", timestamp="ts", on_bad_record=DeadLetter(letters))
+    faults = [("whole", b"v"), ("k" * 5_000, b"key"), ("value", b"v" * 5_000)]
+    result = rig.stage(sink, *({"k": key, "v": value, "ts": -5} for key, value in faults))
+    rig.commit(result, sink)
+    found = sorted(rig.read(letters), key=lambda record: record.key or b"")
+    assert [(record.key, record.value) for record in found] == [
+        (None, b"key"),
+        (b"value", b"v" * 1_024),
+        (b"whole", b"v"),
+    ]
+    sizes = [dict(record.headers).get("flinkish-size") for record in found]
+    assert [size is None for size in sizes] == [False, False, True] and int(sizes[0]) > 5_000
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_dead_letter_has_the_headers_and_the_time_of_its_record(
     rig: Rig, topic: Topics, engine: str
 ) -> None:

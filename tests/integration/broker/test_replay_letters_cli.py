@@ -159,19 +159,20 @@ def test_whatever_a_record_may_be_goes_back(broker: Any, topic: Any) -> None:
 
 
 def test_what_is_cut_is_no_whole_record(broker: Any, topic: Any) -> None:
-    """A source says of each letter whether it is cut; of a sink's the length alone may tell."""
+    """It says so itself; how long its value is means nothing."""
     servers, letters, orders = broker.bootstrap_servers, topic(), topic()
     of_source = letter(orders, "unreadable", ("flinkish-source", b"in"))
     write(
         servers,
         letters,
-        (b"v" * 1_024, letter(orders, "bad-timestamp")),
         (b"v" * 1_024, of_source),
+        (b"v" * 1_024, letter(orders, "bad-timestamp")),
+        (b"v", letter(orders, "bad-timestamp", ("flinkish-size", b"9000"))),
         (b"v", [*of_source, ("flinkish-size", b"2000000")]),
         (b"v", [*of_source, ("flinkish-headers-left-out", b"3")]),
     )
-    assert replay(servers, letters) == {"put_back": {orders: 1}, "not_chosen": 0, "not_whole": 3}
-    assert [len(record.value) for record in read_committed(servers, orders)] == [1_024]
+    assert replay(servers, letters) == {"put_back": {orders: 2}, "not_chosen": 0, "not_whole": 3}
+    assert [len(record.value) for record in read_committed(servers, orders)] == [1_024, 1_024]
 
 
 def test_a_letter_that_its_topic_does_not_take_ends_the_run_and_leaves_nothing_open(

@@ -512,6 +512,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 #: What is kept of a value that is too large, and the most that a header of ours says.
 _DEAD_LETTER_BYTES = 1_024
+#: How large the record was of which a dead letter is the head: a letter without it is whole.
 _SIZE = "flinkish-size"
 #: How many headers of its own a dead letter had to leave behind.
 _LEFT_OUT = "flinkish-headers-left-out"
@@ -590,7 +591,7 @@ class Admission:
         return list(headers or ())[len(self._common) :]
 
     def _about(
-        self, reason: Reason, sentence: str, topic: str, records: Addressed, index: int, size: int
+        self, reason: Reason, sentence: str, topic: str, records: Addressed, index: int
     ) -> list[tuple[str, bytes | None]]:
         """Return the headers that say where a record was to go, and why it does not."""
         about = {"flinkish-error": reason.value}
@@ -600,9 +601,7 @@ class Admission:
         partition = None if records.partitions is None else records.partitions[index].as_py()
         if partition is not None:
             about["flinkish-partition"] = str(partition)
-        if reason is Reason.OVERSIZE:
-            about[_SIZE] = str(size)
-        else:
+        if reason is not Reason.OVERSIZE:
             about["flinkish-detail"] = sentence
         return [(name, _bounded(text)) for name, text in about.items()]
 
@@ -707,14 +706,14 @@ class Admission:
         rows = records.rows
         key, value = rows.keys[index].as_py(), rows.values[index].as_py()
         own = self._own_headers(rows, index)
-        about = self._about(reason, sentence, topic, records, index, size)
-        if topic == letters.topic:
-            # A dead letter itself, which says already where it comes from.
-            about = [one for one in about if one[0] == _SIZE]
+        # A dead letter itself says already where it comes from.
+        about = [] if topic == letters.topic else self._about(reason, sentence, topic, records, index)
         headers = [*own, *about, *self._common]
         if reason is Reason.OVERSIZE or not self._fits(key, value, headers):
             key = key if key is None or len(key) <= _DEAD_LETTER_BYTES else None
             value = None if value is None else value[:_DEAD_LETTER_BYTES]
+            about.append((_SIZE, str(size).encode()))
+            headers = [*own, *about, *self._common]
             if not self._fits(key, value, headers):
                 headers = [*about, (_LEFT_OUT, str(len(own)).encode()), *self._common]
         at_ms = int(rows.timestamps_ms[index])

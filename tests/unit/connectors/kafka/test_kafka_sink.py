@@ -409,6 +409,16 @@ def test_headers_go_last_from_a_letter_that_is_too_large() -> None:
     assert told(letters)[1]["flinkish-headers-left-out"] == b"3"
 
 
+def test_a_letter_without_all_of_its_record_says_how_large_that_was() -> None:
+    changes = {"max_dead_letter_bytes": 3_000, "bad_record": OnRefusal.DEAD_LETTER, "bad_record_topic": "bad"}
+    keys, times = pa.array([b"k", b"k" * 5_000]), np.array([-1, -1])
+    ((_, letters),) = judged(changes, keys=keys, values=pa.array([b"v", b"v"]), timestamps_ms=times).letters
+    assert letters.rows.keys.to_pylist() == [b"k", None]
+    sizes = [one.get("flinkish-size") for one in told(letters)]
+    assert sizes[0] is None and int(sizes[1]) > 5_000
+    assert [one["flinkish-error"] for one in told(letters)] == [b"bad-timestamp"] * 2
+
+
 def test_a_dead_letter_that_is_cut_still_says_where_it_was_read() -> None:
     """Those of a source come with headers of ours; only the size is added."""
     changes = {"max_record_bytes": 500, "max_dead_letter_bytes": 3_000}

@@ -67,20 +67,17 @@ final class Admission {
   /** The record that tells of a refused one: whole if the dead-letter topic takes it, else its head. */
   OutRecord deadLetter(OutRecord refused, Refusal why, String topic) {
     List<Header> own = ownHeaders(refused);
-    List<Header> about = about(refused, why);
-    if (refused.topic().equals(topic)) {
-      // A dead letter itself, which says already where it comes from.
-      about.removeIf(header -> !header.key().equals(SIZE));
-    }
-    RecordHeaders headers = joined(own, about);
+    // A dead letter itself says already where it comes from.
+    List<Header> about = refused.topic().equals(topic) ? new ArrayList<>() : about(refused, why);
     Long timeMs = hasUsableTime(refused) ? refused.timestampMs() : null;
-    OutRecord whole = new OutRecord(topic, null, timeMs, refused.key(), refused.value(), headers);
+    OutRecord whole = new OutRecord(topic, null, timeMs, refused.key(), refused.value(), joined(own, about));
     if (why.reason() != Refusal.Reason.OVERSIZE && bytesOf(whole) <= options.maxDeadLetterBytes) {
       return whole;
     }
     byte[] key = OutRecord.length(whole.key()) <= DEAD_LETTER_BYTES ? whole.key() : null;
     byte[] value = OutRecord.length(whole.value()) <= DEAD_LETTER_BYTES ? whole.value() : Arrays.copyOf(whole.value(), DEAD_LETTER_BYTES);
-    OutRecord head = new OutRecord(topic, null, whole.timestampMs(), key, value, headers);
+    about.add(new RecordHeader(SIZE, bounded(Long.toString(bytesOf(refused)))));
+    OutRecord head = new OutRecord(topic, null, whole.timestampMs(), key, value, joined(own, about));
     if (bytesOf(head) <= options.maxDeadLetterBytes) {
       return head;
     }
@@ -108,9 +105,7 @@ final class Admission {
     if (refused.partition() != null) {
       result.add(new RecordHeader("flinkish-partition", bounded(refused.partition().toString())));
     }
-    if (why.reason() == Refusal.Reason.OVERSIZE) {
-      result.add(new RecordHeader(SIZE, bounded(Long.toString(why.bytes()))));
-    } else {
+    if (why.reason() != Refusal.Reason.OVERSIZE) {
       result.add(new RecordHeader("flinkish-detail", bounded(why.sentence())));
     }
     return result;

@@ -3,7 +3,7 @@ package io.github.flinkishspark.shim;
 import java.util.Locale;
 
 /** Why a record cannot be written as it is: a reason that programs read, a sentence for people. */
-record Refusal(Reason reason, String sentence, long bytes) {
+record Refusal(Reason reason, String sentence) {
 
   /** What is wrong; the text is what a dead letter's header {@code flinkish-error} says. */
   enum Reason {
@@ -17,7 +17,7 @@ record Refusal(Reason reason, String sentence, long bytes) {
   static Refusal oversize(OutRecord record, long bytes, long limit) {
     return new Refusal(Reason.OVERSIZE, "a record for topic " + record.topic() + " takes up to " + bytes + " bytes and the limit is "
         + limit + " (its key: " + OutRecord.length(record.key()) + " bytes); raise max_record_bytes and the topic's"
-        + " max.message.bytes, or choose another oversize policy", bytes);
+        + " max.message.bytes, or choose another oversize policy");
   }
 
   static Refusal doesNotFit(OutRecord record, String what) {
@@ -39,6 +39,6 @@ record Refusal(Reason reason, String sentence, long bytes) {
   }
 
   private static Refusal of(Reason reason, String sentence) {
-    return new Refusal(reason, sentence, 0);
+    return new Refusal(reason, sentence);
   }
 }
