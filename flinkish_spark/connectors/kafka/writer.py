@@ -44,7 +44,7 @@ from flinkish_spark.connectors.row_count import RowCount, reports
 from flinkish_spark.contracts.sink import Committer, JoiningWriter, SinkContext, StageRequest, StageResult
 from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
 from flinkish_spark.core.errors import BrokerUnavailableError, CorruptObjectError, InternalError, SchemaError
-from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter
+from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter, Format, Raw, String
 from flinkish_spark.protocol.ids import CheckpointId, TransactionalId
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
 from flinkish_spark.protocol.timeline import Mark
@@ -253,32 +253,48 @@ def record_columns(sink: KafkaSinkSettings, schema: T.StructType) -> dict[str, C
         encoded(form, fields, b"" if form is None else prefix_of(form, fields, sink.data_topics, part))
         for part, form in (("key", sink.key_format), ("value", sink.value))
     )
-    data, misfits = value.data, [one.misfit for one in (key, value) if one.misfit is not None]
-    if value.misfit is not None:
-        # What a dead letter of a record that has no such form tells of it.
-        data = F.when(value.misfit.isNull(), data).otherwise(json_bytes(fields.names))
+    data, of_value = value.data, value.misfit
+    misfits = [key.misfit]
     if sink.row_kind:
         kind = F.col(quoted(sink.row_kind))
         has_value = ~F.coalesce(kind.isin(*RETRACTIONS), F.lit(False))
         # A retraction has no value that could not fit.
         data = F.when(has_value, data)
-        of_value = None if value.misfit is None else F.when(has_value, value.misfit)
-        misfits = [one for one in (_no_kind(kind), key.misfit, of_value) if one is not None]
-    found = {
+        of_value = None if of_value is None else F.when(has_value, of_value)
+        misfits = [_no_kind(kind), key.misfit, _no_key(sink.key_format)]
+    headers = _headers(sink.headers, schema) if sink.headers else None
+    if headers is not None and isinstance(sink.headers, str) and _may_lack_names(schema[sink.headers]):
+        is_nameless = F.exists(headers, lambda one: one["key"].isNull())
+        misfits.append(F.when(is_nameless, F.lit("a header of it has no name")))
+        named = F.filter(headers, lambda one: one["key"].isNotNull())
+        headers = F.when(is_nameless, named).otherwise(headers)
+    found = [one for one in (*misfits, of_value) if one is not None]
+    misfit = F.coalesce(*found) if found else None
+    if misfit is not None:
+        # What a dead letter tells of a record that has not the form of its topic.
+        data = F.when(misfit.isNull(), data).otherwise(json_bytes(schema.names))
+    columns = {
         KEY: key.data,
         VALUE: data,
         # Without a collation: of two sinks that stage together each may have its own.
         TOPIC: (F.col(quoted(sink.topic_column)) if sink.topic_column else F.lit(None)).cast("string"),
     }
     if sink.partition:
-        found[PARTITION] = F.col(quoted(sink.partition)).cast("int")
+        columns[PARTITION] = F.col(quoted(sink.partition)).cast("int")
     if sink.timestamp:
-        found[TIMESTAMP] = _milliseconds(schema, sink.timestamp)
-    if sink.headers:
-        found[HEADERS] = _headers(sink.headers, schema)
-    if misfits:
-        found[MISFIT] = F.coalesce(*misfits)
-    return {name: column.alias(name) for name, column in found.items()}
+        columns[TIMESTAMP] = _milliseconds(schema, sink.timestamp)
+    if headers is not None:
+        columns[HEADERS] = headers
+    if misfit is not None:
+        columns[MISFIT] = misfit
+    return {name: column.alias(name) for name, column in columns.items()}
+
+
+def _no_key(key: Format | None) -> Column | None:
+    """Say of a change that nobody knows which row it is about; None where every row has a key."""
+    if not isinstance(key, Raw | String):
+        return None
+    return F.when(F.col(quoted(key.column)).isNull(), F.lit("it has no key"))
 
 
 def _no_kind(kind: Column) -> Column:
@@ -301,6 +317,13 @@ def _headers(headers: Mapping[str, str] | str, schema: T.StructType) -> Column:
     return F.filter(F.array(*entries), lambda entry: entry["value"].isNotNull())
 
 
+def _may_lack_names(headers: T.StructField) -> bool:
+    kind = headers.dataType
+    if not isinstance(kind, T.ArrayType) or not isinstance(kind.elementType, T.StructType):
+        return False
+    return kind.containsNull or kind.elementType["key"].nullable
+
+
 def _list_of_headers(headers: Column, kind: T.DataType) -> Column:
     if not isinstance(kind, T.MapType):
         return headers
@@ -312,7 +335,9 @@ def _list_of_headers(headers: Column, kind: T.DataType) -> Column:
             entry["value"], lambda value: F.struct(entry["key"].alias("key"), value.alias("value"))
         )
 
-    return F.flatten(F.transform(F.map_entries(headers), of_name))
+    # One list that is null would make null of all.
+    named = F.filter(F.map_entries(headers), lambda entry: entry["value"].isNotNull())
+    return F.flatten(F.transform(named, of_name))
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -386,6 +386,46 @@ def test_what_cannot_be_written_is_dropped_or_ends_the_task(rig: Rig, topic: Top
     assert words in str(classify(failure.value))
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_header_without_a_name_and_a_change_without_a_key_meet_the_policy(
+    rig: Rig, topic: Topics, engine: str
+) -> None:
+    """The topic is compacted: a record without a key would end the transaction."""
+    name, letters = topic(configs={"cleanup.policy": "compact"}), topic()
+    kind = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
+    schema = f"{SCHEMA}, h {kind}"
+    sink = rig.sink(
+        name,
+        engine,
+        key="k",
+        value=Json("n LONG"),
+        headers="h",
+        row_kind="t",
+        on_bad_record=DeadLetter(letters),
+    )
+    nameless = (
+        "array(named_struct('key', 'a', 'value', X'31'), named_struct('key', NULL, 'value', X'32'), NULL)"
+    )
+    rows = rig.frame(
+        {"k": "good", "n": 1, "t": "+I"},
+        {"k": "nameless", "n": 2, "t": "+I"},
+        {"k": None, "n": 3, "t": "-D"},
+        {"k": "gone", "n": 4, "t": "-D"},
+    ).withColumn("h", F.expr(f"CAST(IF(k = 'nameless', {nameless}, NULL) AS {kind})"))
+    sink.preflight(rig.spark, rig.context(schema))
+    request = StageRequest(rows, Lineage(2), BatchId(7), next(rig.blocks), CheckpointId(31), int)
+    result = sink.create_writer(rig.spark, rig.context(schema)).stage(request)
+    assert [(task.rows, task.dead_lettered) for task in result.tasks] == [(4, 2)]
+    rig.commit(result, sink)
+    assert [(one.key, one.value) for one in rig.read(name)] == [(b"good", b'{"n":1}'), (b"gone", None)]
+    found = {one.key: (json.loads(one.value), one.headers) for one in rig.read(letters)}
+    (fields, headers), (keyless, more) = found[b"nameless"], found[None]
+    assert (fields["n"], fields["t"], headers[0]) == (2, "+I", ("a", b"1"))
+    assert dict(headers)["flinkish-detail"].endswith(b"does not fit its format: a header of it has no name")
+    assert (keyless["n"], keyless["t"]) == (3, "-D")
+    assert dict(more)["flinkish-detail"].endswith(b"does not fit its format: it has no key")
+
+
 # -- Avro -------------------------------------------------------------------------------------------
 
 ORDER_AVRO = json.dumps(
