@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.serializer import Serializer
 from kafka.structs import OffsetAndMetadata
 
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, unknown_topic
@@ -25,7 +26,9 @@ _OURS = "flinkish-"
 _ERROR, _TOPIC, _PARTITION, _SIZE = "flinkish-error", "flinkish-topic", "flinkish-partition", "flinkish-size"
 #: Its value is the record's fields as JSON, and not what the record would have been.
 _OTHER_FORM = "does-not-fit"
-#: What is kept of a value that its letter's topic did not take; nothing says so, but the length.
+#: Of a letter that the topic of letters did not take with its record's headers.
+_LEFT_OUT = "flinkish-headers-left-out"
+#: What is kept of a value that its letter's topic did not take; in earlier versions only the length said so.
 _HEAD_BYTES = 1_024
 _PORTION = 500
 _QUIET_POLLS, _POLL_MS = 20, 500
@@ -167,6 +170,7 @@ class LetterReplay:
             transactional_id=f"flinkish-letters-{self._group}",
             transaction_timeout_ms=_TIMEOUT_MS,
             acks="all",
+            value_serializer=_AsItIs(),
         )
 
     def _places(self, admin: KafkaAdmin, topic: str) -> list[Place]:
@@ -231,7 +235,8 @@ class LetterReplay:
             return False
         error = _text(headers.get(_ERROR))
         is_other = error == _OTHER_FORM and not self._target
-        is_head = _SIZE in headers or (letter.value is not None and len(letter.value) == _HEAD_BYTES)
+        is_cut = _SIZE in headers or _LEFT_OUT in headers
+        is_head = is_cut or (letter.value is not None and len(letter.value) == _HEAD_BYTES)
         target = self._target_of(headers)
         if is_other or is_head or not target:
             self._counts.not_whole += 1
@@ -277,11 +282,32 @@ class LetterReplay:
         return producer.send(
             target,
             key=letter.key,
-            value=letter.value,
-            headers=[(name, value) for name, value in letter.headers if not name.startswith(_OURS)],
+            value=letter,
+            headers=_Headers(),
             partition=int(named) if is_there else None,
             timestamp_ms=letter.timestamp,
         )
+
+
+class _AsItIs(Serializer):  # type: ignore[misc]
+    """Puts a letter's record in place of the letter.
+
+    The client refuses a record without key and value, and a header without a value, of what it is given to
+    send. Both are in topics, and it does write them.
+    """
+
+    def serialize(self, topic: str, headers: list[tuple[str, bytes | None]], data: Any) -> bytes | None:
+        """Return the value, and add the headers."""
+        headers += [(name, value) for name, value in data.headers if not name.startswith(_OURS)]
+        value: bytes | None = data.value
+        return value
+
+
+class _Headers(list[tuple[str, "bytes | None"]]):
+    """Headers whose bytes the client does not count: it would count those of one without a value."""
+
+    def __bool__(self) -> bool:
+        return False
 
 
 def _text(value: bytes | None) -> str:

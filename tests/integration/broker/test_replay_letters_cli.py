@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from kafka import KafkaProducer
 
+from flinkish_spark import DeliveryGuarantee
 from flinkish_spark.connectors.kafka import letter_replay
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.producer import StagedTransaction
+from flinkish_spark.connectors.kafka.client.settings import StagingSettings
 from tests.support.cli_rig import flinkish, said
 from tests.support.jobs import read_committed
 
@@ -43,19 +48,22 @@ def test_letters_go_back_once_by_one_filter_and_the_rest_by_another(broker: Any,
         (b"one", letter(orders, "unreadable", ("flinkish-partition", b"2"))),
         (b"two", letter(other, "bad-timestamp")),
         (b"cut", letter(orders, "oversize", ("flinkish-size", b"99"))),
+        # Its key was too large for the topic of the letters; and, of an earlier version, its headers.
+        (b"keyless", letter(orders, "bad-timestamp", ("flinkish-size", b"9999"))),
+        (b"bare", letter(orders, "bad-timestamp", ("flinkish-headers-left-out", b"3"))),
         (b"three", letter(orders, "unreadable", ("flinkish-partition", b"7"))),
         (b'{"a": 1}', letter(orders, "does-not-fit")),
     )
-    wanted = {"put_back": {orders: 2}, "not_chosen": 3, "not_whole": 0}
+    wanted = {"put_back": {orders: 2}, "not_chosen": 5, "not_whole": 0}
     assert replay(servers, letters, "--where", "flinkish-error=unreadable", "--dry-run") == wanted
     assert replay(servers, letters, "--where", "flinkish-error=unreadable") == wanted
     # Nothing a second time, and what was left behind is still to be had.
     assert replay(servers, letters, "--where", "flinkish-error=unreadable")["put_back"] == {}
-    assert replay(servers, letters) == {"put_back": {other: 1}, "not_chosen": 0, "not_whole": 2}
+    assert replay(servers, letters) == {"put_back": {other: 1}, "not_chosen": 0, "not_whole": 4}
     assert replay(servers, letters, "--to", other) == {
         "put_back": {other: 1},
         "not_chosen": 0,
-        "not_whole": 1,
+        "not_whole": 3,
     }
 
     found = read_committed(servers, orders)
@@ -68,6 +76,30 @@ def test_letters_go_back_once_by_one_filter_and_the_rest_by_another(broker: Any,
         [("trace", b"t1")],
     )
     assert sorted(record.value for record in read_committed(servers, other)) == [b"two", b'{"a": 1}']
+
+
+def test_letters_without_key_and_value_and_with_empty_headers_go_back(broker: Any, topic: Any) -> None:
+    """What Kafka has and its Python client does not send: a record of nothing, a header without a value."""
+    servers, letters, orders = broker.bootstrap_servers, topic(), topic()
+    own = [("empty", None), ("trace", b"1"), ("empty", b""), ("trace", b"1")]
+    given = [(None, None, own), (b"k", None, []), (None, b"", own[:1])]
+    settings = StagingSettings(
+        connection=KafkaConnection(servers),
+        transactional_id=None,
+        transaction_timeout_ms=1,
+        guarantee=DeliveryGuarantee.AT_LEAST_ONCE,
+    )
+    for key, value, headers in given:
+        with StagedTransaction(settings) as out:
+            ours = [("flinkish-error", b"unreadable"), ("flinkish-topic", orders.encode())]
+            binary = [pa.array([one], pa.binary()) for one in (key, value)]
+            out.write(*binary, [*headers, *ours], topics=letters, timestamps_ms=7)
+            out.prepare()
+    assert replay(servers, letters)["put_back"] == {orders: 3}
+    found = [
+        (one.key, one.value, list(one.headers), one.timestamp) for one in read_committed(servers, orders)
+    ]
+    assert found == [(*one, 7) for one in given]
 
 
 @pytest.mark.parametrize("moment", ["send_offsets_to_transaction", "commit_transaction", "behind"])
