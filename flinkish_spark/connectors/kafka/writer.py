@@ -6,7 +6,7 @@ import json
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,7 @@ from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, 
 from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.record_time import TimeLimits
 from flinkish_spark.worker.daemon import freeze_modules
 
 if TYPE_CHECKING:
@@ -476,11 +477,16 @@ class KafkaWriter(JoiningWriter):
     def __init__(self, sink: KafkaSinkSettings, context: SinkContext) -> None:
         self._sink, self._context = sink, context
         with KafkaAdmin(sink.connection) as admin:
-            limits = {name: info.max_message_bytes for name, info in admin.topics(sink.topics).items()}
+            known = admin.topics(sink.topics)
+        limits = {name: info.max_message_bytes for name, info in known.items()}
         own = int(sink.producer_option("max.request.size") or DEFAULT_MAX_REQUEST_BYTES)
         self._max_record_bytes = min([own, *(limits[name] for name in sink.data_topics if name in limits)])
         letters = [limits[name] for name in sink.dead_letter_topics if name in limits]
         self._max_dead_letter_bytes = min([own, *letters])
+        self._times, self._letter_times = (
+            TimeLimits.of_all(known[name].times for name in names if name in known)
+            for names in (sink.data_topics, sink.dead_letter_topics)
+        )
         self._columns = record_columns(sink, context.schema)
         self._names = tuple(self._columns)
         self._parts = Selection([*map(F.col, C.SINK_CONTROL), *self._columns.values()])
@@ -639,6 +645,8 @@ class PythonWriter(KafkaWriter):
             uid=self._context.uid,
             max_record_bytes=self._max_record_bytes,
             max_dead_letter_bytes=self._max_dead_letter_bytes,
+            times=self._times,
+            letter_times=self._letter_times,
             default_topic=sink.topic,
             topics=None if declared is None else frozenset(declared),
             partitions=partitions,
@@ -683,6 +691,8 @@ class JvmWriter(KafkaWriter):
             "headers": self._headers(request),
             "uid": self._context.uid,
             "max_dead_letter_bytes": self._max_dead_letter_bytes,
+            "times": asdict(self._times),
+            "letter_times": asdict(self._letter_times),
             "topics": self._declared(),
             "partitions": partitions,
         }

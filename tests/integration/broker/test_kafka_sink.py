@@ -426,6 +426,74 @@ def test_a_header_without_a_name_and_a_change_without_a_key_meet_the_policy(
     assert dict(more)["flinkish-detail"].endswith(b"does not fit its format: it has no key")
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_times_that_a_topic_does_not_allow_meet_the_policy(rig: Rig, topic: Topics, engine: str) -> None:
+    """Brokers refuse them, and with them the transaction. Kafka 4 allows an hour ahead by default."""
+    limits = {"message.timestamp.after.max.ms": "3600000", "message.timestamp.before.max.ms": "7200000"}
+    name, letters, hour_ms = topic(configs=limits), topic(configs=limits), 3_600_000
+    sink = rig.sink(name, engine, key="k", timestamp="ts", partition="p", on_bad_record=DeadLetter(letters))
+    now_ms = int(time.time() * 1_000)
+    given = {"good": -1, "none": None, "ahead": 2, "behind": -3, "both": 2}
+    rows = [
+        {"k": k, "ts": None if h is None else now_ms + h * hour_ms, "p": int(k == "both")}
+        for k, h in given.items()
+    ]
+    rig.commit(rig.stage(sink, *rows), sink)
+    assert {one.key: one.timestamp for one in rig.read(name)}[b"good"] == now_ms - hour_ms
+    assert {one.key for one in rig.read(name)} == {b"good", b"none"}
+    found = {one.key: (dict(one.headers), one.timestamp) for one in rig.read(letters)}
+    assert set(found) == {b"ahead", b"behind", b"both"}
+    assert all(abs(at - now_ms) < hour_ms / 2 for _, at in found.values()), (
+        "the letters' topic has limits, too"
+    )
+    said = [
+        (found[key][0]["flinkish-error"], found[key][0]["flinkish-detail"]) for key in (b"ahead", b"behind")
+    ]
+    assert [error for error, _ in said] == [b"bad-timestamp"] * 2
+    assert b"message.timestamp.after.max.ms of a topic" in said[0][1]
+    assert b"message.timestamp.before.max.ms of a topic" in said[1][1]
+    assert found[b"both"][0]["flinkish-error"] == b"no-such-partition"
+    # A topic that writes times of its own takes any.
+    own = topic(configs={**limits, "message.timestamp.type": "LogAppendTime"})
+    appending = rig.sink(own, engine, key="k", timestamp="ts")
+    rig.commit(rig.stage(appending, *rows), appending)
+    assert len(rig.read(own)) == 5
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_only_the_broker_refuses_is_a_bad_record_wherever_it_stands(
+    rig: Rig, topic: Topics, engine: str
+) -> None:
+    """Of a batch in which one record is refused, Java's client tells the first only that another one was."""
+    sink = rig.sink(
+        topic(configs={"cleanup.policy": "compact"}), engine, key="k", on_bad_record=OnBadRecord.DROP
+    )
+    with pytest.raises(Exception, match="without key") as failure:
+        rig.stage(sink, {"k": "a"}, {"k": None}, {"k": "b"})
+    assert type(classify(failure.value)) is BadRecordError
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_letter_that_is_not_its_whole_record_says_so(rig: Rig, topic: Topics, engine: str) -> None:
+    name, letters = topic(), topic(configs={"max.message.bytes": "5000"})
+    sink = rig.sink(
+        name, engine, key="k", partition="p", headers={"trace": "trace"}, on_bad_record=DeadLetter(letters)
+    )
+    long = "x" * 6_000
+    rows = [{"k": "whole"}, {"k": "value", "v": long.encode()}, {"k": long}, {"k": "headers", "trace": long}]
+    rig.commit(rig.stage(sink, *({**row, "p": 9} for row in rows)), sink)
+    found = {one.key: (len(one.value), dict(one.headers)) for one in rig.read(letters)}
+    sizes = {key: int(headers.get("flinkish-size", 0)) for key, (_, headers) in found.items()}
+    assert sizes.pop(b"whole") == 0 and all(6_000 < size < 7_000 for size in sizes.values())
+    assert {key: length for key, (length, _) in found.items()} == {
+        b"whole": 1,
+        b"value": 1_024,
+        None: 1,
+        b"headers": 1,
+    }
+    assert found[b"headers"][1]["flinkish-headers-left-out"] == b"1"
+
+
 # -- Avro -------------------------------------------------------------------------------------------
 
 ORDER_AVRO = json.dumps(

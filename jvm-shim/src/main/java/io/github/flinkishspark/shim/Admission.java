@@ -51,17 +51,30 @@ final class Admission {
         return Refusal.noSuchPartition(record, partitions);
       }
     }
-    if (!hasUsableTime(record)) {
-      return Refusal.badTimestamp(record);
+    String wrongTime = wrongTime(record.timestampMs(), options.times);
+    if (wrongTime != null) {
+      return Refusal.badTimestamp(record, wrongTime);
     }
     long bytes = bytesOf(record);
     return bytes > options.maxRecordBytes ? Refusal.oversize(record, bytes, options.maxRecordBytes) : null;
   }
 
-  /** Whether its time is one that Kafka takes and a TIMESTAMP holds: the sources refuse any other. */
-  private static boolean hasUsableTime(OutRecord record) {
-    Long timeMs = record.timestampMs();
-    return timeMs == null || (timeMs >= 0 && !UtcTimes.isOutside(timeMs / 1_000));
+  /** Why a time is none that Kafka and its topics take, and a TIMESTAMP holds: the sources refuse any other. Null if it is. */
+  private static String wrongTime(Long timeMs, StageOptions.TimeLimits limits) {
+    if (timeMs == null) {
+      return null;
+    }
+    if (timeMs < 0) {
+      return "before 1970";
+    }
+    if (UtcTimes.isOutside(timeMs / 1_000)) {
+      return "after 9999";
+    }
+    long aheadMs = timeMs - System.currentTimeMillis();
+    if (-aheadMs > limits.beforeMs()) {
+      return "which message.timestamp.before.max.ms of a topic does not allow";
+    }
+    return aheadMs > limits.afterMs() ? "which message.timestamp.after.max.ms of a topic does not allow" : null;
   }
 
   /** The record that tells of a refused one: whole if the dead-letter topic takes it, else its head. */
@@ -73,10 +86,15 @@ final class Admission {
       about.removeIf(header -> !header.key().equals(SIZE));
     }
     RecordHeaders headers = joined(own, about);
-    Long timeMs = hasUsableTime(refused) ? refused.timestampMs() : null;
+    boolean isTimeWrong = why.reason() == Refusal.Reason.BAD_TIMESTAMP;
+    Long timeMs = isTimeWrong || wrongTime(refused.timestampMs(), options.letterTimes) != null ? null : refused.timestampMs();
     OutRecord whole = new OutRecord(topic, null, timeMs, refused.key(), refused.value(), headers);
     if (why.reason() != Refusal.Reason.OVERSIZE && bytesOf(whole) <= options.maxDeadLetterBytes) {
       return whole;
+    }
+    if (why.reason() != Refusal.Reason.OVERSIZE) {
+      about.add(new RecordHeader(SIZE, bounded(Long.toString(bytesOf(refused)))));
+      headers = joined(own, about);
     }
     byte[] key = OutRecord.length(whole.key()) <= DEAD_LETTER_BYTES ? whole.key() : null;
     byte[] value = OutRecord.length(whole.value()) <= DEAD_LETTER_BYTES ? whole.value() : Arrays.copyOf(whole.value(), DEAD_LETTER_BYTES);

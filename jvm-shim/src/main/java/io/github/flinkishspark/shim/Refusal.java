@@ -33,9 +33,9 @@ record Refusal(Reason reason, String sentence, long bytes) {
         + ", which has the partitions 0 to " + (partitions - 1));
   }
 
-  static Refusal badTimestamp(OutRecord record) {
-    return of(Reason.BAD_TIMESTAMP, "a record for topic " + record.topic() + " has a timestamp of " + record.timestampMs()
-        + " ms, " + (record.timestampMs() < 0 ? "before 1970" : "after 9999"));
+  static Refusal badTimestamp(OutRecord record, String why) {
+    return of(Reason.BAD_TIMESTAMP,
+        "a record for topic " + record.topic() + " has a timestamp of " + record.timestampMs() + " ms, " + why);
   }
 
   private static Refusal of(Reason reason, String sentence) {
