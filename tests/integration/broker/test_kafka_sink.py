@@ -494,6 +494,24 @@ def test_a_letter_that_is_not_its_whole_record_says_so(rig: Rig, topic: Topics, 
     assert found[b"headers"][1]["flinkish-headers-left-out"] == b"1"
 
 
+def test_the_same_records_are_too_large_for_both_writers(rig: Rig, topic: Topics) -> None:
+    """Counted as Java's client counts them: many headers with long names, and records a few bytes apart."""
+    found = {}
+    for engine in ENGINES:
+        name, letters = topic(configs={"max.message.bytes": "200000"}), topic()
+        headers = {f"a long name of a header, ü {number}": "trace" for number in range(40)}
+        sink = rig.sink(name, engine, key="k", headers=headers, on_oversize=DeadLetter(letters))
+        sizes = {"headers": 197_500, "too many": 199_000}
+        rows = [{"k": key, "v": b"x" * size, "trace": "1"} for key, size in sizes.items()]
+        rows += [{"k": str(over), "v": b"x" * (199_900 + over)} for over in range(8, 16)]
+        rig.commit(rig.stage(sink, *rows, {"k": None, "v": b"x" * 199_915}), sink)
+        told = {one.key: dict(one.headers)["flinkish-size"] for one in rig.read(letters)}
+        found[engine] = ([one.key for one in rig.read(name)], told)
+    assert found["jvm"] == found["python"]
+    written, told = found["jvm"]
+    assert b"headers" in written and b"too many" in told and b"8" in written and b"15" in told
+
+
 # -- Avro -------------------------------------------------------------------------------------------
 
 ORDER_AVRO = json.dumps(
