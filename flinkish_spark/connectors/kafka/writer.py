@@ -483,6 +483,7 @@ class KafkaWriter(JoiningWriter):
         self._max_record_bytes = min([own, *(limits[name] for name in sink.data_topics if name in limits)])
         letters = [limits[name] for name in sink.dead_letter_topics if name in limits]
         self._max_dead_letter_bytes = min([own, *letters])
+        self._compacted = [name for name in sink.data_topics if name in known and known[name].is_compacted]
         self._times, self._letter_times = (
             TimeLimits.of_all(known[name].times for name in names if name in known)
             for names in (sink.data_topics, sink.dead_letter_topics)
@@ -647,6 +648,7 @@ class PythonWriter(KafkaWriter):
             max_dead_letter_bytes=self._max_dead_letter_bytes,
             times=self._times,
             letter_times=self._letter_times,
+            compacted=frozenset(self._compacted),
             default_topic=sink.topic,
             topics=None if declared is None else frozenset(declared),
             partitions=partitions,
@@ -693,6 +695,7 @@ class JvmWriter(KafkaWriter):
             "max_dead_letter_bytes": self._max_dead_letter_bytes,
             "times": asdict(self._times),
             "letter_times": asdict(self._letter_times),
+            "compacted": self._compacted,
             "topics": self._declared(),
             "partitions": partitions,
         }

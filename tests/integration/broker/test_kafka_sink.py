@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kafka.admin import KafkaAdminClient, NewPartitions
+from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, NewPartitions
 from pyspark.sql import functions as F
 
 from flinkish_spark import (
@@ -461,15 +461,33 @@ def test_times_that_a_topic_does_not_allow_meet_the_policy(rig: Rig, topic: Topi
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_what_only_the_broker_refuses_is_a_bad_record_wherever_it_stands(
+def test_a_record_without_a_key_in_a_compacted_topic_is_a_bad_record_wherever_it_stands(
     rig: Rig, topic: Topics, engine: str
 ) -> None:
     """Of a batch in which one record is refused, Java's client tells the first only that another one was."""
-    sink = rig.sink(
-        topic(configs={"cleanup.policy": "compact"}), engine, key="k", on_bad_record=OnBadRecord.DROP
+    name, letters = topic(configs={"cleanup.policy": "compact,delete"}), topic()
+    sink = rig.sink(name, engine, key="k", on_bad_record=DeadLetter(letters))
+    rig.commit(rig.stage(sink, {"k": "a"}, {"k": None, "v": b"keyless"}, {"k": "", "v": b""}), sink)
+    assert [one.key for one in rig.read(name)] == [b"a", b""]
+    (letter,) = rig.read(letters)
+    said = dict(letter.headers)
+    assert (letter.value, said["flinkish-error"]) == (b"keyless", b"no-key")
+    assert (
+        said["flinkish-detail"]
+        == f"a record for topic {name} has no key, and the topic is compacted".encode()
     )
+
+    # Of a topic that is compacted since the start only the broker knows.
+    since = topic()
+    sink = rig.sink(since, engine, key="k", on_bad_record=OnBadRecord.DROP)
+    writer = sink.create_writer(rig.spark, rig.context())
+    with KafkaAdminClient(bootstrap_servers=rig.servers) as admin:
+        compacting = {"cleanup.policy": "compact"}
+        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, since, compacting)])
+    rows = rig.frame({"k": "a"}, {"k": None}, {"k": "b"})
+    request = StageRequest(rows, Lineage(2), BatchId(7), next(rig.blocks), CheckpointId(31), int)
     with pytest.raises(Exception, match="without key") as failure:
-        rig.stage(sink, {"k": "a"}, {"k": None}, {"k": "b"})
+        writer.stage(request)
     assert type(classify(failure.value)) is BadRecordError
 
 

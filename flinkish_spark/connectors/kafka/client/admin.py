@@ -50,6 +50,7 @@ _CLOCK = SystemClock()
 _DEFAULT_TRANSACTION_MAX_TIMEOUT_MS = 900_000
 #: A setting of brokers, by Kafka's default true.
 VERIFICATION = "transaction.partition.verification.enable"
+_CLEANUP = "cleanup.policy"
 _MAX_MESSAGE_BYTES, _DEFAULT_MAX_MESSAGE_BYTES = "max.message.bytes", 1_048_588
 #: UnknownMemberId, IllegalGeneration, RebalanceInProgress, StaleMemberEpoch: the group is in use.
 _ACTIVE_MEMBERS = frozenset({25, 22, 27, 113})
@@ -66,6 +67,8 @@ class TopicInfo:
     topic_id: str | None
     max_message_bytes: int
     times: TimeLimits = field(default_factory=TimeLimits)
+    #: A compacted one takes no record without a key.
+    is_compacted: bool = False
 
 
 class OffsetDirection(enum.Enum):
@@ -158,6 +161,7 @@ class KafkaAdmin:
                 _topic_id(row.get("topic_id")),
                 int(settings.get(row["name"], {}).get(_MAX_MESSAGE_BYTES, _DEFAULT_MAX_MESSAGE_BYTES)),
                 TimeLimits.of_topic(settings.get(row["name"], {})),
+                "compact" in settings.get(row["name"], {}).get(_CLEANUP, ""),
             )
             for row in rows
         }
@@ -396,7 +400,7 @@ class KafkaAdmin:
 
     def _settings_of(self, names: list[str]) -> dict[str, dict[str, str]]:
         """Return by topic the settings that matter here, without what is hidden from this principal."""
-        wanted = (_MAX_MESSAGE_BYTES, *TimeLimits.SETTINGS)
+        wanted = (_MAX_MESSAGE_BYTES, _CLEANUP, *TimeLimits.SETTINGS)
         try:
             return self._wire.call(
                 "read the topics' settings",

@@ -524,6 +524,7 @@ class Reason(enum.Enum):
     UNDECLARED_TOPIC = "undeclared-topic"
     NO_SUCH_PARTITION = "no-such-partition"
     BAD_TIMESTAMP = "bad-timestamp"
+    NO_KEY = "no-key"
     OVERSIZE = "oversize"
 
 
@@ -625,6 +626,8 @@ class Admission:
         first_ms, last_ms = settings.times.range_at(self._clock.wall_ms())
         if (bad := (rows.timestamps_ms < first_ms) | (rows.timestamps_ms > last_ms)).any():
             checks[Reason.BAD_TIMESTAMP] = bad
+        if topic in settings.compacted and rows.keys.null_count:
+            checks[Reason.NO_KEY] = rows.keys.is_null().to_numpy(zero_copy_only=False)
         if settings.partitions is not None and records.partitions is not None:
             checks[Reason.NO_SUCH_PARTITION] = _outside(records.partitions, self._partitions(topic))
         if settings.topics is not None and topic not in settings.topics:
@@ -686,6 +689,8 @@ class Admission:
                 at_ms = int(rows.timestamps_ms[index])
                 where = TimeLimits.why_outside(at_ms, self._clock.wall_ms())
                 return f"a record for topic {topic} has a timestamp of {at_ms} ms, {where}"
+            case Reason.NO_KEY:
+                return f"a record for topic {topic} has no key, and the topic is compacted"
             case Reason.OVERSIZE:
                 key_bytes = max(0, int(lengths(rows.keys)[index]))
                 return (

@@ -416,6 +416,8 @@ class StagingSettings:
         The same for dead letters; None: as for other records.
     times, letter_times
         How far from now the times of records may be, and of dead letters.
+    compacted
+        The topics that take no record without a key.
     default_topic
         The topic of records that name none.
     topics
@@ -448,6 +450,7 @@ class StagingSettings:
     max_dead_letter_bytes: int | None = None
     times: TimeLimits = field(default_factory=TimeLimits)
     letter_times: TimeLimits = field(default_factory=TimeLimits)
+    compacted: frozenset[str] = frozenset()
     default_topic: str | None = None
     topics: frozenset[str] | None = None
     partitions: Mapping[str, int] | None = None

@@ -288,6 +288,7 @@ def test_what_can_be_written_is_admitted_as_it_is() -> None:
 def test_a_letter_says_first_what_comes_first() -> None:
     """A record with every fault is told of by its format, as in the JVM writer."""
     limits = {"topics": frozenset("b"), "partitions": {"a": 1}, "max_record_bytes": 10, **LETTERS}
+    limits["compacted"] = frozenset("a")
     faults: dict[str, Any] = {"partitions": pa.array([1]), "timestamps_ms": [-1]}
     order = []
     for change in (
@@ -296,6 +297,7 @@ def test_a_letter_says_first_what_comes_first() -> None:
         {"topics": frozenset("a")},
         {"partitions": None},
         {"timestamps_ms": [1]},
+        {"keys": pa.array([b"k"])},
     ):
         faults |= {name: value for name, value in change.items() if name != "topics"}
         limits |= {name: value for name, value in change.items() if name == "topics"}
@@ -309,6 +311,7 @@ def test_a_letter_says_first_what_comes_first() -> None:
         b"undeclared-topic",
         b"no-such-partition",
         b"bad-timestamp",
+        b"no-key",
         b"oversize",
     ]
 

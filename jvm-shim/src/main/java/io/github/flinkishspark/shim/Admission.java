@@ -56,6 +56,9 @@ final class Admission {
     if (wrongTime != null) {
       return Refusal.badTimestamp(record, wrongTime);
     }
+    if (record.key() == null && options.isCompacted(record.topic())) {
+      return Refusal.noKey(record);
+    }
     long bytes = bytesOf(record);
     return bytes > options.maxRecordBytes ? Refusal.oversize(record, bytes, options.maxRecordBytes) : null;
   }

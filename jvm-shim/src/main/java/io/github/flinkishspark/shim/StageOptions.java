@@ -67,6 +67,7 @@ final class StageOptions implements Serializable {
   private final Policy badRecord;
   /** Null if records cannot name topics, or may name any. */
   private final HashSet<String> topics;
+  private final HashSet<String> compacted = new HashSet<>();
   private final HashMap<String, Integer> partitions;
   private final HashMap<String, Object> producer;
   private final LinkedHashMap<String, String> headers;
@@ -88,6 +89,7 @@ final class StageOptions implements Serializable {
     if (topics != null) {
       json.get("topics").forEach(name -> topics.add(name.asText()));
     }
+    json.path("compacted").forEach(name -> compacted.add(name.asText()));
     partitions = new HashMap<>();
     if (json.hasNonNull("partitions")) {
       json.get("partitions").properties().forEach(e -> partitions.put(e.getKey(), e.getValue().asInt()));
@@ -136,6 +138,11 @@ final class StageOptions implements Serializable {
 
   boolean declares(String name) {
     return topics == null || topics.contains(name);
+  }
+
+  /** Whether a topic takes no record without a key. */
+  boolean isCompacted(String name) {
+    return compacted.contains(name);
   }
 
   /** How many partitions a topic had when the job was planned; asked only where records name partitions. */
