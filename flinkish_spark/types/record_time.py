@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -14,6 +17,64 @@ Int64s = npt.NDArray[np.int64]
 FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
 #: Kafka's own word for a record that has none.
 NO_TIME_MS = -1
+_ANY_MS = (1 << 63) - 1
+#: What clocks may differ by, and a record wait before a broker looks at it: where it says no, all is lost.
+_SLACK_MS = 10_000
+_TYPE, _BEFORE, _AFTER = (f"message.timestamp.{name}" for name in ("type", "before.max.ms", "after.max.ms"))
+#: Of both, before Kafka 3.6.
+_DIFFERENCE = "message.timestamp.difference.max.ms"
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """How far from now the times of records may be: brokers refuse others, and with them a transaction.
+
+    Parameters
+    ----------
+    before_ms, after_ms
+        Behind now, and ahead of it.
+    """
+
+    before_ms: int = _ANY_MS
+    after_ms: int = _ANY_MS
+
+    #: Settings of a topic that it is made of.
+    SETTINGS = (_TYPE, _BEFORE, _AFTER, _DIFFERENCE)
+
+    @classmethod
+    def of_topic(cls, settings: Mapping[str, str]) -> TimeLimits:
+        """Return what a topic's settings say; any time where they are hidden, or brokers write their own.
+
+        Examples
+        --------
+        >>> TimeLimits.of_topic({"message.timestamp.after.max.ms": "3600000"}).after_ms
+        3590000
+        """
+        if settings.get(_TYPE) == "LogAppendTime":
+            return cls()
+        of_both = int(settings.get(_DIFFERENCE, _ANY_MS))
+        found = [int(settings.get(name, _ANY_MS)) for name in (_BEFORE, _AFTER)]
+        limits = [of_both if one == _ANY_MS else one for one in found]
+        return cls(*(one if one == _ANY_MS else one - min(_SLACK_MS, one // 2) for one in limits))
+
+    @classmethod
+    def of_all(cls, limits: Iterable[TimeLimits]) -> TimeLimits:
+        """Return what all of them allow."""
+        known = (cls(), *limits)
+        return cls(min(one.before_ms for one in known), min(one.after_ms for one in known))
+
+    def range_at(self, now_ms: int) -> tuple[int, int]:
+        """Return the first and the last time that a record may have."""
+        return max(0, now_ms - self.before_ms), min(LAST_MS, now_ms + self.after_ms)
+
+    @staticmethod
+    def why_outside(time_ms: int, now_ms: int) -> str:
+        """Say of a time that is out of range what is wrong with it."""
+        if time_ms < 0:
+            return "before 1970"
+        if time_ms > LAST_MS:
+            return "after 9999"
+        return f"which {_BEFORE if time_ms < now_ms else _AFTER} of a topic does not allow"
 
 
 def check_times(topic: str, partition: int, offsets: Int64s, timestamps_ms: Int64s) -> None:

@@ -326,8 +326,9 @@ def letters_of(
         key="key",
         value=Raw("value"),
         transaction_timeout_ms=letters_timeout_ms(policy, peers),
-        # What a topic holds fits another one that takes as much; where it takes less, its head is kept.
-        on_oversize=DeadLetter(topic),
+        # What a topic holds fits another one that takes as much; where it takes less, its head is kept. And
+        # where it does not take the time, the letter has its own.
+        on_bad_record=DeadLetter(topic),
         options=connection.options,
         producer={"max.request.size": str(_MOST_LETTER_BYTES)},
         writer=writer,

@@ -46,6 +46,7 @@ from flinkish_spark.core.formats import (
 from flinkish_spark.core.validation import instance_of
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.schemas import check_field_names
 
 # ----------------------------------------------------------------------------------------------------------
 # What stands beside a record's fields. Names are Flink's; types are those that lose nothing.
@@ -333,6 +334,8 @@ class Decoding:
         """Refuse fields that would be one column; None stands for a part that is not known yet."""
         values = [] if value is None else list(value.fields if changelog is None else changelog.fields)
         keys = self.fields_of(key)
+        check_field_names(keys, "the key of the records")
+        check_field_names(T.StructType(values), "the value of the records")
         check_names(self.metadata, T.StructType([*values, *keys]))
         taken = {one.name.lower(): one for one in values}
         for one in keys:

@@ -251,7 +251,9 @@ class KafkaSink(KafkaSinkSettings, Sink):
         The topics, beside `topic`, that records may name; they exist.
     on_bad_record
         What to do with a record that names a topic that is not declared or a partition that there is
-        not, has a timestamp before 1970 or after 9999, does not fit its schema, or has no row kind.
+        not, has a timestamp before 1970, after 9999 or beyond its topic's limits, does not fit its schema,
+        has a header without a name, has no key where the topic is compacted, or is a change without a row
+        kind or a key.
     record_headers
         Which headers of ours each record carries. `BATCH` tells readers, after a rewind to an older
         checkpoint, which records are left over from what was given up.

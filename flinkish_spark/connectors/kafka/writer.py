@@ -6,7 +6,7 @@ import json
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -44,12 +44,13 @@ from flinkish_spark.connectors.row_count import RowCount, reports
 from flinkish_spark.contracts.sink import Committer, JoiningWriter, SinkContext, StageRequest, StageResult
 from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
 from flinkish_spark.core.errors import BrokerUnavailableError, CorruptObjectError, InternalError, SchemaError
-from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter
+from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter, Format, Raw, String
 from flinkish_spark.protocol.ids import CheckpointId, TransactionalId
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
 from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.record_time import TimeLimits
 from flinkish_spark.worker.daemon import freeze_modules
 
 if TYPE_CHECKING:
@@ -253,32 +254,48 @@ def record_columns(sink: KafkaSinkSettings, schema: T.StructType) -> dict[str, C
         encoded(form, fields, b"" if form is None else prefix_of(form, fields, sink.data_topics, part))
         for part, form in (("key", sink.key_format), ("value", sink.value))
     )
-    data, misfits = value.data, [one.misfit for one in (key, value) if one.misfit is not None]
-    if value.misfit is not None:
-        # What a dead letter of a record that has no such form tells of it.
-        data = F.when(value.misfit.isNull(), data).otherwise(json_bytes(fields.names))
+    data, of_value = value.data, value.misfit
+    misfits = [key.misfit]
     if sink.row_kind:
         kind = F.col(quoted(sink.row_kind))
         has_value = ~F.coalesce(kind.isin(*RETRACTIONS), F.lit(False))
         # A retraction has no value that could not fit.
         data = F.when(has_value, data)
-        of_value = None if value.misfit is None else F.when(has_value, value.misfit)
-        misfits = [one for one in (_no_kind(kind), key.misfit, of_value) if one is not None]
-    found = {
+        of_value = None if of_value is None else F.when(has_value, of_value)
+        misfits = [_no_kind(kind), key.misfit, _no_key(sink.key_format)]
+    headers = _headers(sink.headers, schema) if sink.headers else None
+    if headers is not None and isinstance(sink.headers, str) and _may_lack_names(schema[sink.headers]):
+        is_nameless = F.exists(headers, lambda one: one["key"].isNull())
+        misfits.append(F.when(is_nameless, F.lit("a header of it has no name")))
+        named = F.filter(headers, lambda one: one["key"].isNotNull())
+        headers = F.when(is_nameless, named).otherwise(headers)
+    found = [one for one in (*misfits, of_value) if one is not None]
+    misfit = F.coalesce(*found) if found else None
+    if misfit is not None:
+        # What a dead letter tells of a record that has not the form of its topic.
+        data = F.when(misfit.isNull(), data).otherwise(json_bytes(schema.names))
+    columns = {
         KEY: key.data,
         VALUE: data,
         # Without a collation: of two sinks that stage together each may have its own.
         TOPIC: (F.col(quoted(sink.topic_column)) if sink.topic_column else F.lit(None)).cast("string"),
     }
     if sink.partition:
-        found[PARTITION] = F.col(quoted(sink.partition)).cast("int")
+        columns[PARTITION] = F.col(quoted(sink.partition)).cast("int")
     if sink.timestamp:
-        found[TIMESTAMP] = _milliseconds(schema, sink.timestamp)
-    if sink.headers:
-        found[HEADERS] = _headers(sink.headers, schema)
-    if misfits:
-        found[MISFIT] = F.coalesce(*misfits)
-    return {name: column.alias(name) for name, column in found.items()}
+        columns[TIMESTAMP] = _milliseconds(schema, sink.timestamp)
+    if headers is not None:
+        columns[HEADERS] = headers
+    if misfit is not None:
+        columns[MISFIT] = misfit
+    return {name: column.alias(name) for name, column in columns.items()}
+
+
+def _no_key(key: Format | None) -> Column | None:
+    """Say of a change that nobody knows which row it is about; None where every row has a key."""
+    if not isinstance(key, Raw | String):
+        return None
+    return F.when(F.col(quoted(key.column)).isNull(), F.lit("it has no key"))
 
 
 def _no_kind(kind: Column) -> Column:
@@ -301,6 +318,13 @@ def _headers(headers: Mapping[str, str] | str, schema: T.StructType) -> Column:
     return F.filter(F.array(*entries), lambda entry: entry["value"].isNotNull())
 
 
+def _may_lack_names(headers: T.StructField) -> bool:
+    kind = headers.dataType
+    if not isinstance(kind, T.ArrayType) or not isinstance(kind.elementType, T.StructType):
+        return False
+    return kind.containsNull or kind.elementType["key"].nullable
+
+
 def _list_of_headers(headers: Column, kind: T.DataType) -> Column:
     if not isinstance(kind, T.MapType):
         return headers
@@ -312,7 +336,9 @@ def _list_of_headers(headers: Column, kind: T.DataType) -> Column:
             entry["value"], lambda value: F.struct(entry["key"].alias("key"), value.alias("value"))
         )
 
-    return F.flatten(F.transform(F.map_entries(headers), of_name))
+    # One list that is null would make null of all.
+    named = F.filter(F.map_entries(headers), lambda entry: entry["value"].isNotNull())
+    return F.flatten(F.transform(named, of_name))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -451,11 +477,17 @@ class KafkaWriter(JoiningWriter):
     def __init__(self, sink: KafkaSinkSettings, context: SinkContext) -> None:
         self._sink, self._context = sink, context
         with KafkaAdmin(sink.connection) as admin:
-            limits = {name: info.max_message_bytes for name, info in admin.topics(sink.topics).items()}
+            known = admin.topics(sink.topics)
+        limits = {name: info.max_message_bytes for name, info in known.items()}
         own = int(sink.producer_option("max.request.size") or DEFAULT_MAX_REQUEST_BYTES)
         self._max_record_bytes = min([own, *(limits[name] for name in sink.data_topics if name in limits)])
         letters = [limits[name] for name in sink.dead_letter_topics if name in limits]
         self._max_dead_letter_bytes = min([own, *letters])
+        self._compacted = [name for name in sink.data_topics if name in known and known[name].is_compacted]
+        self._times, self._letter_times = (
+            TimeLimits.of_all(known[name].times for name in names if name in known)
+            for names in (sink.data_topics, sink.dead_letter_topics)
+        )
         self._columns = record_columns(sink, context.schema)
         self._names = tuple(self._columns)
         self._parts = Selection([*map(F.col, C.SINK_CONTROL), *self._columns.values()])
@@ -614,6 +646,9 @@ class PythonWriter(KafkaWriter):
             uid=self._context.uid,
             max_record_bytes=self._max_record_bytes,
             max_dead_letter_bytes=self._max_dead_letter_bytes,
+            times=self._times,
+            letter_times=self._letter_times,
+            compacted=frozenset(self._compacted),
             default_topic=sink.topic,
             topics=None if declared is None else frozenset(declared),
             partitions=partitions,
@@ -658,6 +693,9 @@ class JvmWriter(KafkaWriter):
             "headers": self._headers(request),
             "uid": self._context.uid,
             "max_dead_letter_bytes": self._max_dead_letter_bytes,
+            "times": asdict(self._times),
+            "letter_times": asdict(self._letter_times),
+            "compacted": self._compacted,
             "topics": self._declared(),
             "partitions": partitions,
         }

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kafka.admin import KafkaAdminClient, NewPartitions
+from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, NewPartitions
 from pyspark.sql import functions as F
 
 from flinkish_spark import (
@@ -327,25 +327,6 @@ def test_what_cannot_be_written_goes_to_the_dead_letters_whole(rig: Rig, topic: 
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_dead_letter_without_all_of_its_record_says_how_large_that_was(
-    rig: Rig, topic: Topics, engine: str
-) -> None:
-    name, letters = topic(), topic(configs={"max.message.bytes": "4000"})
-    sink = rig.sink(name, engine, key="k", timestamp="ts", on_bad_record=DeadLetter(letters))
-    faults = [("whole", b"v"), ("k" * 5_000, b"key"), ("value", b"v" * 5_000)]
-    result = rig.stage(sink, *({"k": key, "v": value, "ts": -5} for key, value in faults))
-    rig.commit(result, sink)
-    found = sorted(rig.read(letters), key=lambda record: record.key or b"")
-    assert [(record.key, record.value) for record in found] == [
-        (None, b"key"),
-        (b"value", b"v" * 1_024),
-        (b"whole", b"v"),
-    ]
-    sizes = [dict(record.headers).get("flinkish-size") for record in found]
-    assert [size is None for size in sizes] == [False, False, True] and int(sizes[0]) > 5_000
-
-
-@pytest.mark.parametrize("engine", ENGINES)
 def test_a_dead_letter_has_the_headers_and_the_time_of_its_record(
     rig: Rig, topic: Topics, engine: str
 ) -> None:
@@ -403,6 +384,150 @@ def test_what_cannot_be_written_is_dropped_or_ends_the_task(rig: Rig, topic: Top
         rig.stage(rig.sink(name, engine, **columns), {"v": b"1"}, row)
     assert type(classify(failure.value)) is BadRecordError
     assert words in str(classify(failure.value))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_header_without_a_name_and_a_change_without_a_key_meet_the_policy(
+    rig: Rig, topic: Topics, engine: str
+) -> None:
+    """The topic is compacted: a record without a key would end the transaction."""
+    name, letters = topic(configs={"cleanup.policy": "compact"}), topic()
+    kind = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
+    schema = f"{SCHEMA}, h {kind}"
+    sink = rig.sink(
+        name,
+        engine,
+        key="k",
+        value=Json("n LONG"),
+        headers="h",
+        row_kind="t",
+        on_bad_record=DeadLetter(letters),
+    )
+    nameless = (
+        "array(named_struct('key', 'a', 'value', X'31'), named_struct('key', NULL, 'value', X'32'), NULL)"
+    )
+    rows = rig.frame(
+        {"k": "good", "n": 1, "t": "+I"},
+        {"k": "nameless", "n": 2, "t": "+I"},
+        {"k": None, "n": 3, "t": "-D"},
+        {"k": "gone", "n": 4, "t": "-D"},
+    ).withColumn("h", F.expr(f"CAST(IF(k = 'nameless', {nameless}, NULL) AS {kind})"))
+    sink.preflight(rig.spark, rig.context(schema))
+    request = StageRequest(rows, Lineage(2), BatchId(7), next(rig.blocks), CheckpointId(31), int)
+    result = sink.create_writer(rig.spark, rig.context(schema)).stage(request)
+    assert [(task.rows, task.dead_lettered) for task in result.tasks] == [(4, 2)]
+    rig.commit(result, sink)
+    assert [(one.key, one.value) for one in rig.read(name)] == [(b"good", b'{"n":1}'), (b"gone", None)]
+    found = {one.key: (json.loads(one.value), one.headers) for one in rig.read(letters)}
+    (fields, headers), (keyless, more) = found[b"nameless"], found[None]
+    assert (fields["n"], fields["t"], headers[0]) == (2, "+I", ("a", b"1"))
+    assert dict(headers)["flinkish-detail"].endswith(b"does not fit its format: a header of it has no name")
+    assert (keyless["n"], keyless["t"]) == (3, "-D")
+    assert dict(more)["flinkish-detail"].endswith(b"does not fit its format: it has no key")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_times_that_a_topic_does_not_allow_meet_the_policy(rig: Rig, topic: Topics, engine: str) -> None:
+    """Brokers refuse them, and with them the transaction. Kafka 4 allows an hour ahead by default."""
+    limits = {"message.timestamp.after.max.ms": "3600000", "message.timestamp.before.max.ms": "7200000"}
+    name, letters, hour_ms = topic(configs=limits), topic(configs=limits), 3_600_000
+    sink = rig.sink(name, engine, key="k", timestamp="ts", partition="p", on_bad_record=DeadLetter(letters))
+    now_ms = int(time.time() * 1_000)
+    given = {"good": -1, "none": None, "ahead": 2, "behind": -3, "both": 2}
+    rows = [
+        {"k": k, "ts": None if h is None else now_ms + h * hour_ms, "p": int(k == "both")}
+        for k, h in given.items()
+    ]
+    rig.commit(rig.stage(sink, *rows), sink)
+    assert {one.key: one.timestamp for one in rig.read(name)}[b"good"] == now_ms - hour_ms
+    assert {one.key for one in rig.read(name)} == {b"good", b"none"}
+    found = {one.key: (dict(one.headers), one.timestamp) for one in rig.read(letters)}
+    assert set(found) == {b"ahead", b"behind", b"both"}
+    assert all(abs(at - now_ms) < hour_ms / 2 for _, at in found.values()), (
+        "the letters' topic has limits, too"
+    )
+    said = [
+        (found[key][0]["flinkish-error"], found[key][0]["flinkish-detail"]) for key in (b"ahead", b"behind")
+    ]
+    assert [error for error, _ in said] == [b"bad-timestamp"] * 2
+    assert b"message.timestamp.after.max.ms of a topic" in said[0][1]
+    assert b"message.timestamp.before.max.ms of a topic" in said[1][1]
+    assert found[b"both"][0]["flinkish-error"] == b"no-such-partition"
+    # A topic that writes times of its own takes any.
+    own = topic(configs={**limits, "message.timestamp.type": "LogAppendTime"})
+    appending = rig.sink(own, engine, key="k", timestamp="ts")
+    rig.commit(rig.stage(appending, *rows), appending)
+    assert len(rig.read(own)) == 5
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_record_without_a_key_in_a_compacted_topic_is_a_bad_record_wherever_it_stands(
+    rig: Rig, topic: Topics, engine: str
+) -> None:
+    """Of a batch in which one record is refused, Java's client tells the first only that another one was."""
+    name, letters = topic(configs={"cleanup.policy": "compact,delete"}), topic()
+    sink = rig.sink(name, engine, key="k", on_bad_record=DeadLetter(letters))
+    rig.commit(rig.stage(sink, {"k": "a"}, {"k": None, "v": b"keyless"}, {"k": "", "v": b""}), sink)
+    assert [one.key for one in rig.read(name)] == [b"a", b""]
+    (letter,) = rig.read(letters)
+    said = dict(letter.headers)
+    assert (letter.value, said["flinkish-error"]) == (b"keyless", b"no-key")
+    assert (
+        said["flinkish-detail"]
+        == f"a record for topic {name} has no key, and the topic is compacted".encode()
+    )
+
+    # Of a topic that is compacted since the start only the broker knows.
+    since = topic()
+    sink = rig.sink(since, engine, key="k", on_bad_record=OnBadRecord.DROP)
+    writer = sink.create_writer(rig.spark, rig.context())
+    with KafkaAdminClient(bootstrap_servers=rig.servers) as admin:
+        compacting = {"cleanup.policy": "compact"}
+        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, since, compacting)])
+    rows = rig.frame({"k": "a"}, {"k": None}, {"k": "b"})
+    request = StageRequest(rows, Lineage(2), BatchId(7), next(rig.blocks), CheckpointId(31), int)
+    with pytest.raises(Exception, match="without key") as failure:
+        writer.stage(request)
+    assert type(classify(failure.value)) is BadRecordError
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_letter_that_is_not_its_whole_record_says_so(rig: Rig, topic: Topics, engine: str) -> None:
+    name, letters = topic(), topic(configs={"max.message.bytes": "5000"})
+    sink = rig.sink(
+        name, engine, key="k", partition="p", headers={"trace": "trace"}, on_bad_record=DeadLetter(letters)
+    )
+    long = "x" * 6_000
+    rows = [{"k": "whole"}, {"k": "value", "v": long.encode()}, {"k": long}, {"k": "headers", "trace": long}]
+    rig.commit(rig.stage(sink, *({**row, "p": 9} for row in rows)), sink)
+    found = {one.key: (len(one.value), dict(one.headers)) for one in rig.read(letters)}
+    sizes = {key: int(headers.get("flinkish-size", 0)) for key, (_, headers) in found.items()}
+    assert sizes.pop(b"whole") == 0 and all(6_000 < size < 7_000 for size in sizes.values())
+    assert {key: length for key, (length, _) in found.items()} == {
+        b"whole": 1,
+        b"value": 1_024,
+        None: 1,
+        b"headers": 1,
+    }
+    assert found[b"headers"][1]["flinkish-headers-left-out"] == b"1"
+
+
+def test_the_same_records_are_too_large_for_both_writers(rig: Rig, topic: Topics) -> None:
+    """Counted as Java's client counts them: many headers with long names, and records a few bytes apart."""
+    found = {}
+    for engine in ENGINES:
+        name, letters = topic(configs={"max.message.bytes": "200000"}), topic()
+        headers = {f"a long name of a header, ü {number}": "trace" for number in range(40)}
+        sink = rig.sink(name, engine, key="k", headers=headers, on_oversize=DeadLetter(letters))
+        sizes = {"headers": 197_500, "too many": 199_000}
+        rows = [{"k": key, "v": b"x" * size, "trace": "1"} for key, size in sizes.items()]
+        rows += [{"k": str(over), "v": b"x" * (199_900 + over)} for over in range(8, 16)]
+        rig.commit(rig.stage(sink, *rows, {"k": None, "v": b"x" * 199_915}), sink)
+        told = {one.key: dict(one.headers)["flinkish-size"] for one in rig.read(letters)}
+        found[engine] = ([one.key for one in rig.read(name)], told)
+    assert found["jvm"] == found["python"]
+    written, told = found["jvm"]
+    assert b"headers" in written and b"too many" in told and b"8" in written and b"15" in told
 
 
 # -- Avro -------------------------------------------------------------------------------------------

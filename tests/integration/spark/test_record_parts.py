@@ -134,7 +134,8 @@ def test_a_changelog_in_a_format_has_tombstones(spark: Any, form: str) -> None:
     found = frame.select(*record_columns(sink, frame.schema).values()).collect()
     value = [bytes(row.value) if row.value is not None else None for row in found]
     assert [bytes(row.key) for row in found] == [good] * 6
-    assert value == [good, None, good, None, good, good]
+    told = [b'{"id":"a","_row_kind":"d"}', b'{"id":"a","_row_kind":null}']
+    assert value == [good, None, good, None, *told]
     assert [row.misfit for row in found] == [None] * 4 + ["it has no row kind"] * 2
     with pytest.raises(SchemaError, match="does not have"):
         named = replace(sink, value=Json("id STRING, _row_kind STRING"))
@@ -157,7 +158,69 @@ def test_a_value_that_does_not_fit_is_none_of_a_deletion_s(spark: Any) -> None:
     found = frame.select(*record_columns(sink, frame.schema).values()).collect()
     assert [bytes(one.value) if one.value is not None else None for one in found] == [
         b'{"id":"a","n":1}',
-        b'{"id":"a","n":2}',
+        b'{"id":"a","n":2,"_row_kind":"+U"}',
         None,
     ]
     assert [one.misfit is None for one in found] == [True, False, True]
+
+
+def parts_of(spark: Any, sink: KafkaSink, rows: str) -> list[Any]:
+    """What writers get of rows in SQL, with bytes for bytearrays."""
+    frame = spark.sql(rows).coalesce(1)
+    check_columns(sink, frame.schema, "out")
+    found = frame.select(*record_columns(sink, frame.schema).values()).collect()
+    return [row.asDict(recursive=True) for row in found]
+
+
+@pytest.mark.parametrize("key", ["id", String("id"), Raw("id")])
+def test_a_change_without_a_key_says_of_no_row_what_happens_to_it(spark: Any, key: Any) -> None:
+    """What is left of it for a dead letter is all of it, its kind too."""
+    sink = KafkaSink("b:9092", "out", key=key, value=Json("n INT"), row_kind="_row_kind")
+    given = "('a', 1, '-D'), ('', 2, '+U'), (NULL, 3, '-D'), (NULL, 4, '+I')"
+    rows = parts_of(spark, sink, f"SELECT * FROM VALUES {given} AS t(id, n, _row_kind)")
+    found = [(one["key"], one["value"], one["misfit"]) for one in rows]
+    assert found == [
+        (b"a", None, None),
+        (b"", b'{"n":2}', None),
+        (None, b'{"id":null,"n":3,"_row_kind":"-D"}', "it has no key"),
+        (None, b'{"id":null,"n":4,"_row_kind":"+I"}', "it has no key"),
+    ]
+    # A record that is no change may have none.
+    plain = KafkaSink("b:9092", "out", key=key, value=Json("n INT"))
+    (one,) = parts_of(spark, plain, "SELECT CAST(NULL AS STRING) AS id, 1 AS n")
+    assert one == {"key": None, "value": b'{"n":1}', "topic": None}
+
+
+def test_a_key_that_does_not_fit_is_told_with_all_fields(spark: Any) -> None:
+    schema = '{"properties": {"id": {"type": "integer", "maximum": 1}}}'
+    sink = KafkaSink("b:9092", "out", key=JsonSchema(schema), value=Json("name STRING"), row_kind="_row_kind")
+    rows = "SELECT * FROM VALUES (7L, 'x', '+I'), (8L, 'y', '-D'), (1L, 'z', '+I') AS t(id, name, _row_kind)"
+    bad, deletion, good = parts_of(spark, sink, rows)
+    assert bad["value"] == b'{"id":7,"name":"x","_row_kind":"+I"}' and "maximum" in bad["misfit"]
+    assert deletion["value"] == b'{"id":8,"name":"y","_row_kind":"-D"}' and "maximum" in deletion["misfit"]
+    assert (good["value"], good["misfit"]) == (b'{"name":"z"}', None)
+
+
+def test_headers_of_maps_with_lists_that_are_null(spark: Any) -> None:
+    """A name with no list, or an empty one, is no header; the other names stay."""
+    sink = KafkaSink("b:9092", "out", value=Raw("v"), headers="h")
+    maps = (
+        "map('a', array(X'31', NULL)), map('a', array(X'31'), 'b', NULL, 'c', array()), map('b', NULL), NULL"
+    )
+    given = f"SELECT explode(array({maps})) AS h"
+    rows = f"SELECT X'00' AS v, CAST(h AS MAP<STRING, ARRAY<BINARY>>) AS h FROM ({given})"
+    found = parts_of(spark, sink, rows)
+    headers = [one["headers"] and [(h["key"], h["value"]) for h in one["headers"]] for one in found]
+    assert headers == [[("a", b"1"), ("a", None)], [("a", b"1")], [], None]
+    assert all("misfit" not in one for one in found), "names of a map are never null"
+
+
+def test_a_record_with_a_header_without_a_name_is_a_bad_one(spark: Any) -> None:
+    sink = KafkaSink("b:9092", "out", value=Raw("v"), headers="h")
+    entries = "named_struct('key', 'a', 'value', X'31'), named_struct('key', NULL, 'value', X'32'), NULL"
+    rows = f"SELECT X'00' AS v, CAST(array({entries}) AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS h"
+    (one,) = parts_of(spark, sink, rows)
+    assert (one["headers"], one["misfit"]) == ([{"key": "a", "value": b"1"}], "a header of it has no name")
+    assert one["value"].startswith(b'{"v":"AA==","h":[{"key":"a"')
+    (one,) = parts_of(spark, sink, rows.replace("'key', NULL", "'key', ''").replace(", NULL) AS", ") AS"))
+    assert (one["value"], one["misfit"]) == (b"\0", None) and [h["key"] for h in one["headers"]] == ["a", ""]

@@ -6,8 +6,8 @@ import enum
 import itertools
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import kafka.errors as kafka_errors
@@ -34,6 +34,7 @@ from flinkish_spark.core.errors import (
     InputLostError,
 )
 from flinkish_spark.protocol.ids import Place
+from flinkish_spark.types.record_time import TimeLimits
 
 # ----------------------------------------------------------------------------------------------------------
 # Questions about topics and groups, and the checks before a job starts.
@@ -49,7 +50,8 @@ _CLOCK = SystemClock()
 _DEFAULT_TRANSACTION_MAX_TIMEOUT_MS = 900_000
 #: A setting of brokers, by Kafka's default true.
 VERIFICATION = "transaction.partition.verification.enable"
-_DEFAULT_MAX_MESSAGE_BYTES = 1_048_588
+_CLEANUP = "cleanup.policy"
+_MAX_MESSAGE_BYTES, _DEFAULT_MAX_MESSAGE_BYTES = "max.message.bytes", 1_048_588
 #: UnknownMemberId, IllegalGeneration, RebalanceInProgress, StaleMemberEpoch: the group is in use.
 _ACTIVE_MEMBERS = frozenset({25, 22, 27, 113})
 
@@ -64,6 +66,9 @@ class TopicInfo:
     partitions: int
     topic_id: str | None
     max_message_bytes: int
+    times: TimeLimits = field(default_factory=TimeLimits)
+    #: A compacted one takes no record without a key.
+    is_compacted: bool = False
 
 
 class OffsetDirection(enum.Enum):
@@ -149,12 +154,14 @@ class KafkaAdmin:
         if not wanted:
             return {}
         rows = self._wire.call("describe topics", lambda admin: _described_topics(admin, wanted))
-        sizes = self._max_message_bytes([row["name"] for row in rows]) if rows else {}
+        settings = self._settings_of([row["name"] for row in rows]) if rows else {}
         return {
             row["name"]: TopicInfo(
                 len(row["partitions"]),
                 _topic_id(row.get("topic_id")),
-                sizes.get(row["name"], _DEFAULT_MAX_MESSAGE_BYTES),
+                int(settings.get(row["name"], {}).get(_MAX_MESSAGE_BYTES, _DEFAULT_MAX_MESSAGE_BYTES)),
+                TimeLimits.of_topic(settings.get(row["name"], {})),
+                "compact" in settings.get(row["name"], {}).get(_CLEANUP, ""),
             )
             for row in rows
         }
@@ -383,22 +390,24 @@ class KafkaAdmin:
 
         def read(admin: Any) -> dict[str, str]:
             brokers = [str(row["broker_id"]) for row in admin.describe_cluster()["brokers"]]
-            return _settings(admin, ConfigResourceType.BROKER, brokers, setting)
+            found = _settings(admin, ConfigResourceType.BROKER, brokers, [setting])
+            return {name: known[setting] for name, known in found.items() if known}
 
         try:
             return self._wire.call("read the brokers' settings", read)
         except AuthorizationError:
             return {}
 
-    def _max_message_bytes(self, names: list[str]) -> dict[str, int]:
+    def _settings_of(self, names: list[str]) -> dict[str, dict[str, str]]:
+        """Return by topic the settings that matter here, without what is hidden from this principal."""
+        wanted = (_MAX_MESSAGE_BYTES, _CLEANUP, *TimeLimits.SETTINGS)
         try:
-            found = self._wire.call(
+            return self._wire.call(
                 "read the topics' settings",
-                lambda admin: _settings(admin, ConfigResourceType.TOPIC, names, "max.message.bytes"),
+                lambda admin: _settings(admin, ConfigResourceType.TOPIC, names, wanted),
             )
         except AuthorizationError:
             return {}
-        return {name: int(value) for name, value in found.items()}
 
     def _offsets(self, specs: Mapping[Place, Any], isolation: Isolation) -> dict[Place, int]:
         wanted = {TopicPartition(*place): spec for place, spec in specs.items()}
@@ -447,14 +456,19 @@ def _topic_id(value: object) -> str | None:
     return text if text.strip("0-A=") else None
 
 
-def _settings(admin: Any, kind: Any, names: list[str], setting: str) -> dict[str, str]:
-    """Return `setting` by resource name, without the resources that do not show it."""
-    resources = [ConfigResource(kind, name, {setting: None}) for name in names]
+def _settings(
+    admin: Any, kind: Any, names: Sequence[str], wanted: Sequence[str]
+) -> dict[str, dict[str, str]]:
+    """Return settings by resource name, of each those that it shows."""
+    resources = [ConfigResource(kind, name, dict.fromkeys(wanted)) for name in names]
     found = admin.describe_configs(resources, config_filter="all").get(kind.name.lower(), {})
     return {
-        name: str(settings[setting]["value"])
+        name: {
+            one: str(settings[one]["value"])
+            for one in wanted
+            if settings.get(one, {}).get("value") is not None
+        }
         for name, settings in found.items()
-        if settings.get(setting, {}).get("value") is not None
     }
 
 

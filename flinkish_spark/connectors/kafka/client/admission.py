@@ -27,7 +27,7 @@ from flinkish_spark.connectors.kafka.client.client import Code, TopicLayout
 from flinkish_spark.connectors.kafka.client.settings import OnRefusal, StagingSettings
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import AuthorizationError, BadRecordError, EnvironmentFault, SchemaError
-from flinkish_spark.types.record_time import LAST_MS, Int64s
+from flinkish_spark.types.record_time import Int64s, TimeLimits
 
 # ----------------------------------------------------------------------------------------------------------
 # What Kafka's answers to a transactional writer mean: one reaction for every code.
@@ -525,6 +525,7 @@ class Reason(enum.Enum):
     UNDECLARED_TOPIC = "undeclared-topic"
     NO_SUCH_PARTITION = "no-such-partition"
     BAD_TIMESTAMP = "bad-timestamp"
+    NO_KEY = "no-key"
     OVERSIZE = "oversize"
 
 
@@ -621,8 +622,11 @@ class Admission:
         settings, rows = self._settings, records.rows
         sizes = record_sizes(rows.keys, rows.values, rows.headers)
         checks = {Reason.OVERSIZE: sizes > settings.record_limit_bytes}
-        if (bad := (rows.timestamps_ms < 0) | (rows.timestamps_ms > LAST_MS)).any():
+        first_ms, last_ms = settings.times.range_at(self._clock.wall_ms())
+        if (bad := (rows.timestamps_ms < first_ms) | (rows.timestamps_ms > last_ms)).any():
             checks[Reason.BAD_TIMESTAMP] = bad
+        if topic in settings.compacted and rows.keys.null_count:
+            checks[Reason.NO_KEY] = rows.keys.is_null().to_numpy(zero_copy_only=False)
         if settings.partitions is not None and records.partitions is not None:
             checks[Reason.NO_SUCH_PARTITION] = _outside(records.partitions, self._partitions(topic))
         if settings.topics is not None and topic not in settings.topics:
@@ -682,8 +686,10 @@ class Admission:
                 return unknown_partition(topic, named, self._partitions(topic))
             case Reason.BAD_TIMESTAMP:
                 at_ms = int(rows.timestamps_ms[index])
-                where = "before 1970" if at_ms < 0 else "after 9999"
+                where = TimeLimits.why_outside(at_ms, self._clock.wall_ms())
                 return f"a record for topic {topic} has a timestamp of {at_ms} ms, {where}"
+            case Reason.NO_KEY:
+                return f"a record for topic {topic} has no key, and the topic is compacted"
             case Reason.OVERSIZE:
                 key_bytes = max(0, int(lengths(rows.keys)[index]))
                 return (
@@ -716,11 +722,13 @@ class Admission:
             headers = [*own, *about, *self._common]
             if not self._fits(key, value, headers):
                 headers = [*about, (_LEFT_OUT, str(len(own)).encode()), *self._common]
-        at_ms = int(rows.timestamps_ms[index])
+        at_ms, now_ms = int(rows.timestamps_ms[index]), self._clock.wall_ms()
+        first_ms, last_ms = self._settings.letter_times.range_at(now_ms)
+        is_usable = reason is not Reason.BAD_TIMESTAMP and first_ms <= at_ms <= last_ms
         letters.keys.append(key)
         letters.values.append(value)
         letters.headers.append([{"key": name, "value": content} for name, content in headers])
-        letters.timestamps_ms.append(at_ms if 0 <= at_ms <= LAST_MS else self._clock.wall_ms())
+        letters.timestamps_ms.append(at_ms if is_usable else now_ms)
 
 
 def _bounded(text: str) -> bytes:

@@ -13,6 +13,7 @@ from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.core.config import require_positive
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.protocol.ids import Place
+from flinkish_spark.types.record_time import TimeLimits
 
 # ----------------------------------------------------------------------------------------------------------
 # How a range of a partition is read: Kafka's consumer settings, as far as they mean something here.
@@ -413,6 +414,10 @@ class StagingSettings:
         The most a record may take with everything around it; at most what its topic takes.
     max_dead_letter_bytes
         The same for dead letters; None: as for other records.
+    times, letter_times
+        How far from now the times of records may be, and of dead letters.
+    compacted
+        The topics that take no record without a key.
     default_topic
         The topic of records that name none.
     topics
@@ -443,6 +448,9 @@ class StagingSettings:
     uid: str = ""
     max_record_bytes: int = DEFAULT_MAX_REQUEST_BYTES
     max_dead_letter_bytes: int | None = None
+    times: TimeLimits = field(default_factory=TimeLimits)
+    letter_times: TimeLimits = field(default_factory=TimeLimits)
+    compacted: frozenset[str] = frozenset()
     default_topic: str | None = None
     topics: frozenset[str] | None = None
     partitions: Mapping[str, int] | None = None

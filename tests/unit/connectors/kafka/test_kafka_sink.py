@@ -28,7 +28,7 @@ from flinkish_spark.connectors.kafka.sink import check_delivery_timeout
 from flinkish_spark.core.errors import BadRecordError, ConfigError, SchemaError
 from flinkish_spark.core.formats import Raw
 from flinkish_spark.types.ddl import parse_ddl
-from flinkish_spark.types.record_time import LAST_MS
+from flinkish_spark.types.record_time import LAST_MS, TimeLimits
 from tests.support.clocks import ManualClock
 
 COMMON = (("flinkish-batch", b"0/1"),)
@@ -288,6 +288,7 @@ def test_what_can_be_written_is_admitted_as_it_is() -> None:
 def test_a_letter_says_first_what_comes_first() -> None:
     """A record with every fault is told of by its format, as in the JVM writer."""
     limits = {"topics": frozenset("b"), "partitions": {"a": 1}, "max_record_bytes": 10, **LETTERS}
+    limits["compacted"] = frozenset("a")
     faults: dict[str, Any] = {"partitions": pa.array([1]), "timestamps_ms": [-1]}
     order = []
     for change in (
@@ -296,6 +297,7 @@ def test_a_letter_says_first_what_comes_first() -> None:
         {"topics": frozenset("a")},
         {"partitions": None},
         {"timestamps_ms": [1]},
+        {"keys": pa.array([b"k"])},
     ):
         faults |= {name: value for name, value in change.items() if name != "topics"}
         limits |= {name: value for name, value in change.items() if name == "topics"}
@@ -309,6 +311,7 @@ def test_a_letter_says_first_what_comes_first() -> None:
         b"undeclared-topic",
         b"no-such-partition",
         b"bad-timestamp",
+        b"no-key",
         b"oversize",
     ]
 
@@ -352,6 +355,40 @@ def test_a_letter_is_cut_only_where_its_topic_does_not_take_it() -> None:
     limits = {"max_record_bytes": 10_000, "max_dead_letter_bytes": 3_000}
     ((_, cut),) = judged({**LETTERS, **limits}, **columns).letters
     assert [len(cut.rows.values[0].as_py()), cut.rows.keys[0].as_py()] == [1_024, None]
+    assert "flinkish-size" not in told(whole)[0] and int(told(cut)[0]["flinkish-size"]) > 7_000
+
+
+def test_a_topic_says_how_far_from_now_times_may_be() -> None:
+    before, after, both = (f"message.timestamp.{one}.max.ms" for one in ("before", "after", "difference"))
+    any_ms = str(2**63 - 1)
+    assert TimeLimits.of_topic({}) == TimeLimits()
+    assert TimeLimits.of_topic({before: any_ms, after: "3600000"}).after_ms == 3_590_000
+    assert TimeLimits.of_topic({before: "1000", after: any_ms, both: any_ms}) == TimeLimits(before_ms=500)
+    # Before Kafka 3.6 one setting was both limits; it is still there in 3.9, where the others win.
+    assert TimeLimits.of_topic({both: "30000"}) == TimeLimits(20_000, 20_000)
+    assert TimeLimits.of_topic({before: "60000", after: any_ms, both: "30000"}) == TimeLimits(50_000, 20_000)
+    assert TimeLimits.of_topic({"message.timestamp.type": "LogAppendTime", after: "1000"}) == TimeLimits()
+    assert TimeLimits.of_all([TimeLimits(5, 9), TimeLimits(7, 3)]) == TimeLimits(5, 3)
+    assert TimeLimits.of_all([]) == TimeLimits() and TimeLimits().range_at(9_000) == (0, LAST_MS)
+
+
+def test_a_time_that_a_topic_does_not_allow_is_a_bad_record() -> None:
+    limits = {**LETTERS, "times": TimeLimits(1_000, 2_000)}
+    values = pa.array([b"old", b"first", b"last", b"new"])
+    found = judged(limits, values=values, timestamps_ms=[7_999, 8_000, 11_000, 11_001])
+    assert found.admitted.rows.values.to_pylist() == [b"first", b"last"]
+    ((_, letters),) = found.letters
+    details = [one["flinkish-detail"].partition(b"ms, ")[2] for one in told(letters)]
+    assert details == [
+        b"which message.timestamp.before.max.ms of a topic does not allow",
+        b"which message.timestamp.after.max.ms of a topic does not allow",
+    ]
+    assert letters.rows.timestamps_ms.tolist() == [9_000, 9_000]
+    # A letter about something else has its record's time, where its own topic takes that.
+    given = {**LETTERS, "letter_times": TimeLimits(after_ms=5)}
+    columns = {"misfits": pa.array(["why"] * 2), "timestamps_ms": [9_005, 9_006]}
+    ((_, letters),) = judged(given, 2, **columns).letters
+    assert letters.rows.timestamps_ms.tolist() == [9_005, 9_000]
 
 
 def test_failing_names_the_first_record() -> None:
@@ -407,16 +444,6 @@ def test_headers_go_last_from_a_letter_that_is_too_large() -> None:
     assert listed(letters)[0] == few[0]
     assert listed(letters, 1)[0] == ("flinkish-error", b"oversize")
     assert told(letters)[1]["flinkish-headers-left-out"] == b"3"
-
-
-def test_a_letter_without_all_of_its_record_says_how_large_that_was() -> None:
-    changes = {"max_dead_letter_bytes": 3_000, "bad_record": OnRefusal.DEAD_LETTER, "bad_record_topic": "bad"}
-    keys, times = pa.array([b"k", b"k" * 5_000]), np.array([-1, -1])
-    ((_, letters),) = judged(changes, keys=keys, values=pa.array([b"v", b"v"]), timestamps_ms=times).letters
-    assert letters.rows.keys.to_pylist() == [b"k", None]
-    sizes = [one.get("flinkish-size") for one in told(letters)]
-    assert sizes[0] is None and int(sizes[1]) > 5_000
-    assert [one["flinkish-error"] for one in told(letters)] == [b"bad-timestamp"] * 2
 
 
 def test_a_dead_letter_that_is_cut_still_says_where_it_was_read() -> None:

@@ -69,6 +69,11 @@ def test_what_contradicts_itself_is_refused(source: Any, settings: dict[str, Any
         ({"key": Json("_topic LONG"), "metadata": ["topic"]}, "'_topic'"),
         ({"value": Json("_row_kind STRING"), "key": KEY, "tombstones": OnTombstone.DELETE}, "_row_kind"),
         ({"value": DebeziumJson("_schema STRING"), "metadata": ["value.schema"]}, "'_schema'"),
+        # They were read, and left out with the columns of ours.
+        ({"value": Json("_fs_sequence LONG, x INT")}, "value .* '_fs_sequence'"),
+        ({"value": DebeziumJson("_FS_kind INT")}, "value .* '_FS_kind'"),
+        ({"key": Json("kind INT"), "key_fields_prefix": "_fs_"}, "key .* '_fs_kind'"),
+        ({"key": Json("a INT, A INT")}, "the field 'A' twice. because for Spark"),
     ],
 )
 def test_names_that_would_be_those_of_two_columns_are_refused(settings: dict[str, Any], says: str) -> None:

@@ -7,6 +7,8 @@ import java.util.List;
 import org.apache.kafka.common.header.Header;
 import org.apache.kafka.common.header.internals.RecordHeader;
 import org.apache.kafka.common.header.internals.RecordHeaders;
+import org.apache.kafka.common.utils.ByteUtils;
+import org.apache.kafka.common.utils.Utils;
 
 /**
  * Decides whether a record can be written as it is, and makes the dead letter of one that cannot. The client must not see such a
@@ -18,18 +20,17 @@ final class Admission {
   private static final String SIZE = "flinkish-size";
   /** How many headers of its own a dead letter had to leave behind. */
   private static final String LEFT_OUT = "flinkish-headers-left-out";
-  /** A batch's header, a record's own fields, and the length fields of key and value, each at its longest. */
-  private static final int RECORD_OVERHEAD_BYTES = 61 + 21 + 5 + 5;
-  private static final int HEADER_OVERHEAD_BYTES = 5 + 5;
+  /** A batch's header, and what Java's client counts for a record beside key, value and headers. */
+  private static final int RECORD_OVERHEAD_BYTES = 61 + 21;
 
   private final StageOptions options;
   private final RecordHeaders common;
-  private final int commonBytes;
+  private final long commonBytes;
 
   Admission(StageOptions options) {
     this.options = options;
     this.common = options.recordHeaders();
-    this.commonBytes = RECORD_OVERHEAD_BYTES + bytesOf(common);
+    this.commonBytes = bytesOf(common);
   }
 
   /** The headers that every record carries; null if there are none. Never changed after this. */
@@ -51,17 +52,33 @@ final class Admission {
         return Refusal.noSuchPartition(record, partitions);
       }
     }
-    if (!hasUsableTime(record)) {
-      return Refusal.badTimestamp(record);
+    String wrongTime = wrongTime(record.timestampMs(), options.times);
+    if (wrongTime != null) {
+      return Refusal.badTimestamp(record, wrongTime);
+    }
+    if (record.key() == null && options.isCompacted(record.topic())) {
+      return Refusal.noKey(record);
     }
     long bytes = bytesOf(record);
     return bytes > options.maxRecordBytes ? Refusal.oversize(record, bytes, options.maxRecordBytes) : null;
   }
 
-  /** Whether its time is one that Kafka takes and a TIMESTAMP holds: the sources refuse any other. */
-  private static boolean hasUsableTime(OutRecord record) {
-    Long timeMs = record.timestampMs();
-    return timeMs == null || (timeMs >= 0 && !UtcTimes.isOutside(timeMs / 1_000));
+  /** Why a time is none that Kafka and its topics take, and a TIMESTAMP holds: the sources refuse any other. Null if it is. */
+  private static String wrongTime(Long timeMs, StageOptions.TimeLimits limits) {
+    if (timeMs == null) {
+      return null;
+    }
+    if (timeMs < 0) {
+      return "before 1970";
+    }
+    if (UtcTimes.isOutside(timeMs / 1_000)) {
+      return "after 9999";
+    }
+    long aheadMs = timeMs - System.currentTimeMillis();
+    if (-aheadMs > limits.beforeMs()) {
+      return "which message.timestamp.before.max.ms of a topic does not allow";
+    }
+    return aheadMs > limits.afterMs() ? "which message.timestamp.after.max.ms of a topic does not allow" : null;
   }
 
   /** The record that tells of a refused one: whole if the dead-letter topic takes it, else its head. */
@@ -69,7 +86,8 @@ final class Admission {
     List<Header> own = ownHeaders(refused);
     // A dead letter itself says already where it comes from.
     List<Header> about = refused.topic().equals(topic) ? new ArrayList<>() : about(refused, why);
-    Long timeMs = hasUsableTime(refused) ? refused.timestampMs() : null;
+    boolean isTimeWrong = why.reason() == Refusal.Reason.BAD_TIMESTAMP;
+    Long timeMs = isTimeWrong || wrongTime(refused.timestampMs(), options.letterTimes) != null ? null : refused.timestampMs();
     OutRecord whole = new OutRecord(topic, null, timeMs, refused.key(), refused.value(), joined(own, about));
     if (why.reason() != Refusal.Reason.OVERSIZE && bytesOf(whole) <= options.maxDeadLetterBytes) {
       return whole;
@@ -121,20 +139,29 @@ final class Admission {
     return result;
   }
 
+  /** What Java's client and the Python writer hold against a limit, too: the same record is too large for all or for none. */
   private long bytesOf(OutRecord record) {
     RecordHeaders headers = record.headers();
-    long around = headers == common ? commonBytes : RECORD_OVERHEAD_BYTES + bytesOf(headers);
-    return around + OutRecord.length(record.key()) + OutRecord.length(record.value());
+    return RECORD_OVERHEAD_BYTES + fieldBytes(record.key()) + fieldBytes(record.value())
+        + (headers == common ? commonBytes : bytesOf(headers));
   }
 
-  private static int bytesOf(RecordHeaders headers) {
-    int bytes = 0;
+  private static long bytesOf(RecordHeaders headers) {
+    long bytes = 0;
+    int count = 0;
     if (headers != null) {
       for (Header header : headers) {
-        bytes += HEADER_OVERHEAD_BYTES + header.key().length() * 3 + OutRecord.length(header.value());
+        int name = Utils.utf8Length(header.key());
+        bytes += ByteUtils.sizeOfVarint(name) + name + fieldBytes(header.value());
+        count++;
       }
     }
-    return bytes;
+    return bytes + ByteUtils.sizeOfVarint(count);
+  }
+
+  /** Of bytes behind their length; a length of -1 is null. */
+  private static long fieldBytes(byte[] bytes) {
+    return bytes == null ? ByteUtils.sizeOfVarint(-1) : (long) ByteUtils.sizeOfVarint(bytes.length) + bytes.length;
   }
 
   /** Text of a header, cut at a letter: names and reasons may hold whatever a record holds. */

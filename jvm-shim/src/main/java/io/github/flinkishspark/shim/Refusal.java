@@ -7,7 +7,7 @@ record Refusal(Reason reason, String sentence) {
 
   /** What is wrong; the text is what a dead letter's header {@code flinkish-error} says. */
   enum Reason {
-    OVERSIZE, DOES_NOT_FIT, UNDECLARED_TOPIC, NO_SUCH_PARTITION, BAD_TIMESTAMP;
+    OVERSIZE, DOES_NOT_FIT, UNDECLARED_TOPIC, NO_SUCH_PARTITION, BAD_TIMESTAMP, NO_KEY;
 
     String text() {
       return name().toLowerCase(Locale.ROOT).replace('_', '-');
@@ -33,9 +33,13 @@ record Refusal(Reason reason, String sentence) {
         + ", which has the partitions 0 to " + (partitions - 1));
   }
 
-  static Refusal badTimestamp(OutRecord record) {
-    return of(Reason.BAD_TIMESTAMP, "a record for topic " + record.topic() + " has a timestamp of " + record.timestampMs()
-        + " ms, " + (record.timestampMs() < 0 ? "before 1970" : "after 9999"));
+  static Refusal badTimestamp(OutRecord record, String why) {
+    return of(Reason.BAD_TIMESTAMP,
+        "a record for topic " + record.topic() + " has a timestamp of " + record.timestampMs() + " ms, " + why);
+  }
+
+  static Refusal noKey(OutRecord record) {
+    return of(Reason.NO_KEY, "a record for topic " + record.topic() + " has no key, and the topic is compacted");
   }
 
   private static Refusal of(Reason reason, String sentence) {

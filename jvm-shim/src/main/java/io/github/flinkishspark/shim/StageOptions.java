@@ -43,6 +43,9 @@ final class StageOptions implements Serializable {
     }
   }
 
+  /** How far behind now and ahead of it the times of records may be. */
+  record TimeLimits(long beforeMs, long afterMs) implements Serializable {}
+
   /** A transaction that all tasks of a checkpoint write into, and the next sequence number of each of its partitions. */
   record Shared(String transactionalId, long producerId, short producerEpoch, HashMap<TopicPartition, Integer> nextSequences)
       implements Serializable {}
@@ -55,6 +58,8 @@ final class StageOptions implements Serializable {
   final int maxAttemptIndex;
   final long maxRecordBytes;
   final long maxDeadLetterBytes;
+  final TimeLimits times;
+  final TimeLimits letterTimes;
   final Columns columns;
   /** Null where each task has a transaction of its own. */
   final Shared shared;
@@ -62,6 +67,7 @@ final class StageOptions implements Serializable {
   private final Policy badRecord;
   /** Null if records cannot name topics, or may name any. */
   private final HashSet<String> topics;
+  private final HashSet<String> compacted = new HashSet<>();
   private final HashMap<String, Integer> partitions;
   private final HashMap<String, Object> producer;
   private final LinkedHashMap<String, String> headers;
@@ -83,6 +89,7 @@ final class StageOptions implements Serializable {
     if (topics != null) {
       json.get("topics").forEach(name -> topics.add(name.asText()));
     }
+    json.path("compacted").forEach(name -> compacted.add(name.asText()));
     partitions = new HashMap<>();
     if (json.hasNonNull("partitions")) {
       json.get("partitions").properties().forEach(e -> partitions.put(e.getKey(), e.getValue().asInt()));
@@ -98,6 +105,8 @@ final class StageOptions implements Serializable {
     long most = Math.min(number(producer, "max.request.size"), number(producer, "buffer.memory"));
     maxRecordBytes = Math.min(asked, most);
     maxDeadLetterBytes = Math.min(letter, most);
+    times = timeLimits(json, "times");
+    letterTimes = timeLimits(json, "letter_times");
   }
 
   /** Parses what Python sent, of each sink; an exception names the option and never its value. */
@@ -129,6 +138,11 @@ final class StageOptions implements Serializable {
 
   boolean declares(String name) {
     return topics == null || topics.contains(name);
+  }
+
+  /** Whether a topic takes no record without a key. */
+  boolean isCompacted(String name) {
+    return compacted.contains(name);
   }
 
   /** How many partitions a topic had when the job was planned; asked only where records name partitions. */
@@ -172,6 +186,11 @@ final class StageOptions implements Serializable {
     });
     return new Shared(required(json, "transactional_id").asText(), required(json, "producer_id").asLong(),
         (short) required(json, "producer_epoch").asInt(), next);
+  }
+
+  private static TimeLimits timeLimits(JsonNode json, String name) {
+    JsonNode limits = json.path(name);
+    return new TimeLimits(limits.path("before_ms").asLong(Long.MAX_VALUE), limits.path("after_ms").asLong(Long.MAX_VALUE));
   }
 
   private static Policy policy(String name, String deadLetterTopic) {

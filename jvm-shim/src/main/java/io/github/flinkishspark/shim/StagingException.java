@@ -1,7 +1,9 @@
 package io.github.flinkishspark.shim;
 
+import org.apache.kafka.common.InvalidRecordException;
 import org.apache.kafka.common.errors.AuthorizationException;
 import org.apache.kafka.common.errors.ClusterAuthorizationException;
+import org.apache.kafka.common.errors.InvalidTimestampException;
 import org.apache.kafka.common.errors.RecordTooLargeException;
 import org.apache.kafka.common.errors.TimeoutException;
 import org.apache.kafka.common.errors.TopicAuthorizationException;
@@ -44,6 +46,9 @@ final class StagingException extends RuntimeException {
     if (find(error, RecordTooLargeException.class) != null) {
       return new StagingException(BAD_RECORD + "the broker refuses a record for topic " + topic + " as too large although it is"
           + " within the limit of " + limitBytes + " bytes; raise the topic's max.message.bytes or lower max_record_bytes", error);
+    }
+    if (find(error, InvalidRecordException.class) != null || find(error, InvalidTimestampException.class) != null) {
+      return new StagingException(BAD_RECORD + "the broker refuses a record for topic " + topic + " (" + error + ")", error);
     }
     AuthorizationException denied = find(error, AuthorizationException.class);
     if (denied != null) {

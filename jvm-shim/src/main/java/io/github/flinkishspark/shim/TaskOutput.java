@@ -9,6 +9,7 @@ import java.util.concurrent.locks.LockSupport;
 import org.apache.kafka.clients.producer.Callback;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
+import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.spark.TaskContext;
 
@@ -195,7 +196,8 @@ final class TaskOutput {
           last = metadata;
         }
         count++;
-      } else if (error == null) {
+      } else if (error == null || error.getClass() == KafkaException.class) {
+        // Of a batch that is refused for some of its records, the others are told only that.
         failedTopic = metadata == null ? null : metadata.topic();
         error = exception;
       }
