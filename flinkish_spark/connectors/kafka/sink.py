@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 from flinkish_spark.bridge.shim import refused_producer_setting
 from flinkish_spark.connectors.formats.encoding import check_written
 from flinkish_spark.connectors.kafka.atomic import AtomicWriter, check_atomic
-from flinkish_spark.connectors.kafka.client.admin import PREFLIGHT_TIMEOUT_MS, KafkaAdmin, unknown_topic
+from flinkish_spark.connectors.kafka.client.admin import (
+    PREFLIGHT_TIMEOUT_MS,
+    KafkaAdmin,
+    check_letters_stay,
+    unknown_topic,
+)
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
 from flinkish_spark.connectors.kafka.client.batches import require_codec
 from flinkish_spark.connectors.kafka.client.client import KafkaWire, ProduceClient
@@ -105,6 +110,7 @@ def preflight(sink: KafkaSinkSettings, spark: SparkSession, context: SinkContext
         for topic in sink.topics:
             if topic not in found:
                 raise unknown_topic(topic, sink.connection.servers, of=f"sink '{context.uid}'")
+        check_letters_stay(found, sink.dead_letter_topics, f"sink '{context.uid}'")
         _check_rights(sink, wire, context.uid)
         if sink.atomic:
             check_atomic(sink, spark, wire, context)

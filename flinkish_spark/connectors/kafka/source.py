@@ -24,6 +24,7 @@ from flinkish_spark.connectors.kafka.client.admin import (
     KafkaAdmin,
     OffsetDirection,
     TopicPattern,
+    check_letters_stay,
     unknown_topic,
 )
 from flinkish_spark.connectors.kafka.client.barriers import is_compacted
@@ -669,6 +670,7 @@ class KafkaSource(EndsAtOffsets):
             missing = [t for t in wanted if t not in found]
             if missing:
                 raise unknown_topic(missing[0], self.connection.servers, of=f"source '{uid}'")
+            check_letters_stay(found, [letters], f"source '{uid}'")
             self.places(admin)  # Raises if one that was named is not there.
             self.check_end(admin)
         check_policies(self.aligned_with, self.connection, self.topics)

@@ -27,6 +27,7 @@ from flinkish_spark.connectors.kafka.client.admin import (
     KafkaAdmin,
     Positions,
     TopicPattern,
+    check_letters_stay,
     unknown_topic,
 )
 from flinkish_spark.connectors.kafka.client.client import Isolation, seen_to_stay
@@ -436,6 +437,7 @@ class KafkaRecordsSource(SplitSource):
         missing = [topic for topic in wanted if topic not in found]
         if missing:
             raise unknown_topic(missing[0], self.connection.servers, of=f"source '{uid}'")
+        check_letters_stay(found, [self._letters], f"source '{uid}'")
 
     def check_retention(self, uid: str, needed_ms: int) -> None:
         """Refuse topics that give up records before a replay would have read them again."""

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,8 @@ from flinkish_spark import (
     DeliveryGuarantee,
     Json,
     KafkaSink,
+    KafkaSource,
+    MemorySink,
     OnBadRecord,
     Raw,
     RecordHeaders,
@@ -32,8 +35,9 @@ from flinkish_spark.contracts.sink import StageRequest, StageResult
 from flinkish_spark.core.errors import BadRecordError, ConfigError, EnvironmentFault, GraphError, SchemaError
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.records import Committable, Outcome
+from flinkish_spark.sources import EndAtLatest, KafkaRecordsSource
 from flinkish_spark.transport import columns as C
-from tests.support.jobs import read_committed
+from tests.support.jobs import environment, failure_of, read_committed
 from tests.support.open_transactions import still_open
 from tests.support.sinks import sink_context_of
 
@@ -610,6 +614,26 @@ def test_what_cannot_work_is_refused(
     with pytest.raises(kind, match=words) as refused:
         sink.preflight(rig.spark, rig.context())
     assert "s3cret" not in str(refused.value)
+
+
+def test_letters_of_which_a_topic_would_keep_some_are_refused(
+    rig: Rig, topic: Topics, tmp_path: Path
+) -> None:
+    """It is compacted: of two letters of one key one would go, and it takes none without a key."""
+    name, letters = topic(), topic(configs={"cleanup.policy": "compact,delete"})
+    bad, words = DeadLetter(letters), f"the dead-letter topic '{letters}' of"
+    for settings in ({"on_bad_record": bad}, {"on_oversize": bad}):
+        with pytest.raises(ConfigError, match=f"{words} sink 'out' is compacted"):
+            rig.sink(name, "python", **settings).preflight(rig.spark, rig.context())
+    value = Json("n LONG", bad)
+    for source in (
+        KafkaSource(rig.servers, [name], value=value, ending=EndAtLatest()),
+        KafkaRecordsSource(rig.servers, [name], value=value, ending=EndAtLatest()),
+    ):
+        env = environment(rig.spark, tmp_path / type(source).__name__)
+        env.from_source(source, uid="in").sink_to(MemorySink(str(tmp_path / "out")), uid="out")
+        with pytest.raises(ConfigError, match=f"{words} source 'in' is compacted"):
+            raise failure_of(env)
 
 
 def test_a_codec_that_pyarrow_lacks(rig: Rig, topic: Topics, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -456,6 +456,26 @@ def _topic_id(value: object) -> str | None:
     return text if text.strip("0-A=") else None
 
 
+def check_letters_stay(found: Mapping[str, TopicInfo], topics: Sequence[str], of: str) -> None:
+    """Refuse dead-letter topics that keep one letter of each key; called by the preflight.
+
+    Parameters
+    ----------
+    found
+        What the brokers know.
+    of
+        Who writes them, for the message.
+    """
+    for topic in topics:
+        if topic in found and found[topic].is_compacted:
+            raise ConfigError(
+                f"the dead-letter topic '{topic}' of {of} is compacted",
+                why="of several letters of one key it keeps the last, and it takes none without a key",
+                what_to_do="use a topic with cleanup.policy=delete",
+                topic=topic,
+            )
+
+
 def _settings(
     admin: Any, kind: Any, names: Sequence[str], wanted: Sequence[str]
 ) -> dict[str, dict[str, str]]:
