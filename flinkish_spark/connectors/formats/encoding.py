@@ -136,7 +136,8 @@ def _check_message(form: Protobuf, schema: T.StructType, whose: str) -> None:
             f"{whose} is Protobuf without a descriptor",
             what_to_do="take Protobuf.of(orders_pb2.Order), or give what protoc writes",
         )
-    wanted = protobuf.fields_of(protobuf.descriptor_of(form.descriptor, form.message))
+    message = protobuf.descriptor_of(form.descriptor, form.message)
+    wanted = protobuf.fields_of(message)
     missing = [name for name in wanted.names if name not in schema.names]
     if missing:
         raise SchemaError(
@@ -150,6 +151,12 @@ def _check_message(form: Protobuf, schema: T.StructType, whose: str) -> None:
             f"{whose} cannot be written as its Protobuf message",
             why=why,
             what_to_do="cast it in a transform; docs/formats.md says what each type of Protobuf is",
+        )
+    if (name := protobuf.without_required(message, given)) is not None:
+        raise SchemaError(
+            f"{whose} has the required field '{name}' in its Protobuf message, and its stream does not",
+            what_to_do="add it in a transform",
+            column=name,
         )
 
 

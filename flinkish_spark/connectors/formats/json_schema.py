@@ -409,7 +409,10 @@ class JsonSchemaWriter(Writer):
         def write(data: bytes) -> bytes:
             why = invalid(data.decode(), validator)
             if why is not None:
-                text = _with_nulls(data.decode(), validator)
+                try:
+                    text = _with_nulls(data.decode(), validator)
+                except (ValueError, RecursionError):
+                    raise Unreadable(why) from None
                 if invalid(text, validator) is not None:
                     raise Unreadable(why)
                 data = text.encode()
