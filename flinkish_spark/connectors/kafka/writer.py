@@ -253,17 +253,20 @@ def record_columns(sink: KafkaSinkSettings, schema: T.StructType) -> dict[str, C
         encoded(form, fields, b"" if form is None else prefix_of(form, fields, sink.data_topics, part))
         for part, form in (("key", sink.key_format), ("value", sink.value))
     )
-    data, misfits = value.data, [one.misfit for one in (key, value) if one.misfit is not None]
-    if value.misfit is not None:
-        # What a dead letter of a record that has no such form tells of it.
-        data = F.when(value.misfit.isNull(), data).otherwise(json_bytes(fields.names))
+    data, of_value, told = value.data, value.misfit, json_bytes(fields.names)
+    misfits = []
     if sink.row_kind:
         kind = F.col(quoted(sink.row_kind))
         has_value = ~F.coalesce(kind.isin(*RETRACTIONS), F.lit(False))
         # A retraction has no value that could not fit.
         data = F.when(has_value, data)
-        of_value = None if value.misfit is None else F.when(has_value, value.misfit)
-        misfits = [one for one in (_no_kind(kind), key.misfit, of_value) if one is not None]
+        of_value = None if of_value is None else F.when(has_value, of_value)
+        told = F.when(has_value, told).otherwise(json_bytes([*fields.names, sink.row_kind]))
+        misfits.append(_no_kind(kind))
+    if of_formats := [one for one in (key.misfit, of_value) if one is not None]:
+        # What a dead letter of a record that has no such form, or no such key, tells of it.
+        data = F.when(F.coalesce(*of_formats).isNull(), data).otherwise(told)
+        misfits += of_formats
     found = {
         KEY: key.data,
         VALUE: data,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -161,3 +162,21 @@ def test_a_value_that_does_not_fit_is_none_of_a_deletion_s(spark: Any) -> None:
         None,
     ]
     assert [one.misfit is None for one in found] == [True, False, True]
+
+
+@pytest.mark.parametrize("value", [Json("n INT"), String("n"), Csv("n INT")])
+def test_a_letter_of_a_key_that_does_not_fit_has_all_fields(spark: Any, value: Any) -> None:
+    """There is no key, and the value may not have its fields; a retraction has no value either."""
+    symbols: Any = {"type": "enum", "name": "E", "symbols": ["A"]}
+    key = Avro(json.dumps({"type": "record", "name": "K", "fields": [{"name": "k", "type": symbols}]}))
+    given = [("A", 1, "+I"), ("Z", 2, "+U"), ("Z", 3, "-D"), ("A", 4, "-D")]
+    frame = spark.createDataFrame(given, "k STRING, n INT, _row_kind STRING").coalesce(1)
+    for row_kind, letter in (("_row_kind", b'{"k":"Z","n":2}'), ("", b'{"k":"Z","n":2,"_row_kind":"+U"}')):
+        sink = KafkaSink("b:9092", "out", key=key, value=value, row_kind=row_kind)
+        parts = record_columns(sink, frame.schema)
+        found = frame.select(*[parts[one].cast("binary") for one in ("key", "value", "misfit")]).collect()
+        assert [one.misfit is None for one in found] == [True, False, False, True]
+        assert [one.key for one in found] == [b"\0", None, None, b"\0"]
+        assert found[1].value == letter
+        assert found[2].value == b'{"k":"Z","n":3,"_row_kind":"-D"}'
+        assert (found[3].value is None) == bool(row_kind)
