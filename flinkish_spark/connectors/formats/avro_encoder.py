@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column
@@ -52,8 +52,6 @@ _MICROS = ("timestamp-micros", "local-timestamp-micros")
 _CALENDAR = "spark.sql.avro.datetimeRebaseModeInWrite"
 #: In the type of a struct, what has such times.
 _TIMES = re.compile(r"[:<,](?:date|timestamp)[,>]")
-
-Misfit = tuple[Column, str]
 
 
 def avro_schema(avro: Avro, schema: T.StructType) -> dict[str, Any]:
@@ -136,11 +134,11 @@ def avro_misfit(avro: Avro, schema: T.StructType) -> Column | None:
     """Return why a row does not fit, null where it does; None if every row does."""
     wanted = _linked(avro_schema(avro, schema), "", {})
     kinds = {one.name: one.dataType for one in schema.fields}
-    found: list[Misfit] = []
+    found: list[Column] = []
     for one in wanted["fields"]:
         name = str(one["name"])
         found += _misfits(F.col(quoted(name)), kinds[name], one["type"], name)
-    return F.coalesce(*[F.when(wrong, F.lit(why)) for wrong, why in found]) if found else None
+    return F.coalesce(*found) if found else None
 
 
 def _linked(avro: Any, space: str, named: dict[str, Any]) -> Any:
@@ -172,43 +170,44 @@ def _full(name: str, space: str) -> str:
     return name if "." in name or not space else f"{space}.{name}"
 
 
-def _misfits(column: Column, kind: T.DataType, avro: Any, path: str) -> Iterator[Misfit]:
-    """Yield what can be wrong with a column: an expression that is true of it, and its words."""
+def _misfits(column: Column, kind: T.DataType, avro: Any, path: str) -> Iterator[Column]:
+    """Yield what can be wrong with a column: texts that are null where it is not."""
     branches = [one for one in avro if one != "null"] if isinstance(avro, list) else [avro]
     takes_null = isinstance(avro, list) and len(branches) < len(avro)
     if not takes_null:
-        yield column.isNull(), f"the field '{path}' is null"
+        yield F.when(column.isNull(), f"the field '{path}' is null")
     if len(branches) == 1:
         yield from _of_value(column, kind, branches[0], path)
     elif isinstance(kind, T.StructType):
         # Spark's encoder would write the first member that is set, and nothing of the others.
         members = [column.getField(one.name) for one in kind.fields]
         given = F.array_size(F.array_compact(F.array(*[F.when(one.isNotNull(), 1) for one in members])))
-        yield column.isNotNull() & (given > 1), f"of the union '{path}' more than one member is set"
+        yield F.when(column.isNotNull() & (given > 1), f"of the union '{path}' more than one member is set")
         if not takes_null:
-            yield column.isNotNull() & (given == 0), f"of the union '{path}' no member is set"
+            yield F.when(column.isNotNull() & (given == 0), f"of the union '{path}' no member is set")
         for member, one, branch in zip(members, kind.fields, branches, strict=True):
             yield from _of_value(member, one.dataType, branch, f"{path}.{one.name}")
 
 
-def _of_value(column: Column, kind: T.DataType, avro: Any, path: str) -> Iterator[Misfit]:
+def _of_value(column: Column, kind: T.DataType, avro: Any, path: str) -> Iterator[Column]:
     shape = avro.get("type") if isinstance(avro, dict) else avro
     if shape == "enum" and isinstance(kind, T.StringType):
         symbols = [str(one) for one in avro["symbols"]]
-        yield ~column.isin(symbols), f"the field '{path}' is no symbol of its enum"
+        yield F.when(~column.isin(symbols), f"the field '{path}' is no symbol of its enum")
     elif shape == "fixed" and isinstance(kind, T.BinaryType):
         size = int(avro["size"])
-        yield F.octet_length(column) != size, f"the field '{path}' does not have {size} bytes"
+        yield F.when(F.octet_length(column) != size, f"the field '{path}' does not have {size} bytes")
     elif shape == "long" and isinstance(kind, T.TimestampType | T.TimestampNTZType):
         if not (isinstance(avro, dict) and avro.get("logicalType") in _MICROS):
             # Spark's encoder would cut them off, and make one key of two.
             micros = F.unix_micros(column.cast(T.TimestampType()))
-            yield micros % 1000 != 0, f"the field '{path}' has microseconds, and its schema milliseconds"
+            why = f"the field '{path}' has microseconds, and its schema milliseconds"
+            yield F.when(micros % 1000 != 0, why)
     elif shape == "record" and isinstance(kind, T.StructType):
         for one in avro["fields"]:
             if (own := _own_field(kind, str(one["name"]))) is not None:
                 inner = _misfits(column.getField(own.name), own.dataType, one["type"], f"{path}.{own.name}")
-                yield from ((column.isNotNull() & wrong, why) for wrong, why in inner)
+                yield from (F.when(column.isNotNull(), why) for why in inner)
     elif shape == "array" and isinstance(kind, T.ArrayType):
         yield from _within(column, kind.elementType, avro["items"], f"{path}[]")
     elif shape == "map" and isinstance(kind, T.MapType):
@@ -221,13 +220,17 @@ def _own_field(kind: T.StructType, name: str) -> T.StructField | None:
     return next((one for one in alike if one.name == name), alike[0] if alike else None)
 
 
-def _within(elements: Column, kind: T.DataType, avro: Any, path: str) -> Iterator[Misfit]:
-    for number, (_, why) in enumerate(_misfits(F.lit(None).cast(kind), kind, avro, path)):
-        yield F.exists(elements, _number(number, kind, avro, path)), why
+def _within(elements: Column, kind: T.DataType, avro: Any, path: str) -> Iterator[Column]:
+    found: list[Column] = []
 
+    def why(element: Column) -> Column:
+        # Once for all that can be wrong: once for each would be as many at each depth.
+        found.extend(_misfits(element, kind, avro, path))
+        return F.coalesce(*found, F.lit(None).cast("string"))
 
-def _number(number: int, kind: T.DataType, avro: Any, path: str) -> Callable[[Column], Column]:
-    return lambda element: list(_misfits(element, kind, avro, path))[number][0]
+    told = F.transform(elements, why)
+    if found:
+        yield F.get(F.array_compact(told), F.lit(0))
 
 
 def check_avro(spark: SparkSession, avro: Avro, schema: T.StructType, whose: str) -> None:

@@ -98,6 +98,25 @@ def test_microseconds_are_not_cut_off_by_an_avro_schema_of_milliseconds(zoned: A
 RED: Any = {"type": "enum", "name": "Color", "symbols": ["RED"]}
 BLUE = {**RED, "symbols": ["BLUE"]}
 MEMBERS = "u STRUCT<member0: INT, member1: STRING>"
+
+
+def lists(depth: int) -> tuple[Any, str, Any]:
+    """Return a list of records with lists of records: its schema, its column and a value with one null."""
+    names = [f"f{n}" for n in range(8)]
+    if not depth:
+        return "int", "INT", None
+    within, column, value = lists(depth - 1)
+    fields = [{"name": name, "type": "int"} for name in names] + [{"name": "l", "type": within}]
+    record = {"type": "record", "name": f"L{depth}", "fields": fields}
+    columns = ", ".join(f"{name}: INT" for name in names)
+    return (
+        {"type": "array", "items": record},
+        f"ARRAY<STRUCT<{columns}, l: {column}>>",
+        [(*range(8), value)],
+    )
+
+
+DEEP, DEEP_COLUMN, DEEP_VALUE = lists(5)
 #: By name: types of fields, columns, rows, and of each row why it does not fit.
 AVRO: dict[str, tuple[dict[str, Any], str, list[tuple[Any, ...]], list[str | None]]] = {
     "a union with null": (
@@ -141,6 +160,13 @@ AVRO: dict[str, tuple[dict[str, Any], str, list[tuple[Any, ...]], list[str | Non
         "v INT, next STRUCT<v: INT>",
         [(1, (2,)), (1, None), (1, (None,))],
         [None, None, "'next.v' is null"],
+    ),
+    # All that can be wrong was once looked at anew for each of it, and that at each depth: this took hours.
+    "lists in lists": (
+        {"l": DEEP},
+        f"l {DEEP_COLUMN}",
+        [([],), (DEEP_VALUE,), (None,)],
+        [None, "'l[].l[].l[].l[].l[].l' is null", "'l' is null"],
     ),
     "names in other letters": (
         {"r": {"type": "record", "name": "R", "fields": [{"name": "Color", "type": RED}]}},
