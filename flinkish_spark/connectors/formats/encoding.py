@@ -166,8 +166,9 @@ def check_written(
     """Refuse what only Spark, or the registry, can say; called before anything starts."""
     if isinstance(form, Avro):
         check_avro(spark, form, schema, whose)
-    if isinstance(form, JsonSchema) and form.schema:
-        check_references(form.schema)
+    if isinstance(form, JsonSchema):
+        # Of a derived one, too: that the library is here.
+        check_references(_json_schema_of(form, schema))
     prefix_of(form, schema, topics, part)
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+import sys
+from typing import Any, cast
 
 import pytest
 
 from flinkish_spark.connectors.formats import json_schema
-from flinkish_spark.connectors.formats.encoding import check_encodable, named_columns
+from flinkish_spark.connectors.formats.encoding import check_encodable, check_written, named_columns
 from flinkish_spark.connectors.formats.reader import Unreadable
-from flinkish_spark.core.errors import SchemaError
+from flinkish_spark.core.errors import EnvironmentFault, SchemaError
 from flinkish_spark.core.formats import JsonSchema, OnSchemaChange
 from flinkish_spark.types.ddl import parse_ddl
 
@@ -326,3 +327,12 @@ def test_a_reference_within_the_schema_may_lead_around() -> None:
     json_schema.check_references(
         '{"properties": {"a": {"$ref": "#"}, "b": {"$ref": "#/definitions/b"}}, "definitions": {"b": {}}}'
     )
+
+
+@pytest.mark.parametrize("form", [JsonSchema(), JsonSchema(an_object(a={"type": "integer"}))])
+def test_a_sink_without_the_library_is_refused_before_the_start(
+    monkeypatch: pytest.MonkeyPatch, form: JsonSchema
+) -> None:
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    with pytest.raises(EnvironmentFault, match="a format needs jsonschema"):
+        check_written(cast("Any", None), form, parse_ddl("a INT"), ["t"], "value", "the value")
