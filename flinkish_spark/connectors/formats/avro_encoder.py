@@ -3,22 +3,21 @@
 Spark encodes in the JVM whichever engine writes, so both write the same bytes. Its encoder ends the task at
 a record that does not fit a given schema. So what can be wrong with a record (types were compared before
 the start) is told by expressions of our own: a null where the schema has none, a text that is no symbol
-of an enum, bytes that are not as long as a fixed.
+of an enum, bytes that are not as long as a fixed, a union of which none or several members are set.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.core.errors import EnvironmentFault, SchemaError
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault, SchemaError
 from flinkish_spark.core.formats import Avro
 from flinkish_spark.types.ddl import quoted
 
@@ -48,8 +47,11 @@ _ENCODERS_REASON = re.compile(
 )
 #: Spark's words for a null that its encoder cannot write: it got past the comparison of the types.
 _NULL_REFUSED = "AVRO_CANNOT_WRITE_NULL_FIELD"
-
-Misfit = tuple[Column, str]
+_MICROS = ("timestamp-micros", "local-timestamp-micros")
+#: By which calendar Spark's encoder writes days before October 1582, and times before 1900.
+_CALENDAR = "spark.sql.avro.datetimeRebaseModeInWrite"
+#: In the type of a struct, what has such times.
+_TIMES = re.compile(r"[:<,](?:date|timestamp)[,>]")
 
 
 def avro_schema(avro: Avro, schema: T.StructType) -> dict[str, Any]:
@@ -130,70 +132,105 @@ def avro_column(avro: Avro, schema: T.StructType) -> Column:
 
 def avro_misfit(avro: Avro, schema: T.StructType) -> Column | None:
     """Return why a row does not fit, null where it does; None if every row does."""
-    wanted = avro_schema(avro, schema)
+    wanted = _linked(avro_schema(avro, schema), "", {})
     kinds = {one.name: one.dataType for one in schema.fields}
-    finder = _Misfits()
-    found: list[Misfit] = []
+    found: list[Column] = []
     for one in wanted["fields"]:
         name = str(one["name"])
-        found += finder.of(F.col(quoted(name)), kinds[name], one["type"], name)
-    return F.coalesce(*[F.when(wrong, F.lit(why)) for wrong, why in found]) if found else None
+        found += _misfits(F.col(quoted(name)), kinds[name], one["type"], name)
+    return F.coalesce(*found) if found else None
 
 
-@dataclass(slots=True)
-class _Misfits:
-    """Goes through a schema; remembers its named types, which may be named again."""
+def _linked(avro: Any, space: str, named: dict[str, Any]) -> Any:
+    """Return a schema with the definition in place of each name of a type, also within itself.
 
-    named: dict[str, Any] = field(default_factory=dict)
+    Parameters
+    ----------
+    space
+        The namespace around it, in which a name without dots is looked for first.
+    """
+    if isinstance(avro, list):
+        return [_linked(one, space, named) for one in avro]
+    name = str(avro if isinstance(avro, str) else avro["type"])
+    if isinstance(avro, str) or not {"name", "items", "values"} & avro.keys():
+        return named.get(_full(name, space), named.get(name, "null" if name == "null" else avro))
+    made = dict(avro)
+    if "name" in avro:
+        given = avro.get("namespace")
+        full = _full(str(avro["name"]), space if given is None else str(given))
+        named[full], space = made, full.rpartition(".")[0]
+    for part in {"items", "values"} & made.keys():
+        made[part] = _linked(made[part], space, named)
+    if "fields" in made:
+        made["fields"] = [{**one, "type": _linked(one["type"], space, named)} for one in made["fields"]]
+    return made
 
-    def of(self, column: Column, kind: T.DataType, avro: Any, path: str) -> Iterator[Misfit]:
-        """Yield what can be wrong with a column: an expression that is true of it, and its words."""
-        branches = [one for one in avro if one != "null"] if isinstance(avro, list) else [avro]
-        if not isinstance(avro, list) or len(branches) == len(avro):
-            yield column.isNull(), f"the field '{path}' is null"
-        if len(branches) == 1:
-            yield from self._of_value(column, kind, self._resolved(branches[0]), path)
 
-    def _resolved(self, avro: Any) -> Any:
-        if isinstance(avro, str):
-            return self.named.get(avro, avro)
-        if isinstance(avro, dict) and "name" in avro:
-            self.named[str(avro["name"])] = avro
-            if "namespace" in avro:
-                self.named[f"{avro['namespace']}.{avro['name']}"] = avro
-        return avro
+def _full(name: str, space: str) -> str:
+    return name if "." in name or not space else f"{space}.{name}"
 
-    def _of_value(self, column: Column, kind: T.DataType, avro: Any, path: str) -> Iterator[Misfit]:
-        shape = avro.get("type") if isinstance(avro, dict) else avro
-        if shape == "enum" and isinstance(kind, T.StringType):
-            symbols = [str(one) for one in avro["symbols"]]
-            yield ~column.isin(symbols), f"the field '{path}' is no symbol of its enum"
-        elif shape == "fixed" and isinstance(kind, T.BinaryType):
-            size = int(avro["size"])
-            yield F.octet_length(column) != size, f"the field '{path}' does not have {size} bytes"
-        elif shape == "long" and isinstance(kind, T.TimestampType | T.TimestampNTZType):
-            if not (isinstance(avro, dict) and str(avro.get("logicalType")).endswith("-micros")):
-                # Spark's encoder would cut them off, and make one key of two.
-                micros = F.unix_micros(column.cast(T.TimestampType()))
-                yield micros % 1000 != 0, f"the field '{path}' has microseconds, and its schema milliseconds"
-        elif shape == "record" and isinstance(kind, T.StructType):
-            kinds = {one.name: one.dataType for one in kind.fields}
-            for one in avro["fields"]:
-                name = str(one["name"])
-                if name in kinds:
-                    inner = self.of(column.getField(name), kinds[name], one["type"], f"{path}.{name}")
-                    yield from ((column.isNotNull() & wrong, why) for wrong, why in inner)
-        elif shape == "array" and isinstance(kind, T.ArrayType):
-            yield from self._within(column, kind.elementType, avro["items"], f"{path}[]")
-        elif shape == "map" and isinstance(kind, T.MapType):
-            yield from self._within(F.map_values(column), kind.valueType, avro["values"], f"{path}[]")
 
-    def _within(self, elements: Column, kind: T.DataType, avro: Any, path: str) -> Iterator[Misfit]:
-        for number, (_, why) in enumerate(self.of(F.lit(None).cast(kind), kind, avro, path)):
-            yield F.exists(elements, self._number(number, kind, avro, path)), why
+def _misfits(column: Column, kind: T.DataType, avro: Any, path: str) -> Iterator[Column]:
+    """Yield what can be wrong with a column: texts that are null where it is not."""
+    branches = [one for one in avro if one != "null"] if isinstance(avro, list) else [avro]
+    takes_null = isinstance(avro, list) and len(branches) < len(avro)
+    if not takes_null:
+        yield F.when(column.isNull(), f"the field '{path}' is null")
+    if len(branches) == 1:
+        yield from _of_value(column, kind, branches[0], path)
+    elif isinstance(kind, T.StructType):
+        # Spark's encoder would write the first member that is set, and nothing of the others.
+        members = [column.getField(one.name) for one in kind.fields]
+        given = F.array_size(F.array_compact(F.array(*[F.when(one.isNotNull(), 1) for one in members])))
+        yield F.when(column.isNotNull() & (given > 1), f"of the union '{path}' more than one member is set")
+        if not takes_null:
+            yield F.when(column.isNotNull() & (given == 0), f"of the union '{path}' no member is set")
+        for member, one, branch in zip(members, kind.fields, branches, strict=True):
+            yield from _of_value(member, one.dataType, branch, f"{path}.{one.name}")
 
-    def _number(self, number: int, kind: T.DataType, avro: Any, path: str) -> Callable[[Column], Column]:
-        return lambda element: list(self.of(element, kind, avro, path))[number][0]
+
+def _of_value(column: Column, kind: T.DataType, avro: Any, path: str) -> Iterator[Column]:
+    shape = avro.get("type") if isinstance(avro, dict) else avro
+    if shape == "enum" and isinstance(kind, T.StringType):
+        symbols = [str(one) for one in avro["symbols"]]
+        yield F.when(~column.isin(symbols), f"the field '{path}' is no symbol of its enum")
+    elif shape == "fixed" and isinstance(kind, T.BinaryType):
+        size = int(avro["size"])
+        yield F.when(F.octet_length(column) != size, f"the field '{path}' does not have {size} bytes")
+    elif shape == "long" and isinstance(kind, T.TimestampType | T.TimestampNTZType):
+        if not (isinstance(avro, dict) and avro.get("logicalType") in _MICROS):
+            # Spark's encoder would cut them off, and make one key of two.
+            micros = F.unix_micros(column.cast(T.TimestampType()))
+            why = f"the field '{path}' has microseconds, and its schema milliseconds"
+            yield F.when(micros % 1000 != 0, why)
+    elif shape == "record" and isinstance(kind, T.StructType):
+        for one in avro["fields"]:
+            if (own := _own_field(kind, str(one["name"]))) is not None:
+                inner = _misfits(column.getField(own.name), own.dataType, one["type"], f"{path}.{own.name}")
+                yield from (F.when(column.isNotNull(), why) for why in inner)
+    elif shape == "array" and isinstance(kind, T.ArrayType):
+        yield from _within(column, kind.elementType, avro["items"], f"{path}[]")
+    elif shape == "map" and isinstance(kind, T.MapType):
+        yield from _within(F.map_values(column), kind.valueType, avro["values"], f"{path}[]")
+
+
+def _own_field(kind: T.StructType, name: str) -> T.StructField | None:
+    """Return the field that Spark's encoder takes for one of a nested record: it may differ in case."""
+    alike = [one for one in kind.fields if one.name.lower() == name.lower()]
+    return next((one for one in alike if one.name == name), alike[0] if alike else None)
+
+
+def _within(elements: Column, kind: T.DataType, avro: Any, path: str) -> Iterator[Column]:
+    found: list[Column] = []
+
+    def why(element: Column) -> Column:
+        # Once for all that can be wrong: once for each would be as many at each depth.
+        found.extend(_misfits(element, kind, avro, path))
+        return F.coalesce(*found, F.lit(None).cast("string"))
+
+    told = F.transform(elements, why)
+    if found:
+        yield F.get(F.array_compact(told), F.lit(0))
 
 
 def check_avro(spark: SparkSession, avro: Avro, schema: T.StructType, whose: str) -> None:
@@ -208,6 +245,8 @@ def check_avro(spark: SparkSession, avro: Avro, schema: T.StructType, whose: str
     ------
     SchemaError
         They do not fit.
+    ConfigError
+        The session writes old times as others.
     EnvironmentFault
         The session does not have Spark's Avro JAR.
     """
@@ -216,6 +255,13 @@ def check_avro(spark: SparkSession, avro: Avro, schema: T.StructType, whose: str
         raise SchemaError(
             f"{whose} has the field '{missing[0]}' in its Avro schema, and its stream does not",
             what_to_do=f"choose from {', '.join(schema.names)}",
+        )
+    written = T.StructType([schema[name] for name in avro_fields(avro, schema)])
+    if (calendar := str(spark.conf.get(_CALENDAR))) != "CORRECTED" and _TIMES.search(written.simpleString()):
+        raise ConfigError(
+            f"{whose} is Avro with times, and the Spark session has {_CALENDAR}={calendar}",
+            why="Spark would write other days before 1582 and times before 1900, or end the task at them",
+            what_to_do=f"leave {_CALENDAR} out, or set it to CORRECTED",
         )
     nulls = spark.range(1).select(*[F.lit(None).cast(f.dataType).alias(f.name) for f in schema.fields])
     try:

@@ -27,9 +27,10 @@ from flinkish_spark.connectors.formats.avro_encoder import (
 from flinkish_spark.connectors.formats.csv import check_flat, line_of
 from flinkish_spark.connectors.formats.json_schema import (
     JsonSchemaWriter,
+    check_references,
     derived_schema,
     fields_of,
-    validator_of,
+    why_never_valid,
 )
 from flinkish_spark.connectors.formats.reader import made_of, reason_of, written_column
 from flinkish_spark.connectors.formats.registry import (
@@ -83,6 +84,8 @@ def named_columns(form: Format) -> list[str]:
             return [form.column]
         case Json() | Csv() if form.schema:
             return list(json_schema(Json(form.schema)).names)
+        case JsonSchema() if form.fields:
+            return list(json_schema(Json(form.fields)).names)
         case JsonSchema() if form.schema:
             return list(fields_of(form.schema).names)
     return []
@@ -116,6 +119,15 @@ def check_encodable(form: Format, schema: T.StructType, whose: str) -> None:
             )
     if isinstance(form, Csv):
         check_flat(T.StructType([schema[name] for name in names]), whose)
+    if isinstance(form, JsonSchema) and form.schema and not form.fields:
+        for one in fields_of(form.schema):
+            if (why := why_never_valid(schema[one.name].dataType, one.dataType, one.name)) is not None:
+                raise SchemaError(
+                    f"{whose} can never be valid by its JSON Schema",
+                    why=why,
+                    what_to_do="cast it in a transform, or name the columns: JsonSchema(..., fields=...)",
+                    column=one.name,
+                )
 
 
 def _check_message(form: Protobuf, schema: T.StructType, whose: str) -> None:
@@ -124,7 +136,8 @@ def _check_message(form: Protobuf, schema: T.StructType, whose: str) -> None:
             f"{whose} is Protobuf without a descriptor",
             what_to_do="take Protobuf.of(orders_pb2.Order), or give what protoc writes",
         )
-    wanted = protobuf.fields_of(protobuf.descriptor_of(form.descriptor, form.message))
+    message = protobuf.descriptor_of(form.descriptor, form.message)
+    wanted = protobuf.fields_of(message)
     missing = [name for name in wanted.names if name not in schema.names]
     if missing:
         raise SchemaError(
@@ -139,6 +152,12 @@ def _check_message(form: Protobuf, schema: T.StructType, whose: str) -> None:
             why=why,
             what_to_do="cast it in a transform; docs/formats.md says what each type of Protobuf is",
         )
+    if (name := protobuf.without_required(message, given)) is not None:
+        raise SchemaError(
+            f"{whose} has the required field '{name}' in its Protobuf message, and its stream does not",
+            what_to_do="add it in a transform",
+            column=name,
+        )
 
 
 def check_written(
@@ -147,8 +166,9 @@ def check_written(
     """Refuse what only Spark, or the registry, can say; called before anything starts."""
     if isinstance(form, Avro):
         check_avro(spark, form, schema, whose)
-    if isinstance(form, JsonSchema) and form.schema:
-        validator_of(form.schema)
+    if isinstance(form, JsonSchema):
+        # Of a derived one, too: that the library is here.
+        check_references(_json_schema_of(form, schema))
     prefix_of(form, schema, topics, part)
 
 
@@ -195,7 +215,7 @@ def _number_of(
             written = Registered("AVRO", json.dumps(avro_schema(form, schema)))
             name = record_name("AVRO", written.text)
         case JsonSchema():
-            written = Registered("JSON", form.schema or derived_schema(schema))
+            written = Registered("JSON", _json_schema_of(form, schema))
             name = record_name("JSON", written.text)
         case Protobuf():
             message = protobuf.descriptor_of(form.descriptor, form.message)
@@ -203,6 +223,11 @@ def _number_of(
             subject = subject_of(registry, topic, part, name)
             return client.id_of(subject, written, _dependencies(registry, message.file))
     return client.id_of(subject_of(registry, topic, part, name), written)
+
+
+def _json_schema_of(form: JsonSchema, schema: T.StructType) -> str:
+    names = named_columns(form) or schema.names
+    return form.schema or derived_schema(T.StructType([schema[name] for name in names]))
 
 
 def _file_of(file: object) -> Registered:
@@ -260,7 +285,7 @@ def encoded(form: Format | None, schema: T.StructType, prefix: bytes) -> Encoded
             names = named_columns(form) or schema.names
             # A schema of the user's says of a field that it may be left out, seldom that it may be null.
             text = json_bytes(names, null_fields=not form.schema)
-            written = written_column(JsonSchemaWriter(form.schema or derived_schema(schema), prefix), text)
+            written = written_column(JsonSchemaWriter(_json_schema_of(form, schema), prefix), text)
             return Encoded(made_of(written), reason_of(written))
 
 

@@ -409,10 +409,92 @@ class JsonSchemaWriter(Writer):
         def write(data: bytes) -> bytes:
             why = invalid(data.decode(), validator)
             if why is not None:
-                raise Unreadable(why)
+                try:
+                    text = _with_nulls(data.decode(), validator)
+                except (ValueError, RecursionError):
+                    raise Unreadable(why) from None
+                if invalid(text, validator) is not None:
+                    raise Unreadable(why)
+                data = text.encode()
             return self.prefix + data
 
         return write
+
+
+class _Digits(str):
+    """A number as it is written."""
+
+
+_DECODER_OF_DIGITS = json.JSONDecoder(parse_float=_Digits, parse_int=_Digits)
+
+
+def _with_nulls(text: str, validator: Any) -> str:
+    """Return the text of a row with null for what its schema requires and a text without nulls leaves out."""
+    value = _DECODER_OF_DIGITS.decode(text)
+    for error in validator.iter_errors(_DECODER.decode(text)):
+        if error.validator == "required" and isinstance(error.validator_value, list):
+            place = functools.reduce(lambda at, step: at[step], error.absolute_path, value)
+            place.update((name, None) for name in error.validator_value if name not in place)
+    return _text_of(value)
+
+
+def _text_of(value: Any) -> str:
+    match value:
+        case dict():
+            return f"{{{','.join(f'{_text_of(name)}:{_text_of(one)}' for name, one in value.items())}}}"
+        case list():
+            return f"[{','.join(map(_text_of, value))}]"
+        case _Digits():
+            return str(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def why_never_valid(kind: T.DataType, wanted: T.DataType, path: str) -> str | None:
+    """Return why nothing in a column can be valid by a schema with these columns; None if something can."""
+    if isinstance(kind, T.NullType):
+        return None
+    (ours, theirs) = (str(_described(one)["type"]) for one in (kind, wanted))
+    # Of numbers a record tells: 1.0 is an integer.
+    if ours != theirs and not {ours, theirs} <= {"integer", "number"}:
+        return f"the field '{path}' is written as {ours}, and the schema has {theirs}"
+    match kind, wanted:
+        case T.StructType(), T.StructType():
+            pairs = [(one, wanted[one.name]) for one in kind if one.name in wanted.names]
+            told = (
+                why_never_valid(one.dataType, other.dataType, f"{path}.{one.name}") for one, other in pairs
+            )
+            return next((why for why in told if why is not None), None)
+        case T.ArrayType(), T.ArrayType():
+            return why_never_valid(kind.elementType, wanted.elementType, f"{path}[]")
+        case T.MapType(), T.MapType():
+            return why_never_valid(kind.valueType, wanted.valueType, f"{path}[]")
+    return None
+
+
+def check_references(text: str) -> None:
+    """Refuse a schema that refers to what is not in it: a validator finds that out at some record.
+
+    Raises
+    ------
+    SchemaError
+        With the reference.
+    """
+    left = [_opened(text, ())[1]]
+    while left:
+        place = left.pop()
+        if not isinstance(place.schema, dict):
+            continue
+        if "$ref" in place.schema:
+            try:
+                place.referred("")
+            except SchemaError:
+                raise SchemaError(
+                    f"the JSON Schema refers to {place.schema['$ref']!r}, which is not there",
+                    why="a sink has one document, and nothing is fetched",
+                    what_to_do="put what it refers to into the schema, under definitions",
+                ) from None
+        inner = place.draft.create_resource(place.schema).subresources()
+        left += [place.within(one.contents) for one in inner]
 
 
 def derived_schema(fields: T.StructType) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import decimal
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -490,7 +491,7 @@ def _with_numbers(message: Any) -> Any:
     """Return a message with int32 in place of its enums, which is the same bytes.
 
     Of a closed enum (proto2) Protobuf takes a number that the enum does not know for an unknown field: the
-    value would be gone, and its place in a list, and its key in a map.
+    value would be gone, and its place in a list, and its key in a map. To write one it refuses.
     """
     from google.protobuf import descriptor_pb2
 
@@ -647,7 +648,7 @@ class ProtobufWriter(Writer):
         from google.protobuf import message_factory
 
         descriptor = descriptor_of(self.files, self.message)
-        made, fill = message_factory.GetMessageClass(descriptor), _filler(descriptor, "")
+        made, fill = message_factory.GetMessageClass(_with_numbers(descriptor)), _filler(descriptor, "")
 
         def write(row: Mapping[str, Any]) -> bytes:
             message = made()
@@ -758,7 +759,7 @@ def _plain_of(one: Any, path: str) -> Convert:
 
         def number_of(text: str) -> int:
             found = numbers.get(text)
-            if found is None and not text.lstrip("-").isdecimal():
+            if found is None and not re.fullmatch("-?[0-9]+", text):
                 raise Unreadable(f"the field '{path}' is no symbol of its enum")
             return int(text) if found is None else found
 
@@ -795,3 +796,21 @@ def unfit(kind: T.DataType, wanted: T.DataType, path: str) -> str | None:
     if type(kind) is type(wanted) and not isinstance(kind, T.DecimalType):
         return None
     return f"the field '{path}' is {kind.simpleString()}, and the message has {wanted.simpleString()}"
+
+
+def without_required(message: Any, given: T.StructType, path: str = "") -> str | None:
+    """Return the first required field that columns do not have, at any depth; no row of them could fit."""
+    for one in message.fields:
+        name = f"{path}.{one.name}" if path else one.name
+        if one.name not in given.names:
+            if one.is_required:
+                return name
+            continue
+        kind, inner = given[one.name].dataType, one.message_type
+        if isinstance(kind, T.ArrayType):
+            kind = kind.elementType
+        elif isinstance(kind, T.MapType):
+            kind, inner = kind.valueType, inner.fields_by_name["value"].message_type
+        if isinstance(kind, T.StructType) and (found := without_required(inner, kind, name)) is not None:
+            return found
+    return None

@@ -400,7 +400,7 @@ def test_rows_that_do_not_fit_and_schemas_that_are_not_compatible(spark, broker,
     ]
     subject = f"{out}-value"
     registry.ask(f"config/{subject}", {"compatibility": "FULL"}, "PUT")
-    other = JSON_SCHEMA.replace('"integer"', '"string"')
+    other = JSON_SCHEMA.replace('"integer"', '"integer", "maximum": 1')
     with pytest.raises(SchemaError, match=f"does not take the schema of subject '{subject}'"):
         job(JsonSchema(other, fields="", registry=SchemaRegistry(registry.url)), "b").execute()
     required = SchemaRegistry(registry.url, registration=Registration.REQUIRED)

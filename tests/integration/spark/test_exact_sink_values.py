@@ -11,10 +11,11 @@ from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.shim import from_json
 from flinkish_spark.checkpoint.failures import classify
+from flinkish_spark.connectors.formats.avro_encoder import check_avro
 from flinkish_spark.connectors.kafka.sink import KafkaSink
 from flinkish_spark.connectors.kafka.source import with_checked_times
 from flinkish_spark.connectors.kafka.writer import MISFIT, record_columns
-from flinkish_spark.core.errors import BadRecordError
+from flinkish_spark.core.errors import BadRecordError, ConfigError
 from flinkish_spark.core.formats import Avro, Json, Raw
 
 SETTINGS = {"mode": "FAILFAST", "allowSingleQuotes": "false"}
@@ -76,6 +77,7 @@ def test_microseconds_are_not_cut_off_by_an_avro_schema_of_milliseconds(zoned: A
     for name, logical, of_list in (
         ("at", "timestamp-millis", False),
         ("at", "", False),
+        ("at", "other-micros", False),
         ("wall", "local-timestamp-millis", False),
         ("all", "local-timestamp-millis", True),
     ):
@@ -91,6 +93,124 @@ def test_microseconds_are_not_cut_off_by_an_avro_schema_of_milliseconds(zoned: A
     micros = [{"name": "at", "type": [{"type": "long", "logicalType": "timestamp-micros"}, "null"]}]
     avro = Avro(json.dumps({"type": "record", "name": "R", "fields": micros}))
     assert MISFIT not in record_columns(sink(value=avro), frame.schema)
+
+
+RED: Any = {"type": "enum", "name": "Color", "symbols": ["RED"]}
+BLUE = {**RED, "symbols": ["BLUE"]}
+MEMBERS = "u STRUCT<member0: INT, member1: STRING>"
+
+
+def lists(depth: int) -> tuple[Any, str, Any]:
+    """Return a list of records with lists of records: its schema, its column and a value with one null."""
+    names = [f"f{n}" for n in range(8)]
+    if not depth:
+        return "int", "INT", None
+    within, column, value = lists(depth - 1)
+    fields = [{"name": name, "type": "int"} for name in names] + [{"name": "l", "type": within}]
+    record = {"type": "record", "name": f"L{depth}", "fields": fields}
+    columns = ", ".join(f"{name}: INT" for name in names)
+    return (
+        {"type": "array", "items": record},
+        f"ARRAY<STRUCT<{columns}, l: {column}>>",
+        [(*range(8), value)],
+    )
+
+
+DEEP, DEEP_COLUMN, DEEP_VALUE = lists(5)
+#: By name: types of fields, columns, rows, and of each row why it does not fit.
+AVRO: dict[str, tuple[dict[str, Any], str, list[tuple[Any, ...]], list[str | None]]] = {
+    "a union with null": (
+        {"u": ["null", "int", "string"]},
+        MEMBERS,
+        [((1, None),), ((None, "x"),), ((None, None),), (None,), ((1, "x"),)],
+        [None, None, None, None, "of the union 'u' more than one member is set"],
+    ),
+    "a union without null": (
+        {"u": ["int", RED]},
+        MEMBERS,
+        [((1, None),), ((None, "RED"),), ((None, None),), (None,), ((None, "x"),)],
+        [None, None, "no member is set", "'u' is null", "'u.member1' is no symbol"],
+    ),
+    "unions in a list": (
+        {"l": {"type": "array", "items": ["int", RED]}},
+        "l ARRAY<STRUCT<member0: INT, member1: STRING>>",
+        [([(1, None), (None, "RED")],), ([],), ([(1, "RED")],), ([(None, "x")],)],
+        [None, None, "'l[]' more than one member", "'l[].member1' is no symbol"],
+    ),
+    "a union of one": ({"a": [{"type": "null"}, "int"]}, "a INT", [(1,), (None,)], [None, None]),
+    "a full name": (
+        {"a": RED, "b": "shop.Color", "c": {"type": "Color"}},
+        "a STRING, b STRING, c STRING",
+        [("RED", "RED", "RED"), ("RED", "x", "RED"), ("RED", "RED", "x")],
+        [None, "'b' is no symbol", "'c' is no symbol"],
+    ),
+    "a name in two namespaces": (
+        {
+            "a": RED,
+            "r": {"type": "record", "name": "p.R", "fields": [{"name": "e", "type": BLUE}]},
+            "b": "Color",
+            "c": "p.Color",
+        },
+        "a STRING, r STRUCT<e: STRING>, b STRING, c STRING",
+        [("RED", ("BLUE",), "RED", "BLUE"), ("RED", ("BLUE",), "BLUE", "BLUE")],
+        [None, "'b' is no symbol"],
+    ),
+    "a record within itself": (
+        {"v": "int", "next": ["null", "Row"]},
+        "v INT, next STRUCT<v: INT>",
+        [(1, (2,)), (1, None), (1, (None,))],
+        [None, None, "'next.v' is null"],
+    ),
+    # All that can be wrong was once looked at anew for each of it, and that at each depth: this took hours.
+    "lists in lists": (
+        {"l": DEEP},
+        f"l {DEEP_COLUMN}",
+        [([],), (DEEP_VALUE,), (None,)],
+        [None, "'l[].l[].l[].l[].l[].l' is null", "'l' is null"],
+    ),
+    "names in other letters": (
+        {"r": {"type": "record", "name": "R", "fields": [{"name": "Color", "type": RED}]}},
+        "r STRUCT<color: STRING>",
+        [(("RED",),), (("x",),), ((None,),)],
+        [None, "'r.color' is no symbol", "'r.color' is null"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AVRO)
+def test_a_row_that_does_not_fit_an_avro_schema_ends_no_task(spark: Any, name: str) -> None:
+    kinds, columns, rows, reasons = AVRO[name]
+    fields = [{"name": one, "type": kind} for one, kind in kinds.items()]
+    schema = {"type": "record", "name": "Row", "namespace": "shop", "fields": fields}
+    frame = spark.createDataFrame(rows, columns).coalesce(1)
+    avro = Avro(json.dumps(schema))
+    check_avro(spark, avro, frame.schema, "the value")
+    made = record_columns(sink(value=avro), frame.schema)
+    told = made.get(MISFIT, F.lit(None))
+    java = spark._jvm.org.apache.avro
+    reader = java.generic.GenericDatumReader(getattr(java, "Schema$Parser")().parse(avro.schema))
+    found = frame.select(made["value"].alias("value"), told.alias("why")).collect()
+    for (data, why), reason, row in zip(found, reasons, rows, strict=True):
+        assert (why is None) == (reason is None) and (reason or "") in (why or ""), (row, why)
+        if why is None:
+            decoder = java.io.DecoderFactory.get().binaryDecoder(bytes(data), None)
+            reader.read(None, decoder)
+            assert decoder.isEnd()
+
+
+def test_old_times_are_not_written_by_another_calendar(spark: Any) -> None:
+    frame = spark.sql("SELECT ARRAY(DATE'1500-01-01') AS days, 1 AS date")
+    calendar = "spark.sql.avro.datetimeRebaseModeInWrite"
+    avro = Avro('{"type": "record", "name": "R", "fields": [{"name": "date", "type": "int"}]}')
+    for mode in ("LEGACY", "EXCEPTION"):
+        spark.conf.set(calendar, mode)
+        try:
+            with pytest.raises(ConfigError, match=f"{calendar}={mode}"):
+                check_avro(spark, Avro(), frame.schema, "the value")
+            check_avro(spark, avro, frame.schema, "the value")
+        finally:
+            spark.conf.unset(calendar)
+    check_avro(spark, Avro(), frame.schema, "the value")
 
 
 def test_what_goes_out_comes_back_equal(zoned: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+import sys
+from typing import Any, cast
 
 import pytest
 
 from flinkish_spark.connectors.formats import json_schema
+from flinkish_spark.connectors.formats.encoding import check_encodable, check_written, named_columns
 from flinkish_spark.connectors.formats.reader import Unreadable
-from flinkish_spark.core.errors import SchemaError
-from flinkish_spark.core.formats import OnSchemaChange
+from flinkish_spark.core.errors import EnvironmentFault, SchemaError
+from flinkish_spark.core.formats import JsonSchema, OnSchemaChange
 from flinkish_spark.types.ddl import parse_ddl
 
 DRAFT_4 = "http://json-schema.org/draft-04/schema#"
@@ -246,3 +248,91 @@ def test_a_derived_schema_takes_what_a_sink_writes() -> None:
         with pytest.raises(Unreadable):
             write(text)
     assert json_schema.fields_of(json_schema.derived_schema(fields)) == fields
+
+
+REQUIRED = json.dumps(
+    {
+        "type": "object",
+        "properties": {"a": {"type": ["string", "null"]}, "b": {"type": "integer"}, "o": {"type": "string"}}
+        | {"r": {"properties": {"x": {"anyOf": [{"type": "number"}, {"type": "null"}]}}, "required": ["x"]}},
+        "required": ["a", "b"],
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ('{"a":"x","b":1}', '{"a":"x","b":1}'),
+        ('{"b":1.0E2}', '{"b":1.0E2,"a":null}'),
+        (
+            '{"b":9007199254740993,"o":"\\u2028é","r":{}}',
+            '{"b":9007199254740993,"o":"\u2028é","r":{"x":null},"a":null}',
+        ),
+        ('{"b":1,"r":{"x":-0.0}}', '{"b":1,"r":{"x":-0.0},"a":null}'),
+    ],
+)
+def test_null_is_written_where_the_schema_requires_a_value_that_may_be_null(text: str, written: str) -> None:
+    assert json_schema.JsonSchemaWriter(REQUIRED, b"p").opened()(text.encode()) == f"p{written}".encode()
+
+
+def test_a_value_that_is_required_and_must_not_be_null_makes_a_row_bad() -> None:
+    with pytest.raises(Unreadable, match="the object: 'b' is a required property"):
+        json_schema.JsonSchemaWriter(REQUIRED).opened()(b'{"a":"x"}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"a": {"type": "integer"}}, "'a' is written as string, and the schema has integer"),
+        ({"n": {"type": "boolean"}}, "'n' is written as integer"),
+        ({"r": {"type": "object", "properties": {"x": {"type": "boolean"}}}}, "'r.x' is written as string"),
+        ({"l": {"type": "array", "items": {"type": "string"}}}, "'l[]' is written as number"),
+        ({"m": {"type": "object", "additionalProperties": {"type": "string"}}}, "'m[]' is written as number"),
+        ({"l": {"type": "object", "additionalProperties": {"type": "string"}}}, "'l' is written as array"),
+        ({"n": {"type": "number"}, "l": {"type": "array", "items": {"type": "integer"}}}, None),
+        ({"r": {"type": "object", "additionalProperties": {"type": "string"}}}, None),
+    ],
+)
+def test_columns_that_can_never_be_valid_are_refused(schema: Any, why: str | None) -> None:
+    columns = parse_ddl("a STRING, n INT, r STRUCT<x: DATE>, l ARRAY<DOUBLE>, m MAP<STRING, FLOAT>")
+    form = JsonSchema(an_object(**schema))
+    if why is None:
+        check_encodable(form, columns, "the value")
+        return
+    with pytest.raises(SchemaError, match=re.escape(why)):
+        check_encodable(form, columns, "the value")
+
+
+def test_fields_name_the_columns_of_a_sink() -> None:
+    choice = json.dumps({"type": "object", "oneOf": [{"required": ["a"]}, {"required": ["b"]}]})
+    assert named_columns(JsonSchema(choice, fields="a STRING, b INT")) == ["a", "b"]
+    assert named_columns(JsonSchema(fields="b INT")) == ["b"]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"then": {"$ref": "#/nope"}},
+        {"properties": {"a": {"not": {"$ref": "other.json"}}}},
+        {"$defs": {"x": {"items": {"$ref": "#/$defs/y"}}}, "$schema": DRAFT_2020},
+    ],
+)
+def test_a_reference_of_a_sink_that_leads_nowhere_is_no_record_s_affair(schema: Any) -> None:
+    with pytest.raises(SchemaError, match="which is not there"):
+        json_schema.check_references(json.dumps(schema))
+
+
+def test_a_reference_within_the_schema_may_lead_around() -> None:
+    json_schema.check_references(
+        '{"properties": {"a": {"$ref": "#"}, "b": {"$ref": "#/definitions/b"}}, "definitions": {"b": {}}}'
+    )
+
+
+@pytest.mark.parametrize("form", [JsonSchema(), JsonSchema(an_object(a={"type": "integer"}))])
+def test_a_sink_without_the_library_is_refused_before_the_start(
+    monkeypatch: pytest.MonkeyPatch, form: JsonSchema
+) -> None:
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    with pytest.raises(EnvironmentFault, match="a format needs jsonschema"):
+        check_written(cast("Any", None), form, parse_ddl("a INT"), ["t"], "value", "the value")

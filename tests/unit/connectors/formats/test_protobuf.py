@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from google.protobuf import descriptor_pb2, struct_pb2, timestamp_pb2
+from google.protobuf import descriptor_pb2, message_factory, struct_pb2, timestamp_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import types as T
@@ -18,6 +18,7 @@ from flinkish_spark.connectors.formats.reader import Unreadable
 from flinkish_spark.connectors.formats.registry import Registered
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, Protobuf
+from flinkish_spark.types.ddl import parse_ddl
 
 TEXT = """
 syntax = "proto3"; package shop;
@@ -297,8 +298,49 @@ def test_a_compiled_module_gives_its_description() -> None:
     ],
 )
 def test_columns_that_a_message_holds(given: str, wanted: str, why: str | None) -> None:
-    from flinkish_spark.types.ddl import parse_ddl
-
     found = protobuf.unfit(parse_ddl(given), parse_ddl(wanted), "")
     assert (found is None) == (why is None) and (found or "").startswith(why or "")
     assert isinstance(parse_ddl(given), T.StructType)
+
+
+CLOSED = protobuf.files_of(
+    Registered(
+        "PROTOBUF",
+        """syntax = "proto2"; message M {
+        optional E e = 1; repeated E r = 2; repeated E p = 3 [packed = true]; map<string, E> m = 4;
+        optional In n = 5; repeated In l = 6; map<string, In> i = 7;
+        enum E { A = 0; B = -5; } message In { required int32 x = 1; optional string y = 2; } }""",
+    )
+)
+
+
+@pytest.mark.parametrize("symbol", ["A", "B", "7", "-1", "2147483647", "-2147483648"])
+def test_what_is_read_of_a_closed_enum_can_be_written(symbol: str) -> None:
+    row = {"e": symbol, "r": ["A", symbol], "p": [symbol, "B"], "m": [("k", symbol)], "n": {"x": 1}}
+    data = protobuf.ProtobufWriter(CLOSED, "M").opened()(row)
+    found = protobuf.ProtobufReader(CLOSED, "M", None, OnSchemaChange.FAIL).opened()(data)
+    assert found == (symbol, ["A", symbol], [symbol, "B"], [("k", symbol)], (1, None), [], [])
+    if symbol in "AB":
+        known = message_factory.GetMessageClass(protobuf.descriptor_of(CLOSED, "M"))
+        assert known.FromString(data).SerializeToString(deterministic=True) == data
+
+
+@pytest.mark.parametrize("symbol", ["C", "", "\u0663", "--7", "+7", "2147483648", "7 "])
+def test_what_is_neither_a_symbol_nor_a_number_is_none(symbol: str) -> None:
+    for row in ({"e": symbol}, {"r": [symbol]}, {"m": [("k", symbol)]}):
+        with pytest.raises(Unreadable):
+            protobuf.ProtobufWriter(CLOSED, "M").opened()(row)
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ("n STRUCT<x: INT>, l ARRAY<STRUCT<x: INT>>, i MAP<STRING, STRUCT<x: INT>>", None),
+        ("e STRING", None),
+        ("n STRUCT<y: STRING>", "n.x"),
+        ("l ARRAY<STRUCT<y: STRING>>", "l.x"),
+        ("i MAP<STRING, STRUCT<y: STRING>>", "i.x"),
+    ],
+)
+def test_a_required_field_that_no_row_has_is_named(given: str, missing: str | None) -> None:
+    assert protobuf.without_required(protobuf.descriptor_of(CLOSED, "M"), parse_ddl(given)) == missing
