@@ -132,7 +132,8 @@ def test_one_fault_after_the_other(run_directory: Path) -> None:
 def test_a_job_directory_that_was_never_writable_is_refused_with_its_name(
     run_directory: Path, broker: LocalBroker
 ) -> None:
-    with UnprivilegedRig(run_directory, APP, random.Random(1), broker=broker) as rig:
+    # The program never looks for its topics, so it need not know what they are called.
+    with UnprivilegedRig(run_directory, APP, random.Random(1), broker=broker, prefix="unwritable-") as rig:
         rig._job_dir.mkdir()
         rig._job_dir.chmod(0o555)
         rig.job.start()
