@@ -3,6 +3,7 @@
 Messages are read with the descriptor of the source, as Protobuf means it: what a newer writer has added is
 not in it. Protobuf cuts a number that is too long for its type without a word, and takes a field of another
 kind for an unknown one, so with a registry the writer's descriptor is compared before its messages are read.
+A field may have the name of a method in Python, so methods are those of the message's class.
 """
 
 from __future__ import annotations
@@ -394,7 +395,7 @@ def _row_of(message: Any) -> Convert:
 
     def convert(value: Any) -> tuple[Any, ...]:
         return tuple(
-            None if may_miss and not value.HasField(name) else take(getattr(value, name))
+            None if may_miss and not type(value).HasField(value, name) else take(getattr(value, name))
             for name, take, may_miss in parts
         )
 
@@ -478,8 +479,8 @@ class ProtobufReader(Reader):
             # The second one where Protobuf is not compiled, and reads in Python.
             except (DecodeError, UnicodeDecodeError) as error:
                 raise Unreadable(f"the bytes are no {descriptor.full_name}: {error}") from None
-            if is_needed and not found.IsInitialized():
-                missing = ", ".join(found.FindInitializationErrors())
+            if is_needed and not made.IsInitialized(found):
+                missing = ", ".join(made.FindInitializationErrors(found))
                 raise Unreadable(f"the message has no {missing}, which is required")
             row: tuple[Any, ...] = convert(found)
             return row
@@ -653,11 +654,11 @@ class ProtobufWriter(Writer):
         def write(row: Mapping[str, Any]) -> bytes:
             message = made()
             fill(message, row)
-            if not message.IsInitialized():
-                missing = ", ".join(message.FindInitializationErrors())
+            if not made.IsInitialized(message):
+                missing = ", ".join(made.FindInitializationErrors(message))
                 raise Unreadable(f"the field '{missing}' is null, and required")
             # Maps in one order: the same row is the same key.
-            return self.prefix + bytes(message.SerializeToString(deterministic=True))
+            return self.prefix + bytes(made.SerializeToString(message, deterministic=True))
 
         return write
 
@@ -702,7 +703,7 @@ def _setter(one: Any, path: str) -> Callable[[Any, Any], None]:
         def set_message(made: Any, value: Any) -> None:
             inner = getattr(made, name)
             # An empty message is there, too.
-            inner.SetInParent()
+            type(inner).SetInParent(inner)
             fill(inner, value)
 
         return set_message

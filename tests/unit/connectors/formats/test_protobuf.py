@@ -325,6 +325,19 @@ def test_what_is_read_of_a_closed_enum_can_be_written(symbol: str) -> None:
         assert known.FromString(data).SerializeToString(deterministic=True) == data
 
 
+def test_a_field_may_have_the_name_of_a_method() -> None:
+    names = ["IsInitialized", "SerializeToString", "HasField", "SetInParent", "FindInitializationErrors"]
+    fields = " ".join(f"optional string {name} = {at};" for at, name in enumerate(names, 1))
+    text = f'syntax = "proto2"; message M {{ required In i = 9; {fields} message In {{ {fields} }} }}'
+    made = protobuf.files_of(Registered("PROTOBUF", text))
+    inner = {name: name for name in names}
+    data = protobuf.ProtobufWriter(made, "M").opened()({**inner, "i": inner})
+    read = protobuf.ProtobufReader(made, "M", None, OnSchemaChange.FAIL).opened()
+    assert sorted(read(data), key=str) == sorted([tuple(names), *names], key=str)
+    with pytest.raises(Unreadable, match="has no i, which is required"):
+        read(b"")
+
+
 @pytest.mark.parametrize("symbol", ["C", "", "\u0663", "--7", "+7", "2147483648", "7 "])
 def test_what_is_neither_a_symbol_nor_a_number_is_none(symbol: str) -> None:
     for row in ({"e": symbol}, {"r": [symbol]}, {"m": [("k", symbol)]}):
