@@ -1,4 +1,4 @@
-"""Which timestamps of Kafka's records are times: any 64 bits can stand there."""
+"""Which timestamps of Kafka's records are times, and which a topic allows: any 64 bits can stand there."""
 
 from __future__ import annotations
 
