@@ -155,6 +155,11 @@ class HybridSource(SplitSource):
         part, name = self._of(split)
         return part.records_between(name, start, end)
 
+    def piece_facts(self, split: str, start: Offset, end: Offset) -> Any:
+        """Ask the part."""
+        part, name = self._of(split)
+        return part.piece_facts(name, start, end)
+
     def close(self) -> None:
         """Let all parts close."""
         for part in self._parts:
@@ -164,7 +169,7 @@ class HybridSource(SplitSource):
     def read(self, split: str, start: Offset, end: Offset) -> Rows:
         """Read a piece of a part."""
         part, name = self._of(split)
-        return part.read(name, start, end)
+        return part._with("_fs_piece_facts", self._fs_piece_facts).read(name, start, end)
 
     # -- on the driver --------------------------------------------------------------------------
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:

@@ -231,6 +231,8 @@ class SplitSource(Source):
     _fs_format: str = ""
     _fs_start: SourceStart | None = None
     _fs_folder: str = ""
+    #: In a task, the facts of the piece that it reads.
+    _fs_piece_facts: Any = None
 
     # -- in a process of Spark's on the driver, between micro-batches -------------------------------
     @abstractmethod
@@ -279,6 +281,10 @@ class SplitSource(Source):
         all that the limit allowed.
         """
         return end - start if type(start) is int and type(end) is int else None
+
+    def piece_facts(self, split: str, start: Offset, end: Offset) -> Any:
+        """Return what a task needs to know of a piece besides its offsets; None by default."""
+        return None
 
     def close(self) -> None:
         """Let go of what the methods above have opened. Called when the query ends, in their process."""
@@ -489,16 +495,20 @@ class SplitSource(Source):
 
         The newest has no receipt yet: it may have to be replayed, from where the one before it ends.
         """
+        needed = self._needed_offsets()
+        if needed:
+            self.released(needed)
+
+    def _needed_offsets(self) -> dict[str, Offset]:
+        """Return where the oldest checkpoint stands that can be gone back to; {} if there are too few."""
         from flinkish_spark.core.job_dir import open_job_dir
         from flinkish_spark.core.offset_log import LoggedOffsets
 
         commits = open_job_dir(self.job_store.above(2)).live_commits()
         if len(commits) < 2:
-            return
+            return {}
         logged = [LoggedOffsets.parse(decision.offsets_text) for decision in commits]
-        needed = lowest_offsets([scan for one in logged for scan in logged_positions(one, self._fs_uid)])
-        if needed:
-            self.released(needed)
+        return lowest_offsets([scan for one in logged for scan in logged_positions(one, self._fs_uid)])
 
     def channels_in(self, position: LoggedOffsets) -> frozenset[int]:
         """Return the numbers of the splits that have not come to their end."""
@@ -824,9 +834,9 @@ _T = TypeVar("_T")
 class SplitPiece(InputPartition):
     """What one task reads of one split."""
 
-    def __init__(self, number: int, split: str, start: Offset, end: Offset) -> None:
+    def __init__(self, number: int, split: str, start: Offset, end: Offset, facts: Any) -> None:
         super().__init__(None)
-        self.number, self.split, self.start, self.end = number, split, start, end
+        self.number, self.split, self.start, self.end, self.facts = number, split, start, end, facts
 
 
 class SplitStreamReader(DataSourceStreamReader):
@@ -940,15 +950,20 @@ class SplitStreamReader(DataSourceStreamReader):
         begins = {name: begins[name] if name in begins else self._first(name) for name in ends.offsets}
         numbers = ends.numbers()
         return [
-            SplitPiece(numbers[name], name, begins[name], ends.offsets[name])
+            SplitPiece(numbers[name], name, begin, end, self._piece_facts(name, begin, end))
             for name in moved(begins, ends.offsets)
+            for begin, end in [(begins[name], ends.offsets[name])]
         ]
+
+    def _piece_facts(self, split: str, start: Offset, end: Offset) -> Any:
+        return self._ask("piece_facts", lambda: self._source.piece_facts(split, start, end))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the records of one piece with channel and sequence. Called in a task."""
         assert isinstance(partition, SplitPiece)
+        source = self._source._with("_fs_piece_facts", partition.facts)
         with named_failures(self._uid, "read"):
-            found = iter(elements_of(self._source.read(partition.split, partition.start, partition.end)))
+            found = iter(elements_of(source.read(partition.split, partition.start, partition.end)))
         place = partition.start if type(partition.start) is int else 0
         rows = _Rows(self._source.record_type, partition.number, place)
         while True:

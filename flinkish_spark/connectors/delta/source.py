@@ -335,6 +335,10 @@ class DeltaRecordsSource(FileSource):
             self._next = version
         return found, self._is_behind_end(version)
 
+    def _may_come_again(self, path: str) -> bool:
+        """Return False: the log names each file once."""
+        return False
+
     @property
     def _declared(self) -> T.StructType:
         return T.StructType(list(self._table_fields))

@@ -50,10 +50,13 @@ if TYPE_CHECKING:
 #
 # A position of the source is a number of files in this list, so a file has its place for ever. The list is
 # stored in parts, each created once: whoever else looks at the same folder finds the part taken, and goes
-# on from there.
+# on from there. Old parts are folded into one object, without the files that no checkpoint needs.
 
 
-_PARTS, _KIND = "files", "files"
+_PARTS, _FOLDS, _KIND = "files", "folds", "files"
+#: Parts are folded when there are this many, or a fourth of what the fold would hold: so each file is
+#: written a few times, however long the list becomes.
+_PARTS_PER_FOLD = 1_000
 
 
 @dataclass(frozen=True)
@@ -90,22 +93,27 @@ class FileList:
         self._store = place.open()
         self._objects = SealedObjects(self._store, place.url)
         self._files: list[FoundFile] = []
-        #: Size and time of each, by its path.
+        #: How many files were dropped from the front.
+        self._dropped = 0
+        #: Size and time of each that must not be found again, by its path; dropped ones as well.
         self._known: dict[str, tuple[int, int]] = {}
+        #: Parts that were read since the fold; None before the first look at the store.
+        self._parts: int | None = None
         #: Whether the list will not grow any more.
         self.is_closed = False
 
     def __len__(self) -> int:
-        return len(self._files)
+        return self._dropped + len(self._files)
 
     def __getitem__(self, index: int) -> FoundFile:
-        return self._files[index]
-
-    def __iter__(self) -> Iterator[FoundFile]:
-        return iter(self._files)
+        assert index >= self._dropped, f"file {index} was dropped: no checkpoint needed it"
+        return self._files[index - self._dropped]
 
     def read(self) -> FileList:
         """Take in the parts that were added since; return this list."""
+        if self._parts is None:
+            self._parts = 0
+            self._read_fold()
         while not self.is_closed:
             part = self._objects.optional(self._key(), _KIND, dict)
             if part is None:
@@ -116,6 +124,7 @@ class FileList:
             self._files += found
             self._known |= {one.path: (one.size, one.modified_ns) for one in found}
             self.is_closed = bool(part["is_last"])
+            self._parts += 1
         return self
 
     def add(self, found: Sequence[FoundFile], is_last: bool) -> None:
@@ -124,6 +133,58 @@ class FileList:
             body = {"files": [one.to_json() for one in found], "is_last": is_last}
             self._store.create_if_absent(self._key(), seal(_KIND, body))
         self.read()
+
+    def fold(self, needed: Callable[[], int], may_come_again: Callable[[str], bool]) -> None:
+        """Put many parts into one object, without the files that no checkpoint needs.
+
+        Parameters
+        ----------
+        needed
+            Returns the first file that a checkpoint needs. Only asked if there is something to fold.
+        may_come_again
+            Whether a file that nobody needs would be found at a later look.
+        """
+        if (self._parts or 0) < max(_PARTS_PER_FOLD, len(self._known) // 4):
+            return
+        # The last file stays: sources go on behind it.
+        count = max(0, min(needed(), len(self) - 1) - self._dropped)
+        self._files, self._dropped = self._files[count:], self._dropped + count
+        kept = {one.path for one in self._files}
+        self._known = {path: one for path, one in self._known.items() if path in kept or may_come_again(path)}
+        older = sorted(self._store.list(_FOLDS))
+        # This order matters: parts go when a fold has what they say. Those since the fold before stay for
+        # another scan of this job, whose list may end among them.
+        self._store.create_if_absent(_fold_key(len(self)), seal(_KIND, self.to_json()))
+        self._parts = 0
+        if older:
+            least = older[-1].replace(_FOLDS, _PARTS, 1)
+            for key in [*(one for one in self._store.list(_PARTS) if one < least), *older[:-1]]:
+                self._store.delete(key)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the whole list as JSON values."""
+        files = [one.to_json() for one in self._files]
+        kept = {one.path for one in self._files}
+        read = {path: list(one) for path, one in self._known.items() if path not in kept}
+        return {"dropped": self._dropped, "files": files, "read": read, "is_closed": self.is_closed}
+
+    def restore(self, stored: Mapping[str, Any]) -> None:
+        """Begin with a list that `to_json` returned in another job."""
+        self._take(stored)
+        self._store.create_if_absent(_fold_key(len(self)), seal(_KIND, self.to_json()))
+
+    def _read_fold(self) -> None:
+        while folds := self._store.list(_FOLDS):
+            stored = self._objects.optional(max(folds), _KIND, dict)
+            if stored is not None:
+                self._take(stored)
+                return
+
+    def _take(self, stored: Mapping[str, Any]) -> None:
+        self._dropped, self.is_closed = int(stored["dropped"]), bool(stored["is_closed"])
+        self._files = [FoundFile.from_json(one) for one in stored["files"]]
+        self._known = {path: (size, at) for path, (size, at) in stored["read"].items()}
+        self._known |= {one.path: (one.size, one.modified_ns) for one in self._files}
 
     def look(self, root: Path, pattern: str, rows: Callable[[str], int | None]) -> list[FoundFile]:
         """Return the files below `root` that are not in the list, the oldest first.
@@ -151,7 +212,11 @@ class FileList:
         return sorted(found, key=lambda one: (one.modified_ns, one.path))
 
     def _key(self) -> str:
-        return f"{_PARTS}/{len(self._files):012d}.json"
+        return f"{_PARTS}/{len(self):012d}.json"
+
+
+def _fold_key(files: int) -> str:
+    return f"{_FOLDS}/{files:012d}.json"
 
 
 def _changed(path: str) -> InputLostError:
@@ -322,6 +387,13 @@ class FileSource(SplitSource):
         rows = [found[self._index(split, at)].rows for at in range(start, end)]
         return sum(count for count in rows if count is not None) if None not in rows else None
 
+    def piece_facts(self, split: str, start: int, end: int) -> list[FoundFile]:
+        """Return the files of a piece: a task that read the list would read all that was ever found."""
+        if self._list is None:
+            self._list = FileList(self.job_store)
+        found = self._list.read()
+        return [found[self._index(split, place)] for place in range(start, end)]
+
     def _files(self) -> FileList:
         if self._list is None:
             self._list = FileList(self.job_store).read()
@@ -329,7 +401,22 @@ class FileSource(SplitSource):
         if not self._list.is_closed and now - self._looked_at >= self._every_s:
             self._looked_at = now
             self._list.add(*self._look(self._list.read()))
+            self._list.fold(self._first_needed, self._may_come_again)
         return self._list
+
+    def _first_needed(self) -> int:
+        """Return the first file that a checkpoint needs which can be gone back to."""
+        needed = self._needed_offsets()
+        places = [self._index(split, needed.get(split, 0)) for split in self.splits()]
+        return min(places)
+
+    def _may_come_again(self, path: str) -> bool:
+        """Return whether a file is there, or may be: an empty folder may be one that is not mounted."""
+        there = Path(self.path, path)
+        if there.exists():
+            return True
+        folder = next(one for one in there.parents if one.exists())
+        return not any(folder.iterdir())
 
     def _look(self, known: FileList) -> tuple[Sequence[FoundFile], bool]:
         """Return the files that are not in the list yet, and whether they are the last ones."""
@@ -357,10 +444,8 @@ class FileSource(SplitSource):
         """Yield the records of some files."""
         import pyarrow as pa
 
-        found = FileList(self.job_store).read()
         schema = arrow_schema(self.record_type)
-        for place in range(start, end):
-            file = found[self._index(split, place)]
+        for file in self._fs_piece_facts or self.piece_facts(split, start, end):
             path = self._unchanged(file)
             with naming(path):
                 for batch in elements_of(self._records(file, path, schema)):
@@ -401,14 +486,13 @@ class FileSource(SplitSource):
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         """Begin with the list of the savepoint, if the job was restored from one."""
         super().check_input(job_dir, uid, position)
-        known, restored = FileList(self.job_store).read(), job_dir.recorded(_fact(uid))
-        if restored is not None and not len(known):
-            known.add([FoundFile.from_json(one) for one in restored["files"]], is_last=restored["is_closed"])
+        restored = job_dir.recorded(_fact(uid))
+        if restored is not None and not len(FileList(self.job_store).read()):
+            FileList(self.job_store).restore(restored)
 
     def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
         """Return the list, too: a position is a number of files in it."""
-        known = FileList(self.job_store).read()
-        listed = {"files": [one.to_json() for one in known], "is_closed": known.is_closed}
+        listed = FileList(self.job_store).read().to_json()
         return {**super().identity(job_dir, uid), _fact(uid): listed}
 
     def datasets(self) -> tuple[Dataset, ...]:
