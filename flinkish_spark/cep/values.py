@@ -143,6 +143,31 @@ def is_equal(one: Any, other: Any) -> bool:
     return bool(one == other) or (one != one and other != other)
 
 
+def is_like(pattern: re.Pattern[str], text: str) -> bool:
+    """Return whether a whole text matches what `like_expression` made."""
+    return pattern.fullmatch(text) is not None
+
+
+def like_expression(pattern: str, escape: str | None) -> str:
+    """Return the regular expression of a pattern of LIKE.
+
+    Raises
+    ------
+    ValueError
+        The escape stands before another letter, or at the end.
+    """
+    parts, letters = list[str](), iter(pattern)
+    for letter in letters:
+        if letter == escape:
+            escaped = next(letters, "")
+            if escaped not in ("%", "_", escape):
+                raise ValueError(f"the escape {escape!r} stands before {escaped!r}")
+            parts.append(re.escape(escaped))
+        else:
+            parts.append({"%": ".*", "_": "."}.get(letter) or re.escape(letter))
+    return "".join(parts)
+
+
 def is_less(one: Any, other: Any) -> bool:
     """Return whether the first is less; NaN is more than all numbers."""
     if other != other:

@@ -48,7 +48,7 @@ _CLAUSES: tuple[tuple[str, ...], ...] = (
     ("DEFINE",),
 )
 #: Quoted names, and what stands apart from everything else in a row pattern.
-_APART = re.compile(r'("(?:[^"]|"")*")|[$?^|+*(){}-]')
+_APART = re.compile(r'("(?:[^"]|"")*"|`(?:[^`]|``)*`)|[$?^|+*(){}-]')
 _UNITS_MS = {"MILLISECOND": 1, "SECOND": 1_000, "MINUTE": 60_000, "HOUR": 3_600_000, "DAY": 86_400_000}
 #: Stands where two words of the text are one function.
 _JOINED = "__"
@@ -200,7 +200,7 @@ _ORDER = "write the clauses in their order: " + ", ".join(" ".join(words) for wo
 def _tokens(text: str) -> list[_Token]:
     sqlglot = _sqlglot()
     try:
-        found = sqlglot.tokenize(text, dialect="trino")
+        found = sqlglot.tokenize(text, dialect=_dialect())
     except sqlglot.errors.SqlglotError as error:
         _refuse(text, str(error), "correct the text")
     return [token for one in found for token in _words_of(one)]
@@ -229,8 +229,22 @@ def _sqlglot() -> Any:
     return sqlglot
 
 
+@functools.cache
+def _dialect() -> Any:
+    """Return Trino's SQL, where names may also be quoted as in Spark and Flink."""
+    _sqlglot()
+    from sqlglot.dialects.trino import Trino
+
+    class Quoted(Trino):
+        class Tokenizer(Trino.Tokenizer):
+            IDENTIFIERS = ('"', "`")
+
+    return Quoted
+
+
 def _name(text: str) -> str:
-    return text[1:-1].replace('""', '"') if text.startswith('"') else text
+    quote = text[0]
+    return text[1:-1].replace(quote * 2, quote) if quote in ('"', "`") else text
 
 
 def _refuse(text: str, why: str, what_to_do: str) -> NoReturn:
@@ -375,6 +389,24 @@ _CAST: dict[str, T.DataType] = {
 }
 
 
+#: The parts of sqlglot's trees that are read. A tree that has others, as BETWEEN SYMMETRIC, is refused.
+_PARTS = {"this", "expression"}
+_MORE_PARTS: dict[str, set[str]] = {
+    "Anonymous": {"expressions"},
+    "Between": {"low", "high"},
+    "Case": {"ifs", "default"},
+    "Cast": {"to"},
+    "Coalesce": {"expressions"},
+    "Column": {"table"},
+    "Count": {"big_int"},
+    "Div": {"typed"},
+    "In": {"expressions"},
+    "Like": {"negate"},
+    "Literal": {"is_string"},
+}
+_KNOWN = "see docs/cep.md for what is"
+
+
 class _Search:
     """Makes what is searched of the clauses, given the fields of rows."""
 
@@ -394,7 +426,7 @@ class _Search:
 
     def made(self) -> tuple[RowSearch, T.StructType]:
         clauses = self._said.clauses
-        measures = [self._named(one, "MEASURES") for one in _listed(clauses.get("MEASURES", ""))]
+        measures = [self._measure(one) for one in _listed(clauses.get("MEASURES", ""))]
         names = [name for name, _ in measures]
         rows = self._rows()
         skip, skip_to = self._skip()
@@ -417,7 +449,7 @@ class _Search:
     def comparison(self, text: str) -> E.Expression:
         """Return what stands where a pattern of Flink's kind has a condition."""
         self._fold_names()
-        made, kind = self._expression(_parsed(self._text(_tokens(text))), text)
+        made, kind = self._expression(_parsed(_readable(text, _tokens(text))), text)
         if kind != _BOOLEAN:
             _refuse(text, f"it is a {kind.simpleString()}", "give a condition")
         self._refuse_rows(made, text)
@@ -434,7 +466,7 @@ class _Search:
                 name = tokens[2].text
             else:
                 _refuse(text, "one of its columns has no name", "write ... AS name")
-            one, kind = self._expression(_parsed(self._text(tokens)), text)
+            one, kind = self._expression(_parsed(_readable(text, tokens)), text)
             self._refuse_rows(one, text)
             if any(isinstance(part, E.Column) and part.variables is None for part in one.all_parts()):
                 _refuse(text, "a field stands there without a name of the pattern", "write name.field")
@@ -470,10 +502,11 @@ class _Search:
             self._variables[_label(name)] = own
 
     def _defined(self) -> Iterator[tuple[str, E.Expression]]:
-        for tokens in _listed(self._said.clauses.get("DEFINE", "")):
+        clause = self._said.clauses.get("DEFINE", "")
+        for tokens in _listed(clause):
             if len(tokens) < 3 or tokens[1].word != "AS":
                 _refuse(" ".join(one.text for one in tokens), "it is no A AS condition", "correct DEFINE")
-            name, text = _label(tokens[0]), self._text(tokens[2:])
+            name, text = _label(tokens[0]), _readable(clause, tokens[2:])
             if self._variables.get(name) != frozenset([name]):
                 _refuse(text, f"{name} is no variable of the PATTERN", "define what stands there")
             made, kind = self._expression(_parsed(text), text)
@@ -483,10 +516,10 @@ class _Search:
                 _refuse(text, "a definition sees the rows up to its own", "leave FINAL out")
             yield name, made
 
-    def _named(self, tokens: Sequence[_Token], clause: str) -> tuple[str, Typed]:
+    def _measure(self, tokens: Sequence[_Token]) -> tuple[str, Typed]:
         if len(tokens) < 3 or tokens[-2].word != "AS":
-            _refuse(" ".join(one.text for one in tokens), "it has no name", f"write {clause} ... AS name")
-        text = self._text(tokens[:-2])
+            _refuse(" ".join(one.text for one in tokens), "it has no name", "write MEASURES ... AS name")
+        text = _readable(self._said.clauses["MEASURES"], tokens[:-2])
         return tokens[-1].text, self._expression(_parsed(text), text)
 
     def _rows(self) -> RowsPerMatch:
@@ -537,23 +570,11 @@ class _Search:
         _refuse(said, "it is no span of time", "write WITHIN INTERVAL '15' MINUTE")
 
     # -- expressions ------------------------------------------------------------------------------------
-    def _text(self, tokens: Sequence[_Token]) -> str:
-        """Return tokens as text that sqlglot can read: `FINAL LAST(x)` is a function of one name."""
-        parts: list[str] = []
-        for at, token in enumerate(tokens):
-            quote = {"IDENTIFIER": '"', "STRING": "'"}.get(token.kind, "")
-            text = quote + token.text.replace(quote, quote * 2) + quote if quote else token.text
-            is_prefix = token.word in ("FINAL", "RUNNING") and at + 2 < len(tokens)
-            if is_prefix and tokens[at + 2].word == "(":
-                parts.append(text + _JOINED)
-            else:
-                glue = "" if token.word in (".", "(") or (parts and parts[-1] == ".") else " "
-                is_call = token.word == "(" and at and tokens[at - 1].kind == "VAR"
-                parts.append(text if is_call or token.word == "." else text + glue)
-        return "".join(parts)
-
     def _expression(self, tree: Any, text: str) -> Typed:
         name = type(tree).__name__
+        more = {part for part, said in tree.args.items() if said} - _PARTS - _MORE_PARTS.get(name, set())
+        if more:
+            _refuse(text, f"{tree.sql(dialect='trino')} says more than is known here", _KNOWN)
         make: Callable[[Any, str], Typed] | None = getattr(self, f"_{name.lower()}", None)
         if make is not None:
             return make(tree, text)
@@ -565,7 +586,7 @@ class _Search:
             return E.Applied(_OF_TEXT[name], (self._of_text(tree.this, text),)), _TEXT
         if name in ("Count", "Sum", "Min", "Max", "Avg"):
             return self._aggregate(name.upper(), tree.this, text)
-        _refuse(text, f"{tree.sql(dialect='trino')} is not known here", "see docs/cep.md for what is")
+        _refuse(text, f"{tree.sql(dialect='trino')} is not known here", _KNOWN)
 
     def _both(self, tree: Any, text: str) -> tuple[Typed, Typed]:
         return self._expression(tree.this, text), self._expression(tree.expression, text)
@@ -634,6 +655,26 @@ class _Search:
         own, *others = (cast(one, kind, text) for one in (made, *options))
         return E.any_of(tuple(E.Applied(V.is_equal, (own, one)) for one in others)), _BOOLEAN
 
+    def _like(self, tree: Any, text: str, escape: str | None = None) -> Typed:
+        of, pattern = self._expression(tree.this, text), tree.expression
+        if not isinstance(of[1], T.StringType | T.NullType) or not _is_text(pattern):
+            _refuse(text, "LIKE compares a text with a pattern that is written out", "write name LIKE 'a%'")
+        if escape is None and "\\" in pattern.this:
+            # Spark takes it for the escape; the SQL standard for a letter.
+            _refuse(text, "a backslash in LIKE is not the same in every SQL", "name the escape: ESCAPE '!'")
+        try:
+            like = re.compile(V.like_expression(pattern.this, escape), re.DOTALL)
+        except ValueError as error:
+            _refuse(text, str(error), "write the escape before %, _ or itself")
+        found = E.Applied(functools.partial(V.is_like, like), (of[0],))
+        return (E.Negated(found) if tree.args.get("negate") else found), _BOOLEAN
+
+    def _escape(self, tree: Any, text: str) -> Typed:
+        escape = tree.expression
+        if type(tree.this).__name__ != "Like" or not _is_text(escape) or len(escape.this) != 1:
+            _refuse(text, "an escape is one letter behind LIKE", "write name LIKE 'a!%' ESCAPE '!'")
+        return self._like(tree.this, text, escape.this)
+
     def _neg(self, tree: Any, text: str) -> Typed:
         return self._signed(tree, V.negative_whole, V.negative, text)
 
@@ -686,6 +727,8 @@ class _Search:
 
     def _cast(self, tree: Any, text: str) -> Typed:
         wanted, made = tree.to.this.name, self._expression(tree.this, text)
+        if tree.to.expressions and wanted != "DECIMAL":
+            _refuse(text, "a cast does not cut texts here", f"cast to {wanted}, without a length")
         if wanted == "DECIMAL":
             sizes = [int(one.this.this) for one in tree.to.expressions] or [10, 0]
             kind: T.DataType = T.DecimalType(*sizes)
@@ -714,9 +757,9 @@ class _Search:
                 return E.Classifier(variables), _TEXT
             case "MATCH_NUMBER":
                 return E.MatchNumber(), _LONG
-            case "PREV" | "NEXT" if given:
+            case "PREV" | "NEXT" if len(given) in (1, 2):
                 return self._navigated(name, given, text)
-        _refuse(text, f"the function {tree.this} is not known here", "see docs/cep.md for what is")
+        _refuse(text, f"the function {tree.this} is not known here", _KNOWN)
 
     def _navigated(self, name: str, given: Sequence[Any], text: str) -> Typed:
         of, number = given[0], (given[1] if len(given) > 1 else None)
@@ -771,9 +814,23 @@ class _Search:
 def _parsed(text: str) -> Any:
     sqlglot = _sqlglot()
     try:
-        return sqlglot.parse_one(text, dialect="trino")
+        return sqlglot.parse_one(text, dialect=_dialect())
     except sqlglot.errors.SqlglotError as error:
         _refuse(text, str(error).partition("\n")[0], "correct the expression")
+
+
+def _readable(text: str, tokens: Sequence[_Token]) -> str:
+    """Return the text of some tokens for sqlglot, which knows `FINAL LAST(x)` as a function of one name."""
+    parts, end = list[str](), tokens[0].begin
+    for token, name, opened in zip(tokens, tokens[1:], tokens[2:], strict=False):
+        if token.word in ("FINAL", "RUNNING") and opened.word == "(":
+            parts += [text[end : token.end], _JOINED]
+            end = name.begin
+    return "".join(parts) + text[end : tokens[-1].end]
+
+
+def _is_text(tree: Any) -> bool:
+    return type(tree).__name__ == "Literal" and bool(tree.is_string)
 
 
 def _listed(text: str) -> Iterator[list[_Token]]:

@@ -64,6 +64,7 @@ EXPRESSIONS = [
     "i IS NULL", "i BETWEEN j AND 7", "i NOT BETWEEN 1 AND 5", "d BETWEEN c AND 3", "i IN (1, 7, j)",
     "i NOT IN (1, NULL)", "s IN ('a', u)", "d IN (c, 2.5)", "i = 7.0", "d = d", "d < c", "d > 1", "f = d",
     "s = u", "s < u", "s || u", "s || 'x'", "LOWER(s)", "UPPER(s)", "UPPER(u)", "LOWER(u)", "LENGTH(s)",
+    "s LIKE '%a_'", "s NOT LIKE 'A%'", "u LIKE '_%' ", "s LIKE '!_%' ESCAPE '!'", "s LIKE '%.%'",
     "s >= 'a'",
     "CASE WHEN t THEN i ELSE j END", "CASE WHEN t THEN i WHEN v THEN 0 END",
     "CASE i WHEN 7 THEN 'x' ELSE s END",

@@ -64,6 +64,37 @@ def test_an_expression_has_spark_s_value_and_type(text: str, value: Any, kind: s
 
 
 @pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("i IN (1, 7)", True), ("i IN (1,2)", False), ("i NOT IN(1)", True), ("i BETWEEN 7 AND 8", True),
+        ("A.i > 3 AND A.l > 9", False), ("A.i<A.l OR A.i=0", True), ("i -- a word\n > 3", True),
+        ("`A`.`i` = 7", True), ('"A"."i" = 7', True), ("A . i = 7", True), ("NOT A.i=7", False),
+        ("FINAL LAST(A.i) = 7 AND RUNNING  LAST(A.i) IN (7)", True), ("'a''b' = 'a''b'", True),
+        ("s LIKE ' 12 '", True), ("s LIKE '12'", False), ("s LIKE '%1_ '", True), ("s NOT LIKE '_1%'", False),
+        ("s LIKE ''", False), ("s LIKE '%'", True), ("'a\nb' LIKE 'a_b'", True), ("'a.b' LIKE 'a_b'", True),
+        ("'axb' LIKE 'a.b'", False), ("'a%b' LIKE 'a!%b' ESCAPE '!'", True), ("NULL LIKE 'a'", None),
+        ("'axb' LIKE 'a!%b' ESCAPE '!'", False), ("'a!' LIKE 'a!!' ESCAPE '!'", True),
+        ("'A' LIKE 'a'", False),
+    ],
+)  # fmt: skip
+def test_a_condition_is_read_as_it_is_written(text: str, value: Any) -> None:
+    assert measured(text) == (value, "boolean")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["i BETWEEN SYMMETRIC 9 AND 1", "i IN (SELECT 7)", "i IN UNNEST(s)", "MIN(i, 2)", "x.A.i = 7",
+     "LAST(i, 0, 1)", "CAST(s AS VARCHAR(1))", "PREV(i, 1, 2)", "PREV()", "COUNT(DISTINCT i)",
+     "SUM(i) FILTER (WHERE i > 1)",
+     "i LIKE '7'", "s LIKE s", r"s LIKE 'a\%'", "s LIKE 'a!b' ESCAPE '!'", "s LIKE 'a!' ESCAPE '!'",
+     "s LIKE 'a' ESCAPE '!!'", "s ILIKE 'a'", "s LIKE ANY ('a', 'b')", "s RLIKE 'a'", "s SIMILAR TO 'a'"],
+)  # fmt: skip
+def test_what_says_more_than_is_known_is_refused(text: str) -> None:
+    with pytest.raises(PatternError, match="MATCH_RECOGNIZE has"):
+        measured(text)
+
+
+@pytest.mark.parametrize(
     "text",
     ["b - CAST(1 AS TINYINT)", "-b", "ABS(b)", "i / 0", "i % 0", "d / 0", "p / 0",
      "CAST(i AS TINYINT) * CAST(100 AS TINYINT)", "l * 9223372036854775807",
