@@ -893,6 +893,6 @@ class AvroChangelog(Changelog):
 
 
 _NEVER = (T.DayTimeIntervalType, T.YearMonthIntervalType)
-#: Spark reads what is within JSON by its own parser, which rounds decimals, wraps 128 to -128, takes any number
-#: for seconds, and cuts times of day off dates.
+#: Spark reads what is within JSON by its own parser, which rounds decimals, wraps 128 to -128, takes any
+#: number for seconds, and cuts times of day off dates.
 _NEVER_WITHIN = (T.DecimalType, T.ByteType, T.DateType, T.TimestampType, T.TimestampNTZType)

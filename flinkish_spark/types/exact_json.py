@@ -29,7 +29,8 @@ _TIME = re.compile(r"\s*([+-]?)([0-9]{4,7})(?![0-9:]).*", re.DOTALL)
 #: A time of the session's zone, or of one that is named behind it. Others have their offset with them.
 _LOCAL = re.compile(
     r"\s*\+?(?P<year>[0-9]{4,6})(?:-(?P<month>[0-9]{1,2})(?:-(?P<day>[0-9]{1,2})"
-    r"(?:[T ](?:(?P<hour>[0-9]{1,2})(?::(?P<minute>[0-9]{1,2})(?::(?P<second>[0-9]{1,2})(?:\.[0-9]*)?)?)?)?)?)?)?"
+    r"(?:[T ](?:(?P<hour>[0-9]{1,2})(?::(?P<minute>[0-9]{1,2})"
+    r"(?::(?P<second>[0-9]{1,2})(?:\.[0-9]*)?)?)?)?)?)?)?"
     r"\s*(?P<zone>(?!T[0-9])[A-Za-z][\w/+:-]*)?\s*"
 )
 _PARTS = ("year", "month", "day", "hour", "minute", "second")

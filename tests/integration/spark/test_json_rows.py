@@ -165,7 +165,7 @@ def test_values_are_exact_or_bad(spark: Any, monkeypatch: pytest.MonkeyPatch) ->
         assert [text for text, one in zip(texts, is_bad, strict=True) if one] == bad, name
 
 
-#: Seconds since 1970 of texts without a zone in Berlin; clocks went from 02:00 to 03:00, and from 03:00 to 02:00.
+#: Seconds since 1970 of texts in Berlin; clocks went from 02:00 to 03:00 in March, back in October.
 IN_BERLIN = {
     "2026-03-29T01:59:59": 1774745999,
     "2026-03-29T02:00:00": None,
