@@ -73,7 +73,8 @@ def from_json(spark: SparkSession, text: Column, schema: StructType, options: Ma
         As of from_json, with a mode.
     """
     if getattr(spark, "_jvm", None) is None or not has_class(spark, JSON_ROWS):
-        return F.from_json(_looked_at(text, schema), schema, dict(options))
+        looked_at = _looked_at(text, schema, spark.conf.get("spark.sql.session.timeZone") or "UTC")
+        return F.from_json(looked_at, schema, dict(options))
     from pyspark.sql.classic.column import Column as ClassicColumn
 
     time_zone = spark.conf.get("spark.sql.session.timeZone")
@@ -81,13 +82,17 @@ def from_json(spark: SparkSession, text: Column, schema: StructType, options: Ma
     return ClassicColumn(rows.column(text._jc, schema.json(), json.dumps(dict(options)), time_zone))
 
 
-def _looked_at(text: Column, schema: StructType) -> Column:
+def _looked_at(text: Column, schema: StructType, time_zone: str) -> Column:
     """Return texts that Spark's own parser reads exactly; what is bad is malformed there."""
+    from flinkish_spark.types.exact_json import exact_text
+
+    # What is wrong with the time zone is said before the start.
+    exact_text(schema, time_zone)
 
     def looked_at(values: pa.Array) -> pa.Array:
         from flinkish_spark.types.exact_json import exact_text
 
-        return pa.array(map(exact_text(schema), values.to_pylist()), pa.string())
+        return pa.array(map(exact_text(schema, time_zone), values.to_pylist()), pa.string())
 
     # As bytes: of a text that is no UTF-8 Arrow could not give any.
     # By its hints: a type in so many words makes PySpark warn.

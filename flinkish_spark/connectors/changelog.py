@@ -55,6 +55,9 @@ _WHOLE = r"^-?[0-9]+$"
 _DAY = r"^\s*[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}\s*$"
 #: A time that is finer than a microsecond.
 _TOO_FINE = r"\.[0-9]{6}[0-9]*[1-9]"
+#: A time that names no zone and no offset, and one that names a zone, whose clocks may be set.
+_OF_SESSION = r"^\s*\+?[0-9]{4,6}(-[0-9]{1,2}){0,2}([T ][0-9:.]*)?\s*$"
+_ZONE = r":[0-9.]+\s*([A-Za-z][A-Za-z0-9_/+:-]*)\s*$"
 _MOST_DIGITS = 38
 _MOST_DETAIL = 1_000
 
@@ -139,6 +142,8 @@ class _Texts:
         is_number = text.rlike(_WHOLE)
         is_time = text.contains("-") & ~is_number & ~text.rlike(_TOO_FINE)
         time = _within_years(F.when(is_time, text.try_cast(kind)))
+        if isinstance(kind, T.TimestampType):
+            time = _shown_by_clocks(text, time)
         if unit is None:
             return time
         number = text.try_cast("long")
@@ -217,6 +222,17 @@ _FIRST_MICRO, _LAST_MICRO = -62_135_596_800_000_000, 253_402_300_799_999_999
 
 def _within_years(time: Column) -> Column:
     return F.when(F.year(time).between(dt.MINYEAR, dt.MAXYEAR), time)
+
+
+def _shown_by_clocks(text: Column, time: Column) -> Column:
+    """Return a time; null if no clock of its zone has shown what the text says: Spark reads an hour later."""
+    named = F.regexp_extract(text, _ZONE, 1)
+    zone = F.when(text.rlike(_OF_SESSION), F.current_timezone()).otherwise(
+        F.when(named != "", named).otherwise(F.lit("UTC"))
+    )
+    is_fixed = ~text.rlike(_OF_SESSION) & (named == "")
+    said = F.concat(text.try_cast("timestamp_ntz").cast("string"), F.lit("Z")).try_cast("timestamp")
+    return F.when(is_fixed | (F.from_utc_timestamp(time, zone) == said), time)
 
 
 def _once(value: Column, made: Callable[[Column], Column]) -> Column:
@@ -796,8 +812,7 @@ class JsonChangelog(Changelog):
         within = (T.StructType, T.ArrayType, T.MapType)
         for column in self.fields:
             kind = column.dataType
-            # Spark would round a decimal within JSON.
-            never = (*_NEVER, T.DecimalType) if isinstance(kind, within) else _NEVER
+            never = (*_NEVER, *_NEVER_WITHIN) if isinstance(kind, within) else _NEVER
             is_unfit = any(isinstance(part, never) for part in parts_of(kind))
             if is_unfit or (isinstance(self._form, CanalJson) and isinstance(kind, (T.BinaryType, *within))):
                 raise SchemaError(
@@ -878,3 +893,6 @@ class AvroChangelog(Changelog):
 
 
 _NEVER = (T.DayTimeIntervalType, T.YearMonthIntervalType)
+#: Spark reads what is within JSON by its own parser, which rounds decimals, wraps 128 to -128, takes any
+#: number for seconds, and cuts times of day off dates.
+_NEVER_WITHIN = (T.DecimalType, T.ByteType, T.DateType, T.TimestampType, T.TimestampNTZType)

@@ -725,45 +725,43 @@ def as_declared(column: pa.Array, field: pa.Field) -> pa.Array:
     """
     import pyarrow as pa
 
-    from flinkish_spark.types.to_arrow import exact_cast
+    from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
 
-    if column.type == field.type:
-        return column
-    if not _is_the_same(column.type, field.type):
+    # As of the batch itself, the declared fields are taken of structs.
+    if not is_of_kind(column.type, field.type, may_have_more=True):
         there = column.drop_null()
         value = f": {there[0].as_py()!r:.200}" if len(there) else ""
-        raise ValueError(f"the column {field.name!r} is {column.type}, declared is {field.type}{value}")
+        missing = _missing_field(column.type, field.type, field.name)
+        why = f"has no field {missing!r} (names are case-sensitive)" if missing else f"is {column.type}"
+        raise ValueError(f"the column {field.name!r} {why}, declared is {field.type}{value}")
     try:
         return exact_cast(column, field.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except pa.ArrowException as error:
         raise ValueError(f"the column {field.name!r} does not fit {field.type}: {error}") from error
 
 
-def _is_the_same(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether a cast changes a type's width only.
-
-    Of a struct the declared fields are taken, as of the batch itself. Texts may come as the bytes of them.
-    """
+def _missing_field(given: pa.DataType, wanted: pa.DataType, path: str) -> str | None:
+    """Return the path of a declared field that the structs of a column do not have."""
     import pyarrow as pa
 
-    from flinkish_spark.types.to_arrow import is_of_kind
-
-    kinds = pa.types
-    if kinds.is_null(given):
-        return True
-    if kinds.is_struct(given) and kinds.is_struct(wanted):
-        there = {field.name: field.type for field in given}
-        return all(_is_the_same(there.get(field.name, pa.null()), field.type) for field in wanted)
-    if kinds.is_map(given) and kinds.is_map(wanted):
-        pairs = (given.key_type, wanted.key_type), (given.item_type, wanted.item_type)
-        return all(_is_the_same(*pair) for pair in pairs)
-    if kinds.is_list(wanted):
-        forms = (kinds.is_list, kinds.is_large_list, kinds.is_fixed_size_list)
-        is_list = any(is_one(given) for is_one in forms)
-        return is_list and _is_the_same(given.value_type, wanted.value_type)
-    if kinds.is_fixed_size_binary(given) or kinds.is_binary_view(given) or kinds.is_string_view(given):
-        given = pa.string() if kinds.is_string_view(given) else pa.binary()
-    return is_of_kind(given, wanted) or (is_of_kind(given, pa.binary()) and is_of_kind(wanted, pa.string()))
+    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
+        names = [field.name for field in given]
+        for field in wanted:
+            within = f"{path}.{field.name}"
+            if field.name not in names:
+                return within
+            found = names.count(field.name) == 1 and _missing_field(
+                given.field(field.name).type, field.type, within
+            )
+            if found:
+                return found
+        return None
+    if pa.types.is_map(given) and pa.types.is_map(wanted):
+        keys = _missing_field(given.key_type, wanted.key_type, f"{path}.key")
+        return keys or _missing_field(given.item_type, wanted.item_type, f"{path}.value")
+    if pa.types.is_list(wanted) and given.num_fields == 1:
+        return _missing_field(given.field(0).type, wanted.value_type, f"{path}.element")
+    return None
 
 
 def beyond_years(column: pa.Array) -> npt.NDArray[np.bool_]:

@@ -20,8 +20,8 @@ from flinkish_spark.state.columnar import ColumnarState
 from flinkish_spark.state.descriptors import ListStateDescriptor
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.layered import Array, KeyIndex
+from flinkish_spark.types.exact_columns import exact_cast
 from flinkish_spark.types.rows import ElementType
-from flinkish_spark.types.to_arrow import exact_cast
 from flinkish_spark.types.to_python import to_values
 
 
@@ -202,9 +202,7 @@ class WaitingRows:
         entries: pa.StructArray = stored.flatten()
         kinds = [one.type for one in entries.type]
         own = [*columns, pa.array(times_ms)]
-        own = [
-            one if one.type == kind else exact_cast(one, kind) for one, kind in zip(own, kinds, strict=True)
-        ]
+        own = [exact_cast(one, kind) for one, kind in zip(own, kinds, strict=True)]
         if len(entries):
             own = [pa.concat_arrays(parts) for parts in zip(entries.flatten(), own, strict=True)]
         self._columns, self._type = own, entries.type

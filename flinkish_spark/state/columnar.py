@@ -26,14 +26,13 @@ from flinkish_spark.state.codec import (
 )
 from flinkish_spark.state.descriptors import TtlUpdate
 from flinkish_spark.state.layered import Array, KeyIndex, LayeredTable
+from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
 from flinkish_spark.types.to_arrow import (
     ValueMismatch,
-    exact_cast,
     first_of,
     first_refused,
     first_repeated,
     first_valid,
-    is_of_kind,
     strict_array,
 )
 from flinkish_spark.types.to_python import to_values
@@ -91,7 +90,7 @@ class GivenColumns:
         if len(array) != len(self.chosen):
             array = array.take(pa.array(self.chosen))
         try:
-            cast = array if array.type == kind else exact_cast(array, kind)
+            cast = exact_cast(array, kind)
         except pa.ArrowException as error:
             wrong = first_refused(len(array), lambda count: exact_cast(array.slice(0, count), kind))
             raise self._wrong(at, wrong, len(array), str(error)) from error

@@ -11,11 +11,14 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
+import zoneinfo
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from pyspark.sql import types as T
+
+from flinkish_spark.core.errors import ConfigError
 
 #: What a text becomes that is bad: Spark calls it malformed in any mode.
 MALFORMED = "{"
@@ -23,6 +26,16 @@ MALFORMED = "{"
 _NUMBER = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,9}))?")
 _DATE = re.compile(r"\s*([+-]?)([0-9]{4,7})(?:-[0-9]{1,2}){0,2}\s*")
 _TIME = re.compile(r"\s*([+-]?)([0-9]{4,7})(?![0-9:]).*", re.DOTALL)
+#: A time of the session's zone, or of one that is named behind it. Others have their offset with them.
+_LOCAL = re.compile(
+    r"\s*\+?(?P<year>[0-9]{4,6})(?:-(?P<month>[0-9]{1,2})(?:-(?P<day>[0-9]{1,2})"
+    r"(?:[T ](?:(?P<hour>[0-9]{1,2})(?::(?P<minute>[0-9]{1,2})"
+    r"(?::(?P<second>[0-9]{1,2})(?:\.[0-9]*)?)?)?)?)?)?)?"
+    r"\s*(?P<zone>(?!T[0-9])[A-Za-z][\w/+:-]*)?\s*"
+)
+_PARTS = ("year", "month", "day", "hour", "minute", "second")
+#: Zones of which the clocks are never set.
+_FIXED = re.compile(r"(?:Z|UTC|GMT|UT)?(?:[+-][0-9:]+)?")
 _FINER_THAN_MICROS = re.compile(r"\.[0-9]{6}[0-9]*[1-9]")
 _INTERVAL = re.compile(r"(?i)\s*interval\s+[+-]?\s*'[^']*'\s+[a-z]+(?:\s+to\s+[a-z]+)?\s*")
 _FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
@@ -66,10 +79,20 @@ class _BadValue(ValueError):
 _Check = Callable[[Any], Any]
 
 
-def exact_text(kind: T.StructType) -> Callable[[bytes | None], str | None]:
+def exact_text(kind: T.StructType, time_zone: str = "UTC") -> Callable[[bytes | None], str | None]:
     r"""Return a function that looks at values of a type: it returns a text that Spark reads exactly.
 
     Null stays null; what is bad becomes :data:`MALFORMED`.
+
+    Parameters
+    ----------
+    time_zone
+        In which Spark reads times that name none.
+
+    Raises
+    ------
+    ConfigError
+        Python does not know the time zone.
 
     Examples
     --------
@@ -81,7 +104,14 @@ def exact_text(kind: T.StructType) -> Callable[[bytes | None], str | None]:
     >>> look(b'{"n": 12.345}'), look(b'{"n": 1}{"n": 2}'), look(b'{"n": 1, "n": 2}')
     ('{', '{', '{')
     """
-    check = _fields(kind)
+    if not _FIXED.fullmatch(time_zone) and _rules_of(time_zone) is None:
+        raise ConfigError(
+            f"Python does not know the session's time zone '{time_zone}'",
+            why="texts of times are looked at before Spark reads them",
+            what_to_do="set spark.sql.session.timeZone to a name of the IANA's database, such as "
+            "Europe/Berlin, and install the package tzdata",
+        )
+    check = _fields(kind, time_zone)
 
     def look(value: bytes | None) -> str | None:
         if value is None:
@@ -144,24 +174,27 @@ def _is_text(value: Any) -> bool:
     return type(value) is str
 
 
-def _check_of(kind: T.DataType) -> _Check | None:
+def _check_of(kind: T.DataType, time_zone: str) -> _Check | None:
     """Return what looks at values of a type; None where Spark itself is exact."""
     match kind:
         case T.StructType():
-            return _fields(kind)
+            return _fields(kind, time_zone)
+        case T.TimestampType():
+            return partial(_timestamp, time_zone=time_zone)
         case T.ArrayType():
-            inner = _check_of(kind.elementType)
+            inner = _check_of(kind.elementType, time_zone)
             return None if inner is None else _elements(inner)
         case T.MapType():
-            inner = _check_of(kind.valueType)
+            inner = _check_of(kind.valueType, time_zone)
             return None if inner is None else _entries(inner)
         case T.DecimalType():
             return partial(_decimal, precision=kind.precision, scale=kind.scale)
     return _SIMPLE.get(type(kind))
 
 
-def _fields(kind: T.StructType) -> _Check:
-    checks = [(field.name, one) for field in kind if (one := _check_of(field.dataType)) is not None]
+def _fields(kind: T.StructType, time_zone: str) -> _Check:
+    found = [(field.name, _check_of(field.dataType, time_zone)) for field in kind]
+    checks = [(name, one) for name, one in found if one is not None]
 
     def check(value: Any) -> Any:
         if not isinstance(value, _Object):
@@ -246,12 +279,42 @@ def _decimal(value: Any, precision: int, scale: int) -> Any:
     return value
 
 
-def _timestamp(value: Any) -> Any:
+def _timestamp(value: Any, time_zone: str) -> Any:
     if isinstance(value, _Whole):
         if not _FIRST_SECOND <= int(value) <= _LAST_SECOND:
             raise _BadValue("its seconds are in no year from 1 to 9999")
         return value
-    return _time(value)
+    if _is_text(_time(value)):
+        _check_clock(value, time_zone)
+    return value
+
+
+def _check_clock(text: str, time_zone: str) -> None:
+    """Refuse a time that no clock of its zone has shown: Spark would read one an hour later."""
+    parts = _LOCAL.fullmatch(text)
+    zone = time_zone if parts is None else parts["zone"] or time_zone
+    if parts is None or _FIXED.fullmatch(zone):
+        return
+    rules = _rules_of(zone)
+    if rules is None:
+        raise _BadValue("its time zone is not known")
+    numbers = [int(parts[name] or (at in (1, 2))) for at, name in enumerate(_PARTS)]
+    try:
+        local = dt.datetime(*numbers)  # type: ignore[arg-type]
+        shown = local.replace(tzinfo=rules).astimezone(dt.UTC).astimezone(rules).replace(tzinfo=None)
+    except (ValueError, OverflowError):
+        # Spark says so itself.
+        return
+    if shown != local:
+        raise _BadValue("no clock of its time zone has shown it")
+
+
+@lru_cache(maxsize=256)
+def _rules_of(zone: str) -> zoneinfo.ZoneInfo | None:
+    try:
+        return zoneinfo.ZoneInfo(zone)
+    except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
+        return None
 
 
 def _time(value: Any) -> Any:
@@ -311,7 +374,6 @@ _SIMPLE: dict[type[T.DataType], _Check] = {
     T.ByteType: _tinyint,
     T.FloatType: _float,
     T.DoubleType: _double,
-    T.TimestampType: _timestamp,
     T.TimestampNTZType: _time,
     T.DateType: _date,
     T.DayTimeIntervalType: _interval,

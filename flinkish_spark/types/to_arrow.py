@@ -301,69 +301,21 @@ def _twice(keys: pa.Array, counts: np.ndarray[Any, Any]) -> tuple[Any] | None:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Columns to other types, and what Arrow would change of them without a word: numbers beyond a FLOAT.
-
-
-BEYOND_FLOAT = "it is beyond what a FLOAT can be: declare DOUBLE"
-
-
-def exact_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a column as another type of its kind.
-
-    Raises
-    ------
-    pyarrow.ArrowException
-        A value would be another one.
-    """
-    made = column.cast(kind)
-    # A cast refuses what is cut or does not fit, but not this.
-    if has_floats(kind) and infinities(made) > infinities(column):
-        raise pa.ArrowInvalid(BEYOND_FLOAT)
-    return made
-
-
-@functools.lru_cache(maxsize=256)
-def has_floats(kind: pa.DataType) -> bool:
-    """Return whether a type has a FLOAT somewhere in it.
-
-    Examples
-    --------
-    >>> has_floats(pa.list_(pa.float32())), has_floats(pa.float64())
-    (True, False)
-    """
-    return bool(pa.types.is_float32(kind)) or any(map(has_floats, _parts(kind)))
-
-
-def infinities(array: pa.Array) -> int:
-    """Return how many numbers in an array, at any depth, are infinite."""
-    kind = array.type
-    if pa.types.is_floating(kind):
-        return int(pc.sum(pc.is_inf(array)).as_py() or 0)
-    if pa.types.is_struct(kind):
-        return sum(map(infinities, array.flatten()))
-    if pa.types.is_map(kind):
-        # Arrow has no flatten() for it; of a slice, keys and items are those of the whole array.
-        first, last = (int(array.offsets[at].as_py()) for at in (0, -1))
-        return sum(infinities(part.slice(first, last - first)) for part in (array.keys, array.items))
-    return infinities(array.flatten()) if _parts(kind) else 0
-
-
-def _parts(kind: pa.DataType) -> list[pa.DataType]:
-    return [kind.field(at).type for at in range(kind.num_fields)]
-
-
-# ----------------------------------------------------------------------------------------------------------
 # What Arrow would store as another value than it was given, without a word, at any depth of a type.
 #
 # It cuts 1.5 down to 1 within a list, and a Decimal everywhere, takes a text for a list of its characters,
-# a number for microseconds, pandas' NaT for the first day of all, and what no float of four bytes can hold
-# for infinity.
+# a number for microseconds, numpy's times for numbers, pandas' NaT for the first day of all, and what no
+# float of four bytes can hold for infinity; it leaves out pandas' nanoseconds and the zone of a time of day.
+# So only classes that are known to stay what they are go through.
 
 
 _FIRST_AND_LAST_YEAR = (datetime.MINYEAR, datetime.MAXYEAR)
 #: The greatest number of FLOAT; what is rounded down to it stays.
 _GREATEST_FLOAT = float(np.finfo(np.float32).max)
-_FLOATS = (float, np.floating)
+BEYOND_FLOAT = "it is beyond what a FLOAT can be: declare DOUBLE"
+_WHOLE, _FLOATS = (int, np.integer), (float, np.floating)
+#: From here on a float may stand for several whole numbers.
+_WHOLE_UP_TO = 1 << 53
 #: Numbers that may have a fraction without being floats, which Arrow cuts off at any depth.
 _EXACT = (decimal.Decimal, fractions.Fraction)
 #: By its class it is a date.
@@ -414,13 +366,17 @@ def _check_of_plain(kind: pa.DataType) -> Check | None:
     kinds = pa.types
     if kinds.is_integer(kind):
         return _float_for_integer
-    if kinds.is_float32(kind):
-        return _beyond_float
-    if kinds.is_timestamp(kind) and kind.tz is None:
-        return _no_local_time
+    if kinds.is_floating(kind):
+        return functools.partial(_no_float, is_single=kinds.is_float32(kind))
     if kinds.is_timestamp(kind):
-        return _no_instant
-    return _no_time if kinds.is_temporal(kind) else None
+        return _no_instant if kind.tz is not None else _no_local_time
+    if kinds.is_date(kind):
+        # Of a time it keeps the day, as Spark does.
+        return functools.partial(_no_time, classes=(datetime.date,))
+    if kinds.is_duration(kind):
+        return _no_interval
+    # Of the others Arrow refuses whatever it would change.
+    return _no_time_of_day if kinds.is_time(kind) else None
 
 
 def _in_lists(check: Check | None, values: Sequence[Any]) -> Changed | None:
@@ -456,10 +412,12 @@ def _float_for_integer(values: Sequence[Any]) -> Changed | None:
 
 
 def _cut_for_integer(values: Sequence[Any]) -> Changed | None:
+    if (strange := _first_strange(values, (*_WHOLE, *_FLOATS, *_EXACT))) is not None:
+        return strange
     if _first(values, _FLOATS + _EXACT) is None:
         return None
     for value in values:
-        if isinstance(value, _FLOATS) and not value.is_integer():
+        if isinstance(value, _FLOATS) and not (value.is_integer() and abs(value) < _WHOLE_UP_TO):
             return Changed(value, "it is a float")
         if isinstance(value, _EXACT) and _has_fraction(value):
             return Changed(value, "it is no whole number")
@@ -473,24 +431,38 @@ def _has_fraction(value: decimal.Decimal | fractions.Fraction) -> bool:
     return value.is_finite() and value != value.to_integral_value()
 
 
-def _beyond_float(values: Sequence[Any]) -> Changed | None:
-    for value in values:
+def _no_float(values: Sequence[Any], *, is_single: bool) -> Changed | None:
+    if (strange := _first_strange(values, (*_WHOLE, *_FLOATS))) is not None:
+        return strange
+    if _first(values, (np.longdouble,)) is not None:
+        for value in values:
+            if isinstance(value, np.longdouble) and float(value) != value and value == value:
+                return Changed(value, "it has more digits than a DOUBLE")
+    for value in values if is_single else ():
         if isinstance(value, int | float) and _GREATEST_FLOAT < abs(value) < float("inf"):
             return Changed(value, BEYOND_FLOAT)
     return None
 
 
-def _no_time(values: Sequence[Any]) -> Changed | None:
+def _no_time(values: Sequence[Any], classes: tuple[type, ...]) -> Changed | None:
     # It would be microseconds, or days; what people have at hand is seconds or milliseconds.
     wrong = _first(values, (numbers.Number, _NAT))
     if wrong is None:
-        return None
+        return _first_strange(values, classes)
     return Changed(wrong, "it is no time: give None" if wrong is pd.NaT else "it is a number, and no time")
 
 
+def _no_interval(values: Sequence[Any]) -> Changed | None:
+    return _no_time(values, (datetime.timedelta,)) or _too_fine(values, "nanoseconds")
+
+
+def _no_time_of_day(values: Sequence[Any]) -> Changed | None:
+    return _no_time(values, (datetime.time,)) or _with_zone(values, "a TIME has none: take it away")
+
+
 def _no_instant(values: Sequence[Any]) -> Changed | None:
-    if (number := _no_time(values)) is not None:
-        return number
+    if (wrong := _no_time(values, (datetime.datetime,)) or _too_fine(values, "nanosecond")) is not None:
+        return wrong
     for value in values:
         # The end of time in one zone, as in `datetime.max.replace(tzinfo=...)`, may be past it in UTC.
         if (
@@ -505,13 +477,36 @@ def _no_instant(values: Sequence[Any]) -> Changed | None:
 
 
 def _no_local_time(values: Sequence[Any]) -> Changed | None:
-    if (number := _no_time(values)) is not None:
-        return number
+    if (wrong := _no_time(values, (datetime.datetime,)) or _too_fine(values, "nanosecond")) is not None:
+        return wrong
+    return _with_zone(values, "take it away with replace(tzinfo=None), or declare TIMESTAMP")
+
+
+def _with_zone(values: Sequence[Any], what_to_do: str) -> Changed | None:
     for value in values:
         if getattr(value, "tzinfo", None) is not None:
-            return Changed(
-                value, "it has a time zone: take it away with replace(tzinfo=None), or declare TIMESTAMP"
-            )
+            return Changed(value, f"it has a time zone: {what_to_do}")
+    return None
+
+
+def _too_fine(values: Sequence[Any], nanos: str) -> Changed | None:
+    """Return the first value of pandas' that Arrow would cut to microseconds; `nanos` names what it has."""
+    if not any(hasattr(one, nanos) for one in set(map(type, values))):
+        return None
+    for value in values:
+        if getattr(value, nanos, 0):
+            return Changed(value, "it has nanoseconds: cut them off with floor('us')")
+    return None
+
+
+def _first_strange(values: Sequence[Any], classes: tuple[type, ...]) -> Changed | None:
+    """Return the first value that is of none of the classes which are known to stay what they are."""
+    known = (*classes, type(None), pa.Scalar)
+    for kind in set(map(type, values)):
+        # Among numpy's whole numbers there are its spans of time.
+        if not issubclass(kind, known) or issubclass(kind, np.timedelta64):
+            wrong = next(value for value in values if type(value) is kind)
+            return Changed(wrong, f"a {kind.__module__}.{kind.__qualname__} is not known to stay what it is")
     return None
 
 
@@ -571,53 +566,6 @@ _MOST_SHOWN = 200
 
 
 REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    # What would be cut or does not fit is refused by a cast; pandas makes floats of integers with gaps.
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
-
-
-_KINDS = (
-    _is_text,
-    _is_number,
-    pa.types.is_boolean,
-    pa.types.is_timestamp,
-    pa.types.is_date,
-    pa.types.is_duration,
-    lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind),
-)
-
-
-def is_of_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether a column may be cast to a declared type: both are text, numbers, and so on.
-
-    Examples
-    --------
-    >>> is_of_kind(pa.int32(), pa.int64()), is_of_kind(pa.string(), pa.int64())
-    (True, False)
-    """
-    if pa.types.is_dictionary(given):
-        given = given.value_type
-    if given == wanted or pa.types.is_null(given):
-        return True
-    if pa.types.is_map(given) and pa.types.is_map(wanted):
-        return is_of_kind(given.key_type, wanted.key_type) and is_of_kind(given.item_type, wanted.item_type)
-    if _is_list(given) and _is_list(wanted):
-        return is_of_kind(given.value_type, wanted.value_type)
-    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
-        return [field.name for field in given] == [field.name for field in wanted] and all(
-            is_of_kind(one.type, other.type) for one, other in zip(given, wanted, strict=True)
-        )
-    return any(is_one(given) and is_one(wanted) for is_one in _KINDS)
 
 
 def strict_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:

@@ -33,17 +33,16 @@ from flinkish_spark.state.timers import BatchTimers
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BEHIND, as_schema, block_schema
 from flinkish_spark.transport.routing import Distribution
+from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
 from flinkish_spark.types.rows import OutputError, RowReader, RowWriter
 from flinkish_spark.types.schemas import PREFIX
 from flinkish_spark.types.to_arrow import (
     REFUSALS,
     ValueMismatch,
-    exact_cast,
     first_missing,
     first_of,
     first_refused,
     first_valid,
-    is_of_kind,
     strict_array,
 )
 from flinkish_spark.types.to_python import taking
@@ -425,8 +424,8 @@ def declared_column(field: T.StructField, column: pa.Array, kind: pa.DataType) -
     if missing is not None:
         raise OutputError(f"emitted a wrong value: {missing}", missing.row)
     try:
-        return column if column.type == kind else exact_cast(column, kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        return exact_cast(column, kind)
+    except pa.ArrowException as error:
         at = first_refused(len(column), lambda count: exact_cast(column.slice(0, count), kind))
         value = f" of {column[at].as_py()!r:.200}" if at is not None else ""
         raise OutputError(f"{wrong}{value}: {error}", at) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import codecs
 import csv
 import enum
 import io
@@ -38,7 +39,14 @@ if TYPE_CHECKING:
 
 #: About what is parsed at once; a longer line is parsed alone, whatever its length.
 _BLOCK_BYTES = 1 << 20
-_BOM = b"\xef\xbb\xbf"
+#: Byte order marks, the longer ones in front of those that they begin with.
+_MARKS = {
+    codecs.BOM_UTF8: "UTF-8",
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
 _BLANKS = b" \t\r\n"
 #: The end of a line that is followed by one which neither is blank nor begins and ends as an object does.
 _NO_OBJECT = re.compile(rb"\n(?![ \t\r]*(?:\{[^\n]*\}[ \t\r]*)?(?:\n|\Z))")
@@ -49,6 +57,25 @@ class BadLine(ValueError):
 
     def __init__(self, line: int, why: str) -> None:
         super().__init__(f"line {line} {why}")
+
+
+def begin_of_text(data: bytes) -> int:
+    r"""Return where the text of a file begins: a byte order mark in front is no part of it.
+
+    Raises
+    ------
+    BadLine
+        It is the mark of another encoding than UTF-8.
+
+    Examples
+    --------
+    >>> begin_of_text(b"\xef\xbb\xbfa\n"), begin_of_text(b"a\n")
+    (3, 0)
+    """
+    mark = next((mark for mark in _MARKS if data.startswith(mark)), b"")
+    if mark and mark != codecs.BOM_UTF8:
+        raise BadLine(1, f"begins with the byte order mark of {_MARKS[mark]}: write the file in UTF-8")
+    return len(mark)
 
 
 def tables_of(data: bytes, schema: pa.Schema) -> Iterator[pa.Table]:
@@ -69,7 +96,7 @@ def tables_of(data: bytes, schema: pa.Schema) -> Iterator[pa.Table]:
     Traceback (most recent call last):
     flinkish_spark.connectors.files.input_formats.BadLine: line 2 is no JSON object
     """
-    start, line = len(_BOM) if data.startswith(_BOM) else 0, 1
+    start, line = begin_of_text(data), 1
     while start < len(data):
         end = data.rfind(b"\n", start, start + _BLOCK_BYTES) + 1
         if not end:
@@ -415,7 +442,7 @@ class CsvFiles(InputFormat):
         types = {field.name: pa.string() if _is_number(field.type) else field.type for field in schema}
         with pa.input_stream(path, compression="detect") as file:
             begin = file.read(_CSV_BLOCK_BYTES)
-        if not begin:
+        if len(begin) == begin_of_text(begin):
             return
         if columns is None:
             check_names(begin, self.delimiter, names)
@@ -579,6 +606,10 @@ class TextLines(InputFormat):
         line = 1
         with io.BufferedReader(pa.input_stream(path, compression="detect")) as file:
             while some := list(islice(file, _ROWS_AT_ONCE)):
+                if line == 1:
+                    some[0] = some[0][begin_of_text(some[0]) :]
+                    if not some[0]:
+                        return
                 texts = _texts_of(some, line)
                 line += len(some)
                 yield pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], schema=schema)
@@ -707,7 +738,7 @@ def check_names(begin: bytes, delimiter: str, fields: list[str]) -> None:
     BadLine
         It has.
     """
-    text = begin.removeprefix(_BOM).decode("utf-8", "replace")
+    text = begin[begin_of_text(begin) :].decode("utf-8", "replace")
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     names, before = [], 0
     # Arrow passes over empty lines, too.
@@ -765,8 +796,9 @@ def _parts(path: str, delimiter: str) -> Iterator[_Part]:
         while True:
             some = file.read(_PART_BYTES)
             found = held + some
-            if is_first and found.startswith(_BOM):
-                found, offset = found[len(_BOM) :], len(_BOM)
+            if is_first:
+                offset = begin_of_text(found)
+                found = found[offset:]
             is_first = False
             # What is behind a run has to be seen with it.
             end = len(found.rstrip(b'"')) if some else len(found)

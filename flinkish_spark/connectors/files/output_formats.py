@@ -23,6 +23,9 @@ _RESERVED = {
     "mapreduce.fileoutputcommitter.algorithm.version": "the sink commits files itself",
     "partitionoverwritemode": "the sink only appends",
 }
+_ENCODING = ("encoding", "charset")
+#: Encodings that have every letter.
+_ENCODINGS = ("UTF-8", "UTF-16", "UTF-16BE", "UTF-16LE", "UTF-32", "UTF-32BE", "UTF-32LE")
 #: Codecs whose files can be put one behind the other and are read as one.
 _STACKABLE = {"none": "", "uncompressed": "", "gzip": ".gz", "bzip2": ".bz2"}
 
@@ -71,6 +74,12 @@ def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
         reason = _RESERVED.get(name.lower())
         if reason is not None:
             raise ConfigError(f"the {kind.value} option '{name}' cannot be used", what_to_do=reason)
+        if name.lower() in _ENCODING and value.upper() not in _ENCODINGS:
+            raise ConfigError(
+                f"the {kind.value} option '{name}' is {value!r}",
+                why="a letter that an encoding does not have would be written as '?', without a word",
+                what_to_do=f"choose one that has all letters: {', '.join(_ENCODINGS)}",
+            )
 
 
 def check_mergeable(kind: FileFormat, options: Mapping[str, str], columns: Sequence[str] = ()) -> None:
@@ -90,7 +99,7 @@ def check_mergeable(kind: FileFormat, options: Mapping[str, str], columns: Seque
         return
     found = {name.lower(): value for name, value in options.items()}
     codec = found.get("compression", found.get("codec", "none")).lower()
-    encoding = found.get("encoding", found.get("charset", "UTF-8")).upper()
+    encoding = next((found[name] for name in _ENCODING if name in found), "UTF-8").upper()
     why = ""
     if codec not in _STACKABLE:
         why = f"files with the codec '{codec}' cannot be put one behind the other"
@@ -98,7 +107,7 @@ def check_mergeable(kind: FileFormat, options: Mapping[str, str], columns: Seque
         why = "the header line of a compressed CSV file cannot be taken out"
     elif has_header(kind, options) and any("\n" in name or "\r" in name for name in columns):
         why = "the header has a column whose name goes over several lines"
-    elif encoding not in ("UTF-8", "US-ASCII", "ISO-8859-1", "WINDOWS-1252"):
+    elif encoding != "UTF-8":
         why = f"files in {encoding} may begin with a byte order mark"
     if why:
         raise ConfigError(

@@ -477,6 +477,11 @@ class FileSource(SplitSource):
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Refuse a folder that is not there."""
         super().preflight(spark, job_dir, uid)
+        if os.path.isfile(self.path):
+            raise ConfigError(
+                f"the path {self.path} of source '{uid}' is a file, and a FileSource reads a folder",
+                what_to_do=f"give the folder, and the file as pattern={os.path.basename(self.path)!r}",
+            )
         if not os.path.isdir(self.path):
             raise ConfigError(
                 f"the folder {self.path} of source '{uid}' is not there",

@@ -61,6 +61,14 @@ _TIMES: Mapping[str, tuple[T.DataType, int]] = {
     "local-timestamp-millis": (T.TimestampNTZType(), 1_000),
     "local-timestamp-micros": (T.TimestampNTZType(), 1),
 }
+#: Logical types by which values differ, and the type that each is of. All others say no more than their type.
+_LOGICAL: Mapping[str, str] = {
+    "date": "int",
+    "time-millis": "int",
+    "time-micros": "long",
+    **{f"timestamp-{unit}": "long" for unit in ("millis", "micros", "nanos")},
+    **{f"local-timestamp-{unit}": "long" for unit in ("millis", "micros", "nanos")},
+}
 _EXACT = decimal.Context(prec=_MOST_DIGITS + 1)
 
 
@@ -88,12 +96,50 @@ def whole_schema(text: str, references: Sequence[tuple[str, str]] = ()) -> Any:
     named: dict[str, Any] = {}
     try:
         for _, one in references:
-            fastavro.parse_schema(json.loads(one), named)
+            fastavro.parse_schema(_with_known_logical_types(json.loads(one)), named)
         known = set(named)
-        parsed = fastavro.parse_schema(json.loads(text), named)
+        parsed = fastavro.parse_schema(_with_known_logical_types(json.loads(text)), named)
     except Exception as wrong:
         raise SchemaError("an Avro schema cannot be read", why=f"{type(wrong).__name__}: {wrong}") from None
     return _inlined(parsed, {name: named[name] for name in known}, set())
+
+
+def _with_known_logical_types(schema: Any) -> Any:
+    """Return a schema as JSON without the logical types that are invalid or not known.
+
+    By the specification their values are read as what their own type says; fastavro refuses some of them, and
+    with them the whole schema, whoever reads the field.
+    """
+    if isinstance(schema, list):
+        return [_with_known_logical_types(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if isinstance(schema.get("type"), dict | list) and "name" not in schema:
+        return _with_known_logical_types(schema["type"])
+    made = {name: value for name, value in schema.items() if name != "logicalType" or _is_known(schema)}
+    for inner in {"items", "values"} & made.keys():
+        made[inner] = _with_known_logical_types(made[inner])
+    if isinstance(made.get("fields"), list):
+        made["fields"] = [
+            {**one, "type": _with_known_logical_types(one["type"])}
+            if isinstance(one, dict) and "type" in one
+            else one
+            for one in made["fields"]
+        ]
+    return made
+
+
+def _is_known(schema: Mapping[str, Any]) -> bool:
+    """Return whether the logical type of a schema is one, and a column of Spark's can have its values."""
+    name, kind = schema["logicalType"], schema.get("type")
+    if name != "decimal":
+        return isinstance(name, str) and _LOGICAL.get(name) == kind
+    precision, scale, most = schema.get("precision"), schema.get("scale", 0), _MOST_DIGITS
+    if kind == "fixed" and type(schema.get("size")) is int:
+        most = min(most, len(str((1 << max(8 * schema["size"] - 1, 0)) - 1)) - 1)
+    elif kind != "bytes":
+        return False
+    return type(precision) is int and type(scale) is int and 0 < precision <= most and 0 <= scale <= precision
 
 
 def _inlined(schema: Any, named: Mapping[str, Any], seen: set[str]) -> Any:
@@ -128,13 +174,8 @@ def _logical(schema: Any) -> str:
     """Return what the values of a schema mean, where another meaning gives other values."""
     if not isinstance(schema, dict):
         return _PLAIN
-    name, kind = str(schema.get("logicalType", "")), schema["type"]
-    if name == "decimal" and kind in ("bytes", "fixed") and isinstance(schema.get("precision"), int):
-        # One without precision is to be ignored, by the specification.
-        return f"decimal({schema['precision']},{schema.get('scale', 0)})"
-    if name == "date" or name.startswith(("timestamp-", "local-timestamp-", "time-")):
-        return name
-    return _PLAIN
+    name = str(schema.get("logicalType", _PLAIN))
+    return f"decimal({schema['precision']},{schema.get('scale', 0)})" if name == "decimal" else name
 
 
 def _names_in(schema: Any) -> dict[str, Any]:
@@ -189,10 +230,10 @@ def typed(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str, .
     if kind == "map":
         return T.MapType(T.StringType(), typed(schema["values"], named, f"{path}[]", within))
     if logical.startswith("decimal"):
-        return _decimal(int(schema["precision"]), int(schema.get("scale", 0)), path)
-    if logical == "date" and kind == "int":
+        return T.DecimalType(int(schema["precision"]), int(schema.get("scale", 0)))
+    if logical == "date":
         return T.DateType()
-    if logical in _TIMES and kind == "long":
+    if logical in _TIMES:
         return _TIMES[logical][0]
     if kind not in _COLUMNS:
         raise SchemaError(
@@ -235,16 +276,6 @@ def _struct(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str,
 
 def _path(path: str, one: Mapping[str, Any]) -> str:
     return f"{path}.{one['name']}" if path else str(one["name"])
-
-
-def _decimal(precision: int, scale: int, path: str) -> T.DecimalType:
-    if not 0 < precision <= _MOST_DIGITS or scale > precision:
-        raise SchemaError(
-            f"the field '{path}' of an Avro schema is a decimal({precision},{scale})",
-            why=f"Spark has {_MOST_DIGITS} at most",
-            what_to_do="read it as bytes: leave logicalType out of the schema that is read with",
-        )
-    return T.DecimalType(precision, scale)
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import decimal
+import os
 import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,6 +74,8 @@ _WIDENED = frozenset(
     | {("bool", kind) for kind in ("int32", "int64", "uint32", "uint64")}
     | {("string", "bytes")}
 )
+#: Of a compiler's.
+_MOST_WORDS = 1_000
 _UNSIGNED_64 = ("uint64", "fixed64")
 
 
@@ -132,32 +138,68 @@ def _add(pool: Any, name: str, known: Mapping[str, Any], added: set[str]) -> Non
     file = known.get(name)
     if file is None:
         file = descriptor_pb2.FileDescriptorProto()
-        _of_google(name).CopyToProto(file)
+        _built_in(name).CopyToProto(file)
     for one in file.dependency:
         _add(pool, one, known, added)
     pool.Add(file)
 
 
-def _of_google(name: str) -> Any:
-    """Return a file that comes with Protobuf."""
+def _built_in(name: str) -> Any:
+    """Return a file that schemas name and no registry has, since its clients have it with them."""
     import importlib
 
-    from google.protobuf import descriptor_pool
-
     # These modules, and no others: the name comes from a schema.
-    if name not in _OF_GOOGLE:
-        raise ValueError(f"the file '{name}' is missing")
-    importlib.import_module(f"google.protobuf.{_OF_GOOGLE[name]}")
-    return descriptor_pool.Default().FindFileByName(name)
+    for pattern, package, extra, library in _BUILT_IN:
+        if (found := re.fullmatch(pattern, name)) is None:
+            continue
+        try:
+            importlib.import_module(package)
+        except ImportError as missing:
+            raise needed(extra, f"{library}, for the file '{name}',", missing) from None
+        try:
+            return importlib.import_module(f"{package}.{found[1].replace('/', '.')}_pb2").DESCRIPTOR
+        except ModuleNotFoundError:
+            raise ValueError(f"the file '{name}' is not in the installed {library}") from None
+    raise ValueError(f"the file '{name}' is missing")
 
 
-_OF_GOOGLE = {
-    f"google/protobuf/{name}.proto": f"{name}_pb2"
-    for name in (
-        *("any", "api", "descriptor", "duration", "empty", "field_mask", "source_context", "struct"),
-        *("timestamp", "type", "wrappers"),
-    )
-}
+#: Names of files, the package with their modules, and which extra and which library bring it.
+_BUILT_IN = (
+    (r"google/protobuf/((?:compiler/)?[a-z_]+)\.proto", "google.protobuf", "protobuf", "protobuf"),
+    (r"google/api/([a-z_]+)\.proto", "google.api", "protobuf", "googleapis-common-protos"),
+    (r"google/rpc/([a-z_]+)\.proto", "google.rpc", "protobuf", "googleapis-common-protos"),
+    (r"google/type/([a-z_]+)\.proto", "google.type", "protobuf", "googleapis-common-protos"),
+    (
+        r"confluent/(meta|types?/decimal)\.proto",
+        "confluent_kafka.schema_registry.confluent",
+        "schema-registry",
+        "confluent-kafka",
+    ),
+)
+
+
+def _built_in_files(texts: Sequence[tuple[str, str]], known: Any) -> None:
+    """Add the built-in files that texts import to those that are known, behind what they need."""
+    there = {name for name, _ in texts} | {one.name for one in known.file}
+
+    def add(name: str) -> None:
+        # What comes with the compiler it finds itself.
+        if name in there or name.startswith("google/protobuf/"):
+            return
+        there.add(name)
+        file = _built_in(name)
+        for one in file.dependencies:
+            add(one.name)
+        file.CopyToProto(known.file.add())
+
+    for _, text in texts:
+        for name in _IMPORT.findall(text):
+            # Of a file that nobody has the compiler says which one imports it.
+            with contextlib.suppress(ValueError):
+                add(name)
+
+
+_IMPORT = re.compile(r"""(?m)(?:^|;|\*/)\s*import\s+(?:public\s+|weak\s+)?["']([^"']+)["']""")
 
 
 def files_of(schema: Registered) -> bytes:
@@ -180,6 +222,7 @@ def files_of(schema: Registered) -> bytes:
             sources.append((name, text))
         else:
             found.file.append(file)
+    _built_in_files(sources, found)
     parsed = bytes(found.SerializeToString(deterministic=True))
     return _compiled(sources, parsed, texts[-1][0]) if sources else parsed
 
@@ -209,7 +252,6 @@ def _compiled(texts: Sequence[tuple[str, str]], parsed: bytes, last: str) -> byt
     """
     try:
         import grpc_tools
-        from grpc_tools import protoc
     except ImportError as missing:
         raise needed("protobuf", "grpcio-tools", missing) from None
     with tempfile.TemporaryDirectory(prefix="flinkish-protobuf-") as folder:
@@ -222,21 +264,29 @@ def _compiled(texts: Sequence[tuple[str, str]], parsed: bytes, last: str) -> byt
         made, known = Path(folder) / "out", Path(folder) / "known"
         known.write_bytes(parsed)
         own = Path(grpc_tools.__file__).parent / "_proto"
-        status = protoc.main(
+        # A process of its own: within this one its words would go past Python.
+        ended = subprocess.run(
             [
-                "protoc",
+                *(sys.executable, "-m", "grpc_tools.protoc"),
                 f"-I{folder}/in",
                 f"-I{own}",
                 f"--descriptor_set_in={known}",
                 "--include_imports",
                 f"--descriptor_set_out={made}",
                 last,
-            ]
+            ],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
         )
-        if status:
+        if ended.returncode:
+            words = [line for line in ended.stderr.splitlines() if ": warning: " not in line]
+            said = "; ".join(words).replace(f"{folder}/in/", "")
             raise SchemaError(
                 "the registry's Protobuf schema cannot be compiled",
-                why="the compiler has said why in the log of this process",
+                why=f"the compiler says: {said[:_MOST_WORDS].rstrip('.')}",
                 what_to_do="correct the schema, or give the source a descriptor",
             )
         return made.read_bytes()

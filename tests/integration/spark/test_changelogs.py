@@ -503,6 +503,31 @@ def test_what_the_connector_did_not_get_overwrites_nothing(spark: Any) -> None:
     assert found == [("+I", UNKNOWN)]
 
 
+#: As in `test_json_rows`; by its own name a zone is read as well as by the session's.
+IN_BERLIN = {
+    "2026-03-29T01:59:59": 1774745999,
+    "2026-03-29T02:30:00": None,
+    "2026-03-29 02:30:00.5 Europe/Berlin": None,
+    "2026-03-29T02:30:00 Asia/Tokyo": 1774719000,
+    "2026-03-29T03:00:00": 1774746000,
+    "2026-03-29T02:30:00Z": 1774751400,
+    "2026-03-29T02:30:00+01:00": 1774747800,
+    "2026-10-25T02:30:00": 1792888200,
+}
+
+
+def test_a_time_that_no_clock_has_shown_is_no_value(spark: Any) -> None:
+    own = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        changes = [change("c", None, {"v": text}) for text in IN_BERLIN]
+        found = decoded(spark, DebeziumJson("v TIMESTAMP", OnBadRecord.DROP), *changes)
+        seconds = [row[0] for row in found.selectExpr("unix_seconds(v)").collect()]
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", own)
+    assert seconds == [second for second in IN_BERLIN.values() if second is not None]
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("ddl", "settings", "bad"),

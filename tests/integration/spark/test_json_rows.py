@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -162,6 +163,38 @@ def test_values_are_exact_or_bad(spark: Any, monkeypatch: pytest.MonkeyPatch) ->
         ]
         assert shown == [(case.record, case.shown) for case in EXACT], name
         assert [text for text, one in zip(texts, is_bad, strict=True) if one] == bad, name
+
+
+#: Seconds since 1970 of texts in Berlin; clocks went from 02:00 to 03:00 in March, back in October.
+IN_BERLIN = {
+    "2026-03-29T01:59:59": 1774745999,
+    "2026-03-29T02:00:00": None,
+    "2026-03-29T02:30:00": None,
+    "2026-03-29 2:59:59.999999": None,
+    "2026-03-29T03:00:00": 1774746000,
+    "2026-03-29T02:30:00+01:00": 1774747800,
+    "2026-10-25T02:30:00": 1792888200,
+    "2026-10-25T02:30:00+01:00": 1792891800,
+}
+
+
+@pytest.fixture
+def in_berlin(spark: Any) -> Iterator[None]:
+    own = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    yield
+    spark.conf.set("spark.sql.session.timeZone", own)
+
+
+def test_a_time_that_no_clock_of_the_session_has_shown_is_bad(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, in_berlin: None
+) -> None:
+    frame = spark.createDataFrame([(f'{{"at":"{text}"}}',) for text in IN_BERLIN], "value STRING")
+    settings = {"mode": "PERMISSIVE", **SETTINGS}
+    ways = both_ways(spark, monkeypatch, parse_ddl("at TIMESTAMP, corrupt STRING"), settings)
+    rows = frame.select(*ways).selectExpr("unix_seconds(ours.at)", "unix_seconds(sparks.at)").collect()
+    for way in (0, 1):
+        assert [row[way] for row in rows] == list(IN_BERLIN.values())
 
 
 @pytest.mark.parametrize("value", ['{"l":"text"}', '{"s":', '{"t":"never"}', "[1]"])

@@ -330,12 +330,11 @@ def test_what_is_no_record_is_an_error_and_never_the_end(tmp_path, record, says)
             pa.array([[1], [2, None]]),
             "field 'n.element' is None and must not be null, in row 1 of a|has nulls",
         ),
-        # Arrow refuses it by itself.
         (
             T.StructType([T.StructField("x", T.LongType(), nullable=False)]),
             True,
             pa.array([{"x": 1}, {"x": None}]),
-            "field 'x' of type int64 has nulls",
+            "field 'n.x' is None and must not be null, in row 1 of a batch",
         ),
     ],
 )

@@ -6,6 +6,7 @@ import datetime
 import doctest
 import random
 from collections import namedtuple
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
@@ -347,6 +348,27 @@ def putting(kind, columns, *where):
         ("LONG", [np.array([1, np.nan])], "the value of key 'ben': Float value nan was truncated"),
         ("LONG", [[1, 2.5]], "the value of key 'ben': .*2.5: it is a float"),
         ("n INT, m INT", [[1, 2], np.array([1, 1 << 40])], "field 'm' of key 'ben': .*not in range"),
+        (
+            "DECIMAL(10,2)",
+            [np.array([1, 1.239])],
+            "the value of key 'ann': the column has the type double, decl",
+        ),
+        (
+            "DOUBLE",
+            [pa.array([Decimal("1.1"), None])],
+            "the value of key 'ann': the column has the type decimal",
+        ),
+        (
+            "ARRAY<TIMESTAMP_NTZ>",
+            [pa.array([[0], [1]], pa.list_(pa.timestamp("us", "Europe/Berlin")))],
+            "the value of key 'ann': the column has the type list",
+        ),
+        (
+            "TIMESTAMP",
+            [np.array([1000, 1], "M8[ns]")],
+            "the value of key 'ben': Casting from timestamp.ns. to",
+        ),
+        ("LONG", [np.array([1, 2.0**53])], "the value of key 'ben': it is a float so great"),
         ("FLOAT", [np.array([1, 1e300])], "the value of key 'ben': it is beyond what a FLOAT can be"),
         ("TIMESTAMP", [np.array([1, 2])], "the value of key 'ann': the column has the type int64"),
         (

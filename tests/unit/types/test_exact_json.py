@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flinkish_spark.connectors.json import json_schema
-from flinkish_spark.core.errors import SchemaError
+from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.formats import Json
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.exact_json import MALFORMED, exact_text
@@ -71,3 +71,32 @@ def test_what_becomes_a_text_is_written_with_its_own_digits() -> None:
 def test_types_without_json_are_refused_when_they_are_declared(kind: str) -> None:
     with pytest.raises(SchemaError, match="JSON"):
         json_schema(Json(f"a {kind}"))
+
+
+@pytest.mark.parametrize(
+    ("text", "zone", "is_good"),
+    [
+        ("2026-03-29T02:30:00", "Europe/Berlin", False),
+        ("2026-03-29 2:30:0.5", "Europe/Berlin", False),
+        ("2026-03-29T02:30:00", "UTC", True),
+        ("2026-03-29T02:30:00", "+01:00", True),
+        ("2026-03-29T02:30:00Z", "Europe/Berlin", True),
+        ("2026-03-29T02:30:00+01:00", "Europe/Berlin", True),
+        ("2026-03-29T02:30:00 Asia/Tokyo", "Europe/Berlin", True),
+        ("2026-03-29T02:30:00 Nowhere/Town", "UTC", False),
+        ("2026-10-25T02:30:00", "Europe/Berlin", True),
+        # In Brazil clocks were set at midnight.
+        ("2018-11-04", "America/Sao_Paulo", False),
+        ("2018-11-05", "America/Sao_Paulo", True),
+    ],
+)
+def test_a_time_that_no_clock_has_shown_is_bad(text: str, zone: str, is_good: bool) -> None:
+    look = exact_text(parse_ddl("at TIMESTAMP, wall TIMESTAMP_NTZ, all ARRAY<STRUCT<at: TIMESTAMP>>"), zone)
+    for record in (f'{{"at":"{text}"}}', f'{{"all":[{{"at":"{text}"}}]}}'):
+        assert (look(record.encode()) != MALFORMED) is is_good
+    assert look(b'{"wall":"2026-03-29T02:30:00"}') != MALFORMED, "it is of no zone"
+
+
+def test_a_time_zone_that_python_does_not_know_is_refused() -> None:
+    with pytest.raises(ConfigError, match="does not know the session's time zone 'Nowhere/Town'"):
+        exact_text(parse_ddl("at TIMESTAMP"), "Nowhere/Town")

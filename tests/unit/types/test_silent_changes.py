@@ -12,7 +12,8 @@ import pytest
 from flinkish_spark import FlatMapFunction, KeyedProcessFunction, ValueStateDescriptor
 from flinkish_spark.core.errors import UserFunctionError
 from flinkish_spark.testing import ProgramHarness
-from flinkish_spark.types.to_arrow import ColumnTooLarge, ValueMismatch, infinities, strict_array
+from flinkish_spark.types.exact_columns import exact_cast
+from flinkish_spark.types.to_arrow import ColumnTooLarge, ValueMismatch, strict_array
 
 _FLOATS = pa.list_(pa.float32())
 _TEXTS = pa.list_(pa.string())
@@ -64,11 +65,14 @@ def test_what_is_neither_a_list_nor_a_text_is_refused_as_ever(kind: Any, wrong: 
         strict_array([wrong], kind)
 
 
-def test_infinities_of_a_slice_are_those_of_its_rows() -> None:
-    column = pa.array([[math.inf], [1.0, math.inf], None, [math.inf]], pa.list_(pa.float64()))
-    maps = pa.array([{"a": math.inf}, {"b": math.inf}], pa.map_(pa.string(), pa.float64()))
-    assert [infinities(column.slice(at)) for at in range(5)] == [3, 2, 1, 1, 0]
-    assert infinities(maps.slice(1)) == 1 and infinities(maps) == 2
+def test_a_slice_of_a_column_is_cast_as_its_own_rows() -> None:
+    column = pa.array([[1e300], [1.0, math.inf], None, [math.inf]], pa.list_(pa.float64()))
+    maps = pa.array([{"a": 1e300}, {"b": math.inf}], pa.map_(pa.string(), pa.float64()))
+    assert exact_cast(column.slice(1), _FLOATS).to_pylist() == [[1.0, math.inf], None, [math.inf]]
+    assert exact_cast(maps.slice(1), pa.map_(pa.string(), pa.float32())).to_pylist() == [[("b", math.inf)]]
+    for whole, kind in ((column, _FLOATS), (maps, pa.map_(pa.string(), pa.float32()))):
+        with pytest.raises(pa.ArrowInvalid, match="beyond what a FLOAT can be"):
+            exact_cast(whole, kind)
 
 
 class Emits(FlatMapFunction):

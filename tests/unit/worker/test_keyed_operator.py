@@ -39,8 +39,8 @@ from flinkish_spark.transport.blocks import (
 from flinkish_spark.transport.columns import Origins
 from flinkish_spark.transport.routing import Routing, place_of, spark_hash_int
 from flinkish_spark.types.ddl import parse_ddl
+from flinkish_spark.types.exact_columns import is_of_kind
 from flinkish_spark.types.rows import arrow_schema
-from flinkish_spark.types.to_arrow import is_of_kind
 from flinkish_spark.worker.keyed_operator import KeyedOperator, KeyedOperatorSpec, OperatorFailed, SharedTasks
 from flinkish_spark.worker.runners import InputShape, RowShape
 

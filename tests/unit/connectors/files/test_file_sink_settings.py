@@ -79,6 +79,11 @@ HOUR_MS = 3_600_000
             {"format": FileFormat.CSV, "options": {"encoding": "UTF-16"}, "compaction": Compaction()},
             "byte order mark",
         ),
+        (
+            {"format": FileFormat.CSV, "options": {"encoding": "ISO-8859-1"}},
+            r"option 'encoding' is 'ISO-8859-1'.*would be written as '\?'.*UTF-8, UTF-16",
+        ),
+        ({"format": FileFormat.JSON, "options": {"Charset": "US-ASCII"}}, "option 'Charset' is 'US-ASCII'"),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused_where_they_are_made(settings, message) -> None:

@@ -475,6 +475,55 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path) -> None:
         reader_of(texts(tmp_path / "nothing"), tmp_path)
 
 
+def test_a_file_in_the_place_of_a_folder_is_called_one(folder, tmp_path) -> None:
+    put(folder, "a.txt", "1\n")
+    with pytest.raises(ConfigError, match=r"a.txt of source 'in' is a file, and .* reads a folder.*'a.txt'"):
+        reader_of(texts(folder / "a.txt"), tmp_path)
+
+
+MARK = "\ufeff".encode()
+#: Bytes of a file, and its lines: a mark is one at the beginning alone.
+MARKED = [
+    (MARK + b"a\nb\n", ["a", "b"]),
+    (MARK + b"a", ["a"]),
+    (MARK, []),
+    (MARK + b"\n", [""]),
+    (MARK + MARK + b"a\n", ["\ufeffa"]),
+    (b"a\n" + MARK + b"b\n", ["a", "\ufeffb"]),
+    (b"", []),
+]
+
+
+@pytest.mark.parametrize(("data", "lines"), MARKED)
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress])
+def test_a_byte_order_mark_is_no_part_of_a_text(folder, data, lines, pack) -> None:
+    suffix = {bytes: "", gzip.compress: ".gz", bz2.compress: ".bz2"}[pack]
+    for name, form, text, records in (
+        ("x.txt", TextLines(), data, lines),
+        ("x.csv", CsvFiles(CsvHeader.NONE), data, [line for line in lines if line]),
+        ("x.json", JsonLines(), data.replace(b"a", b'{"value":"a"}').replace(b"b", b'{"value":"b"}'), lines),
+    ):
+        if name == "x.json" and MARK in data[1:]:
+            continue
+        path = put(folder, name + suffix, pack(text))
+        found = [row for one in form.batches(str(path), VALUE) for row in one.column(0).to_pylist()]
+        assert found == ([line for line in lines if line] if name == "x.json" else records), name
+
+
+VALUE = pa.schema([("value", pa.string())])
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32", "utf-32-be"])
+@pytest.mark.parametrize("form", [TextLines(), JsonLines(), CsvFiles(), CsvFiles(CsvHeader.NONE)], ids=repr)
+def test_the_mark_of_another_encoding_is_refused_by_name(folder, encoding, form) -> None:
+    text = "a,b\n" if encoding in ("utf-16", "utf-32") else "\ufeffa,b\n"
+    for name, data in (("x", text.encode(encoding)), ("x.gz", gzip.compress(text.encode(encoding)))):
+        with pytest.raises(
+            BadLine, match=f"line 1 begins with the byte order mark of {encoding[:6].upper()}"
+        ):
+            list(form.batches(str(put(folder, name, data)), VALUE))
+
+
 @pytest.mark.parametrize("discovery", list(Discovery))
 def test_a_folder_that_is_moved_away_behind_the_start_is_no_empty_one(folder, tmp_path, discovery) -> None:
     put(folder, "a", "1\n")

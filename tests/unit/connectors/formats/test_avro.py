@@ -146,7 +146,6 @@ def test_no_bytes_end_a_task(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ({"type": "bytes", "logicalType": "decimal", "precision": 39, "scale": 0}, "decimal(39,0)"),
         ("null", "null"),
         (["null"], "always null"),
     ],
@@ -375,6 +374,67 @@ def test_bytes_alone_stand_behind_the_number_as_clients_in_the_jvm_write_them(ra
     assert read_via("bytes", "bytes", raw) == [{"read": {"value": raw}, "reason": None}]
 
 
-def test_a_decimal_without_precision_is_its_bytes() -> None:
-    schema = record(("d", {"type": "bytes", "logicalType": "decimal"}))
-    assert read(schema, b"\2\x05") == [{"read": {"d": b"\x05"}, "reason": None}]
+def logical(meant: Any, kind: str = "bytes", **more: Any) -> dict[str, Any]:
+    return {"type": kind, "logicalType": meant, **more}
+
+
+#: Logical types that are none, or that Spark has no column for, by the words of their schema.
+NO_LOGICAL_TYPES = [
+    (logical("decimal"), "binary"),
+    (logical("decimal", precision=64, scale=127), "binary"),
+    (logical("decimal", precision=4, scale=5), "binary"),
+    (logical("decimal", precision=39), "binary"),
+    (logical("decimal", precision=64, scale=2), "binary"),
+    (logical("decimal", precision=0), "binary"),
+    (logical("decimal", precision="4"), "binary"),
+    (logical("decimal", precision=True), "binary"),
+    (logical("decimal", precision=4, scale=-1), "binary"),
+    (logical("decimal", precision=4, scale=None), "binary"),
+    (logical("decimal", "fixed", name="F", size=2, precision=5), "binary"),
+    (logical("decimal", "string", precision=4), "string"),
+    (logical("decimal", "long", precision=4), "bigint"),
+    (logical("duration", "fixed", name="F", size=11), "binary"),
+    (logical("duration", "long"), "bigint"),
+    (logical("uuid", "long"), "bigint"),
+    (logical("uuid", "fixed", name="F", size=16), "binary"),
+    (logical("date", "string"), "string"),
+    (logical("date", "long"), "bigint"),
+    (logical("timestamp-micros", "int"), "int"),
+    (logical("timestamp-nanos", "long"), "bigint"),
+    (logical("local-timestamp-nanos", "long"), "bigint"),
+    (logical("timestamp-fortnights", "long"), "bigint"),
+    (logical(5, "long"), "bigint"),
+    (logical("x", "array", items=logical("decimal", precision=1, scale=2)), "array<binary>"),
+    (logical("x", "map", values=logical("decimal", precision=1, scale=2)), "map<string,binary>"),
+    ({"type": logical("decimal", precision=1, scale=2)}, "binary"),
+]
+
+
+@pytest.mark.parametrize(("kind", "column"), NO_LOGICAL_TYPES, ids=lambda one: json.dumps(one)[:60])
+def test_of_a_logical_type_that_is_none_the_values_are_what_their_own_type_says(
+    kind: Any, column: str
+) -> None:
+    """As Avro's specification has it, also in a field that nobody reads."""
+    assert reader(record(("f", kind))).kind.simpleString() == f"struct<f:{column}>"
+    assert reader(record(("f", ["null", kind]))).kind.simpleString() == f"struct<f:{column}>"
+    writer = record(
+        ("n", "int"), ("inner", {"type": "record", "name": "I", "fields": [{"name": "f", "type": kind}]})
+    )
+    resolution = avro.Resolution(avro.whole_schema(writer), avro.whole_schema(record(("n", "int"))))
+    assert resolution.convert() is not None and resolution.found.left_out == ["inner"]
+    plain = avro.Resolution(avro.whole_schema(record(("f", kind))), avro.whole_schema(record(("f", kind))))
+    plain.convert()
+    assert plain.found.other == []
+
+
+def test_the_bytes_of_a_decimal_that_is_none_are_there() -> None:
+    schema = record(("d", logical("decimal", precision=64, scale=127)), ("n", "int"))
+    assert read(schema, b"\2\x05\x0e") == [{"read": {"d": b"\x05", "n": 7}, "reason": None}]
+
+
+def test_a_fixed_has_the_digits_that_fit() -> None:
+    for size, digits in ((1, 2), (2, 4), (4, 9), (8, 18), (16, 38)):
+        kind = logical("decimal", "fixed", name="F", size=size, precision=digits)
+        assert reader(record(("f", kind))).kind["f"].dataType == T.DecimalType(digits, 0)
+        kind["precision"] += 1
+        assert reader(record(("f", kind))).kind["f"].dataType == T.BinaryType()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import sys
 from decimal import Decimal
 from typing import Any
 
@@ -16,7 +17,7 @@ from flinkish_spark.connectors.formats import protobuf
 from flinkish_spark.connectors.formats.avro import Difference
 from flinkish_spark.connectors.formats.reader import Unreadable
 from flinkish_spark.connectors.formats.registry import Registered
-from flinkish_spark.core.errors import SchemaError
+from flinkish_spark.core.errors import EnvironmentFault, SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, Protobuf
 from flinkish_spark.types.ddl import parse_ddl
 
@@ -357,3 +358,67 @@ def test_what_is_neither_a_symbol_nor_a_number_is_none(symbol: str) -> None:
 )
 def test_a_required_field_that_no_row_has_is_named(given: str, missing: str | None) -> None:
     assert protobuf.without_required(protobuf.descriptor_of(CLOSED, "M"), parse_ddl(given)) == missing
+
+
+BUILT_IN = """
+syntax = "proto3"; package shop; import "confluent/meta.proto";
+import "confluent/type/decimal.proto";
+import public 'google/type/date.proto'; import "google/protobuf/timestamp.proto";
+message Price {
+  option (confluent.message_meta).doc = "what it costs";
+  confluent.type.Decimal amount = 1 [(confluent.field_meta).doc = "in euros"];
+  google.type.Date day = 2; google.protobuf.Timestamp at = 3;
+}
+"""
+PRICE = (
+    "struct<amount:struct<value:binary,precision:bigint,scale:int>,"
+    "day:struct<year:int,month:int,day:int>,at:struct<seconds:bigint,nanos:int>>"
+)
+
+
+def test_files_that_every_client_has_built_in_are_read() -> None:
+    files = protobuf.files_of(Registered("PROTOBUF", BUILT_IN))
+    assert protobuf.fields_of(protobuf.descriptor_of(files, "shop.Price")).simpleString() == PRICE
+    row = {
+        "amount": {"value": b"\x04\xd2", "precision": 6, "scale": 2},
+        "day": {"year": 2026, "month": 3, "day": 29},
+        "at": None,
+    }
+    data = protobuf.ProtobufWriter(files, "shop.Price").opened()(row)
+    reader = protobuf.ProtobufReader(files, "shop.Price", None, OnSchemaChange.FAIL)
+    assert reader.opened()(data) == ((b"\x04\xd2", 6, 2), (2026, 3, 29), None)
+    # A descriptor that leaves them out, as protoc without --include_imports makes it.
+    own = descriptor_pb2.FileDescriptorSet.FromString(files).file[-1]
+    alone = descriptor_pb2.FileDescriptorSet(file=[own]).SerializeToString()
+    assert protobuf.fields_of(protobuf.descriptor_of(alone, "shop.Price")).simpleString() == PRICE
+
+
+@pytest.mark.parametrize(
+    ("missing", "name", "says", "extra"),
+    [
+        ("google.type", "google/type/date.proto", "googleapis-common-protos", "protobuf"),
+        ("confluent_kafka.schema_registry.confluent", "confluent/meta.proto", "confluent-kafka", "schema-"),
+    ],
+)
+def test_a_package_that_brings_a_built_in_file_and_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, missing: str, name: str, says: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    text = f'syntax = "proto3"; import "{name}"; message A {{}}'
+    with pytest.raises(EnvironmentFault, match=rf"needs {says}, for the file '{name}'.*\[{extra}"):
+        protobuf.files_of(Registered("PROTOBUF", text))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("message A { Foo x = 1; }", 'the compiler says: schema.proto:2:13: "Foo" is not defined'),
+        ('import "no/such.proto";', 'schema.proto:2:1: Import "no/such.proto" was not found'),
+        ('import "google/type/none.proto";', 'schema.proto:2:1: Import "google/type/none.proto" was not'),
+        ('import "confluent/../../x.proto";', "schema.proto:2:1: Import"),
+    ],
+)
+def test_what_the_compiler_says_is_in_the_message(text: str, says: str) -> None:
+    with pytest.raises(SchemaError) as refused:
+        protobuf.files_of(Registered("PROTOBUF", f'syntax = "proto3";\n{text}'))
+    assert says in str(refused.value) and "flinkish-protobuf" not in str(refused.value)

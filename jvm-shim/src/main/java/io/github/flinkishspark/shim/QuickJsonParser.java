@@ -8,9 +8,12 @@ import com.fasterxml.jackson.core.JsonToken;
 import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.io.UncheckedIOException;
+import java.time.LocalDateTime;
+import java.time.ZoneId;
 import java.util.regex.Pattern;
 import org.apache.spark.sql.catalyst.json.JSONOptions;
 import org.apache.spark.sql.catalyst.json.JacksonParser;
+import org.apache.spark.sql.catalyst.util.DateTimeUtils;
 import org.apache.spark.sql.catalyst.util.IntervalUtils;
 import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.types.DataType;
@@ -57,7 +60,8 @@ final class QuickJsonParser extends JacksonParser {
     }
     if (kind == DataTypes.TimestampType) {
       boolean isUsual = hasUsualTimes();
-      return converter(parser -> timestamp(parser, sparks, isUsual));
+      ZoneId zone = options().zoneId();
+      return converter(parser -> timestamp(parser, sparks, isUsual, zone));
     }
     if (kind == DataTypes.TimestampNTZType) {
       return converter(parser -> isText(parser) ? inRange(checkedTime(parser), sparks.apply(parser)) : sparks.apply(parser));
@@ -189,7 +193,8 @@ final class QuickJsonParser extends JacksonParser {
 
   // -- times --------------------------------------------------------------------------------------
 
-  private static Object timestamp(JsonParser parser, Function1<JsonParser, Object> sparks, boolean isUsual) throws IOException {
+  private static Object timestamp(JsonParser parser, Function1<JsonParser, Object> sparks, boolean isUsual, ZoneId zone)
+      throws IOException {
     JsonToken token = value(parser);
     if (token == JsonToken.VALUE_NUMBER_INT) {
       long seconds = parser.getLongValue();
@@ -207,7 +212,23 @@ final class QuickJsonParser extends JacksonParser {
         return micros;
       }
     }
-    return inRange(checkedTime(parser), sparks.apply(parser));
+    Object micros = inRange(checkedTime(parser), sparks.apply(parser));
+    checkClock(parser, zone);
+    return micros;
+  }
+
+  /** Refuses a time that no clock of its zone has shown, in spring: Spark would read one an hour later. */
+  private static void checkClock(JsonParser parser, ZoneId session) throws IOException {
+    var parts = DateTimeUtils.parseTimestampString(UTF8String.fromString(parser.getText()));
+    int[] at = parts._1();
+    ZoneId zone = parts._2().isDefined() ? parts._2().get() : session;
+    if (at.length == 0 || zone.getRules().isFixedOffset()) {
+      return;
+    }
+    var local = LocalDateTime.of(at[0], at[1], at[2], at[3], at[4], at[5]);
+    if (zone.getRules().getValidOffsets(local).isEmpty()) {
+      throw bad(parser, "no clock of its time zone has shown it");
+    }
   }
 
   /** The parser, if its text is a time with a date, and not finer than what there is. */

@@ -1,0 +1,167 @@
+"""Arrow columns as columns of declared types, by casts only that keep each value or refuse it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flinkish_spark.types.to_arrow import BEYOND_FLOAT
+
+_IsKind = Callable[[pa.DataType], bool]
+
+
+def _any_of(*names: str) -> _IsKind:
+    tests = [getattr(pa.types, f"is_{name}") for name in names]
+    return lambda kind: any(test(kind) for test in tests)
+
+
+_is_integer, _is_float, _is_decimal = _any_of("integer"), _any_of("floating"), _any_of("decimal")
+_is_text = _any_of("string", "large_string", "string_view")
+_is_bytes = _any_of("binary", "large_binary", "binary_view", "fixed_size_binary")
+_is_list = _any_of("list", "large_list", "fixed_size_list", "list_view", "large_list_view")
+
+#: Declared types, and the types whose values each of them holds as they are. Arrow casts far more: it rounds
+#: floats for a DECIMAL and decimals for a DOUBLE, and makes texts of numbers and numbers of times.
+_EXACT: tuple[tuple[_IsKind, tuple[_IsKind, ...]], ...] = (
+    # Whole numbers with gaps are floats in pandas.
+    (_is_integer, (_is_integer, _is_float, _is_decimal)),
+    (_is_float, (_is_integer, _is_float)),
+    (_is_decimal, (_is_integer, _is_decimal)),
+    (_any_of("boolean"), (_any_of("boolean"),)),
+    # Arrow looks whether bytes are UTF-8.
+    (_is_text, (_is_text, _is_bytes)),
+    (_is_bytes, (_is_bytes,)),
+    (_any_of("date"), (_any_of("date"),)),
+    (_any_of("duration"), (_any_of("duration"),)),
+    (_any_of("time64"), (_any_of("time"),)),
+)
+
+
+def is_of_kind(given: pa.DataType, wanted: pa.DataType, *, may_have_more: bool = False) -> bool:
+    """Return whether a declared type is known to hold the values of a column, or to refuse them.
+
+    Fields of structs go by name.
+
+    Parameters
+    ----------
+    may_have_more
+        Whether structs of the column may have fields that are not declared.
+
+    Examples
+    --------
+    >>> is_of_kind(pa.int32(), pa.int64()), is_of_kind(pa.float64(), pa.decimal128(10, 2))
+    (True, False)
+    """
+    within = functools.partial(is_of_kind, may_have_more=may_have_more)
+    if pa.types.is_dictionary(given):
+        given = given.value_type
+    if given == wanted or pa.types.is_null(given):
+        return True
+    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
+        own, declared = [field.name for field in given], [field.name for field in wanted]
+        has_all = all(own.count(name) == 1 for name in declared)
+        is_all = may_have_more or len(own) == len(declared)
+        return (
+            has_all and is_all and all(within(given.field(field.name).type, field.type) for field in wanted)
+        )
+    if pa.types.is_map(given) and pa.types.is_map(wanted):
+        return within(given.key_type, wanted.key_type) and within(given.item_type, wanted.item_type)
+    if _is_list(given) and _is_list(wanted):
+        return within(given.value_type, wanted.value_type)
+    if pa.types.is_timestamp(given) and pa.types.is_timestamp(wanted):
+        # A time without a zone is one in UTC; of one with a zone a local time would be another one.
+        return given.tz is None or wanted.tz is not None
+    known = next((sources for is_one, sources in _EXACT if is_one(wanted)), ())
+    return any(is_source(given) for is_source in known)
+
+
+def exact_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a column as another type of its kind; see :func:`is_of_kind`.
+
+    Raises
+    ------
+    pyarrow.ArrowException
+        A value would be another one.
+    """
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if column.type == kind and not _has_times_of_day(kind):
+        return column
+    if pa.types.is_null(column.type):
+        return pa.nulls(len(column), kind)
+    if pa.types.is_struct(kind):
+        parts = dict(zip([field.name for field in column.type], column.flatten(), strict=True))
+        own = [exact_cast(parts[field.name], field.type) for field in kind]
+        return pa.StructArray.from_arrays(own, fields=list(kind), mask=column.is_null())
+    if pa.types.is_map(kind):
+        offsets, (keys, items) = _flat(column, lambda there: (there.keys, there.items))
+        keys, items = exact_cast(keys, kind.key_type), exact_cast(items, kind.item_type)
+        return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=_gaps(column))
+    if _is_list(kind):
+        lists = column.cast(pa.list_(column.type.value_field))
+        offsets, (values,) = _flat(lists, lambda there: (there.values,))
+        return type(pa.array([], kind)).from_arrays(
+            offsets, exact_cast(values, kind.value_type), type=kind, mask=_gaps(column)
+        )
+    return _cast_plain(column, kind)
+
+
+@functools.lru_cache(maxsize=256)
+def _has_times_of_day(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_time64(kind)) or any(
+        _has_times_of_day(kind.field(at).type) for at in range(kind.num_fields)
+    )
+
+
+def _flat(column: pa.Array, parts: Callable[[Any], Sequence[pa.Array]]) -> tuple[pa.Array, list[pa.Array]]:
+    """Return the offsets of lists or maps, and what is in them, without anything below a null."""
+    there = column.drop_null()
+    bounds = there.offsets.to_numpy()
+    counts = np.zeros(len(column), np.int64)
+    counts[column.is_valid().to_numpy(zero_copy_only=False)] = np.diff(bounds)
+    first, length = int(bounds[0]), int(bounds[-1] - bounds[0])
+    offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
+    return offsets, [part.slice(first, length) for part in parts(there)]
+
+
+def _gaps(column: pa.Array) -> pa.Array | None:
+    return column.is_null() if column.null_count else None
+
+
+#: Whole numbers up to which a float of so many bits has each one: beyond, it may stand for a neighbour.
+_WHOLE_UP_TO = {16: 1 << 11, 32: 1 << 24, 64: 1 << 53}
+#: Digits of the greatest whole number of 64 bits.
+_MOST_DIGITS = 20
+#: TIME has microseconds, Arrow's type for it nanoseconds.
+_NANOS_PER_MICRO = 1_000
+
+
+def _cast_plain(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    given = column.type
+    if _is_float(given) and _is_integer(kind):
+        numbers = np.abs(column.drop_null().to_numpy(zero_copy_only=False))
+        if (numbers >= _WHOLE_UP_TO[given.bit_width]).any():
+            raise pa.ArrowInvalid("it is a float so great that it may stand for several whole numbers")
+    if _is_integer(given) and _is_decimal(kind):
+        # Of whole numbers Arrow asks whether the greatest of their type would fit.
+        column = column.cast(pa.decimal256(_MOST_DIGITS + kind.scale, kind.scale))
+    made = column.cast(kind)
+    # A cast refuses what is cut or does not fit, but not these.
+    if given == pa.float64() and kind == pa.float32() and _infinite(made) > _infinite(column):
+        raise pa.ArrowInvalid(BEYOND_FLOAT)
+    if pa.types.is_time64(kind) and (_nanos(made) % _NANOS_PER_MICRO).any():
+        raise pa.ArrowInvalid("a TIME has no nanoseconds")
+    return made
+
+
+def _infinite(column: pa.Array) -> int:
+    return int(pc.sum(pc.is_inf(column)).as_py() or 0)
+
+
+def _nanos(column: pa.Array) -> np.ndarray[Any, Any]:
+    return np.asarray(column.drop_null().cast(pa.int64()))
