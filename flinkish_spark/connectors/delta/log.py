@@ -116,7 +116,9 @@ class DeltaSnapshot:
                 for action in _in_checkpoint(table, path):
                     snapshot._apply(action)
         for number in range(begin + 1, wanted + 1):
-            for action in _actions_in(commits[number], commits[number].read_text(encoding="utf-8")):
+            with naming(str(commits[number])):
+                text = commits[number].read_text(encoding="utf-8")
+            for action in _actions_in(commits[number], text):
                 snapshot._apply(action)
         if not snapshot.metadata or not snapshot._has_protocol:
             raise _refused(table, f"no schema or no protocol in its log up to version {wanted}")
