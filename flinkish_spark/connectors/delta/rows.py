@@ -151,7 +151,8 @@ def _fits(column: Column, kind: T.DataType, given: Any) -> Column:
     if isinstance(kind, T.ArrayType):
         inner, of_given = kind.elementType, given.elementType
         return column.isNull() | F.forall(column, lambda item: _fits(item, inner, of_given))
-    return column.isNull() | (F.length(column) <= getattr(kind, "length"))  # noqa: B009
+    assert isinstance(kind, T.CharType | T.VarcharType)
+    return column.isNull() | (F.length(column) <= kind.length)
 
 
 def read_staged(spark: SparkSession, staged: Sequence[Mapping[str, Any]]) -> DataFrame:
@@ -475,8 +476,9 @@ class DeltaRows:
         empty = self._session().createDataFrame([], T.StructType(fields))
         rows = _aligned(empty, mode, info, keep_control=True)
         text = self._statement(path, info, rows, mode, evolution)
-        lines = str(self._session().sql(f"EXPLAIN {text}").collect()[0][0]).split("\n")
-        return "".join(lines[1:2]) if lines[0].startswith(_NO_PLAN) else ""
+        # A row for each line.
+        first, *others = (str(row[0]) for row in self._session().sql(f"EXPLAIN {text}").collect())
+        return (others or [first])[0] if first.startswith(_NO_PLAN) else ""
 
     @staticmethod
     def _statement(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -177,7 +177,7 @@ def files_of(snapshot: DeltaSnapshot, more: Mapping[str, str] | None = None) -> 
     return sorted(found, key=lambda one: (one.modified_ns, one.path))
 
 
-def found_file(table: Path, file: TableFile, more: Mapping[str, str]) -> FoundFile:
+def found_file(table: Path, file: TableFile, more: Mapping[str, str | None]) -> FoundFile:
     """Return a file as a source lists it; raise InputLostError if it is gone."""
     path = table / file.path
     try:
@@ -210,7 +210,7 @@ def rows_in(file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.Record
             yield pa.RecordBatch.from_arrays(columns, names=schema.names)
 
 
-def _refuse_other_case(names: Set[str], in_file: Sequence[str]) -> None:
+def _refuse_other_case(names: set[str], in_file: Sequence[str]) -> None:
     """Raise ValueError if a column that would be taken for one added later is there under another case."""
     lowered = {name.lower(): name for name in in_file}
     for name in sorted(names.difference(in_file)):
