@@ -21,8 +21,14 @@ if TYPE_CHECKING:
 NULL_BUCKET = "__HIVE_DEFAULT_PARTITION__"
 
 
-#: Types whose text may not be the value again: a TIMESTAMP's is a time of the session's zone.
-_WITH_ANOTHER_TEXT = (T.TimestampType, T.FloatType, T.DoubleType)
+#: Types whose text is the value again. Of those behind them that is seen to: a TIMESTAMP's is a time of the
+#: session's zone. Others are refused.
+_WITH_SAME_TEXT = (T.StringType, T.BooleanType, T.IntegralType, T.DecimalType, T.DateType)
+_WITH_ANOTHER_TEXT = (T.TimestampType, T.TimestampNTZType, T.FloatType, T.DoubleType)
+#: What Spark writes as three bytes in a folder's name.
+_ESCAPED = "".join(map(chr, (*range(1, 32), 127))) + "\"#%'*/:=?\\{[]^"
+#: Of a folder's name, on disks and in HDFS. No store takes less.
+_MOST_BYTES = 255
 
 
 def why_no_partition(kind: T.DataType) -> str:
@@ -31,6 +37,8 @@ def why_no_partition(kind: T.DataType) -> str:
         return "bytes are no text: different ones would be one partition"
     if isinstance(kind, T.StringType) and not kind.isUTF8BinaryCollation():
         return f"its collation {kind.collation} takes different texts for equal"
+    if not isinstance(kind, (*_WITH_SAME_TEXT, *_WITH_ANOTHER_TEXT)):
+        return f"a {kind.simpleString()} cannot be part of a folder's name"
     return ""
 
 
@@ -42,8 +50,7 @@ def partition_conditions(frame: DataFrame, names: Iterable[str]) -> Iterator[tup
     names
         Partition columns; those that the frame does not have are left out. Case does not matter.
     """
-    fields = {field.name.lower(): field for field in frame.schema}
-    for field in (fields[name.lower()] for name in names if name.lower() in fields):
+    for field in _fields(frame, names):
         column, what = F.col(quoted(field.name)), f"the partition column {field.name}"
         if isinstance(field.dataType, T.StringType):
             is_kept = ~column.isin("", NULL_BUCKET)
@@ -51,6 +58,28 @@ def partition_conditions(frame: DataFrame, names: Iterable[str]) -> Iterator[tup
         elif isinstance(field.dataType, _WITH_ANOTHER_TEXT):
             again = column.cast("string").cast(field.dataType)
             yield f"{what} being the value of its text", column.eqNullSafe(again)
+    yield from folder_conditions(frame, names)
+
+
+def folder_conditions(frame: DataFrame, names: Iterable[str]) -> Iterator[tuple[str, Column]]:
+    """Yield what must be true of each record for its folder to be made, and how errors say it."""
+    for field in _fields(frame, names):
+        if not isinstance(field.dataType, T.StringType):
+            continue
+        column, what = F.col(quoted(field.name)), f"the partition column {field.name}"
+        is_text = F.is_valid_utf8(column) & ~column.contains("\0")
+        yield f"{what} being UTF-8 without NUL", column.isNull() | is_text
+        left = _MOST_BYTES - 1 - sum(3 if one in _ESCAPED else len(one.encode()) for one in field.name)
+        bytes_of = F.octet_length(column)
+        # Most are short, whatever is in them.
+        is_short = bytes_of * 3 <= left
+        is_short |= bytes_of * 3 - F.octet_length(F.translate(column, _ESCAPED, "")) * 2 <= left
+        yield f"{what} having at most {left} bytes in a folder's name", column.isNull() | is_short
+
+
+def _fields(frame: DataFrame, names: Iterable[str]) -> Iterator[T.StructField]:
+    fields = {field.name.lower(): field for field in frame.schema}
+    return (fields[name.lower()] for name in names if name.lower() in fields)
 
 
 def refusing(frame: DataFrame, names: Iterable[str], marker: str) -> DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +31,30 @@ _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parque
 _KNOWN_FEATURES = frozenset(
     {"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
 )
-_ACTIONS = ("add", "remove", "metaData", "protocol")
+#: Newer ones may mean rows by other rules.
+_NEWEST_READER = 3
+#: What says nothing of rows; and in a checkpoint, whose rows are all in what is added.
+_NOT_OF_ROWS = frozenset({"txn", "commitInfo", "domainMetadata"})
+_NOT_IN_CHECKPOINT = _NOT_OF_ROWS | {"remove", "cdc"}
+_OF_FILES = {
+    *("path", "partitionValues", "size", "dataChange", "stats", "tags", "deletionVector", "baseRowId"),
+    *("defaultRowCommitVersion", "modificationTime", "clusteringProvider", "stats_parsed"),
+    *("partitionValues_parsed", "deletionTimestamp", "extendedFileMetadata"),
+}
+#: All that can be read, by action. Any other action, and any other field that has a value, is refused.
+_KNOWN = {
+    "add": _OF_FILES,
+    "remove": _OF_FILES,
+    "cdc": _OF_FILES,
+    "protocol": {"minReaderVersion", "minWriterVersion", "readerFeatures", "writerFeatures"},
+    "metaData": {
+        *("id", "name", "description", "format", "schemaString", "partitionColumns", "configuration"),
+        "createdTime",
+    },
+}
+#: With it, commits wait somewhere else until they are put into the log.
+_COORDINATED = "delta.coordinatedCommits"
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 @dataclass(frozen=True)
@@ -57,6 +80,7 @@ class DeltaSnapshot:
     version: int
     files: dict[str, TableFile] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    _has_protocol: bool = field(default=False, init=False, repr=False)
 
     @classmethod
     def read(cls, table: Path, version: int | None = None) -> DeltaSnapshot:
@@ -89,13 +113,15 @@ class DeltaSnapshot:
         snapshot = cls(table, wanted)
         for path in checkpoints.get(begin, ()):
             with naming(str(path)):
-                for action in _in_checkpoint(path):
+                for action in _in_checkpoint(table, path):
                     snapshot._apply(action)
         for number in range(begin + 1, wanted + 1):
             with naming(str(commits[number])):
-                for line in commits[number].read_text(encoding="utf-8").split("\n"):
-                    if line:
-                        snapshot._apply(json.loads(line))
+                text = commits[number].read_text(encoding="utf-8")
+            for action in _actions_in(commits[number], text):
+                snapshot._apply(action)
+        if not snapshot.metadata or not snapshot._has_protocol:
+            raise _refused(table, f"no schema or no protocol in its log up to version {wanted}")
         return snapshot
 
     @property
@@ -106,25 +132,50 @@ class DeltaSnapshot:
 
     def _apply(self, action: Mapping[str, Any]) -> None:
         check_plain(self.table, action)
+        self._has_protocol = self._has_protocol or bool(action.get("protocol"))
         if action.get("metaData"):
             self.metadata = action["metaData"]
-        if action.get("remove"):
-            self.files.pop(unquote(action["remove"]["path"]), None)
+        removed = action.get("remove")
+        # One with a deletion vector is another file than that of the same path without.
+        if removed and not removed.get("deletionVector"):
+            self.files.pop(table_file(self.table, removed).path, None)
         if action.get("add"):
             file = table_file(self.table, action["add"])
             self.files[file.path] = file
 
 
 def check_plain(table: Path, action: Mapping[str, Any]) -> None:
-    """Raise ConfigError if behind an action rows are not simply what files hold."""
-    if action.get("metaData"):
-        configuration = dict(action["metaData"].get("configuration") or {})
-        if configuration.get("delta.columnMapping.mode", "none") != "none":
-            raise _refused(table, "column mapping")
-    if action.get("protocol"):
-        unknown = sorted(set(action["protocol"].get("readerFeatures") or ()) - _KNOWN_FEATURES)
+    """Raise ConfigError if an action is not known, or if behind it rows are not simply what files hold."""
+    for kind, body in action.items():
+        if body is None or kind in _NOT_OF_ROWS:
+            continue
+        if kind not in _KNOWN:
+            is_v2 = kind in ("sidecar", "checkpointMetadata")
+            raise _refused(table, f"{'a V2 checkpoint: ' * is_v2}the action '{kind}' in its log")
+        unknown = sorted(name for name in body if name not in _KNOWN[kind] and body[name] is not None)
         if unknown:
-            raise _refused(table, f"the feature '{unknown[0]}'")
+            raise _refused(table, f"the field '{unknown[0]}' of the action '{kind}' in its log")
+    metadata, protocol = action.get("metaData") or {}, action.get("protocol") or {}
+    configuration = dict(metadata.get("configuration") or {})
+    if configuration.get("delta.columnMapping.mode", "none") != "none":
+        raise _refused(table, "column mapping")
+    coordinated = sorted(name for name in configuration if name.startswith(_COORDINATED))
+    if coordinated:
+        raise _refused(table, f"the property '{coordinated[0]}'")
+    provider = (metadata.get("format") or {}).get("provider") or "parquet"
+    if provider != "parquet":
+        raise _refused(table, f"files in the format '{provider}'")
+    unknown = sorted(set(protocol.get("readerFeatures") or ()) - _KNOWN_FEATURES)
+    if unknown:
+        raise _refused(table, f"the feature '{unknown[0]}'")
+    if (protocol.get("minReaderVersion") or 0) > _NEWEST_READER:
+        raise _refused(table, f"a protocol for readers of version {protocol['minReaderVersion']}")
+
+
+def check_partitions(table: Path, columns: Collection[str], removed: Iterable[TableFile]) -> None:
+    """Raise ConfigError if a table has partitions, and the log does not say which one a file was of."""
+    if columns and any(not file.partition for file in removed):
+        raise _refused(table, "files without the values of their partitions in its log")
 
 
 def table_file(table: Path, action: Mapping[str, Any]) -> TableFile:
@@ -132,7 +183,8 @@ def table_file(table: Path, action: Mapping[str, Any]) -> TableFile:
     if action.get("deletionVector"):
         raise _refused(table, "deletion vectors")
     path = unquote(action["path"])
-    if "://" in path or path.startswith("/") or ".." in path.split("/"):
+    # A shallow clone names the files of the other table.
+    if _SCHEME.match(action["path"]) or path.startswith("/") or ".." in path.split("/"):
         raise _refused(table, "files outside of its folder")
     rows = json.loads(action["stats"]).get("numRecords") if action.get("stats") else None
     # Out of Parquet a map comes as a list of pairs.
@@ -164,9 +216,12 @@ def _listed(log: Path) -> tuple[dict[int, Path], dict[int, list[Path]]]:
     return commits, whole
 
 
-def _in_checkpoint(path: Path) -> Iterator[Mapping[str, Any]]:
+def _in_checkpoint(table: Path, path: Path) -> Iterator[Mapping[str, Any]]:
     with pq.ParquetFile(path) as file:
-        there = [name for name in _ACTIONS if name in file.schema_arrow.names]
+        there = [name for name in file.schema_arrow.names if name not in _NOT_IN_CHECKPOINT]
+        missing = sorted(_KNOWN.keys() - _NOT_IN_CHECKPOINT - set(there))
+        if missing:
+            raise _refused(table, f"a checkpoint without the column '{missing[0]}'")
         for batch in file.iter_batches(columns=there):
             yield from batch.to_pylist()
 

@@ -90,7 +90,7 @@ def write_rows(
     # Also of a record that deletes: by such a value it would not find its row.
     always = [*_key_conditions(mode), *partition_conditions(frame, partition_by)]
     checks = [(name, is_kept, F.lit(False)) for name, is_kept in always]
-    checks += [(name, is_kept, deletes) for name, is_kept in _conditions(frame, rules)]
+    checks += [(name, is_kept, deletes) for name, is_kept in rule_conditions(frame, rules)]
     for name, is_kept, exempt in reversed(checks):
         text = F.concat(F.lit(f"{VIOLATION_MARKER} {name} is violated by the record "), row)
         broken = ~exempt & ~F.coalesce(is_kept, F.lit(False))
@@ -118,21 +118,41 @@ def _key_conditions(mode: WriteMode) -> Iterable[tuple[str, Column]]:
         yield f"the row kind {mode.row_kind} IN {', '.join(kinds)}", F.col(quoted(mode.row_kind)).isin(*kinds)
 
 
-def _conditions(frame: DataFrame, rules: Mapping[str, Any]) -> Iterable[tuple[str, Column]]:
-    """Yield what must be true of every record that becomes a row."""
-    have = {name.lower() for name in frame.columns}
-    for name in rules.get("not_null", ()):
-        if name.lower() in have:
-            yield f"the column {name} NOT NULL", F.col(quoted(name)).isNotNull()
+def rule_conditions(frame: DataFrame, rules: Mapping[str, Any]) -> Iterable[tuple[str, Column]]:
+    """Yield what must be true of every record that becomes a row, and how errors say it."""
+    have = {field.name.lower(): field.dataType for field in frame.schema}
+    for name, path in rules.get("not_null", {}).items():
+        if path[0].lower() in have:
+            yield f"the column {name} NOT NULL", F.col(".".join(map(quoted, path))).isNotNull()
     for name, sql in rules.get("checks", {}).items():
         yield f"CHECK constraint {name} ({sql})", F.expr(sql)
-    for name, most in rules.get("lengths", {}).items():
+    for name, kind in rules.get("lengths", {}).items():
         if name.lower() in have:
-            column = F.col(quoted(name))
-            yield f"the length {most} of column {name}", column.isNull() | (F.length(column) <= most)
+            fits = _fits(F.col(quoted(name)), T.DataType.fromDDL(kind), have[name.lower()])
+            yield f"the length of column {name}, a {kind},", fits
     for name, sql in rules.get("generated", {}).items():
         if name.lower() in have:
             yield f"the generated column {name} = {sql}", F.col(quoted(name)).eqNullSafe(F.expr(sql))
+
+
+def _fits(column: Column, kind: T.DataType, given: Any) -> Column:
+    """Return whether no text in a value is longer than its CHAR or VARCHAR."""
+    if "char(" not in kind.simpleString():
+        return F.lit(True)
+    if isinstance(kind, T.StructType):
+        there = {field.name.lower(): field.dataType for field in given.fields}
+        known = [field for field in kind.fields if field.name.lower() in there]
+        parts = [_fits(column.getField(f.name), f.dataType, there[f.name.lower()]) for f in known]
+        return reduce(Column.__and__, parts, F.lit(True))
+    if isinstance(kind, T.MapType):
+        keys = _fits(F.map_keys(column), T.ArrayType(kind.keyType), T.ArrayType(given.keyType))
+        values = _fits(F.map_values(column), T.ArrayType(kind.valueType), T.ArrayType(given.valueType))
+        return keys & values
+    if isinstance(kind, T.ArrayType):
+        inner, of_given = kind.elementType, given.elementType
+        return column.isNull() | F.forall(column, lambda item: _fits(item, inner, of_given))
+    assert isinstance(kind, T.CharType | T.VarcharType)
+    return column.isNull() | (F.length(column) <= kind.length)
 
 
 def read_staged(spark: SparkSession, staged: Sequence[Mapping[str, Any]]) -> DataFrame:
@@ -295,6 +315,20 @@ def _fields(column: Column, have: Json, want: Json) -> list[Column]:
     return fields + [column.getField(str(f["name"])).alias(str(f["name"])) for f in ours.values()]
 
 
+def nullable_within(schema: T.StructType) -> T.StructType:
+    """Return a schema as Spark reads it from files: at any depth a value may be null."""
+
+    def loose(part: Json) -> Json:
+        if isinstance(part, list):
+            return [loose(one) for one in part]
+        if not isinstance(part, dict):
+            return part
+        found = {name: loose(one) for name, one in part.items()}
+        return found | dict.fromkeys(found.keys() & {"nullable", "containsNull", "valueContainsNull"}, True)
+
+    return T.StructType.fromJson(loose(schema.jsonValue()))
+
+
 def _type(kind: Json) -> T.DataType:
     """Return a type from its stored form."""
     holder: Mapping[str, Any] = {"name": "x", "type": kind, "nullable": True, "metadata": {}}
@@ -314,6 +348,8 @@ _LOG_TASKS, _MOST_LOG_TASKS, _FILES_PER_TASK = f"{_CONF}snapshotPartitions", 50,
 #: How much of a table, as it lies on disk, a task of a MERGE is to have.
 _MERGE_TASK_BYTES = 16 * 1024 * 1024
 _VIEW = "flinkish_staged"
+#: What EXPLAIN answers where a statement cannot be run.
+_NO_PLAN = "Error occurred during query planning"
 
 
 class DeltaRows:
@@ -430,12 +466,29 @@ class DeltaRows:
         session.conf.set(f"{_CONF}write.txnAppId", marker["txnAppId"])
         session.conf.set(f"{_CONF}write.txnVersion", marker["txnVersion"])
         session.conf.set(f"{_CONF}commitInfo.userMetadata", marker["userMetadata"])
+        session.sql(self._statement(path, info, rows, mode, evolution)).collect()
+
+    def why_no_merge(
+        self, path: str, info: TableInfo, schema: T.StructType, mode: Upsert, evolution: SchemaEvolution
+    ) -> str:
+        """Return why Delta would refuse every MERGE of a stream; empty if it would not."""
+        fields = [*nullable_within(schema).fields, *_CONTROL]
+        empty = self._session().createDataFrame([], T.StructType(fields))
+        rows = _aligned(empty, mode, info, keep_control=True)
+        text = self._statement(path, info, rows, mode, evolution)
+        # A row for each line.
+        first, *others = (str(row[0]) for row in self._session().sql(f"EXPLAIN {text}").collect())
+        return (others or [first])[0] if first.startswith(_NO_PLAN) else ""
+
+    @staticmethod
+    def _statement(
+        path: str, info: TableInfo, rows: DataFrame, mode: Upsert, evolution: SchemaEvolution
+    ) -> str:
         rows.createOrReplaceTempView(_VIEW)
         names = stored_fields(mode, [n for n in rows.columns if n not in (BATCH, ORDER, DELETED)])
         # A table without the column has no sequence to compare with; the MERGE adds it.
         by_sequence = mode.sequence_by in names and info.has_column(str(mode.sequence_by))
-        text = merge_statement(path, mode, names, evolution, by_sequence=by_sequence)
-        session.sql(text).collect()
+        return merge_statement(path, mode, names, evolution, by_sequence=by_sequence)
 
     def _fit_tasks(self, session: SparkSession, path: str) -> None:
         """Give a MERGE as many tasks as its table is worth; what the user has said of the log's stays.

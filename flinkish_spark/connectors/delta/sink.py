@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.session import probe
-from flinkish_spark.connectors.delta.rows import DeltaHistory, DeltaRows, aligned_columns
+from flinkish_spark.connectors.delta.rows import DeltaHistory, DeltaRows, aligned_columns, rule_conditions
 from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings
 from flinkish_spark.connectors.delta.staging import DeltaCommits, DeltaCommitter, DeltaStaging, StagingTools
 from flinkish_spark.connectors.delta.table import (
@@ -209,7 +209,8 @@ def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> No
                 what_to_do="make a column of type STRING in front of the sink, such as lower(...)",
                 uid=context.uid,
             )
-        if isinstance(kind, T.ArrayType | T.MapType | T.StructType | T.VariantType):
+        simple = T.StringType | T.BinaryType | T.BooleanType | T.NumericType | T.DatetimeType
+        if not isinstance(kind, simple | T.AnsiIntervalType):
             raise SchemaError(
                 f"the column '{name}' of sink '{context.uid}' is {kind.simpleString()}",
                 why="keys and sequences must be simple values, which can be compared",
@@ -317,6 +318,15 @@ def _check_constraints(
             raise _refused(
                 sink, context, f"its {kind} {name} ({sql}) is about columns that the stream lacks"
             ) from error
+    try:
+        empty.select(*(is_kept for _, is_kept in rule_conditions(empty, table.rules())))
+    except Exception as error:
+        why = f"a rule of it cannot be checked when rows are staged: {str(error).splitlines()[0]}"
+        raise _refused(sink, context, why) from error
+    if isinstance(sink.mode, Upsert):
+        asked = table, context.schema, sink.mode, sink.schema_evolution
+        if why := DeltaRows(spark).why_no_merge(sink.path, *asked):
+            raise _refused(sink, context, f"Delta has no MERGE for it: {why}")
 
 
 def _ask_delta(

@@ -19,6 +19,8 @@ from flinkish_spark.core.validation import instance_of
 
 _SCHEMA_OPTIONS = frozenset({"mergeschema", "overwriteschema", "replacewhere", "partitionoverwritemode"})
 _OWN_OPTIONS = frozenset({"txnappid", "txnversion", "usermetadata"})
+#: What changes how files are written and nothing else.
+_KNOWN_OPTIONS = ("compression", "maxRecordsPerFile", "optimizeWrite", "parquet.writer.version")
 
 
 @dataclass(frozen=True)
@@ -70,4 +72,10 @@ class DeltaSinkSettings:
                     f"the Delta option '{name}' cannot be used",
                     why="the sink marks its commits with it, and exactly-once depends on that",
                     what_to_do="leave it out",
+                )
+            if name.lower() not in map(str.lower, _KNOWN_OPTIONS):
+                raise ConfigError(
+                    f"the Delta option '{name}' is not known",
+                    why="a writer would pass over it without a word, or rows would not count as changes",
+                    what_to_do=f"use {', '.join(_KNOWN_OPTIONS)}; properties belong into CREATE TABLE",
                 )

@@ -21,10 +21,12 @@ from flinkish_spark.connectors.delta.log import (
     DeltaSnapshot,
     TableFile,
     check_feed,
+    check_partitions,
     commit_path,
 )
 from flinkish_spark.connectors.files.input_formats import ParquetFiles
 from flinkish_spark.connectors.files.source import Discovery, FileList, FileSource, FoundFile
+from flinkish_spark.connectors.parquet_calendar import read_batches
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.source import JobPlace, Source
@@ -41,14 +43,10 @@ from flinkish_spark.protocol.limits import (
     checked_limit,
     checked_whole,
 )
-from flinkish_spark.types.ddl import quoted
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-
-    from flinkish_spark.core.job_dir import JobDir
-    from flinkish_spark.core.offset_log import LoggedOffsets
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -173,11 +171,13 @@ def files_of(snapshot: DeltaSnapshot, more: Mapping[str, str] | None = None) -> 
     more
         What is said of each beside the values of its partition.
     """
-    found = [found_file(snapshot.table, file, more or {}) for file in snapshot.files.values()]
+    # A value that the log does not have is null, whatever the file says.
+    said = {**dict.fromkeys(snapshot.metadata.get("partitionColumns") or ()), **(more or {})}
+    found = [found_file(snapshot.table, file, said) for file in snapshot.files.values()]
     return sorted(found, key=lambda one: (one.modified_ns, one.path))
 
 
-def found_file(table: Path, file: TableFile, more: Mapping[str, str]) -> FoundFile:
+def found_file(table: Path, file: TableFile, more: Mapping[str, str | None]) -> FoundFile:
     """Return a file as a source lists it; raise InputLostError if it is gone."""
     path = table / file.path
     try:
@@ -188,7 +188,7 @@ def found_file(table: Path, file: TableFile, more: Mapping[str, str]) -> FoundFi
             why="VACUUM removed it before the job had come to read it",
             what_to_do="restore the file, or begin at a newer version in a new job_dir",
         ) from None
-    return FoundFile(file.path, stat.st_size, stat.st_mtime_ns, file.rows, {**file.partition, **more})
+    return FoundFile(file.path, stat.st_size, stat.st_mtime_ns, file.rows, {**more, **file.partition})
 
 
 def rows_in(file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -198,13 +198,24 @@ def rows_in(file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.Record
 
     # Spark writes times as INT96, of which Arrow makes nanoseconds, that end in 2262.
     with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as content:
-        there = [name for name in schema.names if name in content.schema_arrow.names]
-        for batch in content.iter_batches(batch_size=_ROWS_AT_ONCE, columns=there):
+        in_file = content.schema_arrow.names
+        # The log's value of a partition counts, also where a file has a column of the name.
+        there = [name for name in schema.names if name in in_file and name not in file.partition]
+        _refuse_other_case(set(schema.names) - file.partition.keys(), in_file)
+        for batch in read_batches(content, there, _ROWS_AT_ONCE):
             columns = [
                 batch.column(one.name) if one.name in there else _same(file, one, batch.num_rows)
                 for one in schema
             ]
             yield pa.RecordBatch.from_arrays(columns, names=schema.names)
+
+
+def _refuse_other_case(names: set[str], in_file: Sequence[str]) -> None:
+    """Raise ValueError if a column that would be taken for one added later is there under another case."""
+    lowered = {name.lower(): name for name in in_file}
+    for name in sorted(names.difference(in_file)):
+        if name.lower() in lowered:
+            raise ValueError(f"the column {name!r} of the table is {lowered[name.lower()]!r} in it")
 
 
 def _same(file: FoundFile, field: pa.Field, rows: int) -> pa.Array:
@@ -250,8 +261,10 @@ _FEED_FIELDS = (
     T.StructField(_VERSION, T.LongType()),
     T.StructField(_TIMESTAMP, T.TimestampType()),
 )
-#: The version that a listed file is of. No column can have the name.
-_OF_VERSION = "flinkish:version"
+#: What was done to a row that is not there any more. A version's others come behind these.
+_GONE = ("delete", "update_preimage")
+#: The version that a listed file is of, and which of a file of changes is read. No column has such a name.
+_OF_VERSION, _IS_GONE = "flinkish:version", "flinkish:gone"
 _BEGINNING, _KIND = "beginning.json", "delta-beginning"
 
 
@@ -314,6 +327,7 @@ class DeltaRecordsSource(FileSource):
         )
         self._changes, self._starting, self._ending = changes, starting_version, ending_version
         self._table_id = str(snapshot.metadata.get("id", ""))
+        self._partitions = tuple(snapshot.metadata.get("partitionColumns") or ())
         #: Before this version there is nothing that is not listed; of this process, as the next one.
         self._next = 0
         self._is_looking = False
@@ -322,6 +336,19 @@ class DeltaRecordsSource(FileSource):
         return {**super().__getstate__(), "_next": 0, "_is_looking": False}
 
     # -- between micro-batches ------------------------------------------------------------------
+    def latest(self, split: str, start: int, limit: int | None) -> int:
+        """Return up to which file a part can be read; not into a version that fits whole into the next."""
+        end, found = super().latest(split, start, limit), self._files()
+
+        def version(place: int) -> str | None:
+            return found[self._index(split, place)].partition[_OF_VERSION]
+
+        whole = end
+        # Between what a version deletes and what it inserts, rows are missing.
+        while start < whole < self._count(len(found), split) and version(whole) == version(whole - 1):
+            whole -= 1
+        return end if whole == start or self._changes is DeltaChanges.ROWS else whole
+
     def _look(self, known: FileList) -> tuple[Sequence[FoundFile], bool]:
         found, version = self._since(known)
         while not self._is_behind_end(version) and (commit := DeltaCommit.read(self._table, version)):
@@ -363,7 +390,7 @@ class DeltaRecordsSource(FileSource):
             return [], self._next
         commit = DeltaCommit.read(self._table, whole)
         # Null where the commit is in a checkpoint already.
-        told = self._told(whole, "" if commit is None else commit.timestamp, INSERT)
+        told = self._told(whole, "" if commit is None else commit.timestamp, {_TYPE: INSERT})
         snapshot = DeltaSnapshot.read(self._table, whole)
         # It may be newer than the one that the fields are of.
         check_fields(snapshot, self._declared)
@@ -391,24 +418,25 @@ class DeltaRecordsSource(FileSource):
                     what_to_do="read the change feed (DeltaChanges.FEED), or begin behind that version in "
                     "a new job_dir",
                 )
-            kinds = [(INSERT, commit.added)]
+            kinds = [({_TYPE: INSERT}, commit.added)]
         elif commit.changes:
-            kinds = [("", commit.changes)]
+            # Read twice, since the kinds are mixed in them: all that is gone comes first.
+            kinds = [({_IS_GONE: is_gone}, commit.changes) for is_gone in ("true", "false")]
         else:
-            kinds = [(DELETE, commit.removed), (INSERT, commit.added)]
+            kinds = [({_TYPE: DELETE}, commit.removed), ({_TYPE: INSERT}, commit.added)]
+        check_partitions(self._table, self._partitions, commit.removed)
         return [
             found_file(self._table, file, self._told(commit.version, commit.timestamp, kind))
             for kind, files in kinds
             for file in files
         ]
 
-    def _told(self, version: int, timestamp: str, kind: str) -> dict[str, str]:
-        """Return what the list says of a file of a version; a file of changes says itself what they are."""
+    def _told(self, version: int, timestamp: str, kind: Mapping[str, str]) -> dict[str, str]:
+        """Return what the list says of a file of a version."""
         told = {_OF_VERSION: str(version)}
         if self._changes is DeltaChanges.ROWS:
             return told
-        feed = {_VERSION: str(version), _TIMESTAMP: timestamp} | ({_TYPE: kind} if kind else {})
-        return {**told, **feed}
+        return {**told, _VERSION: str(version), _TIMESTAMP: timestamp, **kind}
 
     def _check_metadata(self, commit: DeltaCommit) -> None:
         """Refuse a commit from which on the declared fields are others."""
@@ -434,7 +462,16 @@ class DeltaRecordsSource(FileSource):
 
     # -- in a task ------------------------------------------------------------------------------
     def _records(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        return rows_in(file, path, schema)
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        asked = file.partition.get(_IS_GONE)
+        for batch in rows_in(file, path, schema):
+            if asked is None:
+                yield batch
+                continue
+            is_gone = pc.is_in(batch.column(_TYPE), pa.array(_GONE))
+            yield batch.filter(is_gone if asked == "true" else pc.invert(is_gone))
 
     # -- on the driver --------------------------------------------------------------------------
     def fingerprint(self) -> Mapping[str, Any]:
@@ -452,16 +489,14 @@ class DeltaRecordsSource(FileSource):
 # A Delta table as it grows, or its change feed: through Spark's own Delta source, or by its log.
 
 
-_COMMIT_VERSION = "_commit_version"
-
-
 @dataclass(frozen=True)
 class DeltaSource(Source):
     """Reads a Delta table, and goes on with what comes.
 
     Through Spark's own streaming source, which like a DataFrame cannot be told where to begin in a restore
     from a savepoint. With ``reader="python"`` the log is followed without Spark: then it can, and it can be
-    limited by records and aligned; tables with deletion vectors or column mapping are refused.
+    limited by records and aligned; tables with deletion vectors or column mapping are refused. Of a feed,
+    what a version deletes comes before what it inserts.
 
     Parameters
     ----------
@@ -473,14 +508,15 @@ class DeltaSource(Source):
         The first version whose changes are read; None for the table as it is at the first start, as rows that
         are added (feed: inserted), and then what comes.
     ending_version
-        Of a feed, the last version whose changes are read, which may lie in the future; the job ends behind
-        it. None for no end. Rows have an end with the Python reader only. For the rows of one version see
+        The last version whose changes are read, which may lie in the future; the job ends behind it. None for
+        no end. For the rows of one version see
         :class:`~flinkish_spark.connectors.delta.source.DeltaTableSource`.
     max_files_per_trigger, max_bytes_per_trigger
         Most files in one micro-batch, and about most bytes. Of a feed that the JVM reads, a version is never
-        divided.
+        divided; the Python reader divides one that alone is more than that.
     reader
-        ``"jvm"`` or ``"python"``: fixed for the life of a job_dir.
+        ``"jvm"`` or ``"python"``: fixed for the life of a job_dir. By default Python's with an
+        `ending_version`, which Spark's source does not have, else the JVM's.
     rate
         Most records, with the Python reader.
 
@@ -501,9 +537,8 @@ class DeltaSource(Source):
     ending_version: int | None = None
     max_files_per_trigger: int = 1_000
     max_bytes_per_trigger: Limit = UNLIMITED
-    reader: str | Engine = Engine.JVM
+    reader: str | Engine | None = None
     rate: RateLimit = field(default_factory=RateLimit)
-    _known: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     kind = "delta"
 
@@ -515,7 +550,8 @@ class DeltaSource(Source):
             checked_whole("max_files_per_trigger", self.max_files_per_trigger, least=1)
             checked_limit("max_bytes_per_trigger", self.max_bytes_per_trigger, least=1)
             check_versions(self.starting_version, self.ending_version)
-        object.__setattr__(self, "reader", Engine.of(self.reader, "reader"))
+        default = Engine.JVM if self.ending_version is None else Engine.PYTHON
+        object.__setattr__(self, "reader", Engine.of(self.reader or default, "reader"))
         what_to_do = "give RateLimit(records_per_second=..., records_per_batch=...)"
         instance_of("rate", self.rate, RateLimit, what_to_do=what_to_do)
         if self.reader is Engine.PYTHON:
@@ -526,12 +562,12 @@ class DeltaSource(Source):
                 why="Spark's source counts files and bytes",
                 what_to_do='set max_files_per_trigger or max_bytes_per_trigger, or add reader="python"',
             )
-        if self.ending_version is not None and self.changes is not DeltaChanges.FEED:
+        if self.ending_version is not None:
             raise ConfigError(
-                "a Delta source of rows has an ending_version",
-                why="Spark's source cannot stop at a version, and only the feed says which one a row is of",
-                what_to_do="read the change feed, or one version of the table with DeltaTableSource; or add "
-                'reader="python"',
+                "a Delta source that Spark reads has an ending_version",
+                why="Spark's source does not say when it has read a version whole",
+                what_to_do='leave reader out, or give reader="python"; or read one version of the table with '
+                "DeltaTableSource",
             )
 
     def bound(self, uid: str) -> Source:
@@ -563,17 +599,6 @@ class DeltaSource(Source):
         """Whether it was given an end."""
         return self.ending_version is not None
 
-    def has_ended(self, position: LoggedOffsets) -> bool:
-        """Whether every scan has read the last version whole."""
-        table, end = self._known.get("id"), self.ending_version
-        scans = [one for one in position.sources if isinstance(one, dict) and one.get("reservoirId") == table]
-        return end is not None and bool(scans) and all(int(one["reservoirVersion"]) > end for one in scans)
-
-    def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
-        """Take note of which table it is, by the name that Delta logs."""
-        detail: Any = spark.sql(f"DESCRIBE DETAIL delta.{quoted(self.path)}").first()
-        self._known["id"] = str(detail["id"])
-
     def datasets(self) -> tuple[Dataset, ...]:
         """Return the table."""
         return (Dataset.of_path(self.path),)
@@ -598,6 +623,7 @@ class DeltaSource(Source):
                 why=said(error),
                 what_to_do="create it first; for a feed, with delta.enableChangeDataFeed",
             ) from error
-        if self.ending_version is not None:
-            frame = frame.where(F.col(_COMMIT_VERSION) <= self.ending_version)
+        if self.changes is DeltaChanges.FEED:
+            # One task, or a row's insert could come before its delete: only within a task there is an order.
+            frame = frame.coalesce(1).sortWithinPartitions(_VERSION, ~F.col(_TYPE).isin(*_GONE))
         return with_position(frame)

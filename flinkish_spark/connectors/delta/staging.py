@@ -17,6 +17,7 @@ from flinkish_spark.connectors.delta.rows import (
     DeltaHistory,
     DeltaRows,
     aligned_columns,
+    rule_conditions,
     staged_files,
     stored_schema,
     write_rows,
@@ -54,7 +55,7 @@ from flinkish_spark.connectors.delta.transactions import (
     TableFiles,
     files_of,
 )
-from flinkish_spark.connectors.partition_values import refusing
+from flinkish_spark.connectors.partition_values import refusing, refusing_others
 from flinkish_spark.connectors.row_count import CountedRows, RowsDifferError
 from flinkish_spark.contracts.sink import (
     Committer,
@@ -216,6 +217,9 @@ class DeltaStaging(SinkWriter):
             if table.has_identity or fit(table, stream, sink.schema_evolution).changes:
                 return None
             kept = refusing(frame, table.partition_by, VIOLATION_MARKER)
+            # Delta checks these, too, and does not say in which record.
+            rules = {"not_null": table.not_null, "lengths": table.lengths}
+            kept = refusing_others(kept, rule_conditions(kept, rules), VIOLATION_MARKER)
             return kept.select(*aligned_columns(kept, kept.columns, table))
 
         staged = native.stage(frame, sink.path, sink.partition_by, sink.options, aligned)

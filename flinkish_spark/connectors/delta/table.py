@@ -317,14 +317,13 @@ def mode_from_json(stored: Any) -> WriteMode:
 
 Json = Mapping[str, Any]
 
-_CHECK = "delta.constraints."
+_CHECK, _INVARIANT = "delta.constraints.", "delta.invariants"
 _GENERATED = "delta.generationExpression"
 _IDENTITY = "delta.identity.start"
 _EXPLICIT_IDENTITY = "delta.identity.allowExplicitInsert"
 _DEFAULT = "CURRENT_DEFAULT"
 _CHARS = "__CHAR_VARCHAR_TYPE_STRING"
 _COLLATIONS = "__COLLATIONS"
-_LENGTH = re.compile(r"(?:var)?char\((\d+)\)")
 _PHYSICAL = "delta.columnMapping.physicalName"
 _WIDENING = "delta.enableTypeWidening"
 #: From left to right each holds everything that those before it hold.
@@ -360,17 +359,21 @@ class TableInfo:
 
     @property
     def checks(self) -> dict[str, str]:
-        """CHECK constraints: name to SQL condition."""
-        return {
+        """CHECK constraints and invariants: name to SQL condition."""
+        given = {
             name.removeprefix(_CHECK): condition
             for name, condition in self.properties.items()
             if name.startswith(_CHECK)
         }
+        found = {path: f.get("metadata", {}).get(_INVARIANT) for path, f in _fields_in(self.fields)}
+        return given | {
+            f"{_INVARIANT} of {'.'.join(path)}": _condition_in(text) for path, text in found.items() if text
+        }
 
     @property
-    def not_null(self) -> tuple[str, ...]:
-        """Columns that may not be null."""
-        return tuple(str(f["name"]) for f in self.fields if not f["nullable"])
+    def not_null(self) -> dict[str, list[str]]:
+        """Columns and fields of structs that may not be null: dotted name to path."""
+        return {".".join(path): list(path) for path, f in _fields_in(self.fields) if not f["nullable"]}
 
     @property
     def generated(self) -> dict[str, str]:
@@ -379,12 +382,10 @@ class TableInfo:
         return {name: expression for name, expression in found.items() if expression}
 
     @property
-    def lengths(self) -> dict[str, int]:
-        """CHAR and VARCHAR columns: name to the most characters."""
-        found = {
-            str(f["name"]): _LENGTH.fullmatch(f.get("metadata", {}).get(_CHARS, "")) for f in self.fields
-        }
-        return {name: int(match[1]) for name, match in found.items() if match is not None}
+    def lengths(self) -> dict[str, str]:
+        """Columns with a CHAR or VARCHAR in them, at any depth: name to type."""
+        found = {str(f["name"]): str(f.get("metadata", {}).get(_CHARS, "")) for f in self.fields}
+        return {name: kind for name, kind in found.items() if kind}
 
     @property
     def padded(self) -> tuple[str, ...]:
@@ -420,10 +421,27 @@ class TableInfo:
         """Return what rows are checked against when they are staged, as JSON values."""
         return {
             "checks": self.checks,
-            "not_null": sorted(self.not_null),
+            "not_null": self.not_null,
             "generated": self.generated,
             "lengths": self.lengths,
         }
+
+
+def _fields_in(fields: Sequence[Json], at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Json]]:
+    """Yield fields, and those of structs in them, with their paths: Delta has rules for no others."""
+    for one in fields:
+        path = (*at, str(one["name"]))
+        yield path, one
+        if isinstance(one["type"], dict) and one["type"]["type"] == "struct":
+            yield from _fields_in(one["type"]["fields"], path)
+
+
+def _condition_in(invariant: str) -> str:
+    """Return the SQL in an invariant; the whole of it if it has another form, which no stream fits."""
+    try:
+        return str(json.loads(invariant)["expression"]["expression"])
+    except (ValueError, TypeError, KeyError):
+        return invariant
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,27 +492,35 @@ def _missing(table: TableInfo, given: set[str]) -> Iterator[str]:
             continue
         if name in table.partition_by:
             yield f"the stream lacks the partition column {name}"
-        elif not column["nullable"]:
-            yield f"the stream lacks the column {name}, which is NOT NULL"
+            continue
+        for path, one in _fields_in([column]):
+            if not one["nullable"]:
+                yield f"the stream lacks the column {'.'.join(path)}, which is NOT NULL"
 
 
 Finding = tuple[str, str, str]
 
 
 def _compare_fields(
-    table: Sequence[Json], stream: Sequence[Json], at: str, widens: bool
+    table: Sequence[Json], stream: Sequence[Json], at: str, widens: bool, *, is_checked: bool = True
 ) -> Iterator[Finding]:
     have = {str(f["name"]).lower(): f for f in table}
     for one in stream:
         name = f"{at}{one['name']}"
-        known = have.get(str(one["name"]).lower())
+        known = have.pop(str(one["name"]).lower(), None)
         if known is None:
             yield "NEW", name, f"the table has no column {name}"
-        else:
-            yield from _compare(known["type"], one["type"], name, widens, is_top=not at)
+            continue
+        yield from _compare(known["type"], one["type"], name, widens, is_top=not at, is_checked=is_checked)
+        if not is_checked:
+            yield from _compare_nulls(known["nullable"], one["nullable"], name)
+    for name in (str(one["name"]) for one in have.values() if at and not one["nullable"]):
+        yield "PROBLEM", f"{at}{name}", f"the stream lacks the field {at}{name}, which is NOT NULL"
 
 
-def _compare(table: Any, stream: Any, name: str, widens: bool, *, is_top: bool) -> Iterator[Finding]:
+def _compare(
+    table: Any, stream: Any, name: str, widens: bool, *, is_top: bool, is_checked: bool
+) -> Iterator[Finding]:
     if isinstance(table, str) and isinstance(stream, str):
         if table == stream or (is_top and is_wider(stream, table)):
             return
@@ -509,12 +535,23 @@ def _compare(table: Any, stream: Any, name: str, widens: bool, *, is_top: bool) 
             )
     elif isinstance(table, dict) and isinstance(stream, dict) and table["type"] == stream["type"]:
         if table["type"] == "struct":
-            yield from _compare_fields(table["fields"], stream["fields"], f"{name}.", widens)
+            fields = table["fields"], stream["fields"]
+            yield from _compare_fields(*fields, f"{name}.", widens, is_checked=is_checked)
         for part in ("elementType", "keyType", "valueType"):
             if part in table:
-                yield from _compare(table[part], stream[part], f"{name}.{part}", widens, is_top=False)
+                inner = f"{name}.{part}"
+                yield from _compare(table[part], stream[part], inner, widens, is_top=False, is_checked=False)
+        for part in ("containsNull", "valueContainsNull"):
+            yield from _compare_nulls(table.get(part, True), stream.get(part, True), name)
     else:
         yield "PROBLEM", name, f"the column {name} has another type in the table than in the stream"
+
+
+def _compare_nulls(table: bool, stream: bool, name: str) -> Iterator[Finding]:
+    """Find nulls where the table has none and Delta does not look: readers would take them for values."""
+    if stream and not table:
+        why = "can hold nulls in the stream and not in the table, and there Delta does not look"
+        yield "PROBLEM", name, f"the column {name} {why}"
 
 
 def is_wider(narrow: str, wide: str) -> bool:
@@ -564,6 +601,14 @@ def why_not_as_files(staged: Json, current: Json, fields: Sequence[str]) -> str:
     return why_stricter(then.rules(), now)
 
 
+_RULES = {
+    "checks": "the table got the constraint {}",
+    "generated": "the table got the generated column {}",
+    "lengths": "the table got the length of {}",
+    "not_null": "the table's column {} became NOT NULL",
+}
+
+
 def why_stricter(rules: Json, now: TableInfo) -> str:
     """Return what the table demands of rows that they were not checked against; empty for nothing.
 
@@ -572,13 +617,12 @@ def why_stricter(rules: Json, now: TableInfo) -> str:
     rules
         As :meth:`TableInfo.rules` returned them when the rows were staged.
     """
-    for kind, said in (("checks", "constraint"), ("generated", "generated column"), ("lengths", "length of")):
+    for kind, said in _RULES.items():
         then = rules.get(kind, {})
         for name, condition in now.rules()[kind].items():
             if then.get(name) != condition:
-                return f"the table got the {said} {name} since the rows were staged"
-    new = sorted(set(now.not_null) - set(rules.get("not_null", ())))
-    return f"the table's column {new[0]} became NOT NULL since the rows were staged" if new else ""
+                return f"{said.format(name)} since the rows were staged"
+    return ""
 
 
 def physical_type(kind: Any) -> Any:

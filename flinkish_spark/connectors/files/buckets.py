@@ -17,7 +17,7 @@ from urllib.parse import unquote
 from zoneinfo import ZoneInfo
 
 from flinkish_spark.connectors.files.wall_clock import to_ms
-from flinkish_spark.connectors.partition_values import NULL_BUCKET
+from flinkish_spark.connectors.partition_values import NULL_BUCKET, why_no_partition
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.schemas import PREFIX
@@ -93,8 +93,6 @@ class ColumnBuckets(BucketAssigner):
 
     def check(self, schema: T.StructType, uid: str) -> None:
         """Refuse fields that are not there, or whose values are no names."""
-        from pyspark.sql import types as T
-
         for field in self.fields:
             if field not in schema.names:
                 raise SchemaError(
@@ -102,14 +100,10 @@ class ColumnBuckets(BucketAssigner):
                     what_to_do=f"choose from {', '.join(schema.names)}",
                     uid=uid,
                 )
-            if not isinstance(schema[field].dataType, T.AtomicType) or isinstance(
-                # Spark takes a TIME for a partition, and fails when it writes the first one.
-                schema[field].dataType,
-                T.BinaryType | T.VariantType | T.TimeType,
-            ):
+            if why := why_no_partition(schema[field].dataType):
                 raise SchemaError(
                     f"the column '{field}' cannot give sink '{uid}' its buckets",
-                    why=f"a {schema[field].dataType.simpleString()} cannot be part of a folder's name",
+                    why=why,
                     what_to_do="choose strings, numbers or dates; of a time, cast it to a string",
                     uid=uid,
                 )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as T
 
+from flinkish_spark.connectors.parquet_calendar import read_batches
 from flinkish_spark.connectors.splits import beyond_years, leaves
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors
@@ -332,7 +333,11 @@ class InputFormat(ABC):
 
 @dataclass(frozen=True)
 class ParquetFiles(InputFormat):
-    """Parquet. A field that a file does not have fails the job; columns that are no fields are not read."""
+    """Parquet. A field that a file does not have fails the job; columns that are no fields are not read.
+
+    So does a date before 1582-10-15, or a time before 1900, if the footer says that it is of the calendar
+    that was in use before.
+    """
 
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the fields' columns."""
@@ -343,7 +348,7 @@ class ParquetFiles(InputFormat):
             missing = sorted(set(schema.names) - set(file.schema_arrow.names))
             if missing:
                 raise ValueError(f"{path} has no column '{missing[0]}'")
-            yield from file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=schema.names)
+            yield from read_batches(file, schema.names, _ROWS_AT_ONCE)
 
     def rows(self, path: str) -> int | None:
         """Return what the file says of itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,6 @@ _RESERVED = {
     "partitionoverwritemode": "the sink only appends",
 }
 _ENCODING = ("encoding", "charset")
-#: Encodings that have every letter.
-_ENCODINGS = ("UTF-8", "UTF-16", "UTF-16BE", "UTF-16LE", "UTF-32", "UTF-32BE", "UTF-32LE")
 #: Codecs whose files can be put one behind the other and are read as one.
 _STACKABLE = {"none": "", "uncompressed": "", "gzip": ".gz", "bzip2": ".bz2"}
 
@@ -51,6 +50,24 @@ class FileFormat(enum.Enum):
         return self in (FileFormat.JSON, FileFormat.CSV, FileFormat.TEXT)
 
 
+_OF_LINES = {"compression", "encoding", "charset", "linesep"}
+_OF_TIMES = {"dateformat", "timestampformat", "timestampntzformat", "timezone", "locale"}
+#: Which options a format's writer has. Spark passes over others without a word, or they are not known here.
+_KNOWN = {
+    FileFormat.PARQUET: {"compression"},
+    FileFormat.JSON: {*_OF_LINES, *_OF_TIMES, "ignorenullfields", "writenonasciicharacterascodepoint"},
+    FileFormat.CSV: {
+        *(*_OF_LINES, *_OF_TIMES, "codec", "sep", "delimiter", "quote", "escape", "header", "nullvalue"),
+        *("chartoescapequoteescaping", "emptyvalue", "quoteall", "escapequotes", "multiline"),
+        *("ignoreleadingwhitespace", "ignoretrailingwhitespace"),
+    },
+    FileFormat.TEXT: {"compression", "linesep"},
+    FileFormat.AVRO: {"compression", "recordname", "recordnamespace"},
+}
+#: In others there are texts that become a question mark.
+_FOR_ALL_TEXTS = re.compile(r"UTF-?(8|(16|32)(LE|BE)?)")
+
+
 def exact_options(kind: FileFormat) -> Mapping[str, str]:
     """Return under which options a format says all of a value; a user's own go before them."""
     match kind:
@@ -74,11 +91,18 @@ def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
         reason = _RESERVED.get(name.lower())
         if reason is not None:
             raise ConfigError(f"the {kind.value} option '{name}' cannot be used", what_to_do=reason)
-        if name.lower() in _ENCODING and value.upper() not in _ENCODINGS:
+        is_of_parquet = kind is FileFormat.PARQUET and name.startswith("parquet.")
+        if name.lower() not in _KNOWN[kind] and not is_of_parquet:
             raise ConfigError(
-                f"the {kind.value} option '{name}' is {value!r}",
-                why="a letter that an encoding does not have would be written as '?', without a word",
-                what_to_do=f"choose one that has all letters: {', '.join(_ENCODINGS)}",
+                f"the option '{name}' is none of a file sink with {kind.value}",
+                why="Spark would pass over it without a word, or it changes what files hold",
+                what_to_do=f"leave it out, or correct it to one of {', '.join(sorted(_KNOWN[kind]))}",
+            )
+        if name.lower() in _ENCODING and not _FOR_ALL_TEXTS.fullmatch(value.upper()):
+            raise ConfigError(
+                f"the {kind.value} files would be in {value}",
+                why="a text that it does not have would become a question mark",
+                what_to_do='leave the encoding out, or use "UTF-8", "UTF-16" or "UTF-32"',
             )
 
 
@@ -107,7 +131,7 @@ def check_mergeable(kind: FileFormat, options: Mapping[str, str], columns: Seque
         why = "the header line of a compressed CSV file cannot be taken out"
     elif has_header(kind, options) and any("\n" in name or "\r" in name for name in columns):
         why = "the header has a column whose name goes over several lines"
-    elif encoding != "UTF-8":
+    elif encoding not in ("UTF-8", "UTF8"):
         why = f"files in {encoding} may begin with a byte order mark"
     if why:
         raise ConfigError(
@@ -206,13 +230,15 @@ def _why_unfit(kind: FileFormat, data_type: T.DataType) -> str:
     if kind is FileFormat.CSV and isinstance(data_type, T.BinaryType):
         return "a CSV column holds text, and bytes may be none"
     # What Spark's writers refuse, they refuse when the first records come.
-    absent: tuple[type[T.DataType], ...] = (T.CalendarIntervalType, T.TimeType)
-    if kind in (FileFormat.CSV, FileFormat.AVRO):
-        absent += (T.VariantType,)
+    held: tuple[type[T.DataType], ...] = (T.StringType, T.BinaryType, T.BooleanType, T.NumericType)
+    held += (T.DateType, T.TimestampType, T.TimestampNTZType, T.AnsiIntervalType, T.NullType)
+    held += (T.ArrayType, T.MapType, T.StructType)
+    if kind not in (FileFormat.CSV, FileFormat.AVRO):
+        held += (T.VariantType,)
     for part in parts_of(data_type):
         if isinstance(part, T.NullType) and kind is not FileFormat.JSON:
             return "a column that is always null has no type"
-        if isinstance(part, absent):
+        if not isinstance(part, held):
             return f"the format has no {part.simpleString()}"
         if kind is FileFormat.AVRO and isinstance(part, T.MapType) and type(part.keyType) is not T.StringType:
             return f"keys of a map are STRING in Avro, not {part.keyType.simpleString()}"

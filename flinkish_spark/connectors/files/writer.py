@@ -21,7 +21,7 @@ from flinkish_spark.bridge.shim import TappedRows
 from flinkish_spark.connectors.files.buckets import BucketAssigner
 from flinkish_spark.connectors.files.disk import Disk, SinkFiles, StagedId, is_hidden, task_file
 from flinkish_spark.connectors.files.output_formats import FileFormat, exact_options, line_condition
-from flinkish_spark.connectors.partition_values import refusing, refusing_others
+from flinkish_spark.connectors.partition_values import folder_conditions, refusing, refusing_others
 from flinkish_spark.connectors.row_count import CountedRows, RowsDifferError
 from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult
 from flinkish_spark.core.errors import BAD_RECORD_MARKER, MAKE_DETERMINISTIC, EnvironmentFault
@@ -154,6 +154,7 @@ class FileWriter(SinkWriter):
         # Fields that are folders are in no file; what an assigner makes is beside the fields that it is of.
         only_in_names = [name for name in self._settings.bucket_names if name not in added]
         rows = refusing(rows, only_in_names, BAD_RECORD_MARKER)
+        rows = refusing_others(rows, folder_conditions(rows, added), BAD_RECORD_MARKER)
         kind = self._settings.kind
         if kind is FileFormat.TEXT:
             left_out = {name.lower() for name in self._settings.bucket_names}

@@ -133,6 +133,75 @@ def test_a_rule_that_staging_does_not_see_stops_the_job(spark, tmp_path) -> None
     assert lost.outcome is Outcome.LOST and not lost.is_proven_aborted and "enerated" in lost.detail
 
 
+DEEP = (
+    "id BIGINT, s STRUCT<a: VARCHAR(3), n: STRUCT<bc: VARCHAR(2)>>, l ARRAY<VARCHAR(2)>, "
+    "m MAP<VARCHAR(2), ARRAY<STRUCT<x: VARCHAR(1)>>>, c STRUCT<k: CHAR(2)>"
+)
+GOOD = (1, ("abc", ("de",)), ["fg", None], {"hi": [("j",), (None,)]}, ("k",))
+TOO_LONG = [
+    (1, ("abcd", None)),
+    (1, ("a", ("def",))),
+    (2, ["a", "abc"]),
+    (3, {"abc": None}),
+    (3, {"a": [("b",), ("cd",)]}),
+    (4, ("abc",)),
+]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mode": BY_ID},
+        pytest.param({}, marks=pytest.mark.nightly),
+        pytest.param({"writer": DeltaWriter.PORTABLE}, marks=pytest.mark.nightly),
+    ],
+)
+def test_rules_within_values_are_checked_when_rows_are_staged(spark, tmp_path, settings) -> None:
+    schema = "id BIGINT, s STRUCT<a: STRING, n: STRUCT<bc: STRING>>, l ARRAY<STRING>, "
+    schema += "m MAP<STRING, ARRAY<STRUCT<x: STRING>>>, c STRUCT<k: STRING>"
+    rig = DeltaRig(spark, tmp_path / "t", schema, **settings)
+    rig.sql(f"CREATE TABLE {{t}} ({DEEP}) USING delta")
+    rig.sql("ALTER TABLE {t} ADD CONSTRAINT inner CHECK (s.a IS NULL OR s.a <> 'no')")
+    rig.preflight()
+    if settings:
+        with pytest.raises(SchemaError, match="constraint inner .* is about columns that the stream lacks"):
+            rig.other(schema="id BIGINT, s STRUCT<n: STRUCT<bc: STRING>>").preflight()
+    for place, value in TOO_LONG:
+        bad = (77, *(value if at == place else GOOD[at] for at in range(1, len(GOOD))))
+        with pytest.raises(BadRecordError, match=r'the length of column .*"id":77'):
+            rig.stage(0, [GOOD, bad])
+    with pytest.raises(BadRecordError, match="inner"):
+        rig.stage(0, [(77, ("no", None), *GOOD[2:])])
+    assert rig.put(1, [GOOD, (2, None, None, None, None)]).outcome is Outcome.COMMITTED
+    first, second = spark.read.format("delta").load(str(rig.table)).orderBy("id").collect()
+    assert first.asDict(recursive=True) == {
+        "id": 1,
+        "s": {"a": "abc", "n": {"bc": "de"}},
+        "l": ["fg", None],
+        "m": {"hi": [{"x": "j"}, {"x": None}]},
+        "c": {"k": "k "},
+    }
+    assert second == (2, None, None, None, None)
+
+
+def test_not_null_within_a_value_is_checked_or_refused_before_the_start(spark, tmp_path) -> None:
+    rig = DeltaRig(spark, tmp_path / "t", "id BIGINT, s STRUCT<a: INT>", writer=DeltaWriter.PORTABLE)
+    rig.sql("CREATE TABLE {t} (id BIGINT, s STRUCT<a: INT NOT NULL>) USING delta")
+    # Delta has no MERGE of what might be null there, whatever the rows are.
+    with pytest.raises(
+        SchemaError, match=r"Delta has no MERGE for it: .*cannot cast .*STRUCT<a: INT NOT NULL>"
+    ):
+        rig.other(mode=BY_ID).preflight()
+    with pytest.raises(SchemaError, match=r"lacks the column s\.a, which is NOT NULL"):
+        rig.other(schema="id BIGINT").preflight()
+    rig.preflight()
+    for row in [(7, (None,)), (7, None)]:
+        with pytest.raises(BadRecordError, match=r'the column s\.a NOT NULL .*"id":7'):
+            rig.stage(0, [(1, (1,)), row])
+    assert rig.put(1, [(1, (2,))]).outcome is Outcome.COMMITTED
+    assert rig.rows() == Counter([(1, (2,))])
+
+
 PAIR = "STRUCT<a: STRING, b: INT>"
 NESTED = f"id BIGINT, s {PAIR}, l ARRAY<{PAIR}>, m MAP<STRING, {PAIR}>"
 FEWER = "id BIGINT, s STRUCT<b: INT>, l ARRAY<STRUCT<b: INT, a: STRING>>, m MAP<STRING, STRUCT<B: INT>>"

@@ -13,6 +13,7 @@ from flinkish_spark import (
     Append,
     ColumnBuckets,
     DeltaWriter,
+    ExpressionBuckets,
     FileFormat,
     FileSink,
     OverwritePartitions,
@@ -143,6 +144,58 @@ def test_an_upsert_into_varchar_tells_blanks_apart(spark, tmp_path) -> None:
     assert rig.rows() == Counter([("a", "1"), ("a ", "4"), ("A", "3")])
     with pytest.raises(BadRecordError, match="the length 5 of column id"):
         rig.stage(3, [("abcde ", "5")])
+
+
+#: What no folder can be called `country=...`, of which 247 bytes are left; and what one can just be called.
+NO_FOLDERS = ["a\0b", "\0", "x" * 248, "\u00e9" * 124, "/" * 83]
+FOLDERS = ["x" * 247, "\u00e9" * 123 + "x", "/" * 82 + "x", "=%:?\x7f\x01", ".", "..", "a\nb", " a. "]
+
+
+@pytest.mark.parametrize(
+    ("writer", "mode"),
+    [
+        (DeltaWriter.NATIVE, Append()),
+        (DeltaWriter.NATIVE, BY_COUNTRY),
+        pytest.param(DeltaWriter.PORTABLE, OverwritePartitions(), marks=pytest.mark.nightly),
+    ],
+)
+def test_a_partition_that_no_folder_can_be_called_is_refused(spark, tmp_path, writer, mode) -> None:
+    """By the record, before anything is decided: no disk is at fault, and none will take it later."""
+    rig = DeltaRig(spark, tmp_path / "t", ROW, writer=writer, mode=mode, partition_by=("country",))
+    rig.preflight()
+    for value in NO_FOLDERS:
+        with pytest.raises(BadRecordError, match=r"the partition column country .*\"v\":\"v1\"") as found:
+            rig.stage(0, [(2, "de", "v0"), (1, value, "v1")])
+        limit = "having at most 247 bytes in a folder's name"
+        assert ("UTF-8 without NUL" if "\0" in value else limit) in str(found.value)
+    broken = spark.sql("SELECT 1L AS id, CAST(X'6180' AS STRING) AS country, 'v1' AS v")
+    with pytest.raises(BadRecordError, match="the partition column country being UTF-8"):
+        rig.stage_frame(0, broken, 1)
+    rows = [(n, value, "v") for n, value in enumerate([*FOLDERS, None])]
+    rows = rows[:-1] if mode is BY_COUNTRY else rows
+    assert rig.put(1, rows).outcome is Outcome.COMMITTED
+    assert rig.rows() == Counter(rows)
+
+
+@pytest.mark.parametrize(
+    "bucket_by",
+    [ColumnBuckets("user"), pytest.param(ExpressionBuckets("user2", "user"), marks=pytest.mark.nightly)],
+)
+def test_what_no_folder_can_be_called_is_a_bad_record_of_a_file_sink(spark, tmp_path, bucket_by) -> None:
+    sink = FileSink(f"{tmp_path}/out", bucket_by=bucket_by)
+    subject = SinkUnderTest(lambda: sink, lambda: (), spark, tmp_path / "folder")
+    process = subject.start()
+    (name,) = bucket_by.names
+    left = 255 - len(f"{name}=")
+    for value in ["a\0b", "x" * (left + 1), "/" * 84]:
+        with pytest.raises(Exception, match="FLINKISH_BAD_RECORD") as found:
+            process.stage([("ann", 1), (value, 2)], checkpoint=subject.next_checkpoint())
+        error = classify(found.value)
+        assert isinstance(error, BadRecordError), repr(error)
+        assert f"the partition column {name} " in str(error) and '"amount":2' in str(error)
+    process.stage(
+        [("x" * left, 1), ("/" * 83, 2), ("..", 3), (None, 4)], checkpoint=subject.next_checkpoint()
+    )
 
 
 def test_keys_under_a_collation_are_refused(spark, tmp_path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from flinkish_spark.connectors.splits import SplitPosition
 from flinkish_spark.contracts.source import SourceStart
 from flinkish_spark.core.errors import ConfigError, InputLostError
+from flinkish_spark.core.formats import Engine
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import LocalStore
 from flinkish_spark.sources import DeltaChanges, DeltaRecordsSource, DeltaSource, RateLimit
@@ -157,6 +158,70 @@ def test_the_change_feed_is_that_of_its_files_or_of_what_came_and_went(tmp_path:
     assert feed_rows(step(whole, whole.initialOffset())[1]) == [(1, "insert", 2), (3, "insert", 2)]
 
 
+PRE, POST = "update_preimage", "update_postimage"
+
+
+def test_what_a_version_deletes_comes_before_what_it_inserts(tmp_path: Path) -> None:
+    """UPDATE ... SET n = n + 1 of 1 and 2 in one version; INSERT OVERWRITE, whose new rows have old keys."""
+    table = Table(tmp_path / "t", configuration=FEED, n="long")
+    table.commit(table.add("a.parquet", {"n": [1, 2]}))
+    files = [cdc(table, f"{n}.parquet", {"n": [n, n + 1], "_change_type": [PRE, POST]}) for n in (1, 2)]
+    table.commit(removed("a.parquet"), table.add("b.parquet", {"n": [2, 3]}), *files)
+    table.commit(table.add("c.parquet", {"n": [2, 3, 4]}), removed("b.parquet"))
+    mixed = {"n": [9, 2, 9, 2], "_change_type": ["insert", "delete", "later", None]}
+    table.commit(cdc(table, "d.parquet", mixed))
+    # Of a feed that has come to the end of a version, nothing is missing: four files are two versions.
+    source = source_of(table, DeltaChanges.FEED, starting_version=1, ending_version=4, max_files_per_batch=4)
+    reader = reader_of(source, tmp_path)
+    end, rows = step(reader, reader.initialOffset())
+    assert feed_rows(rows) == [(1, "insert", 1), (2, "insert", 1)]
+    end, rows = step(reader, end)
+    assert feed_rows(rows) == [(1, PRE, 2), (2, PRE, 2), (2, POST, 2), (3, POST, 2)]
+    end, rows = step(reader, end)
+    gone, come = [(n, "delete", 3) for n in (2, 3)], [(n, "insert", 3) for n in (2, 3, 4)]
+    last = [(2, "delete", 4), (9, "insert", 4), (9, "later", 4), (2, None, 4)]
+    assert feed_rows(rows) == gone + come + last
+    assert SplitPosition.from_json(end).is_ended
+    # A version that alone is more than a micro-batch takes is divided, in the same order.
+    small = reader_of(
+        source_of(table, DeltaChanges.FEED, starting_version=2, ending_version=2, max_files_per_batch=3),
+        tmp_path / "small",
+    )
+    end, rows = step(small, small.initialOffset())
+    assert feed_rows(rows) == [(1, PRE, 2), (2, PRE, 2), (2, POST, 2)]
+    end, rows = step(small, end)
+    assert feed_rows(rows) == [(3, POST, 2)] and SplitPosition.from_json(end).is_ended
+
+
+@pytest.mark.parametrize("last", ["nothing", "metadata", "optimize", "delete"])
+def test_a_feed_ends_whatever_its_last_version_is(tmp_path: Path, last: str) -> None:
+    table = Table(tmp_path / "t", configuration=FEED, n="long")
+    table.commit(table.add("a.parquet", {"n": [1]}))
+    again = [removed("a.parquet", dataChange=False), table.add("b.parquet", {"n": [1]}, dataChange=False)]
+    actions = {
+        "nothing": [{"commitInfo": {"operation": "SET TBLPROPERTIES"}}],
+        "metadata": [{"metaData": table.metadata}],
+        "optimize": again,
+        "delete": [removed("a.parquet")],
+    }
+    table.commit(*actions[last])
+    for number, first in enumerate((1, 2)):
+        source = DeltaSource(path_of(table), DeltaChanges.FEED, starting_version=first, ending_version=2)
+        reader = reader_of(source.bound("in"), tmp_path / str(number))
+        end, rows = step(reader, reader.initialOffset())
+        wanted = [(1, "insert", 1)] * (first == 1) + [(1, "delete", 2)] * (last == "delete")
+        assert feed_rows(rows) == wanted and SplitPosition.from_json(end).is_ended
+
+
+def test_a_removed_file_of_a_partition_that_the_log_does_not_say_is_refused(tmp_path: Path) -> None:
+    table = Table(tmp_path / "t", partition=["p"], configuration=FEED, n="long", p="string")
+    table.commit(table.add("p=x/a.parquet", {"n": [1]}, partitionValues={"p": "x"}))
+    table.commit(removed("p=x/a.parquet"))
+    reader = reader_of(source_of(table, DeltaChanges.FEED, starting_version=0), tmp_path)
+    with pytest.raises(ConfigError, match="files without the values of their partitions"):
+        step(reader, reader.initialOffset())
+
+
 def test_partitions_and_later_columns_of_changes(tmp_path: Path) -> None:
     table = Table(tmp_path / "t", partition=["p"], configuration=FEED, n="long", p="string", late="long")
     table.commit(table.add("p=x/a.parquet", {"n": [1]}, partitionValues={"p": "x"}))
@@ -262,6 +327,8 @@ def test_the_python_reader_of_a_delta_source_is_a_source_of_splits(tmp_path: Pat
     bound = given.bound("in")
     assert isinstance(bound, DeltaRecordsSource) and bound.is_positionable and bound.is_bounded
     assert bound.rate == RateLimit(records_per_batch=7) and bound.plan_name == "delta-records"
+    by_default = DeltaSource(path_of(table), DeltaChanges.FEED, starting_version=1, ending_version=3)
+    assert by_default.is_bounded and by_default.reader is Engine.PYTHON and not by_default.needs_delta
     native = DeltaSource(path_of(table))
     assert native.bound("in") is native and not native.is_positionable
 
@@ -273,7 +340,8 @@ def test_the_python_reader_of_a_delta_source_is_a_source_of_splits(tmp_path: Pat
         lambda path: DeltaSource(path, rate=RateLimit(records_per_batch=7)),
         lambda path: DeltaSource(path, rate=7, reader="python"),
         lambda path: DeltaSource(path, max_bytes_per_trigger=0),
-        lambda path: DeltaSource(path, ending_version=3),
+        lambda path: DeltaSource(path, ending_version=3, reader="jvm"),
+        lambda path: DeltaSource(path, DeltaChanges.FEED, ending_version=3, reader="jvm"),
         lambda path: DeltaRecordsSource(path, DeltaChanges.FEED),
         lambda path: DeltaRecordsSource(path, "ROWS"),
         lambda path: DeltaRecordsSource(path, starting_version=-1),

@@ -47,7 +47,7 @@ class Table:
         rows = len(next(iter(columns.values())))
         return {"add": {"path": quote(name), "stats": json.dumps({"numRecords": rows}), **more}}
 
-    def checkpoint(self, *actions) -> None:
+    def checkpoint(self, *actions, left_out=(), **more) -> None:
         names = ("add", "remove", "metaData", "protocol")
         kinds = {
             "add": pa.struct(
@@ -57,7 +57,9 @@ class Table:
                     ("partitionValues", pa.map_(pa.string(), pa.string())),
                 ]
             ),
-            "remove": pa.struct([("path", pa.string())]),
+            "remove": pa.struct(
+                [("path", pa.string()), ("deletionVector", pa.struct([("storageType", pa.string())]))]
+            ),
             "metaData": pa.struct(
                 [
                     ("schemaString", pa.string()),
@@ -75,7 +77,9 @@ class Table:
         columns = {
             name: pa.array([as_pairs(a[name]) if name in a else None for a in actions], kinds[name])
             for name in names
+            if name not in left_out
         }
+        columns.update(more)
         path = self.path / "_delta_log" / f"{self.version - 1:020d}.checkpoint.parquet"
         pq.write_table(pa.table(columns), path)
 
@@ -111,6 +115,118 @@ def test_from_a_checkpoint_when_the_log_before_it_is_gone(tmp_path) -> None:
     assert DeltaSnapshot.read(tmp_path / "t", 1).files.keys() == {f"p={p}/x.parquet" for p in range(3)}
     with pytest.raises(ConfigError, match="its log has no version 0"):
         DeltaTableSource(str(tmp_path / "t"), version=0)
+
+
+def test_a_checkpoint_that_says_more_than_files_is_refused(tmp_path) -> None:
+    """A reader of V1 checkpoints finds no `add` where a V2 checkpoint under the same name has sidecars."""
+    table = Table(tmp_path / "t", n="long")
+    added = table.add("x.parquet", {"n": [1]})
+    table.commit(added)
+    head = ({"protocol": {"minReaderVersion": 1}}, {"metaData": table.metadata})
+    sidecar = pa.array([None, None, {"path": "s.parquet"}], pa.struct([("path", pa.string())]))
+    named = pa.array([{"version": 1}, None, None], pa.struct([("version", pa.int64())]))
+    future = pa.array([None, None, "x"])
+    for more, message in [
+        ({"sidecar": sidecar}, "a V2 checkpoint: the action 'sidecar'"),
+        ({"checkpointMetadata": named}, "a V2 checkpoint: the action 'checkpointMetadata'"),
+        ({"later": future}, "the action 'later' in its log"),
+        ({"left_out": ("add",)}, "a checkpoint without the column 'add'"),
+        ({"left_out": ("protocol",)}, "a checkpoint without the column 'protocol'"),
+    ]:
+        table.checkpoint(*head, {"txn": None}, **more)
+        with pytest.raises(ConfigError, match=message):
+            DeltaTableSource(str(tmp_path / "t"))
+        with pytest.raises(ConfigError, match=message):
+            DeltaSource(str(tmp_path / "t"), reader="python").bound("in")
+    # Columns without a value say nothing.
+    table.checkpoint(*head, added, sidecar=pa.nulls(3, sidecar.type))
+    assert read(DeltaTableSource(str(tmp_path / "t")), tmp_path) == [(1,)]
+    table.checkpoint(head[1], added, added)
+    with pytest.raises(ConfigError, match="no schema or no protocol in its log up to version 1"):
+        DeltaTableSource(str(tmp_path / "t"))
+
+
+def test_a_file_whose_deletion_vector_was_taken_back_is_read(tmp_path) -> None:
+    """RESTORE adds the file without it again; what is removed is the one of that path with a vector."""
+    table = Table(tmp_path / "t", n="long")
+    added = table.add("x.parquet", {"n": [1]})
+    gone = {"remove": {"path": "x.parquet", "deletionVector": {"storageType": "u"}}}
+    table.commit(added)
+    table.checkpoint({"protocol": {"minReaderVersion": 1}}, {"metaData": table.metadata}, added, gone)
+    table.commit(gone)
+    assert read(DeltaTableSource(str(tmp_path / "t")), tmp_path) == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        ({"sidecar": {"path": "s.parquet"}}, "the action 'sidecar'"),
+        ({"later": {"rule": 1}}, "the action 'later'"),
+        ({"add": {"path": "x.parquet", "rule": 1}}, "the field 'rule' of the action 'add'"),
+        ({"remove": {"path": "x.parquet", "rule": False}}, "the field 'rule' of the action 'remove'"),
+        ({"cdc": {"path": "x.parquet", "rule": {}}}, "the field 'rule' of the action 'cdc'"),
+        ({"protocol": {"minReaderVersion": 4}}, "a protocol for readers of version 4"),
+        ({"protocol": {"rule": 1}}, "the field 'rule' of the action 'protocol'"),
+        ({"protocol": {"readerFeatures": ["catalogManaged"]}}, "the feature 'catalogManaged'"),
+        ({"metaData": {"format": {"provider": "orc"}}}, "files in the format 'orc'"),
+        ({"metaData": {"rule": 1}}, "the field 'rule' of the action 'metaData'"),
+        (
+            {"metaData": {"configuration": {"delta.coordinatedCommits.commitCoordinator-preview": "x"}}},
+            "the property 'delta.coordinatedCommits",
+        ),
+        ({"add": {"path": "file:/of/another/x.parquet"}}, "files outside of its folder"),
+        ({"add": {"path": "s3a://of/another/x.parquet"}}, "files outside of its folder"),
+        ({"remove": {"path": "/of/another/x.parquet"}}, "files outside of its folder"),
+    ],
+)
+def test_what_a_log_says_is_known_or_refused_by_name(tmp_path, action, message) -> None:
+    table = Table(tmp_path / "t", n="long")
+    known = table.add("x.parquet", {"n": [1]}, baseRowId=0, defaultRowCommitVersion=1, tags={}, later=None)
+    table.commit(known, {"txn": {"appId": "a", "version": 1}}, {"domainMetadata": {"domain": "delta.x"}})
+    assert read(DeltaTableSource(str(tmp_path / "t")), tmp_path) == [(1,)]
+    if "metaData" in action:
+        action = {"metaData": {**table.metadata, **action["metaData"]}}
+    table.commit(action)
+    with pytest.raises(ConfigError, match=message):
+        DeltaTableSource(str(tmp_path / "t"))
+    with pytest.raises(ConfigError, match=message):
+        DeltaCommit.read(tmp_path / "t", 2)
+
+
+def test_the_log_says_the_values_of_a_partition_also_if_files_do(tmp_path) -> None:
+    """As of tables made by CONVERT TO DELTA, or with delta.feature.materializePartitionColumns."""
+    table = Table(tmp_path / "t", partition=["p"], n="long", p="long")
+    table.commit(table.add("p=1/x.parquet", {"n": [5], "p": [7]}, partitionValues={"p": "1"}))
+    table.commit(table.add("y.parquet", {"n": [6], "p": [7]}, partitionValues={"p": None}))
+    table.commit(table.add("z.parquet", {"n": [7], "p": [7]}))
+    assert read(DeltaTableSource(str(tmp_path / "t")), tmp_path) == [(5, 1), (6, None), (7, None)]
+
+
+def test_a_column_under_another_case_is_none_that_was_added_later(tmp_path) -> None:
+    table = Table(tmp_path / "t", n="long", later="long")
+    table.commit(table.add("x.parquet", {"N": [1]}))
+    reader = reader_of(DeltaTableSource(str(tmp_path / "t")), tmp_path)
+    with pytest.raises(RuntimeError, match="the column 'n' of the table is 'N' in it"):
+        step(reader, reader.initialOffset())
+
+
+def test_old_dates_of_the_old_calendar_are_refused(tmp_path) -> None:
+    table = Table(tmp_path / "t", configuration={"delta.enableChangeDataFeed": "true"}, day="date")
+    table.commit(table.add("x.parquet", {"day": pa.array([datetime.date(1000, 1, 1)], pa.date32())}))
+    content = pq.read_table(tmp_path / "t" / "x.parquet")
+    assert read(DeltaTableSource(str(tmp_path / "t")), tmp_path) == [(datetime.date(1000, 1, 1),)]
+    said = {"org.apache.spark.version": "4.2.0", "org.apache.spark.legacyDateTime": ""}
+    pq.write_table(content.replace_schema_metadata(said), tmp_path / "t" / "x.parquet")
+    for number, source in enumerate(
+        [
+            DeltaTableSource(str(tmp_path / "t")),
+            DeltaRecordsSource(str(tmp_path / "t")),
+            DeltaRecordsSource(str(tmp_path / "t"), DeltaChanges.FEED, starting_version=0),
+        ]
+    ):
+        reader = reader_of(source, tmp_path / str(number))
+        with pytest.raises(RuntimeError, match="the column 'day' has a date before 1582-10-15"):
+            step(reader, reader.initialOffset())
 
 
 def test_a_line_of_the_log_ends_where_json_lines_end(tmp_path) -> None:

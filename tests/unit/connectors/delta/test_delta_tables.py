@@ -78,6 +78,42 @@ def table(*fields, partition_by=(), **properties):
         ),
         ([column("a"), column("b", nullable=False)], [column("a")], NONE, "lacks the column b", ()),
         (
+            [column("a"), column("b", struct(column("y", nullable=False)))],
+            [column("a")],
+            NONE,
+            "lacks the column b.y, which is NOT NULL",
+            (),
+        ),
+        (
+            [column("a", struct(column("x"), column("y", nullable=False)))],
+            [column("a", struct(column("x")))],
+            ADD,
+            "lacks the field a.y, which is NOT NULL",
+            (),
+        ),
+        (
+            [column("a", struct(column("x", nullable=False)))],
+            [column("a", struct(column("x")))],
+            NONE,
+            "",
+            (),
+        ),
+        # Of what is in arrays and maps Delta checks nothing.
+        (
+            [column("a", array(struct(column("x", nullable=False))))],
+            [column("a", array(struct(column("x"))))],
+            NONE,
+            "a.elementType.x can hold nulls in the stream and not in the table",
+            (),
+        ),
+        (
+            [column("a", {**array("long"), "containsNull": False})],
+            [column("a", array("long"))],
+            NONE,
+            "a can hold nulls",
+            (),
+        ),
+        (
             [column("a"), column("b", nullable=False, CURRENT_DEFAULT="1")],
             [column("a")],
             NONE,
@@ -90,6 +126,28 @@ def test_what_a_table_lacks_for_a_stream(have, stream, evolution, problem, chang
     found = fit(table(*have), stream, evolution)
     assert (problem in found.problems[0]) if problem else not found.problems
     assert found.changes == changes
+
+
+def test_rules_of_fields_within_structs_are_rules_of_the_table():
+    invariant = {"delta.invariants": json.dumps({"expression": {"expression": "s.a > 3"}})}
+    inner = struct(column("a", nullable=False, **invariant), column("n", struct(column("b", nullable=False))))
+    chars = {"__CHAR_VARCHAR_TYPE_STRING": "array<varchar(2)>"}
+    found = table(
+        column("id", nullable=False, **{"delta.invariants": "of another form"}),
+        column("s", inner),
+        column("l", array("string"), **chars),
+        **{"delta.constraints.c": "s.a < 9"},
+    )
+    assert found.rules() == {
+        "checks": {
+            "c": "s.a < 9",
+            "delta.invariants of id": "of another form",
+            "delta.invariants of s.a": "s.a > 3",
+        },
+        "not_null": {"id": ["id"], "s.a": ["s", "a"], "s.n.b": ["s", "n", "b"]},
+        "generated": {},
+        "lengths": {"l": "array<varchar(2)>"},
+    }
 
 
 def test_types_widen_only_where_the_table_allows_it():
@@ -209,6 +267,9 @@ def test_what_is_not_stored():
         (lambda: DeltaSink("/t", schema_evolution="NONE"), "schema_evolution is 'NONE'"),
         (lambda: DeltaSink("/t", options={"TxnAppId": "x"}), "TxnAppId"),
         (lambda: DeltaSink("/t", options={"mergeSchema": "true"}), "mergeSchema"),
+        (lambda: DeltaSink("/t", options={"dataChange": "false"}), "'dataChange' is not known"),
+        (lambda: DeltaSink("/t", options={"delta.appendOnly": "true"}), "'delta.appendOnly' is not known"),
+        (lambda: DeltaSink("/t", options={"compresion": "zstd"}), "'compresion' is not known"),
     ],
 )
 def test_settings_are_checked_where_they_are_given(make, message):

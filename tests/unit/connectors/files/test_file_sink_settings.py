@@ -56,6 +56,17 @@ HOUR_MS = 3_600_000
         ({"options": {"maxRecordsPerFile": "5"}}, "give the rolling policy a part_bytes"),
         ({"options": {"Path": "/x"}}, "option 'Path' cannot be used"),
         ({"options": {"compression": 5}}, "options are strings"),
+        (
+            {"options": {"compresion": "zstd"}},
+            "'compresion' is none of a file sink with parquet.*compression",
+        ),
+        ({"options": {"parquet.block.size": "1", "header": "true"}}, "'header' is none of a file sink"),
+        ({"format": FileFormat.JSON, "options": {"pretty": "true"}}, "'pretty' is none of a file sink"),
+        (
+            {"format": FileFormat.CSV, "options": {"Encoding": "ISO-8859-1"}},
+            "would be in ISO-8859-1. because a text that it does not have would become a question mark",
+        ),
+        ({"format": FileFormat.JSON, "options": {"charset": "US-ASCII"}}, "files would be in US-ASCII"),
         ({"bucket_by": "country"}, "must be a BucketAssigner"),
         ({"bucket_by": [ColumnBuckets("a"), ExpressionBuckets("A", "1")]}, "two levels.*'a'"),
         ({"bucket_by": ColumnBuckets("_hidden")}, "cannot be called '_hidden'"),
@@ -81,7 +92,7 @@ HOUR_MS = 3_600_000
         ),
         (
             {"format": FileFormat.CSV, "options": {"encoding": "ISO-8859-1"}},
-            r"option 'encoding' is 'ISO-8859-1'.*would be written as '\?'.*UTF-8, UTF-16",
+            r"would be in ISO-8859-1.*would become a question mark",
         ),
         ({"format": FileFormat.JSON, "options": {"Charset": "US-ASCII"}}, "option 'Charset' is 'US-ASCII'"),
     ],
