@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from flinkish_spark.core.clock import Clock, SystemClock, SystemThreads, backoff_ms
 from flinkish_spark.core.errors import ConfigError, StoreError
+from flinkish_spark.core.watchdog import note_failure
 from flinkish_spark.core.object_store import KINDS, check_not_forked, count_request
 from flinkish_spark.core.store import (
     AnswerLost,
@@ -393,6 +394,7 @@ class HdfsStore:
             except (OSError, RuntimeError) as error:
                 if _is_refused(error) or self._clock.monotonic_ms() + pause_ms > deadline_ms:
                     self._failed(verb, key, error)
+                note_failure(str(error))
             self._clock.sleep_ms(pause_ms)
         raise AssertionError("a back-off has no end")
 

@@ -39,7 +39,7 @@ def test_a_wait_of_a_minute_is_named_and_again_after_twice_the_time(caplog: pyte
     with watched.dog.waiting("Spark to end the query"):
         assert watched.after(59) == []
         assert watched.after(1) == [("Spark to end the query", 60)]
-        assert watched.told[-1][0].thread == threading.current_thread().name
+        assert watched.told[-1][0].who == f"the thread '{threading.current_thread().name}'"
         assert watched.after(59) == [("Spark to end the query", 119)]
         assert watched.after(1) == [("Spark to end the query", 120)]
         assert watched.after(100) == [("Spark to end the query", 220)]
@@ -77,8 +77,8 @@ def test_the_innermost_wait_of_each_thread_is_told_the_longest_first() -> None:
         in_thread("flinkish-complete-3", inside)
         own = threading.current_thread().name
         assert watched.told[-1] == (
-            Wait(own, "the coordinator to end", 75_000),
-            Wait("flinkish-complete-3", "the MERGE", 70_000),
+            Wait(f"the thread '{own}'", "the coordinator to end", 75_000),
+            Wait("the thread 'flinkish-complete-3'", "the MERGE", 70_000),
         )
 
 
@@ -125,9 +125,9 @@ def test_workers_and_who_waits_for_them_are_named() -> None:
     joining.start()
     while len(watched.told[-1]) < 2:
         watched.after(60)
-    assert {(wait.thread, wait.what) for wait in watched.told[-1]} == {
-        ("flinkish-complete-7", "complete-7 to end"),
-        ("flinkish-coordinator", "the thread of complete-7 to end"),
+    assert {(wait.who, wait.what) for wait in watched.told[-1]} == {
+        ("the thread 'flinkish-complete-7'", "complete-7 to end"),
+        ("the thread 'flinkish-coordinator'", "the thread of complete-7 to end"),
     }
     ended.set()
     joining.join(10)
