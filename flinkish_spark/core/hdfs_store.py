@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from flinkish_spark.core.clock import Clock, SystemClock, SystemThreads, backoff_ms
 from flinkish_spark.core.errors import ConfigError, StoreError
-from flinkish_spark.core.watchdog import note_failure
 from flinkish_spark.core.object_store import KINDS, check_not_forked, count_request
 from flinkish_spark.core.store import (
     AnswerLost,
@@ -23,6 +22,7 @@ from flinkish_spark.core.store import (
     checked_key,
     create_by_id,
 )
+from flinkish_spark.core.watchdog import note_failure
 
 if TYPE_CHECKING:
     from hdfs_native import Client

@@ -1,9 +1,9 @@
 """What the threads of a job wait for, and which of them does not get on.
 
 Whoever waits for something that may never come (the JVM, a broker, a disk, a user's code, another thread)
-says so: ``with waiting("..."):`` around it, and :func:`note_failure` with what went wrong in it last. A thread
-that has been at one thing for too long is named in what the job says about itself, and later in the log. So is
-a checkpoint that is held back. Nothing is ended: a MERGE may take an hour.
+says so: ``with waiting("..."):`` around it, and :func:`note_failure` with what went wrong in it last. What has
+waited for too long, a thread or an open checkpoint, is in what the job says about itself; a thread is in the
+log, too. Nothing is ended: a MERGE may take an hour.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Watchdog:
             self._clock.wait(self._stopping, _LOOK_MS)
 
     def look(self) -> None:
-        """Tell which waits are too long; log those of threads after a minute, and after each twice the time."""
+        """Tell which waits are too long; log those of threads after a minute, and again after twice the time."""
         is_hurried = self._is_hurried()
         patience_ms = HURRIED_MS if is_hurried else self._patience_ms
         named_ms = HURRIED_MS if is_hurried else PATIENCE_MS
