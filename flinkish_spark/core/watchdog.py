@@ -1,9 +1,9 @@
 """What the threads of a job wait for, and which of them does not get on.
 
 Whoever waits for something that may never come (the JVM, a broker, a disk, a user's code, another thread)
-says so: ``with waiting("..."):`` around it, and :func:`note_failure` with what went wrong in it last. What has
-waited for too long, a thread or an open checkpoint, is in what the job says about itself; a thread is in the
-log, too. Nothing is ended: a MERGE may take an hour.
+says so: ``with waiting("..."):`` around it, and :func:`note_failure` with what went wrong in it last. What
+has waited for too long, a thread or an open checkpoint, is in what the job says about itself; a thread is in
+the log, too. Nothing is ended: a MERGE may take an hour.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def note_failure(why: str) -> None:
     """Note what went wrong last in what the calling thread waits for; nothing where it waits for nothing."""
     stand = getattr(_HERE, "stand", None)
     if stand is not None:
-        stand.error = " ".join(why.split())[:_MOST_ERROR]
+        line = " ".join(why.split())[:_MOST_ERROR]
+        stand.error = "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ class Watchdog:
             self._clock.wait(self._stopping, _LOOK_MS)
 
     def look(self) -> None:
-        """Tell which waits are too long; log those of threads after a minute, and again after twice the time."""
+        """Tell which waits are too long; log a thread's after a minute, and again after twice the time."""
         is_hurried = self._is_hurried()
         patience_ms = HURRIED_MS if is_hurried else self._patience_ms
         named_ms = HURRIED_MS if is_hurried else PATIENCE_MS

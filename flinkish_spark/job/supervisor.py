@@ -886,6 +886,12 @@ class Supervisor:
             coordinator.must_wait,
             time,
             self.states.tasks_initialize,
+            tuple(
+                f"'{one.uid or one.title}'"
+                for vertex in self._engine.vertices
+                for one in vertex.operators
+                if one.does == "async function"
+            ),
         )
         with logged_as(lineage=lineage.value):
             writer = EpochWriter(recovered.start.next_batch, job, parts)
