@@ -59,9 +59,12 @@ class Sqlite(Dialect):
 
     def connect(self, login: Login) -> Any:
         """Open the file; it is made if it is missing, its folder is not."""
-        return sqlite3.connect(
+        connection = sqlite3.connect(
             login.url.database, timeout=_LOCK_WAIT_S, isolation_level=None, check_same_thread=False
         )
+        # What is reported as committed must survive a power cut, whatever the library was built with.
+        connection.execute("PRAGMA synchronous = FULL")
+        return connection
 
     def interrupt(self, connection: Any) -> None:
         """End the statement that runs."""
@@ -151,6 +154,11 @@ class Sqlite(Dialect):
         is_tied = partial or by_expression or any(one & set(target.columns) for one in further)
         return Ties.END_STATE if is_upsert and is_tied else Ties.NONE
 
+    def why_unsafe(self, session: Session, table: TableName) -> str:
+        """Look for temporary tables: they are the connection's, and gone with it."""
+        is_temporary = self._place(table)[1].lower() == "temp"
+        return "it is temporary: it is gone with its connection" if is_temporary else ""
+
     def _folds(self, session: Session, place: tuple[str, str]) -> bool:
         """Whether a unique index compares otherwise than letter by letter."""
         found = session.rows(
@@ -221,4 +229,5 @@ def _affinity(declared: str) -> str:
     ):
         if any(part in declared for part in parts):
             return affinity
-    return "NUMERIC" if declared and declared != "any" else "BLOB"
+    # ANY keeps all in a STRICT table only.
+    return "NUMERIC" if declared else "BLOB"

@@ -10,7 +10,7 @@ import traceback
 import pytest
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.jdbc.committer import DatabaseRefused, DatabaseUnavailable
+from flinkish_spark.connectors.jdbc.database import DatabaseRefused, DatabaseUnavailable
 from flinkish_spark.connectors.jdbc.names import TableName
 from flinkish_spark.connectors.jdbc.settings import (
     DeadLetterTable,
