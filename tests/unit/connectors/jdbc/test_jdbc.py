@@ -97,6 +97,25 @@ def test_what_is_no_url(text) -> None:
         JdbcUrl.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("jdbc:sqlite:/jobs/a#1/db", "its path has '#'"),
+        ("jdbc:sqlite:/jobs/a?1#2/db", "its path has '?' and '#'"),
+        ("jdbc:sqlite:a/db", "its path is not absolute"),
+        ("jdbc:postgresql://db/a#1", "the name of its database has '#'"),
+        ("jdbc:mysql://db/a/b", "the name of its database has '/'"),
+        ("jdbc:mysql://d#b/a", "the name of its host has '#'"),
+        ("jdbc:postgresql://db", "it names no database"),
+    ],
+)
+def test_letters_that_a_url_cannot_have_are_named(text, what) -> None:
+    with pytest.raises(ConfigError) as caught:
+        JdbcUrl.parse(text)
+    assert caught.value.what == f"the JDBC URL cannot be read: {what}" and caught.value.what_to_do
+    assert JdbcUrl.parse("jdbc:postgresql://db/a%231").database == "a#1"
+
+
 # -- SQL ------------------------------------------------------------------------------------------
 
 
