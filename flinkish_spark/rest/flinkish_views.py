@@ -74,7 +74,7 @@ def job(snapshot: JobSnapshot) -> dict[str, Any]:
         ],
         "waits": [
             {"who": one.who, "what": one.what, "since_ms": one.since_ms, "error": one.error or None}
-            for one in (() if report is None or snapshot.is_over or snapshot.was_cut_off else report.waits)
+            for one in snapshot.waits
         ],
         "settings": {} if report is None else dict(report.settings),
     }

@@ -34,7 +34,7 @@ class TableCheck:
         self._where = f"sink '{context.uid}'"
 
     def run(self, session: Session) -> tuple[ColumnInfo, ...]:
-        """Return the table's columns; nobody alters the tables from here on until the transaction ends.
+        """Return the table's columns; they stay like that where :meth:`.Dialect.hold` was called before.
 
         Raises
         ------
@@ -42,9 +42,6 @@ class TableCheck:
             A table would change a record, or lose it.
         """
         settings, dialect = self._settings, self._settings.dialect
-        # This order matters: what is looked at behind the locks stays as it is.
-        for table in settings.tables:
-            dialect.hold(session, table)
         columns = {c.name: c for c in dialect.columns_of(session, settings.table_name)}
         if not columns:
             raise SchemaError(

@@ -458,7 +458,10 @@ class JdbcCommitter(BufferedCommitter):
                 return CommitAnswer(Outcome.FENCED, "a newer owner has written to the control table")
             if turn is Turn.DONE:
                 return self._repeated(session, checkpoint)
-            # Looked at each time: somebody may have changed the table since.
+            # Looked at each time: somebody may have changed a table since. This order matters: nobody does
+            # between the look and the end.
+            for table in settings.tables:
+                dialect.hold(session, table)
             columns = TableCheck(settings, self._context).run(session)
             write = CheckpointWrite(
                 session,

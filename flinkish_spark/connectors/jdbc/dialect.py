@@ -401,13 +401,11 @@ class Dialect(ABC):
         """
 
     @abstractmethod
-    def ties(self, session: Session, target: Target, texts: Sequence[str], *, deletes: bool) -> Ties:
+    def ties(self, session: Session, target: Target, *, deletes: bool) -> Ties:
         """Return what ties rows of a table together, but for columns that are not written.
 
         Parameters
         ----------
-        texts
-            The columns of the key that get text: the database may take for equal what differs here.
         deletes
             Whether rows are deleted.
         """

@@ -289,28 +289,23 @@ class MySql(Dialect):
                 return f"the collation {collation} of its column {name} takes different texts for equal"
         return ""
 
-    def ties(self, session: Session, target: Target, texts: Sequence[str], *, deletes: bool) -> Ties:
-        """Ask the information schema for triggers, foreign keys and collations, as far as rights go.
+    def ties(self, session: Session, target: Target, *, deletes: bool) -> Ties:
+        """Ask the information schema for triggers and foreign keys, as far as rights go.
 
         There are no further unique keys: see :meth:`why_not_upserted`.
         """
         schema, name = self._place(target.table)
         here = "COALESCE(%s, DATABASE())"
 
-        def finds(sql: str, *more: Any) -> bool:
-            return bool(session.rows(sql + " LIMIT 1", (*more, schema, name)))
+        def finds(sql: str) -> bool:
+            return bool(session.rows(sql + " LIMIT 1", (schema, name)))
 
         is_upsert = target.mode is WriteMode.UPSERT
         takes_along = (
             "SELECT 1 FROM information_schema.referential_constraints WHERE delete_rule IN ('CASCADE', "
             f"'SET NULL') AND constraint_schema = {here} AND referenced_table_name = %s"
         )
-        folding = (
-            "SELECT 1 FROM information_schema.columns WHERE column_name IN %s AND (collation_name IS NULL OR "
-            "collation_name NOT LIKE '%%nopad\\_bin' AND collation_name NOT LIKE '%%0900\\_bin') "
-            f"AND table_schema = {here} AND " + _EXACTLY
-        )
-        if is_upsert and ((deletes and finds(takes_along)) or (texts and finds(folding, tuple(texts)))):
+        if is_upsert and deletes and finds(takes_along):
             return Ties.EVERY_STEP
         triggers = (
             f"SELECT 1 FROM information_schema.triggers WHERE event_object_schema = {here} "
@@ -348,7 +343,7 @@ class MySql(Dialect):
         )
         others = [str(engine) for (engine,) in found if engine != _ENGINE]
         if others:
-            return f"it is of {others[0]} and not of {_ENGINE}, whose rows are within a transaction and last"
+            return f"its engine {others[0]} has no transactions, or its rows are not here as {_ENGINE}'s are"
         ((flush,),) = session.rows("SELECT @@innodb_flush_log_at_trx_commit")
         return "" if int(flush) else "innodb_flush_log_at_trx_commit is 0: a server that ends forgets commits"
 

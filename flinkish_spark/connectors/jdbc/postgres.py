@@ -304,7 +304,7 @@ class Postgres(Dialect):
         ]
         return f"{wrong[0]} takes different texts for equal" if wrong else ""
 
-    def ties(self, session: Session, target: Target, texts: Sequence[str], *, deletes: bool) -> Ties:
+    def ties(self, session: Session, target: Target, *, deletes: bool) -> Ties:
         """Ask the catalog for indexes, triggers (foreign keys are some, at both ends), rules and policies."""
         table = (self._plain(target.table),)
         found = session.rows(
@@ -318,7 +318,7 @@ class Postgres(Dialect):
         is_watched = any(watched for watched, _ in found)
         takes_along = any(takes for _, takes in found)
         is_upsert = target.mode is WriteMode.UPSERT
-        if is_upsert and ((deletes and takes_along) or self._folds(session, table, texts)):
+        if is_upsert and deletes and takes_along:
             return Ties.EVERY_STEP
         if is_watched:
             return Ties.IN_PLACE
@@ -351,17 +351,6 @@ class Postgres(Dialect):
     def hold(self, session: Session, table: TableName) -> None:
         """Take the lock that an INSERT takes; a SELECT of no rows lets a type be changed."""
         session.run(f"LOCK TABLE {self.table(table)} IN ROW EXCLUSIVE MODE")
-
-    def _folds(self, session: Session, table: Params, texts: Sequence[str]) -> bool:
-        """Whether the database may take two texts of a key for equal: a collation, or another type."""
-        exact = "t.typname IN ('text', 'varchar') AND l.collisdeterministic IS NOT FALSE"
-        found = session.rows(
-            "SELECT 1 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
-            "LEFT JOIN pg_collation l ON l.oid = a.attcollation "
-            f"WHERE a.attrelid = to_regclass(%s) AND a.attname::text = ANY (%s) AND NOT ({exact})",
-            (*table, list(texts)),
-        )
-        return bool(found)
 
     def _has_further_keys(self, session: Session, target: Target) -> bool:
         """Whether values that are written have to be unique or exclude each other, beside the key's."""

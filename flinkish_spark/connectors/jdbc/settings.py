@@ -386,8 +386,7 @@ class JdbcSettings:
     def ties(self, session: Session, schema: T.StructType) -> Ties:
         """Return what ties rows of the table together, as it is now."""
         target = self.target(schema)
-        texts = [name for name in target.key if isinstance(schema[name].dataType, T.StringType)]
-        found = self.dialect.ties(session, target, texts, deletes=bool(self.deletes_by))
+        found = self.dialect.ties(session, target, deletes=bool(self.deletes_by))
         columns = {column.name for column in self.dialect.columns_of(session, self.table_name)}
         # A row that goes and comes again has lost what the sink does not write.
         return Ties.IN_PLACE if found is Ties.END_STATE and columns - set(target.columns) else found

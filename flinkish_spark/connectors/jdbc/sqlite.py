@@ -130,12 +130,12 @@ class Sqlite(Dialect):
                     return f"the collation {collation} of its column {name} takes different texts for equal"
         return ""
 
-    def ties(self, session: Session, target: Target, texts: Sequence[str], *, deletes: bool) -> Ties:
+    def ties(self, session: Session, target: Target, *, deletes: bool) -> Ties:
         """Ask for triggers, foreign keys where the connection heeds them, and indexes."""
         name, schema = place = self._place(target.table)
         is_upsert = target.mode is WriteMode.UPSERT
         heeds_foreign_keys = session.rows("PRAGMA foreign_keys") == [(1,)]
-        if is_upsert and ((deletes and heeds_foreign_keys) or (texts and self._folds(session, place))):
+        if is_upsert and deletes and heeds_foreign_keys:
             return Ties.EVERY_STEP
         triggers = session.rows(
             f"SELECT 1 FROM {self.quoted(schema)}.sqlite_master WHERE type = 'trigger' "
@@ -158,15 +158,6 @@ class Sqlite(Dialect):
         """Look for temporary tables: they are the connection's, and gone with it."""
         is_temporary = self._place(table)[1].lower() == "temp"
         return "it is temporary: it is gone with its connection" if is_temporary else ""
-
-    def _folds(self, session: Session, place: tuple[str, str]) -> bool:
-        """Whether a unique index compares otherwise than letter by letter."""
-        found = session.rows(
-            "SELECT 1 FROM pragma_index_list(?1, ?2) l, pragma_index_xinfo(l.name, ?2) c "
-            "WHERE l.\"unique\" AND c.key = 1 AND c.coll <> 'BINARY' COLLATE NOCASE",
-            place,
-        )
-        return bool(found)
 
     def _place(self, table: TableName) -> tuple[str, str]:
         return table.parts[-1], table.parts[0] if len(table.parts) > 1 else "main"

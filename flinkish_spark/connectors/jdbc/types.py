@@ -113,5 +113,5 @@ def cuts_blanks(limit: int, column_type: str, size: Callable[[str], int]) -> Cal
 
 
 NO_SUCH_TYPE = "values would be converted"
-TEXT_CAST = "a text is cast, and two texts may become one value or another one"
+TEXT_CAST = "a text would be cast: rounded or cut without a word, or made one with another text"
 COMPUTED = "the database computes its values"

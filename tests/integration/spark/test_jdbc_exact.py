@@ -18,8 +18,6 @@ from flinkish_spark.core.errors import BadRecordError, SchemaError
 from flinkish_spark.core.formats import OnBadRecord
 from flinkish_spark.protocol.records import Outcome
 from tests.support.databases import TestDatabase, commit, committer_of, context_of, staged
-from tests.support.postgres import LocalPostgres, unpack_postgres
-from tests.support.services import BUILD
 
 TEXT = T.StructType([T.StructField("v", T.StringType())])
 MONEY = T.StructType([T.StructField("v", T.DecimalType(10, 2))])
@@ -97,10 +95,10 @@ def test_a_column_that_is_taken_keeps_a_text_or_refuses_it(request, tmp_path, da
     texts += ['{"b": 1.0, "a": 2}', "[1]"]
     given = staged(tmp_path, [(text,) for text in texts], TEXT)
     answer = commit(sink, context_of(tmp_path, TEXT), 1, given)
-    kept = [v.decode() if isinstance(v, bytes) else v for (v,) in found.table(order="1")]
-    assert len(kept) + answer.facts.get("refused", 0) == len(texts) and kept
-    # PostgreSQL's driver reads JSON.
-    assert (column == "JSON" and found.dialect.name == "postgresql") or set(kept) <= set(texts)
+    rows = found.query(f"SELECT {'v::text' if found.dialect.name == 'postgresql' else 'v'} FROM t")
+    kept = [v.decode() if isinstance(v, bytes) else v for (v,) in rows]
+    assert len(kept) + answer.facts.get("refused", 0) == len(texts)
+    assert kept and set(kept) <= set(texts)
 
 
 @pytest.mark.parametrize("database", ["postgres", "mariadb"])
@@ -127,11 +125,10 @@ CHANGES = {
     ("postgres", "ALTER TABLE t ALTER v TYPE numeric(10, 1)"): "rounded to 1 digits",
     ("mariadb", "ALTER TABLE t MODIFY v DECIMAL(10, 1)"): "rounded to 1 digits",
     ("postgres", "ALTER TABLE t ALTER v TYPE double precision"): "values would be converted",
-    ("postgres", "ALTER TABLE t ADD w INT NOT NULL"): "the column 'w' of t must have a value",
+    ("mariadb", "ALTER TABLE t ADD w INT NOT NULL"): "the column 'w' of t must have a value",
     ("postgres", "ALTER TABLE t SET UNLOGGED"): "t is UNLOGGED",
     ("postgres", "ALTER TABLE flinkish_checkpoints SET UNLOGGED"): "flinkish_checkpoints is UNLOGGED",
-    ("mariadb", "ALTER TABLE t ENGINE = Aria"): "it is of Aria and not of InnoDB",
-    ("mariadb", "ALTER TABLE flinkish_checkpoints ENGINE = MyISAM"): "it is of MyISAM and not of InnoDB",
+    ("mariadb", "ALTER TABLE t ENGINE = Aria"): "engine Aria has no transactions",
 }
 
 
@@ -228,7 +225,7 @@ def test_a_temporary_table_is_refused(postgres_database, sqlite_database, tmp_pa
 @pytest.mark.parametrize("engine", ["MEMORY", "MyISAM", "Aria", "CSV"])
 def test_engines_whose_rows_do_not_last_are_refused(mariadb_database, tmp_path, engine) -> None:
     mariadb_database.run(f"CREATE TABLE t (v VARCHAR(9) NOT NULL) ENGINE = {engine}")
-    with pytest.raises(SchemaError, match=f"(?i)it is of {engine} and not of InnoDB"):
+    with pytest.raises(SchemaError, match=f"(?i)its engine {engine} has no transactions"):
         check(mariadb_database.sink(), tmp_path)
 
 
@@ -244,48 +241,31 @@ def test_a_server_that_syncs_nothing_is_warned_about(postgres_database, tmp_path
 @pytest.mark.parametrize("mode", [{}, {"key": ("k",), "mode": "upsert"}])
 @pytest.mark.parametrize("database", ["postgres", "mariadb"])
 def test_work_that_takes_longer_than_the_limit_for_silence_is_done(request, tmp_path, database, mode) -> None:
-    """A trigger of 0.1 s a row, 40 rows: it was begun anew for ever."""
+    """A trigger that sleeps for each row: beyond `timeout_ms` it was begun anew for ever."""
     found = one_of(request, database)
     found.run("CREATE TABLE t (k BIGINT PRIMARY KEY, v VARCHAR(9))", *SLOW[database])
-    running = committer_of(found.sink(timeout_ms=500, **mode), context_of(tmp_path))
-    rows = [(n, "x") for n in range(40)]
+    running = committer_of(found.sink(timeout_ms=300, **mode), context_of(tmp_path))
+    rows = [(n, "x") for n in range(25)]
     answer = running.commit(1, [staged(tmp_path, rows)])[0]
     running.close()
-    assert answer.outcome is Outcome.COMMITTED and answer.facts["rows"] == 40
+    assert answer.outcome is Outcome.COMMITTED and answer.facts["rows"] == 25
     assert found.table() == rows
 
 
 SLOW = {
     "postgres": (
         "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
-        "$$ BEGIN PERFORM pg_sleep(0.1); RETURN NEW; END $$",
+        "$$ BEGIN PERFORM pg_sleep(0.05); RETURN NEW; END $$",
         "CREATE TRIGGER slow BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION slow()",
     ),
     "mariadb": (
-        "CREATE TRIGGER slow BEFORE INSERT ON t FOR EACH ROW SET NEW.v = IF(SLEEP(0.1), 'y', NEW.v)",
+        "CREATE TRIGGER slow BEFORE INSERT ON t FOR EACH ROW SET NEW.v = IF(SLEEP(0.05), 'y', NEW.v)",
     ),
 }
 
 
-def test_a_silent_server_is_said_to_have_been_left_by_us(tmp_path) -> None:
-    with LocalPostgres(unpack_postgres(BUILD / "postgres")) as server:
-        database = TestDatabase(server.url, server.user, server.password)
-        running = committer_of(database.sink(create_table=True, timeout_ms=1_000), context_of(tmp_path))
-        assert running.commit(1, [staged(tmp_path, [(1, "a")])])[0].outcome is Outcome.COMMITTED
-        server.pause()
-        second = staged(tmp_path, [(2, "b")], batch=1)
-        answer = running.commit(2, [second])[0]
-        server.resume()
-        assert answer.outcome is Outcome.RETRY
-        assert "was silent for 1000 ms, so this sink ended the connection" in answer.detail
-        assert running.commit(2, [second])[0].outcome.is_done
-        running.close()
-        assert database.table() == [(1, "a"), (2, "b")]
-        database.close()
-
-
 def test_a_cancelled_job_ends_a_statement_that_does_not_end(postgres_database, tmp_path) -> None:
-    postgres_database.run("CREATE TABLE t (k BIGINT, v TEXT)", SLOW["postgres"][0].replace("0.1", "60"))
+    postgres_database.run("CREATE TABLE t (k BIGINT, v TEXT)", SLOW["postgres"][0].replace("0.05", "60"))
     postgres_database.run(SLOW["postgres"][1])
     running = committer_of(postgres_database.sink(timeout_ms=300), context_of(tmp_path))
     answers = []
