@@ -9,7 +9,12 @@ from flinkish_spark.checkpoint.control import ControlFile
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.config import CheckpointingMode
 from flinkish_spark.protocol.alignment import Alignment, ExpectedChannels, count_barriers, sinks_reached
-from flinkish_spark.protocol.checkpoint import Participant, ParticipantKind
+from flinkish_spark.protocol.checkpoint import (
+    CheckpointState,
+    Participant,
+    ParticipantKind,
+    PendingCheckpoint,
+)
 from flinkish_spark.protocol.coordination import Abort, Coordination
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
@@ -129,6 +134,14 @@ class SourceWaits:
             return False
         self._asked = _Asked(status.cut, now_ms)
         return True
+
+    def held(self, pending: PendingCheckpoint) -> str:
+        """Return what a checkpoint waits for; called by any thread."""
+        status = self._control.source_status()
+        if pending.state is not CheckpointState.TRIGGERED or status is None:
+            return pending.awaited
+        is_drawn = status.drawn >= int(pending.checkpoint)
+        return pending.awaited if is_drawn else f"{pending.awaited}; the source {status.text}"
 
     def aborted(self, effect: Abort) -> Abort:
         """Note that a checkpoint was aborted, and withdraw it: drawn now, it would use up a cut.

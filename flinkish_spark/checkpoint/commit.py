@@ -24,6 +24,7 @@ from flinkish_spark.core.errors import (
 from flinkish_spark.core.log_context import logged_as
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.steps import Step
+from flinkish_spark.core.watchdog import note_failure
 from flinkish_spark.protocol.decisions import Decision, ManifestRecord, Receipt
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, StagedBatch
 
@@ -86,7 +87,8 @@ class Confirmation:
             facts,
         )
         self._observer.before(Step.RECEIPT, str(decision.checkpoint))
-        self._job_dir.create_receipt(receipt)
+        with self._waiting(f"the job directory to take the receipt of checkpoint {decision.checkpoint}"):
+            self._job_dir.create_receipt(receipt)
         self._observer.after(Step.RECEIPT, str(decision.checkpoint))
         return receipt
 
@@ -239,7 +241,9 @@ class Confirmation:
                 return answers
             if self._must_give_up():
                 raise Interrupted(what)
-            detail = answers[-1].detail if answers else ""
+            # The first that has to wait: behind it there are those that were not tried.
+            detail = next((one.detail for one in answers if not one.outcome.is_done), "")
+            note_failure(detail)
             LOG.warning("%s has to wait, which is expected while brokers restart: %s", what, detail)
             self._clock.sleep_ms(next(pauses_ms))
             self._ownership.check()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flinkish_spark.checkpoint.accumulators import NO_ACCUMULATORS, AccumulatorKeeper
@@ -30,13 +30,14 @@ from flinkish_spark.core.errors import (
 )
 from flinkish_spark.core.steps import Step
 from flinkish_spark.core.store import CreateResult
+from flinkish_spark.core.watchdog import note_failure
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.checkpoint import PendingCheckpoint
 from flinkish_spark.protocol.decisions import Decision, Receipt, Verdict
 from flinkish_spark.protocol.failures import FailureManager
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
-from flinkish_spark.protocol.records import StagedBatch
+from flinkish_spark.protocol.records import Committable, StagedBatch
 
 LOG = logging.getLogger(__name__)
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 50, 2_000
@@ -157,7 +158,8 @@ class Completion:
             The job is being torn down; if it is decided, the next start finishes it.
         """
         self._check_alive(decision)
-        self._decide(decision)
+        with self._job.waiting(f"the job directory to take the decision of checkpoint {decision.checkpoint}"):
+            self._decide(decision)
         on_decided()
         if self._parts.on_decided(decision):
             # From now on no task needs files that only older states name: who goes back further takes
@@ -171,24 +173,13 @@ class Completion:
     def _check_alive(self, decision: Decision) -> None:
         """Check every committable right before the decision: a rewind is cheaper than a replay."""
         staged = decision.by_sink()
-        for uid, committer in self._job.committers.items():
+        for uid in self._job.committers:
             committables = [c for _, c in staged.get(uid, ())]
             if not committables:
                 continue
-            pauses_ms, patience = backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS), Patience()
-            while True:
-                try:
-                    with self._job.waiting(
-                        f"sink '{uid}' to say what of checkpoint {decision.checkpoint} is left"
-                    ):
-                        dead = committer.why_dead(committables)
-                    break
-                except Exception as error:
-                    fault = patience.takes(error)
-                    if self._is_stopping():
-                        raise Interrupted(f"checkpoint {decision.checkpoint}") from error
-                    LOG.warning("checkpoint %s waits for sink '%s': %s", decision.checkpoint, uid, fault)
-                    self._job.clock.sleep_ms(next(pauses_ms))
+            # Around all tries: what is begun again and again is one wait.
+            with self._job.waiting(f"sink '{uid}' to say what of checkpoint {decision.checkpoint} is left"):
+                dead = self._why_dead(decision.checkpoint, uid, committables)
             if dead:
                 raise StagedDataDied(
                     f"checkpoint {decision.checkpoint} was declined before its decision",
@@ -196,6 +187,22 @@ class Completion:
                     what_to_do="none: the job goes back to the last checkpoint and stages again",
                     sink=uid,
                 )
+
+    def _why_dead(
+        self, checkpoint: CheckpointId, uid: str, committables: Sequence[Committable]
+    ) -> Mapping[int, str]:
+        committer, patience = self._job.committers[uid], Patience()
+        pauses_ms = backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
+        while True:
+            try:
+                return committer.why_dead(committables)
+            except Exception as error:
+                fault = patience.takes(error)
+                if self._is_stopping():
+                    raise Interrupted(f"checkpoint {checkpoint}") from error
+                LOG.warning("checkpoint %s waits for sink '%s': %s", checkpoint, uid, fault)
+                note_failure(str(fault))
+                self._job.clock.sleep_ms(next(pauses_ms))
 
     # -- the decision ---------------------------------------------------------------------------
     def _decide(self, decision: Decision) -> None:

@@ -6,7 +6,7 @@ import enum
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -29,13 +29,14 @@ from flinkish_spark.core.errors import CommittableLostError, EnvironmentFault, F
 from flinkish_spark.core.log_context import logged_as
 from flinkish_spark.core.steps import Step
 from flinkish_spark.core.store import CreateResult
-from flinkish_spark.core.watchdog import Waiting, unwatched
+from flinkish_spark.core.watchdog import Wait, Waiting, unwatched
 from flinkish_spark.protocol import coordination as P
 from flinkish_spark.protocol.checkpoint import (
     CheckpointRequest,
     JobPhase,
     Participant,
     ParticipantStatus,
+    PendingCheckpoint,
     Schedule,
     Urgency,
 )
@@ -321,8 +322,8 @@ class CheckpointCoordinator:
         self.ended_with: CheckpointPurpose | None = None  # Set when the last checkpoint is confirmed.
         self.failure: BaseException | None = None
         self._workers = Workers(parts.job.threads, self._fail, parts.job.waiting)
-        #: A copy for other threads.
-        self._needs_micro_batches = False
+        #: Copies for other threads.
+        self._needs_micro_batches, self._open = False, tuple[PendingCheckpoint, ...]()
         self._exports = SavepointExports(parts.write_savepoint)
         self._thread: RunningThread | None = None
         self._state = P.Coordination(
@@ -395,6 +396,14 @@ class CheckpointCoordinator:
     def is_stopping(self) -> bool:
         """Whether :meth:`stop` was called."""
         return self._stopping.is_set()
+
+    def held(self) -> Iterator[Wait]:
+        """Yield the checkpoints that are open, and what each waits for; called by any thread."""
+        now_ms = self._job.clock.monotonic_ms()
+        for pending in self._open:
+            if pending.is_open:
+                who, since_ms = f"checkpoint {pending.checkpoint}", pending.started_at_ms
+                yield Wait(who, self._waits.held(pending), now_ms - since_ms)
 
     @property
     def exporting(self) -> frozenset[CheckpointId]:
@@ -535,7 +544,7 @@ class CheckpointCoordinator:
                     if request.number in self._answers:
                         self._job.tracker.refused()
                     self._answer(request, CheckpointAnswer.refused(reason))
-        self._needs_micro_batches = self._state.needs_micro_batches
+        self._needs_micro_batches, self._open = self._state.needs_micro_batches, self._state.open
 
     def _initialise(self, effect: P.Initialise) -> None:
         """In a thread of its own: give the id its record, call the hooks, report."""

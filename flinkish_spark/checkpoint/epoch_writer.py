@@ -96,6 +96,8 @@ class EpochWriterParts:
         Makes of what tasks report what the next micro-batch is told.
     begins
         Called before a micro-batch is staged.
+    async_calls
+        Names of the operators that call systems outside within a micro-batch.
     """
 
     staging: Staging
@@ -105,6 +107,7 @@ class EpochWriterParts:
     must_wait: Callable[[], bool]
     time: Timekeeping = NO_TIME
     begins: Callable[[], None] = lambda: None
+    async_calls: tuple[str, ...] = ()
 
 
 class EpochWriter:
@@ -145,7 +148,8 @@ class EpochWriter:
         began_ms = job.clock.monotonic_ms()
         job.ownership.check()
         parts.begins()
-        with job.waiting(f"micro-batch {batch} to be staged"):
+        calls = f", with the calls of {', '.join(parts.async_calls)}" if parts.async_calls else ""
+        with job.waiting(f"micro-batch {batch} to be staged{calls}"):
             staged = parts.time.noted(parts.staging.stage(frame, batch, next(parts.attempts)))
         took_ms = job.clock.monotonic_ms() - began_ms
         staged = replace(staged, held_ms=began_ms - came_ms or None, staging_ms=took_ms or None)

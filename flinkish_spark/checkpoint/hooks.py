@@ -17,7 +17,7 @@ from flinkish_spark.contracts.hooks import MasterHook
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, JobDirError
 from flinkish_spark.core.iterators import USER_ERRORS, pairs_of
-from flinkish_spark.core.watchdog import Waiting, unwatched
+from flinkish_spark.core.watchdog import Wait, Waiting, unwatched
 from flinkish_spark.protocol.checkpoint import IllegalTransitionError, Participant, ParticipantKind
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch, checked_name
 from flinkish_spark.protocol.job_graph import JobVertex
@@ -285,6 +285,9 @@ class QuietListener:
     def on_staged_data_aging(self, age: StagedAge) -> None:
         """Do nothing; called once per sink and epoch, when half of its data's lifetime has passed."""
 
+    def on_waits(self, waits: tuple[Wait, ...]) -> None:
+        """Do nothing; called several times a second with what holds the job back, mostly nothing."""
+
 
 class JobStates:
     """The job's status and its tasks' states, kept by the supervisor and read by anybody.
@@ -386,6 +389,10 @@ class JobStates:
     def aging(self, age: StagedAge) -> None:
         """Tell those who want to know that staged data grows old."""
         self._tell_those_with("on_staged_data_aging", age)
+
+    def waits(self, waits: tuple[Wait, ...]) -> None:
+        """Tell those who want to know what holds the job back now; called again and again."""
+        self._tell_those_with("on_waits", waits)
 
     def _tell_those_with(self, method: str, what: object) -> None:
         for listener in self._listeners:

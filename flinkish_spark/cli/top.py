@@ -190,7 +190,13 @@ class _Views:
     def all(self) -> Group:
         """Return everything, what matters most first."""
         facts = flinkish_views.job(self._snapshot)
-        parts = (self._head(facts), self._vertices(), self._causes(facts), self._checkpoints())
+        parts = (
+            self._head(facts),
+            self._waits(facts),
+            self._vertices(),
+            self._causes(facts),
+            self._checkpoints(),
+        )
         return Group(*(part for part in (*parts, self._sinks(), self._watermarks()) if part is not None))
 
     def _head(self, facts: dict[str, Any]) -> RenderableType:
@@ -230,6 +236,19 @@ class _Views:
         columns = ["vertex", "state", "in/s", "out/s", "busy", "held back", "lag", "tasks"]
         none = "its graph is not written down yet"
         return self._section(f"Vertices{over}", columns, rows, narrow=5, none=none)
+
+    def _waits(self, facts: dict[str, Any]) -> RenderableType | None:
+        rows = [
+            [one["who"], one["what"], duration_text(facts["now_ms"] - one["since_ms"]), one["error"]]
+            for one in facts["waits"]
+        ]
+        if not rows:
+            return None
+        if self._is_wide or not self._is_drawn:
+            return self._section("Held back", ["who", "waits for", "for", "last error"], rows)
+        # What it waits for is the longest, and must be read.
+        lines = [[f"{who}, {for_}: {what}: {error or UNKNOWN}"] for who, what, for_, error in rows]
+        return self._section("Held back", ["who waits for what"], lines)
 
     def _causes(self, facts: dict[str, Any]) -> RenderableType | None:
         rows = [[local_time(one["at_ms"]), one["name"], one["cause"]] for one in facts["failures"][:_CAUSES]]

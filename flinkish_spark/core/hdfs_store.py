@@ -22,6 +22,7 @@ from flinkish_spark.core.store import (
     checked_key,
     create_by_id,
 )
+from flinkish_spark.core.watchdog import note_failure
 
 if TYPE_CHECKING:
     from hdfs_native import Client
@@ -393,6 +394,7 @@ class HdfsStore:
             except (OSError, RuntimeError) as error:
                 if _is_refused(error) or self._clock.monotonic_ms() + pause_ms > deadline_ms:
                     self._failed(verb, key, error)
+                note_failure(str(error))
             self._clock.sleep_ms(pause_ms)
         raise AssertionError("a back-off has no end")
 

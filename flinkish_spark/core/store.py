@@ -16,6 +16,7 @@ from typing import IO, Any, Protocol, TypeVar
 
 from flinkish_spark.core.clock import Clock, backoff_ms
 from flinkish_spark.core.errors import CorruptObjectError, JobDirError, StoreError
+from flinkish_spark.core.watchdog import note_failure
 from flinkish_spark.protocol.envelope import FORMAT, NewerFormatError, unseal
 
 # ----------------------------------------------------------------------------------------------------------
@@ -324,6 +325,7 @@ def create_by_id(
             raise _unknown(key, f"{why}; then: {refused}", refused) from None
         if clock.monotonic_ms() + pause_ms > deadline_ms:
             break
+        note_failure(why)
         clock.sleep_ms(pause_ms)
     raise _unknown(key, why)
 

@@ -1,15 +1,16 @@
 """What the threads of a job wait for, and which of them does not get on.
 
 Whoever waits for something that may never come (the JVM, a broker, a disk, a user's code, another thread)
-says so: ``with waiting("..."):`` around it. A thread that has been at one thing for too long is named in the
-log, and in what the job says about itself. Nothing is ended: a MERGE may take an hour.
+says so: ``with waiting("..."):`` around it, and :func:`note_failure` with what went wrong in it last. What
+has waited for too long, a thread or an open checkpoint, is in what the job says about itself; a thread is in
+the log, too. Nothing is ended: a MERGE may take an hour.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -17,7 +18,7 @@ from flinkish_spark.core import clock as spans
 from flinkish_spark.core.clock import Clock, Threads
 
 LOG = logging.getLogger(__name__)
-#: How long a thread may be at one thing before it is named, and how long once the job is to end at once.
+#: How long a thread may be at one thing before the log names it, and how long once the job is to end at once.
 PATIENCE_MS, HURRIED_MS = 60_000, 5_000
 _LOOK_MS = 1_000
 
@@ -30,26 +31,43 @@ def unwatched(what: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+#: Longest part of an error that is kept.
+_MOST_ERROR = 500
+_HERE = threading.local()
+
+
+def note_failure(why: str) -> None:
+    """Note what went wrong last in what the calling thread waits for; nothing where it waits for nothing."""
+    stand = getattr(_HERE, "stand", None)
+    if stand is not None:
+        line = " ".join(why.split())[:_MOST_ERROR]
+        stand.error = "".join(letter if letter.isprintable() else "?" for letter in line)
+
+
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A thread that does not get on.
+    """A thread that does not get on, or a checkpoint that is held back.
 
     Parameters
     ----------
-    thread
-        Its name.
+    who
+        ``the thread 'flinkish-complete-3'`` or ``checkpoint 3``.
     what
         What it waits for, to be read behind "waits for".
     for_ms
         Since when, in milliseconds.
+    error
+        What went wrong last; empty where nothing did, or nobody knows.
     """
 
-    thread: str
+    who: str
     what: str
     for_ms: int
+    error: str = ""
 
     def __str__(self) -> str:
-        return f"the thread '{self.thread}' has waited {self.for_ms // 1000} s for {self.what}"
+        text = f"{self.who} has waited {self.for_ms // 1000} s for {self.what}"
+        return f"{text}: {self.error}" if self.error else text
 
 
 @dataclass(slots=True)
@@ -59,11 +77,12 @@ class _Stand:
     thread: str
     since_ms: int
     waits: list[str] = field(default_factory=list)
+    error: str = ""
     #: How long it had stood when it was last named; 0 before that.
     named_after_ms: int = 0
 
     def moved(self, now_ms: int) -> None:
-        self.since_ms, self.named_after_ms = now_ms, 0
+        self.since_ms, self.named_after_ms, self.error = now_ms, 0, ""
 
 
 class Watchdog:
@@ -78,6 +97,10 @@ class Watchdog:
         Called again and again with the waits that are too long, the longest first; empty most of the time.
     is_hurried
         Whether the job is to end at once, so that whoever waits for that wants to know soon.
+    patience_ms
+        How long a wait may last before it is told of: two checkpoint intervals.
+    held
+        Returns the checkpoints that are open, and what each waits for.
     """
 
     def __init__(
@@ -85,8 +108,11 @@ class Watchdog:
         clock: Clock,
         tell: Callable[[tuple[Wait, ...]], None],
         is_hurried: Callable[[], bool] = lambda: False,
+        patience_ms: int = PATIENCE_MS,
+        held: Callable[[], Iterable[Wait]] = lambda: (),
     ) -> None:
         self._clock, self._tell, self._is_hurried = clock, tell, is_hurried
+        self._patience_ms, self._held = min(patience_ms, PATIENCE_MS), held
         self._lock = threading.Lock()
         self._stands: dict[int, _Stand] = {}
         self._stopping = threading.Event()
@@ -99,9 +125,11 @@ class Watchdog:
             stand = self._stands.setdefault(me, _Stand(threading.current_thread().name, now_ms))
             stand.waits.append(what)
             stand.moved(now_ms)
+        outer, _HERE.stand = getattr(_HERE, "stand", None), stand
         try:
             yield
         finally:
+            _HERE.stand = outer
             with self._lock:
                 if stand.named_after_ms:
                     LOG.warning("the thread '%s' goes on: it waits no more for %s", stand.thread, what)
@@ -126,16 +154,20 @@ class Watchdog:
             self._clock.wait(self._stopping, _LOOK_MS)
 
     def look(self) -> None:
-        """Tell which waits are too long; log each of them when it is, and again after twice the time."""
-        patience_ms = HURRIED_MS if self._is_hurried() else PATIENCE_MS
-        now_ms, found = self._clock.monotonic_ms(), []
+        """Tell which waits are too long; log a thread's after a minute, and again after twice the time."""
+        is_hurried = self._is_hurried()
+        patience_ms = HURRIED_MS if is_hurried else self._patience_ms
+        named_ms = HURRIED_MS if is_hurried else PATIENCE_MS
+        found = [] if is_hurried else [wait for wait in self._held() if wait.for_ms >= patience_ms]
+        now_ms = self._clock.monotonic_ms()
         with self._lock:
             for stand in self._stands.values():
-                wait = Wait(stand.thread, stand.waits[-1], now_ms - stand.since_ms)
+                who = f"the thread '{stand.thread}'"
+                wait = Wait(who, stand.waits[-1], now_ms - stand.since_ms, stand.error)
                 if wait.for_ms < patience_ms:
                     continue
                 found.append(wait)
-                if wait.for_ms >= 2 * stand.named_after_ms:
+                if wait.for_ms >= max(named_ms, 2 * stand.named_after_ms):
                     stand.named_after_ms = wait.for_ms
                     LOG.warning("%s; nothing is ended because of that", wait)
         self._tell(tuple(sorted(found, key=lambda wait: -wait.for_ms)))

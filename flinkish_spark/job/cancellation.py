@@ -160,9 +160,9 @@ def left_job(waits: Sequence[Wait], for_ms: int) -> CancellationTimedOut:
     for_ms
         Since when it is cancelled.
     """
-    idents = {thread.name: thread.ident for thread in threading.enumerate()}
+    idents = {f"the thread '{thread.name}'": thread.ident for thread in threading.enumerate()}
     frames = sys._current_frames()
-    found = [(wait, frames.get(idents.get(wait.thread) or 0)) for wait in waits]
+    found = [(wait, frames.get(idents.get(wait.who) or 0)) for wait in waits]
     stands = [
         f"{wait}, in {_told(traceback.extract_stack(at))}" if at is not None else str(wait)
         for wait, at in found

@@ -263,7 +263,8 @@ class JobProgress:
     watermark_lag_ms: int | None = None
     last_error: str = ""
     is_running: bool = False
-    #: Threads of the job that have waited for the same thing for a minute, the longest first.
+    #: Checkpoints that are held back, and threads that have waited for the same thing, for two intervals (or
+    #: a minute, if that is shorter): who waits for what, and what went wrong last; the longest first.
     waits: tuple[Wait, ...] = ()
 
     def stood_at(self, decision: Decision) -> None:

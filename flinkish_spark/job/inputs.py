@@ -17,6 +17,7 @@ from flinkish_spark.core.clock import Clock, backoff_ms
 from flinkish_spark.core.errors import FlinkishError, InputLostError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
+from flinkish_spark.core.watchdog import note_failure
 from flinkish_spark.protocol.ids import BatchId
 from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
 
@@ -79,6 +80,7 @@ class Inputs:
                 if not is_outage(error):
                     raise
                 LOG.warning("the input of '%s' cannot be checked now: %s", node.uid, error)
+                note_failure(f"source '{node.uid}': {error}")
                 could_ask = False
         return could_ask
 

@@ -131,6 +131,9 @@ class LiveLine:
         self._look()
         restarts = f"restarts {progress.restarts}"
         parts = [f"{self._name} {self._client.status.value}", *([restarts] if progress.restarts else [])]
+        # One that says what is wrong, rather than the longest.
+        waits = sorted(progress.waits, key=lambda wait: not wait.error)
+        parts += [str(wait) for wait in waits[:1]]
         parts += self._end()
         if self._begin is not None and self._now is not None:
             parts.append(f"in {max(0, self._now.records - self._begin.records):,}")

@@ -16,6 +16,7 @@ from flinkish_spark.checkpoint.spark_log import missing_entry
 from flinkish_spark.contracts.sink import ShownOrder
 from flinkish_spark.core.errors import CommittableLostError, CorruptObjectError, FencedError, InternalError
 from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.watchdog import note_failure
 from flinkish_spark.job.rewind import Rewinder, SourcePositions
 from flinkish_spark.protocol import recovery as R
 from flinkish_spark.protocol.decisions import Decision, RewindIntent
@@ -425,6 +426,7 @@ class Recovery:
         if self._must_give_up():
             raise Interrupted(what)
         LOG.warning("%s has to wait, which is expected while brokers restart: %s", what, detail)
+        note_failure(detail)
         self._clock.sleep_ms(_PAUSE_MS)
 
 

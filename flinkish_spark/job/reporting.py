@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from flinkish_spark.checkpoint.hooks import QuietListener
@@ -11,12 +13,15 @@ from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import FlinkishError
 from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.watchdog import Wait
 from flinkish_spark.protocol.ids import OwnerEpoch
 from flinkish_spark.protocol.job_graph import JobVertex
-from flinkish_spark.protocol.job_report import JobReport
+from flinkish_spark.protocol.job_report import JobReport, ReportedWait
 from flinkish_spark.protocol.job_status import Change, JobStatusChange
 
 LOG = logging.getLogger(__name__)
+#: Least time between two reports of waits: in a bucket each costs a request.
+_LEAST_PAUSE_MS = 2_000
 
 
 class JobReporter(QuietListener):
@@ -39,6 +44,10 @@ class JobReporter(QuietListener):
         self._vertices, self._settings = tuple(vertices), settings
         #: None before the takeover: until then the directory is somebody else's.
         self._report: JobReport | None = None
+        #: Two threads tell of changes and of waits.
+        self._lock = threading.Lock()
+        self._told_waits: list[tuple[str, str, str]] = []
+        self._told_at_ms = -_LEAST_PAUSE_MS
 
     def on_taken_over(self, epoch: OwnerEpoch) -> None:
         """Begin a report, and delete those of earlier owners that it carries on."""
@@ -54,10 +63,27 @@ class JobReporter(QuietListener):
 
     def on_change(self, change: Change) -> None:
         """Note a change, and store the report unless further changes follow at once."""
-        if self._report is None:
+        with self._lock:
+            if self._report is None:
+                return
+            self._report = self._report.after(change)
+            if isinstance(change, JobStatusChange) or self._report.is_settled:
+                self._store(self._report)
+
+    def on_waits(self, waits: tuple[Wait, ...]) -> None:
+        """Note what the job waits for; store it if that is another thing than before, but not too often."""
+        told, now_ms = [(one.who, one.what, one.error) for one in waits], self._clock.monotonic_ms()
+        if told == self._told_waits or now_ms - self._told_at_ms < _LEAST_PAUSE_MS:
             return
-        self._report = self._report.after(change)
-        if isinstance(change, JobStatusChange) or self._report.is_settled:
+        wall_ms = self._clock.wall_ms()
+        found = tuple(
+            ReportedWait(one.who, one.what, max(0, wall_ms - one.for_ms), one.error) for one in waits
+        )
+        with self._lock:
+            if self._report is None:
+                return
+            self._told_waits, self._told_at_ms = told, now_ms
+            self._report = replace(self._report, waits=found)
             self._store(self._report)
 
     def _store(self, report: JobReport) -> None:

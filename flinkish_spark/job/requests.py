@@ -528,6 +528,8 @@ class Outside:
         Ends the job.
     look_ms
         How often the directory is looked at.
+    report
+        Called after each look: writes down for other processes what the job waits for.
     """
 
     def __init__(
@@ -537,9 +539,10 @@ class Outside:
         ask: Callable[[Asked], None],
         cancel: Callable[[], None],
         look_ms: int = LOOK_MS,
+        report: Callable[[], None] = lambda: None,
     ) -> None:
         self._job_dir, self._clock, self._ask, self._cancel = job_dir, clock, ask, cancel
-        self._look_ms = look_ms
+        self._look_ms, self._report = look_ms, report
         self._inbox = Inbox(job_dir, clock)
         self._stopping = threading.Event()
         self._thread: RunningThread | None = None
@@ -561,6 +564,7 @@ class Outside:
     def _run(self, stopping: threading.Event) -> None:
         while not stopping.is_set():
             self.look()
+            self._report()
             self._clock.wait(stopping, self._look_ms)
 
     def look(self) -> None:

@@ -16,7 +16,7 @@ from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.event_time import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.job_graph import JobGraph, JobVertex, OperatorKind
-from flinkish_spark.protocol.job_report import JobReport
+from flinkish_spark.protocol.job_report import JobReport, ReportedWait
 from flinkish_spark.protocol.job_status import JobStatus
 from flinkish_spark.protocol.plan_layout import PlanLayout, ScanRole, offsets_in, source_of
 from flinkish_spark.protocol.statistics import StatisticsHistory
@@ -153,6 +153,12 @@ class JobSnapshot:
         report = self.report
         is_over = report is not None and report.status.is_terminal and report.owner_epoch == self.owner_epoch
         return self.owner_epoch.value > 0 and self.seems_gone and not is_over
+
+    @property
+    def waits(self) -> tuple[ReportedWait, ...]:
+        """What holds the job back, the longest first; nothing if it does not run."""
+        report = self.report
+        return () if report is None or self.is_over or self.was_cut_off else report.waits
 
     @cached_property
     def began_at_ms(self) -> int:

@@ -9,6 +9,7 @@ import threading
 from flinkish_spark.checkpoint.ownership import LivenessUnknown
 from flinkish_spark.checkpoint.staging import OwnerLock
 from flinkish_spark.core.errors import OwnedElsewhereError
+from flinkish_spark.core.watchdog import note_failure
 from flinkish_spark.job.engine import JobSettings, Standby
 
 LOG = logging.getLogger(__name__)
@@ -42,10 +43,12 @@ def wait_for_lock(lock: OwnerLock, settings: JobSettings, end_wanted: threading.
             return LockWait.TAKEN
         except LivenessUnknown as error:
             LOG.info("before the start: %s", error)
+            note_failure(str(error))
             waits = True
             settings.clock.wait(end_wanted, settings.standby_poll_ms)
         except OwnedElsewhereError as error:
             if settings.standby is not Standby.WAIT:
                 raise
             LOG.info("standing by: %s", error)
+            note_failure(str(error))
             settings.clock.wait(end_wanted, settings.standby_poll_ms)

@@ -7,7 +7,7 @@ import enum
 import itertools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
@@ -283,6 +283,11 @@ class JobControl:
         coordinator = self._coordinator
         return frozenset() if coordinator is None else coordinator.exporting
 
+    def held(self) -> Iterable[Wait]:
+        """Return the open checkpoints and what each waits for."""
+        coordinator = self._coordinator
+        return () if coordinator is None else coordinator.held()
+
     @property
     def is_tearing_down(self) -> bool:
         """Whether the query is being ended, so that what waits for a system has to give up."""
@@ -443,8 +448,21 @@ class Supervisor:
         self.progress = JobProgress()
         self.control = JobControl(engine.why_no_savepoint_at)
         look_ms = LOOK_MS if settings.job_dir.is_local else LOOK_IN_BUCKET_MS
-        self._outside = Outside(job_dir, settings.clock, self.control.ask, self.control.cancel, look_ms)
-        self._watchdog = Watchdog(settings.clock, self._note_waits, self.control.cancel_wanted.is_set)
+        self._outside = Outside(
+            job_dir,
+            settings.clock,
+            self.control.ask,
+            self.control.cancel,
+            look_ms,
+            lambda: self.states.waits(self.progress.waits),
+        )
+        self._watchdog = Watchdog(
+            settings.clock,
+            self._note_waits,
+            self.control.cancel_wanted.is_set,
+            2 * settings.checkpoint.interval_ms,
+            self.control.held,
+        )
         self._waiting = self._watchdog.waiting
         self.states = JobStates(engine.vertices, settings.listeners, settings.clock, self._waiting)
         self._owned: _Owned | None = None
@@ -500,7 +518,9 @@ class Supervisor:
             with self._waiting("the checks before the start to end"):
                 self._engine.check()
             waiting = self._engine.lock()
-            if wait_for_lock(waiting, self._settings, self.control.end_wanted) is LockWait.GIVEN_UP:
+            with self._waiting("the driver that owns the job to end"):
+                lock = wait_for_lock(waiting, self._settings, self.control.end_wanted)
+            if lock is LockWait.GIVEN_UP:
                 self.states.on(JobEvent.SUSPEND, "told to end while it stood by")
                 return
             self._lock = waiting
@@ -866,6 +886,12 @@ class Supervisor:
             coordinator.must_wait,
             time,
             self.states.tasks_initialize,
+            tuple(
+                f"'{one.uid or one.title}'"
+                for vertex in self._engine.vertices
+                for one in vertex.operators
+                if one.does == "async function"
+            ),
         )
         with logged_as(lineage=lineage.value):
             writer = EpochWriter(recovered.start.next_batch, job, parts)

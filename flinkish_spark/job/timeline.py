@@ -17,6 +17,7 @@ from flinkish_spark.checkpoint.failures import Patience
 from flinkish_spark.contracts.sink import another_timeline
 from flinkish_spark.core.clock import GivenUp, outcome_of
 from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.watchdog import note_failure
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.timeline import Mark
@@ -70,7 +71,9 @@ def _all_marks(job: JobContext) -> list[_Found]:
         except GivenUp:
             raise Interrupted(_ASKING) from None
         except Exception as error:
-            LOG.warning("the start waits for what sinks and sources hold: %s", patience.takes(error))
+            fault = patience.takes(error)
+            LOG.warning("the start waits for what sinks and sources hold: %s", fault)
+            note_failure(str(fault))
             if job.must_give_up():
                 raise Interrupted(_ASKING) from error
         job.clock.sleep_ms(_PAUSE_MS)

@@ -163,6 +163,19 @@ TRANSITIONS: Mapping[CheckpointState, Mapping[CheckpointEvent, CheckpointState]]
 }
 
 
+#: How many participants a text names.
+_MOST_NAMED = 5
+_AWAITED: Mapping[CheckpointState, str] = {
+    S.INITIALISING: "its record in the job directory and the master hooks",
+    S.ACKNOWLEDGED: "Spark to log its micro-batch as done",
+    S.LOGGED: "the checkpoints before it to be finished",
+    S.DECIDING: "its decision: sinks are asked what is left, then the job directory takes it",
+    S.DECIDED: "its commit: sinks, manifest, group offsets, receipt",
+    S.CONFIRMED: "nothing",
+    S.ABORTED: "nothing",
+}
+
+
 class IllegalTransitionError(ValueError):
     """The table has no such step; the checkpoint is unchanged."""
 
@@ -251,6 +264,15 @@ class PendingCheckpoint:
     def can_end(self) -> bool:
         """Whether it can still be aborted from outside: undecided, and nobody is deciding it."""
         return CheckpointEvent.EXPIRED in TRANSITIONS[self.state]
+
+    @property
+    def awaited(self) -> str:
+        """What it waits for, to be read behind "waits for"."""
+        if self.state is CheckpointState.TRIGGERED:
+            missing = sorted(f"{one.kind.value} '{one.uid}'" for one in self.missing)
+            more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+            return f"its barrier to come through to {', '.join(missing[:_MOST_NAMED])}{more}"
+        return _AWAITED[self.state]
 
     def on(self, event: CheckpointEvent) -> None:
         """Move along the table; raise IllegalTransitionError if it has no such step."""

@@ -55,6 +55,16 @@ class ReportedVertex(StoredRow):
     attempt: int
 
 
+@dataclass(frozen=True, slots=True)
+class ReportedWait(Stored):
+    """Who has waited for what, since when (wall clock), and what went wrong last."""
+
+    who: str
+    what: str
+    since_ms: _TimeMs
+    error: str = ""
+
+
 @dataclass(frozen=True)
 class JobReport(Stored):
     """See the module's head.
@@ -77,6 +87,8 @@ class JobReport(Stored):
         The newest ones of all owners, oldest first.
     settings
         What was said of checkpoints and restarts, as JSON values by name.
+    waits
+        What holds it back, the longest first.
 
     Examples
     --------
@@ -97,6 +109,7 @@ class JobReport(Stored):
     restarts: int = 0
     failures: tuple[ReportedFailure, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    waits: tuple[ReportedWait, ...] = ()
 
     @classmethod
     def begun(
@@ -134,6 +147,8 @@ class JobReport(Stored):
         found = replace(
             self, status=change.after, since_ms={**self.since_ms, change.after.value: change.at_ms}
         )
+        if change.after.is_terminal:
+            found = replace(found, waits=())
         match change.after:
             case JobStatus.FAILING:
                 return found._failed(change)

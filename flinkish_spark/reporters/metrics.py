@@ -88,6 +88,7 @@ CATALOGUE: tuple[Metric, ...] = (
         ("lastCheckpointRestoreTimestamp", _GAUGE, "ms", "when the job went on from a checkpoint; -1: never"),
         ("busyTimeMsPerSecond", _GAUGE, _SHARE, "share of the time in which micro-batches were worked on"),
         ("backPressuredTimeMsPerSecond", _GAUGE, _SHARE, "share in which they waited for open checkpoints"),
+        ("heldBackTime", _GAUGE, "ms", "for how long a checkpoint has been held back; 0 while none is"),
     ),
     *_all(
         Scope.TASK,
@@ -151,6 +152,7 @@ def job_measurements(snapshot: JobSnapshot) -> list[Measurement]:
     found: dict[str, Number | None] = {
         "uptime": max(0, snapshot.now_ms - since) if is_running else 0,
         "downtime": 0 if is_running or not since else max(0, snapshot.now_ms - snapshot.changed_at_ms),
+        "heldBackTime": max([0, *(snapshot.now_ms - one.since_ms for one in snapshot.waits)]),
         "numRestarts": restarts,
         "fullRestarts": restarts,
         "totalNumberOfCheckpoints": counts.triggered,

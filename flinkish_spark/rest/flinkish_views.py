@@ -72,6 +72,10 @@ def job(snapshot: JobSnapshot) -> dict[str, Any]:
             }
             for one in reversed(report.failures)
         ],
+        "waits": [
+            {"who": one.who, "what": one.what, "since_ms": one.since_ms, "error": one.error or None}
+            for one in snapshot.waits
+        ],
         "settings": {} if report is None else dict(report.settings),
     }
 

@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from flinkish_spark.protocol.job_graph import (
     ShipStrategy,
     Why,
 )
-from flinkish_spark.protocol.job_report import JobReport
+from flinkish_spark.protocol.job_report import JobReport, ReportedWait
 from flinkish_spark.protocol.job_status import (
     JobEvent,
     JobStatus,
@@ -128,6 +129,13 @@ class ShownJob(JobOnDisk):
         at_ms = self.began_ms + after_ms
         change = TaskStateChange(vertex, "", 1, TaskState.CREATED, state, cause, at_ms)
         self.report = self.report.after(change)
+        self.job_dir.put_report(self.report)
+
+    def held_back(self) -> None:
+        """Wait for 100 s for a sink's commit that fails."""
+        since_ms = int(time.time() * 1_000) - 100_000
+        wait = ReportedWait("checkpoint 7", "its commit", since_ms, "no <b>route</b>")
+        self.report = replace(self.report, waits=(wait,))
         self.job_dir.put_report(self.report)
 
     def failed_and_restarted(self, cause: str) -> None:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from flinkish_spark.connectors.buffer import Applied, BufferedCommitter, BufferedFileGone, BufferedRows
+from flinkish_spark.connectors.buffer import Applied, BufferedCommitter, BufferedRows
+from flinkish_spark.connectors.jdbc.checks import TableCheck
 from flinkish_spark.connectors.jdbc.control import TIMELINE, ControlTable, Turn
+from flinkish_spark.connectors.jdbc.database import Database
 from flinkish_spark.connectors.jdbc.dialect import (
     Dialect,
     Params,
     Session,
     Target,
     Ties,
-    TransactionLost,
     Trouble,
     Unfit,
     WriteMode,
@@ -37,8 +36,7 @@ from flinkish_spark.connectors.jdbc.settings import (
     why_no_kind,
 )
 from flinkish_spark.contracts.sink import SinkContext
-from flinkish_spark.core.errors import BadRecordError, EnvironmentFault, FlinkishError
-from flinkish_spark.core.forks import Connected, never_finalized
+from flinkish_spark.core.errors import BadRecordError
 from flinkish_spark.core.formats import OnBadRecord
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import CommitAnswer, Outcome
@@ -140,6 +138,8 @@ class CheckpointWrite:
         What ties rows of the table together.
     scrubbed
         Takes secrets out of what the database says.
+    checks
+        Of texts, by column; see :meth:`.Dialect.checks`.
     """
 
     def __init__(
@@ -152,8 +152,9 @@ class CheckpointWrite:
         uid: str,
         ties: Ties,
         scrubbed: Callable[[str], str],
+        checks: Mapping[str, Callable[[str], str]],
     ) -> None:
-        self._session, self._dialect, self._target = session, dialect, target
+        self._session, self._dialect, self._target, self._checks = session, dialect, target, checks
         self._delete_when, self._policy, self._uid, self._ties = delete_when, policy, uid, ties
         self._scrubbed = scrubbed
         self._done = Written()
@@ -332,7 +333,8 @@ class CheckpointWrite:
             The position of the record that counts, by key; of keys that are not in it all do.
         """
         names, deletes, changes = self._columns(batch), self._deletes(batch), []
-        rows = zip(self._keys(batch, first), parameters(batch, names, self._dialect), deletes, strict=True)
+        params_of_rows = parameters(batch, names, self._dialect, self._checks)
+        rows = zip(self._keys(batch, first), params_of_rows, deletes, strict=True)
         for index, (key, params, is_delete) in enumerate(rows):
             row = Row(batch, index, first + index)
             if last.get(key, row.position) != row.position:
@@ -421,127 +423,6 @@ def _comparable(value: Any) -> Any:
 # Committing checkpoints into a table: compare-and-set, rows, refused records, in one transaction.
 
 
-class DatabaseUnavailable(EnvironmentFault):
-    """The database does not answer, or cannot do it now."""
-
-    restartable = True
-
-
-class DatabaseRefused(EnvironmentFault):
-    """The database refuses what the sink does; somebody has to see to it."""
-
-
-class Database(Connected):
-    """One connection at a time, made anew when it is lost; errors as this package's, without secrets.
-
-    Parameters
-    ----------
-    settings
-        Of the sink.
-    uid
-        Of the sink, for messages.
-    connect
-        Returns a connection of the driver.
-    """
-
-    def __init__(self, settings: JdbcSettings, uid: str, connect: Callable[[], Any] | None = None) -> None:
-        self._settings, self._uid = settings, uid
-        self._connect = connect or settings.connect
-        self._session: Session | None = None
-        self._is_prepared = False
-        self.keep_from_children()
-
-    def leave_to_parent(self) -> None:
-        """Forget the connection, in a child: closing it would end the parent's session, or roll it back."""
-        if self._session is not None:
-            never_finalized(self._session.connection)
-            self._session = None
-
-    @property
-    def dialect(self) -> Dialect:
-        """Of the database."""
-        return self._settings.dialect
-
-    @contextlib.contextmanager
-    def use(self, prepare: Callable[[Session], None] = lambda session: None) -> Iterator[Session]:
-        """Give the connection; whatever goes wrong in the block closes it.
-
-        Parameters
-        ----------
-        prepare
-            Called with the first connection.
-
-        Raises
-        ------
-        DatabaseUnavailable, DatabaseRefused
-            For an error of the driver. Errors of this package pass.
-        """
-        # Without `from`: the driver's error may show how it was called.
-        failed: FlinkishError
-        try:
-            if self._session is None:
-                self._session = Session(self._connect())
-            with _Patience(self._settings.timeout_ms, self.dialect, self._session):
-                if not self._is_prepared:
-                    prepare(self._session)
-                    self._is_prepared = True
-                yield self._session
-            return
-        except (FlinkishError, BufferedFileGone):
-            self.close()
-            raise
-        except Exception as error:
-            self.close()
-            failed = self._fault(error)
-        raise failed
-
-    def _fault(self, error: Exception) -> FlinkishError:
-        if isinstance(error, TransactionLost):
-            is_about_values = self.dialect.trouble(error.first) is Trouble.REFUSED
-            return self._fault(error.second if is_about_values else error.first)
-        trouble = self.dialect.trouble(error)
-        why = self._settings.scrubbed(self.dialect.reason(error))
-        place = f"the database {self._settings.url} of sink '{self._uid}'"
-        if trouble is Trouble.PASSING:
-            return DatabaseUnavailable(
-                f"{place} cannot be used now", why=why, what_to_do="see whether it runs and can be reached"
-            )
-        return DatabaseRefused(
-            f"{place} refuses a statement",
-            why=why,
-            what_to_do="see to tables and rights, then start the job again; what is decided is kept",
-        )
-
-    def close(self) -> None:
-        """Close the connection; the next use makes a new one."""
-        if self._session is not None:
-            self._session.close()
-            self._session = None
-
-
-class _Patience:
-    """Ends statements that take longer than they may, so that a silent server is a lost connection."""
-
-    def __init__(self, timeout_ms: int, dialect: Dialect, session: Session) -> None:
-        self._dialect, self._session = dialect, session
-        self._lock, self._is_over = threading.Lock(), False
-        self._timer = threading.Timer(timeout_ms / 1000, self._interrupt)
-        self._timer.daemon = True
-
-    def _interrupt(self) -> None:
-        with self._lock:
-            if not self._is_over:
-                self._dialect.interrupt(self._session.connection)
-
-    def __enter__(self) -> None:
-        self._timer.start()
-
-    def __exit__(self, *error: object) -> None:
-        self._timer.cancel()
-        with self._lock:  # behind this the connection may be closed, and its number be somebody else's
-            self._is_over = True
-
-
 class JdbcCommitter(BufferedCommitter):
     """Commits out of the write-ahead buffer.
 
@@ -577,8 +458,11 @@ class JdbcCommitter(BufferedCommitter):
                 return CommitAnswer(Outcome.FENCED, "a newer owner has written to the control table")
             if turn is Turn.DONE:
                 return self._repeated(session, checkpoint)
-            # Asked each time: somebody may have changed the table.
-            settings.require_upsert(session, self._context.schema, self._context.uid)
+            # Looked at each time: somebody may have changed a table since. This order matters: nobody does
+            # between the look and the end.
+            for table in settings.tables:
+                dialect.hold(session, table)
+            columns = TableCheck(settings, self._context).run(session)
             write = CheckpointWrite(
                 session,
                 dialect,
@@ -588,6 +472,7 @@ class JdbcCommitter(BufferedCommitter):
                 self._context.uid,
                 settings.ties(session, self._context.schema),
                 settings.scrubbed,
+                dialect.checks(columns),
             )
             done = write.run(rows)
             if done.refusals and isinstance(settings.on_refused, DeadLetterTable):
@@ -631,6 +516,10 @@ class JdbcCommitter(BufferedCommitter):
             f"the table {self._settings.table_name} of sink '{self._context.uid}' holds rows of checkpoint "
             f"{newest}, and a database keeps no older versions that could be taken back"
         )
+
+    def interrupt(self) -> None:
+        """Let a statement that does not end fail: the job is cancelled."""
+        self._database.interrupt()
 
     def close(self) -> None:
         """Close the connection."""

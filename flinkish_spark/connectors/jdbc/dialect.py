@@ -9,7 +9,7 @@ import enum
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Self
@@ -128,12 +128,19 @@ class ColumnInfo:
         Whether a row without it is refused: not null, and no default.
     refuses_null
         Whether a null that is written is refused, whatever else there is: nothing could put a value there.
+    is_enum, is_generated
+        Whether its type is an enum of PostgreSQL, and whether the database computes its values.
+    letters
+        The character set of a text, in MySQL.
     """
 
     name: str
     type: str
     must_be_given: bool
     refuses_null: bool = False
+    is_enum: bool = False
+    is_generated: bool = False
+    letters: str = ""
 
 
 class TransactionLost(Exception):
@@ -161,14 +168,19 @@ class Session:
 
     def __init__(self, connection: Any) -> None:
         self.connection, self._depth = connection, 0
+        #: Whether the server is to answer, and how often it has, or has taken more of what it was given.
+        self.is_asking, self.answers = False, 0
 
     @contextlib.contextmanager
     def cursor(self) -> Iterator[Any]:
         """Give a cursor of the driver."""
         cursor = self.connection.cursor()
+        self.is_asking = True
         try:
             yield cursor
         finally:
+            self.is_asking = False
+            self.answers += 1
             with contextlib.suppress(Exception):  # the block's own error counts
                 cursor.close()
 
@@ -187,7 +199,13 @@ class Session:
     def run_many(self, sql: str, params: Sequence[Params]) -> None:
         """Run a statement once for each of `params`."""
         with self.cursor() as cursor:
-            cursor.executemany(sql, params)
+            cursor.executemany(sql, self.counted(params))
+
+    def counted(self, rows: Iterable[Params]) -> Iterator[Params]:
+        """Yield rows as they are taken: each of them is an answer."""
+        for row in rows:
+            yield row
+            self.answers += 1
 
     @contextlib.contextmanager
     def transaction(self, begin: Sequence[str]) -> Iterator[None]:
@@ -262,6 +280,10 @@ class Dialect(ABC):
     @abstractmethod
     def interrupt(self, connection: Any) -> None:
         """Make a statement that another thread runs fail soon. Never raises."""
+
+    def is_at_work(self, connection: Any, other: Session) -> bool:
+        """Return whether the server works on a statement of `connection`, asked over another connection."""
+        return True
 
     @abstractmethod
     def trouble(self, error: BaseException) -> Trouble:
@@ -379,13 +401,11 @@ class Dialect(ABC):
         """
 
     @abstractmethod
-    def ties(self, session: Session, target: Target, texts: Sequence[str], *, deletes: bool) -> Ties:
+    def ties(self, session: Session, target: Target, *, deletes: bool) -> Ties:
         """Return what ties rows of a table together, but for columns that are not written.
 
         Parameters
         ----------
-        texts
-            The columns of the key that get text: the database may take for equal what differs here.
         deletes
             Whether rows are deleted.
         """
@@ -394,9 +414,17 @@ class Dialect(ABC):
         """Return why an upsert could find another row than that with its key; empty if it cannot."""
         return ""
 
+    @abstractmethod
     def why_unsafe(self, session: Session, table: TableName) -> str:
-        """Return why writes into a table would not be part of a transaction; empty if they are."""
+        """Return why writes into a table are not within a transaction, or do not last; empty if they are."""
+
+    def why_lost_without_power(self, session: Session) -> str:
+        """Return the server's setting by which a power cut takes what was committed; empty if it has none."""
         return ""
+
+    def hold(self, session: Session, table: TableName) -> None:
+        """Keep the table from being altered until the transaction ends."""
+        session.run(f"SELECT 1 FROM {self.table(table)} WHERE 1 = 0")
 
     # -- types ----------------------------------------------------------------------------------
     @abstractmethod
@@ -405,7 +433,19 @@ class Dialect(ABC):
 
     @abstractmethod
     def why_unfit(self, data_type: T.DataType, column: ColumnInfo) -> str:
-        """Return why a column cannot hold every value of a Spark type as it is; empty if it can."""
+        """Return why a column cannot hold every value of a Spark type as it is; empty if it can.
+
+        Pairs that are known to be exact are taken, and no others.
+        """
+
+    def check_of(self, column: ColumnInfo) -> Callable[[str], str] | None:
+        """Return what says why the column would keep another text, without a word; None if it never would."""
+        return None
+
+    def checks(self, columns: Iterable[ColumnInfo]) -> dict[str, Callable[[str], str]]:
+        """Return such checks by the names of their columns."""
+        found = {column.name: self.check_of(column) for column in columns}
+        return {name: check for name, check in found.items() if check is not None}
 
     def has_zero_bytes(self, arrow_type: pa.DataType, column_type: str) -> bool:
         """Whether a column keeps texts with a zero byte in them."""
@@ -508,8 +548,19 @@ def is_text(arrow_type: pa.DataType) -> bool:
     return bool(pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type))
 
 
-def parameters(batch: pa.RecordBatch, columns: Sequence[str], dialect: Dialect) -> list[tuple[Any, ...]]:
-    """Return the rows of a batch as parameters in the order of `columns`."""
+def parameters(
+    batch: pa.RecordBatch,
+    columns: Sequence[str],
+    dialect: Dialect,
+    checks: Mapping[str, Callable[[str], str]],
+) -> list[tuple[Any, ...]]:
+    """Return the rows of a batch as parameters in the order of `columns`.
+
+    Parameters
+    ----------
+    checks
+        Of texts, by column: what they refuse is an :class:`Unfit`.
+    """
     if not columns:
         return [()] * batch.num_rows
     encoded = []
@@ -518,6 +569,8 @@ def parameters(batch: pa.RecordBatch, columns: Sequence[str], dialect: Dialect) 
         values, encode = python_values(column), dialect.encoder(column.type)
         if encode is not None:
             values = [v if v is None or isinstance(v, Unfit) else encode(v) for v in values]
+        if (check := checks.get(name)) is not None and is_text(column.type):
+            values = [Unfit(why) if type(v) is str and (why := check(v)) else v for v in values]
         encoded.append(values)
     return list(zip(*encoded, strict=True))
 

@@ -26,12 +26,14 @@ from flinkish_spark.connectors.jdbc.dialect import (
 )
 from flinkish_spark.connectors.jdbc.names import TableName
 from flinkish_spark.connectors.jdbc.types import (
+    COMPUTED,
     INTEGER_BITS,
     NO_SUCH_TYPE,
+    TEXT_CAST,
     SqlType,
+    cuts_blanks,
     why_decimal_unfit,
     why_integer_unfit,
-    why_text_unfit,
 )
 from flinkish_spark.core.errors import ConfigError
 
@@ -68,14 +70,15 @@ _TYPES: dict[type[T.DataType], str] = {
 }
 #: An index needs a length: 255 characters of four bytes are within every row format's limit but the oldest.
 _KEY_TYPES: dict[type[T.DataType], str] = {T.StringType: "varchar(255)", T.BinaryType: "varbinary(255)"}
-#: It makes numbers and times of the beginning of a text, and rounds them.
-_INEXACT_FOR_TEXT = frozenset(
-    {"tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "bit"}
-    | {"date", "datetime", "timestamp", "time", "year"}
-)
 _BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigint": 64}
-_STRINGS = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext"})
-_BINARIES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
+#: Bytes that they hold; of a VARCHAR the letters are in its type.
+_TEXT_BYTES = {"tinytext": 255, "text": 65_535, "mediumtext": 16_777_215, "longtext": 4_294_967_295}
+#: These keep every text, or refuse it. CHAR forgets blanks at the end; ENUM and SET take others for members.
+_STRINGS = frozenset({"varchar", *_TEXT_BYTES})
+#: The same without BINARY, which fills values up with zero bytes.
+_BINARIES = frozenset({"varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
+#: Character sets with every letter, or that refuse the others; some more take two letters for one.
+_LETTERS = frozenset({"", "utf8mb4", "utf8mb3", "utf8", "utf16", "utf32", "ucs2", "latin1", "ascii"})
 #: Values: null, duplicate, out of range, truncated, wrong, too long, division, no default, foreign keys,
 #: checks, SIGNAL in a trigger, JSON, rows that are too large, rows that no partition takes.
 _REFUSED = frozenset(
@@ -95,8 +98,8 @@ _COLLATION = "/*!50799 COLLATE utf8mb4_0900_bin */ /*M!100202 COLLATE utf8mb4_no
 
 #: Ends of the names of collations under which texts that are not the same are not equal, spaces included.
 _EXACT_COLLATIONS = ("_0900_bin", "_nopad_bin")
-#: Types that keep every text; CHAR and BINARY do not keep its end.
-_EXACT_TYPES = (_STRINGS | _BINARIES) - {"char", "binary"}
+#: The one whose tables are within a transaction; others are none of ours, or hold rows elsewhere.
+_ENGINE = "InnoDB"
 
 
 class StatementTooLong(Exception):
@@ -144,12 +147,23 @@ class MySql(Dialect):
         except BaseException:
             connection.close()
             raise
+        # It would end a statement that the server works on; the committer asks the server before.
+        connection._read_timeout = None
         return connection
 
     def interrupt(self, connection: Any) -> None:
         """Shut the socket down: the waiting thread sees a lost connection."""
         with contextlib.suppress(Exception):
             connection._sock.shutdown(socket.SHUT_RDWR)
+
+    def is_at_work(self, connection: Any, other: Session) -> bool:
+        """Ask the list of processes."""
+        return bool(
+            other.rows(
+                "SELECT 1 FROM information_schema.processlist WHERE id = %s AND command = 'Query'",
+                (connection.thread_id(),),
+            )
+        )
 
     def trouble(self, error: BaseException) -> Trouble:
         """Go by MySQL's error numbers."""
@@ -229,12 +243,18 @@ class MySql(Dialect):
             "SELECT column_name, column_type, is_nullable = 'NO' AND column_default IS NULL "
             "AND extra NOT LIKE %s AND extra NOT LIKE %s, is_nullable = 'NO' AND extra NOT LIKE %s "
             "AND data_type <> 'timestamp' AND NOT EXISTS (SELECT 1 FROM information_schema.triggers "
-            "WHERE event_object_schema = table_schema AND event_object_table = table_name) "
+            "WHERE event_object_schema = table_schema AND event_object_table = table_name), "
+            "extra LIKE %s AND extra NOT LIKE 'DEFAULT%%', COALESCE(character_set_name, '') "
             "FROM information_schema.columns "
             "WHERE table_schema = COALESCE(%s, DATABASE()) AND " + _EXACTLY + " ORDER BY ordinal_position",
-            ("%auto_increment%", "%generated%", "%auto_increment%", *self._place(table)),
+            ("%auto_increment%", "%generated%", "%auto_increment%", "%generated%", *self._place(table)),
         )
-        return [ColumnInfo(str(n), _text(t).lower(), bool(must), bool(no)) for n, t, must, no in found]
+        return [
+            ColumnInfo(
+                str(n), _text(t).lower(), bool(must), bool(no), is_generated=bool(made), letters=str(letters)
+            )
+            for n, t, must, no, made, letters in found
+        ]
 
     def unique_keys_of(self, session: Session, table: TableName) -> list[frozenset[str]]:
         """Ask the information schema for unique indexes over whole columns."""
@@ -263,34 +283,29 @@ class MySql(Dialect):
             is_text = isinstance(kinds.get(name), T.StringType)
             if isinstance(kinds.get(name), T.BinaryType) and column_type == "binary":
                 return f"its column {name} of type binary fills values up with zero bytes"
-            if is_text and column_type not in _EXACT_TYPES:
+            if is_text and column_type not in _STRINGS | _BINARIES:
                 return f"different texts are one {column_type} in its column {name}"
             if is_text and collation is not None and not str(collation).endswith(_EXACT_COLLATIONS):
                 return f"the collation {collation} of its column {name} takes different texts for equal"
         return ""
 
-    def ties(self, session: Session, target: Target, texts: Sequence[str], *, deletes: bool) -> Ties:
-        """Ask the information schema for triggers, foreign keys and collations, as far as rights go.
+    def ties(self, session: Session, target: Target, *, deletes: bool) -> Ties:
+        """Ask the information schema for triggers and foreign keys, as far as rights go.
 
         There are no further unique keys: see :meth:`why_not_upserted`.
         """
         schema, name = self._place(target.table)
         here = "COALESCE(%s, DATABASE())"
 
-        def finds(sql: str, *more: Any) -> bool:
-            return bool(session.rows(sql + " LIMIT 1", (*more, schema, name)))
+        def finds(sql: str) -> bool:
+            return bool(session.rows(sql + " LIMIT 1", (schema, name)))
 
         is_upsert = target.mode is WriteMode.UPSERT
         takes_along = (
             "SELECT 1 FROM information_schema.referential_constraints WHERE delete_rule IN ('CASCADE', "
             f"'SET NULL') AND constraint_schema = {here} AND referenced_table_name = %s"
         )
-        folding = (
-            "SELECT 1 FROM information_schema.columns WHERE column_name IN %s AND (collation_name IS NULL OR "
-            "collation_name NOT LIKE '%%nopad\\_bin' AND collation_name NOT LIKE '%%0900\\_bin') "
-            f"AND table_schema = {here} AND " + _EXACTLY
-        )
-        if is_upsert and ((deletes and finds(takes_along)) or (texts and finds(folding, tuple(texts)))):
+        if is_upsert and deletes and finds(takes_along):
             return Ties.EVERY_STEP
         triggers = (
             f"SELECT 1 FROM information_schema.triggers WHERE event_object_schema = {here} "
@@ -320,15 +335,22 @@ class MySql(Dialect):
         return ""
 
     def why_unsafe(self, session: Session, table: TableName) -> str:
-        """Ask for the table's engine."""
+        """Ask for the table's engine, and for what the server keeps of a commit when it ends."""
         found = session.rows(
-            "SELECT t.engine, e.transactions FROM information_schema.tables t "
-            "JOIN information_schema.engines e ON e.engine = t.engine "
-            "WHERE t.table_schema = COALESCE(%s, DATABASE()) AND " + _EXACTLY,
+            "SELECT COALESCE(engine, table_type) FROM information_schema.tables "
+            "WHERE table_schema = COALESCE(%s, DATABASE()) AND " + _EXACTLY,
             self._place(table),
         )
-        engines = [str(engine) for engine, transactions in found if transactions != "YES"]
-        return f"its engine {engines[0]} has no transactions" if engines else ""
+        others = [str(engine) for (engine,) in found if engine != _ENGINE]
+        if others:
+            return f"its engine {others[0]} has no transactions, or its rows are not here as {_ENGINE}'s are"
+        ((flush,),) = session.rows("SELECT @@innodb_flush_log_at_trx_commit")
+        return "" if int(flush) else "innodb_flush_log_at_trx_commit is 0: a server that ends forgets commits"
+
+    def why_lost_without_power(self, session: Session) -> str:
+        """Ask when the log is synced."""
+        ((flush,),) = session.rows("SELECT @@innodb_flush_log_at_trx_commit")
+        return "" if int(flush) == 1 else f"innodb_flush_log_at_trx_commit is {flush}"
 
     def _place(self, table: TableName) -> tuple[str | None, str]:
         return table.parts[0] if len(table.parts) > 1 else None, table.parts[-1]
@@ -343,27 +365,42 @@ class MySql(Dialect):
         return _TYPES.get(type(data_type))
 
     def why_unfit(self, data_type: T.DataType, column: ColumnInfo) -> str:
-        """Go by the type's name and numbers; text is cast, so it fits types that keep or refuse it."""
-        found = SqlType.parse(column.type.removesuffix(" unsigned"))
+        """Go by the type's name and numbers."""
+        found = SqlType.parse(column.type)
+        if column.is_generated:
+            return COMPUTED
+        if column.letters not in _LETTERS:
+            return f"its character set {column.letters} lacks letters"
         if isinstance(data_type, T.StringType):
-            return why_text_unfit(column.type, _INEXACT_FOR_TEXT)
+            return "" if found.name in _STRINGS | _BINARIES else TEXT_CAST
         if type(data_type) in INTEGER_BITS and column.type.endswith(" unsigned"):
             return "it has a sign"
         if type(data_type) in INTEGER_BITS and (found.name in _BITS or found.name == "decimal"):
             return why_integer_unfit(data_type, found, _BITS.get(found.name))
         if isinstance(data_type, T.DecimalType) and found.name == "decimal":
             return why_decimal_unfit(data_type, found)
+        if found.name == "double" and found.size is not None:
+            return f"it would be rounded to {found.scale} digits behind the point"
         if isinstance(data_type, T.TimestampType | T.TimestampNTZType) and found.name == "datetime":
             is_exact = found.size == _MICROSECONDS
             return "" if is_exact else f"it would be rounded to {found.size or 0} digits of a second"
         if isinstance(data_type, T.BinaryType) and found.name in _BINARIES:
             return ""
-        if isinstance(data_type, T.BooleanType) and found.name in _BITS:
+        if isinstance(data_type, T.BooleanType) and found.name.removesuffix(" unsigned") in _BITS:
             return ""
         if isinstance(data_type, T.ArrayType | T.MapType | T.StructType) and found.name in _STRINGS:
             return ""
         expected = SqlType.parse(_TYPES.get(type(data_type), "")).name
         return "" if found.name == expected else NO_SUCH_TYPE
+
+    def check_of(self, column: ColumnInfo) -> Callable[[str], str] | None:
+        """Return a check for blanks that do not fit: they are cut off, whatever the mode."""
+        found = SqlType.parse(column.type)
+        if found.name == "varchar" and found.size is not None:
+            return cuts_blanks(found.size, column.type, len)
+        if found.name in _TEXT_BYTES:
+            return cuts_blanks(_TEXT_BYTES[found.name], column.type, lambda text: len(text.encode()))
+        return None
 
     def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
         """Return JSON for what has parts, and times in UTC without their zone."""

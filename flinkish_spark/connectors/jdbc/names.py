@@ -17,6 +17,13 @@ _SERVER = re.compile(
     r"jdbc:(postgresql|mysql|mariadb)://(\[[0-9A-Fa-f:.]+\]|[^:/?#@\[\]]+)(?::(\d+))?/([^/?#]+)(?:\?(.*))?"
 )
 _SQLITE = re.compile(r"jdbc:sqlite:(/[^?#]+)")
+_FILE = "jdbc:sqlite:"
+_FORMS = (
+    "it has to be jdbc:postgresql://host:port/database, jdbc:mysql://host:port/database or "
+    "jdbc:sqlite:/absolute/path; other letters of a database's name are written as %23 for #, and so on"
+)
+#: Host and database of a URL that may be wrong, without what stands before an @ or behind a ?.
+_PLACE = re.compile(r"jdbc:(?:postgresql|mysql|mariadb)://([^/@]*)(?:/([^?@]*))?(?:\?[^@]*)?$")
 _PORTS = {"postgresql": 5432, "mysql": 3306}
 #: Options that name who connects, or hold what nobody may see: a URL is shown in messages.
 _CREDENTIALS = re.compile(r"user(name)?|.*(password|passwd|passphrase|secret|token).*", re.IGNORECASE)
@@ -66,19 +73,45 @@ class JdbcUrl:
         file = _SQLITE.fullmatch(text)
         if file is not None:
             return cls("sqlite", file.group(1))
+        if text.startswith(_FILE):
+            raise _path_refused(text.removeprefix(_FILE))
         if "@" in text:
             raise _url_refused("the JDBC URL holds credentials", "user and password are settings")
-        raise _url_refused(
-            "the JDBC URL cannot be read",
-            "it has to be jdbc:postgresql://host:port/database, jdbc:mysql://host:port/database or "
-            "jdbc:sqlite:/absolute/path",
-        )
+        raise _url_refused(_why_unreadable(text), _FORMS)
 
     def __str__(self) -> str:
         if self.system == "sqlite":
             return f"jdbc:sqlite:{self.database}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"jdbc:{self.system}://{host}:{self.port}/{self.database}"
+
+
+def _why_unreadable(text: str) -> str:
+    """Return what is wrong with a server's URL, without a letter that could be of a secret."""
+    found = _PLACE.match(text)
+    if found is None:
+        return "the JDBC URL cannot be read"
+    host, database = found.groups()
+    for part, value, reserved in (("host", host, "#?[]"), ("database", database or "", "/#")):
+        letters = ", ".join(f"'{letter}'" for letter in reserved if letter in value)
+        if letters:
+            return f"the JDBC URL cannot be read: the name of its {part} has {letters}"
+    return "the JDBC URL cannot be read" + ("" if database else ": it names no database")
+
+
+def _path_refused(path: str) -> ConfigError:
+    letters = [f"'{letter}'" for letter in "?#" if letter in path]
+    if letters:
+        return ConfigError(
+            f"the JDBC URL cannot be read: its path has {' and '.join(letters)}",
+            why="options or a fragment begin there in a URL, and a database file of SQLite has none",
+            what_to_do="rename the file or its folder, or reach it through a link with another name",
+        )
+    return ConfigError(
+        "the JDBC URL cannot be read: its path is not absolute",
+        why="driver and tasks may have other working directories",
+        what_to_do="write jdbc:sqlite:/absolute/path",
+    )
 
 
 def _url_refused(what: str, why: str) -> ConfigError:

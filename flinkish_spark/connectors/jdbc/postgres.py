@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,12 +25,14 @@ from flinkish_spark.connectors.jdbc.dialect import (
 )
 from flinkish_spark.connectors.jdbc.names import TableName
 from flinkish_spark.connectors.jdbc.types import (
+    COMPUTED,
     INTEGER_BITS,
     NO_SUCH_TYPE,
+    TEXT_CAST,
     SqlType,
+    cuts_blanks,
     why_decimal_unfit,
     why_integer_unfit,
-    why_text_unfit,
 )
 
 if TYPE_CHECKING:
@@ -62,9 +65,12 @@ _TYPES: dict[type[T.DataType], str] = {
 }
 #: Types that tell all texts apart, under a collation that does.
 _TEXTS = frozenset({"text", "character varying"})
-#: Of what is written in them, these keep a part only; a numeric without digits keeps all.
-_INEXACT_FOR_TEXT = frozenset(
-    {"real", "double", "money", "date", "time", "timestamp", "interval", "name", '"char"'}
+#: These keep a text letter by letter, or refuse it; a VARCHAR cuts blanks, see `check_of`.
+_TEXT_TYPES = frozenset({"text", "character varying", "citext", "json"})
+#: These keep what a text names, which is one thing only, or refuse it: '07' is the integer 7.
+_NAMED_BY_TEXT = frozenset(
+    {"boolean", "smallint", "integer", "bigint", "numeric"}
+    | {"inet", "cidr", "macaddr", "macaddr8", "jsonb", "uuid"}
 )
 _BITS = {"smallint": 16, "integer": 32, "bigint": 64}
 _MICROSECONDS = 6
@@ -74,6 +80,10 @@ _MICROSECONDS = 6
 _REFUSED = ("22", "23", "44", "P0001", "54000", "21000")
 #: Connections, resources, conflicts, an operator's doing, a standby that is not yet the primary.
 _PASSING = ("08", "53", "40", "57", "58", "55P03", "25006", "25P03", "25P04")
+
+
+#: Kinds of relations whose rows are within a transaction: tables, partitioned ones, views; their indexes.
+_IN_TRANSACTIONS = frozenset("rpvSiI")
 
 
 class Postgres(Dialect):
@@ -125,6 +135,16 @@ class Postgres(Dialect):
                 shared.shutdown(socket.SHUT_RDWR)
             finally:
                 shared.detach()
+
+    def is_at_work(self, connection: Any, other: Session) -> bool:
+        """Ask the server's list of sessions."""
+        return bool(
+            other.rows(
+                "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND state LIKE 'active%%' "
+                "AND wait_event IS DISTINCT FROM 'ClientRead'",
+                (connection.info.backend_pid,),
+            )
+        )
 
     def trouble(self, error: BaseException) -> Trouble:
         """Go by SQLSTATE; an error without one is psycopg's own."""
@@ -215,7 +235,7 @@ class Postgres(Dialect):
             # A statement without parameters: nothing takes the doubled percent signs back.
             cursor.copy(statement.replace("%%", "%")) as copy,
         ):
-            for row in rows:
+            for row in session.counted(rows):
                 copy.write_row(row)
 
     def probe(self, session: Session, target: Target, *, deletes: bool) -> None:
@@ -234,13 +254,18 @@ class Postgres(Dialect):
             "CASE WHEN t.typbasetype = 0 THEN a.atttypmod ELSE t.typtypmod END), "
             "a.attnotnull AND NOT a.atthasdef AND a.attidentity = '', "
             "a.attnotnull AND c.relkind = 'r' AND NOT c.relhasrules AND NOT EXISTS ("
-            "SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid AND NOT g.tgisinternal) "
-            "FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_type t ON t.oid = a.atttypid "
+            "SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid AND NOT g.tgisinternal), "
+            "COALESCE(b.typtype, t.typtype) = 'e', a.attgenerated <> '' FROM pg_attribute a "
+            "JOIN pg_class c ON c.oid = a.attrelid JOIN pg_type t ON t.oid = a.atttypid "
+            "LEFT JOIN pg_type b ON b.oid = t.typbasetype "
             "WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped "
             "ORDER BY a.attnum",
             (self._plain(table),),
         )
-        return [ColumnInfo(str(n), str(t).lower(), bool(must), bool(no)) for n, t, must, no in found]
+        return [
+            ColumnInfo(str(n), str(t).lower(), bool(must), bool(no), bool(enum), bool(made))
+            for n, t, must, no, enum, made in found
+        ]
 
     def unique_keys_of(self, session: Session, table: TableName) -> list[frozenset[str]]:
         """Ask the catalog for unique indexes of all rows that are checked at once."""
@@ -279,7 +304,7 @@ class Postgres(Dialect):
         ]
         return f"{wrong[0]} takes different texts for equal" if wrong else ""
 
-    def ties(self, session: Session, target: Target, texts: Sequence[str], *, deletes: bool) -> Ties:
+    def ties(self, session: Session, target: Target, *, deletes: bool) -> Ties:
         """Ask the catalog for indexes, triggers (foreign keys are some, at both ends), rules and policies."""
         table = (self._plain(target.table),)
         found = session.rows(
@@ -293,22 +318,39 @@ class Postgres(Dialect):
         is_watched = any(watched for watched, _ in found)
         takes_along = any(takes for _, takes in found)
         is_upsert = target.mode is WriteMode.UPSERT
-        if is_upsert and ((deletes and takes_along) or self._folds(session, table, texts)):
+        if is_upsert and deletes and takes_along:
             return Ties.EVERY_STEP
         if is_watched:
             return Ties.IN_PLACE
         return Ties.END_STATE if is_upsert and self._has_further_keys(session, target) else Ties.NONE
 
-    def _folds(self, session: Session, table: Params, texts: Sequence[str]) -> bool:
-        """Whether the database may take two texts of a key for equal: a collation, or another type."""
-        exact = "t.typname IN ('text', 'varchar') AND l.collisdeterministic IS NOT FALSE"
+    def why_unsafe(self, session: Session, table: TableName) -> str:
+        """Ask what the table is, and what its partitions are, or the tables behind a view."""
         found = session.rows(
-            "SELECT 1 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
-            "LEFT JOIN pg_collation l ON l.oid = a.attcollation "
-            f"WHERE a.attrelid = to_regclass(%s) AND a.attname::text = ANY (%s) AND NOT ({exact})",
-            (*table, list(texts)),
+            "WITH RECURSIVE r (oid) AS (SELECT to_regclass(%s)::oid "
+            "UNION SELECT n.oid FROM r, LATERAL (SELECT inhrelid AS oid FROM pg_inherits "
+            "WHERE inhparent = r.oid UNION ALL SELECT d.refobjid FROM pg_rewrite w JOIN pg_depend d "
+            "ON d.classid = 'pg_rewrite'::regclass AND d.objid = w.oid "
+            "AND d.refclassid = 'pg_class'::regclass WHERE w.ev_class = r.oid) n) "
+            "SELECT c.relname, c.relkind, c.relpersistence FROM r JOIN pg_class c ON c.oid = r.oid",
+            (self._plain(table),),
         )
-        return bool(found)
+        for name, kind, persistence in ((str(n), _letter(k), _letter(p)) for n, k, p in found):
+            if persistence != "p":
+                which = {"u": "UNLOGGED", "t": "TEMPORARY"}.get(persistence, persistence)
+                return f"{name} is {which}: it is empty when the server or the session has ended"
+            if kind not in _IN_TRANSACTIONS:
+                return f"{name} is no table of this database, and what is written there is not taken back"
+        return ""
+
+    def why_lost_without_power(self, session: Session) -> str:
+        """Ask whether anything is synced."""
+        ((fsync,),) = session.rows("SELECT current_setting('fsync')")
+        return "" if fsync == "on" else f"fsync is {fsync}"
+
+    def hold(self, session: Session, table: TableName) -> None:
+        """Take the lock that an INSERT takes; a SELECT of no rows lets a type be changed."""
+        session.run(f"LOCK TABLE {self.table(table)} IN ROW EXCLUSIVE MODE")
 
     def _has_further_keys(self, session: Session, target: Target) -> bool:
         """Whether values that are written have to be unique or exclude each other, beside the key's."""
@@ -334,11 +376,13 @@ class Postgres(Dialect):
         return _TYPES.get(type(data_type))
 
     def why_unfit(self, data_type: T.DataType, column: ColumnInfo) -> str:
-        """Go by the type's name and numbers; text is cast, so it fits types that keep or refuse it."""
+        """Go by the type's name and numbers."""
         found = SqlType.parse(column.type)
+        if column.is_generated:
+            return COMPUTED
         if isinstance(data_type, T.StringType):
-            has_digits = column.type.startswith("numeric(")
-            return why_text_unfit(column.type, _INEXACT_FOR_TEXT | ({"numeric"} if has_digits else set()))
+            is_kept = column.is_enum or found.name in _TEXT_TYPES or column.type in _NAMED_BY_TEXT
+            return "" if is_kept else TEXT_CAST
         if type(data_type) in INTEGER_BITS and (found.name in _BITS or found.name == "numeric"):
             return why_integer_unfit(data_type, found, _BITS.get(found.name))
         if isinstance(data_type, T.DecimalType) and found.name == "numeric":
@@ -354,6 +398,13 @@ class Postgres(Dialect):
             return ""
         return "" if found.name == _TYPES.get(type(data_type)) else NO_SUCH_TYPE
 
+    def check_of(self, column: ColumnInfo) -> Callable[[str], str] | None:
+        """Return a check for blanks that a VARCHAR cuts off, and for names that JSONB keeps once."""
+        found = SqlType.parse(column.type)
+        if found.name == "character varying" and found.size is not None:
+            return cuts_blanks(found.size, column.type, len)
+        return _why_not_jsonb if found.name == "jsonb" else None
+
     def has_zero_bytes(self, arrow_type: pa.DataType, column_type: str) -> bool:
         """JSON says them as an escape, which jsonb refuses and other types keep."""
         return values.is_nested(arrow_type) and column_type in ("json", "text")
@@ -361,3 +412,24 @@ class Postgres(Dialect):
     def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
         """Return JSON for what has parts; psycopg takes everything else as it is."""
         return values.json_encoder(arrow_type) if values.is_nested(arrow_type) else None
+
+
+def _letter(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _why_not_jsonb(text: str) -> str:
+    """Return why JSONB would keep less than a text says; what is no JSON the database refuses itself."""
+
+    def members(pairs: list[tuple[str, Any]]) -> None:
+        if len({name for name, _ in pairs}) < len(pairs):
+            raise ValueError("two members have the same name")
+
+    try:
+        # Numbers stay as they are: Python refuses to read those of thousands of digits.
+        json.loads(text, object_pairs_hook=members, parse_float=str, parse_int=str)
+    except json.JSONDecodeError:
+        return ""
+    except (ValueError, RecursionError) as error:
+        return f"jsonb keeps less than the text: {error}"
+    return ""

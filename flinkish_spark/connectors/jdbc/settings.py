@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +133,7 @@ def why_no_key(column: str) -> str:
     return f"the key column {column} is null, so no row can be found by it"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RecordCheck:
     """Refuses records that no commit could write, in the task that buffers them: nothing is decided yet.
 
@@ -151,6 +152,10 @@ class RecordCheck:
     target: Target
     delete_when: str
     columns: tuple[ColumnInfo, ...] = ()
+
+    @cached_property
+    def _checks(self) -> dict[str, Callable[[str], str]]:
+        return self.dialect.checks(self.columns)
 
     def __call__(self, batch: pa.RecordBatch) -> None:
         """Raise BadRecordError for the first record of a column that is refused."""
@@ -185,9 +190,9 @@ class RecordCheck:
             return f"the column {name} of {self.target.table} is NOT NULL, and the value is null"
         if not self.dialect.has_zero_bytes(column.type, info.type) and has_zero_byte(column):
             return f"{name}: {self.dialect.name} has no text with a zero byte"
-        if not may_be_unfit(column):
+        if not may_be_unfit(column) and name not in self._checks:
             return ""
-        found = parameters(_alone(name, column), [name], self.dialect)
+        found = parameters(_alone(name, column), [name], self.dialect, self._checks)
         return next((f"{name}: {value}" for (value,) in found if isinstance(value, Unfit)), "")
 
     def _refuse(self, rows: pa.RecordBatch, name: str, column: pa.Array) -> None:
@@ -325,7 +330,7 @@ class JdbcSettings:
     Parameters
     ----------
     url, user, secret, timeout_ms
-        How the database is reached, and how long a transaction may take.
+        How the database is reached, and how long it may be silent.
     table_name, key, mode, delete_when, row_kind, creates_table
         Where rows go and how.
     control_table, on_refused
@@ -381,8 +386,7 @@ class JdbcSettings:
     def ties(self, session: Session, schema: T.StructType) -> Ties:
         """Return what ties rows of the table together, as it is now."""
         target = self.target(schema)
-        texts = [name for name in target.key if isinstance(schema[name].dataType, T.StringType)]
-        found = self.dialect.ties(session, target, texts, deletes=bool(self.deletes_by))
+        found = self.dialect.ties(session, target, deletes=bool(self.deletes_by))
         columns = {column.name for column in self.dialect.columns_of(session, self.table_name)}
         # A row that goes and comes again has lost what the sink does not write.
         return Ties.IN_PLACE if found is Ties.END_STATE and columns - set(target.columns) else found

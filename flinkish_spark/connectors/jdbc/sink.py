@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.buffer import BufferedSink, BufferWriter
-from flinkish_spark.connectors.jdbc.committer import Database, JdbcCommitter
+from flinkish_spark.connectors.jdbc.checks import TableCheck
+from flinkish_spark.connectors.jdbc.committer import JdbcCommitter
 from flinkish_spark.connectors.jdbc.control import ControlTable
+from flinkish_spark.connectors.jdbc.database import Database
 from flinkish_spark.connectors.jdbc.dialect import ColumnInfo, Session, WriteMode
 from flinkish_spark.connectors.jdbc.names import JdbcUrl, TableName
 from flinkish_spark.connectors.jdbc.settings import (
@@ -36,15 +39,7 @@ if TYPE_CHECKING:
 # What a JDBC sink refuses before anything starts.
 
 
-_EXACT_KEYS = (
-    "give the key columns a type and a collation that compare texts letter by letter: TEXT in PostgreSQL and "
-    "SQLite, VARCHAR or TEXT with COLLATE utf8mb4_0900_bin in MySQL and utf8mb4_nopad_bin in MariaDB; "
-    "or use a key of numbers"
-)
-_NO_CONVERSION = (
-    "change the column, or cast the field to the column's type in front of the sink, as with transform(...); "
-    "a DECIMAL, DATE or TIMESTAMP may also be declared where the field is read"
-)
+LOG = logging.getLogger(__name__)
 
 
 class _LookedEnough(Exception):
@@ -84,12 +79,19 @@ class Checks:
         database = Database(self._settings, self._context.uid)
         try:
             with database.use() as session:
+                if why := dialect.why_lost_without_power(session):
+                    LOG.warning(
+                        "%s: a power cut at %s can take what is reported as committed, since %s",
+                        self._where,
+                        self._settings.url,
+                        why,
+                    )
                 if not dialect.has_transactional_ddl:
                     self._settings.create_tables(session, self._context.schema)
                 try:
                     with session.transaction(dialect.begin):
                         self._settings.create_tables(session, self._context.schema)
-                        columns = self._check_table(session)
+                        columns = TableCheck(self._settings, self._context).run(session)
                         self._try_all(session)
                         raise _LookedEnough
                 except _LookedEnough:
@@ -137,89 +139,7 @@ class Checks:
         if not settings.target(schema).columns:
             raise SchemaError(f"{self._where} has no column to write", what_to_do="add fields to its stream")
 
-    # -- the table ------------------------------------------------------------------------------
-    def _check_table(self, session: Session) -> tuple[ColumnInfo, ...]:
-        settings, dialect = self._settings, self._settings.dialect
-        columns = {c.name: c for c in dialect.columns_of(session, settings.table_name)}
-        if not columns:
-            raise SchemaError(
-                f"{self._where} writes into the table {settings.table_name}, which is not in {settings.url}",
-                what_to_do="create it, or set create_table=True",
-            )
-        for declared in self._context.schema.fields:
-            if declared.name != settings.deletes_by:
-                self._check_column(declared, columns)
-        for table in settings.tables:
-            why = dialect.why_unsafe(session, table)
-            if why:
-                raise SchemaError(
-                    f"the table {table} of {self._where} cannot be written exactly once",
-                    why=why,
-                    what_to_do="use a table of an engine that has transactions, such as InnoDB",
-                )
-        written = settings.target(self._context.schema).columns
-        for column in columns.values():
-            if column.must_be_given and column.name not in written:
-                raise SchemaError(
-                    f"the column '{column.name}' of {settings.table_name} must have a value, and "
-                    f"{self._where} has none for it",
-                    what_to_do="give the column a default, or the stream the field",
-                )
-        if settings.mode is WriteMode.UPSERT:
-            self._check_key(session)
-            self._check_key_is_exact(session)
-        return tuple(columns.values())
-
-    def _check_column(self, field: T.StructField, columns: dict[str, ColumnInfo]) -> None:
-        table = self._settings.table_name
-        column = columns.get(field.name)
-        if column is None:
-            raise SchemaError(
-                f"{self._where} writes the field '{field.name}', for which {table} has no column",
-                why="names are compared letter by letter, case included",
-                what_to_do=f"rename it to one of {', '.join(columns)}, leave it out, or add the column",
-            )
-        why = self._settings.dialect.why_unfit(field.dataType, column)
-        if why:
-            raise SchemaError(
-                f"the field '{field.name}' of type {field.dataType.simpleString()} does not fit the column "
-                f"of type {column.type} in {table}, {self._where}",
-                why=why,
-                what_to_do=_NO_CONVERSION,
-            )
-
-    def _check_key(self, session: Session) -> None:
-        settings = self._settings
-        unique = settings.dialect.unique_keys_of(session, settings.table_name)
-        if frozenset(settings.key) not in unique:
-            raise SchemaError(
-                f"{self._where} upserts by {', '.join(settings.key)}, and {settings.table_name} has no "
-                "unique constraint on exactly these columns",
-                why="without it a row could not take the place of the one before",
-                what_to_do="add a primary key or a unique constraint (not deferrable), or name its columns",
-            )
-        settings.require_upsert(session, self._context.schema, self._context.uid)
-
-    def _check_key_is_exact(self, session: Session) -> None:
-        """Refuse a table that takes two keys of the stream for one: a row would replace another's."""
-        settings, schema = self._settings, self._context.schema
-        key = [schema[name] for name in settings.key]
-        for part in key:
-            if isinstance(part.dataType, T.StringType) and not part.dataType.isUTF8BinaryCollation():
-                raise self._inexact(f"the collation {part.dataType.collation} of the field '{part.name}'")
-        why = settings.dialect.why_keys_fold(session, settings.table_name, key)
-        if why:
-            raise self._inexact(why)
-
-    def _inexact(self, why: str) -> SchemaError:
-        return SchemaError(
-            f"{self._where} upserts by {', '.join(self._settings.key)}, and {self._settings.table_name} does "
-            "not tell all such keys apart",
-            why=why,
-            what_to_do=_EXACT_KEYS,
-            uid=self._context.uid,
-        )
-
+    # -- the database ---------------------------------------------------------------------------
     def _try_all(self, session: Session) -> None:
         """Run the statements of a checkpoint without rows: the database checks rights by itself."""
         settings, context = self._settings, self._context
@@ -300,7 +220,8 @@ class JdbcSink(BufferedSink):
     control_table
         Where the newest checkpoint is kept; created if it is missing. One table serves all jobs.
     timeout_ms
-        How long the transaction of a checkpoint may take before its connection is taken for lost.
+        How long the database may be silent before its connection is taken for lost: no answer has come, and
+        by what the server says it works on none. How long the transaction takes makes no difference.
 
     Examples
     --------

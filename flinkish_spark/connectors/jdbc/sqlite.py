@@ -59,9 +59,12 @@ class Sqlite(Dialect):
 
     def connect(self, login: Login) -> Any:
         """Open the file; it is made if it is missing, its folder is not."""
-        return sqlite3.connect(
+        connection = sqlite3.connect(
             login.url.database, timeout=_LOCK_WAIT_S, isolation_level=None, check_same_thread=False
         )
+        # What is reported as committed must survive a power cut, whatever the library was built with.
+        connection.execute("PRAGMA synchronous = FULL")
+        return connection
 
     def interrupt(self, connection: Any) -> None:
         """End the statement that runs."""
@@ -127,12 +130,12 @@ class Sqlite(Dialect):
                     return f"the collation {collation} of its column {name} takes different texts for equal"
         return ""
 
-    def ties(self, session: Session, target: Target, texts: Sequence[str], *, deletes: bool) -> Ties:
+    def ties(self, session: Session, target: Target, *, deletes: bool) -> Ties:
         """Ask for triggers, foreign keys where the connection heeds them, and indexes."""
         name, schema = place = self._place(target.table)
         is_upsert = target.mode is WriteMode.UPSERT
         heeds_foreign_keys = session.rows("PRAGMA foreign_keys") == [(1,)]
-        if is_upsert and ((deletes and heeds_foreign_keys) or (texts and self._folds(session, place))):
+        if is_upsert and deletes and heeds_foreign_keys:
             return Ties.EVERY_STEP
         triggers = session.rows(
             f"SELECT 1 FROM {self.quoted(schema)}.sqlite_master WHERE type = 'trigger' "
@@ -151,14 +154,10 @@ class Sqlite(Dialect):
         is_tied = partial or by_expression or any(one & set(target.columns) for one in further)
         return Ties.END_STATE if is_upsert and is_tied else Ties.NONE
 
-    def _folds(self, session: Session, place: tuple[str, str]) -> bool:
-        """Whether a unique index compares otherwise than letter by letter."""
-        found = session.rows(
-            "SELECT 1 FROM pragma_index_list(?1, ?2) l, pragma_index_xinfo(l.name, ?2) c "
-            "WHERE l.\"unique\" AND c.key = 1 AND c.coll <> 'BINARY' COLLATE NOCASE",
-            place,
-        )
-        return bool(found)
+    def why_unsafe(self, session: Session, table: TableName) -> str:
+        """Look for temporary tables: they are the connection's, and gone with it."""
+        is_temporary = self._place(table)[1].lower() == "temp"
+        return "it is temporary: it is gone with its connection" if is_temporary else ""
 
     def _place(self, table: TableName) -> tuple[str, str]:
         return table.parts[-1], table.parts[0] if len(table.parts) > 1 else "main"
@@ -221,4 +220,5 @@ def _affinity(declared: str) -> str:
     ):
         if any(part in declared for part in parts):
             return affinity
-    return "NUMERIC" if declared and declared != "any" else "BLOB"
+    # ANY keeps all in a STRICT table only.
+    return "NUMERIC" if declared else "BLOB"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyspark.sql import types as T
@@ -93,17 +94,24 @@ def is_supported(data_type: T.DataType) -> bool:
     return isinstance(data_type, SUPPORTED)
 
 
-def why_text_unfit(column_type: str, inexact: frozenset[str]) -> str:
-    """Return why text would be rounded or cut by a column's type; empty for one that takes it or refuses it.
+def cuts_blanks(limit: int, column_type: str, size: Callable[[str], int]) -> Callable[[str], str]:
+    """Return what says why a text loses blanks at its end; one that is too long otherwise is refused there.
 
     Parameters
     ----------
-    inexact
-        First words of types that do.
+    limit
+        Of the column.
+    size
+        Of a text, as the column counts it.
     """
-    if re.split(r"[ (\[]", column_type, maxsplit=1)[0] not in inexact:
-        return ""
-    return "text that is more exact would be rounded or cut without a word"
+
+    def why(text: str) -> str:
+        is_cut = text.endswith(" ") and size(text) > limit
+        return f"the text is longer than {column_type}, which cuts blanks off" if is_cut else ""
+
+    return why
 
 
 NO_SUCH_TYPE = "values would be converted"
+TEXT_CAST = "a text would be cast: rounded or cut without a word, or made one with another text"
+COMPUTED = "the database computes its values"

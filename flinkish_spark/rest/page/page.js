@@ -170,6 +170,10 @@ async function oneJob(id, tab, rest) {
       ["driver", job.owner.host ? `${job.owner.host}, process ${job.owner.pid}` : UNKNOWN], ["owner", `epoch ${job.owner.epoch}`],
       ["job id", h("code", {}, id), "wide"], ["directory", h("code", {}, job.job_dir), "wide"],
     ])),
+    job.waits.length ? [h("h2", {}, "Held back"), h("div", { class: "sheet" }, table("Who has waited for longer than two checkpoint intervals, and for what", [
+      ["who", (one) => one.who], ["waits for", (one) => one.what, "wide"], ["for", (one) => lasted(job.now_ms - one.since_ms), "number"],
+      ["last error", (one) => one.error || UNKNOWN, "wide"],
+    ], job.waits, ""))] : null,
     h("nav", { class: "tabs", "aria-label": "Parts of the job" }, TABS.map(([name, title]) =>
       h("a", { href: `#/job/${id}/${name}`, "aria-current": name === tab ? "page" : null }, title,
         name === "restarts" && job.failures.length ? ` (${job.failures.length})` : ""))),

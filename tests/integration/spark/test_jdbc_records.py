@@ -260,19 +260,6 @@ def test_a_constraint_that_would_be_checked_at_commit_is_checked_per_record(
     assert answer.facts == {"rows": 1, "refused": 1}
 
 
-def test_keys_that_only_the_database_takes_for_equal(postgres_database, tmp_path) -> None:
-    """The later record wins, as for keys that are equal for everybody; none is refused."""
-    postgres_database.run(
-        "CREATE COLLATION nocase (provider = icu, locale = 'und-u-ks-level2', deterministic = false)",
-        "CREATE TABLE t (k BIGINT, v TEXT COLLATE nocase PRIMARY KEY)",
-    )
-    sink = postgres_database.sink(key=("v",), mode="upsert")
-    rows = [*((n, f"v{n}") for n in range(50)), (1, "key"), (2, "KEY")]
-    answer = commit(sink, context_of(tmp_path), 1, staged(tmp_path, rows))
-    assert answer.outcome is Outcome.COMMITTED and "refused" not in answer.facts
-    assert postgres_database.query("SELECT k FROM t WHERE v = 'key'") == [(2,)]
-
-
 def test_values_that_only_spark_has(sqlite_database, tmp_path) -> None:
     schema = T.StructType([T.StructField("k", T.LongType()), T.StructField("x", T.DoubleType())])
     sink = sqlite_database.sink(create_table=True, on_refused=DeadLetterTable("letters"))

@@ -62,6 +62,24 @@ def test_a_view_has_what_the_page_has(job: ShownJob) -> None:
     assert lines[-1][0] == "totals" and lines[-1][-1] == "7.0 s"
 
 
+def test_what_holds_a_checkpoint_back_is_shown_while_the_job_lives(
+    job: ShownJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.held_back()
+    lines = shown(job.root)
+    assert ["Held back"] in lines
+    (held,) = [line for line in lines if line[0] == "checkpoint 7"]
+    assert held[1] == "its commit" and held[2].startswith("1 min 4") and held[3] == "no <b>route</b>"
+    job.change(JobStatus.FAILED, JobEvent.GIVE_UP, 100_000, "no broker")
+    assert ["Held back"] not in shown(job.root)
+    job.held_back()
+    job.change(JobStatus.RUNNING, JobEvent.STARTED, 100_000)
+    job.held_back()
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    assert "checkpoint 7, 1 min 4" in flinkish("top", job.root, "--once").stdout
+
+
 def test_a_job_that_is_down_says_so(job: ShownJob, tmp_path: Path) -> None:
     job.change(JobStatus.FAILED, JobEvent.GIVE_UP, 100_000, "no broker")
     assert shown(job.root)[0][:2] == ["orders", "FAILED"]

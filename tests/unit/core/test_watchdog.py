@@ -7,9 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
+from flinkish_spark.checkpoint.control import AlignmentStatus
 from flinkish_spark.checkpoint.coordinator import Workers
 from flinkish_spark.core.clock import GivenUp, SystemClock, SystemThreads, outcome_of
-from flinkish_spark.core.watchdog import Wait, Watchdog
+from flinkish_spark.core.errors import EnvironmentFault
+from flinkish_spark.core.watchdog import Wait, Watchdog, note_failure
+from flinkish_spark.protocol.records import Outcome
 from tests.support.clocks import ManualClock
 from tests.support.coordinator_rig import Rig
 
@@ -39,7 +42,7 @@ def test_a_wait_of_a_minute_is_named_and_again_after_twice_the_time(caplog: pyte
     with watched.dog.waiting("Spark to end the query"):
         assert watched.after(59) == []
         assert watched.after(1) == [("Spark to end the query", 60)]
-        assert watched.told[-1][0].thread == threading.current_thread().name
+        assert watched.told[-1][0].who == f"the thread '{threading.current_thread().name}'"
         assert watched.after(59) == [("Spark to end the query", 119)]
         assert watched.after(1) == [("Spark to end the query", 120)]
         assert watched.after(100) == [("Spark to end the query", 220)]
@@ -77,8 +80,8 @@ def test_the_innermost_wait_of_each_thread_is_told_the_longest_first() -> None:
         in_thread("flinkish-complete-3", inside)
         own = threading.current_thread().name
         assert watched.told[-1] == (
-            Wait(own, "the coordinator to end", 75_000),
-            Wait("flinkish-complete-3", "the MERGE", 70_000),
+            Wait(f"the thread '{own}'", "the coordinator to end", 75_000),
+            Wait("the thread 'flinkish-complete-3'", "the MERGE", 70_000),
         )
 
 
@@ -125,9 +128,9 @@ def test_workers_and_who_waits_for_them_are_named() -> None:
     joining.start()
     while len(watched.told[-1]) < 2:
         watched.after(60)
-    assert {(wait.thread, wait.what) for wait in watched.told[-1]} == {
-        ("flinkish-complete-7", "complete-7 to end"),
-        ("flinkish-coordinator", "the thread of complete-7 to end"),
+    assert {(wait.who, wait.what) for wait in watched.told[-1]} == {
+        ("the thread 'flinkish-complete-7'", "complete-7 to end"),
+        ("the thread 'flinkish-coordinator'", "the thread of complete-7 to end"),
     }
     ended.set()
     joining.join(10)
@@ -163,3 +166,96 @@ def test_what_may_hang_is_given_up_when_the_job_is_to_end() -> None:
 
     with pytest.raises(ValueError, match="no"):
         outcome_of(fail, "hooks", SystemThreads(), clock, lambda: False)
+
+
+def test_two_intervals_are_told_with_the_last_error_and_the_log_has_its_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock, told = ManualClock(), [()]
+    dog = Watchdog(clock, told.append, patience_ms=2_000)
+    with dog.waiting("the commit to end"):
+        clock.now_ms += 1_999
+        dog.look()
+        assert told[-1] == ()
+        note_failure("no\x1b[2J\nroute")
+        clock.now_ms += 1
+        dog.look()
+        me = f"the thread '{threading.current_thread().name}'"
+        assert told[-1] == (Wait(me, "the commit to end", 2_000, "no?[2J route"),)
+        assert str(told[-1][0]) == f"{me} has waited 2 s for the commit to end: no?[2J route"
+        with dog.waiting("the disk"):
+            pass
+        clock.now_ms += 2_000
+        dog.look()
+        # It got on in between: what failed before that counts no more.
+        assert told[-1] == (Wait(me, "the commit to end", 2_000),)
+    assert not caplog.records
+    note_failure("nobody waits here")
+
+
+def test_no_interval_is_longer_than_a_minute() -> None:
+    clock, told = ManualClock(), [()]
+    dog = Watchdog(clock, told.append, patience_ms=600_000)
+    with dog.waiting("the commit to end"):
+        clock.now_ms += 60_000
+        dog.look()
+    assert len(told[-1]) == 1
+
+
+def test_a_commit_that_is_answered_with_retry_is_told_with_its_reason() -> None:
+    """K05: a committer that answers RETRY for ever was seen nowhere."""
+    clock, told = ManualClock(), [()]
+    dog = Watchdog(clock, told.append, patience_ms=2_000, held=lambda: rig.coordinator.held())
+    rig = Rig(sinks="a", clock=clock, waiting=dog.waiting)
+    rig.committers["a"].outcomes = [Outcome.RETRY] * 6
+    seen: list[list[tuple[str, str, str]]] = []
+
+    def on_call(call: str) -> None:
+        dog.look()
+        seen.append([(wait.who, wait.what, wait.error) for wait in told[-1]])
+
+    rig.committers["a"].on_call = on_call
+    rig.take()
+    me = f"the thread '{threading.current_thread().name}'"
+    # Pauses of 50, 100, 200, 400, 800 and 1,600 ms: the seventh try comes 3,150 ms behind the first.
+    assert [who for who, _, _ in seen[-2]] == ["checkpoint 1", me]
+    assert seen[-2][1] == (me, "committing checkpoint 1 to sink 'a' to end", "as told")
+    assert [bool(one) for one in seen] == [False] * 7 + [True, True]
+    dog.look()
+    assert (rig.confirmed, told[-1]) == ([1], ())
+
+
+def test_a_sink_that_cannot_say_what_is_left_is_one_wait_over_all_tries() -> None:
+    clock, told = ManualClock(), [()]
+    dog = Watchdog(clock, told.append, patience_ms=2_000)
+    rig = Rig(sinks="a", clock=clock, waiting=dog.waiting)
+    rig.committers["a"].deaths = [EnvironmentFault("no broker") for _ in range(6)]
+    for death in rig.committers["a"].deaths:
+        death.restartable = True
+    seen: list[tuple[str, str]] = []
+    rig.committers["a"].on_call = lambda call: (
+        dog.look(),
+        seen.extend((wait.what, wait.error) for wait in told[-1]),
+    )
+    rig.take()
+    assert seen[-1] == ("sink 'a' to say what of checkpoint 1 is left", "no broker.")
+
+
+def test_an_open_checkpoint_says_who_has_not_seen_its_barrier() -> None:
+    clock = ManualClock(1_000)
+    rig = Rig(clock=clock)
+    rig.ask()
+    clock.now_ms += 3_000
+    assert [*rig.coordinator.held()] == [
+        Wait("checkpoint 1", "its barrier to come through to operator 'sum', sink 'a', sink 'b'", 3_000)
+    ]
+    rig.control.status = AlignmentStatus(False, "waits for checkpoint 4 of the upstream job")
+    (wait,) = rig.coordinator.held()
+    assert wait.what == (
+        "its barrier to come through to operator 'sum', sink 'a', sink 'b'; "
+        "the source waits for checkpoint 4 of the upstream job"
+    )
+    batch = rig.stage(1)
+    assert [wait.what for wait in rig.coordinator.held()] == ["Spark to log its micro-batch as done"]
+    rig.commit_log(batch)
+    assert [*rig.coordinator.held()] == []

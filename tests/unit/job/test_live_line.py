@@ -16,6 +16,7 @@ import pytest
 
 from flinkish_spark.contracts.source import Extent, SourceNode
 from flinkish_spark.core.offset_log import LoggedOffsets
+from flinkish_spark.core.watchdog import Wait
 from flinkish_spark.job.engine import JobProgress
 from flinkish_spark.job.live_line import LiveLine, can_show
 from flinkish_spark.protocol.decisions import Decision, Verdict
@@ -201,3 +202,14 @@ def test_it_is_shown_on_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not can_show(terminal)
     assert not can_show(terminal)
     os.close(file)
+
+
+def test_what_holds_the_job_back_is_in_the_line_and_an_error_comes_first() -> None:
+    shown = Shown(generator(1_000))
+    shown.progress.waits = (
+        Wait("checkpoint 1", "its commit", 9_000),
+        Wait("the thread 'complete-1'", "sink 'db' to commit", 8_000, "no route"),
+    )
+    assert shown.parts()[:3] == [
+        *("orders RUNNING", "the thread 'complete-1' has waited 8 s for sink 'db' to commit: no route", "0%")
+    ]

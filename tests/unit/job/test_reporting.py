@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from flinkish_spark.core.config import CheckpointConfig, FixedDelay
 from flinkish_spark.core.errors import StoreError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import LocalStore
+from flinkish_spark.core.watchdog import Wait
 from flinkish_spark.job.reporting import JobReporter, reported_settings
 from flinkish_spark.protocol.ids import OwnerEpoch
-from flinkish_spark.protocol.job_report import MOST_FAILURES, JobReport
+from flinkish_spark.protocol.job_report import MOST_FAILURES, JobReport, ReportedWait
 from flinkish_spark.protocol.job_status import JobEvent, JobStatus, TaskState
 from flinkish_spark.protocol.limits import UNLIMITED
 from flinkish_spark.protocol.statistics import MOST_TEXT
@@ -126,3 +128,26 @@ def test_a_damaged_report_of_an_earlier_owner_begins_anew(job_dir: JobDir) -> No
 def test_no_limit_is_no_number() -> None:
     settings = reported_settings(CheckpointConfig(tolerable_failures=UNLIMITED), FixedDelay(), 0, 1)
     assert settings["tolerable_failures"] is None
+
+
+def test_what_holds_the_job_back_is_reported_when_it_changes_and_not_too_often(job_dir: JobDir) -> None:
+    clock = ManualClock(10_000)
+    job = JobStates(GRAPH.vertices, [JobReporter(job_dir, clock, GRAPH.vertices, SETTINGS)], clock)
+    wait = Wait("checkpoint 1", "its commit", 6_000, "no route")
+    job.waits((wait,))  # Until the takeover the directory is somebody else's.
+    job.taken_over(OwnerEpoch(1))
+    job.waits(())
+    assert report(job_dir).waits == ()
+    job.waits((wait,))
+    held = ReportedWait("checkpoint 1", "its commit", clock.wall_ms() - 6_000, "no route")
+    assert report(job_dir).waits == (held,)
+    clock.now_ms += 1_000
+    job.waits((replace(wait, for_ms=7_000, error="no host"),))
+    assert report(job_dir).waits == (held,)
+    clock.now_ms += 1_000
+    job.waits((replace(wait, for_ms=8_000, error="no host"),))
+    assert report(job_dir).waits == (replace(held, error="no host"),)
+    job.on(JobEvent.STARTED)
+    assert report(job_dir).waits == (replace(held, error="no host"),)
+    job.on(JobEvent.FINISH)
+    assert report(job_dir).waits == ()

@@ -273,3 +273,20 @@ def test_transactional_ids_are_parsed_exactly() -> None:
     assert TransactionalId.parse(str(one)) == one
     for text in (str(one) + "-7", "x" + str(one), str(one)[:-2], str(one).replace("flinkish", "flink")):
         assert TransactionalId.parse(text) is None
+
+
+def test_every_state_says_what_the_checkpoint_waits_for() -> None:
+    assert {state.value: pending(state).awaited for state in WAYS} == {
+        "INITIALISING": "its record in the job directory and the master hooks",
+        "TRIGGERED": "its barrier to come through to sink 'totals'",
+        "ACKNOWLEDGED": "Spark to log its micro-batch as done",
+        "LOGGED": "the checkpoints before it to be finished",
+        "DECIDING": "its decision: sinks are asked what is left, then the job directory takes it",
+        "DECIDED": "its commit: sinks, manifest, group offsets, receipt",
+        "CONFIRMED": "nothing",
+        "ABORTED": "nothing",
+    }
+    sinks = [Participant(ParticipantKind.SINK, name) for name in "abcdefg"]
+    assert pending(S.TRIGGERED, *sinks).awaited == (
+        "its barrier to come through to sink 'a', sink 'b', sink 'c', sink 'd', sink 'e' and 2 more"
+    )

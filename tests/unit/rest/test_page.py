@@ -83,6 +83,19 @@ def test_each_part_is_shown(
         page.close()
 
 
+def test_what_holds_a_checkpoint_back_is_on_every_tab(
+    chromium: Any, troubles: list[str], tmp_path: Path
+) -> None:
+    job = shown_job(tmp_path / "orders")
+    job.held_back()
+    page = opened(chromium, troubles, viewport=NARROW)
+    with serving(tmp_path) as server:
+        shown(page, server, f"/job/{job.uuid}/sinks", "no <b>route</b>")
+        assert page.get_by_role("heading", name="Held back").count() == 1
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        page.close()
+
+
 def test_names_of_a_job_are_text_and_nothing_else(chromium: Any, troubles: list[str], tmp_path: Path) -> None:
     job = shown_job(tmp_path / "orders")
     job.failed_and_restarted("<img src=x onerror=alert(1)><script>alert(2)</script>")

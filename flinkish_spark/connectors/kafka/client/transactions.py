@@ -153,6 +153,8 @@ class EvidenceReader:
     def __init__(self, wire: KafkaWire, *, patience_ms: int = 2_000) -> None:
         self._wire = wire
         self._patience_ms = patience_ms
+        #: How far a scan that took too long has come, and whether the record is there.
+        self._scanned: dict[tuple[Evidence, int, int], tuple[int, bool]] = {}
 
     def read(self, place: Evidence, producer_id: int, producer_epoch: int) -> Finding:
         """Return what became of the transaction of (`producer_id`, `producer_epoch`) at `place`.
@@ -222,7 +224,8 @@ class EvidenceReader:
         """Look for the end of the transaction from `place` on, for a while if it is far away."""
         clock = self._wire.clock
         end_ms = clock.monotonic_ms() + max(self._patience_ms, _LEAST_SCAN_MS)
-        next_offset, is_record_there = place.offset, False
+        asked = (place, producer_id, producer_epoch)
+        next_offset, is_record_there = self._scanned.pop(asked, (place.offset, False))
         while True:
             seen = self._fetch(place, next_offset, Isolation.READ_UNCOMMITTED, _SCAN_BYTES)
             if seen.code != Code.NONE:
@@ -239,6 +242,8 @@ class EvidenceReader:
             if not seen.batches or next_offset >= seen.high_watermark:
                 break
             if clock.monotonic_ms() > end_ms:
+                # It goes on from here when it is asked again: begun anew it would never come further.
+                self._scanned[asked] = next_offset, is_record_there
                 return Finding(
                     Fate.UNDECIDED, f"{place}: no end of the transaction up to offset {next_offset}"
                 )

@@ -97,6 +97,25 @@ def test_what_is_no_url(text) -> None:
         JdbcUrl.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("jdbc:sqlite:/jobs/a#1/db", "its path has '#'"),
+        ("jdbc:sqlite:/jobs/a?1#2/db", "its path has '?' and '#'"),
+        ("jdbc:sqlite:a/db", "its path is not absolute"),
+        ("jdbc:postgresql://db/a#1", "the name of its database has '#'"),
+        ("jdbc:mysql://db/a/b", "the name of its database has '/'"),
+        ("jdbc:mysql://d#b/a", "the name of its host has '#'"),
+        ("jdbc:postgresql://db", "it names no database"),
+    ],
+)
+def test_letters_that_a_url_cannot_have_are_named(text, what) -> None:
+    with pytest.raises(ConfigError) as caught:
+        JdbcUrl.parse(text)
+    assert caught.value.what == f"the JDBC URL cannot be read: {what}" and caught.value.what_to_do
+    assert JdbcUrl.parse("jdbc:postgresql://db/a%231").database == "a#1"
+
+
 # -- SQL ------------------------------------------------------------------------------------------
 
 
@@ -229,8 +248,24 @@ def test_types_are_taken_apart(text, expected) -> None:
         (T.FloatType(), "float", False),
         (T.DoubleType(), "double", True),
         (T.StringType(), "varchar(10)", True),
-        (T.StringType(), "enum('a','b')", True),
-        (T.StringType(), "json", True),
+        (T.StringType(), "tinytext", True),
+        (T.StringType(), "longtext", True),
+        (T.StringType(), "varbinary(9)", True),
+        (T.StringType(), "enum('a','b')", False),
+        (T.StringType(), "set('a','b')", False),
+        (T.StringType(), "char(9)", False),
+        (T.StringType(), "binary(9)", False),
+        (T.StringType(), "json", False),
+        (T.StringType(), "geometry", False),
+        (T.StringType(), "uuid", False),
+        (T.StringType(), "inet6", False),
+        (T.BooleanType(), "tinyint(1) unsigned", True),
+        (T.BooleanType(), "bit(1)", False),
+        (T.BinaryType(), "binary(9)", False),
+        (T.DecimalType(10, 2), "decimal(10,2) unsigned", False),
+        (T.DoubleType(), "double(10,2)", False),
+        (T.DoubleType(), "double unsigned", False),
+        (T.LongType(), "bigint(20) unsigned zerofill", False),
         (T.StringType(), "int(11) unsigned", False),
         (T.StringType(), "tinyint(1)", False),
         (T.StringType(), "decimal(10,2)", False),
@@ -263,7 +298,17 @@ def test_what_fits_in_mysql(type_, column, fits) -> None:
         ("boolean", True),
         ("integer", True),
         ("numeric", True),
-        ("mood", True),
+        ("json", True),
+        ("citext", True),
+        ("mood", False),
+        ("character(5)", False),
+        ("bpchar", False),
+        ("bytea", False),
+        ("bit varying(5)", False),
+        ("xml", False),
+        ("point", False),
+        ("tsvector", False),
+        ("int4range", False),
         ("numeric(10,2)", False),
         ("numeric(10,2)[]", False),
         ("real", False),
@@ -281,6 +326,49 @@ def test_what_fits_in_mysql(type_, column, fits) -> None:
 def test_which_columns_of_postgresql_take_text(column, fits) -> None:
     """'12.345' would be 12.35, and a time would lose its digits; what is no integer is refused by itself."""
     assert (Postgres().why_unfit(T.StringType(), ColumnInfo("c", column, False)) == "") is fits
+
+
+def test_texts_and_enums_letters_and_computed_columns() -> None:
+    postgres, mysql, text = Postgres(), MySql(), T.StringType()
+    assert postgres.why_unfit(text, ColumnInfo("c", "mood", False, is_enum=True)) == ""
+    for dialect, type_ in ((postgres, "text"), (mysql, "longtext")):
+        made = ColumnInfo("c", type_, False, is_generated=True)
+        assert dialect.why_unfit(text, made) == "the database computes its values"
+    for letters, fits in (("utf8mb4", True), ("latin1", True), ("sjis", False), ("koi8r", False)):
+        column = ColumnInfo("c", "varchar(9)", False, letters=letters)
+        assert (mysql.why_unfit(text, column) == "") is fits
+
+
+@pytest.mark.parametrize(
+    ("dialect", "column", "text", "is_taken"),
+    [
+        ("postgresql", "character varying(3)", "ab ", True),
+        ("postgresql", "character varying(3)", "abc ", False),
+        # Not cut but refused, by the database itself.
+        ("postgresql", "character varying(3)", "abcd", True),
+        ("postgresql", "character varying", "abc ", True),
+        ("mysql", "varchar(3)", "äbc ", False),
+        ("mysql", "varchar(4)", "äbc ", True),
+        ("mysql", "tinytext", "ä" * 127 + " ", True),
+        ("mysql", "tinytext", "ä" * 127 + "  ", False),
+        ("mysql", "varbinary(3)", "abc ", True),
+        ("postgresql", "jsonb", '{"a": 1, "b": {"a": 2}}', True),
+        ("postgresql", "jsonb", '{"a": 1, "b": [{"a": 2, "a": 3}]}', False),
+        ("postgresql", "jsonb", "1" * 5_000, True),
+        ("postgresql", "jsonb", "no json", True),
+        ("postgresql", "json", '{"a": 1, "a": 2}', True),
+        ("sqlite", "varchar(3)", "abc ", True),
+    ],
+)
+def test_a_text_that_a_column_would_shorten_is_refused(dialect, column, text, is_taken) -> None:
+    one = DIALECTS[dialect]
+    checks = one.checks([ColumnInfo("c", column, False)])
+    batch = pa.record_batch({"c": pa.array([text, None])})
+    found = parameters(batch, ["c"], one, checks)
+    assert found[1] == (None,)
+    assert isinstance(found[0][0], Unfit) is not is_taken
+    if is_taken:
+        assert found[0] == (text,)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -311,10 +399,10 @@ def test_values_of_mysql() -> None:
             "l": pa.array([[1, None]]),
         }
     )
-    ((at, x, parts),) = parameters(batch, ["at", "x", "l"], MySql())
+    ((at, x, parts),) = parameters(batch, ["at", "x", "l"], MySql(), {})
     assert (at, parts) == (dt.datetime(2024, 1, 1), "[1, null]")
     assert isinstance(x, Unfit) and "infinity" in x
-    assert parameters(batch, [], MySql()) == [()]
+    assert parameters(batch, [], MySql(), {}) == [()]
 
 
 def test_an_hour_that_a_clock_shows_twice() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from flinkish_spark.connectors.kafka.client.client import Batch, LogSlice, Marker
 from flinkish_spark.connectors.kafka.client.transactions import (
     Evidence,
+    EvidenceReader,
     Fate,
     Finding,
     KafkaCommittable,
@@ -16,6 +18,7 @@ from flinkish_spark.connectors.kafka.client.transactions import (
     judge_stable,
 )
 from flinkish_spark.core.errors import CorruptObjectError
+from tests.support.clocks import ManualClock
 
 PLACE = Evidence("t", 0, 100)
 PRODUCER, EPOCH = 7, 3
@@ -106,3 +109,30 @@ def test_a_damaged_committable_is_refused(change: dict[str, object]) -> None:
     value = {**KafkaCommittable("id", PRODUCER, EPOCH, PLACE, 5).to_json(), **change}
     with pytest.raises(CorruptObjectError):
         KafkaCommittable.from_json(value)
+
+
+class SlowLog:
+    """A log of 1,000 records a slice, of which each takes a second to be read; a wire."""
+
+    def __init__(self, end: int) -> None:
+        self.clock, self.end, self.asked = ManualClock(), end, list[int]()
+
+    def fetch(self, topic: str, partition: int, offset: int, *_: object) -> LogSlice:
+        self.asked.append(offset)
+        self.clock.now_ms += 1_000
+        if offset == self.end:
+            return LogSlice(0, 0, 100, self.end + 1, (), (marker(Marker.COMMIT, self.end),))
+        last = min(offset + 999, self.end - 1)
+        of = (PRODUCER, EPOCH) if offset == PLACE.offset else (9, 0)
+        return LogSlice(0, 0, 100, self.end + 1, (), (Batch(offset, last, *of, 1_000),))
+
+
+def test_a_scan_that_takes_too_long_goes_on_where_it_was() -> None:
+    """The marker lies ten seconds of reading behind the record: each question began anew, for ever."""
+    log: Any = SlowLog(end=10_100)
+    reader = EvidenceReader(log, patience_ms=2_000)
+    fates = [reader.read(PLACE, PRODUCER, EPOCH).fate for _ in range(4)]
+    assert fates[0] is Fate.UNDECIDED and fates[-1] is Fate.COMMITTED
+    # Each question looks at the place first, and then behind what it has seen.
+    behind = [offset for offset in log.asked if offset > PLACE.offset]
+    assert behind[:10] == [*range(1_100, 10_101, 1_000)]
