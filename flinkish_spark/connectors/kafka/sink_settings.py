@@ -9,8 +9,12 @@ from functools import cached_property
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
-from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
-from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee, RecordHeaders
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, is_connection_option
+from flinkish_spark.connectors.kafka.client.settings import (
+    PRODUCER_SETTINGS,
+    DeliveryGuarantee,
+    RecordHeaders,
+)
 from flinkish_spark.core.config import require_positive
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.formats import (
@@ -23,7 +27,7 @@ from flinkish_spark.core.formats import (
     Raw,
     check_format,
 )
-from flinkish_spark.core.validation import instance_of, values_by_name
+from flinkish_spark.core.validation import instance_of, meant, values_by_name
 
 #: The broker's default for transaction.max.timeout.ms.
 DEFAULT_TRANSACTION_TIMEOUT_MS = 900_000
@@ -115,6 +119,7 @@ class KafkaSinkSettings:
                 what_to_do="give it to the sink",
             )
         check_producer(self.producer, self.delivery)
+        _ = self.connection  # Raises if servers or options cannot be used.
         instance_of("atomic", self.atomic, bool, what_to_do="use atomic=True, or leave it out")
         if self.atomic:
             self._check_atomic()
@@ -250,6 +255,17 @@ def check_producer(producer: Mapping[str, str], guarantee: DeliveryGuarantee) ->
                 f"the producer setting '{given}' cannot be set",
                 why="the sink sets it itself, and exactly-once depends on it",
                 what_to_do="use the sink's own parameters, or leave it out",
+                setting=given,
+            )
+        if name not in PRODUCER_SETTINGS:
+            if is_connection_option(name):
+                what_to_do = f"give it to options: options={{'{name}': ...}}"
+            else:
+                what_to_do = meant(name, PRODUCER_SETTINGS) or "leave it out"
+            raise ConfigError(
+                f"the producer setting '{given}' is not known",
+                why="a setting is taken if it changes nothing that the sink promises",
+                what_to_do=what_to_do,
                 setting=given,
             )
         if not isinstance(value, str):

@@ -32,7 +32,9 @@ from flinkish_spark.connectors.kafka.client.admin import (
 )
 from flinkish_spark.connectors.kafka.client.barriers import is_compacted
 from flinkish_spark.connectors.kafka.client.client import WIRES, WirePool
-from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, is_connection_option
+from flinkish_spark.connectors.kafka.client.settings import HARMLESS_OPTIONS
+from flinkish_spark.connectors.kafka.client.settings import READER_OPTIONS as CONSUMER_OPTIONS
 from flinkish_spark.connectors.kafka.format import options as names
 from flinkish_spark.connectors.kafka.format.data_source import FORMAT_NAME, register
 from flinkish_spark.connectors.kafka.format.options import (
@@ -77,7 +79,7 @@ from flinkish_spark.core.errors import (
 )
 from flinkish_spark.core.formats import Engine, Format, Json, OnTombstone, Raw, check_format
 from flinkish_spark.core.upstream_cut import UPSTREAM_KEY
-from flinkish_spark.core.validation import instance_of, refused_as_config_errors, values_by_name
+from flinkish_spark.core.validation import instance_of, meant, refused_as_config_errors, values_by_name
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.input_gate import AlignmentMode
 from flinkish_spark.protocol.limits import UNLIMITED, Unlimited, checked_whole
@@ -105,27 +107,46 @@ if TYPE_CHECKING:
 #: 0.2 s with these settings and 0.8 s without.
 READER_DEFAULTS = {"kafka.fetch.max.wait.ms": "20", "kafka.max.poll.records": "5000"}
 KAFKA_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp")
-#: Reader options that the source sets itself, in lower case.
-RESERVED = frozenset(
+#: Reader options that change nothing that the source promises; all others are refused.
+READER_OPTIONS = frozenset(
     {
-        "subscribe",
-        "subscribepattern",
-        "assign",
-        "startingoffsets",
-        "failondataloss",
-        "kafka.isolation.level",
-        "maxoffsetspertrigger",
-        "kafka.bootstrap.servers",
-        "kafka.group.id",
-        "groupidprefix",
-        "flinkish.group.id",
-        CONTROL_PATH,
-        FIRST_OFFSETS,
-        HELD_PATH,
-        HELD_SOURCE,
-        PER_SECOND,
+        "minOffsetsPerTrigger",
+        "maxTriggerDelay",
+        "kafkaConsumer.pollTimeoutMs",
+        "fetchOffset.numRetries",
+        "fetchOffset.retryIntervalMs",
     }
+    | {f"kafka.{name}" for name in (CONSUMER_OPTIONS | HARMLESS_OPTIONS) - {"isolation.level"}}
 )
+_SPLITTING = frozenset({"minpartitions", "maxrecordsperpartition"})
+
+
+def check_reader_options(options: Mapping[str, str]) -> None:
+    """Refuse reader options that are not known to be harmless."""
+    known = {name.lower() for name in READER_OPTIONS}
+    for name in options:
+        bare = name.lower().removeprefix("kafka.")
+        if name.lower() in _SPLITTING:
+            raise ConfigError(
+                f"the reader option '{name}' cannot be set",
+                why="several tasks would read one partition, and a later record could come out before an "
+                "earlier one",
+                what_to_do="give the topic more partitions, or spread the records behind the source with "
+                "rebalance()",
+                option=name,
+            )
+        if name.lower() in known:
+            continue
+        if is_connection_option(bare):
+            what_to_do = f'give it to options: options={{"kafka.{bare}": ...}}'
+        else:
+            what_to_do = meant(name, READER_OPTIONS) or "leave it out, or use a parameter of the source"
+        raise ConfigError(
+            f"the reader option '{name}' cannot be set",
+            why="an option is taken if it changes nothing that the source promises",
+            what_to_do=what_to_do,
+            option=name,
+        )
 
 
 def subscription(
@@ -386,7 +407,8 @@ class KafkaSource(EndsAtOffsets):
     options
         Connection and security options under Kafka's or Spark's names.
     reader_options
-        Further options of Spark's Kafka source, such as ``{"minPartitions": "8"}``.
+        Further options of Spark's Kafka source that change nothing that is promised, such as
+        ``{"kafka.fetch.max.bytes": "1000000"}``; see `docs/sources.md`.
     reader
         ``"jvm"``: Spark's own source. ``"python"``: this package's, which needs no JAR and injects a
         barrier behind the records of every partition. Fixed for the life of a job_dir. None: the one that
@@ -494,13 +516,7 @@ class KafkaSource(EndsAtOffsets):
         ):
             object.__setattr__(self, name, content)
         _ = self.connection  # Raises if servers or options cannot be used.
-        for name in self.reader_options:
-            if name.lower() in RESERVED:
-                raise ConfigError(
-                    f"the reader option '{name}' cannot be set",
-                    why="the source sets it itself, and exactly-once depends on it",
-                    what_to_do="leave it out",
-                )
+        check_reader_options(self.reader_options)
         if not isinstance(value, Changes):
             check_format("value", value)
         check_readable(self.metadata, self.reader)

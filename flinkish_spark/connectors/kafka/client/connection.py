@@ -20,8 +20,9 @@ from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
-from flinkish_spark.connectors.kafka.client.oauth import Tokens, take_token_source
+from flinkish_spark.connectors.kafka.client.oauth import OAUTH_OPTIONS, Tokens, take_token_source
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, EnvironmentFault
+from flinkish_spark.core.validation import meant
 
 # ----------------------------------------------------------------------------------------------------------
 # Kafka's TLS options as the `ssl` context of a Python client.
@@ -231,6 +232,16 @@ _CONNECTION_PREFIXES = ("security.", "sasl.", "ssl.")
 _JAVA_ONLY = frozenset({"ssl.enabled.protocols", "ssl.protocol", "ssl.provider"})
 
 
+#: All options of a connection, without the prefix ``kafka.``.
+CONNECTION_OPTIONS = (
+    frozenset({"client.id", "security.protocol", "sasl.mechanism", "sasl.jaas.config"})
+    | _MILLISECONDS.keys()
+    | _OPTIONS
+    | OAUTH_OPTIONS
+    | _JAVA_ONLY
+)
+
+
 def is_connection_option(option: str) -> bool:
     """Return whether `option`, without the prefix ``kafka.``, says how to reach Kafka.
 
@@ -338,8 +349,8 @@ class KafkaConnection:
         if unknown:
             raise ConfigError(
                 f"Kafka option {unknown[0]!r} cannot be used",
-                why="flinkish_spark also talks to Kafka from Python and does not know it there",
-                what_to_do="remove it, or give it to the source or sink that needs it",
+                why="it does not go with the security.protocol and the sasl.mechanism that are given",
+                what_to_do="remove it, or correct these",
                 option=unknown[0],
             )
         return arguments
@@ -379,6 +390,15 @@ def _checked_options(options: Mapping[str, str]) -> dict[str, str]:
         if bare == "bootstrap.servers":
             raise ConfigError(
                 f"Kafka option {name!r} is given twice", what_to_do="use bootstrap_servers only", option=bare
+            )
+        if bare not in CONNECTION_OPTIONS:
+            raise ConfigError(
+                f"Kafka option {bare!r} cannot be used",
+                why="flinkish_spark also talks to Kafka from Python and does not know it there",
+                what_to_do=meant(bare, CONNECTION_OPTIONS)
+                or "leave it out; settings of the producer go into a sink's producer=, those of the consumer "
+                "into a source's reader_options=",
+                option=bare,
             )
         if checked.setdefault(bare, value) != value:
             raise ConfigError(
