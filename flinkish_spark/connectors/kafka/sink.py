@@ -15,6 +15,7 @@ from flinkish_spark.connectors.kafka.client.admin import (
     KafkaAdmin,
     check_letters_stay,
     unknown_topic,
+    warn_of_old_times,
 )
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
 from flinkish_spark.connectors.kafka.client.batches import require_codec
@@ -113,6 +114,8 @@ def preflight(sink: KafkaSinkSettings, spark: SparkSession, context: SinkContext
             if topic not in found:
                 raise unknown_topic(topic, sink.connection.servers, of=f"sink '{context.uid}'")
         check_letters_stay(found, sink.dead_letter_topics, f"sink '{context.uid}'")
+        if sink.timestamp:
+            warn_of_old_times(found, sink.data_topics, f"sink '{context.uid}'")
         _check_rights(sink, wire, context.uid)
         if sink.atomic:
             check_atomic(sink, spark, wire, context)

@@ -46,6 +46,7 @@ from flinkish_spark.connectors.kafka.format.options import (
 )
 from flinkish_spark.connectors.kafka.offsets import (
     EndsAtOffsets,
+    GroupPatience,
     KafkaEnd,
     KafkaStart,
     Partitions,
@@ -391,7 +392,8 @@ class KafkaSource(EndsAtOffsets):
         Topics that come later are read from their first record; one that is deleted fails the job.
     group_id
         Consumer group whose offsets are committed after every sink, so that lag tools see what is
-        really done. No consumer of the group may be active. Empty: no offsets are committed.
+        really done. While a consumer of the group is active, Kafka does not take them: the job goes on
+        without them, and warns. Empty: no offsets are committed.
     value
         The format of values, see `docs/formats.md`: ``Json("field TYPE, ...")``, ``Csv(...)``, ``String()``,
         ``Avro(...)``, ``Protobuf(...)``, ``JsonSchema(...)`` or ``Raw()``; or, for changes of a database,
@@ -598,6 +600,10 @@ class KafkaSource(EndsAtOffsets):
         # Another thread's: an admin belongs to one.
         return KafkaAdmin(self.connection)
 
+    @cached_property
+    def _group_patience(self) -> GroupPatience:
+        return GroupPatience()
+
     # -- planning -------------------------------------------------------------------------------
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         """Return the stream with fields, channel and offset."""
@@ -771,4 +777,9 @@ class KafkaSource(EndsAtOffsets):
         self, position: LoggedOffsets, direction: OffsetDirection, note: str = ""
     ) -> dict[str, Mapping[str, Mapping[str, int]]]:
         offsets = self.before_end(self.offsets_in(position))
-        return store_offsets(self._admin, self.group_id, offsets, direction, note)
+        stored: dict[str, Mapping[str, Mapping[str, int]]] = {}
+        self._group_patience.tries(
+            self.group_id,
+            lambda: stored.update(store_offsets(self._admin, self.group_id, offsets, direction, note)),
+        )
+        return stored

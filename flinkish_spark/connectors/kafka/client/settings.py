@@ -419,8 +419,8 @@ class StagingSettings:
         The most a record may take with everything around it; at most what its topic takes.
     max_dead_letter_bytes
         The same for dead letters; None: as for other records.
-    times, letter_times
-        How far from now the times of records may be, and of dead letters.
+    times
+        How far from now the times of records may be.
     compacted
         The topics that take no record without a key.
     default_topic
@@ -454,7 +454,6 @@ class StagingSettings:
     max_record_bytes: int = DEFAULT_MAX_REQUEST_BYTES
     max_dead_letter_bytes: int | None = None
     times: TimeLimits = field(default_factory=TimeLimits)
-    letter_times: TimeLimits = field(default_factory=TimeLimits)
     compacted: frozenset[str] = frozenset()
     default_topic: str | None = None
     topics: frozenset[str] | None = None
