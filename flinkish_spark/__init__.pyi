@@ -39,8 +39,6 @@ from .connectors.files.rolling import RollingPolicy as RollingPolicy
 from .connectors.files.rolling import RollOnCheckpoint as RollOnCheckpoint
 from .connectors.files.sink import FileSink as FileSink
 from .connectors.jdbc.settings import DeadLetterTable as DeadLetterTable
-from .connectors.jdbc.settings import EnvironmentSecret as EnvironmentSecret
-from .connectors.jdbc.settings import FileSecret as FileSecret
 from .connectors.jdbc.sink import JdbcSink as JdbcSink
 from .connectors.kafka.chaining.upstream import UpstreamJob as UpstreamJob
 from .connectors.kafka.client.barriers import BarrierRecords as BarrierRecords
@@ -101,6 +99,8 @@ from .core.formats import SchemaRegistry as SchemaRegistry
 from .core.formats import String as String
 from .core.formats import SubjectNameStrategy as SubjectNameStrategy
 from .core.metric_group import MetricGroup as MetricGroup
+from .core.secrets import EnvironmentSecret as EnvironmentSecret
+from .core.secrets import FileSecret as FileSecret
 from .datastream.async_data_stream import AsyncDataStream as AsyncDataStream
 from .datastream.connected_streams import BroadcastConnectedStream as BroadcastConnectedStream
 from .datastream.connected_streams import BroadcastStream as BroadcastStream

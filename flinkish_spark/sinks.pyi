@@ -28,8 +28,6 @@ from .connectors.files.rolling import RollingPolicy as RollingPolicy
 from .connectors.files.rolling import RollOnCheckpoint as RollOnCheckpoint
 from .connectors.files.sink import FileSink as FileSink
 from .connectors.jdbc.settings import DeadLetterTable as DeadLetterTable
-from .connectors.jdbc.settings import EnvironmentSecret as EnvironmentSecret
-from .connectors.jdbc.settings import FileSecret as FileSecret
 from .connectors.jdbc.sink import JdbcSink as JdbcSink
 from .connectors.kafka.client.barriers import BarrierRecords as BarrierRecords
 from .connectors.kafka.client.settings import DeliveryGuarantee as DeliveryGuarantee
@@ -42,3 +40,5 @@ from .connectors.two_phase import TwoPhaseCommitSink as TwoPhaseCommitSink
 from .contracts.sink import CompletedCheckpoint as CompletedCheckpoint
 from .core.formats import DeadLetter as DeadLetter
 from .core.formats import OnBadRecord as OnBadRecord
+from .core.secrets import EnvironmentSecret as EnvironmentSecret
+from .core.secrets import FileSecret as FileSecret

@@ -10,6 +10,7 @@ from typing import Any
 
 from flinkish_spark.core.config import require_positive
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.secrets import secret_of
 
 # ----------------------------------------------------------------------------------------------------------
 # How a record's bytes become columns and back, and what is done with those that do not.
@@ -125,7 +126,8 @@ class SchemaRegistry:
     url
         ``"https://registry:8081"``; several with commas between them.
     username, password
-        For basic authentication. Both or none; neither stands in `url`.
+        For basic authentication. Both or none; neither stands in `url`. The password, and the token, may be
+        ``env:NAME`` or ``file:/path`` of the driver.
     token
         In place of these: a bearer token.
     ca_location, certificate_location, key_location
@@ -170,6 +172,14 @@ class SchemaRegistry:
     def __repr__(self) -> str:
         return f"SchemaRegistry(url={self.url!r})"
 
+    def __getstate__(self) -> dict[str, object]:
+        # A task gets the secrets themselves: their places are the driver's.
+        return {**self.__dict__, **{name: self.secret(name) for name in ("password", "token")}}
+
+    def secret(self, name: str) -> str:
+        """Return a secret, read from where it is."""
+        return secret_of(getattr(self, name), f"{name} of the schema registry").read()
+
     def __post_init__(self) -> None:
         urls = [one.strip() for one in self.url.split(",")] if isinstance(self.url, str) else [""]
         if not all(re.fullmatch(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", one) for one in urls):
@@ -183,6 +193,8 @@ class SchemaRegistry:
                 "the schema registry has a username without a password, or the other way, or a token, too",
                 what_to_do="give username and password, or token, or none of them",
             )
+        for name in ("password", "token"):
+            secret_of(getattr(self, name), f"{name} of the schema registry")  # Raises if it names no place.
         if self.key_location and not self.certificate_location:
             raise ConfigError(
                 "the schema registry has a key_location and no certificate_location",

@@ -7,8 +7,9 @@ a class none of its instances. The rules of `protocol/` raise ValueError for the
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -16,6 +17,19 @@ from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.protocol.limits import UnusableValueError
 
 _T = TypeVar("_T")
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Return the question whether a known name was meant; empty where none is near.
+
+    Examples
+    --------
+    >>> meant("compresion.type", ["batch.size", "compression.type"])
+    "did you mean 'compression.type'?"
+    """
+    spelled = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(name.lower(), spelled, n=1)
+    return f"did you mean '{spelled[near[0]]}'?" if near else ""
 
 
 def unusable(name: str, value: object, *, wanted: str, what_to_do: str) -> ConfigError:

@@ -639,7 +639,6 @@ RULES = (
             "DelegationTokenAuthorizationException",
             "GroupAuthorizationException",
             "SaslAuthenticationException",
-            "SslAuthenticationException",
             "TopicAuthorizationException",
             "TransactionalIdAuthorizationException",
         ),
@@ -738,6 +737,13 @@ RULES = (
         ("CONCURRENT_STREAM_LOG_UPDATE",),
         ("DELTA_CONCURRENT_",),
         sqlstates=("2D521", "40"),
+    ),
+    Rule(
+        Sort.TRANSIENT,
+        "there is no TLS connection to Kafka: certificates were renewed, or do not fit",
+        "nothing, if they were renewed: the job starts again with clients that read them anew; else correct "
+        "the options ssl.*",
+        classes=("SslAuthenticationException",),
     ),
     Rule(
         Sort.TRANSIENT,

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 ORDER = "user STRING, amount LONG"
 TOTAL = "user STRING, total LONG"
+#: How long something may take that comes for certain; no verdict depends on it.
+PATIENCE_S = 120
 
 
 class RunningTotal(KeyedProcessFunction):
@@ -88,15 +90,28 @@ def read_committed(servers: str, topic: str) -> list[Any]:
     places = [TopicPartition(topic, p) for p in sorted(consumer.partitions_for_topic(topic) or ())]
     consumer.assign(places)
     consumer.seek_to_beginning(*places)
-    ends, records, quiet = consumer.end_offsets(places), [], 0
-    # Behind the last record may be markers, which do not move the position: silence ends it too.
-    while quiet < 4 and any(consumer.position(p) < ends[p] for p in places):
-        batches = consumer.poll(timeout_ms=500)
-        quiet = 0 if batches else quiet + 1
-        for batch in batches.values():
+    ends, records = consumer.end_offsets(places), []
+    # What a reader sees is there: how long it takes says nothing.
+    given_up = time.monotonic() + PATIENCE_S
+    while any(consumer.position(p) < ends[p] for p in places):
+        assert time.monotonic() < given_up, f"{topic} is not read to its end"
+        for batch in consumer.poll(timeout_ms=500).values():
             records += batch
     consumer.close()
     return sorted(records, key=lambda r: (r.partition, r.offset))
+
+
+def await_markers(servers: str, topics: Iterable[str]) -> None:
+    """Wait until readers see what was committed: the answer to a commit comes before the markers."""
+
+    def ends(isolation: str) -> dict[Any, int]:
+        consumer = KafkaConsumer(bootstrap_servers=servers, isolation_level=isolation)
+        places = [TopicPartition(one, p) for one in topics for p in consumer.partitions_for_topic(one) or ()]
+        found: dict[Any, int] = consumer.end_offsets(places)
+        consumer.close()
+        return found
+
+    assert eventually(lambda: ends("read_committed") == ends("read_uncommitted"), PATIENCE_S)
 
 
 def totals_in(servers: str, topic: str) -> Counter[tuple[str | None, int]]:

@@ -329,11 +329,11 @@ def _options(settings: SchemaRegistry) -> dict[str, Any]:
         "max.retries": 0,
     }
     if settings.username:
-        options["basic.auth.user.info"] = f"{settings.username}:{settings.password}"
+        options["basic.auth.user.info"] = f"{settings.username}:{settings.secret('password')}"
     if settings.token:
         options |= {
             "bearer.auth.credentials.source": "STATIC_TOKEN",
-            "bearer.auth.token": settings.token,
+            "bearer.auth.token": settings.secret("token"),
             # Of Confluent's cloud; the client wants them to be there.
             "bearer.auth.logical.cluster": "",
             "bearer.auth.identity.pool.id": "",

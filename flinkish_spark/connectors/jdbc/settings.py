@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,8 +30,9 @@ from flinkish_spark.connectors.jdbc.names import JdbcUrl, TableName
 from flinkish_spark.connectors.jdbc.postgres import Postgres
 from flinkish_spark.connectors.jdbc.sqlite import Sqlite
 from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
-from flinkish_spark.core.errors import EnvironmentFault, SchemaError
+from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnBadRecord
+from flinkish_spark.core.secrets import Secret
 from flinkish_spark.protocol.ids import CheckpointId
 
 if TYPE_CHECKING:
@@ -234,81 +234,6 @@ def _alone(name: str, column: pa.Array) -> pa.RecordBatch:
     import pyarrow as pa
 
     return pa.RecordBatch.from_arrays([column], names=[name])
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Where a password comes from. Only the place is kept; the password is read for each connection.
-
-
-class SecretMissing(EnvironmentFault):
-    """A secret is not where it was said to be."""
-
-
-@dataclass(frozen=True, slots=True)
-class EnvironmentSecret:
-    """A secret in an environment variable of the driver.
-
-    Parameters
-    ----------
-    variable
-        Its name.
-    """
-
-    variable: str
-
-    def read(self) -> str:
-        """Return the secret; raise SecretMissing if the variable is not set."""
-        value = os.environ.get(self.variable)
-        if value is None:
-            raise SecretMissing(
-                f"the environment variable {self.variable} is not set",
-                why="it should hold a password",
-                what_to_do="set it where the driver starts",
-            )
-        return value
-
-
-@dataclass(frozen=True, slots=True)
-class FileSecret:
-    """A secret in a file that the driver can read; a line break at its end is left out.
-
-    Parameters
-    ----------
-    path
-        Absolute. Read for each connection, so the file may be replaced while the job runs.
-    """
-
-    path: str
-
-    def read(self) -> str:
-        """Return the secret; raise SecretMissing if the file cannot be read."""
-        try:
-            return Path(self.path).read_text(encoding="utf-8").rstrip("\r\n")
-        except OSError as error:
-            raise SecretMissing(
-                f"the file {self.path} cannot be read",
-                why=f"{error.strerror}; it should hold a password",
-                what_to_do="put it there, readable by the driver's user",
-            ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class PlainSecret:
-    """A secret that the program has; shown nowhere."""
-
-    value: str = field(repr=False)
-
-    def read(self) -> str:
-        """Return the secret."""
-        return self.value
-
-
-Secret = EnvironmentSecret | FileSecret | PlainSecret
-
-
-def secret_of(value: str | Secret) -> Secret:
-    """Return a secret for what a user gave."""
-    return PlainSecret(value) if isinstance(value, str) else value
 
 
 def scrubbed(text: str, secret: str) -> str:

@@ -21,8 +21,6 @@ from flinkish_spark.connectors.jdbc.settings import (
     JdbcSettings,
     RecordCheck,
     RefusedPolicy,
-    Secret,
-    secret_of,
 )
 from flinkish_spark.connectors.jdbc.types import is_supported
 from flinkish_spark.contracts.dataset import Dataset
@@ -30,6 +28,7 @@ from flinkish_spark.contracts.sink import Committer, SinkContext, SinkWriter
 from flinkish_spark.core.config import require_positive
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.formats import OnBadRecord
+from flinkish_spark.core.secrets import Secret, secret_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -202,8 +201,8 @@ class JdbcSink(BufferedSink):
         ``"insert"`` adds every record as a row. ``"upsert"`` lets it take the place of the row with its key;
         of several in one checkpoint the last one counts.
     user, password
-        The password as text, or better where it is found: ``EnvironmentSecret("NAME")``,
-        ``FileSecret("/path")``. It is shown and stored nowhere.
+        The password as text, or better where it is found: ``"env:NAME"``, ``"file:/path"``,
+        ``EnvironmentSecret("NAME")``, ``FileSecret("/path")``. It is shown and stored nowhere.
     delete_when
         A BOOLEAN column: a record in which it is true deletes the row with its key. It is not stored.
     row_kind

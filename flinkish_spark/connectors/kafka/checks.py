@@ -271,8 +271,8 @@ def _keeping(settings: Mapping[str, Mapping[str, Any]]) -> TopicKeeping | None:
 # ----------------------------------------------------------------------------------------------------------
 # Dead letters of Kafka sources: what a second scan keeps, and the topic that takes it.
 #
-# A dead letter is its record: key, value, timestamp, and the headers in their order. Behind these stand
-# ours, which say where it was read, and why it is there.
+# A dead letter is its record: key, value, and the headers in their order. Behind these stand ours, which say
+# where it was read, at what time it was written, and why it is there. Its own time is that of its writing.
 #
 # Each scan ends where its own logged offsets say: a record is good in the one or bad in the other,
 # whichever micro-batch brings it, so each comes out once. Both belong to the same checkpoints.
@@ -326,21 +326,16 @@ def letters_of(
         key="key",
         value=Raw("value"),
         transaction_timeout_ms=letters_timeout_ms(policy, peers),
-        # What a topic holds fits another one that takes as much; where it takes less, its head is kept. And
-        # where it does not take the time, the letter has its own.
+        # What a topic holds fits another one that takes as much; where it takes less, its head is kept.
         on_bad_record=DeadLetter(topic),
         options=connection.options,
         producer={"max.request.size": str(_MOST_LETTER_BYTES)},
         writer=writer,
         headers=HEADERS,
-        timestamp="timestamp",
     )
-    # Before 1970 no sink writes; it is how a log says that it has no time.
-    time = F.when(F.col("timestamp") >= F.timestamp_seconds(F.lit(0)), F.col("timestamp"))
     letters = bad.select(
         "key",
         "value",
-        time.alias("timestamp"),
         _headers(uid).alias(HEADERS),
         C.CHANNEL,
         C.SEQUENCE,
@@ -364,18 +359,22 @@ def letters_timeout_ms(policy: BadRecordPolicy, peers: Sequence[Sink]) -> int:
 
 def _headers(uid: str) -> Column:
     """Return the record's headers, and behind them ours."""
+    # Before 1970 no sink writes; it is how a log says that it has no time.
+    time_ms = F.unix_millis("timestamp")
     ours = {
         "flinkish-error": F.lit("unreadable"),
         "flinkish-source": F.lit(uid),
         "flinkish-topic": F.col("topic"),
         "flinkish-partition": F.col("partition").cast("string"),
         "flinkish-offset": F.col("offset").cast("string"),
+        "flinkish-timestamp": F.when(time_ms >= 0, time_ms.cast("string")),
         "flinkish-detail": F.col(REASON),
     }
     entries = [
         F.struct(F.lit(name).alias("key"), text.cast("binary").alias("value")) for name, text in ours.items()
     ]
-    return F.concat(F.coalesce(F.col(HEADERS), F.array().cast(HEADERS_TYPE)), F.array(*entries))
+    told = F.filter(F.array(*entries), lambda one: one["value"].isNotNull())
+    return F.concat(F.coalesce(F.col(HEADERS), F.array().cast(HEADERS_TYPE)), told)
 
 
 def check_letter_topic(uid: str, topic: str, read: Container[str]) -> None:

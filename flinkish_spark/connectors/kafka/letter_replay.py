@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, unknown_topic
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, unknown_topic, warn_of_old_times
 from flinkish_spark.connectors.kafka.client.admission import Addressed, Spreader, by_partition
 from flinkish_spark.connectors.kafka.client.batches import HEADERS_TYPE
 from flinkish_spark.connectors.kafka.client.client import (
@@ -38,6 +38,8 @@ from flinkish_spark.protocol.ids import Place
 
 _OURS = "flinkish-"
 _ERROR, _TOPIC, _PARTITION = "flinkish-error", "flinkish-topic", "flinkish-partition"
+#: Milliseconds since 1970 of the record; the letter's own time is that of its writing.
+_TIME = "flinkish-timestamp"
 #: Letters with one of these are not all of their record.
 _CUT = ("flinkish-size", "flinkish-headers-left-out")
 #: Its value is the record's fields as JSON, and not what the record would have been.
@@ -201,6 +203,8 @@ class LetterReplay:
             if topic not in known:
                 raise unknown_topic(topic, self._connection.servers, of="dead letters")
             self._partitions[topic] = known[topic].partitions
+            if topic != self._letters:
+                warn_of_old_times(known, [topic], "replay-dead-letters")
         return [(topic, partition) for partition in range(self._partitions[topic])]
 
     def _replay(self, admin: KafkaAdmin, out: _Transactions | None, place: Place) -> None:
@@ -307,7 +311,7 @@ class LetterReplay:
             pa.array(own, HEADERS_TYPE),
             topic,
             pa.array(partitions, pa.int64()),
-            np.array([one.timestamp_ms for one in letters], np.int64),
+            np.array([_time_ms(one) for one in letters], np.int64),
         )
 
     def _partition_of(self, topic: str, headers: Mapping[str, bytes | None]) -> int | None:
@@ -408,6 +412,11 @@ class _LeftBehind:
     def ranges(self) -> list[tuple[int, int]]:
         """What is left behind: of what was read, and of what earlier runs have left and was not read yet."""
         return [*self._found, *(one for one in self._earlier if one[0] <= one[1])]
+
+
+def _time_ms(letter: _Letter) -> int:
+    named = _text(dict(letter.headers).get(_TIME))
+    return int(named) if named.isdecimal() else letter.timestamp_ms
 
 
 def _text(value: bytes | None) -> str:

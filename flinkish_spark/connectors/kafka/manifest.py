@@ -74,6 +74,7 @@ class KafkaManifest(Manifest):
     def __post_init__(self) -> None:
         if not isinstance(self.topic, str) or not self.topic:
             raise ConfigError("the Kafka manifest has no topic", what_to_do="name an existing topic")
+        _ = self.connection  # Raises if servers or options cannot be used.
 
     @cached_property
     def connection(self) -> KafkaConnection:

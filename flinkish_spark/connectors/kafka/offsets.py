@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
@@ -29,7 +30,7 @@ from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.marks import newest_of
 from flinkish_spark.connectors.kafka.records import OWN_TIME
 from flinkish_spark.contracts.source import Extent, JobPlace, Source, SourceStart
-from flinkish_spark.core.clock import Clock
+from flinkish_spark.core.clock import Clock, SystemClock
 from flinkish_spark.core.errors import (
     ConfigError,
     EnvironmentFault,
@@ -52,6 +53,11 @@ if TYPE_CHECKING:
 
     from flinkish_spark.connectors.kafka.chaining.upstream import UpstreamJob
     from flinkish_spark.protocol.plan_layout import Position
+
+
+LOG = logging.getLogger(__name__)
+#: How long a group's offsets are waited for that could be stored later.
+_GROUP_PATIENCE_MS = 30_000
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -791,9 +797,55 @@ def cut_at(raw: DataFrame, ends: Ends | None, is_barrier: Column | None = None) 
 
 
 class GroupIsActive(EnvironmentFault):
-    """Consumers are members of the job's group; committing its offsets has to wait."""
+    """Consumers are members of the job's group, and Kafka takes offsets from them alone."""
 
-    restartable = True
+
+class GroupPatience:
+    """Gives up a group's offsets where they would hold back a checkpoint: they are for lag tools.
+
+    What comes back by itself is waited for once, for half a minute; then, and after any other refusal, the
+    job goes on without them, warns once, and tries again with each checkpoint.
+
+    Parameters
+    ----------
+    clock
+        Time, replaceable in tests.
+    """
+
+    def __init__(self, clock: Clock = SystemClock()) -> None:  # noqa: B008 - a value without state
+        self._clock = clock
+        self._failing_since_ms: int | None = None
+        self.given_up = 0
+
+    def tries(self, group: str, store: Callable[[], None]) -> bool:
+        """Store, and return whether that was done; raise what is worth another attempt."""
+        try:
+            store()
+        except EnvironmentFault as fault:
+            now_ms = self._clock.monotonic_ms()
+            self._failing_since_ms = since_ms = (
+                now_ms if self._failing_since_ms is None else self._failing_since_ms
+            )
+            if fault.restartable and now_ms - since_ms < _GROUP_PATIENCE_MS:
+                raise
+            self.given_up += 1
+            log = LOG.warning if self.given_up == 1 else LOG.debug
+            log(
+                "the offsets of the consumer group '%s' are not stored, %d checkpoint(s) so far; the job "
+                "goes on without them, and lag tools show an old position: %s",
+                group,
+                self.given_up,
+                fault,
+            )
+            return False
+        if self.given_up:
+            LOG.warning(
+                "the offsets of the consumer group '%s' are stored again, behind %d checkpoint(s) without",
+                group,
+                self.given_up,
+            )
+        self._failing_since_ms, self.given_up = None, 0
+        return True
 
 
 def store_offsets(
@@ -853,7 +905,6 @@ def check_committed(answer: GroupCommit, group: str) -> None:
         raise GroupIsActive(
             f"the consumer group '{group}' has active members",
             why="Kafka then takes offsets from those members only",
-            what_to_do="stop the consumers, or give the job a group of its own; "
-            "the receipt stays open until then",
+            what_to_do="stop the consumers, or give the job a group of its own",
             group=group,
         )

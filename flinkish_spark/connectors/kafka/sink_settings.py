@@ -9,8 +9,12 @@ from functools import cached_property
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
-from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
-from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee, RecordHeaders
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, is_connection_option
+from flinkish_spark.connectors.kafka.client.settings import (
+    PRODUCER_SETTINGS,
+    DeliveryGuarantee,
+    RecordHeaders,
+)
 from flinkish_spark.core.config import require_positive
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.formats import (
@@ -23,7 +27,7 @@ from flinkish_spark.core.formats import (
     Raw,
     check_format,
 )
-from flinkish_spark.core.validation import instance_of, values_by_name
+from flinkish_spark.core.validation import instance_of, meant, values_by_name
 
 #: The broker's default for transaction.max.timeout.ms.
 DEFAULT_TRANSACTION_TIMEOUT_MS = 900_000
@@ -60,7 +64,7 @@ class KafkaSinkSettings:
     on_oversize: BadRecordPolicy | None = None
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     producer: Mapping[str, str] = field(default_factory=dict, repr=False)
-    writer: str | Engine = Engine.JVM
+    writer: str | Engine | None = None
     barriers: BarrierRecords = BarrierRecords.NONE
     delivery: DeliveryGuarantee = DeliveryGuarantee.EXACTLY_ONCE
     headers: Mapping[str, str] | str = field(default_factory=dict)
@@ -72,9 +76,13 @@ class KafkaSinkSettings:
     record_headers: RecordHeaders = RecordHeaders.NONE
     row_kind: str = ""
     atomic: bool = False
+    #: Whether nobody chose the writer: then it follows from what the session has.
+    _finds_writer: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "writer", Engine.of(self.writer, "writer"))
+        object.__setattr__(self, "_finds_writer", self.writer is None)
+        writer = Engine.JVM if self.writer is None else Engine.of(self.writer, "writer")
+        object.__setattr__(self, "writer", writer)
         object.__setattr__(self, "barriers", _barriers(self.barriers))
         instance_of(
             "delivery", self.delivery, DeliveryGuarantee, what_to_do="use DeliveryGuarantee.EXACTLY_ONCE"
@@ -111,6 +119,7 @@ class KafkaSinkSettings:
                 what_to_do="give it to the sink",
             )
         check_producer(self.producer, self.delivery)
+        _ = self.connection  # Raises if servers or options cannot be used.
         instance_of("atomic", self.atomic, bool, what_to_do="use atomic=True, or leave it out")
         if self.atomic:
             self._check_atomic()
@@ -246,6 +255,17 @@ def check_producer(producer: Mapping[str, str], guarantee: DeliveryGuarantee) ->
                 f"the producer setting '{given}' cannot be set",
                 why="the sink sets it itself, and exactly-once depends on it",
                 what_to_do="use the sink's own parameters, or leave it out",
+                setting=given,
+            )
+        if name not in PRODUCER_SETTINGS:
+            if is_connection_option(name):
+                what_to_do = f"give it to options: options={{'{name}': ...}}"
+            else:
+                what_to_do = meant(name, PRODUCER_SETTINGS) or "leave it out"
+            raise ConfigError(
+                f"the producer setting '{given}' is not known",
+                why="a setting is taken if it changes nothing that the sink promises",
+                what_to_do=what_to_do,
                 setting=given,
             )
         if not isinstance(value, str):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from pyspark.sql import functions as F
 
+from flinkish_spark.bridge.session import has_kafka_source, has_shim
 from flinkish_spark.connectors.kafka.checks import (
     HEADERS,
     InputChecks,
@@ -29,7 +32,9 @@ from flinkish_spark.connectors.kafka.client.admin import (
 )
 from flinkish_spark.connectors.kafka.client.barriers import is_compacted
 from flinkish_spark.connectors.kafka.client.client import WIRES, WirePool
-from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, is_connection_option
+from flinkish_spark.connectors.kafka.client.settings import HARMLESS_OPTIONS
+from flinkish_spark.connectors.kafka.client.settings import READER_OPTIONS as CONSUMER_OPTIONS
 from flinkish_spark.connectors.kafka.format import options as names
 from flinkish_spark.connectors.kafka.format.data_source import FORMAT_NAME, register
 from flinkish_spark.connectors.kafka.format.options import (
@@ -41,6 +46,7 @@ from flinkish_spark.connectors.kafka.format.options import (
 )
 from flinkish_spark.connectors.kafka.offsets import (
     EndsAtOffsets,
+    GroupPatience,
     KafkaEnd,
     KafkaStart,
     Partitions,
@@ -69,11 +75,12 @@ from flinkish_spark.core.changelogs import Changes
 from flinkish_spark.core.errors import (
     BAD_TIME_MARKER,
     ConfigError,
+    EnvironmentFault,
     GraphError,
 )
 from flinkish_spark.core.formats import Engine, Format, Json, OnTombstone, Raw, check_format
 from flinkish_spark.core.upstream_cut import UPSTREAM_KEY
-from flinkish_spark.core.validation import instance_of, refused_as_config_errors, values_by_name
+from flinkish_spark.core.validation import instance_of, meant, refused_as_config_errors, values_by_name
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.input_gate import AlignmentMode
 from flinkish_spark.protocol.limits import UNLIMITED, Unlimited, checked_whole
@@ -101,27 +108,46 @@ if TYPE_CHECKING:
 #: 0.2 s with these settings and 0.8 s without.
 READER_DEFAULTS = {"kafka.fetch.max.wait.ms": "20", "kafka.max.poll.records": "5000"}
 KAFKA_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp")
-#: Reader options that the source sets itself, in lower case.
-RESERVED = frozenset(
+#: Reader options that change nothing that the source promises; all others are refused.
+READER_OPTIONS = frozenset(
     {
-        "subscribe",
-        "subscribepattern",
-        "assign",
-        "startingoffsets",
-        "failondataloss",
-        "kafka.isolation.level",
-        "maxoffsetspertrigger",
-        "kafka.bootstrap.servers",
-        "kafka.group.id",
-        "groupidprefix",
-        "flinkish.group.id",
-        CONTROL_PATH,
-        FIRST_OFFSETS,
-        HELD_PATH,
-        HELD_SOURCE,
-        PER_SECOND,
+        "minOffsetsPerTrigger",
+        "maxTriggerDelay",
+        "kafkaConsumer.pollTimeoutMs",
+        "fetchOffset.numRetries",
+        "fetchOffset.retryIntervalMs",
     }
+    | {f"kafka.{name}" for name in (CONSUMER_OPTIONS | HARMLESS_OPTIONS) - {"isolation.level"}}
 )
+_SPLITTING = frozenset({"minpartitions", "maxrecordsperpartition"})
+
+
+def check_reader_options(options: Mapping[str, str]) -> None:
+    """Refuse reader options that are not known to be harmless."""
+    known = {name.lower() for name in READER_OPTIONS}
+    for name in options:
+        bare = name.lower().removeprefix("kafka.")
+        if name.lower() in _SPLITTING:
+            raise ConfigError(
+                f"the reader option '{name}' cannot be set",
+                why="several tasks would read one partition, and a later record could come out before an "
+                "earlier one",
+                what_to_do="give the topic more partitions, or spread the records behind the source with "
+                "rebalance()",
+                option=name,
+            )
+        if name.lower() in known:
+            continue
+        if is_connection_option(bare):
+            what_to_do = f'give it to options: options={{"kafka.{bare}": ...}}'
+        else:
+            what_to_do = meant(name, READER_OPTIONS) or "leave it out, or use a parameter of the source"
+        raise ConfigError(
+            f"the reader option '{name}' cannot be set",
+            why="an option is taken if it changes nothing that the source promises",
+            what_to_do=what_to_do,
+            option=name,
+        )
 
 
 def subscription(
@@ -345,6 +371,9 @@ def reader_options(upstream: UpstreamJob | None, start: SourceStart | None) -> d
 # The Kafka source: Spark's native one or ours in Python, read_committed, with honest group offsets.
 
 
+LOG = logging.getLogger(__name__)
+#: By which a job directory knows that Python reads.
+_PYTHON_PLAN = "kafka-python"
 _OPTIONS_TO_DO = 'give options by name: {"name": "value"}; or leave it out'
 
 
@@ -363,7 +392,8 @@ class KafkaSource(EndsAtOffsets):
         Topics that come later are read from their first record; one that is deleted fails the job.
     group_id
         Consumer group whose offsets are committed after every sink, so that lag tools see what is
-        really done. No consumer of the group may be active. Empty: no offsets are committed.
+        really done. While a consumer of the group is active, Kafka does not take them: the job goes on
+        without them, and warns. Empty: no offsets are committed.
     value
         The format of values, see `docs/formats.md`: ``Json("field TYPE, ...")``, ``Csv(...)``, ``String()``,
         ``Avro(...)``, ``Protobuf(...)``, ``JsonSchema(...)`` or ``Raw()``; or, for changes of a database,
@@ -379,10 +409,12 @@ class KafkaSource(EndsAtOffsets):
     options
         Connection and security options under Kafka's or Spark's names.
     reader_options
-        Further options of Spark's Kafka source, such as ``{"minPartitions": "8"}``.
+        Further options of Spark's Kafka source that change nothing that is promised, such as
+        ``{"kafka.fetch.max.bytes": "1000000"}``; see `docs/sources.md`.
     reader
         ``"jvm"``: Spark's own source. ``"python"``: this package's, which needs no JAR and injects a
-        barrier behind the records of every partition. Fixed for the life of a job_dir.
+        barrier behind the records of every partition. Fixed for the life of a job_dir. None: the one that
+        the job_dir was begun with; at first Spark's own, or Python where the session has no JAR of it.
     aligned_with
         The job that writes the topics, if checkpoints are to be drawn at its checkpoints: see
         :class:`~flinkish_spark.UpstreamJob`. May change from start to start.
@@ -432,6 +464,7 @@ class KafkaSource(EndsAtOffsets):
     key_fields_prefix: str = ""
     tombstones: OnTombstone | None = None
     _start: SourceStart | None = field(default=None, repr=False)
+    _finds_reader: bool = field(default=False, repr=False, compare=False)
 
     def __init__(
         self,
@@ -445,7 +478,7 @@ class KafkaSource(EndsAtOffsets):
         max_offsets_per_trigger: int = 0,
         options: Mapping[str, str] | None = None,
         reader_options: Mapping[str, str] | None = None,
-        reader: str | Engine = Engine.JVM,
+        reader: str | Engine | None = None,
         aligned_with: UpstreamJob | None = None,
         metadata: Sequence[str] = (),
         ending: KafkaEnd | None = None,
@@ -455,6 +488,7 @@ class KafkaSource(EndsAtOffsets):
         key_fields_prefix: str = "",
         tombstones: OnTombstone | None = None,
     ) -> None:
+        is_found, reader = reader is None, Engine.JVM if reader is None else Engine.of(reader, "reader")
         read = Wanted.of(topics, pattern, partitions)
         check_told_apart(read.topics)
         group_id = instance_of("group_id", group_id, str, what_to_do="give a name, or leave it out")
@@ -469,7 +503,7 @@ class KafkaSource(EndsAtOffsets):
             ("max_offsets_per_trigger", max_offsets_per_trigger),
             ("options", values_by_name("options", options, what_to_do=_OPTIONS_TO_DO)),
             ("reader_options", values_by_name("reader_options", reader_options, what_to_do=_OPTIONS_TO_DO)),
-            ("reader", Engine.of(reader, "reader")),
+            ("reader", reader),
             ("aligned_with", aligned_with),
             ("metadata", checked_metadata(metadata)),
             ("ending", checked_end(ending, aligned_with)),
@@ -480,16 +514,11 @@ class KafkaSource(EndsAtOffsets):
             ("key_fields_prefix", key_fields_prefix),
             ("tombstones", tombstones),
             ("_start", None),
+            ("_finds_reader", is_found),
         ):
             object.__setattr__(self, name, content)
         _ = self.connection  # Raises if servers or options cannot be used.
-        for name in self.reader_options:
-            if name.lower() in RESERVED:
-                raise ConfigError(
-                    f"the reader option '{name}' cannot be set",
-                    why="the source sets it itself, and exactly-once depends on it",
-                    what_to_do="leave it out",
-                )
+        check_reader_options(self.reader_options)
         if not isinstance(value, Changes):
             check_format("value", value)
         check_readable(self.metadata, self.reader)
@@ -497,6 +526,27 @@ class KafkaSource(EndsAtOffsets):
         check_upstream(
             self.aligned_with, self.reader, self.has_side_outputs, bool(self.partitions or self.pattern)
         )
+
+    def in_session(self, spark: SparkSession, begun_as: Callable[[], str | None]) -> Self:
+        """Return the source with the reader that its job directory was begun with, or a new one can have."""
+        if not self._finds_reader or getattr(spark, "_jvm", None) is None:
+            return self
+        begun, has_jars = begun_as(), has_kafka_source(spark)
+        is_python = not has_jars if begun is None else _PYTHON_PLAN in begun.split()
+        if not is_python and not has_jars:
+            raise EnvironmentFault(
+                f"the source '{self._uid}' was begun with Spark's Kafka source, which this session has not",
+                why="the log of its offsets is that reader's",
+                what_to_do="start the session with flinkish_spark.configure_spark_with_jars(...); or take a "
+                'savepoint there, and begin a new job_dir with it, with reader="python"',
+                uid=self._uid,
+            )
+        if not is_python:
+            return self
+        LOG.info("the Kafka source '%s' is read in Python", self._uid)
+        found = copy(self)
+        found.__dict__["reader"] = Engine.PYTHON
+        return found
 
     @cached_property
     def connection(self) -> KafkaConnection:
@@ -533,7 +583,7 @@ class KafkaSource(EndsAtOffsets):
     @property
     def plan_name(self) -> str:
         """Tell apart what a log was written by: the reader, and how channels are numbered."""
-        reader = "" if self.reader is Engine.JVM else f"kafka-{self.reader.value}"
+        reader = "" if self.reader is Engine.JVM else _PYTHON_PLAN
         return " ".join(filter(None, (reader, "pattern" if self.pattern else "")))
 
     @property
@@ -549,6 +599,10 @@ class KafkaSource(EndsAtOffsets):
     def _watch_admin(self) -> KafkaAdmin:
         # Another thread's: an admin belongs to one.
         return KafkaAdmin(self.connection)
+
+    @cached_property
+    def _group_patience(self) -> GroupPatience:
+        return GroupPatience()
 
     # -- planning -------------------------------------------------------------------------------
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
@@ -591,7 +645,9 @@ class KafkaSource(EndsAtOffsets):
             return ()
         raw = self._raw(spark, place, {"includeHeaders": "true"}, HEADERS)
         bad = self._decoding.deserializer(uid, place, self.topics).bad(raw)
-        return (letters_of(bad, self._decoding.policy, uid, self.connection, self.reader, peers),)
+        in_jvm = self.reader is Engine.JVM and has_shim(spark)
+        writer = Engine.JVM if in_jvm else Engine.PYTHON
+        return (letters_of(bad, self._decoding.policy, uid, self.connection, writer, peers),)
 
     def find_bad_record(
         self, spark: SparkSession, start: LoggedOffsets | None, end: LoggedOffsets
@@ -721,4 +777,9 @@ class KafkaSource(EndsAtOffsets):
         self, position: LoggedOffsets, direction: OffsetDirection, note: str = ""
     ) -> dict[str, Mapping[str, Mapping[str, int]]]:
         offsets = self.before_end(self.offsets_in(position))
-        return store_offsets(self._admin, self.group_id, offsets, direction, note)
+        stored: dict[str, Mapping[str, Mapping[str, int]]] = {}
+        self._group_patience.tries(
+            self.group_id,
+            lambda: stored.update(store_offsets(self._admin, self.group_id, offsets, direction, note)),
+        )
+        return stored

@@ -33,6 +33,7 @@ from flinkish_spark.connectors.kafka.client.admin import (
 from flinkish_spark.connectors.kafka.client.client import Isolation, seen_to_stay
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.offsets import (
+    GroupPatience,
     KafkaEnd,
     KafkaStart,
     StartingOffsets,
@@ -260,7 +261,7 @@ class KafkaRecordsSource(SplitSource):
         return Dataset.of_topics(self.connection.servers, self._wanted.topics)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_positions", "_admin", "_starts", "_ends")
+        own = ("_positions", "_admin", "_starts", "_ends", "_group_patience")
         kept = {name: value for name, value in self.__dict__.items() if name not in own}
         return {**kept, "_partitions": [], "_looked_at": float("-inf")}
 
@@ -271,6 +272,10 @@ class KafkaRecordsSource(SplitSource):
     @cached_property
     def _admin(self) -> KafkaAdmin:
         return KafkaAdmin(self.connection)
+
+    @cached_property
+    def _group_patience(self) -> GroupPatience:
+        return GroupPatience()
 
     @property
     def is_bounded(self) -> bool:  # type: ignore[override]
@@ -483,7 +488,9 @@ class KafkaRecordsSource(SplitSource):
     def _tell(self, offsets: Mapping[str, Offset], note: str) -> None:
         if self.group_id:
             flat = {_place(split): int(offset) for split, offset in offsets.items()}
-            commit_places(self._admin, self.group_id, flat, note)
+            self._group_patience.tries(
+                self.group_id, lambda: commit_places(self._admin, self.group_id, flat, note)
+            )
 
     def newest_marks(self, job: JobUuid) -> Sequence[Mark]:
         """Ask the group."""

@@ -484,10 +484,7 @@ class KafkaWriter(JoiningWriter):
         letters = [limits[name] for name in sink.dead_letter_topics if name in limits]
         self._max_dead_letter_bytes = min([own, *letters])
         self._compacted = [name for name in sink.data_topics if name in known and known[name].is_compacted]
-        self._times, self._letter_times = (
-            TimeLimits.of_all(known[name].times for name in names if name in known)
-            for names in (sink.data_topics, sink.dead_letter_topics)
-        )
+        self._times = TimeLimits.of_all(known[name].times for name in sink.data_topics if name in known)
         self._columns = record_columns(sink, context.schema)
         self._names = tuple(self._columns)
         self._parts = Selection([*map(F.col, C.SINK_CONTROL), *self._columns.values()])
@@ -647,7 +644,6 @@ class PythonWriter(KafkaWriter):
             max_record_bytes=self._max_record_bytes,
             max_dead_letter_bytes=self._max_dead_letter_bytes,
             times=self._times,
-            letter_times=self._letter_times,
             compacted=frozenset(self._compacted),
             default_topic=sink.topic,
             topics=None if declared is None else frozenset(declared),
@@ -694,7 +690,6 @@ class JvmWriter(KafkaWriter):
             "uid": self._context.uid,
             "max_dead_letter_bytes": self._max_dead_letter_bytes,
             "times": asdict(self._times),
-            "letter_times": asdict(self._letter_times),
             "compacted": self._compacted,
             "topics": self._declared(),
             "partitions": partitions,

@@ -50,7 +50,10 @@ def test_letters_go_back_once_by_one_filter_and_the_rest_by_another(broker: Any,
         (b"one", letter(orders, "unreadable", ("flinkish-partition", b"2"))),
         (b"two", letter(other, "bad-timestamp")),
         (b"cut", letter(orders, "oversize", ("flinkish-size", b"99"))),
-        (b"three", letter(orders, "unreadable", ("flinkish-partition", b"7"))),
+        (
+            b"three",
+            letter(orders, "unreadable", ("flinkish-partition", b"7"), ("flinkish-timestamp", b"1234")),
+        ),
         (b'{"a": 1}', letter(orders, "does-not-fit")),
     )
     wanted = {"put_back": {orders: 2}, "not_chosen": 3, "not_whole": 0}
@@ -74,6 +77,8 @@ def test_letters_go_back_once_by_one_filter_and_the_rest_by_another(broker: Any,
         1_000,
         [("trace", b"t1")],
     )
+    # The letter was written later than its record.
+    assert next(record.timestamp for record in found if record.value == b"three") == 1_234
     assert sorted(record.value for record in read_committed(servers, other)) == [b"two", b'{"a": 1}']
 
 

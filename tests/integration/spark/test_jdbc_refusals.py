@@ -12,14 +12,10 @@ from pyspark.sql import types as T
 
 from flinkish_spark.connectors.jdbc.database import DatabaseRefused, DatabaseUnavailable
 from flinkish_spark.connectors.jdbc.names import TableName
-from flinkish_spark.connectors.jdbc.settings import (
-    DeadLetterTable,
-    EnvironmentSecret,
-    FileSecret,
-    SecretMissing,
-)
+from flinkish_spark.connectors.jdbc.settings import DeadLetterTable
 from flinkish_spark.connectors.jdbc.sink import Checks
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, SchemaError
+from flinkish_spark.core.secrets import EnvironmentSecret, FileSecret, SecretMissing
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import Outcome
 from tests.support.databases import PAIRS, TestDatabase, commit, committer_of, context_of, staged

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import logging
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,6 +44,7 @@ from flinkish_spark.types.record_time import TimeLimits
 # :class:`BrokerUnavailableError` when no broker answered within the time allowed.
 
 
+LOG = logging.getLogger(__name__)
 #: How long the checks before a start wait for a broker; a person waits for the answer.
 PREFLIGHT_TIMEOUT_MS = 10_000
 _CLOCK = SystemClock()
@@ -51,6 +53,7 @@ _DEFAULT_TRANSACTION_MAX_TIMEOUT_MS = 900_000
 #: A setting of brokers, by Kafka's default true.
 VERIFICATION = "transaction.partition.verification.enable"
 _CLEANUP = "cleanup.policy"
+_RETENTION = "retention.ms"
 _MAX_MESSAGE_BYTES, _DEFAULT_MAX_MESSAGE_BYTES = "max.message.bytes", 1_048_588
 #: UnknownMemberId, IllegalGeneration, RebalanceInProgress, StaleMemberEpoch: the group is in use.
 _ACTIVE_MEMBERS = frozenset({25, 22, 27, 113})
@@ -69,6 +72,8 @@ class TopicInfo:
     times: TimeLimits = field(default_factory=TimeLimits)
     #: A compacted one takes no record without a key.
     is_compacted: bool = False
+    #: How old a record may be by its own time; None where that deletes nothing, or is hidden.
+    keeps_ms: int | None = None
 
 
 class OffsetDirection(enum.Enum):
@@ -162,6 +167,7 @@ class KafkaAdmin:
                 int(settings.get(row["name"], {}).get(_MAX_MESSAGE_BYTES, _DEFAULT_MAX_MESSAGE_BYTES)),
                 TimeLimits.of_topic(settings.get(row["name"], {})),
                 "compact" in settings.get(row["name"], {}).get(_CLEANUP, ""),
+                _keeps_ms(settings.get(row["name"], {})),
             )
             for row in rows
         }
@@ -400,7 +406,7 @@ class KafkaAdmin:
 
     def _settings_of(self, names: list[str]) -> dict[str, dict[str, str]]:
         """Return by topic the settings that matter here, without what is hidden from this principal."""
-        wanted = (_MAX_MESSAGE_BYTES, _CLEANUP, *TimeLimits.SETTINGS)
+        wanted = (_MAX_MESSAGE_BYTES, _CLEANUP, _RETENTION, *TimeLimits.SETTINGS)
         try:
             return self._wire.call(
                 "read the topics' settings",
@@ -473,6 +479,28 @@ def check_letters_stay(found: Mapping[str, TopicInfo], topics: Sequence[str], of
                 why="of several letters of one key it keeps the last, and it takes none without a key",
                 what_to_do="use a topic with cleanup.policy=delete",
                 topic=topic,
+            )
+
+
+def _keeps_ms(settings: Mapping[str, str]) -> int | None:
+    retention_ms = int(settings.get(_RETENTION, -1))
+    is_by_own_time = settings.get("message.timestamp.type") != "LogAppendTime"
+    deletes = "delete" in settings.get(_CLEANUP, "") and retention_ms >= 0
+    return retention_ms if deletes and is_by_own_time else None
+
+
+def warn_of_old_times(found: Mapping[str, TopicInfo], topics: Sequence[str], of: str) -> None:
+    """Warn of topics that delete records by the times that somebody gives them; called before a start."""
+    for topic in topics:
+        keeps_ms = found[topic].keeps_ms
+        if keeps_ms is not None:
+            LOG.warning(
+                "%s gives records of the topic '%s' times of their own, and its retention.ms is %d: Kafka "
+                "deletes what is older by that time, within minutes of its writing; for old records set "
+                "retention.ms=-1, or message.timestamp.type=LogAppendTime",
+                of,
+                topic,
+                keeps_ms,
             )
 
 

@@ -514,6 +514,9 @@ def _is_same(one: Any, other: Any) -> bool:
 _DEAD_LETTER_BYTES = 1_024
 #: How large the record was of which a dead letter is the head: a letter without it is whole.
 _SIZE = "flinkish-size"
+#: The record's time, in milliseconds since 1970. A letter's own time is that of its writing: by it a topic's
+#: retention goes, which would delete the letter of an old record at once.
+_TIME = "flinkish-timestamp"
 #: How many headers of its own a dead letter had to leave behind.
 _LEFT_OUT = "flinkish-headers-left-out"
 
@@ -567,7 +570,7 @@ class Admission:
     common
         Headers that every record and every dead letter has.
     clock
-        The time of dead letters whose own is impossible.
+        The time of dead letters.
     """
 
     def __init__(self, settings: StagingSettings, common: CommonHeaders, clock: Clock) -> None:
@@ -602,6 +605,8 @@ class Admission:
         partition = None if records.partitions is None else records.partitions[index].as_py()
         if partition is not None:
             about["flinkish-partition"] = str(partition)
+        if reason is not Reason.BAD_TIMESTAMP:
+            about[_TIME] = str(int(records.rows.timestamps_ms[index]))
         if reason is not Reason.OVERSIZE:
             about["flinkish-detail"] = sentence
         return [(name, _bounded(text)) for name, text in about.items()]
@@ -722,13 +727,10 @@ class Admission:
             headers = [*own, *about, *self._common]
             if not self._fits(key, value, headers):
                 headers = [*about, (_LEFT_OUT, str(len(own)).encode()), *self._common]
-        at_ms, now_ms = int(rows.timestamps_ms[index]), self._clock.wall_ms()
-        first_ms, last_ms = self._settings.letter_times.range_at(now_ms)
-        is_usable = reason is not Reason.BAD_TIMESTAMP and first_ms <= at_ms <= last_ms
         letters.keys.append(key)
         letters.values.append(value)
         letters.headers.append([{"key": name, "value": content} for name, content in headers])
-        letters.timestamps_ms.append(at_ms if is_usable else now_ms)
+        letters.timestamps_ms.append(self._clock.wall_ms())
 
 
 def _bounded(text: str) -> bytes:

@@ -20,8 +20,10 @@ from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
-from flinkish_spark.connectors.kafka.client.oauth import Tokens, take_token_source
+from flinkish_spark.connectors.kafka.client.oauth import OAUTH_OPTIONS, Tokens, take_token_source
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, EnvironmentFault
+from flinkish_spark.core.secrets import EnvironmentSecret, FileSecret, place_of, secret_of
+from flinkish_spark.core.validation import meant
 
 # ----------------------------------------------------------------------------------------------------------
 # Kafka's TLS options as the `ssl` context of a Python client.
@@ -200,12 +202,18 @@ _SERVER = re.compile(r"(?:[A-Za-z][A-Za-z0-9_]*://)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-
 _SECRET = re.compile(r"password|jaas|secret|token|key", re.IGNORECASE)
 #: Hidden although the pattern matches only by accident; a file's place is no secret.
 _NOT_SECRET = frozenset({"ssl.keystore.location", "ssl.keystore.type"})
+#: Here a file: is a URL from which tokens come.
+_NO_PLACE = frozenset({"sasl.oauthbearer.token.endpoint.url"})
 _HIDDEN = "<hidden>"
 
 #: One entry of a JAAS configuration, as Kafka's Java client splits it: module, flag, options.
 _JAAS_WORD = r"[\w.$-]++"
 _JAAS_OPTION = rf"""\s*({_JAAS_WORD})\s*=\s*("(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|{_JAAS_WORD})"""
 _JAAS = re.compile(rf"\s*({_JAAS_WORD})\s+\w++((?:{_JAAS_OPTION})*+)\s*;\s*", re.DOTALL)
+#: A secret in such an entry that is elsewhere.
+_JAAS_SECRET = re.compile(
+    r"""(\b(?:password|clientSecret)\s*=\s*)("(?:env|file):[^"\\]*"|'(?:env|file):[^'\\]*')"""
+)
 _JAAS_ESCAPE = re.compile(r"\\([0-3][0-7]{0,2}|[4-7][0-7]?|.)", re.DOTALL)
 _JAAS_ESCAPED = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 #: Mechanism -> the login module that Kafka's Java client needs for it.
@@ -229,6 +237,16 @@ _MILLISECONDS = {
 _CONNECTION_PREFIXES = ("security.", "sasl.", "ssl.")
 #: Options of the Java client that have a meaning there only; harmless to leave out here.
 _JAVA_ONLY = frozenset({"ssl.enabled.protocols", "ssl.protocol", "ssl.provider"})
+
+
+#: All options of a connection, without the prefix ``kafka.``.
+CONNECTION_OPTIONS = (
+    frozenset({"client.id", "security.protocol", "sasl.mechanism", "sasl.jaas.config"})
+    | _MILLISECONDS.keys()
+    | _OPTIONS
+    | OAUTH_OPTIONS
+    | _JAVA_ONLY
+)
 
 
 def is_connection_option(option: str) -> bool:
@@ -255,7 +273,9 @@ class KafkaConnection:
         ``"host:port"``, several separated by commas, or a list of them.
     options
         Connection and security settings by Kafka's names, with or without the prefix ``kafka.``
-        that Spark wants, such as ``{"kafka.security.protocol": "SASL_SSL"}``. Values are strings.
+        that Spark wants, such as ``{"kafka.security.protocol": "SASL_SSL"}``. Values are strings. A
+        secret, and ``password`` or ``clientSecret`` within ``sasl.jaas.config``, may be ``env:NAME`` or
+        ``file:/path``.
 
     Raises
     ------
@@ -278,8 +298,9 @@ class KafkaConnection:
         object.__setattr__(self, "options", MappingProxyType(_checked_options(self.options)))
 
     def __reduce__(self) -> tuple[type[KafkaConnection], tuple[str, dict[str, str]]]:
-        # The read-only view of the options cannot be pickled, and a Spark task needs this value.
-        return (KafkaConnection, (self.servers, dict(self.options)))
+        # The read-only view of the options cannot be pickled, and a Spark task needs this value. It gets the
+        # secrets themselves: their places are the driver's.
+        return (_of_driver, (self.servers, self._resolved()))
 
     def __hash__(self) -> int:
         return hash((self.servers, frozenset(self.options.items())))
@@ -300,7 +321,11 @@ class KafkaConnection:
 
     def for_java(self) -> dict[str, str]:
         """Return the properties of a Java Kafka client; holds secrets in clear."""
-        return {"bootstrap.servers": self.servers, **self.options}
+        return {"bootstrap.servers": self.servers, **self._resolved()}
+
+    def _resolved(self) -> dict[str, str]:
+        """Return the options with secrets in the place of where they are."""
+        return {name: _read(name, value) for name, value in self.options.items()}
 
     def for_python(self) -> dict[str, object]:
         """Return the keyword arguments of a kafka-python client; holds secrets in clear.
@@ -323,7 +348,7 @@ class KafkaConnection:
         servers = [server.rpartition("://")[2] for server in self.bootstrap_servers]
         arguments: dict[str, object] = {"bootstrap_servers": servers}
         # Kafka's Java client trims all values as well.
-        left = {name: value.strip() for name, value in self.options.items()}
+        left = {name: value.strip() for name, value in self._resolved().items()}
         if "client.id" in left:
             arguments["client_id"] = left.pop("client.id")
         if "security.protocol" in left:
@@ -338,11 +363,43 @@ class KafkaConnection:
         if unknown:
             raise ConfigError(
                 f"Kafka option {unknown[0]!r} cannot be used",
-                why="flinkish_spark also talks to Kafka from Python and does not know it there",
-                what_to_do="remove it, or give it to the source or sink that needs it",
+                why="it does not go with the security.protocol and the sasl.mechanism that are given",
+                what_to_do="remove it, or correct these",
                 option=unknown[0],
             )
         return arguments
+
+
+def _of_driver(servers: str, options: dict[str, str]) -> KafkaConnection:
+    """Return the connection of a task, whose secrets stand for themselves."""
+    connection = object.__new__(KafkaConnection)
+    object.__setattr__(connection, "bootstrap_servers", _checked_servers(servers))
+    object.__setattr__(connection, "options", MappingProxyType({n: _Known(v) for n, v in options.items()}))
+    return connection
+
+
+class _Known(str):
+    """A value that says no place, whatever it begins with: it was read already."""
+
+    __slots__ = ()
+
+
+def _is_place(name: str) -> bool:
+    """Return whether the value of an option may say where a secret is."""
+    return is_secret(name) and name not in _NO_PLACE
+
+
+def _read(name: str, value: str) -> str:
+    if isinstance(value, _Known) or not _is_place(name):
+        return value
+    text = secret_of(value.strip(), name).read() if value.strip().startswith(("env:", "file:")) else value
+    return _JAAS_SECRET.sub(_read_in_jaas, text) if name == "sasl.jaas.config" else text
+
+
+def _read_in_jaas(found: re.Match[str]) -> str:
+    secret = secret_of(found[2][1:-1], f"{found[1].strip()} of sasl.jaas.config").read()
+    escaped = secret.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
+    return f'{found[1]}"{escaped}"'
 
 
 def _checked_servers(servers: object) -> tuple[str, ...]:
@@ -372,6 +429,8 @@ def _checked_options(options: Mapping[str, str]) -> dict[str, str]:
         if not isinstance(name, str) or not name.removeprefix(_PREFIX):
             raise ConfigError(f"{name!r} is not the name of a Kafka option")
         bare = name.removeprefix(_PREFIX)
+        if isinstance(value, EnvironmentSecret | FileSecret):
+            value = place_of(value)
         if not isinstance(value, str):
             raise ConfigError(
                 f"Kafka option {name!r} must be a string, not {type(value).__name__}", option=bare
@@ -380,6 +439,17 @@ def _checked_options(options: Mapping[str, str]) -> dict[str, str]:
             raise ConfigError(
                 f"Kafka option {name!r} is given twice", what_to_do="use bootstrap_servers only", option=bare
             )
+        if bare not in CONNECTION_OPTIONS:
+            raise ConfigError(
+                f"Kafka option {bare!r} cannot be used",
+                why="flinkish_spark also talks to Kafka from Python and does not know it there",
+                what_to_do=meant(bare, CONNECTION_OPTIONS)
+                or "leave it out; settings of the producer go into a sink's producer=, those of the consumer "
+                "into a source's reader_options=",
+                option=bare,
+            )
+        if _is_place(bare):
+            secret_of(value.strip(), bare)  # Raises if it begins like a place, and is none.
         if checked.setdefault(bare, value) != value:
             raise ConfigError(
                 f"Kafka option {bare!r} is given twice with different values",
@@ -526,8 +596,8 @@ def connected_admin(arguments: Mapping[str, object], servers: str, within_ms: in
     ------
     AuthorizationError
         If a broker refused the login.
-    EnvironmentFault
-        If TLS failed in a way that another attempt cannot change.
+    TlsFailed
+        If TLS failed in a way that another attempt at once cannot change.
     kafka.errors.KafkaError, OSError
         The last reason why no broker could be reached.
     """
@@ -662,6 +732,13 @@ def _final_tls_error(error: BaseException) -> ssl.SSLError | None:
     return None
 
 
+class TlsFailed(EnvironmentFault):
+    """There is no TLS connection to Kafka; certificates that are being renewed fit again in a moment."""
+
+    restartable = True
+    ends_when_repeated = True
+
+
 def _login_refused(servers: str, error: BaseException) -> AuthorizationError:
     return AuthorizationError(
         f"Kafka at {servers} refuses the login",
@@ -671,7 +748,7 @@ def _login_refused(servers: str, error: BaseException) -> AuthorizationError:
     )
 
 
-def _tls_failed(servers: str, error: ssl.SSLError) -> EnvironmentFault:
+def _tls_failed(servers: str, error: ssl.SSLError) -> TlsFailed:
     reason = error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         why = f"the broker's certificate is not accepted: {error.verify_message.rstrip('.')}"
@@ -687,7 +764,7 @@ def _tls_failed(servers: str, error: ssl.SSLError) -> EnvironmentFault:
     else:
         why = str(error)
         what_to_do = "check that security.protocol fits the port, and TLS versions and ciphers"
-    return EnvironmentFault(
+    return TlsFailed(
         f"There is no TLS connection to Kafka at {servers}",
         why=why,
         what_to_do=what_to_do,

@@ -46,7 +46,7 @@ _JAVA_ONLY = frozenset(
         "sasl.oauthbearer.sub.claim.name",
     }
 )
-_OPTIONS = _JAVA_ONLY | {_URL, _HANDLER_OPTION, _READ_TIMEOUT, _URLENCODE}
+OAUTH_OPTIONS = _JAVA_ONLY | {_URL, _HANDLER_OPTION, _READ_TIMEOUT, _URLENCODE}
 _EXTENSION = "extension_"
 #: What Kafka's client takes for names and values of extensions (RFC 7628).
 _EXTENSION_NAME, _EXTENSION_VALUE = re.compile(r"[A-Za-z]+"), re.compile(r"[\x21-\x7E \t\r\n]+")
@@ -81,7 +81,7 @@ def take_token_source(
     ConfigError
         If something is missing or cannot be used.
     """
-    given = {name: left.pop(name) for name in _OPTIONS & left.keys()}
+    given = {name: left.pop(name) for name in OAUTH_OPTIONS & left.keys()}
     handler, url = given.get(_HANDLER_OPTION, ""), given.get(_URL, "")
     if handler.rpartition(".")[2] != _HANDLER.rpartition(".")[2]:
         raise _unusable(

@@ -12,6 +12,7 @@ from flinkish_spark.connectors.kafka.client.client import MAX_FRAME_BYTES, Fetch
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.core.config import require_positive
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.validation import meant
 from flinkish_spark.protocol.ids import Place
 from flinkish_spark.types.record_time import TimeLimits
 
@@ -144,7 +145,8 @@ class ReaderSettings:
                 raise ConfigError(
                     f"Kafka option {option!r} cannot be used",
                     why="the reader of the source does not know it",
-                    what_to_do=f"remove it; known are {', '.join(sorted(READER_OPTIONS))}",
+                    what_to_do=meant(bare, READER_OPTIONS | HARMLESS_OPTIONS)
+                    or f"remove it; known are {', '.join(sorted(READER_OPTIONS))}",
                     option=bare,
                 )
             if bare in _NUMBERS:
@@ -323,7 +325,8 @@ class ProducerSettings:
 
         Unless the guarantee is NONE, ``acks`` may be given only as ``all`` and ``enable.idempotence`` only
         as ``true``. ``linger.ms`` has no meaning here: what is written is sent when there is enough of
-        it, or when the task ends.
+        it, or when the task ends. Settings of the Java producer about its buffer, its sockets and its
+        metrics have none either, and are taken, so that the writers can take turns.
 
         Raises
         ------
@@ -338,11 +341,13 @@ class ProducerSettings:
         parsed: dict[str, Any] = {}
         for given, value in settings.items():
             name = given.removeprefix(_PREFIX)
+            if name in PRODUCER_WITHOUT_MEANING:
+                continue
             if name not in _KNOWN:
                 raise ConfigError(
                     f"the producer setting '{given}' is not known",
                     why="records are written from Python, without Kafka's Java producer",
-                    what_to_do=f"leave it out; known are {', '.join(sorted(_KNOWN))}",
+                    what_to_do=meant(name, _KNOWN) or f"leave it out; known are {', '.join(sorted(_KNOWN))}",
                     setting=given,
                 )
             attribute, parse = _KNOWN[name]
@@ -414,8 +419,8 @@ class StagingSettings:
         The most a record may take with everything around it; at most what its topic takes.
     max_dead_letter_bytes
         The same for dead letters; None: as for other records.
-    times, letter_times
-        How far from now the times of records may be, and of dead letters.
+    times
+        How far from now the times of records may be.
     compacted
         The topics that take no record without a key.
     default_topic
@@ -449,7 +454,6 @@ class StagingSettings:
     max_record_bytes: int = DEFAULT_MAX_REQUEST_BYTES
     max_dead_letter_bytes: int | None = None
     times: TimeLimits = field(default_factory=TimeLimits)
-    letter_times: TimeLimits = field(default_factory=TimeLimits)
     compacted: frozenset[str] = frozenset()
     default_topic: str | None = None
     topics: frozenset[str] | None = None
@@ -546,3 +550,35 @@ _KNOWN: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "max.request.size": ("max_request_bytes", _whole),
     "request.timeout.ms": ("request_timeout_ms", _whole),
 }
+#: Of the Java producer; nothing here corresponds to them, and nothing is lost by that.
+PRODUCER_WITHOUT_MEANING = frozenset(
+    {
+        "buffer.memory",
+        "connections.max.idle.ms",
+        "max.block.ms",
+        "max.in.flight.requests.per.connection",
+        "metadata.max.age.ms",
+        "metadata.max.idle.ms",
+        "metric.reporters",
+        "metrics.num.samples",
+        "metrics.recording.level",
+        "metrics.sample.window.ms",
+        "partitioner.adaptive.partitioning.enable",
+        "partitioner.availability.timeout.ms",
+        "receive.buffer.bytes",
+        "reconnect.backoff.max.ms",
+        "reconnect.backoff.ms",
+        "retries",
+        "retry.backoff.max.ms",
+        "retry.backoff.ms",
+        "send.buffer.bytes",
+        "socket.connection.setup.timeout.max.ms",
+        "socket.connection.setup.timeout.ms",
+    }
+)
+#: The settings of a producer that change nothing that a sink promises; the Java producer's are all of them.
+PRODUCER_SETTINGS = (
+    frozenset(_KNOWN)
+    | PRODUCER_WITHOUT_MEANING
+    | {"compression.gzip.level", "compression.lz4.level", "compression.zstd.level"}
+)

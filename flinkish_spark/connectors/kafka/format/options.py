@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import enum
 import json
 import re
@@ -24,6 +23,7 @@ from flinkish_spark.connectors.kafka.client.settings import (
 )
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.core.validation import meant
 from flinkish_spark.protocol.ids import Place
 
 # ----------------------------------------------------------------------------------------------------------
@@ -90,18 +90,6 @@ _REFUSED = {
     "kafka.interceptor.classes": "there is no Java client here; leave it out",
     "kafka.transactional.id": "the sink leases transactional ids itself; leave it out",
 }
-#: Of the Java producer; nothing here corresponds to them, and nothing is lost by that.
-_PRODUCER_WITHOUT_MEANING = frozenset(
-    {
-        "buffer.memory",
-        "max.block.ms",
-        "max.in.flight.requests.per.connection",
-        "metadata.max.idle.ms",
-        "receive.buffer.bytes",
-        "retries",
-        "send.buffer.bytes",
-    }
-)
 
 
 def check_names(options: Iterable[str], known: Iterable[str], what: str) -> None:
@@ -130,11 +118,10 @@ def check_names(options: Iterable[str], known: Iterable[str], what: str) -> None
             raise ConfigError(f"the option '{name}' cannot be set", what_to_do=refused, option=name)
         if name.lower() in spelled or name.lower().startswith(_KAFKA):
             continue
-        near = difflib.get_close_matches(name.lower(), spelled, n=1)
-        meant = f"did you mean '{spelled[near[0]]}'?" if near else ""
         raise ConfigError(
             f"the Kafka {what} has no option '{name}'",
-            what_to_do=meant or f"choose from {', '.join(sorted(set(known)))}, and kafka.<client option>",
+            what_to_do=meant(name, spelled.values())
+            or f"choose from {', '.join(sorted(set(known)))}, and kafka.<client option>",
             option=name,
         )
 
@@ -166,7 +153,7 @@ def split_kafka_options(options: Mapping[str, str]) -> tuple[str, dict[str, str]
 
 
 def producer_settings(client: Mapping[str, str]) -> dict[str, str]:
-    """Return a sink's client settings without those that say what is so anyway, or mean nothing here.
+    """Return a sink's client settings without the one that says what is so anyway.
 
     Raises
     ------
@@ -179,7 +166,7 @@ def producer_settings(client: Mapping[str, str]) -> dict[str, str]:
             "the option 'kafka.enable.idempotence' cannot be false",
             what_to_do="leave it out: every producer of the sink is idempotent",
         )
-    return {name: value for name, value in left.items() if name not in _PRODUCER_WITHOUT_MEANING}
+    return left
 
 
 class Given:

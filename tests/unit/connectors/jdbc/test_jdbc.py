@@ -36,11 +36,12 @@ from flinkish_spark.connectors.jdbc.dialect import (
 from flinkish_spark.connectors.jdbc.mysql import MySql
 from flinkish_spark.connectors.jdbc.names import JdbcUrl, TableName
 from flinkish_spark.connectors.jdbc.postgres import Postgres
-from flinkish_spark.connectors.jdbc.settings import PlainSecret, RecordCheck
+from flinkish_spark.connectors.jdbc.settings import RecordCheck
 from flinkish_spark.connectors.jdbc.sink import JdbcSink
 from flinkish_spark.connectors.jdbc.sqlite import Sqlite
 from flinkish_spark.connectors.jdbc.types import SqlType, is_supported
 from flinkish_spark.core.errors import BadRecordError, ConfigError
+from flinkish_spark.core.secrets import PlainSecret
 
 DIALECTS = {one.name: one for one in (Postgres(), Sqlite(), MySql())}
 TABLE = TableName(("s", "t"))

@@ -384,11 +384,16 @@ def test_a_time_that_a_topic_does_not_allow_is_a_bad_record() -> None:
         b"which message.timestamp.after.max.ms of a topic does not allow",
     ]
     assert letters.rows.timestamps_ms.tolist() == [9_000, 9_000]
-    # A letter about something else has its record's time, where its own topic takes that.
-    given = {**LETTERS, "letter_times": TimeLimits(after_ms=5)}
-    columns = {"misfits": pa.array(["why"] * 2), "timestamps_ms": [9_005, 9_006]}
-    ((_, letters),) = judged(given, 2, **columns).letters
-    assert letters.rows.timestamps_ms.tolist() == [9_005, 9_000]
+    # What was wrong does not go back into a topic.
+    assert all("flinkish-timestamp" not in one for one in told(letters))
+
+
+def test_a_letter_is_written_now_and_says_its_record_s_time() -> None:
+    """With the time of an old record the retention of its topic would delete it within minutes."""
+    columns = {"misfits": pa.array(["why"] * 2), "timestamps_ms": [1_234, 9_006]}
+    ((_, letters),) = judged(LETTERS, 2, **columns).letters
+    assert letters.rows.timestamps_ms.tolist() == [9_000, 9_000]
+    assert [one["flinkish-timestamp"] for one in told(letters)] == [b"1234", b"9006"]
 
 
 def test_failing_names_the_first_record() -> None:
@@ -418,6 +423,7 @@ def test_a_letter_keeps_headers_in_their_order_and_ours_stand_behind() -> None:
         ("flinkish-sink", b"out"),
         ("flinkish-topic", b"a"),
         ("flinkish-partition", b"7"),
+        ("flinkish-timestamp", b"5"),
         ("flinkish-detail", b"a record names partition 7 of topic a, which has the partitions 0 to 1"),
         ("flinkish-batch", b"0/1"),
     ]

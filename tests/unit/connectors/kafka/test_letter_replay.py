@@ -39,7 +39,7 @@ class Broker:
         return {PLACE: self.note}
 
     def topics(self, names: list[str]) -> dict[str, Any]:
-        return {name: SimpleNamespace(partitions=1) for name in names}
+        return {name: SimpleNamespace(partitions=1, keeps_ms=None) for name in names}
 
     def send(self, _: str, letters: Any) -> None:
         self.sent = [one.offset for one in letters]

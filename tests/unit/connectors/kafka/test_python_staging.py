@@ -203,7 +203,7 @@ def test_settings_have_kafkas_names_with_or_without_sparks_prefix() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("buffer.memory", "s3cret", r"'buffer.memory' is not known.*acks, batch.size, compression.type"),
+        ("interceptor.x", "s3cret", r"'interceptor.x' is not known.*acks, batch.size, compression.type"),
         ("sasl.jaas.config", "s3cret", "is not known"),
         ("linger.ms", "s3cret", "'linger.ms' must be a whole number"),
         ("batch.size", "0", "above zero"),

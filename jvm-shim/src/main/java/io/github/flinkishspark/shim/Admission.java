@@ -18,6 +18,11 @@ final class Admission {
   /** What is kept of a value that is too large, and the most that a header of ours says. */
   private static final int DEAD_LETTER_BYTES = 1024;
   private static final String SIZE = "flinkish-size";
+  /**
+   * The record's time, in milliseconds since 1970. A letter's own time is that of its writing: by it a topic's retention goes, which
+   * would delete the letter of an old record at once.
+   */
+  private static final String TIME = "flinkish-timestamp";
   /** How many headers of its own a dead letter had to leave behind. */
   private static final String LEFT_OUT = "flinkish-headers-left-out";
   /** A batch's header, and what Java's client counts for a record beside key, value and headers. */
@@ -86,21 +91,19 @@ final class Admission {
     List<Header> own = ownHeaders(refused);
     // A dead letter itself says already where it comes from.
     List<Header> about = refused.topic().equals(topic) ? new ArrayList<>() : about(refused, why);
-    boolean isTimeWrong = why.reason() == Refusal.Reason.BAD_TIMESTAMP;
-    Long timeMs = isTimeWrong || wrongTime(refused.timestampMs(), options.letterTimes) != null ? null : refused.timestampMs();
-    OutRecord whole = new OutRecord(topic, null, timeMs, refused.key(), refused.value(), joined(own, about));
+    OutRecord whole = new OutRecord(topic, null, null, refused.key(), refused.value(), joined(own, about));
     if (why.reason() != Refusal.Reason.OVERSIZE && bytesOf(whole) <= options.maxDeadLetterBytes) {
       return whole;
     }
     byte[] key = OutRecord.length(whole.key()) <= DEAD_LETTER_BYTES ? whole.key() : null;
     byte[] value = OutRecord.length(whole.value()) <= DEAD_LETTER_BYTES ? whole.value() : Arrays.copyOf(whole.value(), DEAD_LETTER_BYTES);
     about.add(new RecordHeader(SIZE, bounded(Long.toString(bytesOf(refused)))));
-    OutRecord head = new OutRecord(topic, null, whole.timestampMs(), key, value, joined(own, about));
+    OutRecord head = new OutRecord(topic, null, null, key, value, joined(own, about));
     if (bytesOf(head) <= options.maxDeadLetterBytes) {
       return head;
     }
     about.add(new RecordHeader(LEFT_OUT, bounded(Integer.toString(own.size()))));
-    return new OutRecord(topic, null, whole.timestampMs(), key, value, joined(List.of(), about));
+    return new OutRecord(topic, null, null, key, value, joined(List.of(), about));
   }
 
   /** The headers that a record has of its own, in their order. */
@@ -122,6 +125,10 @@ final class Admission {
     result.add(new RecordHeader("flinkish-topic", bounded(refused.topic())));
     if (refused.partition() != null) {
       result.add(new RecordHeader("flinkish-partition", bounded(refused.partition().toString())));
+    }
+    if (why.reason() != Refusal.Reason.BAD_TIMESTAMP) {
+      long timeMs = refused.timestampMs() == null ? System.currentTimeMillis() : refused.timestampMs();
+      result.add(new RecordHeader(TIME, bounded(Long.toString(timeMs))));
     }
     if (why.reason() != Refusal.Reason.OVERSIZE) {
       result.add(new RecordHeader("flinkish-detail", bounded(why.sentence())));

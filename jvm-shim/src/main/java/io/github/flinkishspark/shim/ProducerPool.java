@@ -1,5 +1,6 @@
 package io.github.flinkishspark.shim;
 
+import java.io.File;
 import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
@@ -13,7 +14,8 @@ import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
 
 /**
- * The executor's idle producers, by their properties. A micro-batch starts a transaction in every task; building a client for
+ * The executor's idle producers, by their properties and the state of the files that these name: a client does not read a renewed
+ * certificate, and would not reach a broker that was renewed, too. A micro-batch starts a transaction in every task; building a client for
  * each costs far more than the InitProducerId request that makes the transaction safe.
  *
  * <p>Only a producer whose records were all acknowledged comes back, see {@link #giveBack}. Idle ones are closed
@@ -28,12 +30,24 @@ final class ProducerPool {
 
   private ProducerPool() {}
 
+  /** By what a producer that is made now is lent and taken back. */
+  static Map<String, Object> keyOf(Map<String, Object> properties) {
+    Map<String, Object> key = new HashMap<>(properties);
+    properties.forEach((name, value) -> {
+      if (name.endsWith(".location")) {
+        File file = new File(value.toString());
+        key.put("state of " + name, List.of(file.lastModified(), file.length()));
+      }
+    });
+    return key;
+  }
+
   /**
    * A producer that is bound to the transactional id and has not called {@code initTransactions()} for it; a plain one if the
    * id is null. The properties of the two differ, so neither is ever lent as the other.
    */
-  static ResumableProducer borrow(Map<String, Object> properties, String transactionalId) {
-    for (Idle idle = poll(properties); idle != null; idle = poll(properties)) {
+  static ResumableProducer borrow(Map<String, Object> key, Map<String, Object> properties, String transactionalId) {
+    for (Idle idle = poll(key); idle != null; idle = poll(key)) {
       if (transactionalId == null || idle.producer.rearm(transactionalId)) {
         return idle.producer;
       }
@@ -43,16 +57,16 @@ final class ProducerPool {
   }
 
   /** Takes a producer back whose records are complete and flushed. A failed producer must be closed instead. */
-  static synchronized void giveBack(Map<String, Object> properties, ResumableProducer producer) {
-    IDLE.computeIfAbsent(properties, unused -> new ArrayDeque<>()).push(new Idle(producer, System.nanoTime()));
+  static synchronized void giveBack(Map<String, Object> key, ResumableProducer producer) {
+    IDLE.computeIfAbsent(key, unused -> new ArrayDeque<>()).push(new Idle(producer, System.nanoTime()));
     if (sweeper == null) {
       sweeper = Executors.newSingleThreadScheduledExecutor(ProducerPool::daemon);
       sweeper.scheduleWithFixedDelay(ProducerPool::sweep, 15, 15, TimeUnit.SECONDS);
     }
   }
 
-  private static synchronized Idle poll(Map<String, Object> properties) {
-    Deque<Idle> idle = IDLE.get(properties);
+  private static synchronized Idle poll(Map<String, Object> key) {
+    Deque<Idle> idle = IDLE.get(key);
     return idle == null ? null : idle.poll();
   }
 

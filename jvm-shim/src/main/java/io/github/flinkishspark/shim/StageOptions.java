@@ -59,7 +59,6 @@ final class StageOptions implements Serializable {
   final long maxRecordBytes;
   final long maxDeadLetterBytes;
   final TimeLimits times;
-  final TimeLimits letterTimes;
   final Columns columns;
   /** Null where each task has a transaction of its own. */
   final Shared shared;
@@ -106,7 +105,6 @@ final class StageOptions implements Serializable {
     maxRecordBytes = Math.min(asked, most);
     maxDeadLetterBytes = Math.min(letter, most);
     times = timeLimits(json, "times");
-    letterTimes = timeLimits(json, "letter_times");
   }
 
   /** Parses what Python sent, of each sink; an exception names the option and never its value. */

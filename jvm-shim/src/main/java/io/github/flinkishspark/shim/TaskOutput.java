@@ -36,6 +36,7 @@ final class TaskOutput {
   private final Admission admission;
   private final Acks acks = new Acks();
   private ResumableProducer producer;
+  private Map<String, Object> pooledBy;
   private long sent;
   private long dropped;
   private long deadLettered;
@@ -91,7 +92,9 @@ final class TaskOutput {
       // An earlier attempt may have written, and may still do so; a broker cannot tell the two apart.
       throw StagingException.secondAttempt(transactionalId);
     }
-    producer = ProducerPool.borrow(options.producerProperties(), transactionalId);
+    Map<String, Object> properties = options.producerProperties();
+    pooledBy = ProducerPool.keyOf(properties);
+    producer = ProducerPool.borrow(pooledBy, properties, transactionalId);
     if (shared != null) {
       producer.resume(shared.producerId(), shared.producerEpoch(), shared.nextSequences());
     } else if (transactionalId != null) {
@@ -115,7 +118,7 @@ final class TaskOutput {
     }
     ack.set("committable", producer == null || transactionalId == null ? null : committable());
     if (producer != null) {
-      ProducerPool.giveBack(options.producerProperties(), producer);
+      ProducerPool.giveBack(pooledBy, producer);
       producer = null;
     }
   }

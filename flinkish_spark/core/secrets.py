@@ -1,0 +1,118 @@
+"""Where a secret comes from. Only the place is kept; the secret is read for each connection."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault
+
+_BY_NAME = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
+_BY_FILE = re.compile(r"file:(?://)?(/.+)")
+
+
+class SecretMissing(EnvironmentFault):
+    """A secret is not where it was said to be."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentSecret:
+    """A secret in an environment variable of the driver; as text ``env:NAME``.
+
+    Parameters
+    ----------
+    variable
+        Its name.
+    """
+
+    variable: str
+
+    def read(self) -> str:
+        """Return the secret; raise SecretMissing if the variable is not set."""
+        value = os.environ.get(self.variable)
+        if value is None:
+            raise SecretMissing(
+                f"the environment variable {self.variable} is not set",
+                why="it should hold a secret",
+                what_to_do="set it where the driver starts",
+            )
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class FileSecret:
+    """A secret in a file that the driver can read, without a line break at its end; as text ``file:/path``.
+
+    Parameters
+    ----------
+    path
+        Absolute. Read for each connection, so the file may be replaced while the job runs.
+    """
+
+    path: str
+
+    def read(self) -> str:
+        """Return the secret; raise SecretMissing if the file cannot be read."""
+        try:
+            return Path(self.path).read_text(encoding="utf-8").rstrip("\r\n")
+        except OSError as error:
+            raise SecretMissing(
+                f"the file {self.path} cannot be read",
+                why=f"{error.strerror}; it should hold a secret",
+                what_to_do="put it there, readable by the driver's user",
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class PlainSecret:
+    """A secret that the program has; shown nowhere."""
+
+    value: str = field(repr=False)
+
+    def read(self) -> str:
+        """Return the secret."""
+        return self.value
+
+
+Secret = EnvironmentSecret | FileSecret | PlainSecret
+
+
+def secret_of(value: str | Secret, name: str = "password") -> Secret:
+    """Return a secret for what a user gave: ``env:NAME`` and ``file:/path`` say where it is.
+
+    Parameters
+    ----------
+    name
+        Of the setting, for the message.
+
+    Raises
+    ------
+    ConfigError
+        It begins like a place, and is none.
+
+    Examples
+    --------
+    >>> secret_of("env:DB_PASSWORD"), secret_of("file:/run/secrets/db")
+    (EnvironmentSecret(variable='DB_PASSWORD'), FileSecret(path='/run/secrets/db'))
+    """
+    if not isinstance(value, str):
+        return value
+    if (by_name := _BY_NAME.fullmatch(value)) is not None:
+        return EnvironmentSecret(by_name[1])
+    if (by_file := _BY_FILE.fullmatch(value)) is not None:
+        return FileSecret(by_file[1])
+    if value.startswith(("env:", "file:")):
+        raise ConfigError(
+            f"the secret {name} names no place",
+            why="a text that begins with env: or file: says where the secret is",
+            what_to_do="write env:NAME, or file: with an absolute path",
+            option=name,
+        )
+    return PlainSecret(value)
+
+
+def place_of(secret: EnvironmentSecret | FileSecret) -> str:
+    """Return the text that says where a secret is."""
+    return f"env:{secret.variable}" if isinstance(secret, EnvironmentSecret) else f"file:{secret.path}"
