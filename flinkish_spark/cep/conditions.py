@@ -11,6 +11,9 @@ from typing import Any, Protocol
 from flinkish_spark.cep.expressions import Expression, Frame, names_in
 from flinkish_spark.core.errors import PatternError
 
+#: What makes a copy of an event.
+Take = Callable[[Any], Any]
+
 
 class ConditionContext(Protocol):
     """Given to conditions that look back; valid only inside the call."""
@@ -99,6 +102,10 @@ class Given(Protocol):
         """The event."""
 
     @property
+    def take(self) -> Take | None:
+        """What copies the event for a function of the user's; None: it cannot change."""
+
+    @property
     def facts(self) -> dict[Leaf, bool]:
         """What is known of the event alone, by condition; the same dict for all partial matches."""
 
@@ -147,7 +154,8 @@ class EventCondition(Leaf):
         """Return whether it holds."""
         known = given.facts.get(self)
         if known is None:
-            known = given.facts[self] = bool(self.function(given.event))
+            event = given.event if given.take is None else given.take(given.event)
+            known = given.facts[self] = bool(self.function(event))
         return known
 
 
@@ -194,7 +202,8 @@ class LookingBack(Leaf):
 
     def holds(self, given: Given) -> bool:
         """Return whether it holds."""
-        return bool(self.filter(given.event, given.context))
+        event = given.event if given.take is None else given.take(given.event)
+        return bool(self.filter(event, given.context))
 
 
 class Comparison(Leaf):

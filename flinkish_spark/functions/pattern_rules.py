@@ -149,6 +149,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
     def open(self, context: RuntimeContext) -> None:
         """Declare what waits and what is open of a key, and open the function."""
         element = ElementType(ddl_of(self._fields))
+        self._take = element.take
         self._gather, self._spread = element.gathering(), element.spread
         time = T.StructField("__time_ms", T.LongType())
         self._row = row = T.StructType([*self._fields.fields, time])
@@ -238,7 +239,9 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
             for leaf in automaton.leaves:
                 if isinstance(leaf, Comparison):
                     leaf.expression = comparison(leaf.text, self._fields, automaton.names)
-            found = self._searches[rule] = _Search(automaton, Matcher(automaton, pattern.skip), asked)
+            found = self._searches[rule] = _Search(
+                automaton, Matcher(automaton, pattern.skip, self._take), asked
+            )
             found.open(self._facts)
         return found
 

@@ -28,6 +28,7 @@ from flinkish_spark.operators.process import (
     KeyedStreamOperator,
     Processor,
     checked,
+    settled,
 )
 from flinkish_spark.state.descriptors import MapStateDescriptor, StateDescriptor
 from flinkish_spark.state.key_group import GroupState
@@ -241,7 +242,7 @@ class BroadcastSide:
             It cannot be read.
         """
         self._context.applications = []
-        if value != self._value or self.tables.is_changed or self.tables.is_lent:
+        if value != self._value or self.tables.is_changed:
             self._context.tables = BroadcastTables(self._uid, self._descriptors, value)
             self._value = None if value is None else bytes(value)
 
@@ -283,8 +284,9 @@ class BroadcastSide:
             The function raised; nothing of the micro-batch counts.
         """
         self._context.check = check
+        process = settled(self._process, lambda: self.tables.puts.settle())
         try:
-            return self._context.process_sides(self._process, before, behind, progress)
+            return self._context.process_sides(process, before, behind, progress)
         except ElementFailed as failed:
             raise BroadcastElementFailed(failed.at, failed.is_before, failed.error) from failed.error
 
@@ -386,6 +388,7 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
                     one.function(key, state)
                 except USER_ERRORS as error:
                     raise ApplicationFailed(one.descriptor.name, key, error) from error
+                self._states.puts.settle()
 
     # -- parts ----------------------------------------------------------------------------------------
     def _process(self, value: Any, _: FunctionContext) -> Iterable[Any] | None:

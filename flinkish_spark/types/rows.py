@@ -16,7 +16,7 @@ from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import ddl_of, is_field_list, parse_ddl
 from flinkish_spark.types.row_form import NoRowError, RowError, RowForm, element_class
 from flinkish_spark.types.to_arrow import ValueMismatch, first_missing, has_required, strict_array
-from flinkish_spark.types.to_python import to_values
+from flinkish_spark.types.to_python import Take, is_flat, taken, to_values
 
 # ----------------------------------------------------------------------------------------------------------
 # Rows of an Arrow batch as Python objects and back, exact in both directions.
@@ -218,6 +218,11 @@ class ElementType:
     def stored_fields(self) -> str:
         """The type as a list of fields, in any case; see :meth:`spread`."""
         return ddl_of(T.StructType(list(self.fields)))
+
+    @cached_property
+    def take(self) -> Take | None:
+        """What makes a copy of an element for a second owner; None: nothing in elements can change."""
+        return None if is_flat(T.StructType(list(self.fields))) else taken
 
     def spread(self, value: Any) -> tuple[Any, ...]:
         """Return an element as a tuple of its fields."""

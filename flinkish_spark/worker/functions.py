@@ -575,6 +575,9 @@ class TimeStage:
                 continue
             records = self._records(batch)
             times = self._times(batch, records)
+            if self.assigner is not None and any(map(pa.types.is_nested, batch.schema.types)):
+                # Made anew for a second owner: the assigner may have changed them.
+                records = self._records(batch)
             marks = self._marks(task, batch, records, times)
             yield from _but_the_last(self._with(batch, {C.TIME: times, C.MARK: marks}), held)
         try:
