@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 from flinkish_spark.cep.expressions import Expression, Frame, names_in
 from flinkish_spark.core.errors import PatternError
+from flinkish_spark.core.iterators import is_true
+from flinkish_spark.core.validation import check_function, check_methods
 
 #: What makes a copy of an event.
 Take = Callable[[Any], Any]
@@ -155,7 +157,7 @@ class EventCondition(Leaf):
         known = given.facts.get(self)
         if known is None:
             event = given.event if given.take is None else given.take(given.event)
-            known = given.facts[self] = bool(self.function(event))
+            known = given.facts[self] = is_true(self.function(event), self.label)
         return known
 
 
@@ -203,7 +205,7 @@ class LookingBack(Leaf):
     def holds(self, given: Given) -> bool:
         """Return whether it holds."""
         event = given.event if given.take is None else given.take(given.event)
-        return bool(self.filter(event, given.context))
+        return is_true(self.filter(event, given.context), self.label)
 
 
 class Comparison(Leaf):
@@ -355,11 +357,13 @@ def condition_of(given: ConditionLike, where: str) -> Leaf:
         return Comparison(given.text.strip())
     method = getattr(given, "filter", None)
     if not isinstance(given, type) and callable(method):
+        check_methods(given, IterativeCondition, f"the condition of {where}()")
         return LookingBack(method, f"{where}: {type(given).__name__}", given)
     if callable(given) and not isinstance(given, type):
         name = getattr(given, "__name__", type(given).__name__)
         label = where if name == "<lambda>" else f"{where}: {name}"
         wanted = _required(given)
+        check_function(given, f"the condition of {where}()", None)
         if wanted == 1:
             return EventCondition(given, label)
         if wanted == 2:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from flinkish_spark.core.elements import OutputTag, OutputType
 from flinkish_spark.core.errors import GraphError, SchemaError
-from flinkish_spark.core.validation import refuse_async
+from flinkish_spark.core.validation import check_methods
 from flinkish_spark.joins.spec import (
     Bound,
     CoGroupFunction,
@@ -194,7 +194,8 @@ class JoinedStreams:
                 why="without a function the fields of both streams come out",
                 what_to_do="leave the output out, or give a function that makes it",
             )
-        refuse_async(function, ("process_element", "co_group"), f"'{uid}'")
+        kind = CoGroupFunction if isinstance(function, CoGroupFunction) else ProcessJoinFunction
+        check_methods(function, kind, f"'{uid}'")
         if output is None and function is not None:
             call = function.co_group if isinstance(function, CoGroupFunction) else function.process_element
             output = inferred_output(call, f"'{uid}'", is_iterable=True)

@@ -31,7 +31,7 @@ from flinkish_spark.core.elements import (
 )
 from flinkish_spark.core.errors import ConfigError, PatternError
 from flinkish_spark.core.subtask import SubtaskFacts
-from flinkish_spark.core.validation import instance_of
+from flinkish_spark.core.validation import check_function, function_object, instance_of
 from flinkish_spark.functions.keyed import (
     BroadcastOnTimerContext,
     KeyedBroadcastContext,
@@ -132,12 +132,16 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
                 f"function is {function!r}",
                 what_to_do="give an instance of a PatternProcessFunction subclass",
             )
+        function_object("function", function, PatternProcessFunction)
         for name, value, kind in (("late_output", late_output, OutputTag), ("limit", limit, OpenMatches)):
             if value is not None:
                 instance_of(name, value, kind, what_to_do=f"give an {kind.__name__}, or leave it out")
         for name, known in (("patterns", patterns), ("conditions", conditions)):
             if known is not None and not isinstance(known, Mapping):
                 raise ConfigError(f"{name} is {known!r}", what_to_do='give them by name: {"rising": rising}')
+            for called, one in (known or {}).items():
+                if callable(one):
+                    check_function(one, f"{called!r} of {name}", None)
         fields = parse_ddl(elements)
         if not isinstance(fields, T.StructType):
             raise DdlError(f"{elements!r} is no list of fields; write them as: cell STRING, value LONG")

@@ -12,12 +12,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, OutputTag
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.validation import (
-    instance_of,
-    refuse_if_never_run,
-    refused_as_config_errors,
-    unusable,
-)
+from flinkish_spark.core.validation import check_function, instance_of, refused_as_config_errors, unusable
 from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.protocol.limits import checked_whole
 from flinkish_spark.state.descriptors import StateTtl
@@ -365,7 +360,7 @@ class TemporalJoin:
 def _check_callable(name: str, value: object) -> None:
     if not callable(value) or isinstance(value, type):
         raise unusable(name, value, wanted="a function of a right element", what_to_do="give a function")
-    refuse_if_never_run(value, f"{name}()")
+    check_function(value, f"{name}()", 1)
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import TimeDomain, Timer
+from flinkish_spark.core.iterators import refuse_not_run
 from flinkish_spark.functions.aggregates import ElementAggregate, ElementChoice, Fold, Ties
 from flinkish_spark.functions.keyed import AggregateFunction, ReduceFunction
 from flinkish_spark.operators.columnar_aggregates import AggregateOverflow, element_aggregation
@@ -71,7 +72,7 @@ class ReduceOperator(_WithoutTimers):
         reduced, before = value, self._state.value()
         if before is not None:
             before = self._named(before)
-            reduced = self._reduce(before, value)
+            reduced = refuse_not_run(self._reduce(before, value), "reduce()")
             if self._element.take is not None:
                 reduced = owned(reduced, before, value)
         self._state.update(reduced)

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from flinkish_spark.core.elements import MIN_WATERMARK_MS, OutputTag, Progress, TimeDomain, Timer, tag_name
-from flinkish_spark.core.iterators import USER_ERRORS, elements_of
+from flinkish_spark.core.iterators import USER_ERRORS, elements_of, refuse_not_run
+from flinkish_spark.core.validation import check_function
 from flinkish_spark.functions.keyed import BroadcastProcessFunction, KeyedBroadcastProcessFunction
 from flinkish_spark.operators.context import (
     FunctionContext,
@@ -183,6 +184,7 @@ class BroadcastSideContext(ContextFacts):
             raise KeyedStateWithoutKey(
                 f"apply_to_keyed_state() is given the state '{descriptor.name}', for which open() did not ask"
             )
+        check_function(function, "the function of apply_to_keyed_state()", 2)
         self.applications.append(Application(descriptor, function))
 
 
@@ -385,7 +387,7 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
                 if table.read(scope) is None:
                     continue
                 try:
-                    one.function(key, state)
+                    refuse_not_run(one.function(key, state), "the function of apply_to_keyed_state()")
                 except USER_ERRORS as error:
                     raise ApplicationFailed(one.descriptor.name, key, error) from error
                 self._states.puts.settle()

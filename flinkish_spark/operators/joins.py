@@ -18,7 +18,7 @@ from flinkish_spark.core.elements import (
     TimeDomain,
     Timer,
 )
-from flinkish_spark.core.iterators import called, elements_of
+from flinkish_spark.core.iterators import called, elements_of, is_true
 from flinkish_spark.joins.spec import (
     CoGroupFunction,
     IntervalJoin,
@@ -633,8 +633,8 @@ class TemporalJoinOperator(KeyedStreamOperator):
             # Nobody can ask for it any more: what is before the first is forgotten.
             return
         before_ms = self._due_ms()
-        is_deletion = self._join.is_deletion is not None and bool(
-            self._join.is_deletion(self._right.own(value))
+        is_deletion = self._join.is_deletion is not None and is_true(
+            self._join.is_deletion(self._right.own(value)), "is_deletion()"
         )
         at = bisect_right(versions, time_ms, key=time_of) - 1
         is_again = at >= 0 and time_of(versions[at]) == time_ms

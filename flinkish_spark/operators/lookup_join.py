@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flinkish_spark.core.elements import OutputTag, tag_name
-from flinkish_spark.core.iterators import USER_ERRORS, called, elements_of
+from flinkish_spark.core.iterators import USER_ERRORS, called, elements_of, refuse_not_run
 from flinkish_spark.joins.lookup import LookupJoin
 from flinkish_spark.operators.context import NoKeyedState, close_operator
 from flinkish_spark.operators.process import ElementFailed, Emitted
@@ -155,7 +155,7 @@ class LookupJoinRun:
         keys: list[Any] = []
         try:
             for value in values:
-                key = self._join.key_of(self._take(value))
+                key = refuse_not_run(self._join.key_of(self._take(value)), "key_of()")
                 hash(key)
                 keys.append(key)
         except USER_ERRORS as error:

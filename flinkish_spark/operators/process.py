@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from flinkish_spark.core.elements import OutputTag, Progress, TimeDomain, Timer, tag_name
-from flinkish_spark.core.iterators import USER_ERRORS, elements_of
+from flinkish_spark.core.iterators import USER_ERRORS, elements_of, is_true
 from flinkish_spark.functions.keyed import (
     Context,
     KeyedCoProcessFunction,
@@ -432,7 +432,7 @@ class FilterRecords(RecordFunction):
 
     def process_element(self, value: Any, ctx: Context) -> Iterable[Any]:
         """Emit the record as it came, or nothing."""
-        return (value,) if self._call(taken(value)) else ()
+        return (value,) if is_true(self._call(taken(value)), "the function of filter()") else ()
 
 
 class CoFlatMapRecords(KeyedCoProcessFunction):

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer
-from flinkish_spark.core.iterators import USER_ERRORS
+from flinkish_spark.core.iterators import NOT_RUN, USER_ERRORS, refuse_not_run
 from flinkish_spark.operators.columnar_windows import (
     AlignedWindows,
     ColumnWindows,
@@ -539,6 +539,8 @@ def _reducing(computation: ReduceWindow, element_type: ElementType) -> Folding:
     def reduced(first: Any, second: Any) -> Any:
         first = named(first)
         made = reduce(first, second)
+        if type(made) in NOT_RUN:
+            refuse_not_run(made, "reduce()")
         return made if take is None else owned(made, first, second)
 
     return Folding(

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import SchemaError
-from flinkish_spark.core.iterators import elements_of, pairs_of
+from flinkish_spark.core.iterators import elements_of, pairs_of, refuse_not_run
 from flinkish_spark.state.tables import ExpiringLists, ExpiringMaps, HandedOut, KeyScope, StateTable, quick_of
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import parse_ddl
@@ -150,7 +150,7 @@ class ReducingState(Generic[V]):
             added = taken(added)
         if before is not None:
             before = named(before)
-            reduced = self._reduce(before, added)
+            reduced = refuse_not_run(self._reduce(before, added), "reduce()")
             added = owned(reduced, before, added) if self._lends else reduced
         self._table.write(self._scope, added)
 
@@ -195,7 +195,7 @@ class AggregatingState:
         if self._table.puts is not None:
             # The caller goes on with it.
             value = taken(value)
-        made = self._aggregate.add(value, before)
+        made = refuse_not_run(self._aggregate.add(value, before), "add()")
         self._table.write(self._scope, owned(made, before, value) if self._lends else made)
 
     def get(self) -> Any:

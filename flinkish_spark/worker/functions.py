@@ -17,7 +17,7 @@ from pyspark.sql import types as T
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.elements import OutputTag, tag_name
 from flinkish_spark.core.errors import USER_FUNCTION_MARKER, UserFunctionError
-from flinkish_spark.core.iterators import USER_ERRORS, elements_of
+from flinkish_spark.core.iterators import USER_ERRORS, elements_of, is_true, refuse_not_run
 from flinkish_spark.core.subtask import Subtask, SubtaskFacts
 from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.functions.watermark_strategy import ChannelGenerators, WatermarkGenerator
@@ -175,7 +175,7 @@ class FilterRows:
         at = -1
         try:
             for at, record in enumerate(records_of(batch)):
-                kept[at] = bool(self.function.call(record))
+                kept[at] = is_true(self.function.call(record), "the function of filter()")
         except USER_ERRORS as error:
             raise self.function.blamed(batch, max(at, 0), error) from error
         return kept
@@ -431,7 +431,7 @@ class TargetOf:
         ValueError
             The function has chosen no partition.
         """
-        chosen: Any = self.partition(self.key(record), self.partitions)
+        chosen: Any = refuse_not_run(self.partition(self.key(record), self.partitions), "the partitioner")
         # Whole numbers of numpy are as good; True would be partition 1.
         is_number = hasattr(chosen, "__index__") and not isinstance(chosen, bool)
         if not is_number or not 0 <= chosen < self.partitions:
