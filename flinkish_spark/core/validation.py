@@ -103,9 +103,11 @@ def with_methods_of(name: str, value: _T, protocol: type, *, what_to_do: str) ->
 
 _ASYNC = "it is async, and nobody awaits it"
 _GENERATOR = "it is a generator function"
+_ASYNC_GENERATOR = "it is async, and a generator function"
 _DEFINE = {
     _ASYNC: "define it with `def`; what awaits a system outside is an AsyncFunction, for AsyncDataStream",
     _GENERATOR: "define it without `yield`",
+    _ASYNC_GENERATOR: "define it with `def` and without `yield`",
 }
 
 
@@ -277,8 +279,10 @@ def _why_not_run(function: object) -> str:
         function = function.func if isinstance(function, functools.partial) else function.__wrapped__
     # Of an object its method; of a function this is the same again.
     for one in (function, getattr(type(function), "__call__", None)):  # noqa: B004
-        if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
+        if inspect.iscoroutinefunction(one):
             return _ASYNC
+        if inspect.isasyncgenfunction(one):
+            return _ASYNC_GENERATOR
         if inspect.isgeneratorfunction(one):
             return _GENERATOR
     return ""

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from flinkish_spark.core.elements import OutputTag, Progress, TimeDomain, Timer, tag_name
-from flinkish_spark.core.iterators import USER_ERRORS, elements_of, is_true
+from flinkish_spark.core.iterators import NOT_RUN, USER_ERRORS, elements_of, is_true, refuse_not_run
 from flinkish_spark.functions.keyed import (
     Context,
     KeyedCoProcessFunction,
@@ -415,7 +415,10 @@ class MapRecords(RecordFunction):
 
     def process_element(self, value: Any, ctx: Context) -> Iterable[Any]:
         """Emit what the function returns."""
-        return (self._call(value),)
+        made = self._call(value)
+        if type(made) in NOT_RUN:
+            refuse_not_run(made, "the function of map()")
+        return (made,)
 
 
 class FlatMapRecords(RecordFunction):
@@ -479,4 +482,4 @@ class CoMapRecords(CoFlatMapRecords):
     """The same, one row of each record."""
 
     def _rows(self, result: Any) -> Iterable[Any]:
-        return (result,)
+        return (refuse_not_run(result, "the function of map()"),)

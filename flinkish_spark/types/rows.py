@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import OutputTag
-from flinkish_spark.core.iterators import NotRun, refuse_not_run
+from flinkish_spark.core.iterators import NOT_RUN, NotRun, refuse_not_run
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import ddl_of, is_field_list, parse_ddl
 from flinkish_spark.types.row_form import NoRowError, RowError, RowForm, element_class
@@ -154,7 +154,7 @@ class RowWriter:
             try:
                 self._form.tuple_of(row)
             except NoRowError as error:
-                return OutputError(f"emitted {error}{_why_not_run(row) or _ROWS}", at)
+                return OutputError(f"emitted {error}{_why_not_run(row, rows) or _ROWS}", at)
             except RowError as error:
                 return OutputError(f"emitted {error}", at)
         raise AssertionError("a row was refused, and none is")
@@ -167,7 +167,7 @@ class RowWriter:
         except ValueMismatch as error:
             at = next((at for at, value in enumerate(column) if value is error.value), None)
             says = f"emitted a wrong value: field {field.name!r} of {error}"
-            says += _why_not_run(error.value)
+            says += _why_not_run(error.value, column)
             if isinstance(error.value, OutputTag):
                 # As PyFlink does it.
                 says += "; a side output is emitted to by ctx.output(tag, row)"
@@ -179,13 +179,15 @@ class RowWriter:
         return array
 
 
-def _why_not_run(value: Any) -> str:
-    """Return what is told of a value that is yet to be run, and close it; empty of others."""
-    try:
-        refuse_not_run(value, "the function")
-    except NotRun as error:
-        return f"; {error}"
-    return ""
+def _why_not_run(value: Any, beside: Iterable[Any]) -> str:
+    """Return what is told of a value that is yet to be run, empty of others; close all such beside it."""
+    said = ""
+    for one in (*beside, value):
+        try:
+            refuse_not_run(one, "the function")
+        except NotRun as error:
+            said = f"; {error}"
+    return said if type(value) in NOT_RUN else ""
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from pyspark.sql import types as T
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.elements import OutputTag, tag_name
 from flinkish_spark.core.errors import USER_FUNCTION_MARKER, UserFunctionError
-from flinkish_spark.core.iterators import USER_ERRORS, elements_of, is_true, refuse_not_run
+from flinkish_spark.core.iterators import NOT_RUN, USER_ERRORS, elements_of, is_true, refuse_not_run
 from flinkish_spark.core.subtask import Subtask, SubtaskFacts
 from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.functions.watermark_strategy import ChannelGenerators, WatermarkGenerator
@@ -257,7 +257,10 @@ class One:
 
     def __call__(self, record: Any) -> tuple[Any]:
         """Call it."""
-        return (self.function(record),)
+        made = self.function(record)
+        if type(made) in NOT_RUN:
+            refuse_not_run(made, "the function")
+        return (made,)
 
 
 # ----------------------------------------------------------------------------------------------------------
