@@ -10,6 +10,11 @@ from typing import Any, Protocol
 
 from flinkish_spark.cep.expressions import Expression, Frame, names_in
 from flinkish_spark.core.errors import PatternError
+from flinkish_spark.core.iterators import is_true
+from flinkish_spark.core.validation import check_function, check_methods
+
+#: What makes a copy of an event.
+Take = Callable[[Any], Any]
 
 
 class ConditionContext(Protocol):
@@ -99,6 +104,10 @@ class Given(Protocol):
         """The event."""
 
     @property
+    def take(self) -> Take | None:
+        """What copies the event for a function of the user's; None: it cannot change."""
+
+    @property
     def facts(self) -> dict[Leaf, bool]:
         """What is known of the event alone, by condition; the same dict for all partial matches."""
 
@@ -147,7 +156,8 @@ class EventCondition(Leaf):
         """Return whether it holds."""
         known = given.facts.get(self)
         if known is None:
-            known = given.facts[self] = bool(self.function(given.event))
+            event = given.event if given.take is None else given.take(given.event)
+            known = given.facts[self] = is_true(self.function(event), self.label)
         return known
 
 
@@ -194,7 +204,8 @@ class LookingBack(Leaf):
 
     def holds(self, given: Given) -> bool:
         """Return whether it holds."""
-        return bool(self.filter(given.event, given.context))
+        event = given.event if given.take is None else given.take(given.event)
+        return is_true(self.filter(event, given.context), self.label)
 
 
 class Comparison(Leaf):
@@ -346,11 +357,13 @@ def condition_of(given: ConditionLike, where: str) -> Leaf:
         return Comparison(given.text.strip())
     method = getattr(given, "filter", None)
     if not isinstance(given, type) and callable(method):
+        check_methods(given, IterativeCondition, f"the condition of {where}()")
         return LookingBack(method, f"{where}: {type(given).__name__}", given)
     if callable(given) and not isinstance(given, type):
         name = getattr(given, "__name__", type(given).__name__)
         label = where if name == "<lambda>" else f"{where}: {name}"
         wanted = _required(given)
+        check_function(given, f"the condition of {where}()", None)
         if wanted == 1:
             return EventCondition(given, label)
         if wanted == 2:

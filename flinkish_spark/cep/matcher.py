@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from flinkish_spark.cep.automaton import Action, Automaton, State, StateKind, Transition
-from flinkish_spark.cep.conditions import Always, ColumnCondition, Condition, Leaf
+from flinkish_spark.cep.conditions import Always, ColumnCondition, Condition, Leaf, Take
 from flinkish_spark.cep.stages import AfterMatchSkip, OpenMatches, Overflow, Skip
 from flinkish_spark.core.errors import PatternError
 
@@ -194,10 +194,11 @@ def order_of_emission(firsts: Sequence[int]) -> list[int]:
 Match = dict[str, list[Any]]
 
 
-def _match(path: Iterable[Taken]) -> Match:
+def _match(path: Iterable[Taken], take: Take | None) -> Match:
     found: Match = {}
     for one in path:
-        found.setdefault(one.stage, []).append(one.event.value)
+        event = one.event.value
+        found.setdefault(one.stage, []).append(event if take is None else take(event))
     return found
 
 
@@ -353,10 +354,12 @@ class Matcher:
         The table.
     skip
         What a match puts an end to.
+    take
+        Copies an event for each condition that is asked about it and each match; None: events cannot change.
     """
 
-    def __init__(self, automaton: Automaton, skip: AfterMatchSkip) -> None:
-        self.automaton, self._skip = automaton, skip
+    def __init__(self, automaton: Automaton, skip: AfterMatchSkip, take: Take | None = None) -> None:
+        self.automaton, self._skip, self.take = automaton, skip, take
         self._states = automaton.states
         self._kinds = tuple(state.kind for state in automaton.states)
         self._looks_back = automaton.looks_back
@@ -463,7 +466,7 @@ class Matcher:
             if self._skip.kind is Skip.NONE and len(complete) == 1:
                 end = complete[0].last
                 assert end is not None
-                return [_match(end.path())]
+                return [_match(end.path(), self.take)]
         return [match for _, match in self._completed(state, complete)]
 
     def outcome(self, state: int, answers: Sequence[bool]) -> EventOutcome:
@@ -545,7 +548,7 @@ class Matcher:
                 completed_ms[id(one)] = ended_ms
             else:
                 assert one.last is not None
-                over.append(At(_match(one.last.path()), ended_ms))
+                over.append(At(_match(one.last.path(), self.take), ended_ms))
         state.partial = partial
         found = self._completed(state, complete)
         return [At(match, completed_ms.get(id(one), freed_ms)) for one, match in found], over
@@ -621,7 +624,7 @@ class Matcher:
             if is_over is not None:
                 state.partial.remove(is_over)
                 state.held.remove(is_over)
-            found.append((first, _match(path)))
+            found.append((first, _match(path, self.take)))
         return found
 
     def _skipping(self, path: list[Taken]) -> Callable[[PartialMatch], bool] | None:
@@ -652,7 +655,7 @@ class Matcher:
                 why="it has taken no event of that name" if at is None else "that is where it begins itself",
                 what_to_do="leave raise_on_miss() out, or skip to a name that every match has later on",
                 name=self._skip.name,
-                match=_match(path),
+                match=_match(path, self.take),
             )
 
 
@@ -662,10 +665,10 @@ class _Step:
     Conditions are asked about it, and it is the context of those that look back. One for all events.
     """
 
-    __slots__ = ("_matcher", "context", "event", "facts", "last", "processing_time_ms", "time_ms")
+    __slots__ = ("_matcher", "context", "event", "facts", "last", "processing_time_ms", "take", "time_ms")
 
     def __init__(self, matcher: Matcher) -> None:
-        self._matcher, self.context = matcher, self
+        self._matcher, self.context, self.take = matcher, self, matcher.take
         self.event: Any = None
         self.facts: dict[Leaf, bool] = {}
         self.last: Taken | None = None
@@ -673,10 +676,11 @@ class _Step:
 
     # -- what conditions see ----------------------------------------------------------------------------
     def events_for(self, name: str) -> list[Any]:
-        one, found = self.last, []
+        one, found, take = self.last, [], self.take
         while one is not None:
             if one.stage == name:
-                found.append(one.event.value)
+                event = one.event.value
+                found.append(event if take is None else take(event))
             one = one.before
         return found[::-1]
 

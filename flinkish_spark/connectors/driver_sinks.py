@@ -20,8 +20,8 @@ from flinkish_spark.connectors.buffer import (
 from flinkish_spark.connectors.two_phase import in_utc, record_as_json, records_of
 from flinkish_spark.contracts.sink import Committer, SinkContext
 from flinkish_spark.core.errors import ConfigError, FlinkishError
-from flinkish_spark.core.iterators import USER_ERRORS
-from flinkish_spark.core.validation import refuse_if_never_run
+from flinkish_spark.core.iterators import USER_ERRORS, refuse_not_run
+from flinkish_spark.core.validation import check_function
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.records import CommitAnswer, Outcome
 
@@ -82,7 +82,7 @@ class ForeachSink(_CallingSink):
     def call(self, rows: Rows, checkpoint: CheckpointId) -> None:
         """Call the function with each row."""
         for row in rows:
-            self.function(row, checkpoint)
+            refuse_not_run(self.function(row, checkpoint), "the function of a ForeachSink")
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class ForeachCheckpointSink(_CallingSink):
 
     def call(self, rows: Rows, checkpoint: CheckpointId) -> None:
         """Call the function."""
-        self.function(rows, checkpoint)
+        refuse_not_run(self.function(rows, checkpoint), "the function of a ForeachCheckpointSink")
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def _check_callable(sink: ForeachSink | ForeachCheckpointSink, example: str) -> 
             why="it takes a function",
             what_to_do=f"give it one: {type(sink).__name__}({example})",
         )
-    refuse_if_never_run(sink.function, f"the function of a {type(sink).__name__}")
+    check_function(sink.function, f"the function of a {type(sink).__name__}", 2)
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from flinkish_spark.core.iterators import USER_ERRORS, elements_of
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.stream_readers import ReadAllAvailable, ReadLimit, for_running_spark
-from flinkish_spark.core.validation import instance_of, refuse_if_never_run
+from flinkish_spark.core.validation import check_methods, instance_of
 from flinkish_spark.protocol.codec import Form, Presence, Stored, read, stored
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.plan_layout import OWN_KEYS, SPLITS, Position, lowest
@@ -395,8 +395,7 @@ class SplitSource(Source):
                 why="that name has a meaning of its own: records would be taken for those of Kafka topics",
                 what_to_do="call the attribute otherwise",
             )
-        for name in _METHODS:
-            refuse_if_never_run(getattr(self, name), f"{type(self).__name__}.{name}()")
+        check_methods(self, SplitSource, f"the source {type(self).__name__}")
         # A name of a format has no dots: Spark would look for a class.
         name = f"flinkish-{uid.replace('.', '-')}-{uuid.uuid4().hex[:8]}"
         known = self._with("_fs_uid", uid)._with("_fs_format", name)

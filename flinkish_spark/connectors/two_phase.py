@@ -47,7 +47,7 @@ from flinkish_spark.core.errors import (
 )
 from flinkish_spark.core.formats import OnBadRecord
 from flinkish_spark.core.iterators import USER_ERRORS, pairs_of
-from flinkish_spark.core.validation import refuse_if_never_run
+from flinkish_spark.core.validation import check_methods
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
 from flinkish_spark.transport.columns import map_in_arrow
@@ -301,9 +301,7 @@ class TwoPhaseCommitSink(Sink):
                 why="it has neither write() nor write_batch()",
                 what_to_do="define write(self, handle, record)",
             )
-        for name in _METHODS:
-            what = f"{name}() of the class {own.__name__} of sink '{context.uid}'"
-            refuse_if_never_run(getattr(own, name), what)
+        check_methods(self, TwoPhaseCommitSink, f"the class {own.__name__} of sink '{context.uid}'")
         if not isinstance(self.on_refused, OnBadRecord):
             raise ConfigError(
                 f"on_refused of sink '{context.uid}' is {self.on_refused!r}",

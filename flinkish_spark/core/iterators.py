@@ -17,7 +17,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from types import FrameType, GeneratorType, TracebackType
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, TracebackType
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -32,6 +32,50 @@ class NotAnEnd(RuntimeError):
     def __init__(self, error: StopIteration, what: str) -> None:
         super().__init__(f"StopIteration was raised by {what}: {error}".removesuffix(": "))
         self.what = what
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a call has returned that has run nothing: a coroutine, or a generator where a value is wanted.
+#
+# Where a function is declared :func:`flinkish_spark.core.validation.check_function` sees what it is; of a
+# lambda that returns what another function makes only its result tells.
+
+
+#: What such calls return.
+NOT_RUN = frozenset((CoroutineType, GeneratorType, AsyncGeneratorType))
+
+
+class NotRun(TypeError):
+    """A call of a function of the user's has returned a coroutine or a generator: nothing has run."""
+
+
+def refuse_not_run(result: _T, what: str) -> _T:
+    """Return what a function of the user's has returned.
+
+    Parameters
+    ----------
+    what
+        Names the function.
+
+    Raises
+    ------
+    NotRun
+        It is yet to be awaited or gone through; a coroutine is closed.
+    """
+    if type(result) in NOT_RUN:
+        kind = type(result).__name__.replace("_", " ")
+        if isinstance(result, CoroutineType):
+            result.close()
+        raise NotRun(f"{what} returned a {kind}, of which nothing has run: let it return the value itself")
+    return result
+
+
+def is_true(answer: Any, what: str) -> bool:
+    """Return whether a function of the user's has said yes; raises as :func:`refuse_not_run`.
+
+    What is yet to be run is true, whatever it would say.
+    """
+    return answer if answer is True or answer is False else bool(refuse_not_run(answer, what))
 
 
 #: Nothing can fail in these, or what fails is not taken for the end.
@@ -77,7 +121,7 @@ def elements_of(given: Iterable[_T]) -> Iterable[_T]:
     kind = type(given)
     if kind is list or kind is tuple or kind is GeneratorType:
         return given
-    return _sound(iter(given))
+    return _sound(iter(refuse_not_run(given, "the function")))
 
 
 def pairs_of(given: Any) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flinkish_spark.core.accumulators import Measured, tally_of_task
+from flinkish_spark.core.validation import check_function
 from flinkish_spark.protocol.user_metrics import UserMetricKind
 
 _LONGEST_NAME = 200
@@ -180,6 +181,7 @@ class MetricGroup:
         """
         if not callable(obj):
             raise TypeError(f"the gauge '{name}' of '{self._uid}' is nothing that can be called")
+        check_function(obj, f"the gauge '{name}' of '{self._uid}'", 0)
         Gauge(self._uid, self._named(name), self._place, obj).register()
 
     def _named(self, name: str) -> str:

@@ -8,7 +8,9 @@ a class none of its instances. The rules of `protocol/` raise ValueError for the
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -97,21 +99,159 @@ def with_methods_of(name: str, value: _T, protocol: type, *, what_to_do: str) ->
     protocol
         A protocol or an abstract class; its properties are not looked at.
     """
-    methods = [name for name, _ in inspect.getmembers(protocol, inspect.isfunction) if name[0] != "_"]
+    methods = _methods_of(protocol)
     # A class has them too, and each of them would miss its `self` when it is called.
     if isinstance(value, type) or not all(callable(getattr(value, method, None)) for method in methods):
         wanted = f"an object with the methods {', '.join(f'{method}()' for method in methods)}"
         raise unusable(name, value, wanted=wanted, what_to_do=what_to_do)
+    check_methods(value, protocol, f"the {type(value).__name__} that is given as {name}")
     return value
 
 
-def function_object(name: str, value: _T, kind: str, *methods: str) -> _T:
-    """Return an object with these methods; raise ConfigError for anything else, also for its class."""
-    if isinstance(value, type) or not all(callable(getattr(value, method, None)) for method in methods):
+# ----------------------------------------------------------------------------------------------------------
+# Functions of the user's. Every place that takes one asks here: can it be called so, and does a call run it?
+#
+# What a call of an async function or of a generator returns has run nothing, and is true. Nobody awaits it,
+# and nothing says that it was never run.
+
+
+_ASYNC = "it is async, and nobody awaits it"
+_GENERATOR = "it is a generator function"
+_ASYNC_GENERATOR = "it is async, and a generator function"
+_DEFINE = {
+    _ASYNC: "define it with `def`; what awaits a system outside is an AsyncFunction, for AsyncDataStream",
+    _GENERATOR: "define it without `yield`",
+    _ASYNC_GENERATOR: "define it with `def` and without `yield`",
+}
+
+
+def check_function(function: object, what: str, takes: int | None, *, is_rows: bool = False) -> None:
+    """Raise ConfigError unless a function of the user's can be called with so many arguments, and runs then.
+
+    Parameters
+    ----------
+    what
+        Names it: "the function of map()".
+    takes
+        How many arguments; None where that is not known yet.
+    is_rows
+        Whether it returns rows, and so may be a generator.
+
+    Examples
+    --------
+    >>> check_function(lambda record: record, "the function of map()", 1)
+    """
+    wanted = "a function" if takes is None else f"a function that can be called with {_arguments(takes)}"
+    if not callable(function) or (isinstance(function, type) and _is_function_class(function)):
+        raise unusable(what, function, wanted=wanted, what_to_do="give one, as a lambda")
+    why = _why_not_run(function)
+    if why and not (is_rows and why == _GENERATOR):
+        raise _never_run(what, why)
+    if takes is not None and not can_take(function, takes):
+        raise unusable(what, function, wanted=wanted, what_to_do=f"let it take {_arguments(takes)}")
+
+
+def check_methods(value: object, kind: type, what: str, *, may_await: Sequence[str] = ()) -> None:
+    """Raise ConfigError unless each method of a function object can be called as that of its class, and runs.
+
+    A method may be a generator where the class says that it returns rows (an Iterable or Iterator), and
+    async where that of the class is.
+
+    Parameters
+    ----------
+    value
+        The object, or the class that is to make it.
+    kind
+        The class that says which methods there are. Those that the object does not have are not looked at.
+    what
+        Names the object.
+    may_await
+        Methods that may be async, too.
+    """
+    first = 0 if isinstance(value, type) else 1
+    for name, own in _methods_of(kind).items():
+        method = getattr(value, name, None)
+        if method is None or getattr(method, "__func__", method) is own:
+            continue
+        is_awaited = inspect.iscoroutinefunction(own) or name in may_await
+        _check_method(method, name, what, _required(own)[first:], _returns_rows(own), is_awaited)
+
+
+def _check_method(
+    method: object,
+    name: str,
+    what: str,
+    takes: Sequence[str],
+    is_rows: bool = False,
+    is_awaited: bool = False,
+) -> None:
+    # It may be another function under that name.
+    said = f"{getattr(method, '__name__', name)}() of {what}"
+    why = _why_not_run(method)
+    if not (is_rows and why == _GENERATOR) and not (is_awaited and why == _ASYNC) and why:
+        raise _never_run(said, why)
+    if not can_take(method, len(takes)):
+        raise ConfigError(
+            f"{said} cannot be called with {_arguments(len(takes))}",
+            why="that is how it is called",
+            what_to_do=f"define it as `def {name}({', '.join(['self', *takes])})`",
+        )
+
+
+def function_object(name: str, value: _T, kind: type) -> _T:
+    """Return an object with the methods of a function class; raise ConfigError for others, and its class.
+
+    Parameters
+    ----------
+    kind
+        The class; an object of another one with the same methods is as good.
+    """
+    needed = [one for one, own in _methods_of(kind).items() if getattr(own, "__isabstractmethod__", False)]
+    _check_object(name, value, kind.__name__, needed)
+    check_methods(value, kind, f"the {type(value).__name__} that is given as {name}")
+    return value
+
+
+def _check_object(name: str, value: object, kind: str, needed: Iterable[str]) -> None:
+    if isinstance(value, type) or not all(callable(getattr(value, one, None)) for one in needed):
         raise unusable(
             name, value, wanted=f"an instance of a subclass of {kind}", what_to_do="make one: `MyFunction()`"
         )
-    refuse_async(value, methods, f"the {type(value).__name__} that is given as {name}")
+
+
+#: What aggregates and reduces is duck-typed: what each method is given.
+_OPENED = {"open": ("context",), "close": ()}
+_AGGREGATE: dict[str, tuple[str, ...]] = {
+    "create_accumulator": (),
+    "add": ("value", "accumulator"),
+    "get_result": ("accumulator",),
+}
+_AGGREGATE_TOO: dict[str, tuple[str, ...]] = {
+    "merge": ("first", "second"),
+    "retract": ("value", "accumulator"),
+    **_OPENED,
+}
+
+
+def check_aggregate(aggregate: object, *, name: str = "aggregate", retracts: bool = False) -> None:
+    """Raise ConfigError unless it is an object that aggregates; and takes values back, if it has to."""
+    needed = ["retract"] if retracts else list(_AGGREGATE)
+    _check_object(name, aggregate, f"AggregateFunction{' with retract' if retracts else ''}", needed)
+    what = f"the {type(aggregate).__name__} that is given as {name}"
+    for method, takes in {**_AGGREGATE, **_AGGREGATE_TOO}.items():
+        if (own := getattr(aggregate, method, None)) is not None:
+            _check_method(own, method, what, takes)
+
+
+def reducer(name: str, value: _T) -> _T:
+    """Return an object with `reduce`, or a function of two; raise ConfigError for anything else."""
+    if isinstance(value, type) or not callable(getattr(value, "reduce", None)):
+        checked: Any = value
+        function_of_two(name, checked)
+        return value
+    for method, takes in {"reduce": ("first", "second"), **_OPENED}.items():
+        if (own := getattr(value, method, None)) is not None:
+            _check_method(own, method, f"the {type(value).__name__} that is given as {name}", takes)
     return value
 
 
@@ -139,84 +279,52 @@ def function_of_two(name: str, value: Callable[[Any, Any], _T]) -> Callable[[Any
     """Return a function of two elements; raise ConfigError if it is none."""
     if not can_take(value, 2):
         raise unusable(name, value, wanted="a function of two elements", what_to_do="give one, as a lambda")
-    refuse_async(value, (), f"what is given as {name}")
+    check_function(value, f"what is given as {name}", 2)
     return value
 
 
-def reducer(name: str, value: _T) -> _T:
-    """Return an object with `reduce`, or a function of two; raise ConfigError for anything else."""
-    if isinstance(value, type) or not callable(getattr(value, "reduce", None)):
-        checked: Any = value
-        function_of_two(name, checked)
-        return value
-    refuse_async(value, ("reduce",), f"the {type(value).__name__} that is given as {name}")
-    return value
+def _never_run(what: str, why: str) -> ConfigError:
+    return ConfigError(f"{what} would never run", why=why, what_to_do=_DEFINE[why])
 
 
-def check_aggregate(aggregate: object) -> None:
-    """Raise ConfigError unless it is an object that aggregates."""
-    methods = ("create_accumulator", "add", "get_result")
-    function_object("aggregate", aggregate, "AggregateFunction", *methods)
-
-
-def refuse_if_never_run(function: object, what: str) -> None:
-    """Refuse a function of which a call runs nothing: one that is async, or a generator.
-
-    Nobody awaits or goes through what it returns, and nothing says that it was never run.
-
-    Parameters
-    ----------
-    what
-        How the message begins.
-
-    Raises
-    ------
-    ConfigError
-        With what to do instead.
-
-    Examples
-    --------
-    >>> refuse_if_never_run(print, "print()")
-    """
-    why = _why_never_run(function)
-    if why:
-        raise ConfigError(
-            f"{what} would never run",
-            why=why,
-            what_to_do="define it with `def` and without `yield`; asyncio.run() can be called inside",
-        )
-
-
-def refuse_async(given: object, methods: Sequence[str], what: str) -> None:
-    """Refuse a function that is to yield rows, or an object with such methods, if a call runs nothing.
-
-    Parameters
-    ----------
-    methods
-        Names of those that are called; of a function none.
-    what
-        Names the operator.
-
-    Raises
-    ------
-    ConfigError
-        One is async.
-    """
-    for one in [getattr(given, name, None) for name in methods] or [given]:
-        if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
-            raise ConfigError(
-                f"{one.__name__}() of {what} would never run",
-                why="it is async, and nobody awaits it",
-                what_to_do="define it with `def`; what awaits a system outside is an AsyncFunction, for "
-                "AsyncDataStream",
-            )
-
-
-def _why_never_run(function: object) -> str:
+def _why_not_run(function: object) -> str:
+    """Return why a call runs nothing; empty if it does."""
+    while isinstance(function, functools.partial | functools._lru_cache_wrapper):
+        function = function.func if isinstance(function, functools.partial) else function.__wrapped__
     # Of an object its method; of a function this is the same again.
     for one in (function, getattr(type(function), "__call__", None)):  # noqa: B004
         if inspect.iscoroutinefunction(one):
-            return "it is a coroutine function"
-        if inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one):
-            return "it is a generator function"
+            return _ASYNC
+        if inspect.isasyncgenfunction(one):
+            return _ASYNC_GENERATOR
+        if inspect.isgeneratorfunction(one):
+            return _GENERATOR
     return ""
+
+
+@functools.cache
+def _methods_of(kind: type) -> dict[str, Any]:
+    """Return the public methods of a class that objects of it are asked for."""
+    return {name: own for name, own in inspect.getmembers(kind, inspect.isfunction) if name[0] != "_"}
+
+
+def _returns_rows(function: Any) -> bool:
+    """Return whether a function says that it returns an Iterable or an Iterator, or a type that is one."""
+    said = str(getattr(function, "__annotations__", {}).get("return", ""))
+    return any("Itera" in str(function.__globals__.get(word, word)) for word in re.findall(r"\w+", said))
+
+
+def _required(function: Any) -> list[str]:
+    """Return the names of what a function has to be given by place."""
+    parameters = inspect.signature(function).parameters.values()
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [one.name for one in parameters if one.kind in by_place and one.default is one.empty]
+
+
+def _is_function_class(kind: type) -> bool:
+    """Return whether a class is one of ours, or made of one: its instances are what is meant."""
+    return any(base.__module__.startswith("flinkish_spark.") for base in kind.__mro__)
+
+
+def _arguments(count: int) -> str:
+    return {0: "no argument", 1: "one argument"}.get(count, f"{count} arguments")

@@ -9,7 +9,7 @@ from pyspark.sql import Column
 
 from flinkish_spark.core.elements import OutputType
 from flinkish_spark.core.errors import GraphError
-from flinkish_spark.core.validation import refuse_async
+from flinkish_spark.core.validation import check_methods
 from flinkish_spark.functions.keyed import (
     BroadcastProcessFunction,
     KeyedBroadcastProcessFunction,
@@ -188,7 +188,7 @@ class KeyedConnectedStreams:
                 why="two streams are connected",
                 what_to_do="give it an instance of a KeyedCoProcessFunction subclass",
             )
-        refuse_async(function, ("process_element1", "process_element2", "on_timer"), f"'{uid}'")
+        check_methods(function, KeyedCoProcessFunction, f"'{uid}'")
         if output is None:
             calls = (function.process_element2, function.on_timer)
             output = inferred_output(function.process_element1, f"'{uid}'", *calls, is_iterable=True)
@@ -337,7 +337,7 @@ class BroadcastConnectedStream:
                 why=f"the stream that is connected with a broadcast one is {'' if is_keyed else 'not '}keyed",
                 what_to_do=f"give it an instance of a {wanted.__name__} subclass",
             )
-        refuse_async(function, ("process_element", "process_broadcast_element", "on_timer"), f"'{uid}'")
+        check_methods(function, wanted, f"'{uid}'")
         if output is None:
             timers = (function.on_timer,) if isinstance(function, KeyedBroadcastProcessFunction) else ()
             calls = (function.process_broadcast_element, *timers)

@@ -13,7 +13,7 @@ from flinkish_spark.contracts.sink import Sink
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.elements import OutputTag, OutputType
 from flinkish_spark.core.errors import GraphError
-from flinkish_spark.core.validation import instance_of, refuse_async
+from flinkish_spark.core.validation import check_function, check_methods, instance_of
 from flinkish_spark.datastream.connected_streams import (
     BroadcastConnectedStream,
     BroadcastStream,
@@ -611,6 +611,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
                 why="it takes a function from one DataFrame to another",
                 what_to_do='give it one: transform(lambda df: df.where("amount > 0"))',
             )
+        check_function(function, "the function of transform()", 1)
         return self._behind(function)
 
     def assign_timestamps_and_watermarks(self, strategy: WatermarkStrategy) -> DataStream:
@@ -782,7 +783,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
                 f"process_with_state() of '{uid}' got a {type(function).__name__}",
                 what_to_do="give it an instance of a CheckpointedProcessFunction subclass",
             )
-        refuse_async(function, ("process_element",), f"'{uid}'")
+        check_methods(function, CheckpointedProcessFunction, f"'{uid}'")
         if output is None:
             output = inferred_output(function.process_element, f"'{uid}'", is_iterable=True)
         entry = KeyedEntry(self._node, (), Distribution.BY_CHANNEL)
@@ -832,6 +833,8 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         ConfigError, SchemaError, UserFunctionError
             Something cannot be used.
         """
+        check_methods(table, LookupTable, f"'{name}'")
+        check_methods(function, ProcessJoinFunction, f"'{name}'")
         join = LookupJoin(UNKNOWN_TYPE, rows, key, table, join_type, function, cache, keys_per_call)
         return DataStream(self._environment, TransformNode(self._node, lookup_rows(join, output, name)))
 
@@ -905,6 +908,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
                 why="it takes an instance of a sink",
                 what_to_do="give it a KafkaSink(...) or a DeltaSink(...)",
             )
+        check_methods(sink, Sink, f"the sink '{uid}'")
         graph = self._environment.graph
         sink = sink.in_session(self._environment.spark)
         graph.sinks.append(SinkNode(graph.check_uid(uid), self._node, sink))

@@ -43,7 +43,13 @@ from flinkish_spark.core.errors import (
 from flinkish_spark.core.forks import own_handler
 from flinkish_spark.core.job_dir import job_place, open_job_dir
 from flinkish_spark.core.steps import Observer, SilentObserver, StepObserver
-from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable, with_methods_of
+from flinkish_spark.core.validation import (
+    check_methods,
+    instance_of,
+    refused_as_config_errors,
+    unusable,
+    with_methods_of,
+)
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.job.cancellation import SignalledStop
@@ -262,6 +268,7 @@ class StreamExecutionEnvironment:
                 what_to_do="give it a KafkaSource, or an instance of a SplitSource of your own",
             )
         known = self.graph.check_uid(declared_uid(self.graph, uid, "source", type(source).__name__))
+        check_methods(source, Source, f"the source '{known}'")
         if watermark_strategy is not None:
             check_strategy(watermark_strategy, "from_source()", known)
         bound = source.bound(known).in_session(self.spark, partial(self._begun_as, known))
@@ -715,9 +722,9 @@ class StreamExecutionEnvironment:
             It is no instance of an ExecutionListener.
         """
         what_to_do = "derive it from flinkish_spark.ExecutionListener, and give an instance"
-        self._execution_listeners.append(
-            instance_of("listener", listener, ExecutionListener, what_to_do=what_to_do)
-        )
+        instance_of("listener", listener, ExecutionListener, what_to_do=what_to_do)
+        check_methods(listener, ExecutionListener, f"the listener {type(listener).__name__}")
+        self._execution_listeners.append(listener)
 
     def clear_job_listeners(self) -> None:
         """Forget those that :meth:`register_job_listener` has registered."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from flinkish_spark.core.elements import OutputTag, OutputType
 from flinkish_spark.core.errors import GraphError, SchemaError
-from flinkish_spark.core.validation import refuse_async
+from flinkish_spark.core.validation import check_methods
 from flinkish_spark.joins.spec import (
     Bound,
     CoGroupFunction,
@@ -90,6 +90,7 @@ class JoinedStreams:
             Something cannot be used; said before anything starts.
         """
         uid = declared_uid(self._environment.graph, uid, "interval", *self._entries)
+        check_methods(function, ProcessJoinFunction, f"'{uid}'")
         join = IntervalJoin(
             UNKNOWN_TYPE,
             UNKNOWN_TYPE,
@@ -124,6 +125,7 @@ class JoinedStreams:
             An assigner, or a specification with trigger, evictor and lateness.
         """
         uid = declared_uid(self._environment.graph, uid, "window", *self._entries)
+        check_methods(function, ProcessJoinFunction, f"'{uid}'")
         join = WindowJoin(
             UNKNOWN_TYPE, UNKNOWN_TYPE, _spec(windows), join_type, function, left_late, right_late
         )
@@ -142,6 +144,7 @@ class JoinedStreams:
     ) -> DataStream:
         """Give a function the elements of both streams that are in one window; see :meth:`window`."""
         uid = declared_uid(self._environment.graph, uid, "co_group", *self._entries)
+        check_methods(function, CoGroupFunction, f"'{uid}'")
         join = WindowCoGroup(UNKNOWN_TYPE, UNKNOWN_TYPE, _spec(windows), function, left_late, right_late)
         return self._joined(join, function, output, uid, max_parallelism)
 
@@ -169,6 +172,7 @@ class JoinedStreams:
             Where left elements go whose version is no longer known; None: they are dropped and counted.
         """
         uid = declared_uid(self._environment.graph, uid, "temporal", *self._entries)
+        check_methods(function, ProcessJoinFunction, f"'{uid}'")
         join = TemporalJoin(
             UNKNOWN_TYPE,
             UNKNOWN_TYPE,
@@ -194,7 +198,6 @@ class JoinedStreams:
                 why="without a function the fields of both streams come out",
                 what_to_do="leave the output out, or give a function that makes it",
             )
-        refuse_async(function, ("process_element", "co_group"), f"'{uid}'")
         if output is None and function is not None:
             call = function.co_group if isinstance(function, CoGroupFunction) else function.process_element
             output = inferred_output(call, f"'{uid}'", is_iterable=True)

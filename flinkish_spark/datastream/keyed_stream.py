@@ -11,7 +11,7 @@ from pyspark.sql import types as T
 from flinkish_spark.core.changelogs import ROW_KIND
 from flinkish_spark.core.elements import OutputTag, OutputType
 from flinkish_spark.core.errors import ConfigError, GraphError, SchemaError
-from flinkish_spark.core.validation import check_aggregate, function_object, instance_of
+from flinkish_spark.core.validation import check_aggregate, instance_of
 from flinkish_spark.datastream.connected_streams import (
     BroadcastConnectedStream,
     BroadcastStream,
@@ -217,7 +217,7 @@ def check_retracts(aggregate: object, emit: Emit, uid: str) -> None:
     ConfigError
         It has no `retract`, or is to emit once per key.
     """
-    function_object(f"aggregate of '{uid}'", aggregate, "AggregateFunction with retract", "retract")
+    check_aggregate(aggregate, name=f"aggregate of '{uid}'", retracts=True)
     if emit is not Emit.PER_ELEMENT:
         raise ConfigError(
             f"aggregate() of '{uid}' is of a changelog, and is to emit once per key",

@@ -12,7 +12,7 @@ from flinkish_spark.cep.pattern import Pattern
 from flinkish_spark.cep.stages import OpenMatches, Skip
 from flinkish_spark.core.elements import OutputTag, OutputType, TimeDomain
 from flinkish_spark.core.errors import ConfigError, GraphError, PatternError
-from flinkish_spark.core.validation import function_object, function_of_two, instance_of, refuse_async
+from flinkish_spark.core.validation import check_function, function_object, function_of_two, instance_of
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.datastream.keyed_stream import KeyedStream
 from flinkish_spark.functions.patterns import Match, MeasuredMatches, PatternContext, PatternProcessFunction
@@ -155,13 +155,12 @@ class PatternStream:
             As of :meth:`KeyedStream.process`.
         """
         uid = declared_uid(self._stream._environment.graph, uid, "process", self._stream._entry)
-        function_object("function", function, "PatternProcessFunction", "process_match")
+        function_object("function", function, PatternProcessFunction)
         if not isinstance(function, PatternProcessFunction):
             raise GraphError(
                 f"process() of '{uid}' got a {type(function).__name__}",
                 what_to_do="give it an instance of a PatternProcessFunction subclass",
             )
-        refuse_async(function, ("process_match", "process_timed_out_match"), f"'{uid}'")
         if output is None:
             output = inferred_output(
                 function.process_match, f"'{uid}'", function.process_timed_out_match, is_iterable=True
@@ -230,7 +229,7 @@ class PatternStream:
         timed_out: tuple[OutputTag, Callable[[Match, int], Any]] | None,
         max_parallelism: int | None,
     ) -> DataStream:
-        _check_call("select", select, uid)
+        _check_call("select", select, uid, 1, is_rows=is_flat)
         kind = _FlatSelect if is_flat else _Select
         lost = kind(select, None, None) if timed_out is None else _lost(uid, timed_out, kind, select)
         return self._declared(lost, output, uid, max_parallelism)
@@ -302,11 +301,12 @@ class _Select(PatternProcessFunction):
         return (result,)
 
 
-def _check_call(name: str, function: object, uid: str) -> None:
+def _check_call(name: str, function: object, uid: str, takes: int, *, is_rows: bool) -> None:
     if not callable(function) or isinstance(function, type):
         raise ConfigError(
             f"{name} of '{uid}' is {function!r}", what_to_do="give it a function, or leave it out"
         )
+    check_function(function, f"{name} of '{uid}'", takes, is_rows=is_rows)
 
 
 def _lost(
@@ -317,7 +317,7 @@ def _lost(
 ) -> _Select:
     """Return what tells of partial matches that are timed out."""
     tag, of_lost = timed_out
-    _check_call("timed_out", of_lost, uid)
+    _check_call("timed_out", of_lost, uid, 2, is_rows=kind is _FlatSelect)
     instance_of("timed_out", tag, OutputTag, what_to_do="give it an OutputTag and a function")
     return kind(select or _no_row, tag, of_lost)
 

@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.elements import OutputTag, tag_name
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable
+from flinkish_spark.core.iterators import is_true
+from flinkish_spark.core.validation import (
+    check_function,
+    check_methods,
+    instance_of,
+    refused_as_config_errors,
+    unusable,
+)
 from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.protocol.limits import MOST_MS, checked_factor, checked_whole
 
@@ -192,6 +199,7 @@ def check_is_async(function: object, kind: type, method: str) -> None:
                 why="it says what comes of an element when time is up, and waits for nobody",
                 what_to_do="define it with `def`",
             )
+    check_methods(function, kind, f"the {type(function).__name__}", may_await=("open", "close"))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -266,6 +274,9 @@ class AsyncRetryStrategy:
             checked_whole("the longest delay", self.longest_delay_ms, least=0)
             checked_factor("jitter", self.jitter, 0, 1)
             checked_factor("multiplier", self.multiplier, 1, MOST_MS)
+        for name in ("result_predicate", "exception_predicate"):
+            if getattr(self, name) is not None:
+                check_function(getattr(self, name), name, 1)
 
     @classmethod
     def no_retry(cls) -> AsyncRetryStrategy:
@@ -321,9 +332,9 @@ class AsyncRetryStrategy:
             return False
         by_result, by_error = self.result_predicate, self.exception_predicate
         if error is None:
-            return by_result is not None and bool(by_result(result))
+            return by_result is not None and is_true(by_result(result), "result_predicate")
         # In Flink a strategy without predicates does nothing.
-        return by_result is None if by_error is None else bool(by_error(error))
+        return by_result is None if by_error is None else is_true(by_error(error), "exception_predicate")
 
     def delay_ms(self, attempt: int, error: Exception | None, chance: random.Random | None = None) -> int:
         """Return how long to wait behind a call, by its number from 1 and what it raised."""

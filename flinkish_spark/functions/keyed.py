@@ -153,7 +153,7 @@ class ReduceFunction(RichFunction, ABC):
 
     @abstractmethod
     def reduce(self, first: Any, second: Any) -> Any:
-        """Return the value that stands for both; must not change either."""
+        """Return the value that stands for both; may be either, changed."""
 
 
 class AggregateFunction(RichFunction, ABC):

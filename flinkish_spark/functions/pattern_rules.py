@@ -31,7 +31,7 @@ from flinkish_spark.core.elements import (
 )
 from flinkish_spark.core.errors import ConfigError, PatternError
 from flinkish_spark.core.subtask import SubtaskFacts
-from flinkish_spark.core.validation import instance_of
+from flinkish_spark.core.validation import check_function, function_object, instance_of
 from flinkish_spark.functions.keyed import (
     BroadcastOnTimerContext,
     KeyedBroadcastContext,
@@ -132,12 +132,16 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
                 f"function is {function!r}",
                 what_to_do="give an instance of a PatternProcessFunction subclass",
             )
+        function_object("function", function, PatternProcessFunction)
         for name, value, kind in (("late_output", late_output, OutputTag), ("limit", limit, OpenMatches)):
             if value is not None:
                 instance_of(name, value, kind, what_to_do=f"give an {kind.__name__}, or leave it out")
         for name, known in (("patterns", patterns), ("conditions", conditions)):
             if known is not None and not isinstance(known, Mapping):
                 raise ConfigError(f"{name} is {known!r}", what_to_do='give them by name: {"rising": rising}')
+            for called, one in (known or {}).items():
+                if callable(one):
+                    check_function(one, f"{called!r} of {name}", None)
         fields = parse_ddl(elements)
         if not isinstance(fields, T.StructType):
             raise DdlError(f"{elements!r} is no list of fields; write them as: cell STRING, value LONG")
@@ -149,6 +153,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
     def open(self, context: RuntimeContext) -> None:
         """Declare what waits and what is open of a key, and open the function."""
         element = ElementType(ddl_of(self._fields))
+        self._take = element.take
         self._gather, self._spread = element.gathering(), element.spread
         time = T.StructField("__time_ms", T.LongType())
         self._row = row = T.StructType([*self._fields.fields, time])
@@ -238,7 +243,9 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
             for leaf in automaton.leaves:
                 if isinstance(leaf, Comparison):
                     leaf.expression = comparison(leaf.text, self._fields, automaton.names)
-            found = self._searches[rule] = _Search(automaton, Matcher(automaton, pattern.skip), asked)
+            found = self._searches[rule] = _Search(
+                automaton, Matcher(automaton, pattern.skip, self._take), asked
+            )
             found.open(self._facts)
         return found
 

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.core.errors import ConfigError, UserFunctionError
 from flinkish_spark.core.iterators import USER_ERRORS
-from flinkish_spark.core.validation import can_take, refuse_if_never_run, refused_as_config_errors, unusable
+from flinkish_spark.core.validation import (
+    can_take,
+    check_function,
+    check_methods,
+    refused_as_config_errors,
+    unusable,
+)
 from flinkish_spark.protocol.event_time import (
     Alignment,
     AsReported,
@@ -153,7 +159,10 @@ class WatermarkStrategy:
                 wanted="a class derived from WatermarkGenerator, or a function that returns an object of one",
                 what_to_do="give the class itself, or a lambda that makes one: channels share no object",
             )
-        refuse_if_never_run(factory, "the factory of a watermark generator")
+        if isinstance(factory, type):
+            check_methods(factory, WatermarkGenerator, f"the class {factory.__name__}")
+        else:
+            check_function(factory, "the factory of a watermark generator", 0)
         return cls(AsReported(), factory)
 
     @classmethod
@@ -190,7 +199,7 @@ class WatermarkStrategy:
                     wanted="the name of a column, a column, or a function (record, milliseconds or None)",
                     what_to_do='write with_timestamp_assigner("bought_at"), for example',
                 )
-            refuse_if_never_run(timestamps, "the timestamp assigner")
+            check_function(timestamps, "the timestamp assigner", 2)
         return replace(self, timestamps=timestamps)
 
     def with_idleness(self, idleness_ms: int) -> WatermarkStrategy:
@@ -321,6 +330,7 @@ class ChannelGenerators:
     def _new(self, channel: int) -> WatermarkGenerator:
         try:
             made: object = self._factory()
+            check_methods(made, WatermarkGenerator, f"the {type(made).__name__}")
         except USER_ERRORS as error:
             raise self._failed("the factory", error) from error
         if not isinstance(made, WatermarkGenerator):

@@ -12,8 +12,9 @@ from typing import Any
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import (
+    check_function,
+    check_methods,
     instance_of,
-    refuse_if_never_run,
     refused_as_config_errors,
     unusable,
 )
@@ -126,12 +127,14 @@ class LookupJoin:
             raise unusable(
                 "key_of", self.key_of, wanted="a function of an element", what_to_do="give a function"
             )
-        refuse_if_never_run(self.key_of, "key_of()")
+        check_function(self.key_of, "key_of()", 1)
         kind: type = LookupTable
         instance_of("table", self.table, kind, what_to_do="give an object of a subclass of LookupTable")
+        check_methods(self.table, kind, f"the {type(self.table).__name__} that is given as table")
         if self.function is not None:
             makes: type = ProcessJoinFunction
             instance_of("function", self.function, makes, what_to_do="give one, or leave it out")
+            check_methods(self.function, makes, f"the {type(self.function).__name__} of a lookup join")
         if self.cache is not None:
             instance_of("cache", self.cache, LookupCache, what_to_do="give a LookupCache, or leave it out")
         _positive("keys_per_call", self.keys_per_call)

@@ -13,8 +13,9 @@ from pyspark.sql import types as T
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, OutputTag
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import (
+    check_function,
+    check_methods,
     instance_of,
-    refuse_if_never_run,
     refused_as_config_errors,
     unusable,
 )
@@ -262,8 +263,7 @@ class IntervalJoin:
         tag_or_none("left_late", self.left_late)
         tag_or_none("right_late", self.right_late)
         if self.function is not None:
-            kind: type = ProcessJoinFunction
-            instance_of("function", self.function, kind, what_to_do="give one, or leave it out")
+            _check_function(self.function, ProcessJoinFunction)
         if self.least_ms > self.greatest_ms:
             raise ConfigError(
                 f"the interval from {self.lower_ms} to {self.upper_ms} ms is empty",
@@ -341,8 +341,7 @@ class TemporalJoin:
         one_of("join_type", self.join_type, JoinType)
         tag_or_none("late_output", self.late_output)
         if self.function is not None:
-            kind: type = ProcessJoinFunction
-            instance_of("function", self.function, kind, what_to_do="give one, or leave it out")
+            _check_function(self.function, ProcessJoinFunction)
         if self.is_deletion is not None:
             _check_callable("is_deletion", self.is_deletion)
         if self.version_ttl is not None:
@@ -362,10 +361,15 @@ class TemporalJoin:
         return Concatenate(self.left_type, self.right_type) if self.function is None else self.function
 
 
+def _check_function(function: object, kind: type) -> None:
+    instance_of("function", function, kind, what_to_do=f"give an instance of a {kind.__name__} subclass")
+    check_methods(function, kind, f"the {type(function).__name__} of a join")
+
+
 def _check_callable(name: str, value: object) -> None:
     if not callable(value) or isinstance(value, type):
         raise unusable(name, value, wanted="a function of a right element", what_to_do="give a function")
-    refuse_if_never_run(value, f"{name}()")
+    check_function(value, f"{name}()", 1)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -403,8 +407,7 @@ class WindowCoGroup:
 
     def __post_init__(self) -> None:
         _check(self)
-        kind: type = CoGroupFunction
-        instance_of("function", self.function, kind, what_to_do="give a CoGroupFunction")
+        _check_function(self.function, CoGroupFunction)
 
 
 @dataclass(frozen=True)
@@ -440,8 +443,7 @@ class WindowJoin:
         _check(self)
         one_of("join_type", self.join_type, JoinType)
         if self.function is not None:
-            kind: type = ProcessJoinFunction
-            instance_of("function", self.function, kind, what_to_do="give one, or leave it out")
+            _check_function(self.function, ProcessJoinFunction)
 
     @property
     def actual_function(self) -> ProcessJoinFunction:

@@ -10,6 +10,7 @@ from typing import Any
 from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import TimeDomain, Timer
+from flinkish_spark.core.iterators import refuse_not_run
 from flinkish_spark.functions.aggregates import ElementAggregate, ElementChoice, Fold, Ties
 from flinkish_spark.functions.keyed import AggregateFunction, ReduceFunction
 from flinkish_spark.operators.columnar_aggregates import AggregateOverflow, element_aggregation
@@ -21,6 +22,7 @@ from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.hints import StateType
 from flinkish_spark.types.rows import ElementType
+from flinkish_spark.types.to_python import owned
 
 # ----------------------------------------------------------------------------------------------------------
 # Running aggregates of a keyed stream, element by element: each element gives a row.
@@ -67,8 +69,12 @@ class ReduceOperator(_WithoutTimers):
         return (self._process,)
 
     def _process(self, value: Any, _: FunctionContext) -> Iterable[Any]:
-        before = self._state.value()
-        reduced = value if before is None else self._reduce(self._named(before), value)
+        reduced, before = value, self._state.value()
+        if before is not None:
+            before = self._named(before)
+            reduced = refuse_not_run(self._reduce(before, value), "reduce()")
+            if self._element.take is not None:
+                reduced = owned(reduced, before, value)
         self._state.update(reduced)
         return (reduced,)
 

@@ -388,14 +388,15 @@ class AsyncWait:
     async def _invoked(self, call: Sequence[Asked]) -> Any:
         function = self._spec.function
         if isinstance(function, AsyncBatchFunction):
-            return await function.async_invoke_batch([one.value for one in call])
-        return await function.async_invoke(call[0].value)
+            return await function.async_invoke_batch([taken(one.value) for one in call])
+        # Each attempt begins with the element as it came.
+        return await function.async_invoke(taken(call[0].value))
 
     def _said(self, method: str, call: Sequence[Asked], *error: Exception) -> Any:
         function = self._spec.function
         if isinstance(function, AsyncBatchFunction):
-            return getattr(function, f"{method}_batch")([one.value for one in call], *error)
-        return getattr(function, method)(call[0].value, *error)
+            return getattr(function, f"{method}_batch")([taken(one.value) for one in call], *error)
+        return getattr(function, method)(taken(call[0].value), *error)
 
     # -- results ----------------------------------------------------------------------------------
     def _checked(self, call: Sequence[Asked], made: Any) -> list[Rows]:

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from flinkish_spark.core.elements import MIN_WATERMARK_MS, OutputTag, Progress, TimeDomain, Timer, tag_name
-from flinkish_spark.core.iterators import USER_ERRORS, elements_of
+from flinkish_spark.core.iterators import USER_ERRORS, elements_of, refuse_not_run
+from flinkish_spark.core.validation import check_function
 from flinkish_spark.functions.keyed import BroadcastProcessFunction, KeyedBroadcastProcessFunction
 from flinkish_spark.operators.context import (
     FunctionContext,
@@ -28,6 +29,7 @@ from flinkish_spark.operators.process import (
     KeyedStreamOperator,
     Processor,
     checked,
+    settled,
 )
 from flinkish_spark.state.descriptors import MapStateDescriptor, StateDescriptor
 from flinkish_spark.state.key_group import GroupState
@@ -182,6 +184,7 @@ class BroadcastSideContext(ContextFacts):
             raise KeyedStateWithoutKey(
                 f"apply_to_keyed_state() is given the state '{descriptor.name}', for which open() did not ask"
             )
+        check_function(function, "the function of apply_to_keyed_state()", 2)
         self.applications.append(Application(descriptor, function))
 
 
@@ -241,7 +244,7 @@ class BroadcastSide:
             It cannot be read.
         """
         self._context.applications = []
-        if value != self._value or self.tables.is_changed or self.tables.is_lent:
+        if value != self._value or self.tables.is_changed:
             self._context.tables = BroadcastTables(self._uid, self._descriptors, value)
             self._value = None if value is None else bytes(value)
 
@@ -283,8 +286,9 @@ class BroadcastSide:
             The function raised; nothing of the micro-batch counts.
         """
         self._context.check = check
+        process = settled(self._process, lambda: self.tables.puts.settle())
         try:
-            return self._context.process_sides(self._process, before, behind, progress)
+            return self._context.process_sides(process, before, behind, progress)
         except ElementFailed as failed:
             raise BroadcastElementFailed(failed.at, failed.is_before, failed.error) from failed.error
 
@@ -383,9 +387,10 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
                 if table.read(scope) is None:
                     continue
                 try:
-                    one.function(key, state)
+                    refuse_not_run(one.function(key, state), "the function of apply_to_keyed_state()")
                 except USER_ERRORS as error:
                     raise ApplicationFailed(one.descriptor.name, key, error) from error
+                self._states.puts.settle()
 
     # -- parts ----------------------------------------------------------------------------------------
     def _process(self, value: Any, _: FunctionContext) -> Iterable[Any] | None:

@@ -6,7 +6,6 @@ loses its last one, and nothing while it stays the same. That is Flink's group a
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from abc import ABC, abstractmethod
@@ -31,6 +30,7 @@ from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import ddl_of
 from flinkish_spark.types.hints import StateType
+from flinkish_spark.types.to_python import owned, taken
 
 _KINDS: Mapping[str, RowKind] = {kind.value: kind for kind in RowKind}
 
@@ -383,12 +383,13 @@ class ChangelogAggregateOperator(_OverChangelog):
         if not rows:
             if is_retraction:
                 return ()
-            before, accumulator = None, self._aggregate.create_accumulator()
+            before, accumulator = None, taken(self._aggregate.create_accumulator())
         else:
             # A copy: the function may change the accumulator in place, and the result may be a part of it.
-            before = copy.deepcopy(self._aggregate.get_result(accumulator))
+            before = taken(self._aggregate.get_result(accumulator))
         change = self._aggregate.retract if is_retraction else self._aggregate.add
-        accumulator, rows = change(value, accumulator), rows + (-1 if is_retraction else 1)
+        accumulator = owned(change(value, accumulator), accumulator, value)
+        rows += -1 if is_retraction else 1
         if not rows:
             self._accumulator.clear()
             self._rows.clear()

@@ -18,7 +18,7 @@ from flinkish_spark.core.elements import (
     TimeDomain,
     Timer,
 )
-from flinkish_spark.core.iterators import called, elements_of
+from flinkish_spark.core.iterators import called, elements_of, is_true
 from flinkish_spark.joins.spec import (
     CoGroupFunction,
     IntervalJoin,
@@ -34,10 +34,11 @@ from flinkish_spark.operators.process import KeyedStreamOperator, Processor
 from flinkish_spark.operators.window_factory import window_operator
 from flinkish_spark.state.descriptors import ListStateDescriptor, StateTtl
 from flinkish_spark.state.keyed_states import KeyedStates
-from flinkish_spark.state.tables import StateTable, may_change
+from flinkish_spark.state.tables import StateTable
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.ddl import ddl_of
 from flinkish_spark.types.rows import ElementType, Named
+from flinkish_spark.types.to_python import Take
 from flinkish_spark.windows.functions import ProcessWindowFunction, WindowContext, WindowRuntimeContext
 from flinkish_spark.windows.spec import ProcessWindow
 
@@ -145,12 +146,13 @@ class WindowCoGroupOperator(KeyedStreamOperator):
     """Runs a co-group or a join within windows: input 0 is the left one, 1 the right one."""
 
     def __init__(self, join: WindowCoGroup | WindowJoin) -> None:
-        self._union = TaggedUnion(ElementType(join.left_type), ElementType(join.right_type))
+        left, right = ElementType(join.left_type), ElementType(join.right_type)
+        self._union = TaggedUnion(left, right)
         self._late = join.left_late, join.right_late
         if isinstance(join, WindowCoGroup):
             function: CoGroupFunction = join.function
         else:
-            function = _JoinAll(join.actual_function, join.join_type)
+            function = _JoinAll(join.actual_function, join.join_type, left, right)
         spec = dataclasses.replace(join.windows, late_output=_LATE)
         self._windows = window_operator(spec, ProcessWindow(_Split(self._union, function)), self._union)
 
@@ -224,8 +226,11 @@ class _Split(ProcessWindowFunction):
 class _JoinAll(CoGroupFunction):
     """Gives a join function each pair of a window."""
 
-    def __init__(self, function: ProcessJoinFunction, join_type: JoinType) -> None:
+    def __init__(
+        self, function: ProcessJoinFunction, join_type: JoinType, left: ElementType, right: ElementType
+    ) -> None:
         self._function, self._type = function, join_type
+        self._left, self._right = (one.take or _same for one in (left, right))
 
     def open(self, context: WindowRuntimeContext) -> None:
         self._function.open(context)
@@ -238,9 +243,10 @@ class _JoinAll(CoGroupFunction):
             lefts, rights = (lefts if self._type.keeps_left else ()), (None,)
         elif not lefts:
             lefts, rights = (None,), (rights if self._type.keeps_right else ())
+        own_left, own_right = self._left, self._right
         for left in lefts:
             for right in rights:
-                yield from elements_of(join(left, right, pair) or ())
+                yield from elements_of(join(own_left(left), own_right(right), pair) or ())
 
     def close(self) -> None:
         self._function.close()
@@ -297,24 +303,24 @@ class TimedBuffer:
         self._descriptor = ListStateDescriptor(name, ", ".join(fields), ttl)
         self._element = element
         self._gathered = element.gathering
+        #: Makes an element's copy for one more owner.
+        self.own: Take = element.take or _same
 
     def open(self, states: KeyedStates) -> None:
         """Declare the state."""
         states.get_list_state(self._descriptor)
         self._scope = states.scope
         self._table: StateTable = states.tables[self._descriptor.name]
-        lends = may_change(self._descriptor.element_type)
-        self._read = self._table.lend if lends else self._table.read
         self._gather = self._gathered()
 
     def entries(self) -> list[Entry]:
-        """Return the current key's entries, by time; not to be changed, but for the elements' own values."""
-        found: list[Entry] | None = self._read(self._scope)
+        """Return the current key's entries, by time; not to be changed."""
+        found: list[Entry] | None = self._table.read(self._scope)
         return found or []
 
     def element(self, entry: Entry) -> Any:
-        """Return the element of an entry."""
-        return self._gather(entry[: self._width])
+        """Return the element of an entry, for one call of a function."""
+        return self.own(self._gather(entry[: self._width]))
 
     def add(self, value: Any, time_ms: int, facts: Sequence[Any] = ()) -> None:
         """Add an element of the current key."""
@@ -444,6 +450,7 @@ class IntervalJoinOperator(KeyedStreamOperator):
         self._pair = PairContext(context)
         for half in (self._left, self._right):
             half.buffer.open(states)
+        self._settle = states.puts.settle
         self._function.open(states.of_function())
 
     def processors(self) -> tuple[Processor, ...]:
@@ -476,7 +483,7 @@ class IntervalJoinOperator(KeyedStreamOperator):
     # -- elements -------------------------------------------------------------------------------------
     def _processor(self, own: _Half, other: _Half) -> Processor:
         """Return what handles an element of one side."""
-        timers, is_left = self._timers, own.side is Side.LEFT
+        timers, is_left, take = self._timers, own.side is Side.LEFT, own.buffer.own
 
         def process(value: Any, context: FunctionContext) -> None:
             time_ms = context.timestamp_ms
@@ -491,9 +498,9 @@ class IntervalJoinOperator(KeyedStreamOperator):
                 partner, partner_ms = other.buffer.element(entry), time_of(entry)
                 result_ms = max(time_ms, partner_ms)
                 if is_left:
-                    self._emit(value, partner, time_ms, partner_ms, result_ms)
+                    self._emit(take(value), partner, time_ms, partner_ms, result_ms)
                 else:
-                    self._emit(partner, value, partner_ms, time_ms, result_ms)
+                    self._emit(partner, take(value), partner_ms, time_ms, result_ms)
 
         return process
 
@@ -534,6 +541,7 @@ class IntervalJoinOperator(KeyedStreamOperator):
         rows = self._function.process_element(left, right, pair)
         if rows is not None:
             self._context.emit(rows, result_ms)
+        self._settle()
 
     @staticmethod
     def _due_ms(one: _Half, other: _Half) -> int | None:
@@ -573,6 +581,7 @@ class TemporalJoinOperator(KeyedStreamOperator):
         self._pair = PairContext(context)
         self._left.open(states)
         self._right.open(states)
+        self._settle = states.puts.settle
         self._function.open(states.of_function())
 
     def processors(self) -> tuple[Processor, ...]:
@@ -624,7 +633,9 @@ class TemporalJoinOperator(KeyedStreamOperator):
             # Nobody can ask for it any more: what is before the first is forgotten.
             return
         before_ms = self._due_ms()
-        is_deletion = self._join.is_deletion is not None and bool(self._join.is_deletion(value))
+        is_deletion = self._join.is_deletion is not None and is_true(
+            self._join.is_deletion(self._right.own(value)), "is_deletion()"
+        )
         at = bisect_right(versions, time_ms, key=time_of) - 1
         is_again = at >= 0 and time_of(versions[at]) == time_ms
         is_first_known = is_again and versions[at][_IS_FIRST_KNOWN]
@@ -644,6 +655,7 @@ class TemporalJoinOperator(KeyedStreamOperator):
         rows = self._function.process_element(left, right, pair)
         if rows is not None:
             self._context.emit(rows, time_ms)
+        self._settle()
 
     # -- time -----------------------------------------------------------------------------------------
     def _due_ms(self) -> int | None:
@@ -664,6 +676,10 @@ class TemporalJoinOperator(KeyedStreamOperator):
         if due_ms is not None:
             # Also where it should be there: versions may have expired in between.
             self._timers.register_event_time_timer(due_ms)
+
+
+def _same(element: Any) -> Any:
+    return element
 
 
 def _valid_at(versions: list[Entry], time_ms: int) -> Entry | None:

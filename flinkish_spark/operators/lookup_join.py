@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flinkish_spark.core.elements import OutputTag, tag_name
-from flinkish_spark.core.iterators import USER_ERRORS, called, elements_of
+from flinkish_spark.core.iterators import USER_ERRORS, called, elements_of, refuse_not_run
 from flinkish_spark.joins.lookup import LookupJoin
 from flinkish_spark.operators.context import NoKeyedState, close_operator
 from flinkish_spark.operators.process import ElementFailed, Emitted
@@ -98,6 +98,10 @@ class LookupJoinRun:
         self._join, self._function = join, join.actual_function
         self._answers = _Answers(join, uid, OrderedDict() if kept is None else kept)
         self._context = _LookupContext()
+        #: An element goes to `key_of` and to each of its pairs; a row to each element of its key, and the
+        #: table or the cache may keep it.
+        self._take = ElementType(join.left_type).take or _same
+        self._take_row = _same if join.function is None else taken
         #: Of which element each row of the last batch is made; of side outputs, by name.
         self.of_row: list[int] = []
         self.of_side_row: dict[str, list[int]] = {}
@@ -151,7 +155,7 @@ class LookupJoinRun:
         keys: list[Any] = []
         try:
             for value in values:
-                key = self._join.key_of(value)
+                key = refuse_not_run(self._join.key_of(self._take(value)), "key_of()")
                 hash(key)
                 keys.append(key)
         except USER_ERRORS as error:
@@ -162,8 +166,10 @@ class LookupJoinRun:
         join, context, emitted = self._function.process_element, self._context, self._context.emitted
         if not rows and self._join.join_type.keeps_left:
             rows = (None,)
+        take, take_row = self._take, self._take_row
         for row in rows:
-            emitted.rows.extend(map(taken, elements_of(join(value, row, context) or ())))
+            made = join(take(value), take_row(row), context)
+            emitted.rows.extend(map(taken, elements_of(made or ())))
 
 
 class _Answers:
@@ -275,6 +281,10 @@ class _LookupContext:
 
     def output(self, tag: OutputTag, value: Any) -> None:
         self.emitted.side.setdefault(tag_name(tag), []).append((taken(value), self.timestamp_ms))
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _is_known(key: Any) -> bool:

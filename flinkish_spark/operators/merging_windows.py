@@ -187,12 +187,12 @@ class MergingWindowOperator(WindowOperator):
             is_taken = True
             place = in_flight.state_window(actual) or actual
             self._scope.enter(key, place)
-            self._contents.add(value, time_ms)
+            self._contents.add(self._own(value), time_ms)
             self._scope.enter(key, actual)
             if merges and self._ends_in_one_timer:
                 # `on_merge` has registered it; the window is not over, so its end is still to come.
                 continue
-            result = self._trigger.on_element(value, time_ms, actual, self._trigger_context)
+            result = self._trigger.on_element(self._own(value), time_ms, actual, self._trigger_context)
             self._obey(result, actual, place)
             self._register_cleanup(actual)
         self._persist(in_flight)

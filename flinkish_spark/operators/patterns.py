@@ -237,7 +237,7 @@ class _Search:
 
     def __init__(self, wanted: LookedFor, element: ElementType) -> None:
         self.name = wanted.name
-        self.matcher = Matcher(wanted.automaton, wanted.skip)
+        self.matcher = Matcher(wanted.automaton, wanted.skip, element.take)
         self.states = MatchStates(wanted, element)
         self.state = self.matcher.initial()
         self._before = self._open()
@@ -349,6 +349,7 @@ class PatternOperator(TimedRowsOperator):
                 leaf.expression = search.comparisons[leaf.text]
             elif isinstance(leaf, LookingBack) and hasattr(leaf.owner, "open"):
                 leaf.owner.open(opened)
+        self._settle = states.puts.settle
         search.function.open(states.of_function())
 
     def processors(self) -> tuple[Processor, ...]:
@@ -454,9 +455,9 @@ class PatternOperator(TimedRowsOperator):
 
     def _in_order(self, due: DueRows, places: range) -> Iterable[int]:
         """Return the places of events, those of one time in the order in which they are taken."""
-        key_of = self._key_of
+        key_of, take = self._key_of, self.element.take or _same
         assert key_of is not None
-        return sorted(places, key=lambda at: (due.times_ms[at], key_of(self._gather(due.rows[at]))))
+        return sorted(places, key=lambda at: (due.times_ms[at], key_of(take(self._gather(due.rows[at])))))
 
     def _advance(self, one: _Search, time_ms: int) -> None:
         completed, timed_out = one.matcher.advance(one.state, time_ms)
@@ -478,6 +479,7 @@ class PatternOperator(TimedRowsOperator):
         rows = call(match, context)
         if rows is not None:
             self._context.emit(rows, time_ms)
+        self._settle()
 
     def _tell(self, found: FoundMatches, after_ms: int) -> None:
         """Tell of what was found of the current key behind a time, up to the watermark."""
@@ -500,6 +502,7 @@ class PatternOperator(TimedRowsOperator):
                 rows = function.process_match(match, context)
             if rows is not None:
                 emit(rows, time_ms)
+            self._settle()
         for name, count in ((TIMED_OUT, lost), (MATCHES, matches)):
             if count:
                 self._context.count(name, count)
@@ -563,6 +566,10 @@ class PatternOperator(TimedRowsOperator):
 
     def _leaves(self) -> Iterable[Leaf]:
         return (leaf for one in self._search.patterns for leaf in one.automaton.leaves)
+
+
+def _same(event: Any) -> Any:
+    return event
 
 
 def _comparing(automaton: Automaton) -> Iterator[LooksBack]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from flinkish_spark.core.elements import OutputTag, Progress, TimeDomain, Timer, tag_name
-from flinkish_spark.core.iterators import USER_ERRORS, elements_of
+from flinkish_spark.core.iterators import NOT_RUN, USER_ERRORS, elements_of, is_true, refuse_not_run
 from flinkish_spark.functions.keyed import (
     Context,
     KeyedCoProcessFunction,
@@ -189,6 +189,25 @@ def checked(
     return call
 
 
+def settled(
+    function: Callable[..., Iterable[Any] | None], settle: Callable[[], None]
+) -> Callable[..., Iterable[Any] | None]:
+    """Return a function behind each of whose calls, and behind the last row of it, `settle` is called."""
+
+    def rows_of(rows: Iterable[Any]) -> Iterator[Any]:
+        yield from elements_of(rows)
+        settle()
+
+    def call(*given: Any) -> Iterable[Any] | None:
+        rows = function(*given)
+        if rows is None:
+            settle()
+            return None
+        return rows_of(rows)
+
+    return call
+
+
 class ElementFailed(Exception):
     """The function raised at an element; `at` is its place among the elements, `is_before` which ones."""
 
@@ -229,6 +248,10 @@ class GroupRun:
         self._emitted = Emitted()
         operator.open(self.states, self._context, self.timers)
         self._processors, self._on_timer = operator.processors(), operator.on_timer
+        if self.states.puts.is_used:
+            settle = self.states.puts.settle
+            self._processors = tuple(settled(process, settle) for process in self._processors)
+            self._on_timer = settled(self._on_timer, settle)
 
     def run(self, before: Sequence[Elements], progress: Progress, behind: Sequence[Elements]) -> Emitted:
         """Work through a micro-batch of the current key group.
@@ -392,7 +415,10 @@ class MapRecords(RecordFunction):
 
     def process_element(self, value: Any, ctx: Context) -> Iterable[Any]:
         """Emit what the function returns."""
-        return (self._call(value),)
+        made = self._call(value)
+        if type(made) in NOT_RUN:
+            refuse_not_run(made, "the function of map()")
+        return (made,)
 
 
 class FlatMapRecords(RecordFunction):
@@ -408,8 +434,8 @@ class FilterRecords(RecordFunction):
     """Emits those records again for which the function says so."""
 
     def process_element(self, value: Any, ctx: Context) -> Iterable[Any]:
-        """Emit the record, or nothing."""
-        return (value,) if self._call(value) else ()
+        """Emit the record as it came, or nothing."""
+        return (value,) if is_true(self._call(taken(value)), "the function of filter()") else ()
 
 
 class CoFlatMapRecords(KeyedCoProcessFunction):
@@ -456,4 +482,4 @@ class CoMapRecords(CoFlatMapRecords):
     """The same, one row of each record."""
 
     def _rows(self, result: Any) -> Iterable[Any]:
-        return (result,)
+        return (refuse_not_run(result, "the function of map()"),)

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer
-from flinkish_spark.core.iterators import USER_ERRORS
+from flinkish_spark.core.iterators import NOT_RUN, USER_ERRORS, refuse_not_run
 from flinkish_spark.operators.columnar_windows import (
     AlignedWindows,
     ColumnWindows,
@@ -46,12 +46,16 @@ from flinkish_spark.state.descriptors import (
     ListStateDescriptor,
     ReducingStateDescriptor,
     ValueStateDescriptor,
+    state_type,
 )
 from flinkish_spark.state.key_group import STATE_SECTION, TIMERS, Bases, GroupLayout, GroupState
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.layered import Array, KeyIndex
+from flinkish_spark.state.tables import may_change
 from flinkish_spark.types.ddl import ddl_of
+from flinkish_spark.types.hints import StateType
 from flinkish_spark.types.rows import ElementType
+from flinkish_spark.types.to_python import Take, owned, taken
 from flinkish_spark.windows.functions import ProcessWindowFunction, WithKeyAndWindow, WithWindow
 from flinkish_spark.windows.spec import (
     AggregateWindow,
@@ -108,6 +112,8 @@ class Folding:
         From the accumulator to the result; None for none.
     elements
         From the result to what a window function is given.
+    take
+        Copies an element for each further window that it is in; None: nothing in elements can change.
     """
 
     begin: Callable[[Any], Any]
@@ -115,6 +121,7 @@ class Folding:
     merge: Callable[[Any, Any], Any]
     result: Callable[[Any], Any]
     elements: Callable[[Any], Sequence[Any]]
+    take: Take | None = None
 
 
 @dataclass(frozen=True)
@@ -320,7 +327,7 @@ class OpenAligned(OpenWindows):
     def _add(self, keys: Iterator[int], arrived: Arrived, watermark_ms: int, late: list[Late]) -> None:
         times_ms = arrived.times_ms
         slices = self._windows.slices(times_ms) if _is_near_now(times_ms) else times_ms
-        begin, add = self._folding.begin, self._folding.add
+        begin, add, take = self._folding.begin, self._folding.add, self._folding.take
         # By key and slice, the windows that take its elements: none of them ends in here.
         taking: list[dict[int, list[OpenWindow]]] = [{} for _ in self._of_key]
         given = zip(keys, slices.tolist(), times_ms.tolist(), arrived.values, strict=False)
@@ -330,7 +337,8 @@ class OpenAligned(OpenWindows):
                 windows = taking[key][slice_ms] = self._around(key, time_ms, watermark_ms)
             for window in windows:
                 before = window.accumulator
-                window.accumulator = begin(value) if before is None else add(value, before)
+                own = value if take is None or window is windows[-1] else take(value)
+                window.accumulator = begin(own) if before is None else add(own, before)
             if not windows and time_ms <= watermark_ms:
                 late.append((arrived.place(keys), value, time_ms))
 
@@ -458,7 +466,7 @@ class LoopedWindows:
         states.per_namespace(OPEN)
         states.get_state(ValueStateDescriptor(OPEN, self._state_type()))
         if isinstance(self.computation, AggregateWindow):
-            return _aggregating(self.computation)
+            return _aggregating(self.computation, self.element_type)
         if isinstance(self.computation, ReduceWindow):
             return _reducing(self.computation, self.element_type)
         return _collecting(self.element_type)
@@ -495,29 +503,53 @@ def looped_windows(
     return LoopedWindows(windows, computation, element_type, spec.late_output)
 
 
-def _aggregating(computation: AggregateWindow) -> Folding:
+def _aggregating(computation: AggregateWindow, element_type: ElementType) -> Folding:
     aggregate = computation.aggregate
-    create, add = aggregate.create_accumulator, aggregate.add
+    create, add, own = aggregate.create_accumulator, aggregate.add, _owner(computation.accumulator_type)
+
+    def begin(value: Any) -> Any:
+        first = taken(create())
+        return own(add(value, first), value, first)
+
     # For windows that do not merge it need not have `merge`.
     return Folding(
-        begin=lambda value: add(value, create()),
-        add=add,
-        merge=lambda first, second: aggregate.merge(first, second),
+        begin=begin,
+        add=add if own is _as_it_is else lambda value, before: own(add(value, before), value, before),
+        merge=lambda first, second: own(aggregate.merge(first, second), first, second),
         result=aggregate.get_result,
         elements=_alone,
+        take=element_type.take,
     )
+
+
+def _owner(accumulator_type: StateType) -> Callable[..., Any]:
+    """Return :func:`owned` for accumulators of a type, if they can change."""
+    return owned if may_change(state_type(OPEN, accumulator_type)) else _as_it_is
+
+
+def _as_it_is(made: Any, *given: Any) -> Any:
+    return made
 
 
 def _reducing(computation: ReduceWindow, element_type: ElementType) -> Folding:
     given: Any = computation.reduce
     reduce: Callable[[Any, Any], Any] = getattr(given, "reduce", given)
-    named = element_type.naming()
+    named, take = element_type.naming(), element_type.take
+
+    def reduced(first: Any, second: Any) -> Any:
+        first = named(first)
+        made = reduce(first, second)
+        if type(made) in NOT_RUN:
+            refuse_not_run(made, "reduce()")
+        return made if take is None else owned(made, first, second)
+
     return Folding(
         begin=lambda value: value,
-        add=lambda value, before: reduce(named(before), value),
-        merge=lambda first, second: reduce(named(first), named(second)),
+        add=lambda value, before: reduced(before, value),
+        merge=lambda first, second: reduced(first, named(second)),
         result=named,
         elements=_alone,
+        take=take,
     )
 
 
@@ -529,6 +561,7 @@ def _collecting(element_type: ElementType) -> Folding:
         merge=lambda first, second: [*first, *second],
         result=lambda held: list(map(named, held)),
         elements=_all,
+        take=element_type.take,
     )
 
 

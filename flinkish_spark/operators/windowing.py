@@ -27,6 +27,7 @@ from flinkish_spark.state.states import AggregatingState, ListState, MapState, R
 from flinkish_spark.state.tables import KeyScope
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.rows import ElementType, Named, OutputError, as_row
+from flinkish_spark.types.to_python import taken
 from flinkish_spark.windows.assigners import assigning
 from flinkish_spark.windows.evictors import Evictor, EvictorContext, TimestampedValue
 from flinkish_spark.windows.functions import ProcessWindowFunction
@@ -104,7 +105,7 @@ def contents_of(
 
 class _Reduced(WindowContents):
     def __init__(self, input_type: ElementType, computation: ReduceWindow) -> None:
-        self._type, self._computation = input_type, computation
+        self._type, self._computation, self._then = input_type, computation, computation.then
 
     def open(self, states: KeyedStates) -> None:
         self._named = self._type.naming()
@@ -121,7 +122,9 @@ class _Reduced(WindowContents):
     def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
         value = self._state.get()
         if value is not None:
-            fire((self._named(value),))
+            named = self._named(value)
+            # A function that goes on with it does not change what the window adds to.
+            fire((named if self._then is None else taken(named),))
 
     def clear(self) -> None:
         self._state.clear()
@@ -132,6 +135,7 @@ class _Reduced(WindowContents):
 
 class _Aggregated(WindowContents):
     def __init__(self, computation: AggregateWindow) -> None:
+        self._then = computation.then
         self._descriptor = AggregatingStateDescriptor(
             CONTENTS, computation.aggregate, computation.accumulator_type
         )
@@ -146,7 +150,7 @@ class _Aggregated(WindowContents):
     def fire(self, fire: Fire, window: TimeWindow, ctx: EvictorContext) -> None:
         result = self._state.get()
         # Of a result of None nothing is emitted; what was emitted before does not stand any more, though.
-        fire(() if result is None else (result,))
+        fire(() if result is None else (result if self._then is None else taken(result),))
 
     def clear(self) -> None:
         self._state.clear()
@@ -244,15 +248,16 @@ def _at_once(computation: WindowComputation, named: Named) -> Callable[[list[Any
     """Return what does a computation over elements that were kept."""
     if isinstance(computation, ReduceWindow):
         reduce = _named_reduce(computation, named)
-        return lambda values: (named(functools.reduce(reduce, values)),)
+        # Copies: the elements stay in the window, and it may fire again.
+        return lambda values: (named(functools.reduce(reduce, map(taken, values))),)
     if isinstance(computation, AggregateWindow):
         return functools.partial(_aggregate, computation.aggregate)
     return lambda values: values
 
 
 def _aggregate(aggregate: AggregateFunction, values: list[Any]) -> Sequence[Any]:
-    accumulator = aggregate.create_accumulator()
-    for value in values:
+    accumulator = taken(aggregate.create_accumulator())
+    for value in map(taken, values):
         accumulator = aggregate.add(value, accumulator)
     result = aggregate.get_result(accumulator)
     return () if result is None else (result,)
@@ -549,7 +554,7 @@ class RetractedResults(WindowResults):
             A row has other fields than were declared.
         """
         # A generator runs here, with the window still the current one.
-        now = [self._row(row) for row in elements_of(rows)]
+        now = [taken(self._row(row)) for row in elements_of(rows)]
         retracted = self.withdrawn(key, window)
         self._last.update(now)
         return [*retracted, *((*row, False) for row in now)]
@@ -594,6 +599,8 @@ class WindowOperator(KeyedStreamOperator):
         self._spec, self._assigner, self._results = spec, spec.assigner, results
         self._trigger = spec.actual_trigger
         self._contents = contents_of(computation, input_type, spec.evictor)
+        #: What makes a window's own copy of an element; a trigger and an assigner get one, too.
+        self._take = input_type.take
         self._function = function_of(computation)
         self._part = part_of(computation)
         #: What the windows go by.
@@ -634,7 +641,7 @@ class WindowOperator(KeyedStreamOperator):
     def process_element(self, value: Any, context: FunctionContext) -> None:
         """Add an element to its windows, and fire those whose triggers say so."""
         time_ms = context.timestamp_ms
-        windows = self._assign(value, time_ms, self._timers.processing_time_ms)
+        windows = self._assign(self._own(value), time_ms, self._timers.processing_time_ms)
         if not self._add(value, time_ms, windows) and self._is_late(time_ms):
             if self._spec.late_output is None:
                 context.count(LATE_RECORDS_DROPPED)
@@ -677,7 +684,7 @@ class WindowOperator(KeyedStreamOperator):
     def _add(self, value: Any, time_ms: int | None, windows: Sequence[TimeWindow]) -> bool:
         """Add an element to those windows that still take it; return whether there was one."""
         scope, contents, trigger, ctx = self._scope, self._contents, self._trigger, self._trigger_context
-        key, kept, is_taken = scope.key, self._kept.entries, False
+        key, kept, is_taken, take = scope.key, self._kept.entries, False, self._take
         watermark_ms = self._timers.watermark_ms
         waiting = self._slots_waiting()
         # What ends after this is not over: most windows, which need no closer look.
@@ -691,10 +698,10 @@ class WindowOperator(KeyedStreamOperator):
             scope.namespace = window
             scope.slot = slot = (key, window)
             is_new = slot not in kept
-            contents.add(value, time_ms)
+            contents.add(value if take is None else take(value), time_ms)
             if slot in waiting and window.end_ms > watermark_ms + 1:
                 continue
-            result = trigger.on_element(value, time_ms, window, ctx)
+            result = trigger.on_element(self._own(value), time_ms, window, ctx)
             if result is not TriggerResult.CONTINUE:
                 self._obey(result, window, window)
             elif self._only_waits:
@@ -702,6 +709,10 @@ class WindowOperator(KeyedStreamOperator):
             if is_new:
                 self._register_cleanup(window)
         return is_taken
+
+    def _own(self, value: Any) -> Any:
+        """Return an element for one more owner."""
+        return value if self._take is None else self._take(value)
 
     def _slots_waiting(self) -> set[Any]:
         """Return the slots whose trigger has registered its timer in this call of the key group.

@@ -19,7 +19,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import OutputTag, OutputType
 from flinkish_spark.core.errors import ConfigError, GraphError, SchemaError, UserFunctionError
-from flinkish_spark.core.validation import refuse_async, refuse_if_never_run
+from flinkish_spark.core.validation import check_function, check_methods
 from flinkish_spark.functions.keyed import (
     AggregateFunction,
     FilterFunction,
@@ -151,7 +151,11 @@ def check_keyed_function(function: object, uid: str) -> None:
             f"process() of '{uid}' got {given}",
             what_to_do="give it an instance of a KeyedProcessFunction or VectorizedProcessFunction subclass",
         )
-    refuse_async(function, ("process_element", "on_timer", "process_batch"), f"'{uid}'")
+    check_methods(function, _keyed_kind(function), f"'{uid}'")
+
+
+def _keyed_kind(function: KeyedProcessFunction | VectorizedProcessFunction) -> type:
+    return KeyedProcessFunction if isinstance(function, KeyedProcessFunction) else VectorizedProcessFunction
 
 
 def declare_operator(
@@ -306,14 +310,23 @@ def record_call(function: Any, method: str, uid: str | None = None) -> RecordCal
     """
     kind = _KINDS[method][0]
     if isinstance(function, kind):
-        return _checked(RecordCall(getattr(function, method), function), method, uid)
+        check_methods(function, kind, _where(method, uid))
+        return RecordCall(getattr(function, method), function)
     if not callable(function) or (isinstance(function, type) and issubclass(function, RichFunction)):
         raise GraphError(
             f"{_where(method, uid)} got {_what(function)}",
             what_to_do=f"give it a function of one record, or an instance of a {kind.__name__} subclass",
             uid=uid or "",
         )
-    return _checked(RecordCall(function, None), method, uid)
+    if method == "filter" and isinstance(function, type) and function.__module__ != "builtins":
+        raise GraphError(
+            f"{_where(method, uid)} got {_what(function)}",
+            why="what a class makes is there, and so keeps every record",
+            what_to_do="give it a function of one record, or an instance of a FilterFunction subclass",
+            uid=uid or "",
+        )
+    check_function(function, f"the function of {_where(method, uid)}", 1, is_rows=method == "flat_map")
+    return RecordCall(function, None)
 
 
 def connected_calls(
@@ -335,7 +348,8 @@ def connected_calls(
     assert kind is not None
     if isinstance(first, kind):
         if second is None:
-            left, right = (_checked(RecordCall(getattr(first, one), first), method, uid) for one in methods)
+            check_methods(first, kind, _where(method, uid))
+            left, right = (RecordCall(getattr(first, one), first) for one in methods)
             return left, right
         why = f"a {kind.__name__} has a method for each of the two streams"
     elif second is None:
@@ -349,14 +363,6 @@ def connected_calls(
         what_to_do=f"give it an instance of a {kind.__name__} subclass alone, or a function for each stream",
         uid=uid or "",
     )
-
-
-def _checked(made: RecordCall, method: str, uid: str | None) -> RecordCall:
-    if method == "flat_map":
-        refuse_async(made.call, (), _where(method, uid))
-    else:
-        refuse_if_never_run(made.call, f"the function of {_where(method, uid)}")
-    return made
 
 
 def _where(method: str, uid: str | None) -> str:
@@ -565,18 +571,19 @@ def callable_of(function: Any, method: str) -> tuple[Callable[[Any], Any], RichF
         It is no function and no instance of a KeySelector.
     """
     if isinstance(function, KeySelector):
+        check_methods(function, KeySelector, f"the key of {method}")
         return function.get_key, function
     if not callable(function) or (isinstance(function, type) and issubclass(function, KeySelector)):
         raise GraphError(
             f"{method} got {function!r} ({type(function).__name__}) as its key",
             what_to_do="give it a function of one record, or an instance of a KeySelector",
         )
+    check_function(function, f"the function of {method}", 1)
     return function, None
 
 
 def _key_function(function: Any, declared: StateType | None) -> KeyFunction:
     call, rich = callable_of(function, "key_by()")
-    refuse_if_never_run(call, "the function of key_by()")
     kind = _hinted(call) if declared is None else _declared(declared)
     check_can_be_sent(call, "of", "key_by")
     if isinstance(kind, T.StructType):

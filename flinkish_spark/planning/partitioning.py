@@ -11,6 +11,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge.settings import SETTINGS, SHUFFLE_PARTITIONS
 from flinkish_spark.core.errors import ConfigError, GraphError
+from flinkish_spark.core.validation import check_function
 from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.functions.stream import Partitioner
 from flinkish_spark.planning.declare import MAX_PARALLELISM_LIMIT, callable_of, check_can_be_sent
@@ -189,6 +190,7 @@ def by_partitioner(partitioner: Any, key: Any, parallelism: int | None) -> ByPar
             f"partition_custom() got a {type(partitioner).__name__} as its partitioner",
             what_to_do="give it a Partitioner, or a function of a key and the number of partitions",
         )
+    check_function(partition, "the partitioner of partition_custom()", 2)
     named = getattr(partition, "__name__", type(partitioner).__name__)
     of = type(partitioner).__name__ if isinstance(partitioner, Partitioner) else named
     name = "partition_custom" if of == "<lambda>" else f"partition_custom {of}"

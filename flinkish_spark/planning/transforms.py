@@ -19,7 +19,7 @@ from flinkish_spark.bridge.plans import Computing, Keeping, NotRowByRow, RowPlan
 from flinkish_spark.bridge.session import said
 from flinkish_spark.core.elements import OutputType
 from flinkish_spark.core.errors import FlinkishError, GraphError, SchemaError, UserFunctionError
-from flinkish_spark.core.validation import refuse_async
+from flinkish_spark.core.validation import check_methods
 from flinkish_spark.functions.stream import CoProcessFunction, ProcessFunction
 from flinkish_spark.joins.lookup import LookupJoin
 from flinkish_spark.planning.declare import (
@@ -206,7 +206,7 @@ def process_rows(function: Any, output: OutputType | None, name: str | None) -> 
             "state call key_by(...) first and give a KeyedProcessFunction, or call process_with_state()",
         )
     call = function.process_element
-    refuse_async(function, ("process_element",), f"the {type(function).__name__} of process()")
+    check_methods(function, ProcessFunction, f"the {type(function).__name__} of process()")
     name = name or _name_of(function, "process")
     fields = _fields(output, call, name, is_iterable=True)
     return _checked(ProcessTransform(RowFunction(name, call, function), fields, TransformSettings(name)))
@@ -224,8 +224,7 @@ def co_process_rows(
             "state call connect(...).key_by(...) and give a KeyedCoProcessFunction, or connect with a "
             "broadcast stream",
         )
-    methods = ("process_element1", "process_element2")
-    refuse_async(function, methods, f"the {type(function).__name__} of process()")
+    check_methods(function, CoProcessFunction, f"the {type(function).__name__} of process()")
     name = name or _name_of(function, "process")
     fields = _fields(output, function.process_element1, name, is_iterable=True)
     settings = ConnectedSettings(name)
@@ -389,8 +388,6 @@ def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> Looku
             why="without a function the fields of the record and of the row come out",
             what_to_do="leave the output out, or give a function that makes it",
         )
-    refuse_async(join.table, ("lookup",), f"'{name}'")
-    refuse_async(join.function, ("process_element",), f"'{name}'")
     if join.function is not None and output is None:
         output = inferred_output(join.function.process_element, f"'{name}'", is_iterable=True)
     # Its rows are put behind the fields of records, so a STRUCT says what its fields say.

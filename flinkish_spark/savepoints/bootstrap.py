@@ -11,7 +11,7 @@ from pyspark.sql import Column
 from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import ConfigError, SchemaError
-from flinkish_spark.core.validation import refuse_if_never_run, unusable
+from flinkish_spark.core.validation import check_methods, unusable
 from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.planning.declare import check_can_be_sent
 from flinkish_spark.state.descriptors import (
@@ -342,7 +342,7 @@ def bootstrap_function(
     """
     if isinstance(states, KeyedStateBootstrapFunction):
         name = type(states).__name__
-        refuse_if_never_run(states.process_element, f"{name}.process_element()")
+        check_methods(states, KeyedStateBootstrapFunction, f"the {name}")
         check_can_be_sent(states, "that fills the state of", uid)
         return states
     if not isinstance(states, list | tuple) or not states or not all(map(_is_pair, states)):

@@ -33,6 +33,7 @@ from flinkish_spark.state.tables import (
     ExpiringTable,
     HandedOut,
     KeyScope,
+    PutValues,
     StateTable,
     as_fields,
     may_change,
@@ -95,6 +96,8 @@ class KeyedStates(SubtaskFacts):
         self.tables: dict[str, StateTable] = {}
         self._states: dict[str, Any] = {}
         self._declaring = _Declaring()
+        #: What the functions of the operator put into states; whoever calls them settles it behind each call.
+        self.puts = PutValues()
 
     def seal(self) -> None:
         """Refuse states that are not declared by now: the operator is open."""
@@ -110,7 +113,7 @@ class KeyedStates(SubtaskFacts):
                 return ValueState(self.scope, table, descriptor.default)
             return TabledValueState(self.scope, table, descriptor.default, *handed)
 
-        state: ValueState[Any] = self._declared(descriptor, made)
+        state: ValueState[Any] = self._declared(descriptor, made, lends=handed[1])
         return state
 
     def get_list_state(self, descriptor: ListStateDescriptor) -> ListState[Any]:
@@ -118,7 +121,9 @@ class KeyedStates(SubtaskFacts):
         self._check_kind(descriptor, ListStateDescriptor)
         kind = ListState if descriptor.ttl is None else ExpiringListState
         handed = self._handed_out(descriptor.element_type)
-        state: ListState[Any] = self._declared(descriptor, lambda table: kind(self.scope, table, *handed))
+        state: ListState[Any] = self._declared(
+            descriptor, lambda table: kind(self.scope, table, *handed), lends=handed[1]
+        )
         return state
 
     def get_map_state(self, descriptor: MapStateDescriptor) -> MapState[Any, Any]:
@@ -131,7 +136,7 @@ class KeyedStates(SubtaskFacts):
             keys = MapKeys(f"operator '{self.uid}'", descriptor.name, descriptor.key_type)
             return kind(self.scope, table, *handed, keys)
 
-        state: MapState[Any, Any] = self._declared(descriptor, made)
+        state: MapState[Any, Any] = self._declared(descriptor, made, lends=handed[1])
         return state
 
     def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
@@ -139,7 +144,9 @@ class KeyedStates(SubtaskFacts):
         self._check_kind(descriptor, ReducingStateDescriptor)
         handed = self._handed_out(as_fields(descriptor.value_type))
         state: ReducingState[Any] = self._declared(
-            descriptor, lambda table: ReducingState(self.scope, table, descriptor.reduce, *handed)
+            descriptor,
+            lambda table: ReducingState(self.scope, table, descriptor.reduce, *handed),
+            lends=handed[1],
         )
         return state
 
@@ -148,7 +155,9 @@ class KeyedStates(SubtaskFacts):
         self._check_kind(descriptor, AggregatingStateDescriptor)
         handed = self._handed_out(as_fields(descriptor.accumulator_type))
         state: AggregatingState = self._declared(
-            descriptor, lambda table: AggregatingState(self.scope, table, descriptor.aggregate, *handed)
+            descriptor,
+            lambda table: AggregatingState(self.scope, table, descriptor.aggregate, *handed),
+            lends=handed[1],
         )
         return state
 
@@ -192,7 +201,9 @@ class KeyedStates(SubtaskFacts):
         """Return what names the values that are handed out, and whether they may be changed in place."""
         return naming_of(ddl) if self._is_of_function else None, may_change(ddl)
 
-    def _declared(self, descriptor: StateDescriptor, make: Callable[[StateTable], Any]) -> Any:
+    def _declared(
+        self, descriptor: StateDescriptor, make: Callable[[StateTable], Any], *, lends: bool
+    ) -> Any:
         if self._declaring.is_over and descriptor.name not in self.descriptors:
             raise StateNotDeclared(self.uid, descriptor.name)
         known = self.descriptors.setdefault(descriptor.name, descriptor)
@@ -205,6 +216,8 @@ class KeyedStates(SubtaskFacts):
         if descriptor.name not in self._states:
             if descriptor.name not in self.tables:
                 self.tables[descriptor.name] = _table_of(descriptor)
+            if lends and self._is_of_function:
+                self.tables[descriptor.name].puts, self.puts.is_used = self.puts, True
             self._states[descriptor.name] = make(self.tables[descriptor.name])
         return self._states[descriptor.name]
 

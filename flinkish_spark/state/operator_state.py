@@ -26,12 +26,12 @@ from flinkish_spark.state.codec import (
 from flinkish_spark.state.descriptors import MapStateDescriptor, made_by, set_fields, state_type
 from flinkish_spark.state.evolution import misfit
 from flinkish_spark.state.states import ANY_KEYS, AnyKeys, MapKeys
-from flinkish_spark.state.tables import may_change, naming_of
+from flinkish_spark.state.tables import PutValues, may_change, naming_of
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import is_field_list, parse_ddl
 from flinkish_spark.types.hints import StateType
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
-from flinkish_spark.types.to_python import to_values
+from flinkish_spark.types.to_python import taken, to_values
 
 # ----------------------------------------------------------------------------------------------------------
 # Values of an operator that belong to no key: a checked frame of Arrow tables, and whose it is.
@@ -248,8 +248,11 @@ class OperatorListState:
         replaced = list(elements_of(items))
         if None in replaced:
             raise ValueError("an operator list state takes no None")
-        self._items = replaced if self._naming is None else list(map(self._naming, replaced))
-        self.is_changed = True
+        named = replaced if self._naming is None else list(map(self._naming, replaced))
+        if self._lends:
+            own = set(map(id, self._items))
+            named = [one if id(one) in own else taken(one) for one in named]
+        self._items, self.is_changed = named, True
 
     def clear(self) -> None:
         """Remove all items."""
@@ -408,12 +411,20 @@ class BroadcastState(MutableMapping[K, V], Generic[K, V]):
         As of the descriptor.
     keys
         What it makes of keys.
+    puts
+        Notes what it is given, until the call is over.
     """
 
-    __slots__ = ("_entries", "_keys", "_lends", "_naming", "is_changed")
+    __slots__ = ("_entries", "_keys", "_lends", "_naming", "_puts", "is_changed")
 
-    def __init__(self, entries: dict[K, V], value_type: str, keys: MapKeys | AnyKeys = ANY_KEYS) -> None:
-        self._entries, self._keys = entries, keys
+    def __init__(
+        self,
+        entries: dict[K, V],
+        value_type: str,
+        keys: MapKeys | AnyKeys = ANY_KEYS,
+        puts: PutValues | None = None,
+    ) -> None:
+        self._entries, self._keys, self._puts = entries, keys, puts
         self._naming, self._lends = naming_of(value_type), may_change(value_type)
         self.is_changed = False
 
@@ -426,7 +437,10 @@ class BroadcastState(MutableMapping[K, V], Generic[K, V]):
     def __setitem__(self, key: K, value: V) -> None:
         if key is None or value is None:
             raise ValueError("a broadcast state takes no None, neither as key nor as value")
-        self._entries[self._keys.put(key)] = value if self._naming is None else self._naming(value)
+        key = self._keys.put(key)
+        if self._puts is not None and self._lends:
+            self._puts.put(self._entries, key)
+        self._entries[key] = value if self._naming is None else self._naming(value)
         self.is_changed = True
 
     def __delitem__(self, key: K) -> None:
@@ -464,7 +478,7 @@ class BroadcastState(MutableMapping[K, V], Generic[K, V]):
 
 
 class ReadOnlyBroadcastState(Mapping[K, V], Generic[K, V]):
-    """A broadcast state, to read. A value out of it must not be changed in place: that is not kept.
+    """A broadcast state, to read. A value that can change comes as a copy: the copies must stay equal.
 
     Parameters
     ----------
@@ -478,19 +492,20 @@ class ReadOnlyBroadcastState(Mapping[K, V], Generic[K, V]):
         What it makes of keys.
     """
 
-    __slots__ = ("_entries", "_keys", "_lends", "_name", "is_lent")
+    __slots__ = ("_entries", "_keys", "_name", "_take")
 
     def __init__(
         self, name: str, entries: dict[K, V], value_type: str, keys: MapKeys | AnyKeys = ANY_KEYS
     ) -> None:
         self._name, self._entries, self._keys = name, entries, keys
-        self._lends = may_change(value_type)
-        #: Whether somebody has had a value in hand that can be changed.
-        self.is_lent = False
+        self._take = taken if may_change(value_type) else None
 
     def __getitem__(self, key: K) -> V:
-        self.is_lent |= self._lends
-        return self._entries[self._keys.sought(key)]
+        value = self._entries[self._keys.sought(key)]
+        if self._take is None:
+            return value
+        own: V = self._take(value)
+        return own
 
     def __iter__(self) -> Iterator[K]:
         return iter(self._entries)
@@ -545,6 +560,8 @@ class BroadcastTables:
         self._uid = uid
         self._schemas = {descriptor.name: _schema_of(descriptor) for descriptor in descriptors}
         stored = unpack_tables(uid, BROADCAST_KIND, self._schemas, value)
+        #: What the call at hand has put into them.
+        self.puts = PutValues()
         self._writable: dict[str, BroadcastState[Any, Any]] = {}
         self._readable: dict[str, ReadOnlyBroadcastState[Any, Any]] = {}
         for descriptor in descriptors:
@@ -552,7 +569,7 @@ class BroadcastTables:
             entries = _entries_of(descriptor, stored[name]) if name in stored else {}
             kind = descriptor.value_type
             keys = MapKeys(f"operator '{uid}'", name, descriptor.key_type)
-            self._writable[name] = BroadcastState(entries, kind, keys)
+            self._writable[name] = BroadcastState(entries, kind, keys, self.puts)
             self._readable[name] = ReadOnlyBroadcastState(name, entries, kind, keys)
 
     def writable(self, descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
@@ -567,11 +584,6 @@ class BroadcastTables:
     def is_changed(self) -> bool:
         """Whether there is something to store."""
         return any(state.is_changed for state in self._writable.values())
-
-    @property
-    def is_lent(self) -> bool:
-        """Whether the element side may have changed a value in place, which is not kept."""
-        return any(state.is_lent for state in self._readable.values())
 
     def settle(self) -> None:
         """Take the states for stored, as they are."""

@@ -11,12 +11,12 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import SchemaError
-from flinkish_spark.core.iterators import elements_of, pairs_of
+from flinkish_spark.core.iterators import elements_of, pairs_of, refuse_not_run
 from flinkish_spark.state.tables import ExpiringLists, ExpiringMaps, HandedOut, KeyScope, StateTable, quick_of
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
-from flinkish_spark.types.to_python import taken, to_values
+from flinkish_spark.types.to_python import owned, taken, to_values
 
 if TYPE_CHECKING:
     from flinkish_spark.state.descriptors import Aggregate, Reducer
@@ -107,11 +107,15 @@ class TabledValueState(ValueState[V]):
         """Set the current key's value, touched now; None clears it."""
         if value is None:
             self._table.remove(self._scope)
-        elif self._naming is None or type(value) is tuple:
-            self._table.write(self._scope, value)
+            return
+        table = self._table
+        if table.puts is not None:
+            table.puts.put(table.entries, self._scope.slot)
+        if self._naming is None or type(value) is tuple:
+            table.write(self._scope, value)
         else:
             # What will be a tuple in the next micro-batch is one from now on.
-            self._table.write(self._scope, self._naming(value))
+            table.write(self._scope, self._naming(value))
 
     def clear(self) -> None:
         """Remove the current key's value."""
@@ -121,7 +125,7 @@ class TabledValueState(ValueState[V]):
 class ReducingState(Generic[V]):
     """One value per key, to which every added one is reduced."""
 
-    __slots__ = ("_named", "_read", "_reduce", "_scope", "_table")
+    __slots__ = ("_lends", "_named", "_read", "_reduce", "_scope", "_table")
 
     def __init__(
         self,
@@ -135,13 +139,20 @@ class ReducingState(Generic[V]):
         given: Any = reduce
         self._reduce: Callable[[V, V], V] = getattr(given, "reduce", given)
         self._named = naming or _same
-        self._read = table.lend if lends else table.read
+        self._read, self._lends = table.lend if lends else table.read, lends
 
     def add(self, value: V) -> None:
         """Reduce the current key's value and this one to one."""
         before, named = self._table.read(self._scope), self._named
         added = named(value)
-        self._table.write(self._scope, added if before is None else self._reduce(named(before), added))
+        if self._table.puts is not None:
+            # The caller goes on with it.
+            added = taken(added)
+        if before is not None:
+            before = named(before)
+            reduced = refuse_not_run(self._reduce(before, added), "reduce()")
+            added = owned(reduced, before, added) if self._lends else reduced
+        self._table.write(self._scope, added)
 
     def get(self) -> V | None:
         """Return what the current key's values were reduced to; None if there were none."""
@@ -154,13 +165,13 @@ class ReducingState(Generic[V]):
 
     def merge(self, slot: Any, into: Any) -> None:
         """Reduce one slot's value into another's; for windows that merge."""
-        _merge(self._table, slot, into, self._reduce, self._named)
+        _merge(self._table, slot, into, self._reduce, self._named, self._lends)
 
 
 class AggregatingState:
     """One accumulator per key, to which values are added."""
 
-    __slots__ = ("_aggregate", "_named", "_read", "_scope", "_table")
+    __slots__ = ("_aggregate", "_lends", "_named", "_read", "_scope", "_table")
 
     def __init__(
         self,
@@ -172,14 +183,20 @@ class AggregatingState:
     ) -> None:
         self._scope, self._table, self._aggregate = scope, table, aggregate
         self._named = naming or _same
-        self._read = table.lend if lends else table.read
+        self._read, self._lends = table.lend if lends else table.read, lends
 
     def add(self, value: Any) -> None:
         """Add to the current key's accumulator, which is made if there is none."""
         before = self._table.read(self._scope)
         if before is None:
-            before = self._aggregate.create_accumulator()
-        self._table.write(self._scope, self._aggregate.add(value, self._named(before)))
+            # Each key begins with its own, whatever the function returns.
+            before = taken(self._aggregate.create_accumulator())
+        before = self._named(before)
+        if self._table.puts is not None:
+            # The caller goes on with it.
+            value = taken(value)
+        made = refuse_not_run(self._aggregate.add(value, before), "add()")
+        self._table.write(self._scope, owned(made, before, value) if self._lends else made)
 
     def get(self) -> Any:
         """Return the result of the current key's accumulator; None if nothing was added."""
@@ -192,16 +209,20 @@ class AggregatingState:
 
     def merge(self, slot: Any, into: Any) -> None:
         """Merge one slot's accumulator into another's; for windows that merge."""
-        _merge(self._table, slot, into, self._aggregate.merge, self._named)
+        _merge(self._table, slot, into, self._aggregate.merge, self._named, self._lends)
 
 
-def _merge(table: StateTable, slot: Any, into: Any, combine: Any, named: Callable[[Any], Any]) -> None:
+def _merge(
+    table: StateTable, slot: Any, into: Any, combine: Any, named: Callable[[Any], Any], lends: bool
+) -> None:
     if slot not in table.entries:
         return
     before = table.entries.get(into)
     table.move(slot, into)
     if before is not None:
-        table.entries[into] = combine(named(before), named(table.entries[into]))
+        first, second = named(before), named(table.entries[into])
+        made = combine(first, second)
+        table.entries[into] = owned(made, first, second) if lends else made
 
 
 def _same(value: Any) -> Any:
@@ -429,6 +450,7 @@ class ListState(MutableSequence[V]):
         """Append several to the current key's list."""
         added = self._elements(values)
         if added:
+            self._note(added)
             before = self._table.read(self._scope)
             if before is None:
                 self._table.write(self._scope, added)
@@ -440,6 +462,10 @@ class ListState(MutableSequence[V]):
         """Replace the current key's list; an empty one clears it."""
         replaced = self._elements(values)
         if replaced:
+            if self._table.puts is not None:
+                # What stays is the state's.
+                own = set(map(id, self._look()))
+                self._note([one for one in replaced if id(one) not in own])
             self._table.write(self._scope, replaced)
         else:
             self._table.remove(self._scope)
@@ -461,6 +487,12 @@ class ListState(MutableSequence[V]):
         """Return the current key's list, which is not to be changed; where reads count, this is none."""
         held: list[V] = self._table.entries.get(self._scope.slot, [])
         return held
+
+    def _note(self, added: Iterable[V]) -> None:
+        """Note which elements the call at hand puts into the current key's list."""
+        table = self._table
+        if table.puts is not None:
+            table.puts.add(table.entries, self._scope.slot, added)
 
     def _elements(self, values: Iterable[V]) -> list[V]:
         """Return values as the state keeps them; refuse None."""
@@ -503,6 +535,8 @@ class MapState(MutableMapping[K, V]):
         held = self._table.read(self._scope)
         if held is None:
             held = {}
+        if self._table.puts is not None:
+            self._table.puts.put(held, key)
         held[key] = value if self._naming is None else self._naming(value)
         self._table.write(self._scope, held)
 
@@ -635,11 +669,12 @@ class ExpiringListState(ListState[V]):
     def __setitem__(self, at: slice, value: Iterable[V]) -> None: ...
     def __setitem__(self, at: Any, value: Any) -> None:
         values, touches = self._copies()
+        added = self._elements(value if isinstance(at, slice) else (value,))
+        self._note(added)
         if isinstance(at, slice):
-            value = self._elements(value)
-            values[at], touches[at] = value, [self._scope.now_ms] * len(value)
+            values[at], touches[at] = added, [self._scope.now_ms] * len(added)
         else:
-            (values[at],), touches[at] = self._elements((value,)), self._scope.now_ms
+            (values[at],), touches[at] = added, self._scope.now_ms
         self._table.put(self._scope, values, touches)
 
     def __delitem__(self, at: SupportsIndex | slice) -> None:
@@ -651,7 +686,9 @@ class ExpiringListState(ListState[V]):
     def insert(self, index: SupportsIndex, value: V) -> None:
         """Insert before the element of that number."""
         values, touches = self._copies()
-        values[index:index], touches[index:index] = self._elements((value,)), [self._scope.now_ms]
+        added = self._elements((value,))
+        self._note(added)
+        values[index:index], touches[index:index] = added, [self._scope.now_ms]
         self._table.put(self._scope, values, touches)
 
     def reverse(self) -> None:
@@ -663,6 +700,7 @@ class ExpiringListState(ListState[V]):
         """Append several to the current key's list."""
         added = self._elements(values)
         if added:
+            self._note(added)
             self._table.append(self._scope, added)
 
     def merge(self, slot: Any, into: Any) -> None:
@@ -708,7 +746,10 @@ class ExpiringMapState(MapState[K, V]):
         if type(key) is not self._kept:
             key = self._keys.put(key)
         slot, table = self._scope.slot, self._table
-        table.entries.setdefault(slot, {})[key] = value if self._naming is None else self._naming(value)
+        held = table.entries.setdefault(slot, {})
+        if table.puts is not None:
+            table.puts.put(held, key)
+        held[key] = value if self._naming is None else self._naming(value)
         table.touches.setdefault(slot, {})[key] = self._scope.now_ms
         table.changed.add(slot)
 

@@ -10,7 +10,7 @@ import math
 import struct
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from flinkish_spark.types.ddl import ddl_of, is_field_list, parse_ddl
 from flinkish_spark.types.hints import hints_of, is_record, without_none
 from flinkish_spark.types.row_form import RowError, RowForm, element_class
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
-from flinkish_spark.types.to_python import to_values
+from flinkish_spark.types.to_python import owned, taken, to_values
 
 # ----------------------------------------------------------------------------------------------------------
 # Where the states of a key group keep their entries while it is worked on; internal to the runtime.
@@ -70,13 +70,64 @@ class KeyScope:
         self.slot = key if namespace is None else (key, namespace)
 
 
+class PutValues:
+    """What the call at hand has put into states: its own until it is over, and nobody's but the states' then.
+
+    A function may go on with an object that it has put: change it, put it into another state, or use it again
+    for the next record. So behind the call the states get copies. What a call has put back as it has read it
+    is the state's already, and costs nothing.
+    """
+
+    __slots__ = ("_added", "_put", "is_used")
+
+    def __init__(self) -> None:
+        #: Whether there is a state whose values can change.
+        self.is_used = False
+        #: By place: where it is, and what was there before the call.
+        self._put: dict[tuple[int, Any], tuple[dict[Any, Any], Any]] = {}
+        #: By slot: its table, and the elements that the call has added to its list.
+        self._added: dict[tuple[int, Any], tuple[dict[Any, Any], list[Any]]] = {}
+
+    def put(self, entries: dict[Any, Any], at: Any) -> None:
+        """Note that a value is put there, before it is."""
+        self._put.setdefault((id(entries), at), (entries, entries.get(at)))
+
+    def add(self, entries: dict[Any, Any], slot: Any, elements: Iterable[Any]) -> None:
+        """Note that elements come into the list of a slot."""
+        self._added.setdefault((id(entries), slot), (entries, []))[1].extend(elements)
+
+    def settle(self) -> None:
+        """Say that the call is over."""
+        if self._put:
+            for (_, at), (entries, before) in self._put.items():
+                if (value := entries.get(at)) is not None:
+                    entries[at] = owned(value, before)
+            self._put.clear()
+        if self._added:
+            for (_, slot), (entries, elements) in self._added.items():
+                _own_elements(entries.get(slot) or [], elements)
+            self._added.clear()
+
+
+def _own_elements(values: list[Any], elements: list[Any]) -> None:
+    """Put copies of elements in their places in a list; most often they are its last ones."""
+    own, left = set(map(id, elements)), len(elements)
+    for at in range(len(values) - 1, -1, -1):
+        if id(values[at]) in own:
+            values[at], left = taken(values[at]), left - 1
+            if not left:
+                return
+
+
 class StateTable:
     """Entries of one state by slot, and the slots whose entries differ from what is stored."""
 
-    __slots__ = ("changed", "entries", "lent")
+    __slots__ = ("changed", "entries", "lent", "puts")
 
     def __init__(self) -> None:
         self.entries: dict[Any, Any] = {}
+        #: Where a function's state notes what it is given; None for an operator's, or if nothing can change.
+        self.puts: PutValues | None = None
         self.changed: set[Any] = set()
         #: Slots whose entries a function has had in hand and may have changed in place.
         self.lent: set[Any] = set()
@@ -425,6 +476,12 @@ def _date(value: Any) -> datetime.date | None:
     return value.date() if type(value) is datetime.datetime else None
 
 
+def _bytes(value: Any) -> bytes | None:
+    if type(value) is bytes:
+        return value
+    return bytes(value) if isinstance(value, bytearray | memoryview) else None
+
+
 def _decimal_of(scale: int) -> Quick:
     def decimal_of(value: Any) -> decimal.Decimal | None:
         if type(value) is not decimal.Decimal:
@@ -442,8 +499,10 @@ _QUICK: dict[type[T.DataType], Quick] = {
     T.TimestampType: _utc,
     T.TimestampNTZType: _local,
     T.DateType: _date,
+    T.BinaryType: _bytes,
 }
 _CHANGING: dict[type[T.DataType], type] = {
+    T.BinaryType: bytes,
     T.FloatType: float,
     T.TimestampType: datetime.datetime,
     T.DateType: datetime.date,

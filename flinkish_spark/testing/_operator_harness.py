@@ -39,6 +39,7 @@ from flinkish_spark.transport.blocks import BEHIND, BlockPacker, Combine, in_ord
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.hints import declared_type
 from flinkish_spark.types.rows import arrow_schema
+from flinkish_spark.types.to_python import taken
 from flinkish_spark.windows.spec import WindowSpec
 from flinkish_spark.worker.runners import (
     BatchRunner,
@@ -191,7 +192,9 @@ class OperatorHarness:
         with self._whole():
             for group, own in sorted(by_group.items()):
                 keys = [self._key(value) for value, _ in own]
-                given = Elements(keys, [value for value, _ in own], [time for _, time in own], source)
+                # What a function does to an element is not done to the test's.
+                values = [taken(value) for value, _ in own]
+                given = Elements(keys, values, [time for _, time in own], source)
                 self._step(group, [given], self._progress(self._watermark_ms))
 
     def watermark(self, time_ms: int) -> None:
@@ -655,14 +658,15 @@ class BroadcastHarness(OperatorHarness):
         for partition, copy in enumerate(self._copies):
             side.begin(copy)
             if broadcast:
-                self._collect(side.process(Elements(values, values, times), progress))
+                own_values = list(map(taken, values))
+                self._collect(side.process(Elements(values, own_values, times), progress))
             self._copies[partition] = side.dump() or copy
             woken = set(by_group) | (set(self._values) if side.applications else set())
             for group in sorted(woken):
                 if group % len(self._copies) == partition:
                     own = by_group.get(group, [])
                     keys = [self._key(value) for value, _ in own]
-                    given = Elements(keys, [value for value, _ in own], [time for _, time in own])
+                    given = Elements(keys, [taken(value) for value, _ in own], [time for _, time in own])
                     self._step(group, [given], progress)
 
     def _wake_all(self, progress: Progress) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.steps import Observer, SilentObserver, Step
+from flinkish_spark.core.validation import check_function
 
 #: Where test apps look for a :class:`KillPoint` in its text form.
 KILL_AT_VARIABLE = "FLINKISH_KILL_AT"
@@ -128,6 +129,7 @@ class KillAt:
     """
 
     def __init__(self, point: KillPoint, kill: Callable[[], None] = kill_process) -> None:
+        check_function(kill, "kill", 0)
         self._point, self._kill = point, kill
         self._seen = 0
         # The coordinator's thread and that of foreachBatch both come here.

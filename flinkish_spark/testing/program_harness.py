@@ -17,7 +17,7 @@ from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.distributed_cache import CACHED_FILES_IN_HARNESS
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, Progress, TimeDomain
 from flinkish_spark.core.errors import ConfigError, GraphError
-from flinkish_spark.core.validation import instance_of, unusable, values_by_name
+from flinkish_spark.core.validation import check_function, instance_of, unusable, values_by_name
 from flinkish_spark.datastream.async_data_stream import AsyncDataStream
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.datastream.keyed_stream import KeyedStream
@@ -113,6 +113,7 @@ def declared(
         raise ConfigError(
             "a harness got no input", what_to_do='say the fields of each: "user STRING, amount LONG"'
         )
+    check_function(program, "the program of a harness", len(inputs))
     environment: Any = _Environment(parallelism, max_parallelism)
     sources = []
     for number, given in enumerate(inputs):

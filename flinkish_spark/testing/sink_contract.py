@@ -19,6 +19,7 @@ from flinkish_spark.contracts.sink import CompletedCheckpoint, Sink, SinkContext
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.core.validation import check_function
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.records import Committable, SinkAck
 from flinkish_spark.transport import columns as C
@@ -74,6 +75,9 @@ class SinkUnderTest:
     job: JobUuid = field(default_factory=lambda: JobUuid(uuid.uuid4().hex))
 
     def __post_init__(self) -> None:
+        for name, takes in (("make_sink", 0), ("read_visible", 0), ("make_row", 2), ("count_open", 0)):
+            if getattr(self, name) is not None:
+                check_function(getattr(self, name), name, takes)
         self._epochs = itertools.count(1)
         self._checkpoints = itertools.count(_FIRST_CHECKPOINT)
         self._batches = itertools.count(_FIRST_BATCH)

@@ -12,11 +12,12 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import OutputTag
+from flinkish_spark.core.iterators import NOT_RUN, NotRun, refuse_not_run
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import ddl_of, is_field_list, parse_ddl
 from flinkish_spark.types.row_form import NoRowError, RowError, RowForm, element_class
 from flinkish_spark.types.to_arrow import ValueMismatch, first_missing, has_required, strict_array
-from flinkish_spark.types.to_python import to_values
+from flinkish_spark.types.to_python import Take, is_flat, taken, to_values
 
 # ----------------------------------------------------------------------------------------------------------
 # Rows of an Arrow batch as Python objects and back, exact in both directions.
@@ -153,7 +154,7 @@ class RowWriter:
             try:
                 self._form.tuple_of(row)
             except NoRowError as error:
-                return OutputError(f"emitted {error}{_ROWS}", at)
+                return OutputError(f"emitted {error}{_why_not_run(row, rows) or _ROWS}", at)
             except RowError as error:
                 return OutputError(f"emitted {error}", at)
         raise AssertionError("a row was refused, and none is")
@@ -166,6 +167,7 @@ class RowWriter:
         except ValueMismatch as error:
             at = next((at for at, value in enumerate(column) if value is error.value), None)
             says = f"emitted a wrong value: field {field.name!r} of {error}"
+            says += _why_not_run(error.value, column)
             if isinstance(error.value, OutputTag):
                 # As PyFlink does it.
                 says += "; a side output is emitted to by ctx.output(tag, row)"
@@ -175,6 +177,17 @@ class RowWriter:
         if missing is not None:
             raise OutputError(f"emitted a wrong value: {missing}", missing.row)
         return array
+
+
+def _why_not_run(value: Any, beside: Iterable[Any]) -> str:
+    """Return what is told of a value that is yet to be run, empty of others; close all such beside it."""
+    said = ""
+    for one in (*beside, value):
+        try:
+            refuse_not_run(one, "the function")
+        except NotRun as error:
+            said = f"; {error}"
+    return said if type(value) in NOT_RUN else ""
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -218,6 +231,11 @@ class ElementType:
     def stored_fields(self) -> str:
         """The type as a list of fields, in any case; see :meth:`spread`."""
         return ddl_of(T.StructType(list(self.fields)))
+
+    @cached_property
+    def take(self) -> Take | None:
+        """What makes a copy of an element for a second owner; None: nothing in elements can change."""
+        return None if is_flat(T.StructType(list(self.fields))) else taken
 
     def spread(self, value: Any) -> tuple[Any, ...]:
         """Return an element as a tuple of its fields."""

@@ -132,14 +132,18 @@ _NESTED: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], list[Any]]],
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Rows as they are when a function emits them, whatever becomes of their objects behind that.
+# Who owns a value that can change: one window, one state, one call, one row that is out.
 #
-# Rows are written when all calls of a key group, or of a batch, are done. A function that goes on with what
-# it has emitted (an accumulator, a list in a state, a dict that it fills again) would change rows that are
-# out. In Flink they are copied or serialised on the way to the next operator.
+# A function may change what it is given, and go on with what it has emitted or put (an accumulator, a list
+# in a state, a dict that it fills again). So what has an owner goes to a second one as a copy: an element to
+# each of its windows, a row to each of its pairs, an event to each condition and match. Values that cannot
+# change are the objects they were. In Flink they are copied or serialised on the way to the next operator.
 
 
 Take = Callable[[Any], Any]
+
+#: Of their values some can change; of BINARY those that functions make, as bytearrays.
+_CHANGEABLE = (T.ArrayType, T.MapType, T.StructType, T.BinaryType)
 
 _PLAIN: frozenset[type] = frozenset(
     {
@@ -173,7 +177,26 @@ def taking(fields: T.StructType) -> Take:
 
 def is_flat(fields: T.StructType) -> bool:
     """Return whether nothing in rows with these fields can change."""
-    return not any(isinstance(one.dataType, T.ArrayType | T.MapType | T.StructType) for one in fields)
+    return not any(isinstance(one.dataType, _CHANGEABLE) for one in fields)
+
+
+def owned(made: Any, *given: Any) -> Any:
+    """Return what a function has made of what it was given, as a value that nobody else has.
+
+    What it was given is its own: that, and parts of it, are not copied.
+
+    Examples
+    --------
+    >>> shared, before = [], [1]
+    >>> owned(before, before) is before, owned(shared, before) is shared
+    (True, False)
+    """
+    if any(made is one for one in given):
+        return made
+    if not isinstance(made, tuple):
+        return taken(made)
+    own = {id(part) for one in given if isinstance(one, tuple) for part in one}
+    return _with_parts(made, [part if id(part) in own else taken(part) for part in made])
 
 
 def _flat_taken(row: Any) -> Any:
@@ -201,7 +224,12 @@ def _same(value: Any) -> Any:
 def _tuple(value: Any) -> Any:
     if _PLAIN.issuperset(map(type, value)):
         return value
-    kind, parts = type(value), list(map(taken, value))
+    return _with_parts(value, list(map(taken, value)))
+
+
+def _with_parts(value: Any, parts: list[Any]) -> Any:
+    """Return a tuple of that class with these parts."""
+    kind = type(value)
     if all(one is other for one, other in zip(parts, value, strict=True)):
         return value
     if kind is tuple:

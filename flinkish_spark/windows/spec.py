@@ -10,6 +10,7 @@ from flinkish_spark.core.elements import OutputTag, TimeDomain
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import (
     check_aggregate,
+    check_methods,
     function_object,
     instance_of,
     reducer,
@@ -70,6 +71,7 @@ class WindowSpec:
         lateness_ms("allowed_lateness_ms", self.allowed_lateness_ms)
         kinds: type = WindowAssigner
         instance_of("assigner", self.assigner, kinds, what_to_do="give windows, as `GlobalWindows()`")
+        check_methods(self.assigner, kinds, f"the {type(self.assigner).__name__} that is given as assigner")
         clock = getattr(self.assigner, "clock", None)
         instance_of(
             "clock", clock, TimeDomain, what_to_do="give the assigner a clock, as TimeDomain.EVENT_TIME"
@@ -82,6 +84,7 @@ class WindowSpec:
         ):
             if value is not None:
                 instance_of(name, value, kind, what_to_do="give one, or leave it out")
+                check_methods(value, kind, f"the {type(value).__name__} that is given as {name}")
         if isinstance(self.assigner, MergingWindowAssigner) and not self.actual_trigger.can_merge():
             raise ConfigError(
                 f"{type(self.assigner).__name__} cannot have the trigger {type(self.trigger).__name__}",
@@ -168,7 +171,7 @@ class ProcessWindow:
 
 
 def _check_process(name: str, function: ProcessWindowFunction) -> None:
-    function_object(name, function, "ProcessWindowFunction", "open", "process", "clear", "close")
+    function_object(name, function, ProcessWindowFunction)
 
 
 WindowComputation = ReduceWindow | AggregateWindow | ProcessWindow

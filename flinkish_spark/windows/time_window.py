@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from flinkish_spark.core.validation import can_take, refused_as_config_errors, unusable
+from flinkish_spark.core.validation import can_take, check_function, refused_as_config_errors, unusable
 from flinkish_spark.protocol.limits import checked_whole
 
 # ----------------------------------------------------------------------------------------------------------
@@ -57,6 +57,7 @@ def function_of_one(name: str, value: Callable[[Any], _T]) -> Callable[[Any], _T
     """Return a function of an element; raise ConfigError if it is none."""
     if not can_take(value, 1):
         raise unusable(name, value, wanted="a function of an element", what_to_do="give one, as a lambda")
+    check_function(value, f"what is given as {name}", 1)
     return value
 
 

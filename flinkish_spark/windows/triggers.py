@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
-from flinkish_spark.core.validation import instance_of
+from flinkish_spark.core.validation import check_methods, instance_of
 from flinkish_spark.state.descriptors import ReducingStateDescriptor, StateDescriptor
 from flinkish_spark.windows.time_window import NoEventTime, TimeWindow, positive_count, positive_ms
 
@@ -265,6 +265,7 @@ class PurgingTrigger(Trigger):
     def __init__(self, trigger: Trigger) -> None:
         kind: type = Trigger
         instance_of("trigger", trigger, kind, what_to_do="give a trigger")
+        check_methods(trigger, kind, f"the {type(trigger).__name__} that is given as trigger")
         self._trigger = trigger
 
     def states(self) -> Sequence[StateDescriptor]:

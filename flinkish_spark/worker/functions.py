@@ -17,7 +17,7 @@ from pyspark.sql import types as T
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.elements import OutputTag, tag_name
 from flinkish_spark.core.errors import USER_FUNCTION_MARKER, UserFunctionError
-from flinkish_spark.core.iterators import USER_ERRORS, elements_of
+from flinkish_spark.core.iterators import NOT_RUN, USER_ERRORS, elements_of, is_true, refuse_not_run
 from flinkish_spark.core.subtask import Subtask, SubtaskFacts
 from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.functions.watermark_strategy import ChannelGenerators, WatermarkGenerator
@@ -175,7 +175,7 @@ class FilterRows:
         at = -1
         try:
             for at, record in enumerate(records_of(batch)):
-                kept[at] = bool(self.function.call(record))
+                kept[at] = is_true(self.function.call(record), "the function of filter()")
         except USER_ERRORS as error:
             raise self.function.blamed(batch, max(at, 0), error) from error
         return kept
@@ -257,7 +257,10 @@ class One:
 
     def __call__(self, record: Any) -> tuple[Any]:
         """Call it."""
-        return (self.function(record),)
+        made = self.function(record)
+        if type(made) in NOT_RUN:
+            refuse_not_run(made, "the function")
+        return (made,)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -431,7 +434,7 @@ class TargetOf:
         ValueError
             The function has chosen no partition.
         """
-        chosen: Any = self.partition(self.key(record), self.partitions)
+        chosen: Any = refuse_not_run(self.partition(self.key(record), self.partitions), "the partitioner")
         # Whole numbers of numpy are as good; True would be partition 1.
         is_number = hasattr(chosen, "__index__") and not isinstance(chosen, bool)
         if not is_number or not 0 <= chosen < self.partitions:
@@ -575,6 +578,9 @@ class TimeStage:
                 continue
             records = self._records(batch)
             times = self._times(batch, records)
+            if self.assigner is not None and any(map(pa.types.is_nested, batch.schema.types)):
+                # Made anew for a second owner: the assigner may have changed them.
+                records = self._records(batch)
             marks = self._marks(task, batch, records, times)
             yield from _but_the_last(self._with(batch, {C.TIME: times, C.MARK: marks}), held)
         try:

@@ -51,7 +51,7 @@ from flinkish_spark.state.timers import Timers
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import as_schema
 from flinkish_spark.types.rows import OutputError, RowReader, RowWriter
-from flinkish_spark.types.to_python import Take, is_flat, taken, taking, to_values
+from flinkish_spark.types.to_python import Take, taken, taking, to_values
 from flinkish_spark.windows.functions import WithKeyAndWindow, WithWindow
 from flinkish_spark.windows.time_window import NoEventTime, TimeWindow
 from flinkish_spark.worker.runners import (
@@ -210,12 +210,8 @@ class ResultWriter:
         self, then: WithKeyAndWindow | WithWindow | None, output: T.StructType, clock: TimeDomain
     ) -> None:
         self._then, self._clock, self._writer = then, clock, RowWriter.of(output)
-        #: Makes a result that does not change behind the call that has made it; None: it does not anyway.
-        self.take: Take | None = taken
-        if then is None:
-            self.take = taking(output)
-        elif is_flat(output):
-            self.take = None
+        #: Makes a result that does not change behind the call that has made it.
+        self.take: Take = taking(output)
 
     def write(self, fired: Fired, key_columns: Sequence[pa.Array], keys: Sequence[Any]) -> list[pa.Array]:
         """Return the time of each row, and the columns of the output.
@@ -446,14 +442,14 @@ class _GroupLoop:
                 accumulator = window.accumulator
                 result = None if accumulator is None else result_of(accumulator)
                 if result is not None:
-                    results.append(result if take is None else take(result))
+                    results.append(take(result))
                     windows.append(window)
         except USER_ERRORS as error:
             raise self._failed(window, error) from error
 
     def _call(self, calls: WindowCalls, window: OpenWindow) -> None:
         """Call the function for a window, and then for its end."""
-        fired, take = self._fired, self._runner.results.take or taken
+        fired, take = self._fired, self._runner.results.take
         blame = partial(self._failed, window)
         rows = calls.rows(self._runner.folding, window, self._keys[window.key], blame)
         if rows is not None:

@@ -38,7 +38,7 @@ from flinkish_spark.operators.timed_rows import DueColumns, TimedRows
 from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.state.layered import Array
 from flinkish_spark.transport.blocks import BEHIND, as_schema
-from flinkish_spark.types.to_python import to_values
+from flinkish_spark.types.to_python import Take, to_values
 from flinkish_spark.worker.runners import InputRows, OutRows, RowShape
 from flinkish_spark.worker.timed_runner import TimedRunner
 
@@ -135,9 +135,18 @@ class _Paths:
         The matches.
     gather
         Makes an event of its fields.
+    take
+        Copies it for each match; None: events cannot change.
     """
 
-    def __init__(self, number: int, worked: _Worked, found: Found, gather: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        number: int,
+        worked: _Worked,
+        found: Found,
+        gather: Callable[[Any], Any],
+        take: Take | None,
+    ) -> None:
         chains, stages = worked.outcome.chains, worked.search.matcher.automaton.stages
         last = np.flatnonzero(found.stages != NONE)
         which, names, events = [last], [found.stages[last]], [found.events[last]]
@@ -153,14 +162,14 @@ class _Paths:
         self._places: list[int] = places.tolist()
         self._offsets = np.searchsorted(of_match[order], np.arange(len(found.keys) + 1)).tolist()
         self._names = [stages[at] for at in name[order].tolist()]
-        self._number = number
+        self._number, self._take = number, take
         self._is_lost, self._times_ms = found.is_lost.tolist(), found.times_ms.tolist()
 
     def matches(self, which: Iterable[int]) -> Iterator[FoundMatch]:
         """Yield some of them, which are of one key."""
-        names, places, offsets, rows, gather = (
+        names, places, offsets, rows, gather, take = (
             *(self._names, self._places, self._offsets),
-            *(self._rows, self._gather),
+            *(self._rows, self._gather, self._take),
         )
         made: dict[int, Any] = {}
         for one in which:
@@ -170,6 +179,8 @@ class _Paths:
                 event = made.get(place)
                 if event is None:
                     event = made[place] = gather(rows[place])
+                if take is not None:
+                    event = take(event)
                 if name in match:
                     match[name].append(event)
                 else:
@@ -370,7 +381,7 @@ class PatternRunner(TimedRunner):
         own = [self._to_tell(one, progress.watermark_ms) for one in self._worked]
         gather = self._element.gathering()
         paths = [
-            _Paths(number, worked, found, gather)
+            _Paths(number, worked, found, gather, self._element.take)
             for number, (worked, found) in enumerate(zip(self._worked, own, strict=True))
         ]
         keys, steps, times_ms = (

@@ -19,6 +19,7 @@ from zoneinfo import ZoneInfo
 from flinkish_spark.connectors.files.wall_clock import to_ms
 from flinkish_spark.connectors.partition_values import NULL_BUCKET, why_no_partition
 from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.core.validation import check_function, check_methods
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.schemas import PREFIX
 
@@ -265,6 +266,8 @@ class ExpressionBuckets(BucketAssigner):
                 f"the expression of ExpressionBuckets({self.name!r}) is {self.expression!r}",
                 what_to_do="give SQL as a string, or a function that returns a Column",
             )
+        if not isinstance(self.expression, str):
+            check_function(self.expression, f"the expression of ExpressionBuckets({self.name!r})", 0)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -294,6 +297,7 @@ def checked_assigners(given: object) -> tuple[BucketAssigner, ...]:
                 why="it must be a BucketAssigner or several of them",
                 what_to_do='use DateTimeBuckets(...), ColumnBuckets("country") or ExpressionBuckets(...)',
             )
+        check_methods(one, BucketAssigner, f"the {type(one).__name__} that is given as bucket_by")
         for name in one.names:
             _checked_folder(name)
     names = [name.lower() for one in several for name in one.names]

@@ -22,7 +22,7 @@ from flinkish_spark.connectors.files.disk import Disk
 from flinkish_spark.connectors.files.wall_clock import last_shown_ms, to_ms
 from flinkish_spark.contracts.sink import CompletedCheckpoint
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.validation import refuse_if_never_run, refused_as_config_errors, with_methods_of
+from flinkish_spark.core.validation import check_function, refused_as_config_errors, with_methods_of
 from flinkish_spark.protocol.limits import MOST_MS, checked_choice, checked_whole
 from flinkish_spark.types.ddl import quoted
 
@@ -201,6 +201,8 @@ class PartitionTime:
                 f"the watermark of PartitionTime is {self.watermark!r}",
                 what_to_do="give a function: PartitionTime(watermark=lambda completed: ...)",
             )
+        if self.watermark is not None:
+            check_function(self.watermark, "the watermark of PartitionTime", 1)
         try:
             ZoneInfo(self.zone)
             if self.pattern is not None:
@@ -326,7 +328,6 @@ class PartitionCommit:
             )
         for policy in self.policies:
             with_methods_of("policies", policy, PartitionPolicy, what_to_do="see PartitionPolicy")
-            refuse_if_never_run(policy.commit, f"commit() of the policy {type(policy).__name__}")
         with refused_as_config_errors(_LEAVE_OUT):
             checked_choice("at_final", self.at_final, AtFinal)
 
