@@ -173,6 +173,12 @@ def test_what_does_not_fit_is_refused_and_nothing_is_created(spark, job_dir, tmp
     assert isinstance(error, SavepointMisfit) and "cannot be told where to begin" in str(error)
     error = refused(RestoreSettings(str(savepoint), unpositioned=TRUST), max_parallelism=64)
     assert "stored are 128, the job has 64" in str(error)
+    env = environment(spark, tmp_path / "new")
+    files = env.from_dataframe(spark.readStream.schema(ORDER).json(str(folder)), uid="files")
+    files.key_by("amount").sum("amount", uid="totals").sink_to(DeltaSink(str(tmp_path / "o")), uid="table")
+    error = failure(env, RestoreSettings(str(savepoint), unpositioned=TRUST))
+    means = "key of input 1: user -> amount; operator: a function of the program -> FoldingElements"
+    assert isinstance(error, SavepointMisfit) and means in str(error) and not (tmp_path / "new").exists()
     path = savepoint / SavepointDir(savepoint).metadata().files[0].path
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])

@@ -150,7 +150,9 @@ SPECIFICATIONS: list[Any] = [
         WindowSpec(EventTimeSessionWindows(5), PurgingTrigger(ContinuousEventTimeTrigger(7))),
         ProcessWindow(Contents()),
     ),
-    factories.Windows(WindowSpec(GlobalWindows(), evictor=TimeEvictor(5)), ReduceWindow(one_of_two)),
+    factories.Windows(
+        WindowSpec(GlobalWindows(), CountTrigger(3, 2), TimeEvictor(5)), ReduceWindow(one_of_two)
+    ),
     factories.Windows(
         WindowSpec(GlobalWindows(), evictor=DeltaEvictor(5.0, one_of_two, Evict.AFTER)),
         ReduceWindow(one_of_two),
@@ -317,6 +319,9 @@ def _names(kind: type) -> list[str]:
 def test_what_a_window_s_part_is_made_with_is_kept_under_its_name(module: Any) -> None:
     """Else it would not be found: a constructor's parameter `size_ms` is the attribute `_size_ms`."""
     arguments: dict[str, Any] = {
+        "size": 3,
+        "slide": 2,
+        "first": 2,
         "size_ms": 10,
         "slide_ms": 5,
         "offset_ms": 1,
