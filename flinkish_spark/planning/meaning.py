@@ -117,8 +117,9 @@ def meaning_of(node: KeyedNode) -> dict[str, str]:
 
 def _key_text(key: Any) -> str:
     if isinstance(key, Column):
-        # Numbers behind names of variables of a lambda depend on what the session has made before.
-        return re.sub(r"_\d+\b", "", str(key))
+        # Numbers behind the variables of a lambda depend on what the session has made before.
+        text = str(key)
+        return re.sub(r"_\d+\b", "", text) if "lambda" in text else text
     return key if isinstance(key, str) else _FUNCTION
 
 
