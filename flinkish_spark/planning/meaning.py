@@ -25,13 +25,14 @@ from flinkish_spark.planning.factories import (
     ChangelogFolding,
     FoldingColumns,
     FoldingElements,
+    Joining,
     Normalizing,
     Reducing,
     ReducingColumns,
     RowPatterns,
     Windows,
 )
-from flinkish_spark.planning.stream_graph import KeyedNode
+from flinkish_spark.planning.stream_graph import KeyedNode, base_of
 from flinkish_spark.transport.routing import Distribution
 from flinkish_spark.windows.assigners import (
     EventTimeSessionWindows,
@@ -110,6 +111,13 @@ def meaning_of(node: KeyedNode) -> dict[str, str]:
         if entry.distribution is Distribution.BY_KEY
     }
     function = node.function
+    if isinstance(function, Joining):
+        # By what they come from: where inputs change places, the state of each would be the other's.
+        bases = [base_of(entry.parent) for entry in node.entries]
+        if len(set(bases)) == len(bases):
+            facts |= {
+                f"elements of '{base}'": side for base, side in zip(bases, ("left", "right"), strict=True)
+            }
     is_code = isinstance(function, RichFunction | BroadcastFunctions | Checkpointed)
     facts |= {_OPERATOR: _FUNCTION} if is_code else dict(_facts(_OPERATOR, function))
     return facts

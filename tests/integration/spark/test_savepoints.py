@@ -176,7 +176,9 @@ def test_what_does_not_fit_is_refused_and_nothing_is_created(spark, job_dir, tmp
     assert "stored are 128, the job has 64" in str(error)
     env = environment(spark, tmp_path / "new")
     files = env.from_dataframe(spark.readStream.schema(ORDER).json(str(folder)), uid="files")
-    files.key_by(F.col("amount") % 3).sum("amount", uid="totals").sink_to(DeltaSink(str(tmp_path / "o")), uid="table")
+    files.key_by(F.col("amount") % 3).sum("amount", uid="totals").sink_to(
+        DeltaSink(str(tmp_path / "o")), uid="table"
+    )
     error = failure(env, RestoreSettings(str(savepoint), unpositioned=TRUST))
     means = "key of input 1: user -> Column<'(amount % 3)'>; operator: a function of the program -> "
     assert isinstance(error, SavepointMisfit) and means in str(error) and not (tmp_path / "new").exists()

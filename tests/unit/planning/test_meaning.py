@@ -24,6 +24,7 @@ from flinkish_spark import (
 from flinkish_spark.cep import CEP, AfterMatchSkip, OpenMatches, Overflow, Pattern, PatternProcessFunction
 from flinkish_spark.cep.compiler import compiled
 from flinkish_spark.cep.stages import Stage, Times, WithinType
+from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.elements import TimeDomain
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.functions.aggregates import ElementChoice, FieldAggregate
@@ -194,8 +195,10 @@ OF_CODE = {factories.BroadcastFunctions}
 
 
 def meaning(function: Any, keys: tuple[Any, ...] = ("user",)) -> dict[str, str]:
-    entry = KeyedEntry(None, keys)  # type: ignore[arg-type]
-    return meaning_of(KeyedNode("op", (entry,), function, None, 128))
+    sources = [SourceNode(uid, None) for uid in ("orders", "rates")]  # type: ignore[arg-type]
+    entries = tuple(KeyedEntry(source, keys) for source in sources)
+    both = isinstance(function, factories.Joining)
+    return meaning_of(KeyedNode("op", entries if both else entries[:1], function, None, 128))
 
 
 def is_of_product(value: Any) -> bool:
@@ -603,6 +606,20 @@ def matching(limit: OpenMatches, skip: AfterMatchSkip) -> Program:
 def test_a_search_may_have_another_limit_and_another_answer_to_a_miss(before: Any, after: Any) -> None:
     found = goes_on(matching(*before), matching(*after), [(("ann", 1), 3)], [(("ann", 2), 4)])
     assert found == [(1,)]
+
+
+def test_the_inputs_of_a_join_keep_their_places() -> None:
+    def program(turned: bool) -> Program:
+        def joined(*streams: Any) -> Any:
+            left, right = streams[::-1] if turned else streams
+            return left.key_by("user").join(right.key_by("user")).interval(lower_ms=0, upper_ms=5, uid="op")
+
+        return joined
+
+    harness = ProgramHarness(program(False), ORDERS, ORDERS)
+    harness.push(("ann", 1), 3)
+    with pytest.raises(ConfigError, match="elements of 'input-0': left -> right"):
+        ProgramHarness(program(True), ORDERS, ORDERS, restore=harness.snapshot())
 
 
 @pytest.mark.parametrize("before", [JoinType.INNER, JoinType.LEFT])
