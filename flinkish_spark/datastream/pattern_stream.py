@@ -80,7 +80,7 @@ class CEP:
                     why="it is a Pattern, and its name is text",
                     what_to_do='give one, as Pattern.begin("first")',
                 )
-            wanted.append(LookedFor(name, compiled(pattern), pattern.skip))
+            wanted.append(LookedFor(name, compiled(pattern), pattern.skip, pattern.stages))
         keyed = stream.key_by(_no_key, key="INT") if isinstance(stream, DataStream) else stream
         if not isinstance(keyed, KeyedStream):
             raise GraphError(

@@ -32,6 +32,7 @@ from flinkish_spark.planning.stream_graph import sources_of, uid_of
 from flinkish_spark.planning.times import chains_to
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
+from flinkish_spark.protocol.savepoints import changed_meaning
 from flinkish_spark.protocol.versions import SparkMinor, VersionStep, step_to
 from flinkish_spark.savepoints.restore import Restore, begun_chains, check_rescale
 from flinkish_spark.savepoints.seeds import BUNDLES, RESTORED_FROM, claimant
@@ -121,6 +122,8 @@ LOG = logging.getLogger(__name__)
 _NOBODY = JobUuid("0" * 32)
 #: The one stateful part that a plan of ours has: the keyed operator.
 _OWN_STATE = "applyInPandasWithState"
+#: Under which name job.json has what the states of operators mean.
+_MEANING = "meaning"
 
 
 def check_before_start(
@@ -177,6 +180,7 @@ def check_before_start(
         owner = job_dir.known_uuid() or _NOBODY
         settings.manifest.preflight(spark, manifest_context(owner, OwnerEpoch(0), settings, job_dir))
     _restore(restore, graph, planned, settings, job_dir).check()
+    _check_meaning(planned, job_dir)
     check_rescale(job_dir, settings.job_dir, graph.sources, settings.shuffle_partitions)
     return planned
 
@@ -239,12 +243,14 @@ def record_job(
         "shuffle_partitions": settings.shuffle_partitions,
         BUNDLES: BUNDLES_PER_PARTITION,
         RESTORED_FROM: savepoint,
+        _MEANING: {uid: dict(shape.meaning) for uid, shape in planned.operators.items()},
     }
     claimed_as = claimant(job_dir)
     if claimed_as is not None:
         # Who looks at a claimed savepoint finds the job by it.
         at_first["uuid"] = str(claimed_as)
     job, _ = job_dir.read_or_create_job(fixed_settings(graph, planned, settings), at_first)
+    _check_meaning(planned, job_dir)
     _record_spark_version(job_dir, spark.version)
     return job
 
@@ -271,6 +277,23 @@ def fixed_settings(graph: StreamGraph, planned: PlannedJob, settings: JobSetting
         "operators": [node.uid for node in graph.operators],
         "streams": _streams(graph, planned),
     }
+
+
+def _check_meaning(planned: PlannedJob, job_dir: JobDir) -> None:
+    """Raise JobDirError where an operator would take state for something else than what has stored it."""
+    recorded = (job_dir.known_settings() or {}).get(_MEANING, {})
+    for uid, shape in planned.operators.items():
+        changed = changed_meaning(recorded.get(uid, {}), shape.meaning)
+        if changed:
+            raise JobDirError(
+                f"the state of operator '{uid}' would mean something else: {changed}",
+                why="the job directory has state that was made one way, and it would be read the other way",
+                what_to_do="leave the operator as it was; or stop the job as it was with a savepoint, give "
+                "the operator another uid, and restore into a new job_dir with "
+                "non_restored=NonRestoredState.ALLOW",
+                setting=_MEANING,
+                uid=uid,
+            )
 
 
 def check_spark_version(job_dir: JobDir, running: str) -> VersionStep:

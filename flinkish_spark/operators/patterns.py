@@ -16,7 +16,7 @@ from flinkish_spark.cep.automaton import Automaton
 from flinkish_spark.cep.conditions import ColumnCondition, Comparison, Leaf, LookingBack
 from flinkish_spark.cep.expressions import Expression
 from flinkish_spark.cep.matcher import Event, FlatMatches, Known, Matcher, MatchState, PartialMatch
-from flinkish_spark.cep.stages import AfterMatchSkip, OpenMatches
+from flinkish_spark.cep.stages import AfterMatchSkip, OpenMatches, Stage
 from flinkish_spark.core.elements import (
     CLOSED,
     DISCARDED,
@@ -62,17 +62,20 @@ class LookedFor:
     ----------
     name
         What the program calls it; empty where it is the only one.
+    stages
+        What the automaton was made of.
     """
 
     name: str
     automaton: Automaton
     skip: AfterMatchSkip
+    stages: tuple[Stage, ...] = ()
 
     @property
     def fingerprint(self) -> str:
         """What stored partial matches of this automaton can be read with: its names and states.
 
-        Conditions, windows and what is skipped may change.
+        Conditions may change. Windows and what is skipped are part of the state's meaning.
         """
         return f"{self.name}{self.automaton.fingerprint}"
 

@@ -250,7 +250,7 @@ def folding_windows(
     own = [T.StructField(str(keys[at]), transport.key_types[at]) for at in function.key_places(schema, keys)]
     result = T.StructType([*own, *folds, *output_schema(WINDOW_BOUNDS, uid)])
     output = with_retraction_field(function.spec, result)
-    check_field_names(output, f"the output of '{uid}'")
+    check_field_names(output, f"the output of '{uid}'", _RENAME)
     if function.spec.late_output is not None:
         check_late_output(function.spec.late_output, schema, uid)
     windows = column_windows_or_why_not(function.spec)
@@ -355,6 +355,11 @@ def _key_fields(node: KeyedNode, tagged: DataFrame, keys: Sequence[Column]) -> l
 # The routes of rows into an operator with state: to key groups, and to its partitions.
 
 
+#: What helps where an operator puts its own fields beside those of its input, as windows their bounds.
+_RENAME = (
+    "rename the field of the input in front of key_by(): map(lambda one: (one.user, one.amount, "
+    'one.window_end), output="user STRING, amount LONG, hour TIMESTAMP")'
+)
 #: An input of the operator: its number, itself, and what travels of it.
 _Way = tuple[int, KeyedInput, Sent]
 
@@ -1065,7 +1070,7 @@ def _main_output(node: KeyedNode, schemas: Sequence[T.StructType], folded: Folde
     if isinstance(node.function, ChangelogFolding | Joining | Windows | Patterns | RowPatterns):
         found = node.function.output(*schemas)
         # What the fields of the inputs are called is known now only.
-        check_field_names(found, f"the output of '{node.uid}'")
+        check_field_names(found, f"the output of '{node.uid}'", _RENAME)
         return found
     return schemas[0] if folded is None else folded.output
 

@@ -43,6 +43,7 @@ from flinkish_spark.planning.between import (
 )
 from flinkish_spark.planning.declare import check_same_fields, with_computed_keys, with_keys_of_all
 from flinkish_spark.planning.keyed import KeyedInput, KeyedParts, plan_keyed, plan_shared
+from flinkish_spark.planning.meaning import meaning_of
 from flinkish_spark.planning.partitioning import (
     ByPartitioner,
     LocatedTransform,
@@ -526,7 +527,7 @@ class Planner:
     ) -> TaggedStream:
         """Return the plan of an operator, given its inputs."""
         planned = plan_keyed(node, self._parts(node, chain, given, passing))
-        self._operators[node.uid] = OperatorShape(node.max_parallelism, planned.key_types)
+        self._operators[node.uid] = OperatorShape(node.max_parallelism, planned.key_types, meaning_of(node))
         outputs = planned.outputs if len(planned.outputs) > 1 else ()
         channels = frozenset(range(self._partitions))
         return TaggedStream(planned.frame, planned.schema, channels, outputs=outputs, timed=planned.timed)
@@ -600,7 +601,9 @@ class Planner:
         plans = plan_shared([(one.node, part) for one, part in zip(group, parts, strict=True)])
         channels = frozenset(range(self._partitions))
         for one, planned in zip(group, plans, strict=True):
-            self._operators[one.node.uid] = OperatorShape(one.node.max_parallelism, planned.key_types)
+            self._operators[one.node.uid] = OperatorShape(
+                one.node.max_parallelism, planned.key_types, meaning_of(one.node)
+            )
             self._shared[one.chain.name] = TaggedStream(
                 frame=planned.frame,
                 schema=planned.schema,

@@ -121,27 +121,25 @@ class Valve(Generic[_K]):
 
     def silenced(self, keys: Iterable[_K]) -> Valve[_K]:
         """Make active channels idle; with the last one the greatest watermark of all comes out."""
-        gone = {key for key in keys if self.channels[key].status is ChannelStatus.ACTIVE}
         idle = {
             key: ValveChannel(self.channels[key].watermark_ms, ChannelStatus.IDLE, counts=False)
-            for key in gone
+            for key in keys
         }
-        return self._left_by(gone, {**self.channels, **idle})
+        return self._left_by({**self.channels, **idle})
 
     def without(self, keys: Iterable[_K]) -> Valve[_K]:
         """Take channels away, for good. The others go on as if they had become idle."""
         gone = set(keys)
-        return self._left_by(gone, {key: one for key, one in self.channels.items() if key not in gone})
+        return self._left_by({key: one for key, one in self.channels.items() if key not in gone})
 
     def _active_at(self, watermark_ms: int) -> ValveChannel:
         return ValveChannel(watermark_ms, counts=watermark_ms >= self.watermark_ms)
 
-    def _left_by(self, gone: Iterable[_K], channels: dict[_K, ValveChannel]) -> Valve[_K]:
-        counted = any(self.channels[key].counts for key in gone if key in self.channels)
-        if self._has_active(channels) or not counted:
+    def _left_by(self, channels: dict[_K, ValveChannel]) -> Valve[_K]:
+        if self._has_active(channels):
             return self._settled(channels)
-        # Nobody is left whom those that wait could overtake. Where the last one to leave had itself
-        # not caught up, nobody had waited for it, and there is nothing to let out.
+        # Nobody is left whom those that wait could overtake. It does not matter who left last, nor whether
+        # that one had caught up: the order in which channels become idle says nothing about time.
         greatest_ms = max((one.watermark_ms for one in channels.values()), default=self.watermark_ms)
         return Valve(channels, max(self.watermark_ms, greatest_ms))
 

@@ -86,11 +86,15 @@ class OperatorState(Stored):
         Spark types of its key, in order.
     states
         Stored types by the name of each declared state; empty if it has stored none yet.
+    meaning
+        What the states mean, by the name of each fact; empty if nobody has said it, as of what a
+        `SavepointWriter` makes.
     """
 
     max_parallelism: int
     key_types: tuple[str, ...]
     states: Mapping[str, str] = field(default_factory=dict)
+    meaning: Mapping[str, str] = field(default_factory=dict, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,6 +426,21 @@ class OperatorShape:
 
     max_parallelism: int
     key_types: tuple[str, ...]
+    meaning: Mapping[str, str] = field(default_factory=dict)
+
+
+def changed_meaning(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return which facts of an operator's state differ, with both meanings; empty if none does.
+
+    A fact that only one of the two says is no difference: what it is about is new, or has a name that went.
+
+    Examples
+    --------
+    >>> changed_meaning({"clock": "event time", "size": "10"}, {"clock": "processing time", "size": "10"})
+    'clock: event time -> processing time'
+    """
+    changed = [name for name in before if now.get(name, before[name]) != before[name]]
+    return "; ".join(f"{name}: {before[name]} -> {now[name]}" for name in changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,6 +499,7 @@ class Misfit(enum.Enum):
     OPERATOR_MISSING = "its operator is not in the job"
     MAX_PARALLELISM = "the number of key groups differs"
     KEY_TYPE = "the type of the key differs"
+    MEANING = "what its state means differs"
     SOURCE_MISSING = "its source is not in the job"
     SOURCE_KIND = "the source is of another kind"
     INPUT_MISSING = "the source no longer reads one of its inputs"
@@ -573,6 +593,9 @@ def _operators(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
         if shape.key_types != saved.key_types:
             detail = f"stored is {', '.join(saved.key_types)}, the job has {', '.join(shape.key_types)}"
             problems.append(Problem(Misfit.KEY_TYPE, uid, detail))
+        changed = changed_meaning(saved.meaning, shape.meaning)
+        if changed:
+            problems.append(Problem(Misfit.MEANING, uid, changed))
     return problems
 
 

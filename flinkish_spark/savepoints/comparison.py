@@ -137,7 +137,7 @@ def as_if_saved(graph: StreamGraph, planned: PlannedJob, hooks: Collection[str])
         decided_at_ms=0,
         shuffle_partitions=1,
         operators={
-            uid: OperatorState(shape.max_parallelism, shape.key_types)
+            uid: OperatorState(shape.max_parallelism, shape.key_types, meaning=shape.meaning)
             for uid, shape in planned.operators.items()
         },
         sources={node.uid: SourceFacts(node.source.kind) for node in graph.sources},

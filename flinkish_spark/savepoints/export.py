@@ -363,7 +363,9 @@ def export_savepoint(
         decided_at_ms=decision.decided_at_ms,
         shuffle_partitions=facts.shuffle_partitions,
         operators={
-            uid: OperatorState(shape.max_parallelism, shape.key_types, exported.states.get(uid, {}))
+            uid: OperatorState(
+                shape.max_parallelism, shape.key_types, exported.states.get(uid, {}), shape.meaning
+            )
             for uid, shape in planned.operators.items()
         },
         sources={

@@ -81,6 +81,8 @@ _ADVICE = {
     Misfit.INPUT_MISSING: "read it again" + _OR_ALLOW,
     Misfit.HOOK_MISSING: "register the hook again" + _OR_ALLOW,
     Misfit.MAX_PARALLELISM: "use the stored number: it is fixed for the life of the state",
+    Misfit.MEANING: "leave the operator as it was; or give it another uid, and allow its state to be left "
+    "out: non_restored=NonRestoredState.ALLOW",
     Misfit.KEY_TYPE: "key by the stored type: other types have other key groups",
     Misfit.SOURCE_KIND: "use the kind of source that the savepoint was taken with",
     Misfit.NOT_POSITIONABLE: "make the DataFrame begin there, and say so: "

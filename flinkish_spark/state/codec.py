@@ -417,6 +417,8 @@ def decoded(
 HASH, ALIVE, TOUCHED, TOUCHES, TIME = "hash", "alive", "touched", "touches", "time"
 #: Metadata of a value's column: its field's name.
 NAME = "name"
+#: In the metadata of a table: which kind of state it is of.
+KIND = "kind"
 _WINDOW = ("from", "to")
 
 Convert = Callable[[Any], Any]
@@ -499,6 +501,9 @@ class TableLayout:
         What readers call the values; stored beside their types, and never compared.
     ttl
         How long entries live; None: for ever. For whoever works on columns.
+    kind
+        Which kind of state it is, as in "list state"; stored, since a value means something else in another
+        kind. Empty where nobody says it.
     """
 
     name: str
@@ -509,6 +514,7 @@ class TableLayout:
     decode: Convert | None = None
     value_names: tuple[str, ...] = ()
     ttl: StateTtl | None = None
+    kind: str = ""
 
     @property
     def expires(self) -> bool:
@@ -527,7 +533,7 @@ class TableLayout:
             pa.field(f"value_{i}", kind, metadata={NAME: name})
             for i, (kind, name) in enumerate(zip(self.values, names, strict=True))
         ]
-        return pa.schema([*fields, pa.field(ALIVE, pa.bool_())])
+        return pa.schema([*fields, pa.field(ALIVE, pa.bool_())], {KIND: self.kind} if self.kind else None)
 
     @cached_property
     def empty(self) -> pa.RecordBatch:
@@ -563,7 +569,22 @@ def layout_of(
         _decoder(descriptor, named),
         tuple(field.name for field in fields),
         descriptor.ttl,
+        _KINDS[type(descriptor)],
     )
+
+
+_KINDS: dict[type, str] = {
+    ValueStateDescriptor: "value state",
+    ListStateDescriptor: "list state",
+    MapStateDescriptor: "map state",
+    ReducingStateDescriptor: "reducing state",
+    AggregatingStateDescriptor: "aggregating state",
+}
+
+
+def kind_in(schema: pa.Schema) -> str:
+    """Return which kind of state a stored table says that it is of; empty if it says none."""
+    return str((schema.metadata or {}).get(KIND.encode(), b"").decode())
 
 
 def _expiry(descriptor: StateDescriptor) -> Expiry:

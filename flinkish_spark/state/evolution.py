@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flinkish_spark.state.codec import NAME, TOUCHED, TOUCHES, TableLayout
+from flinkish_spark.state.codec import NAME, TOUCHED, TOUCHES, TableLayout, kind_in
 
 #: How names of fields begin that a program cannot declare.
 _OURS = "_fs_"
@@ -36,6 +36,12 @@ def evolved(layout: TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
     # With their names: two fields of one type may have changed places.
     if stored.schema.equals(layout.schema, check_metadata=True):
         return stored
+    kind = kind_in(stored.schema)
+    if kind and layout.kind and kind != layout.kind:
+        raise StateMismatch(
+            f"state {layout.name!r} is stored as {kind} and declared as {layout.kind}, in which its values "
+            "mean something else; give it another name"
+        )
     values = _as_spread(stored, layout.schema)
     arrays = []
     for field in layout.schema:

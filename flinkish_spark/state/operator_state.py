@@ -15,8 +15,10 @@ import pyarrow as pa
 from flinkish_spark.core.iterators import elements_of, pairs_of
 from flinkish_spark.core.validation import instance_of
 from flinkish_spark.state.codec import (
+    KIND,
     OWNER,
     StateValueError,
+    kind_in,
     owner_in,
     pack_frame,
     read_table,
@@ -121,6 +123,12 @@ def declared_values(column: pa.Array, ddl: str) -> list[Any]:
 
 def _read(what: str, schema: pa.Schema, payload: memoryview) -> pa.RecordBatch:
     table = read_table(what, payload)
+    stored, declared = kind_in(table.schema), kind_in(schema)
+    if stored and stored != declared:
+        raise OperatorValueMismatch(
+            f"{what} is stored as {stored} and declared as {declared}, so its items would come to other "
+            "copies; give it another name"
+        )
     if table.schema.equals(schema):
         return table
     if table.schema.names != schema.names:
@@ -203,7 +211,7 @@ class OperatorListDescriptor:
     def schema(self) -> pa.Schema:
         """Arrow schema of the stored items."""
         kind = arrow_type(parse_ddl(self.element_type))
-        return pa.schema([pa.field("item", kind)])
+        return pa.schema([pa.field("item", kind)], {KIND: f"{self.redistribution.value} {LIST_KIND}"})
 
 
 class OperatorListState:

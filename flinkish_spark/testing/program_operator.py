@@ -8,7 +8,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pyarrow as pa
@@ -25,6 +25,7 @@ from flinkish_spark.planning.between import worker_between
 from flinkish_spark.planning.declare import key_worker, no_such_key, refuse_unfit_key
 from flinkish_spark.planning.factories import BroadcastFunctions
 from flinkish_spark.planning.keyed import KeyedInput, Sent, Transport, operator_and_shape, sent_by
+from flinkish_spark.planning.meaning import meaning_of
 from flinkish_spark.planning.partitioning import ByPartitioner, is_partitioning
 from flinkish_spark.planning.stream_graph import (
     Base,
@@ -47,6 +48,7 @@ from flinkish_spark.planning.transforms import (
     RowTransform,
     frame_function,
 )
+from flinkish_spark.protocol.savepoints import changed_meaning
 from flinkish_spark.state.codec import StateValueError
 from flinkish_spark.state.descriptors import MapStateDescriptor
 from flinkish_spark.state.key_group import NO_BASE, GroupState, NoBases
@@ -310,11 +312,14 @@ class OperatorSnapshot:
         What each subtask keeps beside its key groups: broadcast state, operator list state; None for nothing.
     max_parallelism
         Number of key groups.
+    meaning
+        What the state means, as a savepoint says it.
     """
 
     groups: Mapping[int, bytes]
     partitions: tuple[bytes | None, ...]
     max_parallelism: int
+    meaning: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -377,7 +382,8 @@ class ProgramOperator:
     # -- state --------------------------------------------------------------------------------------
     def snapshot(self) -> OperatorSnapshot:
         """Return what is stored."""
-        return OperatorSnapshot(dict(self._groups), tuple(self._partitions), self.node.max_parallelism)
+        groups, partitions = dict(self._groups), tuple(self._partitions)
+        return OperatorSnapshot(groups, partitions, self.node.max_parallelism, meaning_of(self.node))
 
     def restart(self, stored: OperatorSnapshot | None) -> None:
         """Begin with new copies of the function, and with what was stored; None for nothing.
@@ -385,9 +391,17 @@ class ProgramOperator:
         Raises
         ------
         ConfigError
-            It was stored with another number of key groups.
+            It was stored with another number of key groups, or means something else.
         """
         node, shape = self.node, self._shape
+        changed = "" if stored is None else changed_meaning(stored.meaning, meaning_of(node))
+        if changed:
+            raise ConfigError(
+                f"the state of operator '{node.uid}' would mean something else: {changed}",
+                why="the snapshot has state that was made one way, and it would be read the other way",
+                what_to_do="leave the operator as it was, or give it another uid",
+                uid=node.uid,
+            )
         if stored is not None and stored.max_parallelism != node.max_parallelism:
             raise ConfigError(
                 f"operator '{node.uid}' has {node.max_parallelism} key groups, "

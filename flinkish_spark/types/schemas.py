@@ -39,7 +39,7 @@ def nullable(fields: Iterable[T.StructField]) -> T.StructType:
     return T.StructType([T.StructField(field.name, field.dataType) for field in fields])
 
 
-def check_field_names(schema: T.StructType, what: str) -> None:
+def check_field_names(schema: T.StructType, what: str, what_to_do: str = "rename one of them") -> None:
     """Raise SchemaError for names that are empty, reserved or used twice (Spark ignores case)."""
     seen: dict[str, str] = {}
     for name in schema.names:
@@ -61,7 +61,7 @@ def check_field_names(schema: T.StructType, what: str) -> None:
             raise SchemaError(
                 f"{what} has the field '{name}' twice",
                 why="" if seen[folded] == name else f"for Spark it is the same as '{seen[folded]}'",
-                what_to_do="rename one of them",
+                what_to_do=what_to_do,
             )
         seen[folded] = name
 

@@ -4,6 +4,7 @@
 """
 
 from flinkish_spark.windows.assigners import (
+    CountSlidingWindowAssigner,
     DynamicEventTimeSessionWindows,
     DynamicProcessingTimeSessionWindows,
     EventTimeSessionWindows,
@@ -62,6 +63,7 @@ __all__ = [
     "ContinuousEventTimeTrigger",
     "ContinuousProcessingTimeTrigger",
     "CountEvictor",
+    "CountSlidingWindowAssigner",
     "CountTrigger",
     "DeltaEvictor",
     "DynamicEventTimeSessionWindows",

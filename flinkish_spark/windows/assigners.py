@@ -8,16 +8,24 @@ from numbers import Integral
 from typing import Any
 
 from flinkish_spark.core.elements import TimeDomain
+from flinkish_spark.windows.evictors import CountEvictor, Evictor
 from flinkish_spark.windows.time_window import (
     GLOBAL_WINDOW,
     NoEventTime,
     TimeWindow,
     function_of_one,
+    positive_count,
     positive_ms,
     window_at,
 )
 from flinkish_spark.windows.time_window import offset_ms as checked_offset_ms
-from flinkish_spark.windows.triggers import EventTimeTrigger, NeverTrigger, ProcessingTimeTrigger, Trigger
+from flinkish_spark.windows.triggers import (
+    CountTrigger,
+    EventTimeTrigger,
+    NeverTrigger,
+    ProcessingTimeTrigger,
+    Trigger,
+)
 
 #: Windows that an assigner does not make again, at most.
 _REMEMBERED = 1024
@@ -40,6 +48,10 @@ class WindowAssigner(ABC):
     @abstractmethod
     def default_trigger(self) -> Trigger:
         """Return the trigger of windows for which none is given."""
+
+    def default_evictor(self) -> Evictor | None:
+        """Return the evictor of windows for which none is given."""
+        return None
 
 
 class MergingWindowAssigner(WindowAssigner):
@@ -266,6 +278,30 @@ class GlobalWindows(WindowAssigner):
     def default_trigger(self) -> Trigger:
         """Return one that never fires."""
         return NeverTrigger()
+
+
+class CountSlidingWindowAssigner(GlobalWindows):
+    """Windows of `size` elements of a key, each `slide` behind the last; those of PyFlink's `count_window`.
+
+    The first comes out when there are `size` elements. `KeyedStream.count_window(size, slide)` is Java's: it
+    fires at each `slide` elements from the first on, with fewer than `size` at the beginning.
+
+    Raises
+    ------
+    ConfigError
+        One of them is not positive.
+    """
+
+    def __init__(self, size: int, slide: int) -> None:
+        self._size, self._slide = positive_count("size", size), positive_count("slide", slide)
+
+    def default_trigger(self) -> Trigger:
+        """Return one that fires when there are `size` elements, and at each `slide` more."""
+        return CountTrigger(self._slide, first=self._size)
+
+    def default_evictor(self) -> Evictor:
+        """Return one that keeps the last `size`."""
+        return CountEvictor(self._size)
 
 
 def assigning(assigner: WindowAssigner) -> Callable[[Any, int | None, int], Sequence[TimeWindow]]:

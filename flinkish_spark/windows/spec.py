@@ -37,7 +37,8 @@ class WindowSpec:
     trigger
         When they fire; None: the assigner's own.
     evictor
-        Throws elements away at each firing. With one, windows keep all their elements.
+        Throws elements away at each firing. With one, windows keep all their elements. None: the assigner's
+        own, if it has one.
     allowed_lateness_ms
         How long after its end (by the watermark) a window still takes elements. Each of these fires it
         again. Nothing changes for processing time.
@@ -76,6 +77,8 @@ class WindowSpec:
         instance_of(
             "clock", clock, TimeDomain, what_to_do="give the assigner a clock, as TimeDomain.EVENT_TIME"
         )
+        if self.evictor is None:
+            object.__setattr__(self, "evictor", self.assigner.default_evictor())
         for name, value, kind in (
             ("trigger", self.trigger, Trigger),
             ("evictor", self.evictor, Evictor),

@@ -210,14 +210,20 @@ class _Sum:
 class CountTrigger(Trigger):
     """Fires whenever a window has `count` more elements.
 
+    Parameters
+    ----------
+    first
+        How many it has when it fires first; None: `count`, as each time.
+
     Raises
     ------
     ConfigError
-        The count is not positive.
+        One of them is not positive.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, first: int | None = None) -> None:
         self._count = positive_count("count", count)
+        self._first = None if first is None else positive_count("first", first)
         self._seen = ReducingStateDescriptor("count", _Sum(), "LONG")
 
     def states(self) -> Sequence[StateDescriptor]:
@@ -229,10 +235,14 @@ class CountTrigger(Trigger):
     ) -> TriggerResult:
         """Count, and fire if that is enough."""
         seen = ctx.get_partitioned_state(self._seen)
+        if self._first is not None and seen.get() is None:
+            seen.add(self._count - self._first)
         seen.add(1)
         if seen.get() < self._count:
             return TriggerResult.CONTINUE
         seen.clear()
+        if self._first is not None:
+            seen.add(0)
         return TriggerResult.FIRE
 
     def on_event_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
@@ -244,8 +254,8 @@ class CountTrigger(Trigger):
         return TriggerResult.CONTINUE
 
     def can_merge(self) -> bool:
-        """Return True."""
-        return True
+        """Return True; not where the first firing has a count of its own: merged windows share none."""
+        return self._first is None
 
     def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
         """Add the counts up; the element that merged the windows fires if that is enough."""

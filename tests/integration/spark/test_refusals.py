@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 from pyspark.sql import functions as F
 
-from flinkish_spark import CheckpointConfig, DeltaSink, KafkaSink, KeyedProcessFunction, MemorySink
+from flinkish_spark import (
+    AggregateColumn,
+    CheckpointConfig,
+    DeltaSink,
+    Fold,
+    KafkaSink,
+    KeyedProcessFunction,
+    MemorySink,
+)
 from flinkish_spark.core.errors import (
     BrokerUnavailableError,
     ConfigError,
@@ -306,6 +314,15 @@ def test_changed_max_parallelism(spark, copy) -> None:
     assert_dir_refused(copy, env, "max_parallelism", "128", "64")
     env = totals_job(spark, copy / "job", copy / "table", max_parallelism=0 or None)
     assert env.graph.operators[0].max_parallelism == 128
+
+
+def test_an_operator_whose_state_would_mean_something_else(spark, copy) -> None:
+    env = environment(spark, copy / "job")
+    amounts = env.from_dataframe(ticks(spark), uid="ticks").key_by("user")
+    totals = amounts.fold(AggregateColumn("total", Fold.COUNT, "amount"), uid="totals")
+    totals.sink_to(DeltaSink(str(copy / "table")), uid="table")
+    parts = ("'totals'", "operator: a function of the program -> FoldingColumns", "non_restored")
+    assert_dir_refused(copy, env, *parts)
 
 
 @pytest.mark.parametrize("groups", [0, -1, 100_000, True])

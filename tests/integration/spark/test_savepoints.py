@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pyspark.sql import functions as F
 
 from flinkish_spark import DeltaSink
 from flinkish_spark.bridge.settings import query_conf
@@ -173,6 +174,14 @@ def test_what_does_not_fit_is_refused_and_nothing_is_created(spark, job_dir, tmp
     assert isinstance(error, SavepointMisfit) and "cannot be told where to begin" in str(error)
     error = refused(RestoreSettings(str(savepoint), unpositioned=TRUST), max_parallelism=64)
     assert "stored are 128, the job has 64" in str(error)
+    env = environment(spark, tmp_path / "new")
+    files = env.from_dataframe(spark.readStream.schema(ORDER).json(str(folder)), uid="files")
+    files.key_by(F.col("amount") % 3).sum("amount", uid="totals").sink_to(
+        DeltaSink(str(tmp_path / "o")), uid="table"
+    )
+    error = failure(env, RestoreSettings(str(savepoint), unpositioned=TRUST))
+    means = "key of input 1: user -> Column<'(amount % 3)'>; operator: a function of the program -> "
+    assert isinstance(error, SavepointMisfit) and means in str(error) and not (tmp_path / "new").exists()
     path = savepoint / SavepointDir(savepoint).metadata().files[0].path
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])

@@ -340,3 +340,13 @@ def test_a_job_of_two_pipelines_that_is_started_again_goes_on_exactly(tmp_path: 
                 query.start([StagedBatch.from_json(json.loads(json.dumps(one.to_json()))) for one in kept])
         runs.append(history)
     assert runs[0] == runs[1]
+
+
+def test_functions_see_the_wall_clock_as_it_is_logged_also_where_it_was_set_back() -> None:
+    """As in Flink. What idleness is measured by never goes back: `EventTime.next_processing_time_ms`."""
+
+    def logged(now_ms: int) -> LoggedOffsets:
+        return LoggedOffsets.parse(f'v1\n{{"batchTimestampMs":{now_ms}}}\n{{"orders":{{"0":5}}}}')
+
+    told = MicroBatch.logged(8, logged(6_400_000), logged(10_000_000))
+    assert told.processing_time_ms == 6_400_000

@@ -12,6 +12,8 @@ from flinkish_spark.joins import JoinType, ProcessJoinFunction, TemporalJoin
 from flinkish_spark.operators.joins import TemporalJoinOperator
 from flinkish_spark.operators.process import ElementFailed
 from flinkish_spark.state import StateTtl
+from flinkish_spark.testing import ProgramHarness
+from flinkish_spark.windows import TumblingEventTimeWindows
 from tests.support.effort import examples, seeds
 from tests.support.joins_support import END, LEFT, RIGHT, apply, element, harness, script
 
@@ -257,3 +259,21 @@ def test_elements_need_a_time() -> None:
 def test_a_join_that_cannot_be_is_refused_where_it_is_said(wrong, message) -> None:
     with pytest.raises(ConfigError, match=message):
         TemporalJoin(**({"left_type": LEFT, "right_type": RIGHT} | wrong))
+
+
+@pytest.mark.parametrize("kind", ["interval", "temporal", "window"])
+def test_null_is_a_key_whose_elements_meet(kind: str) -> None:
+    """As in PyFlink, and not in SQL; `docs/joins.md` says how to leave them out."""
+
+    def program(orders, rates):
+        both = orders.key_by("user").join(rates.key_by("user"))
+        if kind == "interval":
+            return both.interval(lower_ms=-5, upper_ms=5, uid="op")
+        if kind == "temporal":
+            return both.temporal(uid="op")
+        return both.window(TumblingEventTimeWindows(10), uid="op")
+
+    run = ProgramHarness(program, "user STRING, amount LONG", "user STRING, rate LONG")
+    run.micro_batch([((None, 5), 3), (("ann", 7), 3)], [((None, 3), 1), (("ann", 4), 1)])
+    run.end_of_input()
+    assert sorted(map(tuple, run.take().rows), key=str) == [("ann", 7, "ann", 4), (None, 5, None, 3)]

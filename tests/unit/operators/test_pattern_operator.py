@@ -488,11 +488,11 @@ def test_too_many_open_partial_matches_stop_the_job_if_nothing_else_is_said() ->
 # -- evolution ---------------------------------------------------------------------------------------------
 
 
-def test_partial_matches_go_on_with_other_conditions_and_windows() -> None:
+def test_partial_matches_go_on_with_other_conditions() -> None:
     harness = searching(of_names("a", "b"))
     push(harness, ("a", 1))
     harness.watermark(1)
-    changed = Pattern.begin("a").where(named("z")).followed_by("b").where(named("c")).within(50)
+    changed = Pattern.begin("a").where(named("z")).followed_by("b").where(named("c"))
     harness = searching(changed, restore=harness.snapshot())
     push(harness, ("c", 4))
     harness.watermark(4)

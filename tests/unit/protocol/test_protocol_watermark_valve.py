@@ -149,9 +149,25 @@ def test_nothing_comes_while_no_active_channel_has_caught_up() -> None:
     assert [play.mark(0, 10), play.mark(1, 7)] == [[], []]
     assert play.idle(2) == [7]
     assert play.active(2) == play.idle(0) == play.idle(1) == []
-    # Earlier in Flink as well: the last one to become idle had not caught up, so nothing is let out.
-    assert play.idle(2) == [IDLE]
-    assert play.valve.watermark_ms == 7
+    # The last one to become idle had not caught up; what the others had waited with comes out all the same.
+    assert play.idle(2) == [10, IDLE]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_last_channel_to_become_idle_need_not_have_caught_up(order: tuple[int, int]) -> None:
+    """FLINK-40475: the watermark stood at 10 for ever where the one that had not caught up was the last."""
+    play = Play(3)
+    assert [play.mark(0, 10), play.mark(1, 5), play.mark(2, 30)] == [[], [], [5]]
+    assert [play.idle(1), play.idle(2)] == [[10], []]
+    assert [play.active(1), play.mark(1, 6)] == [[], []]
+    assert [play.idle(channel) for channel in order][1] == [30, IDLE]
+    assert play.valve.watermark_ms == 30
+
+
+def test_what_waits_comes_out_when_the_last_active_channel_is_gone() -> None:
+    valve = Valve[str]().with_channels("abc").advanced({"a": 10, "b": 5, "c": 30}).silenced("bc")
+    late = valve.resumed("b").silenced("a")
+    assert (late.watermark_ms, late.without("b").watermark_ms) == (10, 30)
 
 
 def test_a_channel_that_has_not_caught_up_becomes_idle_again() -> None:
@@ -238,8 +254,8 @@ class Model:
             self._least()
         elif name == "idle" and not self.idle[channel]:
             self.idle[channel], self.aligned[channel] = True, False
-            if self.marks[channel] == self.out:
-                self._greatest() if all(self.idle) else self._least()
+            # Without looking whether this one had caught up (FLINK-40475): all idle is all idle.
+            self._greatest() if all(self.idle) else self._least()
         elif name == "active" and self.idle[channel]:
             self.idle[channel], self.aligned[channel] = False, self.marks[channel] >= self.out
             # The one place where ours is earlier: Flink waits for the channel's next watermark.
@@ -267,3 +283,28 @@ def test_one_thing_at_a_time_a_valve_does_what_flink_s_does(steps) -> None:
         assert play.valve.watermark_ms == model.out
         assert (play.valve.status is IDLE) == all(model.idle)
         assert [one.counts for one in play.valve.channels.values()] == model.aligned
+
+
+@given(st.lists(STEPS, max_size=40), st.sets(st.integers(0, 2)), st.permutations(range(3)), st.booleans())
+@settings(max_examples=examples(200), deadline=None)
+def test_in_which_order_channels_leave_does_not_matter(steps, leaving, order, for_good) -> None:
+    """Whatever came before: the least of those that count, or the greatest that came if all are idle."""
+    play = Play(3)
+    for name, channel, watermark_ms in steps:
+        getattr(play, name)(channel, *[watermark_ms] * (name == "mark"))
+    before = play.valve
+    one_by_one = before
+    for channel in order:
+        if channel in leaving:
+            one_by_one = one_by_one.without([channel]) if for_good else one_by_one.silenced([channel])
+    stay = [one for key, one in before.channels.items() if key not in leaving]
+    left = stay if for_good else list(before.channels.values())
+    if any(one.status is ACTIVE for one in stay):
+        found = min((one.watermark_ms for one in stay if one.counts), default=before.watermark_ms)
+    else:
+        found = max((one.watermark_ms for one in left), default=before.watermark_ms)
+    if not (for_good and not stay):
+        assert one_by_one.watermark_ms == max(before.watermark_ms, found)
+    together = before.without(leaving) if for_good else before.silenced(leaving)
+    assert together.channels == one_by_one.channels
+    assert for_good or together == one_by_one

@@ -128,6 +128,31 @@ def test_a_channel_that_is_known_and_has_brought_nothing_holds_the_watermark_bac
     assert one.batch(1, {("a", 1): 4_000}) == 2_999
 
 
+@pytest.mark.parametrize(("a_ms", "b_ms"), [(60, 61), (61, 60)])
+def test_all_idle_is_all_idle_whichever_channel_is_the_last(a_ms: int, b_ms: int) -> None:
+    """FLINK-40475: it stood at 10 for ever where the last one to become idle had not caught up."""
+    one = job(BoundedOutOfOrderness(0), idleness_ms=60)
+    assert one.batch(0, {("a", 0): 11, ("a", 1): 6, ("a", 2): 31}) == 5
+    # Channels 1 and 2 are idle; then the first of them comes back, and is behind.
+    assert one.batch(60, {("a", 0): 11}) == 10
+    for now_ms, place, time_ms in sorted([(a_ms, 0, 11), (b_ms, 1, 7)]):
+        assert one.batch(now_ms, {("a", place): time_ms}) == 10
+    assert one.batch(120) in (10, 30)
+    assert one.batch(121) == 30
+
+
+@pytest.mark.parametrize(("a_ms", "b_ms"), [(60, 61), (61, 60)])
+def test_all_idle_is_all_idle_over_sources_too(a_ms: int, b_ms: int) -> None:
+    rules = AssignerRules(BoundedOutOfOrderness(0), idleness_ms=60)
+    three = Job(a=rules, b=rules, c=rules)
+    assert three.batch(0, {("a", 0): 11, ("b", 0): 6, ("c", 0): 31}) == 5
+    assert three.batch(60, {("a", 0): 11}) == 10
+    for now_ms, place, time_ms in sorted([(a_ms, "a", 11), (b_ms, "b", 7)]):
+        assert three.batch(now_ms, {(place, 0): time_ms}) == 10
+    assert three.batch(120) in (10, 30)
+    assert three.batch(121) == 30
+
+
 def test_a_partition_that_is_added_holds_the_watermark_where_it_is() -> None:
     one = job(idleness_ms=100)
     assert one.batch(0, {("a", 0): 5_000}, channels(0)) == 3_999

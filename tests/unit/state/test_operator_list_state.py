@@ -92,7 +92,9 @@ def test_what_is_stored_is_checked() -> None:
     with pytest.raises(OperatorValueMismatch, match="as 'operator list state'"):
         BroadcastTables("op", [], value)
     with pytest.raises(OperatorValueMismatch, match=r"stored as .*int64.* but declared as .*string"):
-        OperatorLists("op", [SPLIT, OperatorListDescriptor("union", "STRING")], value)
+        OperatorLists("op", [SPLIT, OperatorListDescriptor("union", "STRING", Redistribution.UNION)], value)
+    with pytest.raises(OperatorValueMismatch, match="as UNION operator list state and declared as SPLIT"):
+        OperatorLists("op", [SPLIT, OperatorListDescriptor("union", "LONG")], value)
     with pytest.raises(FrameError):
         OperatorLists("op", BOTH, value[:40])
     lists = OperatorLists("op", BOTH, None)

@@ -375,3 +375,28 @@ def test_event_time_windows_over_a_stream_without_times_are_refused() -> None:
     assert folding_windows(
         FoldingWindows(WindowSpec(TumblingProcessingTimeWindows(5)), (TOTAL,)), "x", *given
     )
+
+
+def test_windows_behind_windows_are_told_how_to_rename_their_bounds() -> None:
+    """The greatest sum of each window: both windows have bounds of the same names."""
+    hours = TumblingEventTimeWindows(10)
+
+    def sums(orders):
+        return orders.key_by("user").window(hours).sum("amount", uid="sums")
+
+    def renamed(orders):
+        # As the message says.
+        output = "user STRING, amount LONG, hour TIMESTAMP"
+        named = sums(orders).map(lambda one: (one.user, one.amount, one.window_end), output=output)
+        return named.key_by("hour").window(hours).max_by("amount", uid="top")
+
+    says = r"'window_start' twice.*rename the field .* key_by\(\): map\(lambda one"
+    with pytest.raises(SchemaError, match=says):
+        ProgramHarness(
+            lambda orders: sums(orders).key_by("window_end").window(hours).max_by("amount", uid="top"),
+            "user STRING, amount LONG",
+        )
+    run = ProgramHarness(renamed, "user STRING, amount LONG")
+    run.push_all([(("ann", 1), 3), (("bob", 5), 4), (("ann", 3), 7), (("cid", 9), 12)])
+    run.end_of_input()
+    assert sorted(tuple(row)[:3] for row in run.take().rows) == [("bob", 5, ms(10)), ("cid", 9, ms(20))]

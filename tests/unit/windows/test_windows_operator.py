@@ -7,6 +7,7 @@ import datetime
 import pytest
 
 from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, MAX_WATERMARK_MS, OutputTag
+from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.operators.process import ElementFailed
 from flinkish_spark.operators.window_factory import window_operator
 from flinkish_spark.operators.windowing import WindowStateRefused
@@ -16,6 +17,7 @@ from flinkish_spark.windows import (
     AggregateWindow,
     ContinuousEventTimeTrigger,
     ContinuousProcessingTimeTrigger,
+    CountSlidingWindowAssigner,
     CountTrigger,
     DeltaEvictor,
     EventTimeSessionWindows,
@@ -167,6 +169,33 @@ def test_tumbling_count_windows_start_anew() -> None:
     rows = [row[3] for n in range(7) for row in one.push((n, None)).rows]
     assert rows == [(0, 1, 2), (3, 4, 5)]
     assert one.watermark(MAX_WATERMARK_MS).rows == []
+
+
+@pytest.mark.parametrize(
+    ("size", "slide", "amounts", "expected"),
+    [
+        # PyFlink's test: (1, hi), (2, hello), (3, hi), (4, hello), of each key one pair.
+        (2, 1, [1, 3], [4]),
+        (2, 1, [1, 3, 5, 7], [4, 8, 12]),
+        (3, 2, [1, 2, 4, 8, 16, 32], [7, 28]),
+        (2, 3, [1, 2, 4, 8, 16, 32, 64], [3, 24]),
+        (4, 4, [1, 2, 4, 8, 16], [15]),
+        (2, 1, [1], []),
+    ],
+)
+def test_pyflinks_sliding_count_windows_fire_when_they_are_full(
+    size: int, slide: int, amounts: list[int], expected: list[int]
+) -> None:
+    one = Restoring(WindowSpec(CountSlidingWindowAssigner(size, slide)), TOTAL)
+    found = [row for number, amount in enumerate(amounts) for row in one.push((amount, number)).rows]
+    assert found == [("a", total) for total in expected]
+
+
+def test_a_count_with_a_first_one_of_its_own_does_not_merge() -> None:
+    with pytest.raises(ConfigError, match="EventTimeSessionWindows cannot have the trigger CountTrigger"):
+        WindowSpec(EventTimeSessionWindows(5), CountTrigger(1, first=2))
+    with pytest.raises(ConfigError, match="first"):
+        CountTrigger(1, first=0)
 
 
 def test_sliding_count_windows_have_the_last_elements() -> None:
