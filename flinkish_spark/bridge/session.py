@@ -33,6 +33,7 @@ from flinkish_spark.jars import (
     pinned_jars,
     running_minor,
     shim_jar,
+    spark_home,
 )
 from flinkish_spark.protocol.errors import Chain
 
@@ -509,7 +510,7 @@ def configure_spark_with_jars(
     builder
         ``SparkSession.builder``, or what its methods returned.
     directory
-        Holds the pinned JARs, as `make jars` leaves them in ``build/jars``.
+        Holds the pinned JARs, as ``flinkish jars DIR`` puts them there.
     extra_jars
         JARs of your own.
     class_archive
@@ -532,7 +533,7 @@ def configure_spark_with_jars(
     --------
     >>> from pyspark.sql import SparkSession
     >>> builder = SparkSession.builder.master("local[2,4]")
-    >>> spark = configure_spark_with_jars(builder, "build/jars").getOrCreate()  # doctest: +SKIP
+    >>> spark = configure_spark_with_jars(builder, "jars").getOrCreate()  # doctest: +SKIP
     """
     jars = [*pinned_jars(directory), *extra_jars]
     kept = {} if class_archive is None else _class_sharing(builder, Path(class_archive), jars)
@@ -553,7 +554,7 @@ def configure_spark_with_delta_jars(
     builder
         ``SparkSession.builder``, or what its methods returned.
     directory
-        Holds the pinned JARs of Delta, as `make jars` leaves them in ``build/jars``; others may be missing.
+        Holds the pinned JARs of Delta, as ``flinkish jars DIR`` puts them there; others may be missing.
 
     Returns
     -------
@@ -569,7 +570,7 @@ def configure_spark_with_delta_jars(
     --------
     >>> from pyspark.sql import SparkSession
     >>> spark = configure_spark_with_delta_jars(  # doctest: +SKIP
-    ...     SparkSession.builder.master("local[2,4]"), "build/jars"
+    ...     SparkSession.builder.master("local[2,4]"), "jars"
     ... ).getOrCreate()
     """
     jars = pinned_jars(directory, group="io.delta")
@@ -666,12 +667,21 @@ def check_java() -> None:
     For commands that start a session for somebody who may have nothing installed: Spark itself says only
     that its gateway has exited.
     """
+    conf = Path(os.environ.get("SPARK_CONF_DIR") or spark_home() / "conf")
+    if os.environ.get("SPARK_REMOTE") or (conf / "spark-env.sh").exists():
+        # Java is elsewhere, or that script says where.
+        return
     install = f"install a JDK, {_LEAST_JAVA} or newer; let JAVA_HOME name its folder, or PATH its bin"
     java = _java()
     if java is None:
         where = "JAVA_HOME names a folder without one" if os.environ.get("JAVA_HOME") else "PATH has none"
         raise EnvironmentFault("there is no Java", why=f"{where}, and Spark runs on it", what_to_do=install)
-    answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    try:
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise EnvironmentFault(
+            "there is no Java", why=f"{java} does not run: {error}", what_to_do=install
+        ) from None
     version = _JAVA_VERSION.search(answer.stderr)
     if version is not None and int(version[1]) < _LEAST_JAVA:
         raise EnvironmentFault(

@@ -265,6 +265,8 @@ class JobProgress:
     is_running: bool = False
     #: Threads of the job that have waited for the same thing for a minute, the longest first.
     waits: tuple[Wait, ...] = ()
+    #: What a query that does not run yet waits for, to be read behind "waits for".
+    start_waits_for: str = ""
 
     def stood_at(self, decision: Decision) -> None:
         """Note where the job stands at its newest confirmed checkpoint."""
