@@ -124,6 +124,16 @@ def has_class(spark: SparkSession, name: str) -> bool:
     return True
 
 
+def has_shim(spark: SparkSession) -> bool:
+    """Whether the JAR of this package is there."""
+    return has_class(spark, "io.github.flinkishspark.shim.KafkaStager")
+
+
+def has_kafka_source(spark: SparkSession) -> bool:
+    """Whether Spark's own Kafka source is there."""
+    return has_class(spark, "org.apache.spark.sql.kafka010.KafkaSourceProvider")
+
+
 def has_checkpoint_files(spark: SparkSession) -> bool:
     """Whether classes that write checkpoint files can be loaded: the JAR is there, and fits this Spark."""
     return getattr(spark, "_jvm", None) is not None and has_class(spark, LOCAL_CHECKPOINT_FILES)
@@ -133,8 +143,8 @@ def probe(spark: SparkSession) -> SparkProbe:
     """Look once, at the start, what is on the class path."""
     return SparkProbe(
         version=spark.version,
-        has_shim=has_class(spark, "io.github.flinkishspark.shim.KafkaStager"),
-        has_kafka_source=has_class(spark, "org.apache.spark.sql.kafka010.KafkaSourceProvider"),
+        has_shim=has_shim(spark),
+        has_kafka_source=has_kafka_source(spark),
         has_delta=has_class(spark, "org.apache.spark.sql.delta.DeltaLog"),
         has_avro=has_class(spark, "org.apache.spark.sql.avro.AvroFileFormat"),
     )

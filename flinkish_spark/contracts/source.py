@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +119,23 @@ class Source(ABC):
         ------
         ConfigError
             It cannot be used.
+        """
+        return self
+
+    def in_session(self, spark: SparkSession, begun_as: Callable[[], str | None]) -> Source:
+        """Return the source as this session can read it: what the user did not choose is found out.
+
+        Called by `from_source`, behind :meth:`bound`.
+
+        Parameters
+        ----------
+        begun_as
+            Return the :attr:`plan_name` under which the job directory knows the source; None for a new job.
+
+        Raises
+        ------
+        EnvironmentFault
+            The session lacks what the job was begun with.
         """
         return self
 

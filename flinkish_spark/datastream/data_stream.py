@@ -905,6 +905,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
                 what_to_do="give it a KafkaSink(...) or a DeltaSink(...)",
             )
         graph = self._environment.graph
+        sink = sink.in_session(self._environment.spark)
         graph.sinks.append(SinkNode(graph.check_uid(uid), self._node, sink))
         return self
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from flinkish_spark.bridge.session import has_shim
 from flinkish_spark.bridge.shim import refused_producer_setting
 from flinkish_spark.connectors.formats.encoding import check_written
 from flinkish_spark.connectors.kafka.atomic import AtomicWriter, check_atomic
@@ -37,6 +38,7 @@ from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.sink import Committer, Sink, SinkContext, SinkWriter
 from flinkish_spark.core.config import CheckpointingMode
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, raise_translated
+from flinkish_spark.core.formats import Engine
 from flinkish_spark.protocol.ids import OwnerEpoch, TransactionalId
 
 if TYPE_CHECKING:
@@ -236,7 +238,8 @@ class KafkaSink(KafkaSinkSettings, Sink):
         Further settings of the producer, such as ``{"compression.type": "zstd"}``.
     writer
         ``"jvm"``: the writer in the JAR of this package. ``"python"``: its twin in Python, which
-        needs no JAR. May differ from one start of a job to the next.
+        needs no JAR. None: the JAR's where the session has it. May differ from one start of a job to the
+        next.
     barriers
         ``BarrierRecords.EACH_CHECKPOINT`` writes one barrier record per partition and checkpoint, which
         a job chained behind this one can align on (`docs/chained-jobs.md`). Other readers have to
@@ -272,6 +275,12 @@ class KafkaSink(KafkaSinkSettings, Sink):
         all partitions see it whole or not at all. Wants EXACTLY_ONCE, no dead letters, no barrier records,
         Kafka 3.7 or later and the right to READ the topics (`docs/kafka-sink.md`).
     """
+
+    def in_session(self, spark: SparkSession) -> Sink:
+        """Return the sink with the writer that the session can have."""
+        if not self._finds_writer or getattr(spark, "_jvm", None) is None or has_shim(spark):
+            return self
+        return replace(self, writer=Engine.PYTHON)
 
     def datasets(self) -> tuple[Dataset, ...]:
         """Return the topics of records, without those of dead letters."""

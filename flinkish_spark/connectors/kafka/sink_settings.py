@@ -60,7 +60,7 @@ class KafkaSinkSettings:
     on_oversize: BadRecordPolicy | None = None
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     producer: Mapping[str, str] = field(default_factory=dict, repr=False)
-    writer: str | Engine = Engine.JVM
+    writer: str | Engine | None = None
     barriers: BarrierRecords = BarrierRecords.NONE
     delivery: DeliveryGuarantee = DeliveryGuarantee.EXACTLY_ONCE
     headers: Mapping[str, str] | str = field(default_factory=dict)
@@ -72,9 +72,13 @@ class KafkaSinkSettings:
     record_headers: RecordHeaders = RecordHeaders.NONE
     row_kind: str = ""
     atomic: bool = False
+    #: Whether nobody chose the writer: then it follows from what the session has.
+    _finds_writer: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "writer", Engine.of(self.writer, "writer"))
+        object.__setattr__(self, "_finds_writer", self.writer is None)
+        writer = Engine.JVM if self.writer is None else Engine.of(self.writer, "writer")
+        object.__setattr__(self, "writer", writer)
         object.__setattr__(self, "barriers", _barriers(self.barriers))
         instance_of(
             "delivery", self.delivery, DeliveryGuarantee, what_to_do="use DeliveryGuarantee.EXACTLY_ONCE"

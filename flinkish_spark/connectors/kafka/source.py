@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from pyspark.sql import functions as F
 
+from flinkish_spark.bridge.session import has_kafka_source, has_shim
 from flinkish_spark.connectors.kafka.checks import (
     HEADERS,
     InputChecks,
@@ -69,6 +72,7 @@ from flinkish_spark.core.changelogs import Changes
 from flinkish_spark.core.errors import (
     BAD_TIME_MARKER,
     ConfigError,
+    EnvironmentFault,
     GraphError,
 )
 from flinkish_spark.core.formats import Engine, Format, Json, OnTombstone, Raw, check_format
@@ -345,6 +349,9 @@ def reader_options(upstream: UpstreamJob | None, start: SourceStart | None) -> d
 # The Kafka source: Spark's native one or ours in Python, read_committed, with honest group offsets.
 
 
+LOG = logging.getLogger(__name__)
+#: By which a job directory knows that Python reads.
+_PYTHON_PLAN = "kafka-python"
 _OPTIONS_TO_DO = 'give options by name: {"name": "value"}; or leave it out'
 
 
@@ -382,7 +389,8 @@ class KafkaSource(EndsAtOffsets):
         Further options of Spark's Kafka source, such as ``{"minPartitions": "8"}``.
     reader
         ``"jvm"``: Spark's own source. ``"python"``: this package's, which needs no JAR and injects a
-        barrier behind the records of every partition. Fixed for the life of a job_dir.
+        barrier behind the records of every partition. Fixed for the life of a job_dir. None: the one that
+        the job_dir was begun with; at first Spark's own, or Python where the session has no JAR of it.
     aligned_with
         The job that writes the topics, if checkpoints are to be drawn at its checkpoints: see
         :class:`~flinkish_spark.UpstreamJob`. May change from start to start.
@@ -432,6 +440,7 @@ class KafkaSource(EndsAtOffsets):
     key_fields_prefix: str = ""
     tombstones: OnTombstone | None = None
     _start: SourceStart | None = field(default=None, repr=False)
+    _finds_reader: bool = field(default=False, repr=False, compare=False)
 
     def __init__(
         self,
@@ -445,7 +454,7 @@ class KafkaSource(EndsAtOffsets):
         max_offsets_per_trigger: int = 0,
         options: Mapping[str, str] | None = None,
         reader_options: Mapping[str, str] | None = None,
-        reader: str | Engine = Engine.JVM,
+        reader: str | Engine | None = None,
         aligned_with: UpstreamJob | None = None,
         metadata: Sequence[str] = (),
         ending: KafkaEnd | None = None,
@@ -455,6 +464,7 @@ class KafkaSource(EndsAtOffsets):
         key_fields_prefix: str = "",
         tombstones: OnTombstone | None = None,
     ) -> None:
+        is_found, reader = reader is None, Engine.JVM if reader is None else Engine.of(reader, "reader")
         read = Wanted.of(topics, pattern, partitions)
         check_told_apart(read.topics)
         group_id = instance_of("group_id", group_id, str, what_to_do="give a name, or leave it out")
@@ -469,7 +479,7 @@ class KafkaSource(EndsAtOffsets):
             ("max_offsets_per_trigger", max_offsets_per_trigger),
             ("options", values_by_name("options", options, what_to_do=_OPTIONS_TO_DO)),
             ("reader_options", values_by_name("reader_options", reader_options, what_to_do=_OPTIONS_TO_DO)),
-            ("reader", Engine.of(reader, "reader")),
+            ("reader", reader),
             ("aligned_with", aligned_with),
             ("metadata", checked_metadata(metadata)),
             ("ending", checked_end(ending, aligned_with)),
@@ -480,6 +490,7 @@ class KafkaSource(EndsAtOffsets):
             ("key_fields_prefix", key_fields_prefix),
             ("tombstones", tombstones),
             ("_start", None),
+            ("_finds_reader", is_found),
         ):
             object.__setattr__(self, name, content)
         _ = self.connection  # Raises if servers or options cannot be used.
@@ -497,6 +508,27 @@ class KafkaSource(EndsAtOffsets):
         check_upstream(
             self.aligned_with, self.reader, self.has_side_outputs, bool(self.partitions or self.pattern)
         )
+
+    def in_session(self, spark: SparkSession, begun_as: Callable[[], str | None]) -> Self:
+        """Return the source with the reader that its job directory was begun with, or a new one can have."""
+        if not self._finds_reader or getattr(spark, "_jvm", None) is None:
+            return self
+        begun, has_jars = begun_as(), has_kafka_source(spark)
+        is_python = not has_jars if begun is None else _PYTHON_PLAN in begun.split()
+        if not is_python and not has_jars:
+            raise EnvironmentFault(
+                f"the source '{self._uid}' was begun with Spark's Kafka source, which this session has not",
+                why="the log of its offsets is that reader's",
+                what_to_do="start the session with flinkish_spark.configure_spark_with_jars(...); or take a "
+                'savepoint there, and begin a new job_dir with it, with reader="python"',
+                uid=self._uid,
+            )
+        if not is_python:
+            return self
+        LOG.info("the Kafka source '%s' is read in Python", self._uid)
+        found = copy(self)
+        found.__dict__["reader"] = Engine.PYTHON
+        return found
 
     @cached_property
     def connection(self) -> KafkaConnection:
@@ -533,7 +565,7 @@ class KafkaSource(EndsAtOffsets):
     @property
     def plan_name(self) -> str:
         """Tell apart what a log was written by: the reader, and how channels are numbered."""
-        reader = "" if self.reader is Engine.JVM else f"kafka-{self.reader.value}"
+        reader = "" if self.reader is Engine.JVM else _PYTHON_PLAN
         return " ".join(filter(None, (reader, "pattern" if self.pattern else "")))
 
     @property
@@ -591,7 +623,9 @@ class KafkaSource(EndsAtOffsets):
             return ()
         raw = self._raw(spark, place, {"includeHeaders": "true"}, HEADERS)
         bad = self._decoding.deserializer(uid, place, self.topics).bad(raw)
-        return (letters_of(bad, self._decoding.policy, uid, self.connection, self.reader, peers),)
+        in_jvm = self.reader is Engine.JVM and has_shim(spark)
+        writer = Engine.JVM if in_jvm else Engine.PYTHON
+        return (letters_of(bad, self._decoding.policy, uid, self.connection, writer, peers),)
 
     def find_bad_record(
         self, spark: SparkSession, start: LoggedOffsets | None, end: LoggedOffsets
