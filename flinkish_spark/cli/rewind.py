@@ -212,7 +212,7 @@ def _follow(job: StoredJob, order: RewindOrder, owner: OwnerEpoch, timeout_s: fl
             return _closed(status)
         # A job that found the order by itself takes no message while it goes back, and owns itself anew.
         if reply.kind is ReplyKind.NOT_TAKEN and job.job_dir.newest_owner() == owner:
-            text = f"ordered: the job does not run, and its next start goes back to checkpoint {order.target}"
+            text = f"ordered: the next start goes back to checkpoint {order.target}; the job does not run"
             return OrderReport(OrderOutcome.WAITS_FOR_START, text)
         # One that refuses the message sees the order all the same, or its successor does.
         if job.clock.monotonic_ms() - begin_ms >= patience.answered_within_ms:
