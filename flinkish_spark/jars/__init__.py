@@ -24,6 +24,10 @@ _IVY_MODULE = (
     '<ivy-module version="2.0"><info organisation="flinkish-spark" module="jars"/>'
     '<configurations><conf name="default"/></configurations><dependencies>{}</dependencies></ivy-module>'
 )
+_GET_DELTA = (
+    "start the session with flinkish_spark.configure_spark_with_packages(...), which downloads it, or with "
+    "configure_spark_with_jars(...) behind `flinkish jars DIR`"
+)
 #: Of what the resolver said.
 _MOST_LINES = 3
 
@@ -264,11 +268,12 @@ def how_to_get_delta(minor: str) -> tuple[str, str]:
 
     Examples
     --------
-    >>> how_to_get_delta("4.2")
-    ('', 'start the session with flinkish_spark.configure_spark_with_jars(...)')
+    >>> why_not, what_to_do = how_to_get_delta("4.2")
+    >>> why_not, "configure_spark_with_packages(...), which downloads it" in what_to_do
+    ('', True)
     """
     if has_pinned_delta(minor):
-        return "", "start the session with flinkish_spark.configure_spark_with_jars(...)"
+        return "", _GET_DELTA
     return (
         _WHY_NO_DELTA.format(minor),
         f"use Spark {_with_delta()}; or, once there is a JAR delta-spark_{minor}_2.13, put it and its "

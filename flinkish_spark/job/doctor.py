@@ -221,10 +221,7 @@ def _session(spark: SparkSession) -> Iterator[Finding]:
 
 def _jars(found: SparkProbe) -> Iterator[Finding]:
     """Say which JARs a session has; that one is not there is no fault, unless it cannot be had."""
-    start = (
-        "if a job needs it, start the session with flinkish_spark.configure_spark_with_packages(...), which "
-        "downloads it; or run `flinkish jars DIR`, and use configure_spark_with_jars(...)"
-    )
+    start = "for a job that needs it: configure_spark_with_packages(...), or `flinkish jars DIR`"
     why_no_delta, get_delta = how_to_get_delta(".".join(found.version.split(".")[:2]))
     has_own, own, get_own = True, "its JAR is in this package", start
     try:
