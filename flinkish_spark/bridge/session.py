@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import uuid
 import weakref
@@ -714,6 +715,7 @@ def _java() -> str | None:
 
 
 LOG = logging.getLogger(__name__)
+_PYTHON = "spark.pyspark.python"
 #: In which it was done, or has begun.
 _WARMED: weakref.WeakSet[SparkContext] = weakref.WeakSet()
 
@@ -732,6 +734,17 @@ def runs_tasks_itself(spark: SparkSession) -> bool:
         return False
     master = spark.sparkContext.master or ""
     return master == "local" or master.startswith("local[")
+
+
+def run_tasks_in_this_python(spark: SparkSession) -> None:
+    """Let tasks that run in this session's own JVM have this Python, unless somebody has named one.
+
+    Spark would take what is called python3: another one, where an environment is used and not activated.
+    """
+    if "PYSPARK_PYTHON" in os.environ or not runs_tasks_itself(spark):
+        return
+    if spark.conf.get(_PYTHON, None) is None:
+        spark.sparkContext.pythonExec = sys.executable
 
 
 def asked_of_executors(spark: SparkSession, ask: Callable[[Iterable[int]], Iterable[Any]]) -> list[Any]:

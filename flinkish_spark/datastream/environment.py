@@ -21,6 +21,7 @@ from flinkish_spark.bridge.session import (
     hold_stage_bars,
     refuse_connect,
     refuse_other_target,
+    run_tasks_in_this_python,
     scratch_folder,
     without_traces,
 )
@@ -194,6 +195,7 @@ class StreamExecutionEnvironment:
         with refused_as_config_errors("give one of these, without quotes"):
             checked_choice("standby", standby, Standby)
             checked_choice("unknown_hook_state", unknown_hook_state, UnknownHookState)
+        run_tasks_in_this_python(spark)
         self.spark = spark
         self.job = job
         self._place = job_place(job_dir, store_options or {})

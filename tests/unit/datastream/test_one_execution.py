@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -226,6 +227,25 @@ def test_a_new_job_has_two_tasks_for_each_core_and_says_so(
     session.conf["spark.sql.shuffle.partitions"] = "7"
     env._say_partitions()
     assert (env._partitions(), capsys.readouterr().err) == (7, "")
+
+
+def test_tasks_on_this_machine_have_this_python(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an environment is used and not activated, python3 is another one."""
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    for master, conf, expected in (
+        ("local[2]", {}, sys.executable),
+        ("local[2]", {"spark.pyspark.python": "/named"}, "python3"),
+        ("spark://there:7077", {}, "python3"),
+    ):
+        session: Any = Session()
+        session.sparkContext = SimpleNamespace(master=master, pythonExec="python3", getConf=dict)
+        session._jvm, session.conf = object(), conf
+        StreamExecutionEnvironment(session, "orders", str(tmp_path))
+        assert session.sparkContext.pythonExec == expected
+    monkeypatch.setenv("PYSPARK_PYTHON", "/named")
+    session.sparkContext.master = "local[2]"
+    StreamExecutionEnvironment(session, "orders", str(tmp_path))
+    assert session.sparkContext.pythonExec == "python3"
 
 
 def test_a_job_directory_keeps_the_number_that_it_has(tmp_path: Any) -> None:
