@@ -220,7 +220,9 @@ class StreamExecutionEnvironment:
         self._ui: UiServer | None = None
 
     @classmethod
-    def get_execution_environment(cls, job: str, job_dir: str, **settings: Any) -> Self:
+    def get_execution_environment(
+        cls, job: str, job_dir: str, *, builder: SparkSession.Builder | None = None, **settings: Any
+    ) -> Self:
         """Return an environment in the session that there is, or that `flinkish run` has prepared.
 
         A program that is begun with it says nothing of where it runs: ``flinkish run --target local app.py``
@@ -231,6 +233,9 @@ class StreamExecutionEnvironment:
         ----------
         job, job_dir, settings
             What the class takes beside the session.
+        builder
+            Of a new session: ``configure_spark_with_packages(SparkSession.builder)``, for example. It starts a
+            JVM only if there is a Java, and the job does not run already.
 
         Raises
         ------
@@ -252,7 +257,8 @@ class StreamExecutionEnvironment:
                 job_place(job_dir, settings.get("store_options") or {}),
                 settings.get("standby", Standby.REFUSE),
             )
-        return cls(SparkSession.builder.appName(job).getOrCreate(), job, job_dir, **settings)
+        given = SparkSession.builder if builder is None else builder
+        return cls(given.appName(job).getOrCreate(), job, job_dir, **settings)
 
     def from_source(
         self, source: Source, watermark_strategy: WatermarkStrategy | None = None, *, uid: str | None = None

@@ -181,13 +181,14 @@ def test_a_second_start_is_refused_before_there_is_a_session(
     monkeypatch.setattr("pyspark.sql.SparkSession", sessions)
     monkeypatch.setattr(environment, "check_java", lambda: None)
     begin = StreamExecutionEnvironment.get_execution_environment
-    with pytest.raises(AssertionError, match="a JVM was started"):
-        begin("orders", str(tmp_path / "job"))
+    for given in (None, builder):
+        with pytest.raises(AssertionError, match="a JVM was started"):
+            begin("orders", str(tmp_path / "job"), builder=given)
     assert not (tmp_path / "job").exists()
     owner = JobLock(tmp_path / "job" / "owner.lock")
     owner.acquire()
     with pytest.raises(OwnedElsewhereError, match="which is alive"):
-        begin("orders", str(tmp_path / "job"))
+        begin("orders", str(tmp_path / "job"), builder=builder)
     with pytest.raises(AssertionError, match="a JVM was started"):
         begin("orders", str(tmp_path / "job"), standby=Standby.WAIT)
     owner.release()
