@@ -234,7 +234,7 @@ class StreamExecutionEnvironment:
         job, job_dir, settings
             What the class takes beside the session.
         builder
-            Of a new session: ``configure_spark_with_packages(SparkSession.builder)``, for example. It starts a
+            Of a new session, for example ``configure_spark_with_packages(SparkSession.builder)``. It starts a
             JVM only if there is a Java, and the job does not run already.
 
         Raises
