@@ -6,6 +6,8 @@ of this one. They are imported when they are first used: Spark's Python workers 
 need little of it.
 """
 
+import warnings
+
 import lazy_loader
 
 from flinkish_spark.moved import find_moved_modules
@@ -15,3 +17,6 @@ __version__ = "0.1.0"
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 find_moved_modules()
+# kafka-python reads its message schemas by a call that Python 3.11 has deprecated, a hundred times.
+_OF = r"(kafka|importlib\.resources)\."
+warnings.filterwarnings("ignore", r"(read_text|open_text) is deprecated", DeprecationWarning, _OF)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.bridge.session import asked_of_executors, jvm, said
 from flinkish_spark.core.errors import EnvironmentFault, StoreError
+from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.core.store import Store
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ def _check_executors(spark: SparkSession, place: StoreSpec, key: str) -> None:
         raise EnvironmentFault(
             f"executors do not reach the job directory {place.url}",
             why="; ".join(blind[:3]),
-            what_to_do=f"install flinkish-spark[{'hdfs' if is_hdfs else 'object-store'}] on the executors, "
+            what_to_do=f"{how_to_install('hdfs' if is_hdfs else 'object-store')} on the executors, "
             f"and give them {given} by spark.executorEnv",
             url=place.url,
         )

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import uuid
 import weakref
@@ -33,6 +34,7 @@ from flinkish_spark.jars import (
     pinned_jars,
     running_minor,
     shim_jar,
+    spark_home,
 )
 from flinkish_spark.protocol.errors import Chain
 
@@ -519,7 +521,7 @@ def configure_spark_with_jars(
     builder
         ``SparkSession.builder``, or what its methods returned.
     directory
-        Holds the pinned JARs, as `make jars` leaves them in ``build/jars``.
+        Holds the pinned JARs, as ``flinkish jars DIR`` puts them there.
     extra_jars
         JARs of your own.
     class_archive
@@ -542,7 +544,7 @@ def configure_spark_with_jars(
     --------
     >>> from pyspark.sql import SparkSession
     >>> builder = SparkSession.builder.master("local[2,4]")
-    >>> spark = configure_spark_with_jars(builder, "build/jars").getOrCreate()  # doctest: +SKIP
+    >>> spark = configure_spark_with_jars(builder, "jars").getOrCreate()  # doctest: +SKIP
     """
     jars = [*pinned_jars(directory), *extra_jars]
     kept = {} if class_archive is None else _class_sharing(builder, Path(class_archive), jars)
@@ -563,7 +565,7 @@ def configure_spark_with_delta_jars(
     builder
         ``SparkSession.builder``, or what its methods returned.
     directory
-        Holds the pinned JARs of Delta, as `make jars` leaves them in ``build/jars``; others may be missing.
+        Holds the pinned JARs of Delta, as ``flinkish jars DIR`` puts them there; others may be missing.
 
     Returns
     -------
@@ -579,7 +581,7 @@ def configure_spark_with_delta_jars(
     --------
     >>> from pyspark.sql import SparkSession
     >>> spark = configure_spark_with_delta_jars(  # doctest: +SKIP
-    ...     SparkSession.builder.master("local[2,4]"), "build/jars"
+    ...     SparkSession.builder.master("local[2,4]"), "jars"
     ... ).getOrCreate()
     """
     jars = pinned_jars(directory, group="io.delta")
@@ -676,12 +678,21 @@ def check_java() -> None:
     For commands that start a session for somebody who may have nothing installed: Spark itself says only
     that its gateway has exited.
     """
+    conf = Path(os.environ.get("SPARK_CONF_DIR") or spark_home() / "conf")
+    if os.environ.get("SPARK_REMOTE") or (conf / "spark-env.sh").exists():
+        # Java is elsewhere, or that script says where.
+        return
     install = f"install a JDK, {_LEAST_JAVA} or newer; let JAVA_HOME name its folder, or PATH its bin"
     java = _java()
     if java is None:
         where = "JAVA_HOME names a folder without one" if os.environ.get("JAVA_HOME") else "PATH has none"
         raise EnvironmentFault("there is no Java", why=f"{where}, and Spark runs on it", what_to_do=install)
-    answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    try:
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise EnvironmentFault(
+            "there is no Java", why=f"{java} does not run: {error}", what_to_do=install
+        ) from None
     version = _JAVA_VERSION.search(answer.stderr)
     if version is not None and int(version[1]) < _LEAST_JAVA:
         raise EnvironmentFault(
@@ -704,6 +715,7 @@ def _java() -> str | None:
 
 
 LOG = logging.getLogger(__name__)
+_PYTHON = "spark.pyspark.python"
 #: In which it was done, or has begun.
 _WARMED: weakref.WeakSet[SparkContext] = weakref.WeakSet()
 
@@ -722,6 +734,17 @@ def runs_tasks_itself(spark: SparkSession) -> bool:
         return False
     master = spark.sparkContext.master or ""
     return master == "local" or master.startswith("local[")
+
+
+def run_tasks_in_this_python(spark: SparkSession) -> None:
+    """Let tasks that run in this session's own JVM have this Python, unless somebody has named one.
+
+    Spark would take what is called python3: another one, where an environment is used and not activated.
+    """
+    if "PYSPARK_PYTHON" in os.environ or not runs_tasks_itself(spark):
+        return
+    if spark.conf.get(_PYTHON, None) is None:
+        spark.sparkContext.pythonExec = sys.executable
 
 
 def asked_of_executors(spark: SparkSession, ask: Callable[[Iterable[int]], Iterable[Any]]) -> list[Any]:

@@ -62,6 +62,11 @@ class JobLock:
         self._path = path
         self._file: OwnFile | None = None
 
+    @classmethod
+    def of_job(cls, folder: Path) -> JobLock:
+        """Return the lock of the job directory that is a folder."""
+        return cls(folder / "owner.lock")
+
     def acquire(self) -> None:
         """Take the lock or raise OwnedElsewhereError, within a second."""
         try:
@@ -81,6 +86,20 @@ class JobLock:
             file.close()
             raise self._failed(error) from error
         self._file = file
+
+    def look(self) -> None:
+        """Raise OwnedElsewhereError if somebody holds the lock; nothing is written, and nothing is held."""
+        try:
+            file = OwnFile(self._path, os.O_RDWR)
+        except OSError:
+            # There is none yet, or the start says better why it cannot be opened.
+            return
+        try:
+            self._lock(file)
+        except BlockingIOError:
+            raise self._refusal(_holder(file)) from None
+        finally:
+            file.close()
 
     def took_over(self, epoch: OwnerEpoch) -> None:
         """Do nothing: the lock is held."""

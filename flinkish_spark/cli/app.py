@@ -17,6 +17,7 @@ from flinkish_spark.cli.dead_letters import replay_dead_letters
 from flinkish_spark.cli.demo import demo
 from flinkish_spark.cli.doctor import doctor
 from flinkish_spark.cli.graph import graph
+from flinkish_spark.cli.jars import jars
 from flinkish_spark.cli.new import new
 from flinkish_spark.cli.rewind import rewind, timeline
 from flinkish_spark.cli.run import run
@@ -26,6 +27,9 @@ from flinkish_spark.cli.topics import topics
 from flinkish_spark.cli.transactions import transactions
 from flinkish_spark.cli.ui import ui
 from flinkish_spark.core.errors import FlinkishError
+
+#: A group without a command; up to click 8.1 that is no error.
+_NO_WORDS: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
 class _OneLineErrors(click.Group):
@@ -71,6 +75,9 @@ def _flush() -> None:
 
 def _refuse(error: click.UsageError) -> NoReturn:
     """Raise wrong usage again, fit for a terminal: it quotes the words of the command."""
+    if isinstance(error, _NO_WORDS):
+        # What it says is the help.
+        raise error from None
     raise click.UsageError(one_line(error.format_message()), error.ctx) from None
 
 
@@ -99,6 +106,7 @@ for _command in (
     graph,
     audit,
     doctor,
+    jars,
     ui,
     top,
     new,

@@ -52,6 +52,8 @@ from flinkish_spark.protocol.statistics import CheckpointStatus
 #: A query that runs takes the request within half a second; one that starts finds the order itself.
 _TAKEN_WITHIN_MS = 5_000
 _POLL_MS = 100
+#: How many checkpoints are named one by one.
+_MOST_NAMED = 5
 
 
 class OrderOutcome(enum.Enum):
@@ -182,6 +184,8 @@ def _what_happens(
     decision = job.job_dir.decision(target)
     taken = UNKNOWN if decision is None else local_time(decision.decided_at_ms)
     later = ", ".join(str(one) for one in left_behind) or "none so far"
+    if len(left_behind) > _MOST_NAMED:
+        later = f"{len(left_behind):,}, from {left_behind[0]} to {left_behind[-1]}"
     rows = "keep rows that were committed since" if tables is Tables.KEEP else "become what they were then"
     return "\n".join(
         (
@@ -208,12 +212,15 @@ def _follow(job: StoredJob, order: RewindOrder, owner: OwnerEpoch, timeout_s: fl
             return _closed(status)
         # A job that found the order by itself takes no message while it goes back, and owns itself anew.
         if reply.kind is ReplyKind.NOT_TAKEN and job.job_dir.newest_owner() == owner:
-            text = f"ordered: the next start goes back to checkpoint {order.target} ({reply.text})"
+            text = f"ordered: the next start goes back to checkpoint {order.target}; the job does not run"
             return OrderReport(OrderOutcome.WAITS_FOR_START, text)
         # One that refuses the message sees the order all the same, or its successor does.
         if job.clock.monotonic_ms() - begin_ms >= patience.answered_within_ms:
-            told = reply.kind is ReplyKind.COMPLETED
-            heard = "the job has begun to obey" if told else describe(reply)
+            # That nobody took the message is no news: the order is not taken back with it.
+            heard = {
+                ReplyKind.COMPLETED: "the job has begun to obey",
+                ReplyKind.NOT_TAKEN: "the job has not begun to obey",
+            }.get(reply.kind, describe(reply))
             text = f"ordered, and not done within {timeout_s:g} s: {heard}; the order stays"
             return OrderReport(OrderOutcome.NOT_ANSWERED, text)
         job.clock.sleep_ms(_POLL_MS)

@@ -71,6 +71,9 @@ def run(
     With the driver here this process becomes the program: it gets signals, and its exit status is the
     program's. With --deploy-mode cluster this process becomes spark-submit.
     """
+    # Here and not above: it imports pyspark.
+    from flinkish_spark.bridge.session import check_java
+
     if jars is not None and packages:
         raise click.UsageError("--jars and --packages are two ways to the same JARs; give one.")
     found = launch(
@@ -81,6 +84,7 @@ def run(
         libraries=_libraries(jars, packages),
         is_detached=detached,
     )
+    check_java()
     sys.stdout.flush()
     sys.stderr.flush()
     os.execvpe(found.command[0], [*found.command], dict(found.environment))

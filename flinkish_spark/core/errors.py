@@ -85,6 +85,10 @@ class SchemaError(UserError):
     """Declared schema and data (or table) do not fit."""
 
 
+class JobCancelledError(UserError):
+    """Somebody has cancelled the job; what it staged behind its last checkpoint does not count."""
+
+
 class UserFunctionError(UserError):
     """A user function raised; the message names the record's origin."""
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from flinkish_spark.core.clock import Clock, SystemClock, SystemThreads, backoff_ms
 from flinkish_spark.core.errors import ConfigError, StoreError
+from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.core.object_store import KINDS, check_not_forked, count_request
 from flinkish_spark.core.store import (
     AnswerLost,
@@ -82,7 +83,7 @@ def missing_hdfs_package() -> ConfigError:
     return ConfigError(
         "a job directory on HDFS needs the package hdfs-native",
         why="it is not installed in this Python",
-        what_to_do="pip install 'flinkish-spark[hdfs]', on the driver and on all executors",
+        what_to_do=f"{how_to_install('hdfs')}, on the driver and on all executors",
     )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.core.clock import Clock, SystemClock
 from flinkish_spark.core.errors import ConfigError, StoreError
+from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.core.store import AnswerLost, CreateResult, ObjectMissing, checked_key, create_by_id
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def missing_package() -> ConfigError:
     return ConfigError(
         "a store in a bucket needs the package obstore",
         why="it is not installed in this Python",
-        what_to_do="pip install 'flinkish-spark[object-store]', on the driver and on all executors",
+        what_to_do=f"{how_to_install('object-store')}, on the driver and on all executors",
     )
 
 

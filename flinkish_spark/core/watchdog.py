@@ -140,6 +140,13 @@ class Watchdog:
                     del self._stands[me]
             spans.ended(what, ended_ms - now_ms)
 
+    @property
+    def longest(self) -> str:
+        """What the thread waits for that has waited for the longest; empty if none does."""
+        with self._lock:
+            first = min(self._stands.values(), key=lambda stand: stand.since_ms, default=None)
+            return "" if first is None else first.waits[-1]
+
     def start(self, threads: Threads) -> None:
         """Look again and again in a thread of its own, until :meth:`stop`."""
         threads.start("flinkish-watchdog", self._run)

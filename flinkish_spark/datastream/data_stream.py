@@ -48,7 +48,6 @@ from flinkish_spark.planning.partitioning import (
     checked_parallelism,
     is_partitioning,
     said_parallelism,
-    shuffle_partitions,
 )
 from flinkish_spark.planning.stream_graph import (
     KeyedEntry,
@@ -399,7 +398,7 @@ class OperatorSettings:
         asked = checked_parallelism("set_parallelism", parallelism)
         settings = self._settings()
         if isinstance(self._node, KeyedNode):
-            check_is_shuffle_partitions(asked, shuffle_partitions(self._environment.spark), self._what())
+            check_is_shuffle_partitions(asked, self._environment._partitions(), self._what())
         elif settings is not None:
             settings.parallelism = asked
         else:
@@ -926,8 +925,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
 
     def _job_graph(self) -> JobGraph:
         environment = self._environment
-        tasks = shuffle_partitions(environment.spark)
-        return job_graph_to(environment.job, environment.graph, self._node, tasks)
+        return job_graph_to(environment.job, environment.graph, self._node, environment._partitions())
 
     def _repr_html_(self) -> str:
         return html(self._job_graph())

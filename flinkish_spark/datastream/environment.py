@@ -17,14 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from flinkish_spark.bridge.session import (
+    check_java,
     hold_stage_bars,
     refuse_connect,
     refuse_other_target,
+    run_tasks_in_this_python,
     scratch_folder,
     without_traces,
 )
 from flinkish_spark.checkpoint.event_time import LatencyTracker
 from flinkish_spark.checkpoint.hooks import JobListener, MasterHooks, UnknownHookState
+from flinkish_spark.checkpoint.ownership import JobLock
 from flinkish_spark.connectors.collection import CollectionSource
 from flinkish_spark.connectors.dataframe import DataFrameSource
 from flinkish_spark.contracts.hooks import MasterHook
@@ -37,12 +40,14 @@ from flinkish_spark.core.errors import (
     CorruptObjectError,
     FlinkishError,
     GraphError,
+    JobCancelledError,
     OwnedElsewhereError,
     StoreError,
 )
 from flinkish_spark.core.forks import own_handler
 from flinkish_spark.core.job_dir import job_place, open_job_dir
 from flinkish_spark.core.steps import Observer, SilentObserver, StepObserver
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import (
     check_methods,
     instance_of,
@@ -58,7 +63,7 @@ from flinkish_spark.job.dependencies import Dependencies
 from flinkish_spark.job.engine import JobSettings, Standby
 from flinkish_spark.job.explanation import print_tree
 from flinkish_spark.job.graph_pictures import PlanForm, html, plan_in
-from flinkish_spark.job.live_line import LiveLine, can_show, is_notebook
+from flinkish_spark.job.live_line import CLEAR_LINE, LiveLine, can_show, is_notebook
 from flinkish_spark.job.reporting import JobReporter, reported_settings
 from flinkish_spark.job.spark_engine import SparkEngine
 from flinkish_spark.job.supervisor import Supervisor
@@ -68,11 +73,13 @@ from flinkish_spark.planning.job_graph import job_graph
 from flinkish_spark.planning.partitioning import (
     check_is_shuffle_partitions,
     checked_parallelism,
-    shuffle_partitions,
+    chosen_partitions,
+    fitting_partitions,
 )
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.stream_graph import DEFAULT_MAX_PARALLELISM, StreamGraph
 from flinkish_spark.protocol.ids import checked_name
+from flinkish_spark.protocol.job_status import JobStatus
 from flinkish_spark.protocol.limits import MOST_MS, Limit, checked_choice, checked_limit, checked_whole
 from flinkish_spark.protocol.restart import TRIES_WITHOUT_PROGRESS, RestartStrategy
 from flinkish_spark.protocol.savepoints import RestoreRules
@@ -86,6 +93,7 @@ from flinkish_spark.savepoints.comparison import (
 )
 from flinkish_spark.savepoints.files import RestoreSettings
 from flinkish_spark.savepoints.restore import job_shape
+from flinkish_spark.savepoints.seeds import beginning_of, shuffle_partitions_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -193,6 +201,7 @@ class StreamExecutionEnvironment:
         with refused_as_config_errors("give one of these, without quotes"):
             checked_choice("standby", standby, Standby)
             checked_choice("unknown_hook_state", unknown_hook_state, UnknownHookState)
+        run_tasks_in_this_python(spark)
         self.spark = spark
         self.job = job
         self._place = job_place(job_dir, store_options or {})
@@ -217,7 +226,9 @@ class StreamExecutionEnvironment:
         self._ui: UiServer | None = None
 
     @classmethod
-    def get_execution_environment(cls, job: str, job_dir: str, **settings: Any) -> Self:
+    def get_execution_environment(
+        cls, job: str, job_dir: str, *, builder: SparkSession.Builder | None = None, **settings: Any
+    ) -> Self:
         """Return an environment in the session that there is, or that `flinkish run` has prepared.
 
         A program that is begun with it says nothing of where it runs: ``flinkish run --target local app.py``
@@ -228,11 +239,14 @@ class StreamExecutionEnvironment:
         ----------
         job, job_dir, settings
             What the class takes beside the session.
+        builder
+            Of a new session, for example ``configure_spark_with_packages(SparkSession.builder)``. It starts a
+            JVM only if there is a Java, and the job does not run already.
 
         Raises
         ------
         ConfigError, EnvironmentFault
-            As of the class.
+            As of the class. Without a session also: there is no Java, or the job runs already.
 
         Examples
         --------
@@ -242,7 +256,15 @@ class StreamExecutionEnvironment:
         """
         from pyspark.sql import SparkSession
 
-        return cls(SparkSession.builder.appName(job).getOrCreate(), job, job_dir, **settings)
+        if SparkSession.getActiveSession() is None:
+            # Before a JVM is started for nothing.
+            check_java()
+            _refuse_second(
+                job_place(job_dir, settings.get("store_options") or {}),
+                settings.get("standby", Standby.REFUSE),
+            )
+        given = SparkSession.builder if builder is None else builder
+        return cls(given.appName(job).getOrCreate(), job, job_dir, **settings)
 
     def from_source(
         self, source: Source, watermark_strategy: WatermarkStrategy | None = None, *, uid: str | None = None
@@ -326,7 +348,7 @@ class StreamExecutionEnvironment:
             It is no number of tasks, or another one.
         """
         asked = checked_parallelism("set_parallelism", parallelism)
-        check_is_shuffle_partitions(asked, shuffle_partitions(self.spark), f"the job '{self.job}'")
+        check_is_shuffle_partitions(asked, self._partitions(), f"the job '{self.job}'")
         self._parallelism = asked
         return self
 
@@ -480,7 +502,7 @@ class StreamExecutionEnvironment:
         FlinkishError
             The program has no sink, or would be refused when it is planned.
         """
-        return job_graph(self.job, self.graph, shuffle_partitions(self.spark), self._planned(self.graph))
+        return job_graph(self.job, self.graph, self._partitions(), self._planned(self.graph))
 
     def get_execution_plan(self, form: PlanForm = PlanForm.JSON) -> str:
         """Return the plan as text: for Flink's plan visualiser, or as a picture.
@@ -551,7 +573,21 @@ class StreamExecutionEnvironment:
 
     def _planned(self, graph: StreamGraph) -> PlannedJob:
         graph.check_complete()
-        return Planner(self.spark, NO_JOB, shuffle_partitions(self.spark)).plan(graph)
+        return Planner(self.spark, NO_JOB, self._partitions()).plan(graph)
+
+    def _partitions(self) -> int:
+        """Return how many tasks keyed operators have.
+
+        As many as somebody has set; else as many as the job directory has its state in; a new one gets a
+        number that fits the cores.
+        """
+        chosen = chosen_partitions(self.spark)
+        if chosen is None:
+            # What cannot be read now is told by the start, with what to do.
+            with contextlib.suppress(FlinkishError):
+                job_dir = open_job_dir(self._place)
+                chosen = shuffle_partitions_of(job_dir, beginning_of(job_dir, self._place))
+        return fitting_partitions(self.spark, self.max_parallelism) if chosen is None else chosen
 
     def _hook_names(self) -> list[str]:
         return [hook.uid for hook in self._hooks.participants()]
@@ -566,7 +602,7 @@ class StreamExecutionEnvironment:
     def _repr_html_(self) -> str:
         if not self.graph.sinks:
             return f"<pre>{escape(self.job)}: no sink yet</pre>"
-        return html(job_graph(self.job, self.graph, shuffle_partitions(self.spark)))
+        return html(job_graph(self.job, self.graph, self._partitions()))
 
     def execute_async(self, *, ui: bool | UiConfig = False) -> JobClient:
         """Start the job and return at once; for notebooks and services.
@@ -662,7 +698,8 @@ class StreamExecutionEnvironment:
         Returns
         -------
         JobExecutionResult
-            How it ended, how long it took, and what accumulators held.
+            How it ended: FINISHED, or SUSPENDED where the job goes on at its next start. How long it took,
+            and what accumulators held.
 
         Raises
         ------
@@ -670,11 +707,16 @@ class StreamExecutionEnvironment:
             The job was refused, or failed for good. Everything up to the last checkpoint is
             committed, nothing behind it is visible. In a terminal and in a notebook the trace, with Spark's,
             is in a file, which the error's last line names; elsewhere it is part of the error.
+        JobCancelledError
+            Somebody has cancelled it: `flinkish cancel`, a second signal, the client.
         """
+        self._check_idle("start it twice")
+        _refuse_second(self._place, self.standby)
+        self._say_partitions()
         client = self.execute_async(ui=ui)
         if client.ui is not None:
-            print(f"flinkish: the page of the job '{self.job}': {client.ui.link}", file=sys.stderr)
-        stop = SignalledStop(client, self.cancellation, SystemClock())
+            _say(f"the page of the job '{self.job}': {client.ui.link}")
+        stop = SignalledStop(client, self.cancellation, SystemClock(), _say)
         try:
             with _stop_signals(stop), self._line(client, live_line):
                 while not client.wait(timeout_ms=200):
@@ -684,7 +726,22 @@ class StreamExecutionEnvironment:
                 # Who reads a log wants all of it there.
                 raise
             raise with_trace_in_file(error, self.job) from None
-        return client.get_job_execution_result()
+        result = client.get_job_execution_result()
+        if result.status is JobStatus.CANCELED:
+            raise JobCancelledError(
+                f"the job '{self.job}' was cancelled",
+                what_to_do="start it again: it goes on from its last checkpoint",
+            )
+        return result
+
+    def _say_partitions(self) -> None:
+        """Say how many tasks a new job directory gets, if nobody has asked for a number."""
+        with contextlib.suppress(FlinkishError):
+            if chosen_partitions(self.spark) is None and open_job_dir(self._place).known_uuid() is None:
+                _say(
+                    f"the job '{self.job}' begins with {self._partitions()} shuffle partitions, two for each "
+                    "core, and keeps them; set spark.sql.shuffle.partitions for another number"
+                )
 
     @contextlib.contextmanager
     def _line(self, client: JobClient, is_wanted: bool) -> Iterator[None]:
@@ -776,7 +833,7 @@ class StreamExecutionEnvironment:
     def _supervisor(
         self, latencies: LatencyTracker | None = None, reporting: Reporting | None = None
     ) -> Supervisor:
-        partitions = shuffle_partitions(self.spark)
+        partitions = self._partitions()
         if self._parallelism is not None:
             check_is_shuffle_partitions(self._parallelism, partitions, f"the job '{self.job}'")
         settings = JobSettings(
@@ -848,6 +905,17 @@ def _restore_settings(given: RestoreSettings | None) -> RestoreSettings | None:
 def _manifest(given: Manifest) -> Manifest:
     what_to_do = "give a DeltaManifest or a KafkaManifest"
     return with_methods_of("manifest", given, Manifest, what_to_do=what_to_do)
+
+
+def _refuse_second(place: StoreSpec, standby: Standby) -> None:
+    """Refuse at once to start a job that runs; in a bucket only the start itself can tell."""
+    if place.is_local and standby is Standby.REFUSE:
+        JobLock.of_job(place.folder).look()
+
+
+def _say(text: str) -> None:
+    """Say a line on standard error, in front of the live line if there is one."""
+    print(f"{CLEAR_LINE if can_show(sys.stderr) else ''}flinkish: {text}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from flinkish_spark.cep.rows import (
 )
 from flinkish_spark.cep.stages import Skip
 from flinkish_spark.core.errors import ConfigError, PatternError
+from flinkish_spark.core.extras import how_to_install
 
 # ----------------------------------------------------------------------------------------------------------
 # The text in its clauses: what stands in them is looked at once the fields of the stream are known.
@@ -224,7 +225,7 @@ def _sqlglot() -> Any:
         raise ConfigError(
             "match_recognize() cannot read SQL here",
             why="sqlglot is not installed",
-            what_to_do="pip install 'flinkish-spark[sql]'",
+            what_to_do=how_to_install("sql"),
         ) from error
     return sqlglot
 

@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,6 +20,16 @@ _WHY_NO_DELTA = (
     "Delta Lake has a JAR for each minor version of Spark, and for Spark {} none was served when this "
     "version of flinkish_spark was made"
 )
+_IVY_MODULE = (
+    '<ivy-module version="2.0"><info organisation="flinkish-spark" module="jars"/>'
+    '<configurations><conf name="default"/></configurations><dependencies>{}</dependencies></ivy-module>'
+)
+_GET_DELTA = (
+    "start the session with flinkish_spark.configure_spark_with_packages(...), which downloads it, or with "
+    "configure_spark_with_jars(...) behind `flinkish jars DIR`"
+)
+#: Of what the resolver said.
+_MOST_LINES = 3
 
 
 class JarMissing(EnvironmentFault):
@@ -43,7 +55,7 @@ def shim_jar() -> Path:
     raise JarMissing(
         "The JAR of flinkish_spark's JVM side is missing" if not found else "There is more than one shim JAR",
         why=f"{_HERE} holds {', '.join(jar.name for jar in found) or 'none'}",
-        what_to_do="run `make shim` in a checkout, or install flinkish-spark from its wheel",
+        what_to_do="run `make shim` in a checkout, or install the wheel that `make wheel` builds there",
         directory=_HERE,
     )
 
@@ -154,7 +166,7 @@ def pinned_jars(directory: str | Path, *, group: str = "") -> list[Path]:
     Parameters
     ----------
     directory
-        Where they were downloaded to, named ``<artifact>-<version>.jar``; `make jars` fills ``build/jars``.
+        Where they were downloaded to, named ``<artifact>-<version>.jar``; ``flinkish jars DIR`` does that.
     group
         Only those of this Maven group; empty for all.
 
@@ -173,10 +185,61 @@ def pinned_jars(directory: str | Path, *, group: str = "") -> list[Path]:
         raise JarMissing(
             f"{len(missing)} of {len(names)} JARs that Spark needs are missing",
             why=f"{where} does not hold {', '.join(missing)}",
-            what_to_do="run `make jars` in a checkout, or use configure_spark_with_packages",
+            what_to_do=f"run `flinkish jars {directory}`, or use configure_spark_with_packages",
             directory=where,
         )
     return [where / name for name in names]
+
+
+def download(directory: str | Path) -> list[Path]:
+    """Put the JARs that the running Spark needs into a directory, and return them; those that are there stay.
+
+    Raises
+    ------
+    JarMissing
+        One of them cannot be had. What Spark's resolver said of that is in the message.
+    """
+    try:
+        return pinned_jars(directory)
+    except JarMissing:
+        pass
+    where = Path(directory).resolve()
+    with tempfile.TemporaryDirectory() as scratch:
+        module = Path(scratch, "ivy.xml")
+        module.write_text(
+            _IVY_MODULE.format("".join(map(_ivy_dependency, pinned("spark")))), encoding="utf-8"
+        )
+        # As Spark does it for spark.jars.packages; but a session is not needed.
+        options = {
+            "-settings": ivy_settings(),
+            "-cache": Path(scratch, "cache"),
+            "-ivy": module,
+            "-confs": "default",
+            "-retrieve": f"{where}/[artifact]-[revision].[ext]",
+        }
+        java = str(Path(os.environ["JAVA_HOME"], "bin", "java")) if os.environ.get("JAVA_HOME") else "java"
+        command = [java, "-cp", f"{spark_home()}/jars/*", "org.apache.ivy.Main"]
+        words = [str(word) for option in options.items() for word in option]
+        done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = [
+            line.strip()
+            for line in (done.stdout + done.stderr).splitlines()
+            if "WARN" in line or "ERR" in line
+        ]
+        raise JarMissing(
+            f"the JARs cannot be put into {where}",
+            why=" / ".join(said[:_MOST_LINES]) or f"Spark's resolver ended with {done.returncode}",
+            what_to_do="see to the network (JAVA_TOOL_OPTIONS says a proxy) and to the rights there",
+            directory=where,
+        )
+    return pinned_jars(directory)
+
+
+def _ivy_dependency(coordinate: str) -> str:
+    group, artifact, version = coordinate.split(":")
+    named = f'org="{group}" name="{artifact}" rev="{version}"'
+    return f'<dependency {named} transitive="false" conf="default->default"/>'
 
 
 def _unpinned_delta(where: Path, minor: str, *, must_be_there: bool) -> list[str]:
@@ -205,11 +268,12 @@ def how_to_get_delta(minor: str) -> tuple[str, str]:
 
     Examples
     --------
-    >>> how_to_get_delta("4.2")
-    ('', 'start the session with flinkish_spark.configure_spark_with_jars(...)')
+    >>> why_not, what_to_do = how_to_get_delta("4.2")
+    >>> why_not, "configure_spark_with_packages(...), which downloads it" in what_to_do
+    ('', True)
     """
     if has_pinned_delta(minor):
-        return "", "start the session with flinkish_spark.configure_spark_with_jars(...)"
+        return "", _GET_DELTA
     return (
         _WHY_NO_DELTA.format(minor),
         f"use Spark {_with_delta()}; or, once there is a JAR delta-spark_{minor}_2.13, put it and its "

@@ -20,6 +20,7 @@ from flinkish_spark.job.requests import (
     RequestKind,
     StopMode,
 )
+from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.stored_job import StoredJob
 from flinkish_spark.protocol.codec import Stored, stored
 from flinkish_spark.protocol.failures import CheckpointFailureReason
@@ -29,6 +30,7 @@ _POLL_MS = 100
 #: A job takes a request within half a second, also while it recovers or waits for its restart, unless
 #: it is just taking over: then it needs longer.
 TAKEN_WITHIN_MS = 30_000
+_OVER = "the job does not run: it has ended, or has only begun to start; nothing was asked of it"
 _LEFT_TO_NEXT_START = (
     "the next start finishes the checkpoint if it was decided, and writes no savepoint of it; "
     "look at `flinkish checkpoints list`"
@@ -144,6 +146,8 @@ def ask_until_interrupted(
     owner = job.job_dir.newest_owner()
     if owner.value == 0:
         return Reply(ReplyKind.NOT_TAKEN, text="the job has never run")
+    if JobSnapshot(str(job.uuid), job).is_over:
+        return Reply(ReplyKind.NOT_TAKEN, text=_OVER)
     name = uuid.uuid4().hex
     request = OutsideRequest(name, kind, owner, job.clock.wall_ms(), target, stop_mode)
     files = RequestFiles(job.job_dir, name)

@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -198,15 +198,33 @@ class _Stopped(Protocol):
         """End at once."""
 
 
+_HEARD = (
+    "stopping the job behind a last checkpoint; Ctrl-C, or SIGTERM, once more cancels it without a checkpoint"
+)
+
+
 class SignalledStop:
     """Stops a job with a checkpoint at the first signal, and cancels it at the second.
 
     It is cancelled, too, when nothing has come to its end for the time that a cancellation may take: no
     micro-batch, no checkpoint. Whoever sent the signal is often no person.
+
+    Parameters
+    ----------
+    tell
+        Given, by whoever calls :meth:`look`, what became of each signal.
     """
 
-    def __init__(self, job: _Stopped, rules: CancellationRules, clock: Clock) -> None:
-        self._job, self._rules, self._clock = job, rules, clock
+    def __init__(
+        self,
+        job: _Stopped,
+        rules: CancellationRules,
+        clock: Clock,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._job, self._rules, self._clock, self._tell = job, rules, clock, tell
+        #: Not told yet: a handler of signals may interrupt whoever writes.
+        self._news: list[str] = []
         self._is_asked = self._is_cancelled = False
         self._since_ms, self._seen = 0, (0, 0, 0)
 
@@ -216,10 +234,13 @@ class SignalledStop:
             self._cancel()
             return
         self._is_asked, self._since_ms, self._seen = True, self._clock.monotonic_ms(), self._done()
+        self._news.append(_HEARD)
         self._job.stop_with_checkpoint()
 
     def look(self) -> None:
         """Cancel a stop that does not get on; called again and again, by whoever waits for the job."""
+        while self._news:
+            self._tell(self._news.pop(0))
         if not self._is_asked or self._is_cancelled:
             return
         now_ms, done = self._clock.monotonic_ms(), self._done()
@@ -234,6 +255,8 @@ class SignalledStop:
             self._cancel()
 
     def _cancel(self) -> None:
+        if not self._is_cancelled:
+            self._news.append("cancelling the job; its next start goes on from its last checkpoint")
         self._is_cancelled = True
         self._job.cancel()
 

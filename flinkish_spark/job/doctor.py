@@ -45,7 +45,7 @@ from flinkish_spark.core.job_dir import job_place, open_job_dir
 from flinkish_spark.core.object_store import ObjectStore
 from flinkish_spark.core.store import AnswerLost, CreateResult, LocalStore
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.jars import how_to_get_delta
+from flinkish_spark.jars import JarMissing, how_to_get_delta, shim_jar
 from flinkish_spark.protocol.html import html_table
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 
@@ -220,31 +220,31 @@ def _session(spark: SparkSession) -> Iterator[Finding]:
 
 
 def _jars(found: SparkProbe) -> Iterator[Finding]:
-    start = (
-        "if a job needs it, start the session with flinkish_spark.configure_spark_with_packages(...), which "
-        "downloads it, or configure_spark_with_jars(...)"
-    )
+    """Say which JARs a session has; that one is not there is no fault, unless it cannot be had."""
+    start = "for a job that needs it: configure_spark_with_packages(...), or `flinkish jars DIR`"
     why_no_delta, get_delta = how_to_get_delta(".".join(found.version.split(".")[:2]))
-    for about, is_there, without, to_do in (
-        ("JAR of flinkish_spark", found.has_shim, 'KafkaSink(..., writer="python") works without it', start),
+    has_own, own, get_own = True, "its JAR is in this package", start
+    try:
+        shim_jar()
+    except JarMissing as error:
+        has_own, own, get_own = False, error.what, error.what_to_do
+    for about, is_there, can_be_had, without, to_do in (
+        ("flinkish_spark", found.has_shim, has_own, f"{own}; KafkaSink works without it", get_own),
+        ("Spark's Kafka source", found.has_kafka_source, True, "KafkaSource works without it", start),
         (
-            "JAR of Spark's Kafka source",
-            found.has_kafka_source,
-            'KafkaSource(..., reader="python") works without it',
-            start,
-        ),
-        (
-            "JAR of Delta Lake",
+            "Delta Lake",
             found.has_delta,
+            not why_no_delta,
             "jobs without Delta tables work without it",
             get_delta if why_no_delta else start,
         ),
-        ("JAR of Spark's Avro", found.has_avro, "jobs without Avro work without it", start),
+        ("Spark's Avro", found.has_avro, True, "jobs without files of Avro work without it", start),
     ):
         if is_there:
-            yield Finding(about, Health.FINE, "it is there")
+            yield Finding(f"JAR of {about}", Health.FINE, "it is there")
         else:
-            yield Finding(about, Health.WARNING, f"it is missing; {without}", to_do)
+            health = Health.FINE if can_be_had else Health.WARNING
+            yield Finding(f"JAR of {about}", health, f"not in this session; {without}", to_do)
 
 
 def _executors(spark: SparkSession) -> Iterator[Finding]:

@@ -266,6 +266,8 @@ class JobProgress:
     #: Checkpoints that are held back, and threads that have waited for the same thing, for two intervals (or
     #: a minute, if that is shorter): who waits for what, and what went wrong last; the longest first.
     waits: tuple[Wait, ...] = ()
+    #: What a query that does not run yet waits for, to be read behind "waits for".
+    start_waits_for: str = ""
 
     def stood_at(self, decision: Decision) -> None:
         """Note where the job stands at its newest confirmed checkpoint."""

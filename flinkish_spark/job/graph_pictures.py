@@ -13,6 +13,7 @@ from html import escape
 from itertools import pairwise
 
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.job.explanation import text
 from flinkish_spark.protocol.job_graph import JobEdge, JobGraph, JobOperator, JobVertex, OperatorKind
 
@@ -206,7 +207,7 @@ def _laid_out(graph: JobGraph) -> tuple[list[_Box], list[_Line], float, float]:
         raise ConfigError(
             "a picture of the job graph needs the package grandalf",
             why="it is not installed in this Python",
-            what_to_do="pip install 'flinkish-spark[graph]'; explain() and PlanForm.DOT do without",
+            what_to_do=f"{how_to_install('graph')}; explain() and PlanForm.DOT do without",
         ) from None
 
     vertices = {vertex.id: Vertex(vertex) for vertex in graph.vertices}

@@ -21,7 +21,8 @@ from flinkish_spark.job.client import JobClient
 LOG = logging.getLogger(__name__)
 #: More often than Spark draws its bars, which it does when it was left alone for half a second.
 _REFRESH_S = 0.25
-_CLEAR = "\r\x1b[K"
+#: Back to the beginning of a terminal's line, which is empty then.
+CLEAR_LINE = "\r\x1b[K"
 
 
 def can_show(out: TextIO) -> bool:
@@ -101,14 +102,14 @@ class LiveLine:
         self._over.set()
         self._thread.join(1)
         # How it stood at the end stays, unless an error says that better.
-        self._write(_CLEAR if error is not None else f"{_CLEAR}{self.text(self._width())}\n")
+        self._write(CLEAR_LINE if error is not None else f"{CLEAR_LINE}{self.text(self._width())}\n")
 
     def _draw(self) -> None:
         try:
             while not self._over.wait(_REFRESH_S):
                 self._hold_bars()
                 # Back to its beginning: what others write begins there, and not behind the line.
-                self._write(f"{_CLEAR}{self.text(self._width())}\r")
+                self._write(f"{CLEAR_LINE}{self.text(self._width())}\r")
         except Exception:
             # The job goes on without it.
             LOG.debug("the live line has ended", exc_info=True)
@@ -133,7 +134,7 @@ class LiveLine:
         parts = [f"{self._name} {self._client.status.value}", *([restarts] if progress.restarts else [])]
         # One that says what is wrong, rather than the longest.
         waits = sorted(progress.waits, key=lambda wait: not wait.error)
-        parts += [str(wait) for wait in waits[:1]]
+        parts += [str(wait) for wait in waits[:1]] or self._start()
         parts += self._end()
         if self._begin is not None and self._now is not None:
             parts.append(f"in {max(0, self._now.records - self._begin.records):,}")
@@ -148,6 +149,14 @@ class LiveLine:
         while len(parts) > 1 and len(" | ".join(parts)) > width:
             parts.pop()
         return " | ".join(parts)[: max(0, width)]
+
+    def _start(self) -> list[str]:
+        """Return what a start waits for, up to its first micro-batch."""
+        progress = self._client.progress
+        if progress.batches or self._client.status.is_terminal:
+            return []
+        what = "the first micro-batch" if progress.is_running else progress.start_waits_for
+        return [f"waits for {what}"] if what else []
 
     def _look(self) -> None:
         """Note how far sources were read, if a checkpoint has told it since."""
@@ -173,7 +182,7 @@ class LiveLine:
         # Of the whole input, also if this start went on in the middle of it.
         share = min(1.0, now.records / now.all_records)
         done, left = now.records - begin.records, max(0, now.all_records - now.records)
-        if done <= 0 or left == 0:
+        if done <= 0 or left == 0 or self._client.status.is_terminal:
             return [f"{share:.0%}"]
         needed_ms = left * (now.at_ms - begin.at_ms) // done
         left_ms = max(0, needed_ms - (self._clock.monotonic_ms() - now.at_ms))

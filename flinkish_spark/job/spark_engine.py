@@ -518,7 +518,7 @@ class SparkEngine:
         ends_with_this_process(self._spark)
         settings, place = self._settings, self._settings.job_dir
         if place.is_local:
-            return JobLock(place.folder / "owner.lock")
+            return JobLock.of_job(place.folder)
         lease_ms = settings.checkpoint.owner_lease_ms
         return BeatLease(self._job_dir, place.url, settings.clock, settings.threads, lease_ms)
 

@@ -549,6 +549,7 @@ class Supervisor:
 
     def _note_waits(self, waits: tuple[Wait, ...]) -> None:
         self.progress.waits = waits
+        self.progress.start_waits_for = "" if self.progress.is_running else self._watchdog.longest
         if not self.control.cancel_wanted.is_set():
             return
         now_ms = self._settings.clock.monotonic_ms()

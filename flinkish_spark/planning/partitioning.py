@@ -59,6 +59,8 @@ PLACE = f"{PREFIX}place"
 #: The partition that a partitioner has chosen.
 TARGET = f"{PREFIX}target"
 _WITH_PLACE = ("*", f"monotonically_increasing_id() AS {PLACE}")
+#: Spark's own default for `spark.sql.shuffle.partitions`.
+_SPARKS_OWN = 200
 _TARGET_FIELDS = T.StructType([T.StructField("partition", T.IntegerType())])
 
 
@@ -170,7 +172,10 @@ def _in_order(frame: DataFrame) -> DataFrame:
 
 
 def _tasks(frame: DataFrame, parallelism: int | None) -> int:
-    return shuffle_partitions(frame.sparkSession) if parallelism is None else parallelism
+    if parallelism is not None:
+        return parallelism
+    spark = frame.sparkSession
+    return chosen_partitions(spark) or fitting_partitions(spark, MAX_PARALLELISM_LIMIT)
 
 
 # -- what the user says ---------------------------------------------------------------------------------
@@ -227,7 +232,18 @@ def checked_parallelism(method: str, parallelism: Any) -> int:
 
 def shuffle_partitions(spark: SparkSession) -> int:
     """Return how many tasks a keyed operator has: as the session's owner set it, or Spark's default."""
-    return int(SETTINGS.get(spark, SHUFFLE_PARTITIONS) or 200)
+    return chosen_partitions(spark) or _SPARKS_OWN
+
+
+def chosen_partitions(spark: SparkSession) -> int | None:
+    """Return how many shuffle partitions somebody has set, also in spark-defaults; None if nobody has."""
+    chosen = SETTINGS.get(spark, SHUFFLE_PARTITIONS)
+    return None if chosen is None else int(chosen)
+
+
+def fitting_partitions(spark: SparkSession, most: int) -> int:
+    """Return how many tasks fit the cores of a session: two for each, and never more than Spark's 200."""
+    return max(1, min(2 * spark.sparkContext.defaultParallelism, _SPARKS_OWN, most))
 
 
 def check_is_shuffle_partitions(asked: int, partitions: int, what: str) -> None:

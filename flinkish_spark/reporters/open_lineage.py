@@ -14,6 +14,7 @@ from flinkish_spark.bridge.plans import columns_of
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.trace_log import without_secrets
 from flinkish_spark.planning.sink_rows import PlannedJob, PlannedSink, select_sink_rows
@@ -72,7 +73,7 @@ class OpenLineageReporter(Reporter):
             raise ConfigError(
                 f"OpenLineage needs the package {error.name}",
                 why="it is not installed in this Python",
-                what_to_do="pip install 'flinkish-spark[openlineage]'",
+                what_to_do=how_to_install("openlineage"),
             ) from None
         self._given = client
 

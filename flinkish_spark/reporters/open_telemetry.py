@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flinkish_spark import __version__
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.protocol.statistics import CheckpointStatistics, ParticipantStatistics
 from flinkish_spark.reporters.metrics import CATALOGUE, Kind, Measurement, Scope, measurements
@@ -61,7 +62,7 @@ class OpenTelemetryReporter(Reporter):
             raise ConfigError(
                 f"OpenTelemetry needs the package {error.name}",
                 why="it is not installed in this Python",
-                what_to_do="pip install 'flinkish-spark[opentelemetry]'",
+                what_to_do=how_to_install("opentelemetry"),
             ) from None
         self._metric_exporter, self._span_exporter = metric_exporter, span_exporter
         self._newest: tuple[tuple[JobSnapshot, Measurement], ...] = ()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, FlinkishError
+from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.core.validation import instance_of
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.reporters.metrics import Measurement, Scope, measurements
@@ -58,7 +59,7 @@ def _client() -> Any:
         raise ConfigError(
             "metrics for Prometheus need the package prometheus_client",
             why="it is not installed in this Python",
-            what_to_do="pip install 'flinkish-spark[prometheus]'",
+            what_to_do=how_to_install("prometheus"),
         ) from None
     return prometheus_client
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
+from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import instance_of
 
@@ -147,7 +148,7 @@ def _server(places: Sequence[StoreSpec], config: UiConfig) -> tuple[uvicorn.Serv
         raise ConfigError(
             f"the page needs the package {error.name}",
             why="it is not installed in this Python",
-            what_to_do="pip install 'flinkish-spark[ui]'",
+            what_to_do=how_to_install("ui"),
         ) from None
     from flinkish_spark.rest.jobs import JobsInPlaces
 

@@ -25,6 +25,7 @@ from flinkish_spark.core.errors import (
     SchemaError,
     raise_translated,
 )
+from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.core.formats import Registration, SchemaRegistry, SubjectNameStrategy
 
 if TYPE_CHECKING:
@@ -399,7 +400,7 @@ def needed(extra: str, package: str, missing: ImportError) -> EnvironmentFault:
     return EnvironmentFault(
         f"a format needs {package}, which is not installed here",
         why=str(missing),
-        what_to_do=f"pip install 'flinkish-spark[{extra}]', on every machine that runs tasks",
+        what_to_do=f"{how_to_install(extra)}, on every machine that runs tasks",
     )
 
 

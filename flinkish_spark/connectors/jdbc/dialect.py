@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from flinkish_spark.connectors.jdbc.names import JdbcUrl, TableName
 from flinkish_spark.connectors.splits import beyond_years, leaves
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
+from flinkish_spark.core.extras import how_to_install
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -473,7 +474,7 @@ class DriverMissing(EnvironmentFault):
         return cls(
             f"there is no Python driver for {system}",
             why=f"the module {module} cannot be imported",
-            what_to_do=f"pip install 'flinkish-spark[{extra}]'",
+            what_to_do=how_to_install(extra),
         )
 
 

@@ -93,7 +93,7 @@ class Page:
         self.defined: dict[str, Any] = {"__name__": "__main__"}
         self.given: dict[str, Any] = {}
         # And fewer seeds of the simulation than a unit test has.
-        self.own: dict[str, str] = {"build/jars": str(BUILD / "jars"), "range(1, 201)": "range(1, 9)"}
+        self.own: dict[str, str] = {'"jars"': f'"{BUILD}/jars"', "range(1, 201)": "range(1, 9)"}
         self.started: dict[StreamExecutionEnvironment, JobClient] = {}
 
     def run(self, code: str) -> None:

@@ -14,6 +14,7 @@ from flinkish_spark.connectors.delta.sink import require_delta
 from flinkish_spark.connectors.delta.source import DeltaSource
 from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.jars import JarMissing, pinned, pinned_jars, spark_minors
+from tests.support.cli_rig import flinkish
 
 EXTENSION = "spark.sql.extensions"
 
@@ -59,6 +60,42 @@ def test_pinned_delta_comes_with_its_settings(tmp_path: Path, monkeypatch: pytes
     options = configured(runs(monkeypatch, "4.2", tmp_path))
     assert "delta-spark_4.2_2.13-" in options["spark.jars"]
     assert EXTENSION in options
+
+
+def test_jars_that_are_there_are_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = runs(monkeypatch, "4.2", tmp_path)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
+    result = flinkish("jars", "--packages")
+    assert result.exit_code == 0
+    options = dict(line.split(" ", 1) for line in result.stdout.splitlines())
+    assert options["--packages"].split(",") == pinned("spark", "4.2")
+    assert f"--conf spark.jars={directory / 'shim.jar'}\n" in result.stdout
+    assert "--conf spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension\n" in result.stdout
+    assert [one.name for one in jars.download(directory)] == [one.name for one in pinned_jars(directory)]
+    monkeypatch.setattr(session, "check_java", lambda: None)
+    result = flinkish("jars", directory)
+    assert "7 JARs are in" in result.stderr
+    assert f"--conf {spark_jars(result.stdout)}" in result.stdout and "--packages" not in result.stdout
+    assert flinkish("jars", "--packages", directory).exit_code == 2
+
+
+def spark_jars(printed: str) -> str:
+    (line,) = [line for line in printed.splitlines() if "spark.jars=" in line]
+    named = line.removeprefix("--conf ")
+    assert len(named.removeprefix("spark.jars=").split(",")) == 8
+    return named
+
+
+def test_what_the_resolver_says_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jars, "running_minor", lambda: "4.2")
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho ':: USE VERBOSE'\necho 'WARN: host is down'\nexit 1\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(JarMissing, match=r"the JARs cannot be put into .*/jars") as refused:
+        jars.download(tmp_path / "jars")
+    assert refused.value.why == "WARN: host is down" and "network" in refused.value.what_to_do
 
 
 def test_where_none_is_served_a_session_starts_without_delta(

@@ -121,6 +121,16 @@ def test_the_version_is_the_package_s() -> None:
     assert flinkish_spark.__version__ in flinkish("--version").stdout
 
 
+@pytest.mark.parametrize("group", ["", "checkpoints", "savepoint", "transactions", "timeline"])
+def test_a_group_without_a_command_shows_its_help(group: str) -> None:
+    result = flinkish(*filter(None, [group]))
+    # Up to click 8.1 it is no error.
+    assert result.exit_code in (0, 2)
+    lines = (result.stdout + result.stderr).splitlines()
+    assert lines[0].startswith(f"Usage: flinkish {group}".rstrip()) and "Commands:" in lines
+    assert max(map(len, lines)) <= 80 and "Error" not in result.stderr
+
+
 # -- errors -----------------------------------------------------------------------------------------
 def test_a_directory_without_a_job_is_wrong_usage_and_stays_as_it_is(tmp_path: Path) -> None:
     result = flinkish("checkpoints", "list", tmp_path)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from flinkish_spark.bridge.session import check_java
 from flinkish_spark.cli import demo, doctor
 from flinkish_spark.cli.demo import Count, count
 from flinkish_spark.core.errors import EnvironmentFault
@@ -48,16 +49,31 @@ def test_hidden_and_unfinished_files_are_no_rows(tmp_path: Path) -> None:
     assert [row["id"] for row in demo.rows_in(tmp_path)] == [2, 3]
 
 
-@pytest.mark.parametrize("command", ["demo", "doctor"])
+@pytest.mark.parametrize("command", [("demo",), ("doctor",), ("run", __file__), ("jars", "{}/jars")])
 def test_without_java_it_says_what_to_install(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    result = flinkish(command)
+    command = tuple(word.format(tmp_path) for word in command)
+    result = flinkish(*command)
     assert result.exit_code == 1 and "there is no Java" in result.stderr and "install a JDK" in result.stderr
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "PATH has none" in flinkish(command).stderr
+    assert "PATH has none" in flinkish(*command).stderr
+    # A script of Spark's says where it is.
+    (tmp_path / "spark-env.sh").touch()
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    check_java()
+
+
+def test_a_java_that_does_not_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").write_bytes(b"\x7fELF of another machine")
+    (tmp_path / "bin" / "java").chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(EnvironmentFault, match=f"{tmp_path}/bin/java does not run") as refused:
+        check_java()
+    assert "install a JDK, 17 or newer" in refused.value.what_to_do
 
 
 def test_what_spark_says_when_it_starts_does_not_stand_before_the_doctor_s_table(
@@ -77,8 +93,6 @@ def test_what_spark_says_when_it_starts_does_not_stand_before_the_doctor_s_table
 def test_an_old_java_is_named(
     version: str, is_old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flinkish_spark.bridge.session import check_java
-
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2024-01-16' >&2\n")

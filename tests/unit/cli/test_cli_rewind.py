@@ -13,6 +13,7 @@ from flinkish_spark.checkpoint.answers import CheckpointAnswer
 from flinkish_spark.cli import rewind
 from flinkish_spark.cli.rewind import OrderOutcome
 from flinkish_spark.core.clock import SystemClock
+from flinkish_spark.core.job_dir import REWIND_ORDER_KEY
 from flinkish_spark.job.asking import Reply, ReplyKind
 from flinkish_spark.job.requests import Inbox, OutsideRequest, RequestKind
 from flinkish_spark.job.rewind import RewindState
@@ -59,7 +60,8 @@ def test_a_job_that_does_not_run_obeys_at_its_next_start(job: JobOnDisk) -> None
     """Behaviour 60."""
     result = flinkish("rewind", job.root, 1, "--yes", *QUICK)
     assert result.exit_code == 0
-    assert result.stdout.startswith("ordered: the next start goes back to checkpoint 1 (")
+    # Not beside it that the message was taken back: the order is not.
+    assert result.stdout == "ordered: the next start goes back to checkpoint 1; the job does not run\n"
     assert (order_of(job).target, order_of(job).tables) == (CheckpointId(1), Tables.KEEP)
     assert not [name for name in job.files() if name.startswith("requests/")]
 
@@ -96,6 +98,15 @@ def test_what_will_happen_is_said_before_it_is_confirmed(job: JobOnDisk) -> None
     assert "Go back? [y/N]" in result.stderr
     order = order_of(job)
     assert order.reason == "ordered by `flinkish rewind`"
+
+
+def test_many_that_are_left_behind_are_counted(job: JobOnDisk) -> None:
+    job.complete(*range(4, 9))
+    result = flinkish("rewind", job.root, 3, "--yes", *QUICK)
+    assert "left behind for good: 4, 5, 6, 7, 8\n" in result.stderr
+    job.job_dir.store.delete(REWIND_ORDER_KEY)
+    result = flinkish("rewind", job.root, 2, "--yes", *QUICK)
+    assert "left behind for good: 6, from 3 to 8\n" in result.stderr
 
 
 @pytest.mark.parametrize("answers", ["n\n", ""])

@@ -31,6 +31,8 @@ def program(tmp_path: Path) -> str:
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Run the command; return the command that it becomes, its environment, and the words for Spark."""
+    # Not every machine of the unit tests has one.
+    monkeypatch.setattr("flinkish_spark.bridge.session.check_java", lambda: None)
     for name in ("PYSPARK_SUBMIT_ARGS", "PYSPARK_PYTHON", "SPARK_HOME"):
         monkeypatch.delenv(name, raising=False)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,9 @@ from flinkish_spark.checkpoint.answers import CheckpointAnswer
 from flinkish_spark.job.requests import RequestKind, StopMode
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.failures import CheckpointFailureReason
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch
+from flinkish_spark.protocol.job_report import JobReport
+from flinkish_spark.protocol.job_status import JobStatus
 from flinkish_spark.protocol.savepoints import OperatorState, SavepointMetadata, SourceFacts, StateFile
 from flinkish_spark.savepoints.files import SavepointDir
 from tests.support.cli_rig import HOUR_MS, JobOnDisk, flinkish, said
@@ -148,6 +152,19 @@ def test_a_job_is_stopped_with_a_savepoint(job: JobOnDisk, tmp_path: Path, words
         result = flinkish("savepoint", "stop", job.root, tmp_path / "a", *words)
     assert [(r.kind, r.stop_mode) for r in seen] == [(RequestKind.STOP_WITH_SAVEPOINT, mode)]
     assert result.exit_code == 0 and result.stdout.endswith("; the job stops\n")
+
+
+@pytest.mark.parametrize("command", ["cancel", "savepoint stop", "savepoint trigger", "checkpoints trigger"])
+def test_a_job_that_has_ended_is_not_waited_for(job: JobOnDisk, tmp_path: Path, command: str) -> None:
+    report = JobReport.begun(OwnerEpoch(1), 1_000, (), {}, None)
+    job.job_dir.put_report(replace(report, status=JobStatus.FINISHED))
+    words = ["--yes"] if command == "cancel" else [tmp_path / "new"] if "savepoint" in command else []
+    # With the patience of 30 s that a request has otherwise.
+    before, began = job.files(), time.monotonic()
+    result = flinkish(*command.split(), job.root, *words)
+    assert time.monotonic() - began < 20
+    assert result.exit_code == 3 and "the job does not run: it has ended" in result.stderr
+    assert job.files() == before
 
 
 def test_a_stop_tells_programs_its_mode(job: JobOnDisk, tmp_path: Path) -> None:

@@ -57,4 +57,4 @@ def test_what_cannot_be_served_is_one_line(tmp_path: Path) -> None:
 def test_without_the_extra_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     result = flinkish("ui", tmp_path)
-    assert result.exit_code == 1 and "pip install 'flinkish-spark[ui]'" in result.stderr
+    assert result.exit_code == 1 and "pip install 'starlette>=1,<2'" in result.stderr

@@ -65,7 +65,7 @@ def test_what_hdfs_takes_in_no_name_is_no_key(key: str) -> None:
 def test_whoever_lacks_the_package_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "hdfs_native", None)
     monkeypatch.setattr(hdfs_store, "_CLIENTS", {})
-    with pytest.raises(ConfigError, match=r"pip install 'flinkish-spark\[hdfs\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'hdfs-native>=0.14.7,<0.15'"):
         StoreSpec.parse("hdfs://nn:8020/x").open().read("a")
 
 

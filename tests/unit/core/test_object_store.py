@@ -458,7 +458,7 @@ def test_without_the_package_it_is_said_what_to_install(monkeypatch: pytest.Monk
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "obstore", None)
     assert StoreSpec.parse("/var/jobs").open()
-    with pytest.raises(ConfigError, match=r"pip install 'flinkish-spark\[object-store\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'obstore>=0.12.1,<0.13'"):
         StoreSpec.parse("s3://bucket").open()
 
 

@@ -55,6 +55,17 @@ def test_a_wait_of_a_minute_is_named_and_again_after_twice_the_time(caplog: pyte
     ]
 
 
+def test_what_is_waited_for_now_is_known() -> None:
+    clock = ManualClock()
+    watchdog = Watchdog(clock, lambda waits: None)
+    assert watchdog.longest == ""
+    with watchdog.waiting("the recovery to end"):
+        assert watchdog.longest == "the recovery to end"
+        with watchdog.waiting("a sink to commit"):
+            assert watchdog.longest == "a sink to commit"
+    assert watchdog.longest == ""
+
+
 def test_who_gets_on_is_not_named(caplog: pytest.LogCaptureFixture) -> None:
     watched = Watched()
     with watched.dog.waiting("the recovery to end"):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from flinkish_spark import MasterHook, StreamExecutionEnvironment
+from flinkish_spark import ExecutionListener, MasterHook, Standby, StreamExecutionEnvironment
 from flinkish_spark.checkpoint.ownership import JobLock
 from flinkish_spark.contracts.source import Source
-from flinkish_spark.core.errors import ConfigError, OwnedElsewhereError
+from flinkish_spark.core.errors import ConfigError, JobCancelledError, OwnedElsewhereError
+from flinkish_spark.core.job_dir import open_job_dir
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.datastream import environment
 from flinkish_spark.job.engine import JobProgress
 from flinkish_spark.protocol.job_status import JobStatus
@@ -50,7 +54,7 @@ class Running:
         self.engine, self.settings = engine, settings
         self.control = self
         self.states = self
-        self.status = JobStatus.RUNNING
+        self.status, self.ends_as = JobStatus.RUNNING, JobStatus.SUSPENDED
         self.job_id, self.progress = "running", JobProgress()
         self.end, self.is_up, self.may_close = threading.Event(), threading.Event(), threading.Event()
         self.may_close.set()
@@ -67,7 +71,7 @@ class Running:
             self.is_up.set()
             self.end.wait(60)
         finally:
-            self.status = JobStatus.SUSPENDED
+            self.status = self.ends_as
             self.may_close.wait(60)
             lock.release()
             self.settings.hooks.close()
@@ -164,6 +168,95 @@ def test_a_job_that_could_not_start_may_be_executed_again(tmp_path: Any) -> None
     client = up(env)
     client.cancel()
     assert client.wait(PATIENCE_MS)
+
+
+def test_a_second_start_is_refused_before_there_is_a_session(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_session() -> None:
+        raise AssertionError("a JVM was started")
+
+    builder = SimpleNamespace(appName=lambda name: SimpleNamespace(getOrCreate=no_session))
+    sessions = SimpleNamespace(getActiveSession=lambda: None, builder=builder)
+    monkeypatch.setattr("pyspark.sql.SparkSession", sessions)
+    monkeypatch.setattr(environment, "check_java", lambda: None)
+    begin = StreamExecutionEnvironment.get_execution_environment
+    for given in (None, builder):
+        with pytest.raises(AssertionError, match="a JVM was started"):
+            begin("orders", str(tmp_path / "job"), builder=given)
+    assert not (tmp_path / "job").exists()
+    owner = JobLock(tmp_path / "job" / "owner.lock")
+    owner.acquire()
+    with pytest.raises(OwnedElsewhereError, match="which is alive"):
+        begin("orders", str(tmp_path / "job"), builder=builder)
+    with pytest.raises(AssertionError, match="a JVM was started"):
+        begin("orders", str(tmp_path / "job"), standby=Standby.WAIT)
+    owner.release()
+    with pytest.raises(AssertionError, match="a JVM was started"):
+        begin("orders", str(tmp_path / "job"))
+
+
+def test_a_cancelled_job_raises_where_it_was_waited_for(tmp_path: Any) -> None:
+    """So the exit status of its program is not 0."""
+    env = made(tmp_path / "job", Hook())
+    env.register_job_listener(Cancels())
+    with pytest.raises(JobCancelledError, match="the job 'orders' was cancelled") as cancelled:
+        env.execute()
+    assert "goes on from its last checkpoint" in cancelled.value.what_to_do
+
+
+class Cancels(ExecutionListener):
+    def on_job_submitted(self, client: Any, error: BaseException | None) -> None:
+        client._supervisor.ends_as = JobStatus.CANCELED
+        client.cancel()
+
+
+@pytest.mark.parametrize(
+    ("cores", "max_parallelism", "partitions"), [(2, 128, 4), (1, 128, 2), (64, 32, 32), (500, 1_024, 200)]
+)
+def test_a_new_job_has_two_tasks_for_each_core_and_says_so(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str], cores: int, max_parallelism: int, partitions: int
+) -> None:
+    env = made(tmp_path / "job", Hook())
+    session: Any = env.spark
+    session.conf, session.sparkContext = {}, SimpleNamespace(defaultParallelism=cores)
+    env.set_max_parallelism(max_parallelism)
+    assert env._partitions() == partitions
+    env._say_partitions()
+    assert f"'orders' begins with {partitions} shuffle partitions" in capsys.readouterr().err
+    # A number that somebody has set counts, and nothing is said of it.
+    session.conf["spark.sql.shuffle.partitions"] = "7"
+    env._say_partitions()
+    assert (env._partitions(), capsys.readouterr().err) == (7, "")
+
+
+def test_tasks_on_this_machine_have_this_python(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an environment is used and not activated, python3 is another one."""
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    for master, conf, expected in (
+        ("local[2]", {}, sys.executable),
+        ("local[2]", {"spark.pyspark.python": "/named"}, "python3"),
+        ("spark://there:7077", {}, "python3"),
+    ):
+        session: Any = Session()
+        session.sparkContext = SimpleNamespace(master=master, pythonExec="python3", getConf=dict)
+        session._jvm, session.conf = object(), conf
+        StreamExecutionEnvironment(session, "orders", str(tmp_path))
+        assert session.sparkContext.pythonExec == expected
+    monkeypatch.setenv("PYSPARK_PYTHON", "/named")
+    session.sparkContext.master = "local[2]"
+    StreamExecutionEnvironment(session, "orders", str(tmp_path))
+    assert session.sparkContext.pythonExec == "python3"
+
+
+def test_a_job_directory_keeps_the_number_that_it_has(tmp_path: Any) -> None:
+    open_job_dir(StoreSpec(str(tmp_path))).read_or_create_job({"job": "orders"}, {"shuffle_partitions": 5})
+    env = made(tmp_path)
+    session: Any = env.spark
+    session.conf, session.sparkContext = {}, SimpleNamespace(defaultParallelism=8)
+    assert env._partitions() == 5
+    session.conf["spark.sql.shuffle.partitions"] = "6"
+    assert env._partitions() == 6
 
 
 def test_two_environments_over_one_directory_exclude_each_other(tmp_path: Any) -> None:

@@ -145,7 +145,7 @@ def test_pinned_coordinates_are_complete_and_have_one_version_each() -> None:
 
 def test_a_missing_jar_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jars, "running_minor", lambda: "4.2")
-    with pytest.raises(JarMissing, match=r"delta-storage-4\.4\.0\.jar.*To do: run `make jars`") as caught:
+    with pytest.raises(JarMissing, match=r"delta-storage-4\.4\.0\.jar.*To do: run `flinkish jars") as caught:
         pinned_jars(tmp_path)
     assert isinstance(caught.value, EnvironmentFault)
 

@@ -9,6 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from flinkish_spark.core.extras import _REQUIREMENTS, how_to_install
 from tools import matrix
 
 NO_RESULT = "it ended without a result (**1 failed**, 0 passed)"
@@ -47,6 +48,21 @@ def test_ranges_end_before_what_nobody_has_tried() -> None:
         assert {one.operator for one in ranges[name].specifier} == {">=", "<"}, name
 
 
+def test_messages_name_the_libraries_of_an_extra_as_pip_is_told_them() -> None:
+    extras = setup()["options.extras_require"]
+    for extra, told in _REQUIREMENTS.items():
+        assert list(told) == [str(line.strip()) for line in extras[extra].splitlines() if is_named(line)], (
+            extra
+        )
+    not_for_users = {"delta", "pinned", "docs", "notebooks", "test"}
+    assert extras.keys() - _REQUIREMENTS.keys() == not_for_users
+    assert how_to_install("protobuf") == "pip install 'protobuf>=6.31,<8' 'grpcio-tools>=1.74,<2'"
+
+
+def is_named(line: str) -> bool:
+    return bool(line.strip()) and not line.strip().startswith("#")
+
+
 def test_classifiers_begin_where_the_package_does() -> None:
     lines = setup()["metadata"]["classifiers"].splitlines()
     said = [line.rpartition(" ")[2] for line in lines if "3." in line]
@@ -69,9 +85,12 @@ def test_a_row_that_has_other_versions_by_now_has_not_run() -> None:
 def test_rows_are_within_the_ranges_and_the_first_is_what_make_installs() -> None:
     ranges = requirements(setup()["options"]["install_requires"])
     for row in matrix.ROWS:
-        for one in map(Requirement, row.packages()):
-            (exact,) = one.specifier
-            assert Version(exact.version) in ranges[one.name].specifier, (row.name, one.name)
+        exact = {one.name: one.specifier for one in map(Requirement, row.packages())}
+        is_within = {name: Version(one.version) in ranges[name].specifier for name, (one,) in exact.items()}
+        # What pip brings by default runs all that README shows; the newest is tried all the same.
+        beyond = {"pyspark", "pandas"} if row.is_beyond else set()
+        assert {name for name, within in is_within.items() if not within} == beyond, row.name
+    assert [row.name for row in matrix.ROWS if row.is_beyond] == ["newest"]
     pinned = requirements(setup()["options.extras_require"]["pinned"])
     assert all(
         str(pinned[one.name].specifier) == str(one.specifier)

@@ -151,6 +151,25 @@ def test_a_second_signal_cancels() -> None:
     assert job.calls == ["stop", "cancel", "cancel"]
 
 
+def test_each_signal_is_said_by_who_waits_and_not_by_the_handler() -> None:
+    told: list[str] = []
+    stop = SignalledStop(Job(), CancellationRules(timeout_ms=UNLIMITED), ManualClock(), told.append)
+    stop.look()
+    stop.on_signal()
+    assert told == []
+    stop.look()
+    stop.look()
+    stopping = (
+        "stopping the job behind a last checkpoint; "
+        "Ctrl-C, or SIGTERM, once more cancels it without a checkpoint"
+    )
+    assert told == [stopping]
+    stop.on_signal()
+    stop.on_signal()
+    stop.look()
+    assert told == [stopping, "cancelling the job; its next start goes on from its last checkpoint"]
+
+
 def test_a_stop_by_a_signal_is_cancelled_when_nothing_ends(caplog: pytest.LogCaptureFixture) -> None:
     clock, job = ManualClock(), Job()
     stop = SignalledStop(job, CancellationRules(timeout_ms=5_000), clock)

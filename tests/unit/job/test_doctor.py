@@ -15,6 +15,7 @@ from flinkish_spark import StreamExecutionEnvironment
 from flinkish_spark import doctor as public
 from flinkish_spark.bridge.session import SparkProbe
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
+from flinkish_spark.jars import JarMissing
 from flinkish_spark.job import doctor
 from flinkish_spark.job.doctor import Finding, Health
 
@@ -56,9 +57,22 @@ def test_an_environment_says_of_a_connect_session_what_the_doctor_says(tmp_path:
 
 
 def test_missing_jars_are_told_with_what_goes_without_them() -> None:
-    found = list(doctor._jars(SparkProbe("4.2.0", False, False, True, True)))
-    assert [one.health for one in found] == [Health.WARNING, Health.WARNING, Health.FINE, Health.FINE]
-    assert 'writer="python"' in found[0].says and 'reader="python"' in found[1].says
+    found = list(doctor._jars(SparkProbe("4.2.0", False, False, False, False)))
+    # Nothing is at fault: a job that needs one is told so, and how to have it.
+    assert {one.health for one in found} == {Health.FINE}
+    assert "its JAR is in this package; KafkaSink works without it" in found[0].says
+    assert "KafkaSource works without it" in found[1].says
+    assert all("flinkish jars DIR" in one.what_to_do for one in found)
+
+
+def test_a_jar_that_cannot_be_had_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> Path:
+        raise JarMissing("The JAR of flinkish_spark's JVM side is missing", what_to_do="run `make shim`")
+
+    monkeypatch.setattr(doctor, "shim_jar", missing)
+    found = list(doctor._jars(SparkProbe("4.3.0", False, True, False, True)))
+    assert [one.health for one in found] == [Health.WARNING, Health.FINE, Health.WARNING, Health.FINE]
+    assert found[0].what_to_do == "run `make shim`" and "Spark 4.1 or 4.2" in found[2].what_to_do
 
 
 def test_executors_like_the_driver_are_fine() -> None:

@@ -47,7 +47,7 @@ class Shown:
     """A line about a job that a test moves on."""
 
     def __init__(self, *sources: Any, out: TextIO | None = None) -> None:
-        self.progress, self.clock = JobProgress(is_running=True), Clock()
+        self.progress, self.clock = JobProgress(is_running=True, batches=1), Clock()
         self.client: Any = SimpleNamespace(
             progress=self.progress, status=JobStatus.RUNNING, statistics=StatisticsHistory()
         )
@@ -65,6 +65,28 @@ class Shown:
 
 def generator(records: int, splits: int = 1) -> DataGeneratorSource:
     return DataGeneratorSource({"id": Counting()}, records=records, splits=splits)
+
+
+def test_up_to_the_first_micro_batch_it_says_what_is_waited_for() -> None:
+    shown = Shown(generator(1_000))
+    shown.progress.batches, shown.progress.is_running = 0, False
+    shown.client.status = JobStatus.CREATED
+    shown.progress.start_waits_for = "Spark to plan the query"
+    assert shown.parts()[:2] == ["orders CREATED", "waits for Spark to plan the query"]
+    shown.progress.is_running, shown.client.status = True, JobStatus.RUNNING
+    assert shown.parts()[:2] == ["orders RUNNING", "waits for the first micro-batch"]
+    shown.progress.batches = 1
+    assert shown.parts()[:2] == ["orders RUNNING", "0%"]
+
+
+def test_a_job_that_has_ended_has_no_time_left() -> None:
+    shown = Shown(generator(1_000))
+    shown.parts()
+    shown.clock.now_ms = 10_000
+    shown.progress.offsets_text = logged(of_splits("in0", **{"0": 250}))
+    assert shown.parts()[1] == "25%, 30.0 s left"
+    shown.client.status = JobStatus.SUSPENDED
+    assert shown.parts()[1] == "25%"
 
 
 def test_it_says_what_went_in_and_out_up_to_the_newest_checkpoint() -> None:

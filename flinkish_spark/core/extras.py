@@ -1,0 +1,32 @@
+"""The libraries that one feature needs and that pip does not bring by default, as `setup.cfg` lists them."""
+
+from __future__ import annotations
+
+#: By extra; a test compares them with `setup.cfg`.
+_REQUIREMENTS = {
+    "avro": ("fastavro>=1.12,<2",),
+    "graph": ("grandalf>=0.8,<0.9",),
+    "hdfs": ("hdfs-native>=0.14.7,<0.15",),
+    "json-schema": ("jsonschema>=4.23,<5",),
+    "mysql": ("PyMySQL>=1.1,<2",),
+    "object-store": ("obstore>=0.12.1,<0.13",),
+    "openlineage": ("openlineage-python>=1.40,<2",),
+    "opentelemetry": ("opentelemetry-sdk>=1.38,<2", "opentelemetry-exporter-otlp-proto-http>=1.38,<2"),
+    "postgresql": ("psycopg[binary]>=3.2,<4",),
+    "prometheus": ("prometheus_client>=0.22,<1",),
+    "protobuf": ("protobuf>=6.31,<8", "grpcio-tools>=1.74,<2"),
+    "schema-registry": ("confluent-kafka[schemaregistry]>=2.8,<3",),
+    "sql": ("sqlglot>=30,<31",),
+    "ui": ("starlette>=1,<2", "uvicorn>=0.40,<1", "prometheus_client>=0.22,<1"),
+}
+
+
+def how_to_install(extra: str) -> str:
+    """Return the command that installs the libraries of an extra, whether this package is on an index or not.
+
+    Examples
+    --------
+    >>> how_to_install("avro")
+    "pip install 'fastavro>=1.12,<2'"
+    """
+    return " ".join(["pip install", *(f"'{one}'" for one in _REQUIREMENTS[extra])])
