@@ -120,7 +120,7 @@ class MasterHooks:
         try:
             name = checked_name(hook.name, "name of a master hook")
         except ValueError as error:
-            raise ConfigError(str(error)) from None
+            raise ConfigError(str(error), what_to_do="give the hook such a name") from None
         if name in self._hooks:
             raise ConfigError(f"there are two master hooks named '{name}'", what_to_do="rename one of them")
         self._hooks[name] = hook

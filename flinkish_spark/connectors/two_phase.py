@@ -550,6 +550,7 @@ class Refusals(enum.Enum):
 class SinkUnavailable(EnvironmentFault):
     """The system of a two-phase sink could not be used; the micro-batch is run again."""
 
+    usual_advice = "see that the sink's system can be reached; the micro-batch is run again"
     restartable = True
 
 

@@ -457,7 +457,9 @@ class JsonSchema:
         try:
             found = json.loads(self.schema)
         except (TypeError, ValueError) as wrong:
-            raise ConfigError("the JSON Schema is no JSON", why=str(wrong)) from None
+            raise ConfigError(
+                "the JSON Schema is no JSON", why=str(wrong), what_to_do="give the schema as JSON text"
+            ) from None
         if not isinstance(found, dict):
             raise ConfigError("the JSON Schema is no object", what_to_do='write {"type": "object", ...}')
 
@@ -498,7 +500,9 @@ def _check_avro_schema(text: str) -> None:
     try:
         found = json.loads(text)
     except (TypeError, ValueError) as wrong:
-        raise ConfigError("the Avro schema is no JSON", why=str(wrong)) from None
+        raise ConfigError(
+            "the Avro schema is no JSON", why=str(wrong), what_to_do="give the schema as JSON text"
+        ) from None
     fields = found.get("fields") if isinstance(found, dict) and found.get("type") == "record" else None
     if not isinstance(fields, list) or not fields or not all(_is_field(one) for one in fields):
         raise ConfigError(

@@ -510,6 +510,7 @@ LOOK_MS, LOOK_IN_BUCKET_MS = 250, 5_000
 class RewindOrdered(EnvironmentFault):
     """Somebody ordered the job to go back; the next start of the query does. No failure."""
 
+    usual_advice = "wait: the job goes back by itself"
     restartable = True
 
 

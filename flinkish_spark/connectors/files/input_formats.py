@@ -446,7 +446,10 @@ class CsvFiles(InputFormat):
 
         for field in schema:
             if pa.types.is_nested(field.type) or pa.types.is_duration(field.type):
-                raise ConfigError(f"CSV files cannot hold the field '{field.name}', which is {field.type}")
+                raise ConfigError(
+                    f"CSV files cannot hold the field '{field.name}', which is {field.type}",
+                    what_to_do="leave the field out, or read another format",
+                )
 
 
 class _BadValue(ValueError):

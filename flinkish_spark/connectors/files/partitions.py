@@ -111,7 +111,10 @@ class MetastorePartition(PartitionPolicy):
     def commit(self, partition: ReadyPartition, spark: SparkSession | None) -> None:
         """Add the partition if the table does not have it, and let this session see its new files."""
         if spark is None:
-            raise ConfigError("there is no Spark session to add a partition with")
+            raise ConfigError(
+                "there is no Spark session to add a partition with",
+                what_to_do="report it, with this message and the trace",
+            )
         spec = ", ".join(f"{quoted(name)} = {_literal(value)}" for name, value in partition.values.items())
         spark.sql(
             f"ALTER TABLE {self.quoted} ADD IF NOT EXISTS PARTITION ({spec}) "

@@ -249,7 +249,9 @@ def check_producer(producer: Mapping[str, str], guarantee: DeliveryGuarantee) ->
                 setting=given,
             )
         if not isinstance(value, str):
-            raise ConfigError(f"the producer setting '{given}' must be text", setting=given)
+            raise ConfigError(
+                f"the producer setting '{given}' must be text", what_to_do="write it in quotes", setting=given
+            )
         if guarantee is DeliveryGuarantee.NONE:
             continue
         allowed, text = _IDEMPOTENT.get(name), value.strip().lower()

@@ -155,9 +155,7 @@ def test_a_captured_exception_of_pysparks_is_read_to_its_end() -> None:
 def test_spark_says_that_the_plan_is_refused() -> None:
     refused = type("AnalysisException", (Exception,), {"__module__": "pyspark.errors.x"})("no such thing")
     error = classify(refused)
-    assert type(error) is SchemaError and str(error).startswith(
-        "no such thing. because Spark refuses the plan"
-    )
+    assert type(error) is SchemaError and str(error).startswith("no such thing. Spark refuses the plan")
 
 
 def test_a_file_that_cannot_be_parsed_is_no_unreadable_record_of_a_topic() -> None:

@@ -237,7 +237,7 @@ def test_what_is_there_decides(
 def test_no_try_begins_behind_the_limit() -> None:
     clock, scripted = ManualClock(), Scripted([LOST] * 99, [GONE] * 99)
     began_ms = clock.monotonic_ms()
-    with pytest.raises(StoreError, match=r"it is not known whether k was written. because no answer"):
+    with pytest.raises(StoreError, match=r"it is not known whether k was written. No answer"):
         create_by_id(scripted, "k", b"", "own", clock, 10_000)
     assert 5_000 < clock.monotonic_ms() - began_ms <= 10_000
 

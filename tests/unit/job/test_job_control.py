@@ -241,7 +241,7 @@ def test_the_same_failure_at_the_same_micro_batch_ends_the_job_with_its_first_ca
     error = caught.value
     assert error.__cause__ is first and not error.restartable
     assert str(error).startswith(
-        "IOException: no block 17 in file /in/a. because it is damaged; it failed 3 "
+        "IOException: no block 17 in file /in/a. It is damaged; it failed 3 "
     )
     assert "at micro-batch 7" in str(error) and "To do: " in str(error)
     assert (error.tries, error.batch) == (3, BatchId(7))

@@ -329,9 +329,9 @@ def test_copies_are_of_broadcast_states_that_are_there() -> None:
     harness = ProgramHarness.of(
         KeyedLimits(), ORDERS, "user STRING, most LONG", key="user", output=ORDERS, broadcast=[RULES]
     )
-    with pytest.raises(ConfigError, match=r"there are 0 states 'last'\. because there is operator/rules"):
+    with pytest.raises(ConfigError, match=r"there are 0 states 'last'\. There is operator/rules"):
         harness.copies("last")
-    with pytest.raises(ConfigError, match=r"there are 0 states 'rules'\. because there is operator/rules"):
+    with pytest.raises(ConfigError, match=r"there are 0 states 'rules'\. There is operator/rules"):
         harness.copies("rules", "another")
     with pytest.raises(ConfigError, match="there is no broadcast state"):
         counting().copies("rules")
@@ -344,7 +344,7 @@ def test_copies_are_of_broadcast_states_that_are_there() -> None:
     both = ProgramHarness(twice, ORDERS, "user STRING, most LONG")
     both.push(("ann", 7), source=1)
     with pytest.raises(
-        ConfigError, match=r"there are 2 states 'rules'\. because there is first/rules, second/rules"
+        ConfigError, match=r"there are 2 states 'rules'\. There is first/rules, second/rules"
     ):
         both.copies("rules")
     assert both.copies("rules", "second") == [{"ann": 7}]

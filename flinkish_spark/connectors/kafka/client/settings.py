@@ -210,7 +210,11 @@ READER_OPTIONS = frozenset(_NUMBERS) | frozenset(_WORDS) | frozenset(_TEXTS)
 
 def _number(option: str, text: str) -> int:
     if not text.strip().isdecimal():
-        raise ConfigError(f"Kafka option {option!r} must be a whole number, not {text!r}", option=option)
+        raise ConfigError(
+            f"Kafka option {option!r} must be a whole number, not {text!r}",
+            what_to_do="give a whole number",
+            option=option,
+        )
     return int(text)
 
 
@@ -353,6 +357,7 @@ class ProducerSettings:
             raise ConfigError(
                 "the producer setting 'acks' must be all",
                 why="a record that only the leader has can be lost after its task was done",
+                what_to_do="leave it out",
                 setting="acks",
             )
         return cls(**parsed)
@@ -469,6 +474,7 @@ class StagingSettings:
         if (self.guarantee is DeliveryGuarantee.EXACTLY_ONCE) is not bool(self.transactional_id):
             raise ConfigError(
                 "a Kafka transaction needs a transactional id, and nothing else has one",
+                what_to_do="report it, with this message and the trace",
                 guarantee=self.guarantee,
             )
         for name, action, topic in (
@@ -507,31 +513,49 @@ class StagingSettings:
 def _codec(name: str, value: str) -> Codec:
     known = {codec.name.lower(): codec for codec in Codec}
     if value.strip().lower() not in known:
-        raise ConfigError(f"the producer setting '{name}' must be one of {', '.join(known)}", setting=name)
+        raise ConfigError(
+            f"the producer setting '{name}' must be one of {', '.join(known)}",
+            what_to_do="choose one of these",
+            setting=name,
+        )
     return known[value.strip().lower()]
 
 
 def _whole(name: str, value: str) -> int:
     if not value.strip().isdecimal() or int(value) <= 0:
-        raise ConfigError(f"the producer setting '{name}' must be a whole number above zero", setting=name)
+        raise ConfigError(
+            f"the producer setting '{name}' must be a whole number above zero",
+            what_to_do="give 1 or more",
+            setting=name,
+        )
     return int(value)
 
 
 def _pause(name: str, value: str) -> None:
     if not value.strip().isdecimal():
-        raise ConfigError(f"the producer setting '{name}' must be a whole number", setting=name)
+        raise ConfigError(
+            f"the producer setting '{name}' must be a whole number", what_to_do="give 0 or more", setting=name
+        )
 
 
 def _acks(name: str, value: str) -> Acks:
     known = {"all": Acks.ALL, "-1": Acks.ALL, "1": Acks.LEADER, "0": Acks.NOBODY}
     if value.strip().lower() not in known:
-        raise ConfigError(f"the producer setting '{name}' must be all, 1 or 0", setting=name)
+        raise ConfigError(
+            f"the producer setting '{name}' must be all, 1 or 0",
+            what_to_do="leave it out; the sink sets all",
+            setting=name,
+        )
     return known[value.strip().lower()]
 
 
 def _truth(name: str, value: str) -> None:
     if value.strip().lower() not in ("true", "false"):
-        raise ConfigError(f"the producer setting '{name}' must be true or false", setting=name)
+        raise ConfigError(
+            f"the producer setting '{name}' must be true or false",
+            what_to_do="write true or false",
+            setting=name,
+        )
 
 
 #: Kafka's name -> our attribute ("" for none) and how a value is read.

@@ -346,7 +346,10 @@ def _parse(options: Mapping[str, str], extra: tuple[str, ...], *, otherwise: int
     consumer.pop("group.id", None)
     least, most = given.positive("minOffsetsPerTrigger"), given.positive("maxOffsetsPerTrigger")
     if least is not None and most is not None and least > most:
-        raise ConfigError(f"minOffsetsPerTrigger ({least}) is above maxOffsetsPerTrigger ({most})")
+        raise ConfigError(
+            f"minOffsetsPerTrigger ({least}) is above maxOffsetsPerTrigger ({most})",
+            what_to_do="lower the first or raise the second",
+        )
     return SourceOptions(
         connection=KafkaConnection(servers, connection),
         reader=ReaderSettings.from_options(
