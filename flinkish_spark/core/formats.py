@@ -10,6 +10,8 @@ from typing import Any
 
 from flinkish_spark.core.config import require_positive
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.validation import instance_of, members_of, unusable
+from flinkish_spark.protocol.choices import Choice
 
 # ----------------------------------------------------------------------------------------------------------
 # How a record's bytes become columns and back, and what is done with those that do not.
@@ -19,7 +21,7 @@ from flinkish_spark.core.errors import ConfigError
 _MOST_SCHEMA_ID = 2**31 - 1
 
 
-class OnBadRecord(enum.Enum):
+class OnBadRecord(Choice):
     """What happens to a record that cannot be read, or that the broker would refuse.
 
     A dead-letter topic needs a name, so it is a value of its own: :class:`DeadLetter`.
@@ -58,7 +60,7 @@ class DeadLetter:
 BadRecordPolicy = OnBadRecord | DeadLetter
 
 
-class OnTombstone(enum.Enum):
+class OnTombstone(Choice):
     """What a source makes of a record without a value: a tombstone, which says that its key is gone.
 
     Examples
@@ -77,7 +79,7 @@ class OnTombstone(enum.Enum):
     DELETE = "delete"
 
 
-class OnSchemaChange(enum.Enum):
+class OnSchemaChange(Choice):
     """What a source does with records whose writer's schema has what its own schema would leave out.
 
     A field that a writer does not have is no such change: it is null, or has the default of the schema
@@ -93,7 +95,7 @@ class OnSchemaChange(enum.Enum):
     LEAVE_OUT = "leave_out"
 
 
-class SubjectNameStrategy(enum.Enum):
+class SubjectNameStrategy(Choice):
     """Under which name a schema stands in a registry; the names are Confluent's."""
 
     #: ``<topic>-key`` or ``<topic>-value``.
@@ -104,7 +106,7 @@ class SubjectNameStrategy(enum.Enum):
     TOPIC_RECORD_NAME = "topic_record_name"
 
 
-class Registration(enum.Enum):
+class Registration(Choice):
     """How a sink's schema gets into a registry."""
 
     #: Registered before the job starts; the registry refuses one that is not compatible.
@@ -191,9 +193,8 @@ class SchemaRegistry:
         require_positive("timeout_ms", self.timeout_ms)
         require_positive("retry_ms", self.retry_ms)
         for name, kind in (("strategy", SubjectNameStrategy), ("registration", Registration)):
-            if not isinstance(getattr(self, name), kind):
-                names = ", ".join(f"{kind.__name__}.{one.name}" for one in kind)
-                raise ConfigError(f"{name} is {getattr(self, name)!r}", what_to_do=f"use one of {names}")
+            names = ", ".join(members_of(kind))
+            instance_of(name, getattr(self, name), kind, what_to_do=f"use one of {names}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +218,9 @@ class Json:
 
     schema: str = ""
     on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
+
+    def __post_init__(self) -> None:
+        check_policy("on_bad_record", self.on_bad_record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +253,9 @@ class String:
     column: str = "value"
     on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
 
+    def __post_init__(self) -> None:
+        check_policy("on_bad_record", self.on_bad_record)
+
 
 @dataclass(frozen=True, slots=True)
 class Csv:
@@ -278,6 +285,7 @@ class Csv:
     on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
 
     def __post_init__(self) -> None:
+        check_policy("on_bad_record", self.on_bad_record)
         if not isinstance(self.delimiter, str) or len(self.delimiter) != 1 or self.delimiter in '"\r\n\0':
             raise ConfigError(
                 f"delimiter is {self.delimiter!r}",
@@ -321,6 +329,7 @@ class Avro:
     on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
 
     def __post_init__(self) -> None:
+        check_policy("on_bad_record", self.on_bad_record)
         if self.schema:
             _check_avro_schema(self.schema)
         _check_change("Avro", self.schema, self.registry, self.on_schema_change)
@@ -378,6 +387,7 @@ class Protobuf:
     on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
 
     def __post_init__(self) -> None:
+        check_policy("on_bad_record", self.on_bad_record)
         if not isinstance(self.descriptor, bytes):
             raise ConfigError(
                 f"descriptor is {type(self.descriptor).__name__}",
@@ -451,6 +461,7 @@ class JsonSchema:
     on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
 
     def __post_init__(self) -> None:
+        check_policy("on_bad_record", self.on_bad_record)
         _check_change("JsonSchema", self.schema or self.fields, self.registry, self.on_schema_change)
         if not self.schema:
             return
@@ -470,6 +481,18 @@ Format = Json | Raw | String | Csv | Avro | Protobuf | JsonSchema
 RegisteredFormat = Avro | Protobuf | JsonSchema
 
 
+def check_policy(name: str, value: object) -> None:
+    """Refuse what is no policy for bad records."""
+    if not isinstance(value, BadRecordPolicy):
+        raise unusable(
+            name,
+            value,
+            wanted="an OnBadRecord or a DeadLetter",
+            what_to_do='use OnBadRecord.FAIL, OnBadRecord.DROP or DeadLetter("topic")',
+            choices=members_of(OnBadRecord),
+        )
+
+
 def check_format(name: str, value: object) -> None:
     """Refuse what is no format."""
     if not isinstance(value, Format):
@@ -485,8 +508,7 @@ def _check_change(
 ) -> None:
     if registry is not None and not isinstance(registry, SchemaRegistry):
         raise ConfigError(f"registry is {registry!r}", what_to_do="give a SchemaRegistry(...)")
-    if not isinstance(change, OnSchemaChange):
-        raise ConfigError(f"on_schema_change is {change!r}", what_to_do="use OnSchemaChange.FAIL")
+    instance_of("on_schema_change", change, OnSchemaChange, what_to_do="use OnSchemaChange.FAIL")
     if change is OnSchemaChange.EVOLVE and (schema or registry is None):
         raise ConfigError(
             f"{name} has OnSchemaChange.EVOLVE, and "

@@ -1,30 +1,49 @@
-"""Suggest the word that a misspelt one was meant to be."""
+"""Suggest the word that a misspelt one was meant to be; in an import, too."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+import sys
+from collections.abc import Sequence
+
+from flinkish_spark.protocol.choices import closest
+
+__all__ = ["MisspeltNames", "closest", "find_misspelt_names"]
+
+#: The packages that users import names from.
+_FACES = (
+    *("", ".sources", ".sinks", ".windows", ".cep", ".joins", ".state", ".state_processor", ".testing"),
+    *(".latency", ".core.errors"),
+)
+_ROOT = __name__.partition(".")[0]
 
 
-def closest(word: str, known: Iterable[str]) -> str:
-    """Return "Did you mean 'X'?" with the known word that is spelt most like `word`, or an empty text.
+def _meant(package: str, name: str) -> str:
+    """Return why a public package does not have a name, and what to do; nothing where no name is like it."""
+    import importlib
 
-    It is a sentence of its own: give it as the `why` of an error, before `what_to_do`.
+    modules = [importlib.import_module(f"{_ROOT}{one}") for one in _FACES]
+    listed = {one.__name__: getattr(one, "__all__", dir(one)) for one in modules}
+    others = [face for face, names in listed.items() if name in names]
+    if others:
+        return f"It is in {others[0]}. To do: write `from {others[0]} import {name}`."
+    submodules = [one[1:] for one in _FACES if package == _ROOT and one]
+    near = closest(name, [*listed[package], *submodules])
+    return near and f"{near} To do: correct the name; dir({package}) lists all."
 
-    Parameters
-    ----------
-    word
-        What was given. Upper and lower case count as the same.
-    known
-        The words that would have been right.
 
-    Examples
-    --------
-    >>> closest("KafkaSorce", ["KafkaSource", "FileSource"])
-    "Did you mean 'KafkaSource'?"
-    >>> closest("banana", ["KafkaSource", "FileSource"])
-    ''
-    """
-    spelled = {one.lower(): one for one in known}
-    near = difflib.get_close_matches(word.lower(), spelled, n=1)
-    return f"Did you mean '{spelled[near[0]]}'?" if near else ""
+class MisspeltNames:
+    """A finder behind all others: says which name was meant by an import from a public package."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> None:
+        """Raise ImportError about a name that is like a public one; find nothing otherwise."""
+        package, _, name = fullname.rpartition(".")
+        if package not in [f"{_ROOT}{one}" for one in _FACES] or name.startswith("_"):
+            return
+        meant = _meant(package, name)
+        if meant:
+            raise ImportError(f"{package} has no {name}. {meant}", name=fullname)
+
+
+def find_misspelt_names() -> None:
+    """Let imports of names that are not there say which one was meant."""
+    sys.meta_path.append(MisspeltNames())

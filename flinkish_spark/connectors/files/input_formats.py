@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import csv
-import enum
 import io
 import re
 from abc import ABC, abstractmethod
@@ -19,6 +18,7 @@ from pyspark.sql import types as T
 from flinkish_spark.connectors.splits import beyond_years, leaves
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.limits import checked_choice
 from flinkish_spark.types.exact_json import MALFORMED, exact_text
 
@@ -354,7 +354,7 @@ class JsonLines(InputFormat):
                 )
 
 
-class CsvHeader(enum.Enum):
+class CsvHeader(Choice):
     """What the first line of a CSV file is."""
 
     #: The names of the columns, in whatever order; a field that is not among them fails the job.

@@ -6,7 +6,6 @@ late data came to a partition that was committed before: they must bear repetiti
 
 from __future__ import annotations
 
-import enum
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from flinkish_spark.connectors.files.wall_clock import last_shown_ms, to_ms
 from flinkish_spark.contracts.sink import CompletedCheckpoint
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import refuse_if_never_run, refused_as_config_errors, with_methods_of
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.limits import MOST_MS, checked_choice, checked_whole
 from flinkish_spark.types.ddl import quoted
 
@@ -278,7 +278,7 @@ class PartitionTime:
             )
 
 
-class AtFinal(enum.Enum):
+class AtFinal(Choice):
     """What becomes of waiting partitions at the last checkpoint of a job."""
 
     #: They wait for the next start; for a job that is stopped and goes on.

@@ -22,6 +22,7 @@ from flinkish_spark.core.formats import (
     OnBadRecord,
     Raw,
     check_format,
+    check_policy,
 )
 from flinkish_spark.core.validation import instance_of, values_by_name
 
@@ -99,11 +100,7 @@ class KafkaSinkSettings:
         for name in ("options", "producer"):
             values_by_name(name, getattr(self, name), what_to_do="give a dict of Kafka's settings")
         for name, policy in (("on_bad_record", self.on_bad_record), ("on_oversize", self.oversize_policy)):
-            if not isinstance(policy, BadRecordPolicy):
-                raise ConfigError(
-                    f"{name} is {type(policy).__name__}",
-                    what_to_do="use OnBadRecord.FAIL or DeadLetter(topic)",
-                )
+            check_policy(name, policy)
         if any(isinstance(one, DeadLetter) and one.transaction_timeout_ms for one in self._policies):
             raise ConfigError(
                 "a dead letter of a Kafka sink has a transaction_timeout_ms",

@@ -12,6 +12,7 @@ from flinkish_spark.connectors.kafka.client.client import MAX_FRAME_BYTES, Fetch
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.core.config import require_positive
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.ids import Place
 from flinkish_spark.types.record_time import TimeLimits
 
@@ -232,7 +233,7 @@ def _word(option: str, text: str, values: Mapping[str, Any]) -> Any:
 # What a Kafka sink promises about its records, and which headers of ours they carry.
 
 
-class DeliveryGuarantee(enum.Enum):
+class DeliveryGuarantee(Choice):
     """What becomes of the records of a Kafka sink when something fails; the values are the JVM writer's."""
 
     #: Transactions that are committed with the checkpoint: a read_committed reader sees each record once.
@@ -245,7 +246,7 @@ class DeliveryGuarantee(enum.Enum):
     NONE = "none"
 
 
-class RecordHeaders(enum.Enum):
+class RecordHeaders(Choice):
     """Which headers of ours every record of a Kafka sink carries; each costs bytes and time."""
 
     #: `flinkish-job`, `flinkish-uid`, `flinkish-checkpoint` and `flinkish-batch`.
