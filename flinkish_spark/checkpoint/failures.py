@@ -73,7 +73,7 @@ _NOTE = "flinkish_spark: "
 class QueryFailed(EnvironmentFault):
     """The query ended for a reason outside the user's code; a restart may help."""
 
-    usual_advice = "see the log of this process for what failed; the job is started again a few times"
+    usual_advice = "see the log of this process for the whole trace"
     restartable = True
     ends_when_repeated = True
 

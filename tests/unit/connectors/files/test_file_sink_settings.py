@@ -55,7 +55,7 @@ HOUR_MS = 3_600_000
         ({"format": "parquet"}, "format is 'parquet'"),
         ({"options": {"maxRecordsPerFile": "5"}}, "give the rolling policy a part_bytes"),
         ({"options": {"Path": "/x"}}, "option 'Path' cannot be used"),
-        ({"options": {"compression": 5}}, "options are strings"),
+        ({"options": {"compression": 5}}, "Options are strings"),
         ({"bucket_by": "country"}, "must be a BucketAssigner"),
         ({"bucket_by": [ColumnBuckets("a"), ExpressionBuckets("A", "1")]}, "two levels.*'a'"),
         ({"bucket_by": ColumnBuckets("_hidden")}, "cannot be called '_hidden'"),
@@ -128,9 +128,9 @@ def test_values_out_of_range_are_refused(make) -> None:
 @pytest.mark.parametrize(
     ("kind", "schema", "left_out", "message"),
     [
-        (FileFormat.TEXT, "id LONG, name STRING", (), "a text file holds one string column"),
+        (FileFormat.TEXT, "id LONG, name STRING", (), "A text file holds one string column"),
         (FileFormat.TEXT, "id LONG, name STRING", ("ID",), ""),
-        (FileFormat.CSV, "id LONG, tags ARRAY<STRING>", (), "a CSV column cannot hold array"),
+        (FileFormat.CSV, "id LONG, tags ARRAY<STRING>", (), "A CSV column cannot hold array"),
         (FileFormat.CSV, "id LONG, tags MAP<STRING, LONG>", ("tags",), ""),
         (FileFormat.PARQUET, "id LONG, nothing VOID", (), "has no type"),
         (FileFormat.PARQUET, "id LONG", ("id",), "would have no columns"),
@@ -393,7 +393,7 @@ def test_partition_times_that_name_no_folder_are_refused() -> None:
         with pytest.raises(ConfigError, match="cannot be told from its folders"):
             trigger.check(by_country, "out")
     PartitionTime().check((DateTimeBuckets(),), "out")
-    with pytest.raises(ConfigError, match="their patterns have no year"):
+    with pytest.raises(ConfigError, match="Their patterns have no year"):
         PartitionTime().check((DateTimeBuckets("MM-dd"),), "out")
 
 
@@ -436,7 +436,7 @@ def test_a_time_of_day_is_no_bucket() -> None:
     """Spark accepts the partition when a job starts, and fails at each micro-batch."""
     fields = T.StructType([T.StructField("at", T.TimeType(6))])
     with pytest.raises(
-        SchemaError, match=r"a time\(6\) cannot be part of a folder's name.*cast it to a string"
+        SchemaError, match=r"A time\(6\) cannot be part of a folder's name.*cast it to a string"
     ):
         ColumnBuckets("at").check(fields, "out")
     for kind in (T.TimestampType(), T.TimestampNTZType(), T.DateType()):
