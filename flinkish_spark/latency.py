@@ -4,4 +4,7 @@ from __future__ import annotations
 
 from flinkish_spark.protocol.latency import Latencies, LatencyGranularity, LatencyHistogram, MeasuredAt
 
+#: As in `sources`: a misspelt import from here is looked for.
+__path__: list[str] = []
+
 __all__ = ["Latencies", "LatencyGranularity", "LatencyHistogram", "MeasuredAt"]

@@ -8,6 +8,9 @@ from flinkish_spark.savepoints.files import BootstrapRefused, CheckpointNotRetai
 from flinkish_spark.savepoints.reader import read_broadcast_state, read_list_state, read_state, read_timers
 from flinkish_spark.savepoints.writer import SavepointWriter
 
+#: As in `sources`: a misspelt import from here is looked for.
+__path__: list[str] = []
+
 __all__ = [
     "BootstrapRefused",
     "CheckpointNotRetained",

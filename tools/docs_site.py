@@ -182,6 +182,31 @@ def error_classes() -> dict[str, tuple[str, str, bool, Path]]:
     return found
 
 
+@cache
+def usual_advice(name: str) -> str:
+    """Return what to do about an error of this class that does not say it itself."""
+    base, _, _, file = error_classes()[name]
+    for node in ast.walk(_trees()[file]):
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            for one in node.body:
+                if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "usual_advice":
+                    return str(ast.literal_eval(one.value))
+    return usual_advice(base) if base in error_classes() else ""
+
+
+def error_calls() -> Iterator[tuple[Path, str, ast.Call, bool]]:
+    """Yield each call in the package that makes an error of ours, and whether it is `of_system`."""
+    classes = error_classes()
+    for file, tree in _trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                *before, name = ast.unparse(node.func).split(".")
+                of_system = name == "of_system"
+                name = before[-1] if of_system else name
+                if name in classes and node.args:
+                    yield file, name, node, of_system
+
+
 def error_table() -> str:
     """Return the table of docs/errors.md: the public classes of core/errors.py."""
     classes = error_classes()
@@ -196,18 +221,12 @@ def error_messages() -> str:
     """Return what each error says: what happened, why, what to do; parts that vary are in braces."""
     classes = error_classes()
     found: dict[str, set[tuple[str, str, str]]] = {}
-    for tree in _trees().values():
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.Call):
-                continue
-            name = ast.unparse(node.func).split(".")[-1]
-            name = ast.unparse(node.func).split(".")[-2] if name == "of_system" else name
-            if name not in classes or not node.args:
-                continue
-            given = {one.arg: _said(one.value) for one in node.keywords}
-            what = _said(node.args[-1] if ast.unparse(node.func).endswith("of_system") else node.args[0])
-            if re.search(r"[a-z]{3,} [a-z]", what):
-                found.setdefault(name, set()).add((what, given.get("why", ""), given.get("what_to_do", "")))
+    for _, name, node, of_system in error_calls():
+        given = {one.arg: _said(one.value) for one in node.keywords}
+        what = _said(node.args[-1] if of_system else node.args[0])
+        if re.search(r"[a-z]{3,} [a-z]", what):
+            advice = given.get("what_to_do", "") or usual_advice(name)
+            found.setdefault(name, set()).add((what, given.get("why", ""), advice))
     text = []
     for name in sorted(found):
         text += [

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 
 from flinkish_spark.cep.conditions import ALWAYS, Condition
 from flinkish_spark.core.errors import PatternError
+from flinkish_spark.core.suggestions import closest
+from flinkish_spark.protocol.choices import Choice
 
 #: Parts the name of a state from its number, so no stage has it in its name.
 DELIMITER = ":"
 
 
-class WithinType(enum.Enum):
+class WithinType(Choice):
     """Between which events a window is measured."""
 
     FIRST_AND_LAST = "FIRST_AND_LAST"
@@ -102,7 +104,7 @@ class AfterMatchSkip:
         return replace(self, raises=True)
 
 
-class Overflow(enum.Enum):
+class Overflow(Choice):
     """What happens when more partial matches of a key are open than may be."""
 
     #: The job stops.
@@ -141,6 +143,7 @@ class OpenMatches:
         if not isinstance(self.overflow, Overflow):
             raise PatternError(
                 f"{self.overflow!r} is to happen when more partial matches are open",
+                why=closest(str(self.overflow), Overflow.__members__),
                 what_to_do="give Overflow.FAIL, Overflow.DISCARD_OLDEST or Overflow.DISCARD_NEWEST",
             )
 

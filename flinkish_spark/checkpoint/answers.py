@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import enum
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flinkish_spark.protocol.checkpoint import Urgency
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.coordination import Abort
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.html import html_table
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
 
 
-class AnswerKind(enum.Enum):
+class AnswerKind(Choice):
     """How a request ended."""
 
     #: The checkpoint is confirmed; a savepoint is written.

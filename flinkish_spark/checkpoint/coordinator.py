@@ -605,7 +605,9 @@ class CheckpointCoordinator:
             ) from cause
         if effect.request.purpose.stops_with_savepoint:
             raise StopFailed(
-                "the job could not be stopped with a savepoint", why=f"{effect.reason.text}; {effect.text}"
+                "the job could not be stopped with a savepoint",
+                why=f"{effect.reason.text}; {effect.text}",
+                what_to_do="see why the checkpoint failed, and stop the job again, which goes on meanwhile",
             )
         if effect.request.purpose is CheckpointPurpose.FINAL:
             parts.gate.reopen()

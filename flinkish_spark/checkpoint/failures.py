@@ -73,6 +73,7 @@ _NOTE = "flinkish_spark: "
 class QueryFailed(EnvironmentFault):
     """The query ended for a reason outside the user's code; a restart may help."""
 
+    usual_advice = "see the log of this process for the whole trace"
     restartable = True
     ends_when_repeated = True
 
@@ -195,10 +196,8 @@ def _marked(text: str) -> FlinkishError | None:
             what_to_do="declare the state as it was, or start a new job_dir",
         )
     if BAD_RECORD_MARKER in text:
-        return BadRecordError(
-            f"a record cannot be handled:{_after(text, BAD_RECORD_MARKER)}",
-            what_to_do="correct the producer, or choose another policy for bad records",
-        )
+        said, advice = _without_advice(_after(text, BAD_RECORD_MARKER))
+        return BadRecordError(f"a record cannot be handled: {said}", what_to_do=advice)
     if UNREADABLE_MARKER in text:
         place, _ = json.JSONDecoder().raw_decode(_after(text, UNREADABLE_MARKER).lstrip())
         return UnreadableRecordError.at(**place) if place else UnreadableRecordError.about("a row")
@@ -211,7 +210,8 @@ def _marked(text: str) -> FlinkishError | None:
     if any(name in text for name in _MALFORMED) and _OF_A_FILE not in text:
         return UnreadableRecordError.about("a value of the input")
     if NOT_AUTHORIZED_MARKER in text:
-        return AuthorizationError(_after(text, NOT_AUTHORIZED_MARKER).strip().rstrip("."))
+        said, advice = _without_advice(_after(text, NOT_AUTHORIZED_MARKER))
+        return AuthorizationError(said, what_to_do=advice)
     ours = _OURS.findall(text)
     return _raised_in_a_task(*ours[-1]) if ours else None
 
@@ -304,17 +304,17 @@ def _raised_in_a_task(module: str, name: str, message: str) -> FlinkishError:
         kind: Any = getattr(import_module(module), name, None)
     except ImportError:
         kind = None
-    said = message[:_MOST_TEXT].rstrip(".")
+    said, advice = _without_advice(message[:_MOST_TEXT])
     is_ours = isinstance(kind, type) and issubclass(kind, FlinkishError)
     if is_ours and issubclass(kind, _FINAL):
         # Classes with arguments of their own are known by the one of the tree that they are of.
         known = next(one for one in kind.__mro__ if one.__module__ == errors.__name__)
-        return cast(type[FlinkishError], known)(said)
+        return cast(type[FlinkishError], known)(said, what_to_do=advice)
     # A broker or another system that does not answer: not the fault of the user's code.
     passes = is_ours and kind.restartable and not kind.ends_when_repeated
     # Its text has its own reason, as a rule.
-    why = "" if " because " in said else "a task that reads or writes failed"
-    return (Outage if passes else QueryFailed)(f"{name}: {said}", why=why)
+    why = "" if advice else "a task that reads or writes failed"
+    return (Outage if passes else QueryFailed)(f"{name}: {said}", why=why, what_to_do=advice)
 
 
 def _user_error(text: str) -> FlinkishError:
@@ -367,6 +367,12 @@ def _behind_the_marker(text: str) -> Chain | None:
 def _after(text: str, marker: str) -> str:
     rest = text[text.index(marker) + len(marker) :]
     return rest.split("\n", 1)[0][:_MOST_TEXT]
+
+
+def _without_advice(message: str) -> tuple[str, str]:
+    """Return what a message of ours says, and apart from it what to do."""
+    said, _, advice = message.partition(" To do: ")
+    return said.strip().rstrip("."), advice.strip().rstrip(".")
 
 
 def identity_of(error: FlinkishError) -> str:

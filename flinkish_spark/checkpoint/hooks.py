@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import json
 import logging
 import threading
@@ -19,6 +18,7 @@ from flinkish_spark.core.errors import ConfigError, EnvironmentFault, JobDirErro
 from flinkish_spark.core.iterators import USER_ERRORS, pairs_of
 from flinkish_spark.core.watchdog import Wait, Waiting, unwatched
 from flinkish_spark.protocol.checkpoint import IllegalTransitionError, Participant, ParticipantKind
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch, checked_name
 from flinkish_spark.protocol.job_graph import JobVertex
 from flinkish_spark.protocol.job_status import (
@@ -37,7 +37,7 @@ from flinkish_spark.protocol.job_status import (
 LOG = logging.getLogger(__name__)
 
 
-class UnknownHookState(enum.Enum):
+class UnknownHookState(Choice):
     """What becomes of the state of a hook that the job does not have."""
 
     REFUSE = "REFUSE"
@@ -120,7 +120,7 @@ class MasterHooks:
         try:
             name = checked_name(hook.name, "name of a master hook")
         except ValueError as error:
-            raise ConfigError(str(error)) from None
+            raise ConfigError(str(error), what_to_do="give the hook such a name") from None
         if name in self._hooks:
             raise ConfigError(f"there are two master hooks named '{name}'", what_to_do="rename one of them")
         self._hooks[name] = hook

@@ -47,7 +47,11 @@ def json_schema(value: Json, called: str = "JSON") -> T.StructType:
     try:
         schema = parse_ddl(value.schema)
     except DdlError as error:
-        raise SchemaError(f"the {called} schema cannot be read", why=str(error)) from None
+        raise SchemaError(
+            f"the {called} schema cannot be read",
+            why=str(error),
+            what_to_do='write names with types of Spark, as in "user STRING, amount LONG"',
+        ) from None
     if not isinstance(schema, T.StructType):
         raise SchemaError(
             f"the {called} schema {value.schema!r} is not a list of fields",

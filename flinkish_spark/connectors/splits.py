@@ -181,6 +181,7 @@ Rows = Iterator[tuple[Any, ...]] | Iterator["pa.RecordBatch"]
 class SourceUnavailable(EnvironmentFault):
     """A source cannot be asked now; the query is started again."""
 
+    usual_advice = "see that what it reads can be reached; the job tries again"
     restartable = True
 
 
@@ -615,7 +616,10 @@ def checked_splits(uid: str, found: Any, position: SplitPosition) -> Sequence[st
             f"splits() of source '{uid}' returned {found!r}", what_to_do='return a list of names: ["all"]'
         )
     if len(set(names)) != len(names):
-        raise ConfigError(f"splits() of source '{uid}' names a split twice: {sorted(names)}")
+        raise ConfigError(
+            f"splits() of source '{uid}' names a split twice: {sorted(names)}",
+            what_to_do="give each split a name of its own",
+        )
     gone = [name for name in position.offsets if name not in set(names)]
     if gone:
         until = position.offsets[gone[0]]

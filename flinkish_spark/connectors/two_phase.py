@@ -47,6 +47,7 @@ from flinkish_spark.core.errors import (
 )
 from flinkish_spark.core.formats import OnBadRecord
 from flinkish_spark.core.iterators import USER_ERRORS, pairs_of
+from flinkish_spark.core.suggestions import closest
 from flinkish_spark.core.validation import check_methods
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
@@ -305,6 +306,7 @@ class TwoPhaseCommitSink(Sink):
         if not isinstance(self.on_refused, OnBadRecord):
             raise ConfigError(
                 f"on_refused of sink '{context.uid}' is {self.on_refused!r}",
+                why=closest(str(self.on_refused), OnBadRecord.__members__),
                 what_to_do="use OnBadRecord.FAIL or OnBadRecord.DROP, or WithDeadLetters(sink, ...)",
             )
         given = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
@@ -548,6 +550,7 @@ class Refusals(enum.Enum):
 class SinkUnavailable(EnvironmentFault):
     """The system of a two-phase sink could not be used; the micro-batch is run again."""
 
+    usual_advice = "see that the sink's system can be reached; the micro-batch is run again"
     restartable = True
 
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.formats import Avro, BadRecordPolicy, OnBadRecord, OnSchemaChange, SchemaRegistry
+from flinkish_spark.core.formats import (
+    Avro,
+    BadRecordPolicy,
+    OnBadRecord,
+    OnSchemaChange,
+    SchemaRegistry,
+    check_policy,
+)
 from flinkish_spark.core.validation import instance_of
+from flinkish_spark.protocol.choices import Choice
 
 #: The column of a stream with the kind of each row.
 ROW_KIND = "_row_kind"
 
 
-class RowKind(enum.Enum):
+class RowKind(Choice):
     """What a row of a changelog says: Flink's kinds, under the short names that Flink prints.
 
     An update may come as two rows, that which was and that which is; both are of one record of the log, and
@@ -45,7 +52,7 @@ RETRACTIONS = tuple(kind.value for kind in RowKind if kind.is_retraction)
 # Formats in which changes of databases come.
 
 
-class ChangelogMode(enum.Enum):
+class ChangelogMode(Choice):
     """Which rows a source makes of an update; Flink's word."""
 
     #: The row that was, -U, and the row that is, +U: what an aggregate needs, which retracts the one.
@@ -54,7 +61,7 @@ class ChangelogMode(enum.Enum):
     UPSERT = "upsert"
 
 
-class EpochUnit(enum.Enum):
+class EpochUnit(Choice):
     """What a number counts since 1970, where it stands for a time."""
 
     MILLISECONDS = 1_000
@@ -62,7 +69,7 @@ class EpochUnit(enum.Enum):
     NANOSECONDS = 1_000_000_000
 
 
-class DecimalHandling(enum.Enum):
+class DecimalHandling(Choice):
     """How Debezium writes decimals: its `decimal.handling.mode`."""
 
     #: The unscaled number in base64. The declared scale is the column's, which the number does not say.
@@ -84,6 +91,7 @@ class _Changes:
     mode: ChangelogMode = ChangelogMode.ALL
 
     def __post_init__(self) -> None:
+        check_policy("on_bad_record", self.on_bad_record)
         instance_of("mode", self.mode, ChangelogMode, what_to_do="use ChangelogMode.ALL or UPSERT")
 
 

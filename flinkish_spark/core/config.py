@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
 from flinkish_spark.core.validation import refused_as_config_errors
 from flinkish_spark.protocol import cancellation
 from flinkish_spark.protocol import restart as rules
 from flinkish_spark.protocol.checkpoint import FinishedParticipants
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.coordination import CoordinationRules
 from flinkish_spark.protocol.limits import MOST_MS, Limit, checked_choice, checked_limit, checked_whole
 from flinkish_spark.protocol.retention import CheckpointRetention
@@ -30,7 +30,7 @@ def require_positive(name: str, value: int) -> None:
         checked_whole(name, value, least=1)
 
 
-class CheckpointingMode(enum.Enum):
+class CheckpointingMode(Choice):
     """How exactly the barriers of one checkpoint must agree."""
 
     #: Every barrier is seen exactly once, in one micro-batch; otherwise the checkpoint is declined.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 import types
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pyspark.sql import types as T
+
+from flinkish_spark.protocol.choices import Choice
 
 #: What says the fields of rows: DDL, a StructType, a dataclass, a NamedTuple class, a tuple with hints.
 OutputType = str | T.StructType | type[Any] | types.GenericAlias
@@ -27,7 +28,7 @@ OPENED, CLOSED = "partial_matches_opened", "partial_matches_closed"
 RESTORED = "partial_matches_restored"
 
 
-class TimeDomain(enum.Enum):
+class TimeDomain(Choice):
     """Which clock a timer goes by."""
 
     EVENT_TIME = "EVENT_TIME"

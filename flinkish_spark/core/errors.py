@@ -13,6 +13,7 @@ A message says what happened, why, and what to do next; the facts are attributes
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator, Mapping
 from typing import NoReturn, Self
 
@@ -36,13 +37,25 @@ MAKE_DETERMINISTIC = (
 )
 
 
+#: A plain word that a sentence begins with; a name, a path, code and what stands in quotes are no such words.
+_PLAIN_WORD = re.compile(r"[a-z][a-z'-]*(?=[ ,;]|\. |$)")
+
+
+def _sentence(text: str) -> str:
+    """Return a text with a capital letter at its beginning and one full stop at its end."""
+    first = _PLAIN_WORD.match(text)
+    begun = text[0].upper() + text[1:] if first else text
+    return begun if begun.endswith((".", "?", "!")) else f"{begun}."
+
+
 class FlinkishError(Exception):
     """Root of all errors of this package.
 
     Parameters
     ----------
     what, why, what_to_do
-        The three parts of the message, each a sentence without its full stop.
+        The three parts of the message, each a sentence without its full stop; the last two may begin with a
+        small letter.
     facts
         Whatever a program may want to read; also set as attributes.
     """
@@ -51,14 +64,19 @@ class FlinkishError(Exception):
     restartable = False
     #: Whether it is nothing that a restart mends if it comes back at the same micro-batch.
     ends_when_repeated = False
+    #: What to do about an error of this class that does not say it itself.
+    usual_advice = ""
 
     def __init__(self, what: str, *, why: str = "", what_to_do: str = "", **facts: object) -> None:
+        what_to_do = what_to_do or self.usual_advice
         self.what, self.why, self.what_to_do = what, why, what_to_do
         self.facts: Mapping[str, object] = facts
         for name, value in facts.items():
             setattr(self, name, value)
-        parts = [what, f"because {why}" if why else "", f"To do: {what_to_do}" if what_to_do else ""]
-        super().__init__(". ".join(part for part in parts if part) + ".")
+        parts = [what if what.endswith((".", "?", "!")) else f"{what}."]
+        parts += [_sentence(why)] if why else []
+        parts += [_sentence(f"To do: {what_to_do}")] if what_to_do else []
+        super().__init__(" ".join(parts))
 
 
 class UserError(FlinkishError):
@@ -92,9 +110,13 @@ class JobCancelledError(UserError):
 class UserFunctionError(UserError):
     """A user function raised; the message names the record's origin."""
 
+    usual_advice = "correct the function or the record; the job goes on from the last checkpoint"
+
 
 class BadRecordError(UserError):
     """A record cannot be read or written and the policy is to fail."""
+
+    usual_advice = "correct the producer, or choose another policy for bad records"
 
 
 class EnvironmentFault(FlinkishError):
@@ -117,6 +139,8 @@ class BrokerUnavailableError(EnvironmentFault):
 class AuthorizationError(EnvironmentFault):
     """Kafka refuses this principal; retrying cannot help."""
 
+    usual_advice = "give this principal the right by an ACL, and start the job again"
+
 
 class InputLostError(EnvironmentFault):
     """Input that the job still needs is gone: expired, or its topic was created again."""
@@ -128,6 +152,8 @@ class OwnedElsewhereError(EnvironmentFault):
 
 class FencedError(EnvironmentFault):
     """A newer owner has taken the job over; this process must stop."""
+
+    usual_advice = "let this process end; the newer owner goes on with the job"
 
 
 class AnotherTimelineError(EnvironmentFault):
@@ -212,9 +238,13 @@ class StoreError(EnvironmentFault):
 class CorruptObjectError(EnvironmentFault):
     """An object in the job directory fails its checksum, or a state value does not decode."""
 
+    usual_advice = "put the file back from a copy, or start a new job_dir from a savepoint"
+
 
 class InternalError(FlinkishError):
     """A rule of the protocol was broken; a bug in this package."""
+
+    usual_advice = "report it, with this message and the trace"
 
 
 #: What a disk, or a system on the network, says while it is away, full or busy.

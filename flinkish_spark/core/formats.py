@@ -11,6 +11,8 @@ from typing import Any
 from flinkish_spark.core.config import require_positive
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.secrets import secret_of
+from flinkish_spark.core.validation import instance_of, members_of, unusable
+from flinkish_spark.protocol.choices import Choice
 
 # ----------------------------------------------------------------------------------------------------------
 # How a record's bytes become columns and back, and what is done with those that do not.
@@ -20,7 +22,7 @@ from flinkish_spark.core.secrets import secret_of
 _MOST_SCHEMA_ID = 2**31 - 1
 
 
-class OnBadRecord(enum.Enum):
+class OnBadRecord(Choice):
     """What happens to a record that cannot be read, or that the broker would refuse.
 
     A dead-letter topic needs a name, so it is a value of its own: :class:`DeadLetter`.
@@ -59,7 +61,7 @@ class DeadLetter:
 BadRecordPolicy = OnBadRecord | DeadLetter
 
 
-class OnTombstone(enum.Enum):
+class OnTombstone(Choice):
     """What a source makes of a record without a value: a tombstone, which says that its key is gone.
 
     Examples
@@ -78,7 +80,7 @@ class OnTombstone(enum.Enum):
     DELETE = "delete"
 
 
-class OnSchemaChange(enum.Enum):
+class OnSchemaChange(Choice):
     """What a source does with records whose writer's schema has what its own schema would leave out.
 
     A field that a writer does not have is no such change: it is null, or has the default of the schema
@@ -94,7 +96,7 @@ class OnSchemaChange(enum.Enum):
     LEAVE_OUT = "leave_out"
 
 
-class SubjectNameStrategy(enum.Enum):
+class SubjectNameStrategy(Choice):
     """Under which name a schema stands in a registry; the names are Confluent's."""
 
     #: ``<topic>-key`` or ``<topic>-value``.
@@ -105,7 +107,7 @@ class SubjectNameStrategy(enum.Enum):
     TOPIC_RECORD_NAME = "topic_record_name"
 
 
-class Registration(enum.Enum):
+class Registration(Choice):
     """How a sink's schema gets into a registry."""
 
     #: Registered before the job starts; the registry refuses one that is not compatible.
@@ -203,9 +205,8 @@ class SchemaRegistry:
         require_positive("timeout_ms", self.timeout_ms)
         require_positive("retry_ms", self.retry_ms)
         for name, kind in (("strategy", SubjectNameStrategy), ("registration", Registration)):
-            if not isinstance(getattr(self, name), kind):
-                names = ", ".join(f"{kind.__name__}.{one.name}" for one in kind)
-                raise ConfigError(f"{name} is {getattr(self, name)!r}", what_to_do=f"use one of {names}")
+            names = ", ".join(members_of(kind))
+            instance_of(name, getattr(self, name), kind, what_to_do=f"use one of {names}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +230,9 @@ class Json:
 
     schema: str = ""
     on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
+
+    def __post_init__(self) -> None:
+        check_policy("on_bad_record", self.on_bad_record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +265,9 @@ class String:
     column: str = "value"
     on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
 
+    def __post_init__(self) -> None:
+        check_policy("on_bad_record", self.on_bad_record)
+
 
 @dataclass(frozen=True, slots=True)
 class Csv:
@@ -290,6 +297,7 @@ class Csv:
     on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
 
     def __post_init__(self) -> None:
+        check_policy("on_bad_record", self.on_bad_record)
         if not isinstance(self.delimiter, str) or len(self.delimiter) != 1 or self.delimiter in '"\r\n\0':
             raise ConfigError(
                 f"delimiter is {self.delimiter!r}",
@@ -333,6 +341,7 @@ class Avro:
     on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
 
     def __post_init__(self) -> None:
+        check_policy("on_bad_record", self.on_bad_record)
         if self.schema:
             _check_avro_schema(self.schema)
         _check_change("Avro", self.schema, self.registry, self.on_schema_change)
@@ -390,6 +399,7 @@ class Protobuf:
     on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
 
     def __post_init__(self) -> None:
+        check_policy("on_bad_record", self.on_bad_record)
         if not isinstance(self.descriptor, bytes):
             raise ConfigError(
                 f"descriptor is {type(self.descriptor).__name__}",
@@ -463,13 +473,16 @@ class JsonSchema:
     on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
 
     def __post_init__(self) -> None:
+        check_policy("on_bad_record", self.on_bad_record)
         _check_change("JsonSchema", self.schema or self.fields, self.registry, self.on_schema_change)
         if not self.schema:
             return
         try:
             found = json.loads(self.schema)
         except (TypeError, ValueError) as wrong:
-            raise ConfigError("the JSON Schema is no JSON", why=str(wrong)) from None
+            raise ConfigError(
+                "the JSON Schema is no JSON", why=str(wrong), what_to_do="give the schema as JSON text"
+            ) from None
         if not isinstance(found, dict):
             raise ConfigError("the JSON Schema is no object", what_to_do='write {"type": "object", ...}')
 
@@ -478,6 +491,18 @@ class JsonSchema:
 Format = Json | Raw | String | Csv | Avro | Protobuf | JsonSchema
 #: Of these, those with a schema that a registry may hold.
 RegisteredFormat = Avro | Protobuf | JsonSchema
+
+
+def check_policy(name: str, value: object) -> None:
+    """Refuse what is no policy for bad records."""
+    if not isinstance(value, BadRecordPolicy):
+        raise unusable(
+            name,
+            value,
+            wanted="an OnBadRecord or a DeadLetter",
+            what_to_do='use OnBadRecord.FAIL, OnBadRecord.DROP or DeadLetter("topic")',
+            choices=members_of(OnBadRecord),
+        )
 
 
 def check_format(name: str, value: object) -> None:
@@ -495,8 +520,7 @@ def _check_change(
 ) -> None:
     if registry is not None and not isinstance(registry, SchemaRegistry):
         raise ConfigError(f"registry is {registry!r}", what_to_do="give a SchemaRegistry(...)")
-    if not isinstance(change, OnSchemaChange):
-        raise ConfigError(f"on_schema_change is {change!r}", what_to_do="use OnSchemaChange.FAIL")
+    instance_of("on_schema_change", change, OnSchemaChange, what_to_do="use OnSchemaChange.FAIL")
     if change is OnSchemaChange.EVOLVE and (schema or registry is None):
         raise ConfigError(
             f"{name} has OnSchemaChange.EVOLVE, and "
@@ -510,7 +534,9 @@ def _check_avro_schema(text: str) -> None:
     try:
         found = json.loads(text)
     except (TypeError, ValueError) as wrong:
-        raise ConfigError("the Avro schema is no JSON", why=str(wrong)) from None
+        raise ConfigError(
+            "the Avro schema is no JSON", why=str(wrong), what_to_do="give the schema as JSON text"
+        ) from None
     fields = found.get("fields") if isinstance(found, dict) and found.get("type") == "record" else None
     if not isinstance(fields, list) or not fields or not all(_is_field(one) for one in fields):
         raise ConfigError(

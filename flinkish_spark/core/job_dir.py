@@ -237,7 +237,11 @@ class JobDir:
         """Write the staged file of one attempt; its name is new by construction."""
         key = self.staged_key(staged)
         if self.store.create_if_absent(key, seal("staged", staged.to_json())) is CreateResult.EXISTS:
-            raise CorruptObjectError(f"{key} exists already", why="an attempt number was used twice")
+            raise CorruptObjectError(
+                f"{key} exists already",
+                why="an attempt number was used twice",
+                what_to_do="report it, with the files of the job directory",
+            )
 
     def staged_batches(self, lineage: Lineage) -> dict[str, StagedBatch]:
         """Return the staged files of a lineage by attempt name ``<batch>-<owner>.<attempt>``."""

@@ -296,7 +296,12 @@ def _check_option(place: _Place, name: str, value: str) -> None:
             option=name,
         )
     if name.lower().removeprefix("aws_").removeprefix("azure_").removeprefix("google_") in _OF_THE_URL:
-        raise ConfigError(f"the option {name} contradicts {place.url}", why="the URL says that", option=name)
+        raise ConfigError(
+            f"the option {name} contradicts {place.url}",
+            why="the URL says that",
+            what_to_do="leave the option out",
+            option=name,
+        )
     if not isinstance(value, str):
         raise ConfigError(
             f"the option {name} of {place.url} is no text", what_to_do="write it as text", option=name

@@ -7,7 +7,7 @@ a class none of its instances. The rules of `protocol/` raise ValueError for the
 
 from __future__ import annotations
 
-import difflib
+import enum
 import functools
 import inspect
 import re
@@ -16,25 +16,15 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.suggestions import closest
 from flinkish_spark.protocol.limits import UnusableValueError
 
 _T = TypeVar("_T")
 
 
-def meant(name: str, known: Iterable[str]) -> str:
-    """Return the question whether a known name was meant; empty where none is near.
-
-    Examples
-    --------
-    >>> meant("compresion.type", ["batch.size", "compression.type"])
-    "did you mean 'compression.type'?"
-    """
-    spelled = {one.lower(): one for one in known}
-    near = difflib.get_close_matches(name.lower(), spelled, n=1)
-    return f"did you mean '{spelled[near[0]]}'?" if near else ""
-
-
-def unusable(name: str, value: object, *, wanted: str, what_to_do: str) -> ConfigError:
+def unusable(
+    name: str, value: object, *, wanted: str, what_to_do: str, choices: Sequence[str] = ()
+) -> ConfigError:
     """Return the error about an argument.
 
     Parameters
@@ -47,11 +37,15 @@ def unusable(name: str, value: object, *, wanted: str, what_to_do: str) -> Confi
         What it must be, as the end of "it must be".
     what_to_do
         What to write in its place.
+    choices
+        The members of an enum, as code says them: a text that is like one of them may mean it.
     """
     unit = " (milliseconds)" if name.endswith("_ms") else ""
+    names = {one.rpartition(".")[2]: one for one in choices}
+    near = closest(value.rpartition(".")[2], names) if isinstance(value, str) else ""
     return ConfigError(
         f"{name} is {value!r} ({type(value).__name__})",
-        why=f"it must be {wanted}{unit}",
+        why=f"it must be {wanted}{unit}" + (f". {near}" if near else ""),
         what_to_do=what_to_do,
         setting=name,
         value=value,
@@ -64,7 +58,9 @@ def refused_as_config_errors(what_to_do: str) -> Iterator[None]:
     try:
         yield
     except UnusableValueError as wrong:
-        raise unusable(wrong.name, wrong.value, wanted=wrong.wanted, what_to_do=what_to_do) from None
+        raise unusable(
+            wrong.name, wrong.value, wanted=wrong.wanted, what_to_do=what_to_do, choices=wrong.choices
+        ) from None
     except ValueError as wrong:
         raise ConfigError(str(wrong), what_to_do=what_to_do) from None
 
@@ -72,8 +68,14 @@ def refused_as_config_errors(what_to_do: str) -> Iterator[None]:
 def instance_of(name: str, value: object, kind: type[_T], *, what_to_do: str) -> _T:
     """Return `value` if it is an instance of `kind`, else raise ConfigError."""
     if not isinstance(value, kind):
-        raise unusable(name, value, wanted=f"an instance of {kind.__name__}", what_to_do=what_to_do)
+        wanted = f"an instance of {kind.__name__}"
+        raise unusable(name, value, wanted=wanted, what_to_do=what_to_do, choices=members_of(kind))
     return value
+
+
+def members_of(kind: type) -> list[str]:
+    """Return the members of an enum as code says them; none of any other class."""
+    return [f"{kind.__name__}.{one.name}" for one in kind] if issubclass(kind, enum.Enum) else []
 
 
 def values_by_name(name: str, value: object, *, what_to_do: str) -> dict[str, Any]:

@@ -363,7 +363,7 @@ class OperatorSettings:
         try:
             checked_name(uid, "uid")
         except ValueError as error:
-            raise GraphError(str(error), uid=uid) from None
+            raise GraphError(str(error), what_to_do="give such a uid", uid=uid) from None
         settings = self._settings()
         if settings is not None:
             settings.name = uid

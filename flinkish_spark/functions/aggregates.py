@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
 from flinkish_spark.core.validation import instance_of, unusable
+from flinkish_spark.protocol.choices import Choice
 
 
-class Emit(enum.Enum):
+class Emit(Choice):
     """When a running aggregate comes out.
 
     PER_ELEMENT: behind each element, as in Flink. PER_KEY: once per micro-batch for each key that had
@@ -24,7 +24,7 @@ def check_emit(emit: object) -> None:
     instance_of("emit", emit, Emit, what_to_do="give Emit.PER_ELEMENT or Emit.PER_KEY")
 
 
-class Fold(enum.Enum):
+class Fold(Choice):
     """What becomes of one field of several elements."""
 
     #: That of the first element.
@@ -38,7 +38,7 @@ class Fold(enum.Enum):
     COUNT = "COUNT"
 
 
-class Ties(enum.Enum):
+class Ties(Choice):
     """Which of several elements with the same value is taken."""
 
     FIRST = "FIRST"

@@ -15,6 +15,7 @@ from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.object_store import requests_of_this_process
 from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.core.validation import instance_of
 from flinkish_spark.job.engine import JobProgress
 from flinkish_spark.job.requests import StopMode
 from flinkish_spark.job.rewind import PendingRewind
@@ -303,10 +304,7 @@ class JobClient:
         ConfigError
             The path cannot be used, or `mode` is none.
         """
-        if not isinstance(mode, StopMode):
-            raise ConfigError(
-                f"mode={mode!r} says nothing", what_to_do="give StopMode.SUSPEND or StopMode.DRAIN"
-            )
+        instance_of("mode", mode, StopMode, what_to_do="give StopMode.SUSPEND or StopMode.DRAIN")
         return self._ask(mode.purpose, _target(target))
 
     def _ask(self, purpose: CheckpointPurpose, target: str) -> PendingAnswer:
@@ -341,10 +339,7 @@ class JobClient:
         <RewindState.DONE: 'DONE'>
         """
         target = _checkpoint(checkpoint)
-        if not isinstance(tables, Tables):
-            raise ConfigError(
-                f"tables={tables!r} says nothing", what_to_do="give Tables.KEEP or Tables.RESTORE"
-            )
+        instance_of("tables", tables, Tables, what_to_do="give Tables.KEEP or Tables.RESTORE")
         return self._supervisor.order_rewind(target, tables)
 
     def pause_periodic_checkpoints(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import importlib.metadata
 import os
 import platform
@@ -46,6 +45,7 @@ from flinkish_spark.core.object_store import ObjectStore
 from flinkish_spark.core.store import AnswerLost, CreateResult, LocalStore
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.jars import JarMissing, how_to_get_delta, shim_jar
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.html import html_table
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 
@@ -59,7 +59,7 @@ _SKEW_MS, _LITTLE_ROOM = 1_000, 1 << 30
 _PATIENCE_MS = 10_000
 
 
-class Health(enum.Enum):
+class Health(Choice):
     """How something is."""
 
     FINE = "ok"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +32,7 @@ from flinkish_spark.job.recovery import Reseeding, RestoredFrom
 from flinkish_spark.operators.async_wait import AsyncStatistics
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.cancellation import CancellationRules
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.event_time import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
@@ -183,7 +183,7 @@ class QueryEngine(Protocol):
 # What goes into one `execute`, and what may be asked while it runs.
 
 
-class Standby(enum.Enum):
+class Standby(Choice):
     """What a driver does while another one owns the job."""
 
     REFUSE = "REFUSE"

@@ -5,7 +5,6 @@ Where things stand is computed by grandalf (Sugiyama's layers, barycentres for f
 
 from __future__ import annotations
 
-import enum
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from itertools import pairwise
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.job.explanation import text
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.job_graph import JobEdge, JobGraph, JobOperator, JobVertex, OperatorKind
 
 #: Of the font, which has the same width for every letter.
@@ -34,7 +34,7 @@ _STYLE = (
 )
 
 
-class PlanForm(enum.Enum):
+class PlanForm(Choice):
     """In which form a plan is wanted."""
 
     #: Flink's, for its plan visualiser.

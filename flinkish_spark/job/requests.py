@@ -22,6 +22,7 @@ from flinkish_spark.core.errors import (
 )
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import CreateResult, SealedObjects
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.codec import Stored, member, object_of, text_of
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.failures import CheckpointFailureReason
@@ -81,7 +82,7 @@ class RequestKind(enum.Enum):
     REWIND = "REWIND"
 
 
-class StopMode(enum.Enum):
+class StopMode(Choice):
     """How a job stops with a savepoint; named as in Flink."""
 
     #: It may be started again from the savepoint and goes on as if nothing had been.
@@ -510,6 +511,7 @@ LOOK_MS, LOOK_IN_BUCKET_MS = 250, 5_000
 class RewindOrdered(EnvironmentFault):
     """Somebody ordered the job to go back; the next start of the query does. No failure."""
 
+    usual_advice = "wait: the job goes back by itself"
     restartable = True
 
 

@@ -47,7 +47,7 @@ def as_damage(what: str) -> Iterator[None]:
     >>> with as_damage("job.json"):
     ...     {}["uuid"]
     Traceback (most recent call last):
-    flinkish_spark.core.errors.CorruptObjectError: job.json is damaged. because KeyError: 'uuid'. ...
+    flinkish_spark.core.errors.CorruptObjectError: job.json is damaged. KeyError: 'uuid'. ...
     """
     try:
         yield

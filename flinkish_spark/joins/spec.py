@@ -20,6 +20,7 @@ from flinkish_spark.core.validation import (
     unusable,
 )
 from flinkish_spark.functions.keyed import RichFunction
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.limits import checked_whole
 from flinkish_spark.state.descriptors import StateTtl
 from flinkish_spark.types.ddl import DdlError, parse_ddl
@@ -124,7 +125,7 @@ class CoGroupFunction(ABC):
 # Words that joins share.
 
 
-class JoinType(enum.Enum):
+class JoinType(Choice):
     """Which elements come out without a partner: none, those of one side, or those of both."""
 
     INNER = "INNER"
@@ -150,7 +151,7 @@ class Side(enum.IntEnum):
     RIGHT = 1
 
 
-class Bound(enum.Enum):
+class Bound(Choice):
     """Whether a bound belongs to the interval that it bounds."""
 
     INCLUSIVE = "INCLUSIVE"

@@ -163,7 +163,10 @@ class MergingWindowOperator(WindowOperator):
     ) -> None:
         super().__init__(spec, computation, input_type, results)
         if not isinstance(spec.assigner, MergingWindowAssigner):
-            raise ConfigError(f"{type(spec.assigner).__name__} has no windows that merge")
+            raise ConfigError(
+                f"{type(spec.assigner).__name__} has no windows that merge",
+                what_to_do="take EventTimeSessionWindows or ProcessingTimeSessionWindows",
+            )
         self._merging = spec.assigner
         #: Whether the timer at which a window fires is also the one that cleans it up.
         self._ends_in_one_timer = self._only_waits and self._is_event_time and spec.allowed_lateness_ms == 0

@@ -422,7 +422,10 @@ def _rows_of(frame: DataFrame, planned: PlannedSink, part: SinkPart, streams: in
         records = transformed(records, function)
     records = records.drop(*_PLACE)
     if [(f.name, f.dataType) for f in records.schema] != [(f.name, f.dataType) for f in planned.schema]:
-        raise SchemaError(f"the transform before sink '{planned.uid}' changed its columns while running")
+        raise SchemaError(
+            f"the transform before sink '{planned.uid}' changed its columns while running",
+            what_to_do="let transform() return the same columns whenever it is called",
+        )
     names = [F.col(quoted(n)) for n in records.columns]
     hashed = F.xxhash64(*[hashable(c, f.dataType) for c, f in zip(names, records.schema, strict=True)])
     tagged = records.select(

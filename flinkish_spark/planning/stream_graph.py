@@ -215,7 +215,7 @@ class StreamGraph:
         try:
             checked_name(uid, "uid")
         except ValueError as error:
-            raise GraphError(str(error), uid=uid) from None
+            raise GraphError(str(error), what_to_do="give such a uid", uid=uid) from None
         if uid in (*self.uids(), *self.async_uids):
             raise GraphError(
                 f"the uid '{uid}' is used twice",

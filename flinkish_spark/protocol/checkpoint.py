@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose
 
@@ -350,7 +351,7 @@ class ParticipantStatus(enum.Enum):
     FINISHED = "FINISHED"
 
 
-class FinishedParticipants(enum.Enum):
+class FinishedParticipants(Choice):
     """What becomes of checkpoints once some participants have finished."""
 
     #: Only those that run are asked; the others are recorded as finished.

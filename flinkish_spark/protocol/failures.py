@@ -21,6 +21,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
 from flinkish_spark.protocol.limits import Limit, checked_limit, exceeds
 
@@ -28,7 +29,7 @@ from flinkish_spark.protocol.limits import Limit, checked_limit, exceeds
 REMEMBERED_IDS = 64
 
 
-class CheckpointFailureReason(enum.Enum):
+class CheckpointFailureReason(Choice):
     """Every reason for which a checkpoint ends without completing; see :data:`FAILURE_RULES`."""
 
     # The trigger is refused: no id is used up, nothing was asked.

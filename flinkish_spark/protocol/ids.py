@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 import re
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.codec import Check, StoredAlone
 
 #: (topic, partition)
@@ -159,7 +159,7 @@ class TransactionalId:
 # What a checkpoint is taken for.
 
 
-class CheckpointPurpose(enum.Enum):
+class CheckpointPurpose(Choice):
     """Who asked for a checkpoint, and what it will be used for.
 
     The purpose gives a request its rank: savepoints and last checkpoints go before what a user or

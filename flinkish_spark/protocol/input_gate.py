@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.limits import MOST_MS, checked_choice, checked_whole
 
@@ -17,7 +18,7 @@ from flinkish_spark.protocol.limits import MOST_MS, checked_choice, checked_whol
 # of two positions is an upper bound of the records between them.
 
 
-class AlignmentMode(enum.Enum):
+class AlignmentMode(Choice):
     """When a checkpoint is taken, and what waits for it."""
 
     #: Exactly once: a channel is blocked from its barrier to the last one; then the checkpoint is taken.

@@ -23,10 +23,11 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from flinkish_spark.protocol.checkpoint import IllegalTransitionError
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.job_graph import JobVertex
 
 
-class JobStatus(enum.Enum):
+class JobStatus(Choice):
     """What a job does, as one process sees it."""
 
     #: Accepted: checked, being taken over or recovered; Spark does not run yet.
@@ -124,7 +125,7 @@ JOB_TRANSITIONS: Mapping[JobStatus, Mapping[JobEvent, JobStatus]] = {
 }
 
 
-class TaskState(enum.Enum):
+class TaskState(Choice):
     """What a vertex of the job graph does."""
 
     #: Part of the graph; nothing of it runs.

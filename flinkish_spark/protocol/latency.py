@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.limits import MOST_MS, checked_factor
 from flinkish_spark.protocol.records import SinkAck, TimeReport
 
@@ -204,7 +204,7 @@ SUBTASK_MASK = (1 << _SUBTASK_BITS) - 1
 _NOTHING = LatencyHistogram()
 
 
-class LatencyGranularity(enum.Enum):
+class LatencyGranularity(Choice):
     """What histograms tell apart beside the operators."""
 
     #: Nothing: one histogram per operator or sink.

@@ -38,11 +38,13 @@ class UnusableValueError(ValueError):
         What it was given.
     wanted
         What it must be, as the end of "it must be".
+    choices
+        The members of the enum of which it must be one.
     """
 
-    def __init__(self, name: str, value: object, wanted: str) -> None:
-        super().__init__(name, value, wanted)
-        self.name, self.value, self.wanted = name, value, wanted
+    def __init__(self, name: str, value: object, wanted: str, choices: tuple[str, ...] = ()) -> None:
+        super().__init__(name, value, wanted, choices)
+        self.name, self.value, self.wanted, self.choices = name, value, wanted, choices
 
     def __str__(self) -> str:
         return f"{self.name} must be {self.wanted}, got {self.value!r}"
@@ -100,7 +102,8 @@ def checked_choice(name: str, value: Any, choices: type[_EnumT]) -> _EnumT:
     <Unlimited.UNLIMITED: 'UNLIMITED'>
     """
     if not isinstance(value, choices):
-        raise UnusableValueError(name, value, f"one of {', '.join(str(one) for one in choices)}")
+        names = tuple(f"{choices.__name__}.{one.name}" for one in choices)
+        raise UnusableValueError(name, value, f"one of {', '.join(names)}", names)
     return value
 
 

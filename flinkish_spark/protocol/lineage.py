@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.codec import Check, Stored
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, checked_name
 
@@ -37,7 +38,7 @@ class RewindKind(enum.Enum):
     RESEED = "RESEED"
 
 
-class Tables(enum.Enum):
+class Tables(Choice):
     """What becomes of table rows that dead checkpoints committed; chosen by whoever orders a rewind."""
 
     #: They stay; what is committed after the rewind follows them.

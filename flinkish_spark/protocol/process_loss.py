@@ -12,14 +12,14 @@ What each of them looks like from outside:
 
 from __future__ import annotations
 
-import enum
 import re
 from dataclasses import dataclass
 
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.errors import Cause, Chain
 
 
-class JobProcess(enum.Enum):
+class JobProcess(Choice):
     """A process that works for a job."""
 
     DRIVER = "DRIVER"

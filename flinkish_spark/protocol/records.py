@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from flinkish_spark.protocol.accumulators import AccumulatorValue
 from flinkish_spark.protocol.bases import Base
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.codec import ADDED, LEFT_OUT, Form, Stored, StoredRow, whole
 from flinkish_spark.protocol.event_time import BatchTimes
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch, SinkUid, Uid
@@ -180,7 +180,7 @@ class StagedBatch(Stored):
 # What ending a committable can answer. One enum for commit and abort, one meaning each.
 
 
-class Outcome(enum.Enum):
+class Outcome(Choice):
     """Answer of a committer for one committable (DESIGN 9)."""
 
     #: The data became visible (or, for an abort, went away) through this call.

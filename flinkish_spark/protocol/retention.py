@@ -21,12 +21,13 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.decisions import Verdict
 from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE, LineageHistory
 
 
-class CheckpointRetention(enum.Enum):
+class CheckpointRetention(Choice):
     """What becomes of a cancelled job's checkpoints; named as in Flink."""
 
     #: They stay, and the next start goes on from the newest.

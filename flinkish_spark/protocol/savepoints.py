@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any
 
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.codec import ADDED, INLINE, LEFT_OUT, Check, Stored, stored
 from flinkish_spark.protocol.envelope import NewerFormatError
 from flinkish_spark.protocol.html import html_table, utc_text
@@ -271,7 +272,7 @@ def check_groups(operator: str, groups: int, found: Sequence[int]) -> None:
 # Written once and never changed; `to_json` and `from_json` are exact inverses and use JSON values only.
 
 
-class ClaimMode(enum.Enum):
+class ClaimMode(Choice):
     """Who owns a savepoint's files after a job was restored from it."""
 
     #: The user. The job copies what it needs and never touches them again.
@@ -404,7 +405,7 @@ class Seed(Stored):
 # groups or another type of key would send a key to the wrong state.
 
 
-class NonRestoredState(enum.Enum):
+class NonRestoredState(Choice):
     """What becomes of state, positions and hook states that nothing in the job takes."""
 
     REFUSE = "REFUSE"
@@ -412,7 +413,7 @@ class NonRestoredState(enum.Enum):
     ALLOW = "ALLOW"
 
 
-class UnpositionedSources(enum.Enum):
+class UnpositionedSources(Choice):
     """What becomes of sources that cannot be told where to begin, such as a DataFrame."""
 
     REFUSE = "REFUSE"

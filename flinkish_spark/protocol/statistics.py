@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -10,6 +9,7 @@ from operator import attrgetter
 from typing import Annotated, Any, ClassVar
 
 from flinkish_spark.protocol.checkpoint import ParticipantKind
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.codec import (
     LEFT_OUT,
     Form,
@@ -186,7 +186,7 @@ def listed(participants: Iterable[ParticipantStatistics], at_most: int) -> tuple
 MOST_TEXT = 2_000
 
 
-class CheckpointStatus(enum.Enum):
+class CheckpointStatus(Choice):
     """What has become of a checkpoint."""
 
     IN_PROGRESS = "IN_PROGRESS"
@@ -403,7 +403,7 @@ def _of(participants: tuple[ParticipantStatistics, ...]) -> dict[str, Any]:
 # What is summed up over many checkpoints: minimum, average, p50, p99 and maximum of nine quantities.
 
 
-class Quantity(enum.Enum):
+class Quantity(Choice):
     """What is summed up; the values are the names in JSON."""
 
     TRIGGER_MS = "trigger_ms"

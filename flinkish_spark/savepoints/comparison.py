@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from flinkish_spark.planning.times import read_by
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.html import html_table
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.savepoints import (
@@ -38,7 +38,7 @@ _MISSING = {
 }
 
 
-class Fate(enum.Enum):
+class Fate(Choice):
     """What becomes of one uid."""
 
     #: It goes on with its state, or where it stood.

@@ -67,6 +67,8 @@ class SavepointClaimed(UserError):
 class SavepointDamaged(CorruptObjectError):
     """A file of the savepoint is missing, torn or altered."""
 
+    usual_advice = "copy the savepoint anew, or take another one"
+
 
 class SavepointFailed(EnvironmentFault):
     """The state could not be exported; the job and its checkpoints are not affected."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,6 +10,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.validation import check_aggregate, instance_of, reducer, refused_as_config_errors
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.limits import checked_whole
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.hints import Made, NoSuchType, StateType, declared_ddl, maker_of, refuse_as_key
@@ -23,7 +23,7 @@ from flinkish_spark.types.hints import Made, NoSuchType, StateType, declared_ddl
 _MOST_MS = 1 << 53
 
 
-class TtlUpdate(enum.Enum):
+class TtlUpdate(Choice):
     """What begins an entry's time to live anew (Flink's `StateTtlConfig.UpdateType`)."""
 
     ON_CREATE_AND_WRITE = "ON_CREATE_AND_WRITE"

@@ -252,7 +252,10 @@ class BrokerCluster:
         deadline = time.monotonic() + _ASK_S
         while not self._asked(what, holds):
             if time.monotonic() > deadline:
-                raise ClusterDidNotSettle(f"It did not come about within {_ASK_S:g} s that {what}")
+                raise ClusterDidNotSettle(
+                    f"It did not come about within {_ASK_S:g} s that {what}",
+                    what_to_do="see the brokers' logs in the cluster's folder",
+                )
             time.sleep(_POLL_S)
 
     def _asked(self, what: str, ask: Callable[[Any], _T]) -> _T:
@@ -271,4 +274,8 @@ class BrokerCluster:
             except (KafkaError, OSError, StopIteration, RuntimeError) as failed:
                 last = f"{type(failed).__name__}: {failed}"
                 time.sleep(_POLL_S)
-        raise ClusterDidNotSettle(f"The brokers could not {what} within {_ASK_S:g} s", why=last)
+        raise ClusterDidNotSettle(
+            f"The brokers could not {what} within {_ASK_S:g} s",
+            why=last,
+            what_to_do="see the brokers' logs in the cluster's folder",
+        )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from flinkish_spark.core.validation import function_of_two, instance_of
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.windows.time_window import TimeWindow, number, positive_count, positive_ms
 
 
@@ -47,7 +47,7 @@ class Evictor:
         return elements
 
 
-class Evict(enum.Enum):
+class Evict(Choice):
     """When the evictors here do it."""
 
     BEFORE = "BEFORE"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.core.validation import check_methods, instance_of
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.state.descriptors import ReducingStateDescriptor, StateDescriptor
 from flinkish_spark.windows.time_window import NoEventTime, TimeWindow, positive_count, positive_ms
 
@@ -16,7 +16,7 @@ from flinkish_spark.windows.time_window import NoEventTime, TimeWindow, positive
 # When a window's result is emitted, and when its content is thrown away.
 
 
-class TriggerResult(enum.Enum):
+class TriggerResult(Choice):
     """What happens to a window after a trigger was asked."""
 
     CONTINUE = (False, False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +33,7 @@ from flinkish_spark.core.errors import ConfigError, InputLostError
 from flinkish_spark.core.formats import Engine
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.limits import (
     UNLIMITED,
@@ -232,7 +232,7 @@ def _same(file: FoundFile, field: pa.Field, rows: int) -> pa.Array:
 # What of a Delta table's changes a source reads.
 
 
-class DeltaChanges(enum.Enum):
+class DeltaChanges(Choice):
     """What of a table's changes is read."""
 
     #: Rows that are added. A commit that updates or deletes rows fails the job.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.codec import LEFT_OUT, Stored, read
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.timeline import Mark, token_in
@@ -155,7 +155,7 @@ def _checkpoint_of(commit: TableCommit, job: JobUuid) -> int | None:
 # else, and a sink whose settings were changed cannot reinterpret what is decided.
 
 
-class SchemaEvolution(enum.Enum):
+class SchemaEvolution(Choice):
     """What the stream may have that the table does not have yet.
 
     Columns are only ever added and widened: no mode drops a column or changes its type otherwise.
@@ -169,7 +169,7 @@ class SchemaEvolution(enum.Enum):
     WIDEN_TYPES = "WIDEN_TYPES"
 
 
-class DeltaWriter(enum.Enum):
+class DeltaWriter(Choice):
     """By which of Delta's doors a sink works. Either can finish what the other staged."""
 
     #: NATIVE where this Spark has Delta's classes, else PORTABLE.

@@ -363,7 +363,10 @@ def _asked(
     try:
         found = watermark(completed)
     except Exception as error:
-        raise WatermarkFailed(f"the watermark of PartitionTime: {said(error)}") from error
+        raise WatermarkFailed(
+            f"the watermark of PartitionTime: {said(error)}",
+            what_to_do="correct the function; it is called again at the next checkpoint",
+        ) from error
     if found is None or (isinstance(found, int) and not isinstance(found, bool)):
         return found
     raise WatermarkFailed(

@@ -6,7 +6,6 @@ import base64
 import binascii
 import codecs
 import csv
-import enum
 import io
 import re
 from abc import ABC, abstractmethod
@@ -21,6 +20,7 @@ from flinkish_spark.connectors.parquet_calendar import read_batches
 from flinkish_spark.connectors.splits import beyond_years, leaves
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.limits import checked_choice
 from flinkish_spark.types.exact_json import MALFORMED, exact_text
 
@@ -386,7 +386,7 @@ class JsonLines(InputFormat):
                 )
 
 
-class CsvHeader(enum.Enum):
+class CsvHeader(Choice):
     """What the first line of a CSV file is."""
 
     #: The names of the columns, in whatever order; a field that is not among them fails the job.
@@ -478,7 +478,10 @@ class CsvFiles(InputFormat):
 
         for field in schema:
             if pa.types.is_nested(field.type) or pa.types.is_duration(field.type):
-                raise ConfigError(f"CSV files cannot hold the field '{field.name}', which is {field.type}")
+                raise ConfigError(
+                    f"CSV files cannot hold the field '{field.name}', which is {field.type}",
+                    what_to_do="leave the field out, or read another format",
+                )
 
 
 class _BadValue(ValueError):

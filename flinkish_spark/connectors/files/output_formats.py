@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.exact_text import TIME_OPTIONS, unfit_for_json
 from flinkish_spark.types.hints import parts_of
@@ -33,7 +33,7 @@ _STACKABLE = {"none": "", "uncompressed": "", "gzip": ".gz", "bzip2": ".bz2"}
 _WHOLE_TEXTS = {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false", "escape": '"'}
 
 
-class FileFormat(enum.Enum):
+class FileFormat(Choice):
     """What the files hold; the value is Spark's name of the format."""
 
     PARQUET = "parquet"

@@ -6,7 +6,6 @@ late data came to a partition that was committed before: they must bear repetiti
 
 from __future__ import annotations
 
-import enum
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,12 @@ from flinkish_spark.connectors.files.disk import Disk
 from flinkish_spark.connectors.files.wall_clock import last_shown_ms, to_ms
 from flinkish_spark.contracts.sink import CompletedCheckpoint
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.validation import check_function, refused_as_config_errors, with_methods_of
+from flinkish_spark.core.validation import (
+    check_function,
+    refused_as_config_errors,
+    with_methods_of,
+)
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.limits import MOST_MS, checked_choice, checked_whole
 from flinkish_spark.types.ddl import quoted
 
@@ -111,7 +115,10 @@ class MetastorePartition(PartitionPolicy):
     def commit(self, partition: ReadyPartition, spark: SparkSession | None) -> None:
         """Add the partition if the table does not have it, and let this session see its new files."""
         if spark is None:
-            raise ConfigError("there is no Spark session to add a partition with")
+            raise ConfigError(
+                "there is no Spark session to add a partition with",
+                what_to_do="report it, with this message and the trace",
+            )
         spec = ", ".join(f"{quoted(name)} = {_literal(value)}" for name, value in partition.values.items())
         spark.sql(
             f"ALTER TABLE {self.quoted} ADD IF NOT EXISTS PARTITION ({spec}) "
@@ -277,7 +284,7 @@ class PartitionTime:
             )
 
 
-class AtFinal(enum.Enum):
+class AtFinal(Choice):
     """What becomes of waiting partitions at the last checkpoint of a job."""
 
     #: They wait for the next start; for a job that is stopped and goes on.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from flinkish_spark.core.iterators import elements_of
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.codec import StoredRow
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.limits import (
@@ -257,7 +257,7 @@ def _entries(root: Path, pattern: str) -> Iterator[os.DirEntry[str]]:
 # Files of a folder: those that are there, or those that come as well.
 
 
-class Discovery(enum.Enum):
+class Discovery(Choice):
     """Which files a source reads."""
 
     #: Those that are there when the job starts for the first time; the job ends behind them.

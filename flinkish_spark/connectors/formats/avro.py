@@ -100,7 +100,11 @@ def whole_schema(text: str, references: Sequence[tuple[str, str]] = ()) -> Any:
         known = set(named)
         parsed = fastavro.parse_schema(_with_known_logical_types(json.loads(text)), named)
     except Exception as wrong:
-        raise SchemaError("an Avro schema cannot be read", why=f"{type(wrong).__name__}: {wrong}") from None
+        raise SchemaError(
+            "an Avro schema cannot be read",
+            why=f"{type(wrong).__name__}: {wrong}",
+            what_to_do="correct the schema",
+        ) from None
     return _inlined(parsed, {name: named[name] for name in known}, set())
 
 

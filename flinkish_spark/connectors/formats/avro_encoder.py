@@ -114,7 +114,10 @@ def _derived(kind: T.DataType, path: str, taken: set[str]) -> Any:
             }
     if type(kind) not in _PRIMITIVES:
         name = path.removeprefix(f"{_RECORD}_")
-        raise SchemaError(f"the field '{name}' of type {kind.simpleString()} cannot be written as Avro")
+        raise SchemaError(
+            f"the field '{name}' of type {kind.simpleString()} cannot be written as Avro",
+            what_to_do="cast it in a transform() in front of the sink, or leave it out",
+        )
     return _PRIMITIVES[type(kind)]
 
 
@@ -277,5 +280,7 @@ def check_avro(spark: SparkSession, avro: Avro, schema: T.StructType, whose: str
             ) from None
         reasons = _ENCODERS_REASON.findall(text)
         raise SchemaError(
-            f"{whose} cannot be written with its Avro schema", why=(reasons or [text])[-1][:500].rstrip(".")
+            f"{whose} cannot be written with its Avro schema",
+            why=(reasons or [text])[-1][:500].rstrip("."),
+            what_to_do="let the fields of the stream have the names and types of the schema",
         ) from None

@@ -80,7 +80,11 @@ def _opened(text: str, references: Sequence[tuple[str, str]]) -> tuple[Any, _Pla
             known.setdefault(urljoin(base, name), known[name])
     except (ValueError, jsonschema.SchemaError) as wrong:
         why = str(wrong).partition("\n")[0]
-        raise SchemaError("a JSON Schema cannot be read", why=f"{name}: {why}" if name else why) from None
+        raise SchemaError(
+            "a JSON Schema cannot be read",
+            why=f"{name}: {why}" if name else why,
+            what_to_do="correct the schema",
+        ) from None
     # Without a way to retrieve anything else.
     registry: Any = referencing.Registry().with_resources(known.items())
     resolver = registry.resolver_with_root(draft.create_resource(schema))
@@ -383,7 +387,9 @@ def invalid(text: str, validator: Any) -> str | None:
     except Exception as error:
         # A reference within the schema that leads nowhere.
         raise SchemaError(
-            "a JSON Schema cannot be used", why=f"{type(error).__name__}: {error}"[:500].rstrip(".")
+            "a JSON Schema cannot be used",
+            why=f"{type(error).__name__}: {error}"[:500].rstrip("."),
+            what_to_do="correct the schema",
         ) from None
     if not errors:
         return None

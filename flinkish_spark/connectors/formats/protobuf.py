@@ -258,7 +258,10 @@ def _compiled(texts: Sequence[tuple[str, str]], parsed: bytes, last: str) -> byt
         for name, text in texts:
             place = (Path(folder) / "in" / name).resolve()
             if not place.is_relative_to((Path(folder) / "in").resolve()):
-                raise SchemaError(f"the registry's schema refers to '{name}', which is no name of a file")
+                raise SchemaError(
+                    f"the registry's schema refers to '{name}', which is no name of a file",
+                    what_to_do="register it under the path that its import has",
+                )
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(text, encoding="utf-8")
         made, known = Path(folder) / "out", Path(folder) / "known"
@@ -635,7 +638,9 @@ def first_message(files: bytes) -> str:
     """Return the full name of the first message of the last file, which is what a subject is about."""
     found = _message_at(file_of(files), (0,))
     if found is None:
-        raise SchemaError("the registry's Protobuf schema has no message")
+        raise SchemaError(
+            "the registry's Protobuf schema has no message", what_to_do="register a schema that has one"
+        )
     return str(found.full_name)
 
 

@@ -58,6 +58,7 @@ class RegistryUnavailableError(EnvironmentFault):
 class SchemaChangedError(EnvironmentFault):
     """A record was written with a newer schema than the job reads with; it starts again with the newest."""
 
+    usual_advice = "wait: the job starts again by itself"
     restartable = True
     ends_when_repeated = True
 
@@ -267,7 +268,10 @@ class RegistryClient:
     def _collect(self, schema: Schema, known: dict[str, str], depth: int) -> None:
         """Add what a schema refers to, what is needed first in front."""
         if depth > _DEEPEST:
-            raise SchemaError("the schemas of the registry refer to each other without an end")
+            raise SchemaError(
+                "the schemas of the registry refer to each other without an end",
+                what_to_do="register one of them without its reference to the others",
+            )
         for one in schema.references or ():
             if one.name in known:
                 continue
@@ -390,7 +394,9 @@ def _meaning(error: Exception, what: str) -> BaseException:
         )
     if status is not None:
         return EnvironmentFault(
-            f"the schema registry refuses {what}", why=f"it answers {status}: {said:.500}"
+            f"the schema registry refuses {what}",
+            why=f"it answers {status}: {said:.500}",
+            what_to_do="see what the registry says, and to its URL and login",
         )
     return error
 

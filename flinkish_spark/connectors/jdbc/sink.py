@@ -29,6 +29,7 @@ from flinkish_spark.core.config import require_positive
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.formats import OnBadRecord
 from flinkish_spark.core.secrets import Secret, secret_of
+from flinkish_spark.core.suggestions import closest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -255,6 +256,7 @@ class JdbcSink(BufferedSink):
         if not isinstance(self.on_refused, OnBadRecord | DeadLetterTable):
             raise ConfigError(
                 f"on_refused={self.on_refused!r} is no policy of this sink",
+                why=closest(str(self.on_refused), OnBadRecord.__members__),
                 what_to_do='use OnBadRecord.FAIL, OnBadRecord.DROP or DeadLetterTable("name")',
             )
         require_positive("timeout_ms", self.timeout_ms)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import json
 import logging
@@ -41,6 +40,7 @@ from flinkish_spark.core.errors import (
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.codec import Form, Stored, stored
 from flinkish_spark.protocol.ids import JobUuid, Place
 from flinkish_spark.protocol.limits import checked_choice, checked_whole
@@ -188,7 +188,7 @@ class Wanted:
 # group's offsets and the end of a topic are others a moment later.
 
 
-class StartingOffsets(enum.Enum):
+class StartingOffsets(Choice):
     """Where a job that has no checkpoint yet begins to read."""
 
     EARLIEST = "earliest"

@@ -26,8 +26,10 @@ from flinkish_spark.core.formats import (
     OnBadRecord,
     Raw,
     check_format,
+    check_policy,
 )
-from flinkish_spark.core.validation import instance_of, meant, values_by_name
+from flinkish_spark.core.validation import instance_of, values_by_name
+from flinkish_spark.protocol.choices import closest
 
 #: The broker's default for transaction.max.timeout.ms.
 DEFAULT_TRANSACTION_TIMEOUT_MS = 900_000
@@ -107,11 +109,7 @@ class KafkaSinkSettings:
         for name in ("options", "producer"):
             values_by_name(name, getattr(self, name), what_to_do="give a dict of Kafka's settings")
         for name, policy in (("on_bad_record", self.on_bad_record), ("on_oversize", self.oversize_policy)):
-            if not isinstance(policy, BadRecordPolicy):
-                raise ConfigError(
-                    f"{name} is {type(policy).__name__}",
-                    what_to_do="use OnBadRecord.FAIL or DeadLetter(topic)",
-                )
+            check_policy(name, policy)
         if any(isinstance(one, DeadLetter) and one.transaction_timeout_ms for one in self._policies):
             raise ConfigError(
                 "a dead letter of a Kafka sink has a transaction_timeout_ms",
@@ -261,7 +259,7 @@ def check_producer(producer: Mapping[str, str], guarantee: DeliveryGuarantee) ->
             if is_connection_option(name):
                 what_to_do = f"give it to options: options={{'{name}': ...}}"
             else:
-                what_to_do = meant(name, PRODUCER_SETTINGS) or "leave it out"
+                what_to_do = closest(name, PRODUCER_SETTINGS) or "leave it out"
             raise ConfigError(
                 f"the producer setting '{given}' is not known",
                 why="a setting is taken if it changes nothing that the sink promises",
@@ -269,7 +267,9 @@ def check_producer(producer: Mapping[str, str], guarantee: DeliveryGuarantee) ->
                 setting=given,
             )
         if not isinstance(value, str):
-            raise ConfigError(f"the producer setting '{given}' must be text", setting=given)
+            raise ConfigError(
+                f"the producer setting '{given}' must be text", what_to_do="write it in quotes", setting=given
+            )
         if guarantee is DeliveryGuarantee.NONE:
             continue
         allowed, text = _IDEMPOTENT.get(name), value.strip().lower()

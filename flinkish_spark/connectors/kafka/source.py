@@ -80,7 +80,8 @@ from flinkish_spark.core.errors import (
 )
 from flinkish_spark.core.formats import Engine, Format, Json, OnTombstone, Raw, check_format
 from flinkish_spark.core.upstream_cut import UPSTREAM_KEY
-from flinkish_spark.core.validation import instance_of, meant, refused_as_config_errors, values_by_name
+from flinkish_spark.core.validation import instance_of, refused_as_config_errors, values_by_name
+from flinkish_spark.protocol.choices import closest
 from flinkish_spark.protocol.ids import JobUuid
 from flinkish_spark.protocol.input_gate import AlignmentMode
 from flinkish_spark.protocol.limits import UNLIMITED, Unlimited, checked_whole
@@ -141,7 +142,7 @@ def check_reader_options(options: Mapping[str, str]) -> None:
         if is_connection_option(bare):
             what_to_do = f'give it to options: options={{"kafka.{bare}": ...}}'
         else:
-            what_to_do = meant(name, READER_OPTIONS) or "leave it out, or use a parameter of the source"
+            what_to_do = closest(name, READER_OPTIONS) or "leave it out, or use a parameter of the source"
         raise ConfigError(
             f"the reader option '{name}' cannot be set",
             why="an option is taken if it changes nothing that the source promises",

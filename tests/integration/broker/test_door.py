@@ -406,7 +406,7 @@ def test_only_committed_records_are_read_by_default(door, topic):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"startingOffset": "earliest"}, "did you mean 'startingOffsets'"),
+        ({"startingOffset": "earliest"}, "Did you mean 'startingOffsets'"),
         ({"kafka.auto.offset.reset": "earliest"}, "startingOffsets"),
         ({"kafka.fetch.maximum": "1"}, "fetch.maximum"),
         ({"subscribePattern": "x"}, "subscribe and subscribePattern"),
@@ -421,7 +421,7 @@ def test_a_misspelt_source_is_refused_when_it_is_loaded(door, topic, options, sa
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"topics": "x"}, "did you mean 'topic'"),
+        ({"topics": "x"}, "Did you mean 'topic'"),
         ({"topic": "no-such-topic-here"}, "no-such-topic-here"),
         ({"kafka.retires": "1"}, "retires"),
         ({"kafka.transaction.timeout.ms": "99999999"}, "transaction.max.timeout.ms|timeout"),

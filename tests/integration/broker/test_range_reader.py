@@ -271,7 +271,7 @@ def test_an_open_transaction_is_no_part_of_what_is_committed(
     maker.init_transactions()
     maker.begin_transaction()
     send(maker, name, b"open")
-    with pytest.raises(BrokerUnavailableError, match="a transaction is open at offset 0"):
+    with pytest.raises(BrokerUnavailableError, match="A transaction is open at offset 0"):
         read(name, 0, 1, default_api_timeout_ms=1)
     assert read(name, 0, 1, isolation=UNCOMMITTED)["value"].to_pylist() == [b"open"]
     threading.Timer(1, maker.commit_transaction).start()

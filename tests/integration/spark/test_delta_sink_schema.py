@@ -164,7 +164,7 @@ def test_rules_within_values_are_checked_when_rows_are_staged(spark, tmp_path, s
     rig.sql("ALTER TABLE {t} ADD CONSTRAINT inner CHECK (s.a IS NULL OR s.a <> 'no')")
     rig.preflight()
     if settings:
-        with pytest.raises(SchemaError, match="constraint inner .* is about columns that the stream lacks"):
+        with pytest.raises(SchemaError, match=r"constraint inner .* is about columns that the stream lacks"):
             rig.other(schema="id BIGINT, s STRUCT<n: STRUCT<bc: STRING>>").preflight()
     for place, value in TOO_LONG:
         bad = (77, *(value if at == place else GOOD[at] for at in range(1, len(GOOD))))

@@ -96,7 +96,7 @@ def test_a_job_goes_on_behind_executors_that_are_killed(tmp_path: Path) -> None:
     told = _told(tmp_path, "local-cluster[1,1,1024]", "killed executor")
     assert (told["status"], told["restarts"]) == ("FINISHED", "1"), told
     assert "Command exited with code 137" in told["message"]
-    assert "an executor was killed, most often because memory ran out" in told["message"]
+    assert "An executor was killed, most often because memory ran out" in told["message"]
     assert "spark.executor.memoryOverhead" in told["message"]
 
 

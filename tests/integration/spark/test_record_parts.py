@@ -98,7 +98,7 @@ def test_a_format_of_keys_and_of_values(spark: Any, form: str) -> None:
         with pytest.raises(Exception) as failed:
             rows(spark, strict, *given[: offset + 1][-1:])
         error = classify(failed.value)
-        assert error.facts["offset"] == 0 and "cannot be read. because" in str(error)
+        assert error.facts["offset"] == 0 and "cannot be read. " in str(error)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -40,7 +40,7 @@ def test_s3a_is_told_what_the_store_was(monkeypatch: pytest.MonkeyPatch) -> None
         ("memory://name/folder", "Hadoop has no file system"),
         ("az://container/folder", "write abfss://"),
         ("s3a://bucket/folder", "write s3://"),
-        ("webhdfs://host/folder", "there is no store for webhdfs"),
+        ("webhdfs://host/folder", "There is no store for webhdfs"),
     ],
 )
 def test_a_place_that_spark_cannot_use_is_no_job_dir(url: str, says: str) -> None:

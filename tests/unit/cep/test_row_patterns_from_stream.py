@@ -106,7 +106,7 @@ def test_a_pattern_without_a_text_is_gone() -> None:
     ("text", "why"),
     [
         ("PATTERN (A", "parentheses"),
-        ("PATTERN (A) DEFINE A AS nothing > 1", "there is no field nothing"),
+        ("PATTERN (A) DEFINE A AS nothing > 1", "There is no field nothing"),
         ("ORDER BY value PATTERN (A)", "leave these out"),
         ("ALL ROWS PER MATCH PATTERN (A)", "leave these out"),
     ],

@@ -139,7 +139,7 @@ def test_nothing_of_a_batch_goes_before_the_receipt(bench) -> None:
 
 def test_what_is_dead_is_never_decided(bench) -> None:
     bench.b.deaths = [{1: "transaction 9 has timed out"}]
-    with pytest.raises(StagedDataDied, match=r"declined before its decision.*transaction 9") as caught:
+    with pytest.raises(StagedDataDied, match=r"declined before its decision.*Transaction 9") as caught:
         bench.complete()
     assert (caught.value.sink, caught.value.restartable) == ("b", True)
     assert (bench.rig.objects(1), bench.steps, bench.decided, bench.receipts) == ([], [], [], [])
@@ -200,7 +200,7 @@ def test_a_decision_of_somebody_else_stands(bench) -> None:
 def test_a_store_that_refuses_the_decision_ends_the_checkpoint_for_good(bench) -> None:
     """Behaviours 66, 68: an ABORT is in its place, so no late write can complete it."""
     bench.rig.store.faults = [REFUSED]
-    with pytest.raises(DecisionRefused, match="the disk is full") as caught:
+    with pytest.raises(DecisionRefused, match="The disk is full") as caught:
         bench.complete()
     assert caught.value.restartable
     assert bench.rig.verdict(1) is Verdict.ABORT

@@ -196,7 +196,7 @@ def test_a_last_savepoint_that_cannot_be_written_fails_the_job_behind_its_checkp
     rig.savepoint_error = StoreError("no room")
     rig.take(P.FINAL_SAVEPOINT, "/sp")
     assert isinstance(rig.coordinator.failure, StopFailed)
-    assert "no room" in str(rig.coordinator.failure)
+    assert "No room" in str(rig.coordinator.failure)
     end(rig)
     assert rig.answers == ["final_savepoint=SAVEPOINT_FAILED:SAVEPOINT_FAILED"]
     assert (rig.verdict(1), rig.coordinator.ended_with) == (Verdict.COMMIT, None)

@@ -116,7 +116,7 @@ def test_the_innermost_message_comes_first_and_then_the_place() -> None:
     with_place(caught.value, "in sink 'out'")
     error = classify(caught.value, "at micro-batch 7")
     assert type(error) is QueryFailed and error.ends_when_repeated
-    assert str(error) == "OSError: the innermost thing, in sink 'out', at micro-batch 7."
+    assert error.what == "OSError: the innermost thing, in sink 'out', at micro-batch 7"
     assert error.trace.splitlines()[0] == "OSError: the innermost thing"
     assert error.trace.splitlines()[-2] == "ValueError: around it"
     assert "test_failures.py" in error.trace
@@ -155,9 +155,7 @@ def test_a_captured_exception_of_pysparks_is_read_to_its_end() -> None:
 def test_spark_says_that_the_plan_is_refused() -> None:
     refused = type("AnalysisException", (Exception,), {"__module__": "pyspark.errors.x"})("no such thing")
     error = classify(refused)
-    assert type(error) is SchemaError and str(error).startswith(
-        "no such thing. because Spark refuses the plan"
-    )
+    assert type(error) is SchemaError and str(error).startswith("no such thing. Spark refuses the plan")
 
 
 def test_a_file_that_cannot_be_parsed_is_no_unreadable_record_of_a_topic() -> None:
@@ -166,7 +164,7 @@ def test_a_file_that_cannot_be_parsed_is_no_unreadable_record_of_a_topic() -> No
         "Caused by: a.b.C: [MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] [a,null]. SQLSTATE: 22023"
     )
     error = classify(RuntimeError(text))
-    assert isinstance(error, UserFunctionError) and "a record of a file cannot be read" in str(error)
+    assert isinstance(error, UserFunctionError) and "A record of a file cannot be read" in str(error)
 
 
 def test_the_place_of_an_unreadable_record() -> None:

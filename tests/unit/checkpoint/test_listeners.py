@@ -171,5 +171,9 @@ def test_the_vertex_of_the_last_failure_says_why() -> None:
     states.over(UserFunctionError("the function raised", uid="totals"))
     assert states.status is JobStatus.FAILED
     orders, totals = states.vertices
-    assert (totals.state, totals.cause) == (TaskState.FAILED, "the function raised.")
-    assert (orders.state, orders.cause) == (TaskState.CANCELED, "the function raised.")
+    told = (
+        "the function raised. To do: correct the function or the record; "
+        "the job goes on from the last checkpoint."
+    )
+    assert (totals.state, totals.cause) == (TaskState.FAILED, told)
+    assert (orders.state, orders.cause) == (TaskState.CANCELED, told)

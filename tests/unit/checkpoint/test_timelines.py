@@ -175,7 +175,7 @@ def test_what_is_staged_at_a_barrier_passes_to_the_next_checkpoint_with_the_mark
 def test_a_newer_owner_outside_is_told_although_it_committed_nothing(tmp_path: Path) -> None:
     mine = owner(tmp_path, A)
     decide(mine, 1)
-    with pytest.raises(AnotherTimelineError, match="its owner 9 is newer"):
+    with pytest.raises(AnotherTimelineError, match="Its owner 9 is newer"):
         settle(owner(tmp_path, B), Sink(Mark(CheckpointId(1), A, OwnerEpoch(9))))
 
 

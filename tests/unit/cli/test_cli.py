@@ -164,7 +164,7 @@ def test_a_directory_that_cannot_be_written_is_one_line(
     monkeypatch.setattr(LocalStore, "create_if_absent", refuse)
     result = flinkish("checkpoints", "trigger", job.root)
     assert result.exit_code == 1
-    assert result.stderr == "flinkish: cannot create it. because read-only. To do: ask for it.\n"
+    assert result.stderr == "flinkish: cannot create it. Read-only. To do: ask for it.\n"
 
 
 # -- asking -----------------------------------------------------------------------------------------

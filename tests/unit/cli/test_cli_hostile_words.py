@@ -187,7 +187,7 @@ def test_an_output_that_is_full_is_a_line(job: JobOnDisk, buffering: dict[str, s
             env=surroundings | buffering,
         )
     assert run.returncode == 1
-    assert run.stderr.startswith("flinkish: the command cannot go on. because ")
+    assert run.stderr.startswith("flinkish: the command cannot go on. ")
     assert run.stderr.count("\n") == 1
 
 

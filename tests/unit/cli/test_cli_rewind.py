@@ -130,7 +130,7 @@ def test_the_newest_may_be_gone_back_to(job: JobOnDisk) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "why"), [(9, "it does not exist"), (4, "it was not completed"), (5, "not every sink")]
+    ("target", "why"), [(9, "It does not exist"), (4, "It was not completed"), (5, "not every sink")]
 )
 def test_checkpoints_that_cannot_be_gone_back_to_are_refused(job: JobOnDisk, target: int, why: str) -> None:
     job.abort(4, "EXPIRED: 60 s")
@@ -151,7 +151,7 @@ def test_another_order_that_waits_is_named(job: JobOnDisk) -> None:
     give_order(job, 2)
     result = flinkish("rewind", job.root, 1, "--yes", *QUICK)
     assert result.exit_code == 1
-    assert "an order to go back to checkpoint 2 waits" in result.stderr
+    assert "An order to go back to checkpoint 2 waits" in result.stderr
     assert order_of(job).target == CheckpointId(2)
 
 

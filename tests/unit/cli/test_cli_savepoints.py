@@ -116,7 +116,7 @@ def test_a_refusal_without_words_has_those_of_its_reason(job: JobOnDisk, tmp_pat
         ("job", "inside the job directory"),
         ("a-file", "is a file"),
         ("taken", "a savepoint in"),
-        ("ftp://bucket/a", "there is no store for ftp"),
+        ("ftp://bucket/a", "There is no store for ftp"),
         ("", "is not a path"),
         ("a-file/deeper", "cannot be looked at"),
         ("x" * 300, "cannot be looked at"),

@@ -62,7 +62,7 @@ def test_a_broker_s_refusal_says_what_helps(maximum_ms: int | None, advice: str)
     """To lower the timeout is no help where the job needs more than the brokers allow."""
     refused = ConfigError("no", why="it exceeds", timeout_ms=900_000, maximum_ms=maximum_ms)
     text = str(with_advice(refused, "out", NEEDED_MS))
-    assert "sink 'out' is 900000 ms" in text and "it exceeds" in text and advice in text
+    assert "sink 'out' is 900000 ms" in text and "It exceeds" in text and advice in text
     other = ConfigError("something else")
     assert with_advice(other, "out", NEEDED_MS) is other
 

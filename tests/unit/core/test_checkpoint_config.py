@@ -67,7 +67,7 @@ def test_failures_are_tolerated_up_to_a_number_or_without_limit(value) -> None:
 @pytest.mark.parametrize("setting", ["retention", "mode", "finished"])
 @pytest.mark.parametrize("value", ["EXACTLY_ONCE", None, True])
 def test_choices_are_values_and_no_words(setting, value) -> None:
-    with pytest.raises(ConfigError, match=f"{setting} is {value!r}.*it must be one of"):
+    with pytest.raises(ConfigError, match=f"{setting} is {value!r}.*It must be one of"):
         CheckpointConfig(**{setting: value})
 
 

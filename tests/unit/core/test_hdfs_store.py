@@ -37,11 +37,11 @@ def test_a_place_on_hdfs_is_for_hadoop_what_it_is_for_us(url: str, kept: str) ->
     [
         ("hdfs:///jobs", "no NameNode, or nameservice"),
         ("hdfs://nn:port/jobs", "no NameNode, or nameservice"),
-        ("hdfs://user@nn:8020/jobs", "a login in a URL"),
+        ("hdfs://user@nn:8020/jobs", "A login in a URL"),
         ("hdfs://nn:8020/jobs/a:b", "no colon"),
         ("hdfs://nn:8020/jobs/../x", "empty, . or .."),
         ("hdfs:/jobs", "followed by two slashes"),
-        ("webhdfs://nn:9870/jobs", "there is no store for webhdfs:"),
+        ("webhdfs://nn:9870/jobs", "There is no store for webhdfs:"),
     ],
 )
 def test_what_is_no_place_on_hdfs_is_refused(url: str, says: str) -> None:

@@ -136,7 +136,7 @@ def test_a_refusal_is_said_at_once(server: MisbehavingS3, answer: Answer, words:
 def test_a_store_that_forgets_ids_is_refused() -> None:
     with MisbehavingS3(keeps_metadata=False) as server:
         assert server.spec.open().create_if_absent(KEY, b"mine") is CREATED
-        with pytest.raises(StoreError, match="it does not keep the metadata of objects"):
+        with pytest.raises(StoreError, match="It does not keep the metadata of objects"):
             server.spec.open().create_if_absent(KEY, b"mine")
         assert set(server.objects) == {f"/bucket/job/{KEY}"}
 
@@ -174,7 +174,7 @@ def test_a_forked_process_is_told_so_and_does_not_hang(server: MisbehavingS3) ->
 
     def refused() -> None:
         for one in (store, server.spec.open()):
-            with pytest.raises(StoreError, match="it was forked off process"):
+            with pytest.raises(StoreError, match="It was forked off process"):
                 one.read("a")
 
     child = multiprocessing.get_context("fork").Process(target=refused)
@@ -237,7 +237,7 @@ def test_what_is_there_decides(
 def test_no_try_begins_behind_the_limit() -> None:
     clock, scripted = ManualClock(), Scripted([LOST] * 99, [GONE] * 99)
     began_ms = clock.monotonic_ms()
-    with pytest.raises(StoreError, match=r"it is not known whether k was written. because no answer"):
+    with pytest.raises(StoreError, match=r"it is not known whether k was written. No answer"):
         create_by_id(scripted, "k", b"", "own", clock, 10_000)
     assert 5_000 < clock.monotonic_ms() - began_ms <= 10_000
 
@@ -363,7 +363,7 @@ def test_urls_of_stores(url: str, kept: str) -> None:
     [
         ("relative/path", "neither a URL nor an absolute path"),
         ("", "neither a URL nor an absolute path"),
-        ("webhdfs://host/x", "there is no store for webhdfs: .*s3://bucket/folder.*memory://"),
+        ("webhdfs://host/x", "There is no store for webhdfs: .*s3://bucket/folder.*memory://"),
         ("s3a://bucket/x", "write s3://"),
         ("s3:/bucket/x", "two slashes"),
         ("s3:///x", "no name of a bucket"),
@@ -374,7 +374,7 @@ def test_urls_of_stores(url: str, kept: str) -> None:
         ("s3://bucket/a%20b", "characters that stores and Spark read in different ways"),
         ("abfss://container/x", "container@account"),
         ("abfss://c0@acc.blob.core.windows.net/x", "container@account"),
-        ("file://host/x", "it names a host"),
+        ("file://host/x", "It names a host"),
         ("file:///a%20b", "write it as a plain path"),
     ],
 )

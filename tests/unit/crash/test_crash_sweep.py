@@ -325,7 +325,7 @@ def test_a_store_that_fails_raises_what_the_store_raises(tmp_path, monkeypatch):
     hooks.hook_store(files.Jobs(tmp_path, {"one": switch}))
     store = LocalStore(tmp_path / "one")
     switch.begin(Run(Point("store.create_if_absent a", 1), Fault.LOST))
-    with pytest.raises(StoreError, match="the sweep lets this call fail"):
+    with pytest.raises(StoreError, match="The sweep lets this call fail"):
         store.create_if_absent("a", b"x")
     assert store.create_if_absent("a", b"x") is CreateResult.EXISTS
 

@@ -295,7 +295,7 @@ def test_what_is_declared_while_the_job_runs_belongs_to_the_next_execution(tmp_p
     first = up(env)
     env.from_source(Nowhere(), uid="second")
     assert [node.uid for node in first._supervisor.engine.sources] == ["first"]
-    with pytest.raises(OwnedElsewhereError, match="nobody can add a master hook"):
+    with pytest.raises(OwnedElsewhereError, match="Nobody can add a master hook"):
         env.add_master_hook(Hook())
     first.cancel()
     assert first.wait(PATIENCE_MS)

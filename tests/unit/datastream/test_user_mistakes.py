@@ -232,7 +232,7 @@ async def waiting_for_each(self: Any, value: Any, ctx: Any) -> Any:
 @pytest.mark.parametrize("method", [waiting, waiting_for_each])
 def test_functions_that_nobody_awaits_are_refused(method: Any) -> None:
     for make in (keyed, plain):
-        with pytest.raises(ConfigError, match=r"would never run\. because it is async"):
+        with pytest.raises(ConfigError, match=r"would never run\. It is async"):
             pushed(make(method))
     for call in ("flat_map", "key_by"):
         with pytest.raises(ConfigError, match="would never run"):
@@ -276,10 +276,10 @@ def test_functions_of_windows_and_folds_that_nobody_awaits_are_refused() -> None
         lambda given: given.reduce(waiting_for_one, uid="x"),
     ]
     for fold in either:
-        with pytest.raises(ConfigError, match=r"would never run\. because it is async"):
+        with pytest.raises(ConfigError, match=r"would never run\. It is async"):
             ProgramHarness(lambda orders, fold=fold: fold(orders.key_by("user")), ORDERS)
     for fold in [*either, *windows]:
-        with pytest.raises(ConfigError, match=r"would never run\. because it is async"):
+        with pytest.raises(ConfigError, match=r"would never run\. It is async"):
             ProgramHarness(
                 lambda orders, fold=fold: fold(orders.key_by("user").window(TumblingEventTimeWindows(60))),
                 ORDERS,
@@ -304,12 +304,12 @@ def test_functions_of_joins_that_nobody_awaits_are_refused(method: Any) -> None:
         lambda left, right: left.join(right).co_group(minutes, groups, output=ORDERS, uid="x"),
     ]
     for join in programs:
-        with pytest.raises(ConfigError, match=r"of 'x' would never run\. because it is async"):
+        with pytest.raises(ConfigError, match=r"of 'x' would never run\. It is async"):
             ProgramHarness(
                 lambda orders, join=join: join(orders.key_by("user"), orders.key_by("user")), ORDERS
             )
     for given in ((table, of_function), (waiting_table, {})):
-        with pytest.raises(ConfigError, match=r"of 'found' would never run\. because it is async"):
+        with pytest.raises(ConfigError, match=r"of 'found' would never run\. It is async"):
             ProgramHarness(
                 lambda orders, given=given: orders.lookup_join(
                     given[0], "n LONG", name="found", **by_user, **given[1]

@@ -425,7 +425,7 @@ def test_what_cannot_be_replayed_is_refused_before_anything_is_touched(tmp_path,
     job = Job(tmp_path)
     with pytest.raises(NotReplayableError, match=why) as refused:
         job.replay(**spoilt(job))
-    assert "it timed out" in str(refused.value)
+    assert "It timed out" in str(refused.value)
     assert refused.value.facts["checkpoint"] == LOST
     assert job.system.effects == []
     assert job.job_dir.restaged(LOST) is None and not (tmp_path / "replay").exists()

@@ -243,7 +243,7 @@ def test_a_table_that_turns_out_to_be_impossible_keeps_the_rewind_open(tmp_path)
     job = Job(tmp_path)
     job.sink.answers = [Outcome.LOST]
     job.order(2, Tables.RESTORE)
-    with pytest.raises(NotRestorableError, match=r"sink 'sink' cannot take back.*detail"):
+    with pytest.raises(NotRestorableError, match=r"sink 'sink' cannot take back.*Detail"):
         job.recovery().run()
     assert job.job_dir.open_rewind() is not None
     start, _ = job.recovery().run()
@@ -258,7 +258,7 @@ def test_a_table_that_turns_out_to_be_impossible_keeps_the_rewind_open(tmp_path)
     [
         (9, "does not exist; the newest id is 6"),
         (5, "was not completed"),
-        (3, "the state that it needs is not kept"),
+        (3, "The state that it needs is not kept"),
         (6, "not every sink has confirmed"),
     ],
 )
@@ -280,14 +280,14 @@ def test_a_checkpoint_that_a_rewind_left_behind_is_refused(tmp_path):
     job = Job(tmp_path)
     job.order(2)
     job.recovery().run()
-    with pytest.raises(RewindRefused, match="the rewind to checkpoint 2, which began lineage 1"):
+    with pytest.raises(RewindRefused, match="The rewind to checkpoint 2, which began lineage 1"):
         job.order(3)
 
 
 def test_only_one_order_can_wait(tmp_path):
     job = Job(tmp_path)
     job.order(2)
-    with pytest.raises(RewindRefused, match="another order"):
+    with pytest.raises(RewindRefused, match="Another order"):
         job.order(3)
     assert job.job_dir.rewind_order().target == c(2)
 
@@ -310,7 +310,7 @@ def test_a_table_that_cannot_be_restored_refuses_the_order_before_anything_is_to
     job.sink.refusal = "somebody else committed"
     job.order(2, Tables.RESTORE)
     before = job.contents()
-    with pytest.raises(RewindRefused, match="somebody else committed"):
+    with pytest.raises(RewindRefused, match="Somebody else committed"):
         job.recovery().run()
     assert job.contents() == before
     job.order(2)
@@ -322,7 +322,7 @@ def test_input_that_cannot_be_read_again_refuses_the_order_before_anything_is_to
     job.lost_input = "offsets 5 to 9 have expired"
     job.order(2)
     before = job.contents()
-    with pytest.raises(RewindRefused, match="offsets 5 to 9 have expired"):
+    with pytest.raises(RewindRefused, match="Offsets 5 to 9 have expired"):
         job.recovery().run()
     assert job.contents() == before
 

@@ -367,14 +367,14 @@ TYPE = "k STRING, v INT, tags ARRAY<STRING>"
         (lambda: ElementChoice(Fold.MIN, "v", True), "Ties.FIRST or Ties.LAST"),
         (
             lambda: element_reduce(FieldAggregate(Fold.SUM, "w"), TYPE),
-            "the elements have the fields k, v, tags",
+            "The elements have the fields k, v, tags",
         ),
         (
             lambda: element_reduce(FieldAggregate(Fold.SUM, "k"), TYPE),
             "field 'k', which is string",
         ),
         (lambda: element_aggregation(ElementChoice(Fold.MIN, "tags"), TYPE), "which is array<string>"),
-        (lambda: element_aggregation(FieldAggregate(Fold.SUM, "v"), "LONG"), "they have no fields"),
+        (lambda: element_aggregation(FieldAggregate(Fold.SUM, "v"), "LONG"), "They have no fields"),
     ],
 )
 def test_an_aggregate_that_cannot_be_is_refused_where_it_is_said(make, message) -> None:

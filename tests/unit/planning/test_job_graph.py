@@ -219,7 +219,7 @@ def test_who_has_its_own_tasks_anyway_may_be_told_so_or_is_refused() -> None:
         orders(env, "other").start_new_chain,
         orders(env, "third").rebalance().disable_chaining,
     ):
-        with pytest.raises(GraphError, match="only a function of single records"):
+        with pytest.raises(GraphError, match="Only a function of single records"):
             refused()
 
 
@@ -244,7 +244,7 @@ def test_resources_are_for_functions_of_single_records() -> None:
 def test_only_operators_with_state_have_slot_sharing_groups() -> None:
     stream = orders(environment())
     assert stream.slot_sharing_group("default") is stream
-    with pytest.raises(GraphError, match="only operators with state share tasks"):
+    with pytest.raises(GraphError, match="Only operators with state share tasks"):
         stream.slot_sharing_group("heavy")
     assert total(stream).slot_sharing_group("heavy")._node.uid == "totals"
 

@@ -301,7 +301,7 @@ def test_what_is_no_type_of_a_state_is_refused_with_the_states_name(wrong: Any) 
             declare("seen", wrong)
     with pytest.raises(SchemaError, match="the state 'seen' cannot have the type"):
         MapStateDescriptor("seen", wrong, "LONG")
-    with pytest.raises(SchemaError, match="a key of a map is a scalar"):
+    with pytest.raises(SchemaError, match="A key of a map is a scalar"):
         MapStateDescriptor("seen", Place, "LONG")
 
 

@@ -144,7 +144,7 @@ def test_a_field_is_found_whatever_its_name() -> None:
 
 def test_a_field_that_is_not_there_is_named() -> None:
     frame: Any = Recorder("user", C.CHANNEL)
-    with pytest.raises(GraphError, match=r"goes by 'text'.*they have user"):
+    with pytest.raises(GraphError, match=r"goes by 'text'.*They have user"):
         by_partitioner(ByLength(), "text", 3)(frame)
 
 

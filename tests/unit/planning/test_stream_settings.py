@@ -204,7 +204,7 @@ def test_key_groups_are_said_once(orders: DataStream) -> None:
     assert totals.set_max_parallelism(64) is totals
     with pytest.raises(GraphError, match=r"has 64 key groups, not 128.*max_parallelism=128"):
         totals.set_max_parallelism(128)
-    with pytest.raises(GraphError, match="only keyed operators have key groups"):
+    with pytest.raises(GraphError, match="Only keyed operators have key groups"):
         orders.set_max_parallelism(128)
     with pytest.raises(ConfigError, match="max_parallelism is 0"):
         totals.set_max_parallelism(0)
@@ -315,5 +315,5 @@ def test_a_strategy_that_cannot_be_used_leaves_no_source_behind() -> None:
 
 
 def test_sinks_still_come_last(orders: DataStream) -> None:
-    with pytest.raises(GraphError, match="it takes an instance of a sink"):
+    with pytest.raises(GraphError, match="It takes an instance of a sink"):
         orders.rebalance().sink_to(Sink, uid="out")  # type: ignore[arg-type]

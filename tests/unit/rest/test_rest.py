@@ -274,7 +274,7 @@ def test_a_job_that_is_down_is_sent_back_at_its_next_start(server: UiServer, job
     # One order at a time.
     _, begun = asked(server, base, {"checkpoint": 2})
     said = ended(server, base, begun["request-id"])["failure-cause"]["stack-trace"]
-    assert "another order to go back is waiting" in said
+    assert "Another order to go back is waiting" in said
 
 
 def test_a_job_that_runs_is_told_to_go_back(server: UiServer, job: ShownJob) -> None:

@@ -66,9 +66,9 @@ def test_a_target_in_the_job_directory_is_refused_by_whatever_links_it_is_reache
     (tmp_path / "nowhere").symlink_to(job / "not-yet")
     inside = [job, job / "new", job / "not/there/yet", tmp_path / "x/../job/new", tmp_path / "link/new"]
     for target in [*inside, tmp_path / "deep", tmp_path / "deep/a/b", tmp_path / "nowhere/a"]:
-        refused(target, job, "it is in the job directory")
+        refused(target, job, "It is in the job directory")
     # Also where the job itself is reached by a link.
-    refused(job / "new", tmp_path / "link", "it is in the job directory")
+    refused(job / "new", tmp_path / "link", "It is in the job directory")
     assert [path.name for path in job.iterdir()] == ["checkpoints"]
 
 
@@ -77,13 +77,13 @@ def test_a_directory_with_two_names_is_one_directory(job, tmp_path, monkeypatch)
     (tmp_path / "JOB").mkdir()
     known, real = (tmp_path / "JOB").stat(), Path.stat
     monkeypatch.setattr(Path, "stat", lambda self, **more: known if self == job else real(self, **more))
-    refused(tmp_path / "JOB/new", job, "it is in the job directory")
+    refused(tmp_path / "JOB/new", job, "It is in the job directory")
     assert why_no_savepoint_at(str(tmp_path / "other"), StoreSpec(str(job))) == ""
 
 
 def test_a_target_around_the_job_directory_is_refused(job, tmp_path) -> None:
     for target in (tmp_path, tmp_path.parent, Path("/")):
-        refused(target, job, f"the job directory {job} is in it")
+        refused(target, job, f"The job directory {job} is in it")
 
 
 def test_a_job_directory_that_is_not_there_contains_nothing(tmp_path) -> None:
@@ -94,7 +94,7 @@ def test_what_is_there_already_is_not_touched(job, tmp_path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "full").mkdir()
     (tmp_path / "full/notes.txt").write_text("mine")
-    refused(tmp_path / "file", job, "it is a file")
+    refused(tmp_path / "file", job, "It is a file")
     refused(tmp_path / "file/below", job, "File exists")
     refused(tmp_path / "full", job, "notes.txt")
     assert (tmp_path / "full/notes.txt").read_text() == (tmp_path / "file").read_text() == "mine"
@@ -104,9 +104,9 @@ def test_another_savepoint_is_named(job, tmp_path) -> None:
     place = SavepointDir(tmp_path / "savepoint")
     place.prepare()
     place.finish(metadata(write_file(place.path)))
-    refused(place.path, job, "another savepoint is there: checkpoint 7 of job 'orders'")
+    refused(place.path, job, "Another savepoint is there: checkpoint 7 of job 'orders'")
     (place.path / "savepoint.json").write_bytes(b"torn")
-    refused(place.path, job, "another savepoint is there: one that cannot be read")
+    refused(place.path, job, "Another savepoint is there: one that cannot be read")
 
 
 def test_what_is_left_of_a_claimed_savepoint_is_named(job, tmp_path) -> None:
@@ -137,7 +137,7 @@ def test_a_directory_that_cannot_be_written_is_refused(job, tmp_path, monkeypatc
 def test_an_export_looks_again_whether_it_would_write_into_the_job_directory(job) -> None:
     decision = Decision(CheckpointId(7), Verdict.COMMIT, OwnerEpoch(1), 5)
     facts = type("Facts", (), {"uuid": JobUuid("0" * 32)})
-    with pytest.raises(SavepointFailed, match="it is in the job directory"):
+    with pytest.raises(SavepointFailed, match="It is in the job directory"):
         export_savepoint(
             None,
             StoreSpec(str(job / "savepoint")),

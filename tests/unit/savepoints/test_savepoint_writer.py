@@ -120,7 +120,7 @@ def test_nothing_that_exists_is_overwritten(old, tmp_path) -> None:
         with pytest.raises(SavepointFailed):
             writer.write(target)
     writer.write(tmp_path / "new")
-    with pytest.raises(SavepointFailed, match="another savepoint is there"):
+    with pytest.raises(SavepointFailed, match="Another savepoint is there"):
         writer.write(tmp_path / "new")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes").write_text("mine")

@@ -334,7 +334,7 @@ def test_several_rows_for_one_place_are_refused(tmp_path, pair) -> None:
     ("descriptor", "columns", "says"),
     [
         (ValueStateDescriptor("one", "LONG"), "nothing", "no such column.*choose from: user, n, name"),
-        (ValueStateDescriptor("one", "DOUBLE"), "n", "they are bigint, and it takes double.*cast"),
+        (ValueStateDescriptor("one", "DOUBLE"), "n", "They are bigint, and it takes double.*cast"),
         (ValueStateDescriptor("one", "a LONG, b STRING"), "n", "takes bigint, string"),
         (ListStateDescriptor("seen", "LONG"), "name", "takes array<bigint> or bigint"),
         (MapStateDescriptor("m", "STRING", "LONG"), "n", "takes map<string,bigint> or string, bigint"),

@@ -111,7 +111,7 @@ def test_none_is_looked_for_in_vain_and_never_put() -> None:
 
     with pytest.raises(ElementFailed) as failed:
         OperatorHarness(Asks("STRING", None), key=lambda _: "k", key_type="STRING").push("a")
-    assert "a key is never null" in str(failed.value.error)
+    assert "A key is never null" in str(failed.value.error)
 
 
 def test_entries_are_removed_by_any_form_of_their_key() -> None:
@@ -196,11 +196,11 @@ class Place(NamedTuple):
 def test_a_key_with_parts_is_refused_where_it_is_declared_however_it_is_written(kind: Any) -> None:
     with pytest.raises(SchemaError, match="the state 'm' cannot have the type") as refused:
         MapStateDescriptor("m", kind, "LONG")
-    assert "a key of a map is a scalar" in str(refused.value)
+    assert "A key of a map is a scalar" in str(refused.value)
 
 
 @pytest.mark.parametrize("declare", [ValueStateDescriptor, ListStateDescriptor])
 def test_maps_in_text_have_no_keys_with_parts_at_any_depth(declare: Any) -> None:
     for text in ("MAP<ARRAY<INT>, INT>", "a LONG, b ARRAY<MAP<STRUCT<c: INT>, INT>>"):
-        with pytest.raises(SchemaError, match="a key of a map is a scalar"):
+        with pytest.raises(SchemaError, match="A key of a map is a scalar"):
             declare("v", text)

@@ -148,7 +148,7 @@ def test_a_micro_batch_that_raises_has_done_nothing() -> None:
 def test_elements_and_results_are_of_the_declared_types() -> None:
     with pytest.raises(ConfigError, match="amount"):
         counting().push(("ann", "much"))
-    with pytest.raises(ConfigError, match="it is 'ann', which is no row"):
+    with pytest.raises(ConfigError, match="It is 'ann', which is no row"):
         counting().push("ann")
     with pytest.raises(ConfigError, match="there is no input 3"):
         counting().push(("ann", 1), source=3)
@@ -329,11 +329,11 @@ def test_copies_are_of_broadcast_states_that_are_there() -> None:
     harness = ProgramHarness.of(
         KeyedLimits(), ORDERS, "user STRING, most LONG", key="user", output=ORDERS, broadcast=[RULES]
     )
-    with pytest.raises(ConfigError, match=r"there are 0 states 'last'\. because there is operator/rules"):
+    with pytest.raises(ConfigError, match=r"there are 0 states 'last'\. There is operator/rules"):
         harness.copies("last")
-    with pytest.raises(ConfigError, match=r"there are 0 states 'rules'\. because there is operator/rules"):
+    with pytest.raises(ConfigError, match=r"there are 0 states 'rules'\. There is operator/rules"):
         harness.copies("rules", "another")
-    with pytest.raises(ConfigError, match="there is no broadcast state"):
+    with pytest.raises(ConfigError, match="There is no broadcast state"):
         counting().copies("rules")
 
     def twice(orders, rules):
@@ -343,9 +343,7 @@ def test_copies_are_of_broadcast_states_that_are_there() -> None:
 
     both = ProgramHarness(twice, ORDERS, "user STRING, most LONG")
     both.push(("ann", 7), source=1)
-    with pytest.raises(
-        ConfigError, match=r"there are 2 states 'rules'\. because there is first/rules, second/rules"
-    ):
+    with pytest.raises(ConfigError, match=r"there are 2 states 'rules'\. There is first/rules, second/rules"):
         both.copies("rules")
     assert both.copies("rules", "second") == [{"ann": 7}]
 

@@ -185,7 +185,7 @@ def test_what_states_cannot_hold_is_refused_where_it_is_declared(kind: str, why:
 @pytest.mark.parametrize("fields", ["a LONG, a STRING", "s STRUCT<a: INT, b: INT, a: INT>"])
 def test_fields_of_one_name_are_refused_in_states(fields: str) -> None:
     for declare in (ValueStateDescriptor, ListStateDescriptor):
-        with pytest.raises(SchemaError, match=r"the state 's' cannot have.* the field 'a' is there 2 times"):
+        with pytest.raises(SchemaError, match=r"the state 's' cannot have.* The field 'a' is there 2 times"):
             declare("s", fields)
 
 
@@ -196,7 +196,7 @@ def test_an_element_with_a_field_that_a_join_keeps_itself_is_refused_at_the_star
         both = orders.key_by("user").join(payments.key_by("user"))
         return both.interval(lower_ms=0, upper_ms=1, join_type=JoinType.LEFT, uid="x")
 
-    with pytest.raises(SchemaError, match=f"the field '{name}' is there 2 times"):
+    with pytest.raises(SchemaError, match=f"The field '{name}' is there 2 times"):
         ProgramHarness(program, f"user STRING, `{name}` LONG", "user STRING")
 
 
@@ -205,7 +205,7 @@ def test_what_rows_cannot_have_is_refused_where_an_output_is_declared(kind: str)
     for given in (f"user STRING, v {kind}", parse_ddl(f"user STRING, v ARRAY<{kind}>")):
         with pytest.raises(SchemaError, match="the output of 'x' cannot be read") as refused:
             output_schema(given, "x")
-        assert kind.lower() in str(refused.value)
+        assert kind.lower() in str(refused.value).lower()
 
 
 def test_not_null_is_refused_where_it_would_not_be_true() -> None:

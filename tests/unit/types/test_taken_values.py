@@ -273,7 +273,7 @@ def test_tuples_within_a_state_are_tuples_in_the_next_micro_batch() -> None:
     ],
 )
 def test_maps_with_keys_of_several_parts_are_refused(declare) -> None:
-    with pytest.raises(SchemaError, match="a key of a map is a scalar"):
+    with pytest.raises(SchemaError, match="A key of a map is a scalar"):
         declare()
 
 

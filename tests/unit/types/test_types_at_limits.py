@@ -143,9 +143,9 @@ def test_dead_letters_of_a_database_have_the_record_as_json(form: str) -> None:
 def test_types_that_python_does_not_have_are_refused_where_they_are_declared(kind: str, form: str) -> None:
     ddl = FORMS[form][0].format(kind)
     for way in STATES:
-        with pytest.raises((FlinkishError, ValueError), match=r"interval|varchar|char|variant|keyed by"):
+        with pytest.raises((FlinkishError, ValueError), match=r"(?i)interval|varchar|char|variant|keyed by"):
             STATE_WAYS[way](ddl, [None])
-    with pytest.raises(SchemaError, match=r"interval|varchar|char|variant"):
+    with pytest.raises(SchemaError, match=r"(?i)interval|varchar|char|variant"):
         FILES["rows of SplitSource"](ddl, [None], Path("/nowhere"))
 
 

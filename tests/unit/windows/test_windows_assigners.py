@@ -101,7 +101,7 @@ def test_an_element_without_a_timestamp_is_refused_by_event_time_windows() -> No
     ],
 )
 def test_settings_that_are_out_of_range_are_refused(make) -> None:
-    with pytest.raises(ConfigError, match=r"it must be .*To do: "):
+    with pytest.raises(ConfigError, match=r"It must be .*To do: "):
         make()
 
 

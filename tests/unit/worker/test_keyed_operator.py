@@ -571,7 +571,7 @@ def test_a_function_that_cannot_be_opened_is_closed_and_named():
     with pytest.raises(OperatorFailed) as failed:
         run(operator(Unopened({"user": "a"})), [frame([("a", 1)])], State())
     assert calls == ["open", "close"]
-    assert "open() of operator 'totals' failed. because LookupError: no table" in str(classify(failed.value))
+    assert "open() of operator 'totals' failed. LookupError: no table" in str(classify(failed.value))
 
 
 def test_a_dict_and_a_missing_field_are_fine():

@@ -71,5 +71,5 @@ def test_a_failing_function_is_one_of_the_user_s_with_its_record(
 def test_what_fails_behind_the_last_record_names_the_generator() -> None:
     found = failing(generator=DividesLast)
     assert isinstance(found, RepeatableUserError) and found.facts == {"uid": "orders"}
-    says = "on_periodic() of the watermark generator of 'orders' failed. because ZeroDivisionError"
+    says = "on_periodic() of the watermark generator of 'orders' failed. ZeroDivisionError"
     assert str(found).startswith(says)

@@ -186,7 +186,11 @@ class KafkaAdmin:
             try:
                 admin.create_topics(spec, wait_for_metadata=True)
             except kafka_errors.TopicAlreadyExistsError as exists:
-                raise ConfigError(f"Kafka topic {name!r} exists already", topic=name) from exists
+                raise ConfigError(
+                    f"Kafka topic {name!r} exists already",
+                    what_to_do="take another name, or use the topic as it is",
+                    topic=name,
+                ) from exists
 
         self._wire.call(f"create topic {name}", create)
 
@@ -374,7 +378,9 @@ class KafkaAdmin:
                 code=code,
             )
         raise EnvironmentFault(
-            f"Kafka refuses transactional id {transactional_id!r} with {name_of(code)}", code=code
+            f"Kafka refuses transactional id {transactional_id!r} with {name_of(code)}",
+            what_to_do="see the brokers' logs",
+            code=code,
         )
 
     # -- inside -------------------------------------------------------------------------------
@@ -424,7 +430,11 @@ class KafkaAdmin:
             try:
                 found: dict[Any, Any] = admin.list_partition_offsets(wanted, isolation_level=int(isolation))
             except kafka_errors.UnknownTopicOrPartitionError as unknown:
-                raise InputLostError("A Kafka partition does not exist", why=str(unknown)) from unknown
+                raise InputLostError(
+                    "A Kafka partition does not exist",
+                    why=str(unknown),
+                    what_to_do="look whether the topic was deleted or made again, with fewer partitions",
+                ) from unknown
             return found
 
         found = self._wire.call("read partition offsets", read)
@@ -719,6 +729,7 @@ class Positions:
             if timestamp_ms < 0:
                 raise ConfigError(
                     f"the timestamp {timestamp_ms} ms of {topic}-{partition} lies before 1970",
+                    what_to_do="give a time from 1970 on",
                     topic=topic,
                     partition=partition,
                 )

@@ -171,6 +171,7 @@ NOT_AUTHORIZED_MARKER = "[FLINKISH_NOT_AUTHORIZED]"
 class StagingFailed(EnvironmentFault):
     """An attempt to stage records failed; another attempt, with another transaction, may succeed."""
 
+    usual_advice = "look at the brokers if it goes on: the records are staged again"
     restartable = True
     ends_when_repeated = True
 
@@ -189,7 +190,10 @@ class StagingUnanswered(StagingFailed):
 
 def no_topic() -> BadRecordError:
     """Return the error for a record that names no topic where nothing stands in for it."""
-    return BadRecordError(f"{BAD_RECORD_MARKER} a record names no topic and the sink has no default topic")
+    return BadRecordError(
+        f"{BAD_RECORD_MARKER} a record names no topic and the sink has no default topic",
+        what_to_do="give the sink a topic, or let each record name one",
+    )
 
 
 def refused_record(sentence: str, topic: str) -> BadRecordError:
@@ -201,7 +205,8 @@ def refused_as_too_large(topic: str, limit: int) -> BadRecordError:
     """Return the error for a record that is within our limit but not the broker's."""
     return BadRecordError(
         f"{BAD_RECORD_MARKER} the broker refuses a record for topic {topic} as too large although it is "
-        f"within the limit of {limit} bytes; raise the topic's max.message.bytes or lower max_record_bytes",
+        f"within the limit of {limit} bytes",
+        what_to_do="raise the topic's max.message.bytes or lower max_record_bytes",
         topic=topic,
     )
 
@@ -423,7 +428,10 @@ class Addressed:
         others.append(timestamps if timestamps.ndim else None)
         for column in others:
             if is_column(column) and len(column) != len(values):
-                raise SchemaError(f"{len(values)} values came with a column of {len(column)}")
+                raise SchemaError(
+                    f"{len(values)} values came with a column of {len(column)}",
+                    what_to_do="give columns of equal length",
+                )
         rows = Rows(binary(keys), binary(values), headers, np.broadcast_to(timestamps, len(values)))
         return cls(rows, topics, partitions, misfits)
 
@@ -484,7 +492,9 @@ def _cast(what: str, column: Any, kind: Any, is_refused: Any) -> Any:
             return column.cast(kind)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
         refused = True
-    raise SchemaError(f"{what} of a Kafka record must be {kind}, not {column.type}")
+    raise SchemaError(
+        f"{what} of a Kafka record must be {kind}, not {column.type}", what_to_do="cast the column"
+    )
 
 
 def _sliced(column: Any, start: int, length: int) -> Any:
@@ -876,7 +886,10 @@ def row_hashes(columns: Sequence[Column]) -> UInt64s:
     hashes = np.full(len(columns[0]), _STEP, np.uint64)
     for column in columns:
         if len(column) != len(hashes):
-            raise SchemaError(f"Columns of {len(hashes)} and of {len(column)} rows are no rows together")
+            raise SchemaError(
+                f"Columns of {len(hashes)} and of {len(column)} rows are no rows together",
+                what_to_do="give columns of equal length",
+            )
         whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         hashes = _mixed(hashes + _column_hashes(whole))
     return hashes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from flinkish_spark.connectors.kafka.client.settings import ReaderSettings, Stag
 from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable
 from flinkish_spark.core.clock import Clock, SystemClock
 from flinkish_spark.core.errors import AuthorizationError, CorruptObjectError, InternalError
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.codec import Stored
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage, Place, SinkUid
 
@@ -52,7 +52,7 @@ BARRIER_KEY = b"flinkish-barrier"
 _FORMAT = 1
 
 
-class BarrierRecords(enum.Enum):
+class BarrierRecords(Choice):
     """Whether a Kafka sink writes barrier records into its topic."""
 
     NONE = "NONE"

@@ -120,7 +120,11 @@ def decompress(codec: Codec, data: bytes | memoryview) -> bytes:
                     return bytes(stream.read())
     except (OSError, ValueError) as broken:
         what = f"{len(data)} bytes are not {codec.name} data"
-        raise UnreadableCompression(what, why=str(broken)) from broken
+        raise UnreadableCompression(
+            what,
+            why=str(broken),
+            what_to_do="look whether the topic's segment is damaged, with kafka-dump-log",
+        ) from broken
 
 
 def _snappy_blocks(data: memoryview) -> Iterator[bytes]:
@@ -346,7 +350,11 @@ def binary(column: Column) -> Any:
     try:
         column = column.cast(pa.large_binary())
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as wrong:
-        raise SchemaError(f"Kafka needs binary or string data, not {column.type}", why=str(wrong)) from wrong
+        raise SchemaError(
+            f"Kafka needs binary or string data, not {column.type}",
+            why=str(wrong),
+            what_to_do="cast the column to a string or binary",
+        ) from wrong
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
@@ -450,7 +458,10 @@ def _listed_headers(headers: Column, records: int) -> Any:
     kind = headers.type
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if not is_list or not pa.types.is_struct(kind.value_type) or kind.value_type.num_fields != 2:
-        raise SchemaError(f"Headers must be array<struct<key:string,value:binary>>, not {kind}")
+        raise SchemaError(
+            f"Headers must be array<struct<key:string,value:binary>>, not {kind}",
+            what_to_do="cast the column",
+        )
     _check_rows(headers, records, "lists of headers")
     counts = pc.list_value_length(headers).fill_null(0).to_numpy().astype(np.int64)
     # flatten() leaves out what lies behind null, so that the counts tell where each list begins.
@@ -462,14 +473,18 @@ def _listed_headers(headers: Column, records: int) -> Any:
 
 def _check_rows(column: Any, records: int, what: str) -> None:
     if len(column) != records:
-        raise SchemaError(f"{records} keys came with {len(column)} {what}")
+        raise SchemaError(
+            f"{records} keys came with {len(column)} {what}", what_to_do="give columns of equal length"
+        )
 
 
 def _header_entries(names: Any, values: Any) -> Any:
     """Return each header as it is written: name and value, behind their lengths."""
     names, values = binary(names), binary(values)
     if names.null_count:
-        raise BadRecordError("A Kafka header needs a name, and one is null")
+        raise BadRecordError(
+            "A Kafka header needs a name, and one is null", what_to_do="leave headers without a name out"
+        )
     return joined(_varints(lengths(names)), names, _varints(lengths(values)), values)
 
 
@@ -510,7 +525,10 @@ class _Layout:
             _check_rows(timestamps_ms, records, "timestamps")
         self._timestamps = np.broadcast_to(np.asarray(timestamps_ms, np.int64), records)
         if records and self._timestamps.min() < 0:
-            raise BadRecordError(f"A timestamp of {self._timestamps.min()} ms lies before 1970")
+            raise BadRecordError(
+                f"A timestamp of {self._timestamps.min()} ms lies before 1970",
+                what_to_do="give times from 1970 on",
+            )
         self._blocks = _header_blocks(headers, records)
         self._key_lengths, self._value_lengths = lengths(self._keys), lengths(self._values)
         # All but the record's length and its deltas; one byte is the record's attributes.
@@ -937,6 +955,7 @@ def _header(base_offset: int, leader_epoch: int, covered: memoryview) -> BatchHe
         raise UnsupportedFormat(
             f"The batch at offset {base_offset} has an unknown codec",
             why=str(unknown),
+            what_to_do="let producers use none, gzip, snappy, lz4 or zstd",
             base_offset=base_offset,
         ) from unknown
     return BatchHeader(
@@ -1003,7 +1022,10 @@ def decode(*raws: RawBatch, with_headers: bool) -> DecodedRecords:
     """
     bodies = [_plain(raw) for raw in raws]
     if sum(map(len, bodies)) > _MOST_BYTES:
-        raise UnsupportedFormat("More than 2 GiB of records were to be decoded at once")
+        raise UnsupportedFormat(
+            "More than 2 GiB of records were to be decoded at once",
+            what_to_do="lower max.partition.fetch.bytes",
+        )
     batch_headers = [raw.header for raw in raws]
     try:
         fields = RecordFields(bodies, [header.records for header in batch_headers])

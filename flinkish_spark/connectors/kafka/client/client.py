@@ -260,9 +260,8 @@ _INIT_PRODUCER_ID_VERSION = 4
 _PRODUCE_VERSION_OF_3_7 = 10
 _MAX_CACHED_COORDINATORS = 10_000
 
-_WRONG_CLIENT = (
-    f"The installed kafka-python lacks what flinkish_spark needs; install kafka-python=={PINNED_VERSION}"
-)
+_WRONG_CLIENT = "The installed kafka-python lacks what flinkish_spark needs"
+_INSTALL = f"install kafka-python=={PINNED_VERSION}"
 
 try:
     import kafka.errors as kafka_errors
@@ -275,7 +274,7 @@ try:
 
     from flinkish_spark.connectors.kafka.client.connection import connected_admin
 except ImportError as missing:
-    raise EnvironmentFault(_WRONG_CLIENT, why=str(missing)) from missing
+    raise EnvironmentFault(_WRONG_CLIENT, why=str(missing), what_to_do=_INSTALL) from missing
 for _internal in (
     "_async_get_leader_for_partitions",
     "_find_coordinator_ids",
@@ -283,7 +282,9 @@ for _internal in (
     "_list_group_offsets_requests",
 ):
     if not hasattr(KafkaAdminClient, _internal):
-        raise EnvironmentFault(_WRONG_CLIENT, why=f"KafkaAdminClient.{_internal} is missing")
+        raise EnvironmentFault(
+            _WRONG_CLIENT, why=f"KafkaAdminClient.{_internal} is missing", what_to_do=_INSTALL
+        )
 _CLOCK = SystemClock()
 _REFUSALS = (kafka_errors.AuthorizationError, kafka_errors.SaslAuthenticationFailedError)
 #: What is missing where one of them says it; DESCRIBE is in READ and in WRITE.
@@ -397,7 +398,10 @@ class KafkaWire(Connected):
             except kafka_errors.BrokerResponseError as answer:
                 if not answer.retriable:
                     raise EnvironmentFault(
-                        f"Kafka refused to {what}", why=str(answer), code=answer.errno
+                        f"Kafka refused to {what}",
+                        why=str(answer),
+                        what_to_do="see what the brokers' logs say about it",
+                        code=answer.errno,
                     ) from answer
                 last = answer
         raise self._unavailable(what, last) from last
@@ -722,7 +726,7 @@ try:
     import kafka.errors as kafka_errors
     from kafka.protocol.consumer import FetchRequest
 except ImportError as missing:
-    raise EnvironmentFault(_WRONG_CLIENT, why=str(missing)) from missing
+    raise EnvironmentFault(_WRONG_CLIENT, why=str(missing), what_to_do=_INSTALL) from missing
 #: Larger answers are refused by kafka-python's parser, which ends the connection.
 MAX_FRAME_BYTES = 100_000_000
 #: Kafka's word for "nobody else".
@@ -968,7 +972,7 @@ try:
         TxnOffsetCommitRequest,
     )
 except ImportError as missing:
-    raise EnvironmentFault(_WRONG_CLIENT, why=str(missing)) from missing
+    raise EnvironmentFault(_WRONG_CLIENT, why=str(missing), what_to_do=_INSTALL) from missing
 
 _ADD_PARTITIONS_VERSION = 3
 #: As of AddPartitionsToTxn: from TxnOffsetCommit 5 on a broker adds the group by itself.

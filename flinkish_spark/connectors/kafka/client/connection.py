@@ -23,7 +23,7 @@ from kafka.net.selector import NetworkSelector
 from flinkish_spark.connectors.kafka.client.oauth import OAUTH_OPTIONS, Tokens, take_token_source
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, EnvironmentFault
 from flinkish_spark.core.secrets import EnvironmentSecret, FileSecret, place_of, secret_of
-from flinkish_spark.core.validation import meant
+from flinkish_spark.protocol.choices import closest
 
 # ----------------------------------------------------------------------------------------------------------
 # Kafka's TLS options as the `ssl` context of a Python client.
@@ -406,7 +406,9 @@ def _checked_servers(servers: object) -> tuple[str, ...]:
     entries = servers.split(",") if isinstance(servers, str) else servers
     if not isinstance(entries, (list, tuple)) or not entries:
         raise ConfigError(
-            "bootstrap_servers must be 'host:port' or a list of them", option="bootstrap_servers"
+            "bootstrap_servers must be 'host:port' or a list of them",
+            what_to_do='write "host:9092"',
+            option="bootstrap_servers",
         )
     checked = []
     for entry in entries:
@@ -418,7 +420,11 @@ def _checked_servers(servers: object) -> tuple[str, ...]:
                 option="bootstrap_servers",
             )
         if not 0 < int(server.rpartition(":")[2]) < 65536:
-            raise ConfigError(f"bootstrap server {entry!r} has no such port", option="bootstrap_servers")
+            raise ConfigError(
+                f"bootstrap server {entry!r} has no such port",
+                what_to_do="give a port from 1 to 65535",
+                option="bootstrap_servers",
+            )
         checked.append(server)
     return tuple(checked)
 
@@ -427,13 +433,18 @@ def _checked_options(options: Mapping[str, str]) -> dict[str, str]:
     checked: dict[str, str] = {}
     for name, value in options.items():
         if not isinstance(name, str) or not name.removeprefix(_PREFIX):
-            raise ConfigError(f"{name!r} is not the name of a Kafka option")
+            raise ConfigError(
+                f"{name!r} is not the name of a Kafka option",
+                what_to_do="name it as Kafka's documentation does",
+            )
         bare = name.removeprefix(_PREFIX)
         if isinstance(value, EnvironmentSecret | FileSecret):
             value = place_of(value)
         if not isinstance(value, str):
             raise ConfigError(
-                f"Kafka option {name!r} must be a string, not {type(value).__name__}", option=bare
+                f"Kafka option {name!r} must be a string, not {type(value).__name__}",
+                what_to_do="write it as text",
+                option=bare,
             )
         if bare == "bootstrap.servers":
             raise ConfigError(
@@ -443,7 +454,7 @@ def _checked_options(options: Mapping[str, str]) -> dict[str, str]:
             raise ConfigError(
                 f"Kafka option {bare!r} cannot be used",
                 why="flinkish_spark also talks to Kafka from Python and does not know it there",
-                what_to_do=meant(bare, CONNECTION_OPTIONS)
+                what_to_do=closest(bare, CONNECTION_OPTIONS)
                 or "leave it out; settings of the producer go into a sink's producer=, those of the consumer "
                 "into a source's reader_options=",
                 option=bare,
@@ -471,7 +482,11 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
 
 def _milliseconds(name: str, value: str) -> int:
     if not value.strip().isdecimal():
-        raise ConfigError(f"Kafka option {name!r} must be a whole number, not {value!r}", option=name)
+        raise ConfigError(
+            f"Kafka option {name!r} must be a whole number, not {value!r}",
+            what_to_do="give whole milliseconds",
+            option=name,
+        )
     return int(value)
 
 

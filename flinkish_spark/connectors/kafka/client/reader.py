@@ -264,6 +264,7 @@ class RangeFetches:
             raise EnvironmentFault(
                 f"Kafka refuses to read {self._wanted} at offset {self._position}",
                 why=f"it answers {name_of(seen.code)}",
+                what_to_do="see what the brokers' logs say about it",
                 code=seen.code,
             )
         return f"the last answer was {name_of(seen.code)}"

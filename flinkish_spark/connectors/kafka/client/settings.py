@@ -12,7 +12,7 @@ from flinkish_spark.connectors.kafka.client.client import MAX_FRAME_BYTES, Fetch
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.core.config import require_positive
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.validation import meant
+from flinkish_spark.protocol.choices import Choice, closest
 from flinkish_spark.protocol.ids import Place
 from flinkish_spark.types.record_time import TimeLimits
 
@@ -145,7 +145,7 @@ class ReaderSettings:
                 raise ConfigError(
                     f"Kafka option {option!r} cannot be used",
                     why="the reader of the source does not know it",
-                    what_to_do=meant(bare, READER_OPTIONS | HARMLESS_OPTIONS)
+                    what_to_do=closest(bare, READER_OPTIONS | HARMLESS_OPTIONS)
                     or f"remove it; known are {', '.join(sorted(READER_OPTIONS))}",
                     option=bare,
                 )
@@ -212,7 +212,11 @@ READER_OPTIONS = frozenset(_NUMBERS) | frozenset(_WORDS) | frozenset(_TEXTS)
 
 def _number(option: str, text: str) -> int:
     if not text.strip().isdecimal():
-        raise ConfigError(f"Kafka option {option!r} must be a whole number, not {text!r}", option=option)
+        raise ConfigError(
+            f"Kafka option {option!r} must be a whole number, not {text!r}",
+            what_to_do="give a whole number",
+            option=option,
+        )
     return int(text)
 
 
@@ -230,7 +234,7 @@ def _word(option: str, text: str, values: Mapping[str, Any]) -> Any:
 # What a Kafka sink promises about its records, and which headers of ours they carry.
 
 
-class DeliveryGuarantee(enum.Enum):
+class DeliveryGuarantee(Choice):
     """What becomes of the records of a Kafka sink when something fails; the values are the JVM writer's."""
 
     #: Transactions that are committed with the checkpoint: a read_committed reader sees each record once.
@@ -243,7 +247,7 @@ class DeliveryGuarantee(enum.Enum):
     NONE = "none"
 
 
-class RecordHeaders(enum.Enum):
+class RecordHeaders(Choice):
     """Which headers of ours every record of a Kafka sink carries; each costs bytes and time."""
 
     #: `flinkish-job`, `flinkish-uid`, `flinkish-checkpoint` and `flinkish-batch`.
@@ -347,7 +351,8 @@ class ProducerSettings:
                 raise ConfigError(
                     f"the producer setting '{given}' is not known",
                     why="records are written from Python, without Kafka's Java producer",
-                    what_to_do=meant(name, _KNOWN) or f"leave it out; known are {', '.join(sorted(_KNOWN))}",
+                    what_to_do=closest(name, _KNOWN)
+                    or f"leave it out; known are {', '.join(sorted(_KNOWN))}",
                     setting=given,
                 )
             attribute, parse = _KNOWN[name]
@@ -358,6 +363,7 @@ class ProducerSettings:
             raise ConfigError(
                 "the producer setting 'acks' must be all",
                 why="a record that only the leader has can be lost after its task was done",
+                what_to_do="leave it out",
                 setting="acks",
             )
         return cls(**parsed)
@@ -473,6 +479,7 @@ class StagingSettings:
         if (self.guarantee is DeliveryGuarantee.EXACTLY_ONCE) is not bool(self.transactional_id):
             raise ConfigError(
                 "a Kafka transaction needs a transactional id, and nothing else has one",
+                what_to_do="report it, with this message and the trace",
                 guarantee=self.guarantee,
             )
         for name, action, topic in (
@@ -511,31 +518,49 @@ class StagingSettings:
 def _codec(name: str, value: str) -> Codec:
     known = {codec.name.lower(): codec for codec in Codec}
     if value.strip().lower() not in known:
-        raise ConfigError(f"the producer setting '{name}' must be one of {', '.join(known)}", setting=name)
+        raise ConfigError(
+            f"the producer setting '{name}' must be one of {', '.join(known)}",
+            what_to_do="choose one of these",
+            setting=name,
+        )
     return known[value.strip().lower()]
 
 
 def _whole(name: str, value: str) -> int:
     if not value.strip().isdecimal() or int(value) <= 0:
-        raise ConfigError(f"the producer setting '{name}' must be a whole number above zero", setting=name)
+        raise ConfigError(
+            f"the producer setting '{name}' must be a whole number above zero",
+            what_to_do="give 1 or more",
+            setting=name,
+        )
     return int(value)
 
 
 def _pause(name: str, value: str) -> None:
     if not value.strip().isdecimal():
-        raise ConfigError(f"the producer setting '{name}' must be a whole number", setting=name)
+        raise ConfigError(
+            f"the producer setting '{name}' must be a whole number", what_to_do="give 0 or more", setting=name
+        )
 
 
 def _acks(name: str, value: str) -> Acks:
     known = {"all": Acks.ALL, "-1": Acks.ALL, "1": Acks.LEADER, "0": Acks.NOBODY}
     if value.strip().lower() not in known:
-        raise ConfigError(f"the producer setting '{name}' must be all, 1 or 0", setting=name)
+        raise ConfigError(
+            f"the producer setting '{name}' must be all, 1 or 0",
+            what_to_do="leave it out; the sink sets all",
+            setting=name,
+        )
     return known[value.strip().lower()]
 
 
 def _truth(name: str, value: str) -> None:
     if value.strip().lower() not in ("true", "false"):
-        raise ConfigError(f"the producer setting '{name}' must be true or false", setting=name)
+        raise ConfigError(
+            f"the producer setting '{name}' must be true or false",
+            what_to_do="write true or false",
+            setting=name,
+        )
 
 
 #: Kafka's name -> our attribute ("" for none) and how a value is read.

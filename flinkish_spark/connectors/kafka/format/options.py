@@ -23,7 +23,7 @@ from flinkish_spark.connectors.kafka.client.settings import (
 )
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.core.errors import ConfigError, SchemaError
-from flinkish_spark.core.validation import meant
+from flinkish_spark.protocol.choices import closest
 from flinkish_spark.protocol.ids import Place
 
 # ----------------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def check_names(options: Iterable[str], known: Iterable[str], what: str) -> None
             continue
         raise ConfigError(
             f"the Kafka {what} has no option '{name}'",
-            what_to_do=meant(name, spelled.values())
+            what_to_do=closest(name, spelled.values())
             or f"choose from {', '.join(sorted(set(known)))}, and kafka.<client option>",
             option=name,
         )
@@ -333,7 +333,10 @@ def _parse(options: Mapping[str, str], extra: tuple[str, ...], *, otherwise: int
     consumer.pop("group.id", None)
     least, most = given.positive("minOffsetsPerTrigger"), given.positive("maxOffsetsPerTrigger")
     if least is not None and most is not None and least > most:
-        raise ConfigError(f"minOffsetsPerTrigger ({least}) is above maxOffsetsPerTrigger ({most})")
+        raise ConfigError(
+            f"minOffsetsPerTrigger ({least}) is above maxOffsetsPerTrigger ({most})",
+            what_to_do="lower the first or raise the second",
+        )
     return SourceOptions(
         connection=KafkaConnection(servers, connection),
         reader=ReaderSettings.from_options(

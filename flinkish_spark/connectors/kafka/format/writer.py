@@ -306,7 +306,10 @@ def settle(checkpoint_location: str, batch: int) -> None:
             what_to_do="take the number from the error, and the path from the query",
         )
     if wanted in directory.confirmed():
-        raise ConfigError(f"micro-batch {batch} is confirmed already; there is nothing to settle")
+        raise ConfigError(
+            f"micro-batch {batch} is confirmed already; there is nothing to settle",
+            what_to_do="start the query again",
+        )
     directory.create_receipt(wanted, {"settled_by_hand": True})
 
 

@@ -113,7 +113,7 @@ def test_from_a_checkpoint_when_the_log_before_it_is_gone(tmp_path) -> None:
     table.commit({"remove": {"path": quote("p=0/x.parquet")}})
     assert read(DeltaTableSource(str(tmp_path / "t")), tmp_path) == [(1, 1), (2, 2)]
     assert DeltaSnapshot.read(tmp_path / "t", 1).files.keys() == {f"p={p}/x.parquet" for p in range(3)}
-    with pytest.raises(ConfigError, match="its log has no version 0"):
+    with pytest.raises(ConfigError, match="Its log has no version 0"):
         DeltaTableSource(str(tmp_path / "t"), version=0)
 
 
@@ -310,7 +310,7 @@ def test_what_is_not_there_is_refused(tmp_path) -> None:
     for path, version in [(tmp_path / "none", None), (tmp_path / "t", 7), ("relative", None), (tmp_path, -1)]:
         with pytest.raises(ConfigError):
             DeltaTableSource(str(path), version=version)
-    with pytest.raises(ConfigError, match="there is no Delta log"):
+    with pytest.raises(ConfigError, match="There is no Delta log"):
         DeltaTableSource(str(tmp_path / "none"))
 
 

@@ -55,7 +55,7 @@ HOUR_MS = 3_600_000
         ({"format": "parquet"}, "format is 'parquet'"),
         ({"options": {"maxRecordsPerFile": "5"}}, "give the rolling policy a part_bytes"),
         ({"options": {"Path": "/x"}}, "option 'Path' cannot be used"),
-        ({"options": {"compression": 5}}, "options are strings"),
+        ({"options": {"compression": 5}}, "Options are strings"),
         (
             {"options": {"compresion": "zstd"}},
             "'compresion' is none of a file sink with parquet.*compression",
@@ -64,7 +64,7 @@ HOUR_MS = 3_600_000
         ({"format": FileFormat.JSON, "options": {"pretty": "true"}}, "'pretty' is none of a file sink"),
         (
             {"format": FileFormat.CSV, "options": {"Encoding": "ISO-8859-1"}},
-            "would be in ISO-8859-1. because a text that it does not have would become a question mark",
+            "would be in ISO-8859-1. A text that it does not have would become a question mark",
         ),
         ({"format": FileFormat.JSON, "options": {"charset": "US-ASCII"}}, "files would be in US-ASCII"),
         ({"bucket_by": "country"}, "must be a BucketAssigner"),
@@ -144,9 +144,9 @@ def test_values_out_of_range_are_refused(make) -> None:
 @pytest.mark.parametrize(
     ("kind", "schema", "left_out", "message"),
     [
-        (FileFormat.TEXT, "id LONG, name STRING", (), "a text file holds one string column"),
+        (FileFormat.TEXT, "id LONG, name STRING", (), "A text file holds one string column"),
         (FileFormat.TEXT, "id LONG, name STRING", ("ID",), ""),
-        (FileFormat.CSV, "id LONG, tags ARRAY<STRING>", (), "a CSV column cannot hold array"),
+        (FileFormat.CSV, "id LONG, tags ARRAY<STRING>", (), "A CSV column cannot hold array"),
         (FileFormat.CSV, "id LONG, tags MAP<STRING, LONG>", ("tags",), ""),
         (FileFormat.PARQUET, "id LONG, nothing VOID", (), "has no type"),
         (FileFormat.PARQUET, "id LONG", ("id",), "would have no columns"),
@@ -409,7 +409,7 @@ def test_partition_times_that_name_no_folder_are_refused() -> None:
         with pytest.raises(ConfigError, match="cannot be told from its folders"):
             trigger.check(by_country, "out")
     PartitionTime().check((DateTimeBuckets(),), "out")
-    with pytest.raises(ConfigError, match="their patterns have no year"):
+    with pytest.raises(ConfigError, match="Their patterns have no year"):
         PartitionTime().check((DateTimeBuckets("MM-dd"),), "out")
 
 
@@ -452,7 +452,7 @@ def test_a_time_of_day_is_no_bucket() -> None:
     """Spark accepts the partition when a job starts, and fails at each micro-batch."""
     fields = T.StructType([T.StructField("at", T.TimeType(6))])
     with pytest.raises(
-        SchemaError, match=r"a time\(6\) cannot be part of a folder's name.*cast it to a string"
+        SchemaError, match=r"A time\(6\) cannot be part of a folder's name.*cast it to a string"
     ):
         ColumnBuckets("at").check(fields, "out")
     for kind in (T.TimestampType(), T.TimestampNTZType(), T.DateType()):

@@ -315,8 +315,8 @@ def test_a_default_is_of_the_first_branch_and_is_completed(kind: Any, default: A
 @pytest.mark.parametrize(
     ("writer", "ours", "words"),
     [
-        ("long", "int", "the field 'f' is long, and is read as int"),
-        (E, "string", "the field 'f' is enum E, and is read as string"),
+        ("long", "int", "The field 'f' is long, and is read as int"),
+        (E, "string", "The field 'f' is enum E, and is read as string"),
         (A, {"type": "map", "values": "int"}, "is record A, and is read as map"),
         (A, ["null", B], "is record A, and is read as null or record B"),
         (F1, {**F1, "size": 2}, "is fixed F, and is read as fixed F"),

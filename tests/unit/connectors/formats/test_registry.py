@@ -125,7 +125,7 @@ def test_an_outage_is_asked_again_and_passes(served: Registry, status: int) -> N
 
 def test_an_outage_that_stays_is_no_answer_about_a_record(served: Registry) -> None:
     served.answers = [(503, {"message": "away"})] * 1_000
-    with pytest.raises(RegistryUnavailableError, match="it answers 503") as away:
+    with pytest.raises(RegistryUnavailableError, match="It answers 503") as away:
         client(served, retry_ms=2_000).by_id(7)
     assert away.value.restartable and not away.value.ends_when_repeated and len(served.asked) > 1
 
@@ -229,7 +229,7 @@ def test_a_refusal_is_nothing_that_a_restart_mends(served: Registry, status: int
 
 def test_any_other_answer_is_a_fault_of_the_surroundings(served: Registry) -> None:
     served.answers = [(400, {"error_code": 400, "message": "what?"})]
-    with pytest.raises(EnvironmentFault, match="it answers 400") as fault:
+    with pytest.raises(EnvironmentFault, match="It answers 400") as fault:
         client(served).by_id(7)
     assert not fault.value.restartable
 

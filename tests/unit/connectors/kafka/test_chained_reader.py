@@ -167,7 +167,7 @@ def test_scans_that_come_apart_are_noticed(tmp_path: Path) -> None:
     with pytest.raises(InternalError, match="not at the same place"):
         first.agreed({"t": 1}, lambda: {"t": 4})
     third = SharedPlan(tmp_path / "rounds")
-    with pytest.raises(InternalError, match="one is in round 2, another in round 1"):
+    with pytest.raises(InternalError, match="One is in round 2, another in round 1"):
         third.agreed({"t": 2}, lambda: {"t": 3})
 
 

@@ -71,8 +71,8 @@ def test_defaults_are_sparks_but_for_the_isolation() -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"startingOffset": "earliest"}, "did you mean 'startingOffsets'"),
-        ({"subscribepatern": "x"}, "did you mean 'subscribePattern'"),
+        ({"startingOffset": "earliest"}, "Did you mean 'startingOffsets'"),
+        ({"subscribepatern": "x"}, "Did you mean 'subscribePattern'"),
         ({"assign": '{"a":[0]}'}, "assign and subscribe"),
         ({"startingOffsets": "middle"}, "startingOffsets"),
         ({"startingOffsets": '{"a":{"0":-3}}'}, "-3"),
@@ -141,7 +141,7 @@ def test_the_sink_takes_sparks_columns_and_options() -> None:
         ({"checkpointlocation": "s3://bucket/c"}, "mounted"),
         ({"topic": None}, "no topic"),
         ({"topic": " "}, "empty"),
-        ({"topics": "t"}, "did you mean 'topic'"),
+        ({"topics": "t"}, "Did you mean 'topic'"),
         ({"kafka.transactional.id": "x"}, "leases"),
         ({"kafka.acks": "1"}, "must be all"),
         ({"kafka.enable.idempotence": "false"}, "idempotent"),

@@ -106,8 +106,8 @@ def test_a_job_that_sparks_source_began_is_refused_by_name_when_the_jars_are_gon
         ("kafka.isolation.level", "changes nothing that the source promises"),
         ("kafka.group.instance.id", "changes nothing that the source promises"),
         ("flinkish.barrier.records", "changes nothing that the source promises"),
-        ("minOffsetPerTrigger", r"did you mean 'minOffsetsPerTrigger'\?"),
-        ("fetch.max.bytes", r"did you mean 'kafka.fetch.max.bytes'\?"),
+        ("minOffsetPerTrigger", r"Did you mean 'minOffsetsPerTrigger'\?"),
+        ("fetch.max.bytes", r"Did you mean 'kafka.fetch.max.bytes'\?"),
         ("kafka.sasl.jaas.config", "give it to options"),
     ],
 )
@@ -128,8 +128,8 @@ def test_reader_options_that_change_no_promise_are_taken() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("compresion.type", r"did you mean 'compression.type'\?"),
-        ("kafka.batch.sizes", r"did you mean 'batch.size'\?"),
+        ("compresion.type", r"Did you mean 'compression.type'\?"),
+        ("kafka.batch.sizes", r"Did you mean 'batch.size'\?"),
         ("interceptor.classes", "changes nothing that the sink promises"),
         ("partitioner.class", "changes nothing that the sink promises"),
         ("partitioner.ignore.keys", "changes nothing that the sink promises"),
@@ -156,8 +156,8 @@ def test_what_the_java_producer_takes_beside_is_taken_by_the_one_in_python() -> 
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("secruity.protocol", r"did you mean 'security.protocol'\?"),
-        ("kafka.ssl.truststore.locatoin", r"did you mean 'ssl.truststore.location'\?"),
+        ("secruity.protocol", r"Did you mean 'security.protocol'\?"),
+        ("kafka.ssl.truststore.locatoin", r"Did you mean 'ssl.truststore.location'\?"),
         ("compression.type", "producer="),
     ],
 )
@@ -178,9 +178,9 @@ def test_every_door_refuses_an_option_of_a_connection_that_it_does_not_know(opti
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("kafka.fetch.max.byte", r"did you mean 'fetch.max.bytes'\?"),
-        ("kafka.ssl.truststore.locatoin", r"did you mean 'ssl.truststore.location'\?"),
-        ("startingOffset", r"did you mean 'startingOffsets'\?"),
+        ("kafka.fetch.max.byte", r"Did you mean 'fetch.max.bytes'\?"),
+        ("kafka.ssl.truststore.locatoin", r"Did you mean 'ssl.truststore.location'\?"),
+        ("startingOffset", r"Did you mean 'startingOffsets'\?"),
     ],
 )
 def test_the_format_s_reader_suggests_the_option_that_was_meant(option: str, words: str) -> None:
@@ -192,6 +192,6 @@ def test_the_format_s_reader_suggests_the_option_that_was_meant(option: str, wor
 def test_the_format_s_writer_suggests_the_option_that_was_meant() -> None:
     given = {"kafka.bootstrap.servers": "b:9092", "topic": "copies", "checkpointLocation": "/tmp/c"}
     value = T.StructType([T.StructField("value", T.StringType())])
-    with pytest.raises(ConfigError, match=r"did you mean 'compression.type'\?"):
+    with pytest.raises(ConfigError, match=r"Did you mean 'compression.type'\?"):
         parse_sink({**given, "kafka.compresion.type": "zstd"}, value)
     assert parse_sink({**given, "kafka.buffer.memory": "1000000"}, value).topic == "copies"

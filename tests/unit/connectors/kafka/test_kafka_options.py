@@ -372,7 +372,7 @@ def test_a_store_that_python_cannot_read_is_refused_with_the_way_out() -> None:
     ("change", "words"),
     [
         ({"ssl.truststore.type": "pem"}, r"ssl\.truststore\.type.*in capitals"),
-        ({"ssl.truststore.type": "JKS"}, r"ssl\.truststore\.type.*it is JKS"),
+        ({"ssl.truststore.type": "JKS"}, r"ssl\.truststore\.type.*It is JKS"),
         ({"ssl.truststore.location": "ca.pem"}, r"ssl\.truststore\.location is given as well"),
         ({"ssl.truststore.password": "hush"}, r"ssl\.truststore\.password.*remove it"),
         ({"ssl.keystore.password": "hush"}, r"ssl\.keystore\.password.*ssl\.key\.password"),

@@ -385,7 +385,7 @@ def test_an_open_transaction_in_the_range_is_waited_for_then_named() -> None:
     log.batches.pop()
     log.last_stable_offset = 5
     reading = Reading(log, 0, 10, default_api_timeout_ms=5_000)
-    with pytest.raises(BrokerUnavailableError, match="a transaction is open at offset 5"):
+    with pytest.raises(BrokerUnavailableError, match="A transaction is open at offset 5"):
         reading.bases()
     assert log.limits[-1].max_wait_ms == 500
 

@@ -73,7 +73,7 @@ def test_what_contradicts_itself_is_refused(source: Any, settings: dict[str, Any
         ({"value": Json("_fs_sequence LONG, x INT")}, "value .* '_fs_sequence'"),
         ({"value": DebeziumJson("_FS_kind INT")}, "value .* '_FS_kind'"),
         ({"key": Json("kind INT"), "key_fields_prefix": "_fs_"}, "key .* '_fs_kind'"),
-        ({"key": Json("a INT, A INT")}, "the field 'A' twice. because for Spark"),
+        ({"key": Json("a INT, A INT")}, "the field 'A' twice. For Spark"),
     ],
 )
 def test_names_that_would_be_those_of_two_columns_are_refused(settings: dict[str, Any], says: str) -> None:

@@ -1,0 +1,49 @@
+"""Suggest the word that a misspelt one was meant to be; in an import, too."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from flinkish_spark.protocol.choices import closest
+
+__all__ = ["MisspeltNames", "closest", "find_misspelt_names"]
+
+#: The packages that users import names from.
+_FACES = (
+    *("", ".sources", ".sinks", ".windows", ".cep", ".joins", ".state", ".state_processor", ".testing"),
+    *(".latency", ".core.errors"),
+)
+_ROOT = __name__.partition(".")[0]
+
+
+def _meant(package: str, name: str) -> str:
+    """Return why a public package does not have a name, and what to do; nothing where no name is like it."""
+    import importlib
+
+    modules = [importlib.import_module(f"{_ROOT}{one}") for one in _FACES]
+    listed = {one.__name__: getattr(one, "__all__", dir(one)) for one in modules}
+    others = [face for face, names in listed.items() if name in names]
+    if others:
+        return f"It is in {others[0]}. To do: write `from {others[0]} import {name}`."
+    submodules = [one[1:] for one in _FACES if package == _ROOT and one]
+    near = closest(name, [*listed[package], *submodules])
+    return near and f"{near} To do: correct the name; dir({package}) lists all."
+
+
+class MisspeltNames:
+    """A finder behind all others: says which name was meant by an import from a public package."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> None:
+        """Raise ImportError about a name that is like a public one; find nothing otherwise."""
+        package, _, name = fullname.rpartition(".")
+        if package not in [f"{_ROOT}{one}" for one in _FACES] or name.startswith("_"):
+            return
+        meant = _meant(package, name)
+        if meant:
+            raise ImportError(f"{package} has no {name}. {meant}", name=fullname)
+
+
+def find_misspelt_names() -> None:
+    """Let imports of names that are not there say which one was meant."""
+    sys.meta_path.append(MisspeltNames())

@@ -1,0 +1,64 @@
+"""Words to choose from: which one a misspelt word was meant to be, and enums that say it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """Return "Did you mean 'X'?" with the known word that is spelt most like `word`, or an empty text.
+
+    It is a sentence of its own: give it as the `why` of an error, before `what_to_do`.
+
+    Parameters
+    ----------
+    word
+        What was given. Upper and lower case count as the same.
+    known
+        The words that would have been right.
+
+    Examples
+    --------
+    >>> closest("KafkaSorce", ["KafkaSource", "FileSource"])
+    "Did you mean 'KafkaSource'?"
+    >>> closest("banana", ["KafkaSource", "FileSource"])
+    ''
+    """
+    # Imported here: every process imports this module, and few misspell a word.
+    import difflib
+
+    spelled = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(word.lower(), spelled, n=1)
+    return f"Did you mean '{spelled[near[0]]}'?" if near else ""
+
+
+class _Members(enum.EnumMeta):
+    # Type checkers know the members, and would take any name for one.
+    if not TYPE_CHECKING:
+
+        def __getattr__(cls, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            members = cls.__members__
+            if name in members:
+                return members[name]
+            near = closest(name, members)
+            text = f"{cls.__name__} has no {name}. {near}".rstrip()
+            # Without an object Python adds no suggestion of its own.
+            raise AttributeError(f"{text} To do: choose from {', '.join(members)}.", name=name, obj=None)
+
+
+class Choice(enum.Enum, metaclass=_Members):
+    """An enum of which a misspelt member says which one was meant.
+
+    Examples
+    --------
+    >>> class Policy(Choice):
+    ...     FAIL = "fail"
+    ...     DROP = "drop"
+    >>> Policy.DORP
+    Traceback (most recent call last):
+    AttributeError: Policy has no DORP. Did you mean 'DROP'? To do: choose from FAIL, DROP.
+    """
