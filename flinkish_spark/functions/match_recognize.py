@@ -238,7 +238,7 @@ def _dialect() -> Any:
 
     class Quoted(Trino):
         class Tokenizer(Trino.Tokenizer):
-            IDENTIFIERS = ('"', "`")
+            IDENTIFIERS = ['"', "`"]
 
     return Quoted
 
