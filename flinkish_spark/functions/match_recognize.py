@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from pyspark.sql import types as T
 
@@ -238,7 +238,7 @@ def _dialect() -> Any:
 
     class Quoted(Trino):
         class Tokenizer(Trino.Tokenizer):
-            IDENTIFIERS = ['"', "`"]
+            IDENTIFIERS: ClassVar[list[str | tuple[str, str]]] = ['"', "`"]
 
     return Quoted
 
