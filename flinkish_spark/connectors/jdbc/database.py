@@ -44,6 +44,7 @@ class Database(Connected):
         self._settings, self._uid = settings, uid
         self._connect = connect or settings.connect
         self._session: Session | None = None
+        self._lock = threading.Lock()
         self._is_prepared = False
         self.keep_from_children()
 
@@ -95,9 +96,9 @@ class Database(Connected):
 
     def interrupt(self) -> None:
         """Let the statement that runs fail; called by other threads."""
-        session = self._session
-        if session is not None:
-            self.dialect.interrupt(session.connection)
+        with self._lock:
+            if self._session is not None:
+                self.dialect.interrupt(self._session.connection)
 
     def _is_at_work(self) -> bool:
         """Ask the server, over a connection of its own, whether it works on what it was told."""
@@ -136,9 +137,10 @@ class Database(Connected):
 
     def close(self) -> None:
         """Close the connection; the next use makes a new one."""
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+        with self._lock:  # behind this its number may be somebody else's
+            if self._session is not None:
+                self._session.close()
+                self._session = None
 
 
 class _Patience:
@@ -183,5 +185,5 @@ class _Patience:
         self._thread.start()
 
     def __exit__(self, *error: object) -> None:
-        with self._lock:  # behind this the connection may be closed, and its number be somebody else's
+        with self._lock:  # behind this nobody is interrupted for what is over
             self._left.set()

@@ -142,7 +142,8 @@ class MySql(Dialect):
             session.run(f"SET SESSION sql_mode = '{_SQL_MODE}'")
             session.run("SET SESSION time_zone = '+00:00'")
             session.run(
-                "SET SESSION wait_timeout = %s, innodb_lock_wait_timeout = %s", (_IDLE_S, _LOCK_WAIT_S)
+                "SET SESSION wait_timeout = %s, innodb_lock_wait_timeout = %s, lock_wait_timeout = %s",
+                (_IDLE_S, _LOCK_WAIT_S, _LOCK_WAIT_S),
             )
         except BaseException:
             connection.close()

@@ -328,8 +328,9 @@ class Postgres(Dialect):
         """Ask what the table is, and what its partitions are, or the tables behind a view."""
         found = session.rows(
             "WITH RECURSIVE r (oid) AS (SELECT to_regclass(%s)::oid "
-            "UNION SELECT n.oid FROM r, LATERAL (SELECT inhrelid AS oid FROM pg_inherits "
-            "WHERE inhparent = r.oid UNION ALL SELECT d.refobjid FROM pg_rewrite w JOIN pg_depend d "
+            "UNION SELECT n.oid FROM r, LATERAL (SELECT i.inhrelid AS oid FROM pg_inherits i "
+            "JOIN pg_class p ON p.oid = i.inhrelid AND p.relispartition "
+            "WHERE i.inhparent = r.oid UNION ALL SELECT d.refobjid FROM pg_rewrite w JOIN pg_depend d "
             "ON d.classid = 'pg_rewrite'::regclass AND d.objid = w.oid "
             "AND d.refclassid = 'pg_class'::regclass WHERE w.ev_class = r.oid) n) "
             "SELECT c.relname, c.relkind, c.relpersistence FROM r JOIN pg_class c ON c.oid = r.oid",

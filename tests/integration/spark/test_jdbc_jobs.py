@@ -148,9 +148,13 @@ def test_a_refused_record_stops_the_job_and_nothing_is_visible(spark, tmp_path, 
 
 
 def test_what_a_record_alone_decides_stops_the_job_before_the_decision(
-    spark, tmp_path, sqlite_database
+    spark, tmp_path, sqlite_database, monkeypatch
 ) -> None:
-    """No decided checkpoint waits for a commit; behind a change of the policy the job goes on."""
+    """No decided checkpoint waits for a commit; behind a change of the policy the job goes on.
+
+    A lock that somebody else has then holds its checkpoint back: that is seen here and in other processes.
+    """
+    monkeypatch.setattr("flinkish_spark.connectors.jdbc.sqlite._LOCK_WAIT_S", 0.1)
     sqlite_database.run("CREATE TABLE t (k BIGINT PRIMARY KEY, v REAL NOT NULL)")
     rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
     frame = rate.selectExpr("IF(value = 7, NULL, value) AS k", "CAST(value AS DOUBLE) AS v")
@@ -172,6 +176,16 @@ def test_what_a_record_alone_decides_stops_the_job_before_the_decision(
         assert len(sqlite_database.table()) in (0, 5)
     with running(made(OnBadRecord.DROP)) as client:
         await_that(lambda: len(sqlite_database.table()) >= 14, client, timeout_s=200)
+        sqlite_database.run("BEGIN IMMEDIATE")
+
+        def why_held(waits):
+            told = [one for one in waits if "to sink 'out'" in one.what and "is locked" in one.error]
+            return bool(told) and any(one.who.startswith("checkpoint ") for one in waits)
+
+        await_that(lambda: why_held(client.progress.waits), client, timeout_s=60)
+        await_that(lambda: why_held(job_dir.newest_report().waits), client, timeout_s=60)
+        sqlite_database.run("ROLLBACK")
+        await_that(lambda: not why_held(client.progress.waits), client, timeout_s=60)
         client.stop_with_checkpoint()
         assert client.wait(timeout_ms=120_000), "the job did not stop"
     keys = [k for k, _ in sqlite_database.table()]
