@@ -389,7 +389,7 @@ class SplitSource(Source):
                 why="that name has a meaning of its own: records would be taken for those of Kafka topics",
                 what_to_do="call the attribute otherwise",
             )
-        check_methods(self, SplitSource, f"the source {type(self).__name__}")
+        check_methods(self, SplitSource, f"{type(self).__name__}.")
         # A name of a format has no dots: Spark would look for a class.
         name = f"flinkish-{uid.replace('.', '-')}-{uuid.uuid4().hex[:8]}"
         known = self._with("_fs_uid", uid)._with("_fs_format", name)
