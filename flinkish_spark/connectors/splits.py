@@ -172,8 +172,6 @@ def refuse_no_json(value: Offset) -> str:
 # The order of calls, what may happen twice and whole examples are in `docs/sources.md`.
 
 
-#: What this package calls, and nobody awaits.
-_METHODS = ("splits", "first", "latest", "end", "committed", "released", "fingerprint", "close")
 #: The records of a piece, in their order.
 Rows = Iterator[tuple[Any, ...]] | Iterator["pa.RecordBatch"]
 
