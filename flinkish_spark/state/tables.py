@@ -647,6 +647,15 @@ def may_change(ddl: str) -> bool:
     return isinstance(kind, _NESTED)
 
 
+def owner_of(ddl: str) -> Callable[..., Any]:
+    """Return :func:`owned` for values of a type that can change; of others what hands them on as they are."""
+    return owned if may_change(ddl) else _as_it_is
+
+
+def _as_it_is(made: Any, *given: Any) -> Any:
+    return made
+
+
 def _instance_may_change(hint: Any) -> bool:
     hint = without_none(hint)
     if is_record(hint):
