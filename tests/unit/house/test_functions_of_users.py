@@ -47,6 +47,7 @@ from flinkish_spark.joins import (
 )
 from flinkish_spark.savepoints.bootstrap import bootstrap_function
 from flinkish_spark.sinks import FileFormat, FileSink, ForeachCheckpointSink, ForeachSink, MemorySink
+from flinkish_spark.sources import DataGeneratorSource, FileSource, RandomLong
 from flinkish_spark.testing import ProgramHarness, SinkUnderTest
 from flinkish_spark.testing.crash_points import KillAt, KillPoint
 from flinkish_spark.windows import (
@@ -122,9 +123,7 @@ NO_FUNCTIONS = {
         "Committer",
         "Condition",
         "Expression",
-        "Field",
         "Given",
-        "InputFormat",
         "JoiningWriter",
         "Leaf",
     ),
@@ -142,6 +141,8 @@ def fill_known() -> None:
         "operators.vectorized",
         "state.descriptors",
         "savepoints.bootstrap",
+        "connectors.files.input_formats",
+        "connectors.generator",
     ]
     modules = [importlib.import_module(one) for one in FACES]
     for home in homes:
@@ -287,6 +288,8 @@ def declared(kind: type, **methods: Any) -> Any:
         names["async_invoke_batch"] = awaited
     if kind is FUNCTIONS.get("MasterHook"):
         names["name"] = "hook"
+    if kind is FUNCTIONS.get("Field"):
+        methods["__repr__"] = lambda self: "MyField()"
     if kind is FUNCTIONS.get("BucketAssigner"):
         names["names"] = ("first",)
     if kind is WindowAssigner:
@@ -492,6 +495,10 @@ CALLS: dict[str, Call] = {
     ),
     "ExpressionBuckets.__init__": call(lambda: ExpressionBuckets, name="first", expression=plain(0)),
     "FileSink.__init__": call(lambda: FileSink, path="/lake/orders", format=FileFormat.JSON),
+    "FileSource.__init__": call(lambda: FileSource, path="/in", schema=ROWS, format=usual("InputFormat")),
+    "DataGeneratorSource.__init__": lambda given: DataGeneratorSource(
+        {"n": given.get("fields", RandomLong(1, 2))}, records=1
+    ),
     "PartitionTime.__init__": call(lambda: PartitionTime),
     "PartitionCommit.__init__": lambda given: PartitionCommit(
         policies=(given["policies"],) if "policies" in given else (of("PartitionPolicy"),)
