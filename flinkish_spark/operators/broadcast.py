@@ -390,7 +390,8 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
                 if table.read(scope) is None:
                     continue
                 try:
-                    refuse_not_run(one.function(key, state), "the function of apply_to_keyed_state()")
+                    call: Callable[..., object] = one.function
+                    refuse_not_run(call(key, state), "the function of apply_to_keyed_state()")
                 except USER_ERRORS as error:
                     raise ApplicationFailed(one.descriptor.name, key, error) from error
                 self._states.puts.settle()

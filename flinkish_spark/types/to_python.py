@@ -226,8 +226,8 @@ def _is_all_in_dict(kind: type) -> bool:
     """Return whether a class leaves to Python what an instance has and how it is copied."""
     own = ("__copy__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__", "__slots__")
     names = {name for base in kind.__mro__[:-1] for name in vars(base)}
-    is_plain = kind.__reduce__ is object.__reduce__ and kind.__reduce_ex__ is object.__reduce_ex__
-    return is_plain and names.isdisjoint(own) and kind.__new__ is object.__new__
+    of_object = ("__reduce__", "__reduce_ex__", "__new__")
+    return names.isdisjoint(own) and all(getattr(kind, one) is getattr(object, one) for one in of_object)
 
 
 def _plain_instance(value: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import types as T
 
 import flinkish_spark
 import flinkish_spark.datastream
@@ -276,7 +277,7 @@ def patterns() -> Any:
 
 def declared(kind: type, **methods: Any) -> Any:
     """Return an object of a function class that does nothing."""
-    names = {
+    names: dict[str, Any] = {
         name: (lambda self, *given: None)
         for name, own in inspect.getmembers(kind)
         if getattr(own, "__isabstractmethod__", False) or getattr(kind, "_is_protocol", False)
@@ -529,9 +530,7 @@ CALLS: dict[str, Call] = {
         environment, "from_source", source=CollectionSource([], ROWS), uid="u"
     ),
     "SavepointWriter.with_operator": lambda given: bootstrap_function(
-        given.get("states", of("KeyedStateBootstrapFunction")),
-        None,
-        "u",  # type: ignore[arg-type]
+        given.get("states", of("KeyedStateBootstrapFunction")), T.StructType(), "u"
     ),
     "KillAt.__init__": call(lambda: KillAt, point=KillPoint.parse("receipt:before:2")),
     "ProgramHarness.__init__": lambda given: ProgramHarness(given.get("program", lambda one: one), ROWS),
@@ -777,7 +776,8 @@ def test_a_result_that_has_not_run_is_refused(place: str) -> None:
 
 def test_a_partition_that_has_not_run_is_refused() -> None:
     with pytest.raises(NotRun, match="the partitioner returned a coroutine"):
-        TargetOf(lambda key, tasks: coroutine(key), lambda record: record, 2)("ann")
+        partition: Any = coroutine
+        TargetOf(partition, lambda record: record, 2)("ann")
 
 
 def test_a_pattern_of_an_async_condition_matches_nothing_and_says_why() -> None:
@@ -790,7 +790,7 @@ def test_a_pattern_of_an_async_condition_matches_nothing_and_says_why() -> None:
 
 def test_async_open_of_a_map_function_is_refused() -> None:
     class Opens(MapFunction):
-        async def open(self, context: Any) -> None:
+        async def open(self, context: Any) -> None:  # type: ignore[override]
             raise AssertionError
 
         def map(self, value: Any) -> Any:

@@ -528,7 +528,7 @@ def test_sliding_windows_reduce_in_place(cut: bool, lateness_ms: int) -> None:
 
 @pytest.mark.parametrize("ttl", [None, StateTtl(1_000_000)], ids=["for ever", "with a time to live"])
 def test_one_object_in_several_states_and_used_again(ttl: StateTtl | None) -> None:
-    records = [((key, n, [n], {}, {"a": []}, b""), n) for n, key in enumerate("ababab")]
+    records: list[Any] = [((key, n, [n], {}, {"a": []}, b""), n) for n, key in enumerate("ababab")]
 
     def rows(sizes: list[int]) -> list[Any]:
         named = ProgramHarness.of(Kept(ttl), ROWS, key="k", output=TOLD, uid="u")
